@@ -1,13 +1,13 @@
-# `make help` lists what there is.
+# `make help` lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := build
 
 VERSION ?= v1.37.2+hyperkube.0
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 DATE    := $(shell git log -1 --format=%cd --date=format:%Y-%m-%dT%H:%M:%SZ 2>/dev/null || echo 1970-01-01T00:00:00Z)
-STAMP   := hyperkube/internal/version
+STAMP   := hyperkube/internal/base/version
 LDFLAGS := -s -w -X $(STAMP).gitVersion=$(VERSION) -X $(STAMP).gitCommit=$(COMMIT) -X $(STAMP).buildDate=$(DATE)
-# What kubectl says of itself, and every client in its User-Agent.
+# The version that kubectl reports, and that all clients send in their User-Agent.
 NUMBERS := $(subst ., ,$(VERSION:v%=%))
 LDFLAGS += $(foreach lib,k8s.io/component-base/version k8s.io/client-go/pkg/version,\
   -X $(lib).gitMajor=$(word 1,$(NUMBERS)) -X $(lib).gitMinor=$(word 2,$(NUMBERS)) -X $(lib).gitVersion=$(VERSION) \
@@ -15,15 +15,19 @@ LDFLAGS += $(foreach lib,k8s.io/component-base/version k8s.io/client-go/pkg/vers
 PREFIX  ?= /usr/local
 LINKS   := kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy etcd kubectl
 SUDO    := $(shell [ $$(id -u) = 0 ] || echo sudo)
-# ARCH=arm64 builds bin/arm64/hyperkube on an amd64 machine, and the other way round.
+# ARCH=arm64 builds bin/arm64/hyperkube on an amd64 machine, and vice versa.
 ARCH    ?= $(shell go env GOARCH 2>/dev/null)
-# Packages whose tests run under the race detector: those with concurrency of their own.
-RACE    := ./internal/store/... ./internal/lifecycle/... ./internal/hostchange/... ./components/scheduler/... ./components/proxy/...
+# Packages with concurrent code, whose tests run under the race detector.
+RACE    := ./internal/store/... ./internal/base/lifecycle/... ./internal/host/hostjournal/... ./components/scheduler/... ./components/proxy/...
 
-# One set of flags for building, vetting and testing: what one has compiled the others need not. The runtime's program
-# and the race detector are the ones that need cgo.
+# Building, vetting and testing use the same flags, so that they share the build cache. Only the runtime's program and the
+# race detector need cgo.
 export GOFLAGS := -buildvcs=false -trimpath
 export CGO_ENABLED := 0
+
+# The container runtime's packages use cgo. With -trimpath, the build cache contains paths of cgo files in other checkouts,
+# which may not exist anymore.
+RUNTIME_GO := CGO_ENABLED=1 GOFLAGS=-buildvcs=false go
 
 .PHONY: help build setup up test unit e2e lint generate bench bench-scale install clean runtime
 
@@ -42,42 +46,42 @@ endif
 runtime: setup
 	@scripts/build-runtime
 
-setup: ## install what building and running needs, if it is missing
+setup: ## install missing packages for building and running
 	@scripts/setup
 
 up: build ## start a cluster on this machine
 	$(SUDO) bin/hyperkube up
 	@scripts/after-up
 
-test: build ## format, vet, lint, unit tests, then e2e on this kernel
+test: build ## check formatting, vet, lint, then run unit and e2e tests
 	@scripts/check-format
 	go vet ./...
-	CGO_ENABLED=1 go vet -tags seccomp ./components/runtime/...
+	$(RUNTIME_GO) vet -tags seccomp ./components/runtime/...
 	$(MAKE) --no-print-directory lint unit e2e
 
 unit: ## unit tests, the concurrent packages under the race detector
-	go test -timeout 30m $$(go list ./... | grep -v /components/runtime)
+	h2spec=$$(scripts/h2spec) && HYPERKUBE_H2SPEC=$$h2spec go test -timeout 30m $$(go list ./... | grep -v /components/runtime)
 	CGO_ENABLED=1 go test -timeout 30m -race $(RACE)
-	CGO_ENABLED=1 go test -timeout 30m -tags seccomp ./components/runtime/...
+	$(RUNTIME_GO) test -timeout 30m -tags seccomp ./components/runtime/...
 
-e2e: build ## tests of running clusters on this kernel; needs root
+e2e: build ## run e2e tests of clusters on this machine; needs root
 	$(SUDO) env "PATH=$$PATH" HYPERKUBE_E2E=$(CURDIR)/bin/hyperkube go test -count=1 -timeout 40m -v ./e2e/...
 
-lint: ## golangci-lint, pinned
+lint: ## run golangci-lint (pinned version)
 	@scripts/lint
 
-generate: ## make generated files anew
+generate: ## regenerate generated files
 	go generate ./...
 
-bench: build ## measure what docs/performance.md records
+bench: build ## run the benchmarks of docs/development/performance.md
 	$(SUDO) env "PATH=$$PATH" scripts/bench
 
-bench-scale: build ## measure how the API server grows with 10,000 to 100,000 pods; takes minutes
+bench-scale: build ## benchmark the API server with 10,000 to 100,000 pods; takes minutes
 	$(SUDO) env "PATH=$$PATH" go run ./e2e/scale -up
 
 install: build ## install to PREFIX (/usr/local)
 	install -D -m 0755 bin/hyperkube $(DESTDIR)$(PREFIX)/bin/hyperkube
 	@[ -e $(DESTDIR)$(PREFIX)/bin/kubectl ] || ln -s hyperkube $(DESTDIR)$(PREFIX)/bin/kubectl
 
-clean: ## remove what was built
+clean: ## remove build output
 	rm -rf bin components/runtime/launch/program/runtime.zst

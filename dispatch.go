@@ -30,43 +30,41 @@ import (
 	"hyperkube/components/runtime/launch"
 	"hyperkube/components/scheduler"
 	"hyperkube/components/scrub"
-	"hyperkube/internal/idle"
+	"hyperkube/internal/base/idle"
 )
 
-// component is one thing that this program can be.
+// component is a component or command of this program.
 type component struct {
-	// names it answers to, with or without "kube-" before them; the first
-	// is the one shown.
+	// names of the component, with or without the prefix "kube-". The first one is shown in help.
 	names []string
 	short string
-	// command makes its command. It is called only when it is wanted: of
-	// the many here one runs.
+	// command returns its cobra command. It is called only for the component that runs.
 	command func() *cobra.Command
-	// main, when set, takes over with the arguments, and command is nil.
+	// main, if set, runs the component with its arguments instead of command.
 	main func(args []string) int
-	// ofCluster: it is a command that has to do with a cluster as a whole.
+	// ofCluster is true for commands that manage a cluster.
 	ofCluster bool
 }
 
 func components() []component {
 	list := []component{
-		{names: []string{"apiserver"}, short: "The API server", command: compose.NewCommand},
-		{names: []string{"controller-manager", "controllers"}, short: "The controllers", command: controllers.NewCommand},
-		{names: []string{"scheduler"}, short: "The scheduler", command: scheduler.NewCommand},
-		{names: []string{"kubelet"}, short: "The kubelet of a node", command: kubelet.NewCommand},
-		{names: []string{"proxy"}, short: "The service proxy of a node", command: proxy.NewCommand},
-		{names: []string{"cni", "hyperkube-cni"}, short: "The pod network as a plugin for other container runtimes", command: cni.NewCommand},
-		{names: []string{"etcd"}, short: "An etcd member", command: etcd.NewCommand},
-		{names: []string{"etcdctl"}, short: "The client of etcd", command: etcdctl.NewCommand},
-		{names: []string{"metrics"}, short: "The metrics server: what pods and nodes use", command: metrics.NewCommand},
-		{names: []string{"dns"}, short: "The cluster's DNS server", command: dns.NewCommand},
-		{names: []string{"hello"}, short: "A small web server to try a cluster with", command: hello.NewCommand},
-		{names: []string{"scrub"}, short: "Remove what is in a volume, in a pod of the controllers", command: scrub.NewCommand},
+		{names: []string{"apiserver"}, short: "Run the API server", command: compose.NewCommand},
+		{names: []string{"controller-manager", "controllers"}, short: "Run the controller manager", command: controllers.NewCommand},
+		{names: []string{"scheduler"}, short: "Run the scheduler", command: scheduler.NewCommand},
+		{names: []string{"kubelet"}, short: "Run the kubelet of a node", command: kubelet.NewCommand},
+		{names: []string{"proxy"}, short: "Run the service proxy of a node", command: proxy.NewCommand},
+		{names: []string{"cni", "hyperkube-cni"}, short: "CNI plugin that connects pods of other container runtimes to the pod network", command: cni.NewCommand},
+		{names: []string{"etcd"}, short: "Run an etcd member", command: etcd.NewCommand},
+		{names: []string{"etcdctl"}, short: "Command line client for etcd", command: etcdctl.NewCommand},
+		{names: []string{"metrics"}, short: "Run the metrics server for pods and nodes", command: metrics.NewCommand},
+		{names: []string{"dns"}, short: "Run the cluster DNS server", command: dns.NewCommand},
+		{names: []string{"hello"}, short: "Run a small web server to test a cluster", command: hello.NewCommand},
+		{names: []string{"scrub"}, short: "Delete the content of a volume (used by the controllers)", command: scrub.NewCommand},
 		{names: []string{"kubectl"}, short: "The Kubernetes command line client", main: func(args []string) int {
 			kubectl.Main(args)
 			return 0
 		}},
-		{names: []string{"runtime"}, short: "The container runtime", main: func(args []string) int {
+		{names: []string{"runtime"}, short: "Run the container runtime", main: func(args []string) int {
 			err := launch.Exec(args)
 			fmt.Fprintln(os.Stderr, "hyperkube runtime:", err)
 			return cluster.ExitGeneral
@@ -78,7 +76,7 @@ func components() []component {
 	return list
 }
 
-// run dispatches and returns the exit code.
+// run runs the selected component and returns the exit code.
 func run(args []string) int {
 	list := components()
 	name := filepath.Base(args[0])
@@ -95,7 +93,7 @@ func run(args []string) int {
 			usage(os.Stdout, list)
 			return 0
 		}
-		// help token create is token create --help.
+		// "help token create" means "token create --help".
 		args = slices.Concat(args[:1], args[2:], []string{"--help"})
 	case "--version":
 		args[1] = "version"
@@ -123,11 +121,11 @@ func find(list []component, name string) (component, bool) {
 	return component{}, false
 }
 
-// run runs it with the arguments; called is what its help says that it is called by.
+// run runs the component with args. called is the name shown in its help.
 func (c component) run(called string, args []string) int {
 	if c.names[0] != "kubectl" {
-		// A user's plugins and editors are looked for as the user says; what a
-		// node needs is not the user's. Without it, it may still be found.
+		// kubectl looks up plugins and editors in the user's PATH. All other components need the
+		// system directories, and ignore an error here because programs may be found anyway.
 		_ = os.Setenv("PATH", searchPath(os.Getenv("PATH")))
 	}
 	if c.main != nil {
@@ -138,13 +136,13 @@ func (c component) run(called string, args []string) int {
 		command.Annotations = map[string]string{}
 	}
 	command.Annotations[cobra.CommandDisplayNameAnnotation] = called
-	// There is completion for the whole program.
+	// Completion is provided for the whole program.
 	command.CompletionOptions.DisableDefaultCmd = true
 	return execute(command, args)
 }
 
-// execute runs a command under a context that SIGINT and SIGTERM end; a second
-// signal ends the process at once.
+// execute runs a command with a context that SIGINT and SIGTERM cancel. A second signal terminates
+// the process immediately.
 func execute(command *cobra.Command, args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -152,8 +150,8 @@ func execute(command *cobra.Command, args []string) int {
 		<-ctx.Done()
 		stop()
 	}()
-	// Commands that return soon have ended before it looks for the first time.
-	go idle.Keep(ctx)
+	// Short commands exit before the first check of idle.Keep.
+	go idle.Run(ctx)
 	command.SetArgs(args)
 	command.SilenceErrors = true
 	command.SilenceUsage = true
@@ -169,9 +167,9 @@ func execute(command *cobra.Command, args []string) int {
 	return cluster.ExitGeneral
 }
 
-// tree is all components under one root, for shell completion.
+// tree returns a root command with all components, for shell completion.
 func tree(list []component) *cobra.Command {
-	root := &cobra.Command{Use: "hyperkube", Short: "A whole Kubernetes in one file"}
+	root := &cobra.Command{Use: "hyperkube", Short: "Kubernetes in a single binary"}
 	for _, c := range list {
 		if c.command != nil {
 			root.AddCommand(c.command())
@@ -185,7 +183,7 @@ func tree(list []component) *cobra.Command {
 }
 
 func usage(w io.Writer, list []component) {
-	fmt.Fprintln(w, "hyperkube is a whole Kubernetes in one file.")
+	fmt.Fprintln(w, "hyperkube is a complete Kubernetes in a single binary.")
 	fmt.Fprintln(w, "\nUsage: hyperkube COMMAND|COMPONENT [flags], or through a symlink of that name")
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	show := func(title string, ofCluster bool) {
@@ -197,8 +195,8 @@ func usage(w io.Writer, list []component) {
 		}
 	}
 	show("Commands for a cluster", true)
-	fmt.Fprintf(table, "  completion\tPrint what a shell needs to complete commands and flags\n")
+	fmt.Fprintf(table, "  completion\tGenerate the autocompletion script for the specified shell\n")
 	show("Components", false)
-	_ = table.Flush() // as little can be done as about the lines above
-	fmt.Fprintln(w, "\nhyperkube help COMMAND tells more. Begin with: sudo hyperkube up")
+	_ = table.Flush() // an error would affect the lines above too
+	fmt.Fprintln(w, "\nRun 'hyperkube help COMMAND' for more information. To get started, run: sudo hyperkube up")
 }

@@ -9,7 +9,7 @@ import (
 	"hyperkube/components/cluster"
 )
 
-// TestHelp asks for help in all ways: of subcommands too, and of what is not there.
+// TestHelp requests help in all forms, for subcommands and for unknown commands.
 func TestHelp(t *testing.T) {
 	for line, want := range map[string]struct {
 		code int

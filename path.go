@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// administration is where a system keeps the programs that a node needs
-// (iptables, mount, modprobe) and where Debian's own search path ends.
-var administration = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+// standardDirs are the standard directories of programs that a node needs (iptables, mount,
+// modprobe), in the order of Debian's default PATH.
+var standardDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 
-// searchPath is path with the folders after it that it lacks. Root's search path
-// need not have them: cron gives one without those of the administration, su keeps
-// the user's, and a program may be started without any.
+// searchPath appends missing standard directories to path. The PATH of root may lack them: cron
+// sets one without the sbin directories, su keeps the user's, and a program may be started without
+// PATH.
 func searchPath(path string) string {
 	dirs := slices.DeleteFunc(filepath.SplitList(path), func(dir string) bool { return dir == "" })
-	for _, dir := range administration {
+	for _, dir := range standardDirs {
 		if !slices.Contains(dirs, dir) {
 			dirs = append(dirs, dir)
 		}

@@ -15,11 +15,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/pki"
 )
 
-// admissionHook labels what it is asked about, and refuses what is named
-// "refused".
+// admissionHook adds a label to objects, and denies objects named "refused".
 func admissionHook(w http.ResponseWriter, req *http.Request) {
 	var review admissionv1.AdmissionReview
 	if err := json.NewDecoder(req.Body).Decode(&review); err != nil {
@@ -33,7 +32,7 @@ func admissionHook(w http.ResponseWriter, req *http.Request) {
 	} else if req.URL.Path == "/mutate" {
 		patch := admissionv1.PatchTypeJSONPatch
 		answer.PatchType = &patch
-		// Custom objects lose what their schema does not have.
+		// Fields that are not in the schema of a custom object are pruned.
 		junk := "/data"
 		if r.Kind.Kind != "ConfigMap" {
 			junk = "/junk"
@@ -45,8 +44,8 @@ func admissionHook(w http.ResponseWriter, req *http.Request) {
 	_ = json.NewEncoder(w).Encode(review)
 }
 
-// TestAdmission has a webhook server on this host behind a Service, asked about
-// built-in and custom objects, and policies beside it.
+// TestAdmission runs a webhook server on the host, behind a Service, that admits built-in and
+// custom objects. It also tests admission policies.
 func TestAdmission(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -163,9 +162,9 @@ spec:
 		{"", "get validatingadmissionpolicy " + s.name + " -o jsonpath={.status.observedGeneration}", "1"},
 	} {
 		var out string
-		// What configures admission is followed within moments, policies
-		// once a second.
-		for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		// Changes of the admission configuration take effect after moments, changes of policies
+		// within a second.
+		for deadline := time.Now().Add(minTimeout); time.Now().Before(deadline); {
 			if out, _ = s.run(step.input, strings.Fields(step.args)...); strings.Contains(out, step.want) {
 				break
 			}

@@ -17,12 +17,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"hyperkube/internal/testextension"
+	"hyperkube/internal/testing/testextension"
 )
 
-// TestAggregatedServer has an extension server on this host behind a Service
-// without a selector. All that it knows of the cluster is the token of a
-// service account.
+// TestAggregatedServer runs an extension API server on the host, behind a Service without a
+// selector. The server's only credential is the token of a service account.
 func TestAggregatedServer(t *testing.T) {
 	if shared == nil {
 		t.Skip("needs the shared cluster")
@@ -128,9 +127,9 @@ func TestAggregatedServer(t *testing.T) {
 		{"get flunders -o name", "flunder.wardle.example.com/one", false},
 		{"get fl one -o jsonpath={.metadata.uid}", "one-uid", false},
 		{"api-resources --api-group=wardle.example.com", "Flunder", false},
-		{"explain flunder.spec", "What flunders want", false},
-		{"get flunders --as=nobody", `User "nobody" cannot`, true},
-		{"auth can-i list flunders.wardle.example.com --as=nobody", "no", true},
+		{"explain flunder.spec", "The spec of a flunder.", false},
+		{"get flunders --as=stranger", `User "stranger" cannot`, true},
+		{"auth can-i list flunders.wardle.example.com --as=stranger", "no", true},
 	} {
 		out, err := kubectl(strings.Fields(step.args)...)
 		if (err != nil) != step.fails || !strings.Contains(out, step.want) {

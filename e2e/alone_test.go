@@ -16,19 +16,21 @@ import (
 	"testing"
 	"time"
 
-	"hyperkube/internal/version"
+	"hyperkube/internal/base/version"
 )
 
-// alone is a machine without any network but loopback: namespaces for network
-// and mounts that end with a process.
+// alone is an isolated machine with only a loopback interface: a network and a mount namespace that
+// exist as long as a process.
 type alone struct {
 	t      *testing.T
 	ctx    context.Context
 	binary string
 	dir    string
 	holder int
-	pids   bool // it has process numbers of its own, too
-	frugal bool // its cluster looks for no changes of what is shared, which costs ever more memory
+	pids   bool // whether it also has a PID namespace
+	// whether its cluster does not detect changes of shared resources, which needs increasing
+	// amounts of memory
+	frugal bool
 }
 
 func newAlone(t *testing.T) *alone {
@@ -38,12 +40,12 @@ func newAlone(t *testing.T) *alone {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	t.Cleanup(cancel)
-	dir, err := os.MkdirTemp("", "alone-") // sockets have short paths
+	dir, err := os.MkdirTemp("", "alone-") // socket paths must be short
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	// It says when it is in its namespace, by ending its first line.
+	// The process prints a line when it is in its namespaces.
 	holder := exec.Command("unshare", "--net", "--mount", "sh", "-c", "ip link set lo up && echo here && exec sleep infinity")
 	out, err := holder.StdoutPipe()
 	if err != nil {
@@ -68,7 +70,7 @@ func newAlone(t *testing.T) *alone {
 	return &alone{t: t, ctx: ctx, binary: os.Getenv("HYPERKUBE_E2E"), dir: dir, holder: holder.Process.Pid}
 }
 
-// command is a program in the namespaces.
+// command returns a command that runs in the namespaces.
 func (a *alone) command(name string, args ...string) *exec.Cmd {
 	in := fmt.Sprintf("/proc/%d/ns/", a.holder)
 	words := []string{"--net=" + in + "net", "--mount=" + in + "mnt"}
@@ -92,13 +94,13 @@ func (a *alone) hyperkube(args ...string) string {
 	return string(out)
 }
 
-// kubectl returns what it says.
+// kubectl runs kubectl and returns its output.
 func (a *alone) kubectl(args ...string) string {
 	a.t.Helper()
 	return a.hyperkube(append([]string{"kubectl"}, args...)...)
 }
 
-// apply applies a manifest, in which IMAGE is the built-in image.
+// apply applies a manifest. IMAGE in the manifest is replaced by the built-in image.
 func (a *alone) apply(manifest string) {
 	a.t.Helper()
 	cmd := a.command(a.binary, "kubectl", "apply", "-f", "-")
@@ -108,7 +110,7 @@ func (a *alone) apply(manifest string) {
 	}
 }
 
-// read reads what kubectl gets by these words.
+// read decodes the output of kubectl get with these arguments.
 func (a *alone) read(into any, words ...string) {
 	a.t.Helper()
 	out := a.kubectl(append([]string{"get", "-o", "json"}, words...)...)
@@ -117,7 +119,7 @@ func (a *alone) read(into any, words ...string) {
 	}
 }
 
-// sh runs a shell script on the machine.
+// sh runs a shell script in the namespaces.
 func (a *alone) sh(script string) string {
 	a.t.Helper()
 	out, err := a.command("sh", "-c", script).CombinedOutput()
@@ -127,13 +129,13 @@ func (a *alone) sh(script string) string {
 	return string(out)
 }
 
-// eventually tries until f returns nil, as long as a space does.
+// eventually calls f until it returns nil, like space.eventually.
 func (a *alone) eventually(within time.Duration, f func() error) {
 	a.t.Helper()
 	(&space{T: a.t}).eventually(within, f)
 }
 
-// network is all that there is of links, addresses, routes and rules.
+// network returns all links, addresses, routes and iptables rules.
 func (a *alone) network() string {
 	a.t.Helper()
 	var all strings.Builder
@@ -151,8 +153,8 @@ func (a *alone) network() string {
 	return all.String()
 }
 
-// TestAlone runs a cluster on a machine without a route to anywhere, in the
-// foreground as a service manager would, and takes it away twice at once.
+// TestAlone runs a cluster on a machine without any routes, in the foreground like under a service
+// manager, and then runs reset twice concurrently.
 func TestAlone(t *testing.T) {
 	a := newAlone(t)
 	root := filepath.Join(a.dir, "r")
@@ -169,7 +171,7 @@ func TestAlone(t *testing.T) {
 		}
 		got := make([]byte, 64)
 		if n, err := socket.Read(got); err != nil || string(got[:n]) != want {
-			t.Fatalf("the service manager heard %q, %v; want %q", got[:n], err, want)
+			t.Fatalf("notifications to the service manager: %q, %v; want %q", got[:n], err, want)
 		}
 	}
 	up := a.command(a.binary, "up", "--foreground", "--root", root)
@@ -187,7 +189,7 @@ func TestAlone(t *testing.T) {
 	if out := a.hyperkube("kubectl", "get", "node", "-o", "wide"); !strings.Contains(out, "10.244.0.1") {
 		t.Errorf("the node has no address on the bridge:\n%s", out)
 	}
-	// The host reaches a ClusterIP, and a pod the API.
+	// The host can access a ClusterIP, and a pod the API server.
 	if out, err := a.command("sh", "-c", "curl -sk --max-time 60 https://10.96.0.1/version || wget -qO- --no-check-certificate https://10.96.0.1/version").CombinedOutput(); err != nil || !strings.Contains(string(out), "gitVersion") {
 		t.Errorf("the API by its ClusterIP: %v\n%s", err, out)
 	}
@@ -196,30 +198,30 @@ func TestAlone(t *testing.T) {
 	}
 	hears("STOPPING=1")
 	if err := up.Wait(); err != nil {
-		t.Errorf("up in the foreground ended with %v\n%s", err, said.String())
+		t.Errorf("up in the foreground exited with %v\n%s", err, said.String())
 	}
-	// And again, with pods, links and routes still there.
+	// Start again while pods, links and routes still exist.
 	if out := a.hyperkube("up", "--root", root); !strings.Contains(out, "is ready after") {
-		t.Errorf("up again said\n%s", out)
+		t.Errorf("repeated up printed\n%s", out)
 	}
 	var resets sync.WaitGroup
 	for range 2 {
 		resets.Go(func() {
 			if out, err := a.command(a.binary, "reset", "--root", root).CombinedOutput(); err != nil {
-				t.Errorf("one of two resets at once: %v\n%s", err, out)
+				t.Errorf("one of two concurrent resets: %v\n%s", err, out)
 			}
 		})
 	}
 	resets.Wait()
 	if left, err := os.ReadDir(root); err != nil || len(left) > 0 {
-		t.Errorf("after two resets there is %v, %v", left, err)
+		t.Errorf("after two resets, files %v remain, %v", left, err)
 	}
 	if after := a.network(); after != before {
 		t.Errorf("the network is not as before:\n%s\nnow\n%s", before, after)
 	}
 }
 
-// TestPreflightDisk starts where no cluster can be.
+// TestPreflightDisk checks the preflight errors for unsuitable disks.
 func TestPreflightDisk(t *testing.T) {
 	a := newAlone(t)
 	mount := func(name string, args ...string) string {
@@ -240,8 +242,8 @@ func TestPreflightDisk(t *testing.T) {
 	}
 	options := fmt.Sprintf("lowerdir=%[1]s/lower,upperdir=%[1]s/upper,workdir=%[1]s/work", a.dir)
 	for _, c := range []struct{ name, root, want string }{
-		{"full", mount("small", "-t", "tmpfs", "-o", "size=8m", "small"), "MiB free: 512 MiB are needed"},
-		{"no overlay upon an overlay", mount("overlay", "-t", "overlay", "-o", options, "overlay"), "cannot hold containers"},
+		{"full", mount("small", "-t", "tmpfs", "-o", "size=8m", "small"), "MiB of free disk space, at least 512 MiB are required"},
+		{"overlay on an overlay", mount("overlay", "-t", "overlay", "-o", options, "overlay"), "does not support overlayfs"},
 		{"read-only", mount("ro", "-t", "tmpfs", "-o", "ro", "ro"), "read-only"},
 	} {
 		out, err := a.command(a.binary, "up", "--root", c.root).CombinedOutput()

@@ -13,11 +13,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"hyperkube/internal/testimage"
+	"hyperkube/internal/testing/testimage"
 )
 
-// TestApart runs the components apart, kills the API server, and at last runs
-// kubelet and proxy apart from each other, too.
+// TestApart runs the components as separate processes, kills the API server, and finally runs
+// kubelet and proxy as separate processes.
 func TestApart(t *testing.T) {
 	a := newApart(t)
 	a.startControlPlane()
@@ -32,13 +32,12 @@ func TestApart(t *testing.T) {
 	a.alive()
 }
 
-// patientLeaders keep their lease while the API server is away, however long that
-// takes on a busy machine: they end when they lose it, and nobody starts them again
-// here.
+// patientLeaders are the flags with which the leaders keep their lease while the API server is
+// down, even on a busy machine. They exit when they lose it, and the test does not restart them.
 var patientLeaders = []string{"--leader-elect-lease-duration=10m", "--leader-elect-renew-deadline=9m"}
 
-// startControlPlane starts its four processes at once: they wait for what they
-// need.
+// startControlPlane starts the four processes together: each waits until its dependencies are
+// available.
 func (a *apart) startControlPlane() {
 	a.start("kube-scheduler", append(slices.Clone(patientLeaders), "--kubeconfig="+a.config("kube-scheduler"),
 		"--authentication-kubeconfig="+a.config("kube-scheduler"), "--authorization-kubeconfig="+a.config("kube-scheduler"))...)
@@ -73,8 +72,8 @@ func (a *apart) startAPIServer() {
 		"--kubelet-certificate-authority="+a.pki.CA.CertFile, "--kubelet-preferred-address-types=InternalIP")
 }
 
-// roomy lets a node run however full the disk of the machine is.
-const roomy = `
+// lowDiskConfig is a kubelet configuration that works even if the machine's disk is almost full.
+const lowDiskConfig = `
 evictionHard: {memory.available: 100Mi, nodefs.available: 1%, imagefs.available: 1%}
 imageGCHighThresholdPercent: 100
 `
@@ -82,7 +81,7 @@ imageGCHighThresholdPercent: 100
 // startNode starts kubelet and proxy as one process.
 func (a *apart) startNode() {
 	a.Helper()
-	config := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration" + roomy
+	config := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration" + lowDiskConfig
 	if err := os.WriteFile(a.path("node.yaml"), []byte(config), 0o600); err != nil {
 		a.Fatal(err)
 	}
@@ -93,14 +92,14 @@ func (a *apart) startNode() {
 		"--client-ca-file="+a.pki.CA.CertFile, "--tls-cert-file="+a.path("pki", "kubelet.crt"), "--tls-private-key-file="+a.path("pki", "kubelet.key"))
 }
 
-// ready waits until the node is.
+// ready waits until the node is ready.
 func (a *apart) ready() {
 	a.Helper()
 	a.eventually(time.Minute, func() error {
 		for name, p := range a.running {
 			select {
 			case <-p.done:
-				a.Fatalf("%s has ended: %v", name, p.err)
+				a.Fatalf("%s has exited: %v", name, p.err)
 			default:
 			}
 		}
@@ -117,13 +116,13 @@ func (a *apart) ready() {
 	})
 }
 
-// url is where the host reaches the Service web.
+// url returns the URL of the Service web, accessible from the host.
 func (a *apart) url() string {
 	a.Helper()
 	return "http://" + apartIP + ":" + a.do("get", "service", "web", "-o", "jsonpath={.spec.ports[0].nodePort}") + "/"
 }
 
-// answers waits until so many pods of web answer.
+// answers waits until the given number of web pods respond.
 func (a *apart) answers(want int) {
 	a.Helper()
 	url := a.url()
@@ -134,13 +133,13 @@ func (a *apart) answers(want int) {
 			seen[line] = true
 		}
 		if len(seen) != want {
-			return fmt.Errorf("answers from %v, want %d pods", seen, want)
+			return fmt.Errorf("responses from %v, want %d pods", seen, want)
 		}
 		return nil
 	})
 }
 
-// runs starts pods and asks them.
+// runs starts pods and sends requests to them.
 func (a *apart) runs() {
 	file := a.path("busybox.tar")
 	if err := testimage.WriteBusybox(file, busybox); err != nil {
@@ -167,7 +166,7 @@ func (a *apart) runs() {
 	a.contains(a.do("logs", "client"), "started")
 	a.contains(a.do("get", "pod", "client", "-o", "wide"), " 10.54.", " "+apartNode+" ")
 	a.contains(a.do("describe", "pod", "client"), "Scheduled", "Started")
-	// A pod knows itself at the API server, whose address is a Service's.
+	// A pod can authenticate to the API server, which it accesses through a Service.
 	a.contains(a.do("exec", "deployment/web", "--", "/hyperkube", "kubectl", "auth", "whoami"), "system:serviceaccount:default:default")
 	a.do("set", "env", "deployment/web", "ROUND=2")
 	a.rollout("web")
@@ -180,19 +179,19 @@ func (a *apart) runs() {
 	a.answers(2)
 }
 
-// lease returns one of kube-system.
+// lease returns a Lease in kube-system.
 func (a *apart) lease(name string) (*coordinationv1.Lease, error) {
 	l, err := a.kube.CoordinationV1().Leases("kube-system").Get(a.ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
 	if l.Spec.HolderIdentity == nil || *l.Spec.HolderIdentity == "" || l.Spec.RenewTime == nil {
-		return nil, fmt.Errorf("nobody holds lease %s: %+v", name, l.Spec)
+		return nil, fmt.Errorf("lease %s has no holder: %+v", name, l.Spec)
 	}
 	return l, nil
 }
 
-// leads looks at the leaders, at who controllers are, and at the secure ports.
+// leads checks the leases, the users of the controllers, and the secure ports.
 func (a *apart) leads() {
 	for _, name := range []string{"kube-controller-manager", "kube-scheduler"} {
 		if _, err := a.lease(name); err != nil {
@@ -202,11 +201,11 @@ func (a *apart) leads() {
 	if _, err := a.kube.CoreV1().ServiceAccounts("kube-system").Get(a.ctx, "deployment-controller", metav1.GetOptions{}); err != nil {
 		a.Error(err)
 	}
-	// The manager itself may not do what a controller of it did.
+	// The controller manager's user is not allowed to do what its controllers do.
 	if out, err := a.run("", "auth", "can-i", "create", "replicasets.apps", "--as=system:kube-controller-manager"); err == nil {
-		a.Errorf("the controller manager may make ReplicaSets: %s", out)
+		a.Errorf("the controller manager may create ReplicaSets: %s", out)
 	}
-	// A token that may read metrics, and requests without one.
+	// Requests with a token that may read metrics, and without a token.
 	a.do("create", "clusterrole", "metrics", "--verb=get", "--non-resource-url=/metrics")
 	a.do("create", "clusterrolebinding", "metrics", "--clusterrole=metrics", "--serviceaccount=default:default")
 	token := strings.TrimSpace(a.do("create", "token", "default"))
@@ -216,7 +215,7 @@ func (a *apart) leads() {
 			a.Errorf("%s without a token: %s", url, got)
 		}
 		if port == "10250" {
-			continue // nodes/metrics is asked for there
+			continue // the kubelet requires the nodes/metrics permission
 		}
 		if got := a.inside("curl", "-sk", "-o", "/dev/null", "-w", "%{http_code}", "-H", "Authorization: Bearer "+token, url); got != "200" {
 			a.Errorf("%s with a token: %s", url, got)
@@ -225,7 +224,7 @@ func (a *apart) leads() {
 	a.alive()
 }
 
-// kill ends a component by SIGKILL.
+// kill kills a component with SIGKILL.
 func (a *apart) kill(name string) {
 	a.Helper()
 	p := a.running[name]
@@ -236,8 +235,8 @@ func (a *apart) kill(name string) {
 	<-p.done
 }
 
-// reconnects kills etcd, and then the API server; all others go on when they
-// are there again.
+// reconnects kills etcd and then the API server. The other components must continue after the
+// restart.
 func (a *apart) reconnects() {
 	before, url := a.containers(), a.url()
 	a.kill("etcd")
@@ -258,7 +257,7 @@ func (a *apart) reconnects() {
 		return err
 	})
 	a.do("get", "configmap", "after-etcd")
-	// Controllers, scheduler, kubelet and proxy each have a part in this.
+	// This requires controllers, scheduler, kubelet and proxy.
 	a.do("scale", "deployment/web", "--replicas=4")
 	a.rollout("web")
 	a.answers(4)
@@ -286,15 +285,15 @@ func (a *apart) reconnects() {
 	a.alive()
 }
 
-// startKubelet starts the kubelet by itself, with its configuration file.
+// startKubelet starts the kubelet as a separate process with a configuration file.
 func (a *apart) startKubelet() {
 	a.Helper()
 	a.start("kubelet", "--root="+a.home, "--config="+a.path("kubelet.yaml"), "--kubeconfig="+a.config("kubelet"),
 		"--hostname-override="+apartNode, "--node-ip="+apartIP)
 }
 
-// splitNode replaces `node` by kubelet and proxy, each started through its own
-// symlink; pods go on.
+// splitNode replaces `node` by kubelet and proxy, each started through a separate symlink. The pods
+// must keep running.
 func (a *apart) splitNode() {
 	before := a.containers()
 	a.stop("node")
@@ -311,7 +310,7 @@ tlsPrivateKeyFile: %s
 authentication:
   x509: {clientCAFile: %s}
 `, filepath.Join(a.home, "run/hyperkube/runtime.sock"), apartCgroup, a.path("pki", "kubelet.crt"), a.path("pki", "kubelet.key"), a.pki.CA.CertFile)
-	if err := os.WriteFile(a.path("kubelet.yaml"), []byte(config+roomy), 0o600); err != nil {
+	if err := os.WriteFile(a.path("kubelet.yaml"), []byte(config+lowDiskConfig), 0o600); err != nil {
 		a.Fatal(err)
 	}
 	a.startKubelet()
@@ -331,7 +330,7 @@ authentication:
 			a.Errorf("%s was %s and is %s", name, was, is)
 		}
 	}
-	// web stays for reset to end; client would let it wait.
+	// Keep web for reset to terminate. Delete client, which would delay reset.
 	a.do("delete", "pod", "client", "--wait")
 	a.alive()
 }

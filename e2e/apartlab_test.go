@@ -17,18 +17,17 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"hyperkube/internal/kubeconfig"
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/kubeconfig"
+	"hyperkube/internal/credentials/pki"
 )
 
-// The cluster of TestApart is in a network namespace of its own, for its ports
-// are the usual ones, too.
+// The cluster of TestApart has a dedicated network namespace, because it uses the default ports.
 const (
 	apartNode   = "apart"
-	apartPrefix = "apart" // of the host's end of the link into the namespace
+	apartPrefix = "apart" // prefix of the host's end of the link into the namespace
 )
 
-// What several runs on one machine, in APART_ONLY's way, must not share.
+// What concurrent runs with APART_ONLY must not share.
 var (
 	apartLink   = apartPrefix + strconv.Itoa(os.Getpid())
 	apartHost   = fmt.Sprintf("198.18.%d.1", 128+os.Getpid()%128)
@@ -36,8 +35,8 @@ var (
 	apartCgroup = "/hyperkube-e2e-" + apartLink
 )
 
-// apart is a cluster whose components are processes of their own, each started
-// through a symlink, with a kubeconfig and a certificate of its own.
+// apart is a cluster whose components are separate processes. Each is started through a symlink and
+// has a separate kubeconfig and certificate.
 type apart struct {
 	*space
 	home      string // the node's --root
@@ -50,11 +49,11 @@ type apart struct {
 type process struct {
 	cmd  *exec.Cmd
 	log  string
-	done chan struct{} // closed when it has ended
-	err  error         // how it ended, once done is closed
+	done chan struct{} // closed after the process has exited
+	err  error         // result of the process, valid once done is closed
 }
 
-// in returns a for a part of the test.
+// in returns a copy of a for a subtest.
 func (a *apart) in(t *testing.T) *apart {
 	sub := *a
 	s := *a.space
@@ -63,19 +62,19 @@ func (a *apart) in(t *testing.T) *apart {
 	return &sub
 }
 
-// newApart makes namespace, links, certificates and kubeconfigs, and takes
-// everything back at the end of the test.
+// newApart creates the namespace, links, certificates and kubeconfigs, and removes everything at
+// the end of the test.
 func newApart(t *testing.T) *apart {
 	t.Helper()
 	binary := os.Getenv("HYPERKUBE_E2E")
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	t.Cleanup(cancel)
-	// Not t.TempDir: sockets have short paths.
+	// Not t.TempDir, because socket paths must be short.
 	dir, err := os.MkdirTemp("", "apart-")
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Where the node is kept is often another disk, by a symlink.
+	// In practice, the node's directory is often a symlink to another disk.
 	if err := errors.Join(os.Mkdir(filepath.Join(dir, "disk"), 0o755), os.Symlink("disk", filepath.Join(dir, "node"))); err != nil {
 		t.Fatal(err)
 	}
@@ -97,8 +96,8 @@ func newApart(t *testing.T) *apart {
 	return a
 }
 
-// makeNamespace makes a network namespace that ends with a process, and a link
-// to it. At the end nothing of the node may be left in it.
+// makeNamespace creates a network namespace that exists as long as a process, and a link to it. It
+// checks at the end that nothing of the node remains in it.
 func (a *apart) makeNamespace() {
 	holder := exec.Command("unshare", "--net", "sleep", "infinity")
 	if err := holder.Start(); err != nil {
@@ -137,7 +136,7 @@ func (a *apart) makeNamespace() {
 		if a.Failed() {
 			a.printLogs()
 		}
-		// It must not touch the kubeconfig of the shared cluster.
+		// reset must not change the kubeconfig of the shared cluster.
 		reset := a.command(a.binary, "reset", "--root="+a.home)
 		reset.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(a.dir, "user.kubeconfig"))
 		if out, err := reset.CombinedOutput(); err != nil {
@@ -149,7 +148,7 @@ func (a *apart) makeNamespace() {
 	})
 }
 
-// changes is what of the machine the node changes.
+// changes returns the host resources that the node changes.
 func (a *apart) changes() host {
 	h := host{}
 	for name, command := range map[string][]string{
@@ -158,7 +157,7 @@ func (a *apart) changes() host {
 	} {
 		for line := range strings.SplitSeq(a.inside(command[0], command[1:]...), "\n") {
 			if line = steady(name, line); name == "links" {
-				// Their state changes by itself.
+				// Link states change independently of the test.
 				line, _, _ = strings.Cut(line, "<")
 			}
 			if line != "" {
@@ -173,7 +172,7 @@ func (a *apart) changes() host {
 	if err != nil {
 		a.Fatal(err)
 	}
-	// Of the rest what is this cluster's: another is up at the same time.
+	// Include only this cluster's other resources, because another cluster runs concurrently.
 	for _, name := range []string{"mounts", "cgroups", "processes"} {
 		for _, line := range all[name] {
 			if strings.Contains(line, a.dir) || strings.Contains(line, apartCgroup) {
@@ -184,13 +183,13 @@ func (a *apart) changes() host {
 	if _, err := os.Stat(a.home); err == nil {
 		left, _ := os.ReadDir(a.home)
 		for _, entry := range left {
-			h["folders"] = append(h["folders"], entry.Name())
+			h["directories"] = append(h["directories"], entry.Name())
 		}
 	}
 	return h
 }
 
-// host runs a command that must succeed.
+// host runs a command on the host that must succeed.
 func (a *apart) host(name string, args ...string) string {
 	a.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()
@@ -200,7 +199,7 @@ func (a *apart) host(name string, args ...string) string {
 	return string(out)
 }
 
-// command is one in the namespace; the process itself is name's.
+// command returns a command in the namespace. nsenter executes name in the same process.
 func (a *apart) command(name string, args ...string) *exec.Cmd {
 	return exec.Command("nsenter", append([]string{"--net=" + a.namespace, "--", name}, args...)...)
 }
@@ -214,7 +213,7 @@ func (a *apart) inside(name string, args ...string) string {
 	return string(out)
 }
 
-// link makes the symlinks.
+// link creates the symlinks.
 func (a *apart) link() {
 	if err := os.Mkdir(filepath.Join(a.dir, "bin"), 0o755); err != nil {
 		a.Fatal(err)
@@ -228,7 +227,7 @@ func (a *apart) link() {
 	}
 }
 
-// certify makes keys, certificates and kubeconfigs, and the client of the test.
+// certify creates keys, certificates and kubeconfigs, and the test's API client.
 func (a *apart) certify() {
 	var err error
 	a.pki, err = pki.Ensure(filepath.Join(a.dir, "pki"), pki.Config{
@@ -269,12 +268,12 @@ func (a *apart) certify() {
 	}
 }
 
-// path is that of a file of the test.
+// path returns the path of a file of the test.
 func (a *apart) path(parts ...string) string {
 	return filepath.Join(append([]string{a.dir}, parts...)...)
 }
 
-// config is the kubeconfig of a component.
+// config returns the path of a component's kubeconfig.
 func (a *apart) config(name string) string { return a.path(name + ".kubeconfig") }
 
 // start starts a component through its symlink.
@@ -297,7 +296,7 @@ func (a *apart) start(name string, args ...string) {
 	}()
 }
 
-// stop ends a component by SIGTERM: it must obey, without an error.
+// stop stops a component with SIGTERM. It must exit without an error.
 func (a *apart) stop(name string) {
 	a.Helper()
 	p := a.running[name]
@@ -306,16 +305,16 @@ func (a *apart) stop(name string) {
 	select {
 	case <-p.done:
 		if p.err != nil {
-			a.Errorf("%s ended: %v", name, p.err)
+			a.Errorf("%s exited: %v", name, p.err)
 		}
-	case <-time.After(patience):
-		a.Errorf("%s does not end", name)
+	case <-time.After(minTimeout):
+		a.Errorf("%s does not exit", name)
 		_ = p.cmd.Process.Kill()
 		<-p.done
 	}
 }
 
-// stopAll ends what still runs, those that need others first.
+// stopAll stops all running components. Those that depend on others are stopped first.
 func (a *apart) stopAll() {
 	for _, name := range []string{
 		"node", "kubelet", "kube-proxy", "kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd",
@@ -326,13 +325,13 @@ func (a *apart) stopAll() {
 	}
 }
 
-// alive fails if a component has ended by itself.
+// alive fails if a component has exited unexpectedly.
 func (a *apart) alive() {
 	a.Helper()
 	for name, p := range a.running {
 		select {
 		case <-p.done:
-			a.Errorf("%s has ended: %v", name, p.err)
+			a.Errorf("%s has exited: %v", name, p.err)
 		default:
 		}
 	}

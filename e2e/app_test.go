@@ -19,7 +19,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"hyperkube/internal/testimage"
+	"hyperkube/internal/testing/testimage"
 )
 
 // web is an application of n replicas behind a Service, with a ConfigMap
@@ -114,34 +114,34 @@ func TestApplication(t *testing.T) {
 	asker := s.do("get", "pods", "-l", "app=web", "-o", "jsonpath={.items[0].metadata.name}")
 	for _, name := range []string{"web", "web." + s.name, "web." + s.name + ".svc.cluster.local"} {
 		s.contains(s.do("exec", asker, "--", "/hyperkube", "hello", "get", "http://"+name+"/"), "Hello from pod web-")
-		// The same by a resolver of another make.
+		// The same with another resolver implementation.
 		s.contains(s.exec("client", "nslookup -type=a web."+s.name+".svc.cluster.local"), "Address")
 	}
-	// Each of the three answers.
+	// Each of the three pods responds.
 	seen := map[string]bool{}
 	for range 60 {
 		line, _, _ := strings.Cut(s.get(s.nodePort()), ",")
 		seen[line] = true
 	}
 	if len(seen) != 3 {
-		t.Errorf("answers from %v, want three pods", seen)
+		t.Errorf("responses from %v, want three pods", seen)
 	}
 	pod := s.do("get", "pods", "-l", "app=web", "-o", "jsonpath={.items[0].metadata.name}")
 	ip := s.do("get", "pod", pod, "-o", "jsonpath={.status.podIP}")
 	s.contains(s.exec("client", "wget -qO- http://"+ip+":8080/env"), "PASSWORD=swordfish")
 
-	// The API server knows a pod by its service account's token, and finds
-	// the files that a volume has for it.
+	// The pod's service account token authenticates it to the API server, and its projected volume
+	// contains the token.
 	s.contains(s.do("exec", asker, "--", "/hyperkube", "kubectl", "auth", "whoami"), "system:serviceaccount:"+s.name+":default")
 	if out, err := s.run("", "exec", asker, "--", "/hyperkube", "kubectl", "get", "pods"); err == nil || !strings.Contains(out, "Forbidden") {
 		t.Errorf("a pod without rights lists pods: %s", out)
 	}
-	// Whoever wrote to it is known by the name that it has everywhere.
+	// The field managers of components have upstream's names.
 	writers := s.do("get", "pod", pod, "-o", "jsonpath={.metadata.managedFields[*].manager}", "--show-managed-fields")
 	s.contains(writers, "kube-controller-manager", "kubelet")
 }
 
-// get asks a URL from the host.
+// get requests a URL from the host.
 func (s *space) get(url string) string {
 	s.Helper()
 	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -157,10 +157,10 @@ func (s *space) get(url string) string {
 	return string(data)
 }
 
-// TestRollingUpdate replaces all pods while requests go on: none may fail.
+// TestRollingUpdate replaces all pods during a series of requests, none of which may fail.
 func TestRollingUpdate(t *testing.T) {
 	s := newSpace(t)
-	// Who is asked to end still serves until every proxy must have heard of it.
+	// A terminating pod serves until every proxy has removed it.
 	s.apply(strings.Replace(web(3), "args: [hello]", "args: [hello, --drain=10s]", 1))
 	s.rollout("web")
 	url := s.nodePort()
@@ -207,7 +207,7 @@ func TestRollingUpdate(t *testing.T) {
 	s.do("rollout", "undo", "deployment/web")
 	s.rollout("web")
 	if out := s.do("get", "deployment", "web", "-o", "jsonpath={.spec.template.spec.containers[0].env[*].name}"); strings.Contains(out, "ROUND") {
-		t.Errorf("undone, but the environment is %s", out)
+		t.Errorf("environment after rollout undo: %s", out)
 	}
 }
 
@@ -230,7 +230,7 @@ func TestScale(t *testing.T) {
 		}
 		return nil
 	})
-	// A pod that is deleted is replaced.
+	// A deleted pod is replaced.
 	pod := s.do("get", "pods", "-l", "app=web", "-o", "jsonpath={.items[0].metadata.name}")
 	s.do("delete", "pod", pod, "--wait=false")
 	s.rollout("web")
@@ -242,8 +242,7 @@ func TestScale(t *testing.T) {
 	})
 }
 
-// TestCrash kills a container: it is restarted, and after the next crash only
-// with back-off.
+// TestCrash kills a container. It is restarted immediately, and after the next crash with back-off.
 func TestCrash(t *testing.T) {
 	s := newSpace(t)
 	s.needBusybox()
@@ -291,7 +290,7 @@ func TestLogsExecCopyForward(t *testing.T) {
 	if out, err := s.run("hello through stdin", "exec", "-i", "client", "--", "cat"); err != nil || out != "hello through stdin" {
 		t.Errorf("stdin: %q, %v", out, err)
 	}
-	// script gives kubectl a terminal.
+	// script runs kubectl with a terminal.
 	tty := exec.CommandContext(s.ctx, "script", "-qec", s.kubectl+" -n "+s.name+" exec -it client -- sh -c 'stty size; tty'", "/dev/null")
 	out, err := tty.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "/dev/pts/") {
@@ -322,14 +321,14 @@ func TestLogsExecCopyForward(t *testing.T) {
 	defer func() { _ = forward.Process.Kill(); _ = forward.Wait() }()
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	if err != nil {
-		t.Fatalf("port-forward said %q: %v", line, err)
+		t.Fatalf("port-forward printed %q: %v", line, err)
 	}
 	_, rest, _ := strings.Cut(line, "127.0.0.1:")
 	port, _, _ := strings.Cut(rest, " ")
 	s.contains(s.get("http://127.0.0.1:"+port+"/"), "Hello from pod web-")
 }
 
-// TestFollow follows a log until its container ends.
+// TestFollow follows a log until its container terminates.
 func TestFollow(t *testing.T) {
 	s := newSpace(t)
 	s.needBusybox()
@@ -345,7 +344,7 @@ spec:
     command: [sh, -c, "for i in $(seq 1 10); do echo line $i; done; until test -e /tmp/go; do sleep 0.1; done; for i in $(seq 11 20); do echo line $i; sleep 0.1; done"]
 `)
 	s.do("wait", "--for=jsonpath={.status.phase}=Running", "pod/count", "--timeout=180s")
-	// It goes on when its log is followed.
+	// The container terminates when its log is followed.
 	follow := exec.CommandContext(s.ctx, s.kubectl, "-n", s.name, "logs", "-f", "count")
 	follow.Env = append(os.Environ(), "KUBECONFIG="+s.kubeconfig)
 	stdout, err := follow.StdoutPipe()
@@ -452,7 +451,7 @@ func TestPull(t *testing.T) {
 	s.contains(s.do("describe", "pod", "bad"), "Failed to pull image", "Back-off pulling image")
 }
 
-// TestInvalid sends a manifest with several mistakes: all are told at once.
+// TestInvalid sends an invalid manifest: the error lists all problems.
 func TestInvalid(t *testing.T) {
 	s := newSpace(t)
 	out, err := s.run(`
@@ -467,7 +466,7 @@ spec:
     ports: [{containerPort: 99999}]
 `, "create", "-f", "-")
 	if err == nil {
-		t.Fatal("it was taken")
+		t.Fatal("the invalid manifest was accepted")
 	}
 	s.contains(out, "metadata.name", "spec.restartPolicy", "spec.containers[0].image", "spec.containers[0].ports[0].containerPort")
 }

@@ -16,19 +16,19 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// TestBehaviours holds small promises of Kubernetes that conformance asks for
-// and that no other test here keeps.
+// TestBehaviours checks small behaviours of Kubernetes that the conformance suite requires and that
+// no other test here checks.
 func TestBehaviours(t *testing.T) {
 	for name, f := range map[string]func(*space){
-		"last words":        lastWords,
-		"subpath":           subPathWaits,
-		"init containers":   initWaits,
-		"host ports":        hostPortRefused,
-		"extended resource": resourceKept,
-		"proxied root":      proxiedRoot,
-		"event":             eventPatched,
-		"gone at once":      goneAtOnce,
-		"log by WebSocket":  logBySocket,
+		"termination message": terminationMessage,
+		"subpath":             missingSubPath,
+		"init containers":     initWaits,
+		"host ports":          hostPortRefused,
+		"extended resource":   resourceKept,
+		"proxied root":        proxiedRoot,
+		"event":               eventPatched,
+		"quick deletion":      quickDeletion,
+		"log by WebSocket":    logBySocket,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -55,7 +55,7 @@ func (s *space) pod(name string, spec corev1.PodSpec) *corev1.Pod {
 	return p
 }
 
-// becomes waits until a pod is as ok wants it.
+// becomes waits until ok returns true for a pod.
 func (s *space) becomes(name string, ok func(*corev1.Pod) bool) (p *corev1.Pod) {
 	s.Helper()
 	s.eventually(30*time.Second, func() (err error) {
@@ -74,8 +74,8 @@ func waiting(list []corev1.ContainerStatus, i int) string {
 	return list[i].State.Waiting.Reason
 }
 
-// lastWords: what ends without a newline is not given one.
-func lastWords(s *space) {
+// terminationMessage: no newline is added to a termination message without one.
+func terminationMessage(s *space) {
 	s.pod("p", corev1.PodSpec{RestartPolicy: corev1.RestartPolicyNever, Containers: []corev1.Container{{
 		Command:                  []string{"sh", "-c", "echo -n DONE; false"},
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
@@ -86,8 +86,8 @@ func lastWords(s *space) {
 	}
 }
 
-// subPathWaits: a subpath made of an annotation that is not there yet.
-func subPathWaits(s *space) {
+// missingSubPath: a subPath expression refers to an annotation that does not exist yet.
+func missingSubPath(s *space) {
 	s.pod("p", corev1.PodSpec{
 		Containers: []corev1.Container{{
 			Command:      []string{"sleep", "1000"},
@@ -116,7 +116,7 @@ func initWaits(s *space) {
 	}
 }
 
-// hostPortRefused: the node itself refuses a pod for which a port is taken.
+// hostPortRefused: the kubelet rejects a pod whose host port is in use.
 func hostPortRefused(s *space) {
 	node := s.do("get", "nodes", "-o", "jsonpath={.items[0].metadata.name}")
 	spec := corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{
@@ -132,7 +132,7 @@ func hostPortRefused(s *space) {
 	}
 }
 
-// resourceKept: the kubelet keeps what others announce of its node.
+// resourceKept: the kubelet keeps extended resources that other clients add to its Node.
 func resourceKept(s *space) {
 	nodes := s.kube.CoreV1().Nodes()
 	node := s.do("get", "nodes", "-o", "jsonpath={.items[0].metadata.name}")
@@ -145,7 +145,7 @@ func resourceKept(s *space) {
 	}
 	patch(`"5"`)
 	defer patch("null")
-	time.Sleep(time.Second) // it answers to each change of its Node
+	time.Sleep(time.Second) // the kubelet handles each change of its Node
 	s.eventually(5*time.Second, func() error {
 		n, err := nodes.Get(s.ctx, node, metav1.GetOptions{})
 		if err != nil {
@@ -202,8 +202,8 @@ func eventPatched(s *space) {
 	}
 }
 
-// goneAtOnce deletes pods while they are being made: nothing of them stays.
-func goneAtOnce(s *space) {
+// quickDeletion deletes pods while they are being created: nothing of them may remain.
+func quickDeletion(s *space) {
 	pods := s.kube.CoreV1().Pods(s.name)
 	grace := int64(1)
 	for i := range 10 {
@@ -217,7 +217,7 @@ func goneAtOnce(s *space) {
 	s.eventually(20*time.Second, func() error {
 		list, err := pods.List(s.ctx, metav1.ListOptions{})
 		if err == nil && len(list.Items) > 0 {
-			err = fmt.Errorf("%d pods are still there", len(list.Items))
+			err = fmt.Errorf("%d pods still exist", len(list.Items))
 		}
 		return err
 	})

@@ -16,8 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestCertificates has a user's certificate approved by hand and signed by the
-// cluster, and a kubelet's without any hand.
+// TestCertificates: a user's certificate is approved manually and signed by the cluster, and a
+// kubelet's certificate is approved automatically.
 func TestCertificates(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -81,7 +81,7 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-// TestClaims has a pod's claim made from a template and taken away with the pod.
+// TestClaims: a pod's claim is created from a template and deleted with the pod.
 func TestClaims(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)

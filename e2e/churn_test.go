@@ -16,26 +16,26 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
-// How long TestChurn goes on, and what its schedule follows from.
+// The duration of TestChurn, and the seed of its random schedule.
 const (
 	churnRoundsEnv = "HYPERKUBE_E2E_CHURN_ROUNDS" // default 3
-	churnSeedEnv   = "HYPERKUBE_E2E_CHURN_SEED"   // default one of its own
+	churnSeedEnv   = "HYPERKUBE_E2E_CHURN_SEED"   // random by default
 )
 
-// churn is a cluster whose processes are killed, by TestChurn and TestWindows.
+// churn is a cluster whose processes are killed by TestChurn and TestWindows.
 type churn struct {
 	*alone
 	root  string
-	args  []string      // of up, besides the root
-	nodes []layout.Node // the first is that of the main process
-	names []string      // of the nodes
+	args  []string      // additional arguments of up
+	nodes []layout.Node // the first belongs to the main process
+	names []string      // names of the nodes
 	kube  kubernetes.Interface
 }
 
-// victim is what is killed in a round.
+// victim selects the processes that are killed in a round.
 type victim struct {
 	node          int
 	main, runtime bool
@@ -52,11 +52,10 @@ func (v victim) String() string {
 	return fmt.Sprintf("%s of node %d", strings.Join(what, " and "), v.node+1)
 }
 
-// TestChurn kills a node's process (the first one's is the control plane, too),
-// a container runtime, or both, while pods start, run, are probed and stopped.
-// Who runs goes on undisturbed and loses no line of its log, exit codes that
-// the runtime has seen are told, everybody becomes what was asked for, and
-// nothing is left.
+// TestChurn kills a node's process (the first is also the control plane), a container runtime, or
+// both, while pods start, run, are probed and terminate. Running pods are not disturbed and lose no
+// log line, the exit codes that the runtime has observed are reported, all pods reach the desired
+// state, and nothing is left behind.
 func TestChurn(t *testing.T) {
 	rounds, seed := 3, uint64(time.Now().UnixNano())
 	if n, err := strconv.Atoi(os.Getenv(churnRoundsEnv)); err == nil {
@@ -65,7 +64,7 @@ func TestChurn(t *testing.T) {
 	if n, err := strconv.ParseUint(os.Getenv(churnSeedEnv), 10, 64); err == nil {
 		seed = n
 	}
-	t.Logf("%d rounds, the seed is %d", rounds, seed)
+	t.Logf("%d rounds, seed %d", rounds, seed)
 	c := newChurn(t, 10*time.Minute+time.Duration(rounds)*2*time.Minute, 2, nil)
 	for i := range c.nodes {
 		if err := c.create(c.steady(i)); err != nil {
@@ -74,12 +73,12 @@ func TestChurn(t *testing.T) {
 	}
 	c.settled("", nil)
 	before := c.steadyState()
-	census := c.census()
+	census := c.leftovers()
 	for round := range rounds {
 		random := rand.New(rand.NewPCG(seed, uint64(round)))
 		c.round(round, random)
 		if after := c.steadyState(); after != before {
-			t.Fatalf("round %d: who should run on was\n%s\nand is\n%s", round, before, after)
+			t.Fatalf("round %d: steady pods were\n%s\nand are\n%s", round, before, after)
 		}
 		if t.Failed() {
 			break
@@ -88,7 +87,7 @@ func TestChurn(t *testing.T) {
 	c.emptied()
 	var diff string
 	(&space{T: t}).eventually(30*time.Second, func() error {
-		if diff = census.diff(c.census()); diff != "" {
+		if diff = census.diff(c.leftovers()); diff != "" {
 			return errors.New(diff)
 		}
 		return nil
@@ -96,10 +95,10 @@ func TestChurn(t *testing.T) {
 	c.checkLogs()
 }
 
-// round makes pods, kills in the middle of it, and sees what has come of them.
+// round creates pods, kills processes in the meantime, and checks the pods.
 func (c *churn) round(round int, random *rand.Rand) {
 	c.t.Helper()
-	v := victim{node: random.IntN(3) % 2} // the first node's costs more time
+	v := victim{node: random.IntN(3) % 2} // killing the first node takes more time
 	switch random.IntN(3) {
 	case 0:
 		v.main = true
@@ -126,7 +125,7 @@ func (c *churn) round(round int, random *rand.Rand) {
 		defer func() { created <- errors.Join(errs...) }()
 		for i, w := range wants {
 			errs = append(errs, c.create(w.pod))
-			if i > 4 { // some are stopped before they have begun
+			if i > 4 { // some are deleted before they start
 				time.Sleep(time.Duration(i) * 10 * time.Millisecond)
 			}
 		}
@@ -142,7 +141,7 @@ func (c *churn) round(round int, random *rand.Rand) {
 	if v.runtime {
 		c.again(func() error {
 			if pid := c.runtimePID(v.node); pid == 0 || slices.Contains(killed, pid) {
-				return errors.New("the runtime was not started again")
+				return errors.New("the runtime was not restarted")
 			}
 			return nil
 		})
@@ -166,5 +165,5 @@ func (c *churn) round(round int, random *rand.Rand) {
 	})
 	if random.IntN(2) == 0 {
 		c.emptied()
-	} // else the next round's kill meets their end
+	} // otherwise the next kill happens during their termination
 }

@@ -24,12 +24,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"hyperkube/internal/layout"
-	"hyperkube/internal/testimage"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/testing/testimage"
 )
 
-// newChurn starts a cluster of so many nodes on a machine of its own, and
-// connects to it. args are what `up` needs each time.
+// newChurn starts a cluster with the given number of nodes on an isolated machine, and connects to
+// it. args returns the arguments of `up`.
 func newChurn(t *testing.T, bound time.Duration, nodes int, args func(*alone) []string) *churn {
 	t.Helper()
 	a := newAlone(t)
@@ -46,7 +46,7 @@ func newChurn(t *testing.T, bound time.Duration, nodes int, args func(*alone) []
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			(&fleet{alone: a, root: c.root}).printLogs()
+			(&multiNode{alone: a, root: c.root}).printLogs()
 		}
 		last := *a
 		var cancel context.CancelFunc
@@ -88,7 +88,7 @@ func newChurn(t *testing.T, bound time.Duration, nodes int, args func(*alone) []
 	return c
 }
 
-// up starts what is not there of the cluster.
+// up starts the stopped parts of the cluster.
 func (c *churn) up(args ...string) {
 	c.t.Helper()
 	c.hyperkube(slices.Concat([]string{"up", "--root", c.root}, c.args, args)...)
@@ -102,7 +102,7 @@ func (c *churn) dial(ctx context.Context, network, address string) (net.Conn, er
 	}
 	done := make(chan result, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this
+		runtime.LockOSThread() // not unlocked, so that the thread exits with the goroutine
 		fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", c.holder), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			done <- result{nil, err}
@@ -123,10 +123,10 @@ func (c *churn) dial(ctx context.Context, network, address string) (net.Conn, er
 
 func (c *churn) again(try func() error) {
 	c.t.Helper()
-	(&space{T: c.t}).eventually(patience, try)
+	(&space{T: c.t}).eventually(minTimeout, try)
 }
 
-// kill kills what v says, and tells whom.
+// kill kills the processes that v selects, and returns their PIDs.
 func (c *churn) kill(v victim) (pids []int) {
 	c.t.Helper()
 	if v.main {
@@ -137,7 +137,7 @@ func (c *churn) kill(v victim) (pids []int) {
 	}
 	for _, pid := range pids {
 		if pid == 0 {
-			c.t.Fatalf("%s: it does not run", v)
+			c.t.Fatalf("%s: not running", v)
 		}
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			c.t.Fatal(err)
@@ -148,14 +148,14 @@ func (c *churn) kill(v victim) (pids []int) {
 
 func (c *churn) runtimePID(node int) int { return c.pidFile(c.nodes[node].PIDFile("runtime")) }
 
-// pidFile reads the number of a process, 0 if there is none.
+// pidFile reads a PID, 0 if there is none.
 func (c *churn) pidFile(file string) int {
 	data, _ := os.ReadFile(file)
 	pid, _ := strconv.Atoi(strings.TrimSpace(string(data)))
 	return pid
 }
 
-// steadyState is all that must not change of the steady pods.
+// steadyState returns everything that must not change in the steady pods.
 func (c *churn) steadyState() string {
 	c.t.Helper()
 	var out strings.Builder
@@ -175,21 +175,21 @@ func (c *churn) steadyState() string {
 	return out.String()
 }
 
-// young tells whether a process began less than half a minute ago: on a busy machine
-// there is always one that is only just becoming what it will be.
-func young(pid string) bool {
+// justStarted reports whether a process started less than 30 seconds ago. On a busy machine, a process
+// may be observed between fork and exec.
+func justStarted(pid string) bool {
 	stat, err := os.ReadFile("/proc/" + pid + "/stat")
 	uptime, upErr := os.ReadFile("/proc/uptime")
 	if err != nil || upErr != nil {
-		return true // it has ended
+		return true // it has exited
 	}
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-	began, err := strconv.ParseFloat(fields[19], 64) // in hundredths of a second after the boot
+	began, err := strconv.ParseFloat(fields[19], 64) // in hundredths of a second since boot
 	now, upErr := strconv.ParseFloat(strings.Fields(string(uptime))[0], 64)
 	return err == nil && upErr == nil && now-began/100 < 30
 }
 
-// checkLogs sees that the steady pods' logs have every number once.
+// checkLogs checks that the steady pods' logs contain every number once.
 func (c *churn) checkLogs() {
 	c.t.Helper()
 	for i, n := range c.nodes {
@@ -215,11 +215,11 @@ func (c *churn) checkLogs() {
 	}
 }
 
-// peers are the other ends of links, as numbers.
+// peers matches the peer indexes of links.
 var peers = regexp.MustCompile(`@[^:]*`)
 
-// census is all that pods leave traces in.
-func (c *churn) census() host {
+// leftovers returns everything of which pods leave traces.
+func (c *churn) leftovers() host {
 	c.t.Helper()
 	h := host{}
 	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", c.holder))
@@ -235,17 +235,17 @@ func (c *churn) census() host {
 	hierarchies, _ := filepath.Glob("/sys/fs/cgroup/*/" + cgroups)
 	for _, dir := range append(hierarchies, "/sys/fs/cgroup/"+cgroups) {
 		_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-			if err == nil && entry.IsDir() { // they come and go
+			if err == nil && entry.IsDir() { // a cgroup may disappear meanwhile
 				h["cgroups"] = append(h["cgroups"], path)
 				data, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 				for pid := range strings.FieldsSeq(string(data)) {
 					name, err := os.ReadFile("/proc/" + pid + "/comm")
 					if err != nil {
-						continue // it has ended meanwhile
+						continue // it has exited
 					}
-					// Runtimes and kubelets are others each time, and probes and
-					// the counter's naps come and go, as does what begins as one.
-					if strings.HasPrefix(string(name), "runc:[") && young(pid) {
+					// Runtimes and kubelets restart, and the processes of probes and of the
+					// counter's sleeps are short-lived, also between their fork and exec.
+					if strings.HasPrefix(string(name), "runc:[") && justStarted(pid) {
 						continue
 					}
 					if !slices.Contains([]string{"sleep", "true", "test", "sh"}, strings.TrimSpace(string(name))) && !strings.HasPrefix(string(name), "hyperkube") && !strings.HasPrefix(string(name), "exe") {
@@ -275,7 +275,7 @@ func (c *churn) census() host {
 			filepath.Join(n.RuntimeState(), "containers"), filepath.Join(n.RuntimeState(), "addresses"), filepath.Join(n.RuntimeState(), "libcontainer"),
 			filepath.Join(n.Kubelet, "pods"), n.PodLogs, n.ContainerLogs,
 		} {
-			// Some are in memory, which only the machine's mounts show.
+			// Some are tmpfs mounts, which exist only in the machine's mount namespace.
 			entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/root%s", c.holder, dir))
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
 				c.t.Fatal(err)

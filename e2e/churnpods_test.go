@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// create makes a pod, however often the API is killed meanwhile.
+// create creates a pod. It retries while the API server is down.
 func (c *churn) create(pod *corev1.Pod) error {
 	for {
 		_, err := c.kube.CoreV1().Pods("default").Create(c.ctx, pod, metav1.CreateOptions{})
@@ -30,7 +30,7 @@ func (c *churn) create(pod *corev1.Pod) error {
 	}
 }
 
-// shell is a pod of one container that runs a script.
+// shell returns a pod with one container that runs a script.
 func (c *churn) shell(name, node, script string) *corev1.Pod {
 	grace := int64(1)
 	return &corev1.Pod{
@@ -46,7 +46,7 @@ func execProbe(period int32, cmd ...string) *corev1.Probe {
 	return &corev1.Probe{PeriodSeconds: period, TimeoutSeconds: 5, FailureThreshold: 3, ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: cmd}}}
 }
 
-// steady is a pod that nothing may disturb: it counts in its log.
+// steady returns a pod that must not be disturbed. It counts in its log.
 func (c *churn) steady(node int) *corev1.Pod {
 	p := c.shell(fmt.Sprintf("steady-%d", node+1), c.names[node], "i=0; while :; do i=$((i+1)); echo $i; sleep 0.02; done")
 	app := &p.Spec.Containers[0]
@@ -60,7 +60,7 @@ func (c *churn) steady(node int) *corev1.Pod {
 	return p
 }
 
-// volumes gives a pod one of each kind that is made of files and mounts.
+// volumes adds a volume of each file-based kind to a pod.
 func (c *churn) volumes(p *corev1.Pod) {
 	size := resource.MustParse("1Mi")
 	p.Spec.Volumes = []corev1.Volume{
@@ -73,17 +73,17 @@ func (c *churn) volumes(p *corev1.Pod) {
 	}
 }
 
-// want is what becomes of a pod.
+// want is the expected state of a pod.
 type want struct {
 	pod *corev1.Pod
-	// code is the exit code of one that ends; -1: it runs and is ready.
+	// code is the expected exit code; -1: the pod runs and is ready.
 	code int32
-	// loose: it may be restarted when its runtime is killed, for a hook that
-	// was cut short.
+	// loose is true if the pod may be restarted when its runtime is killed, because a hook was
+	// interrupted.
 	loose bool
 }
 
-// pods of a round.
+// pods returns the pods of a round.
 func (c *churn) pods(round int, random *rand.Rand) (wants []want) {
 	for i := range 8 {
 		node := c.names[random.IntN(len(c.names))]
@@ -133,13 +133,13 @@ func (c *churn) pods(round int, random *rand.Rand) (wants []want) {
 	return wants
 }
 
-// errWrong is what no waiting mends.
-var errWrong = errors.New("wrong for good")
+// errWrong is an error that waiting does not resolve.
+var errWrong = errors.New("permanent error")
 
 func (w want) check(p *corev1.Pod, touched bool) error {
 	for i, s := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-		// An init container that ended while there was no runtime may have
-		// failed: it must be run again.
+		// An init container that exited while there was no runtime may have failed, so it must run
+		// again.
 		last := s.LastTerminationState.Terminated
 		unseen := i < len(p.Status.InitContainerStatuses) && last != nil && last.ExitCode == 255
 		if s.RestartCount > 0 && w.code < 0 && !(touched && (w.loose || unseen)) {
@@ -155,22 +155,22 @@ func (w want) check(p *corev1.Pod, touched bool) error {
 		return fmt.Errorf("not ready: %+v", p.Status)
 	}
 	if p.Status.Phase != corev1.PodSucceeded && p.Status.Phase != corev1.PodFailed {
-		return fmt.Errorf("not ended: %+v", p.Status)
+		return fmt.Errorf("not terminated: %+v", p.Status)
 	}
 	for _, s := range p.Status.ContainerStatuses {
 		if s.Name != "c" || s.State.Terminated == nil {
 			continue
 		}
 		if got := s.State.Terminated.ExitCode; got != w.code && !(touched && got == 255) {
-			return fmt.Errorf("%w: it ended %+v", errWrong, s.State.Terminated)
+			return fmt.Errorf("%w: it terminated with %+v", errWrong, s.State.Terminated)
 		}
 		return nil
 	}
-	return fmt.Errorf("%w: it ended without its container: %+v", errWrong, p.Status)
+	return fmt.Errorf("%w: it terminated without its container: %+v", errWrong, p.Status)
 }
 
-// settled waits until a pod is as check wants it; all, when name is empty, and
-// ready, when check is nil.
+// settled waits until check returns nil for a pod, or for all pods if name is empty. If check is
+// nil, the pods must be ready.
 func (c *churn) settled(name string, check func(*corev1.Pod) error) {
 	c.t.Helper()
 	if check == nil {
@@ -206,7 +206,7 @@ func (c *churn) settled(name string, check func(*corev1.Pod) error) {
 	}
 }
 
-// emptied waits until only the steady pods are left.
+// emptied waits until only the steady pods remain.
 func (c *churn) emptied() {
 	c.t.Helper()
 	c.again(func() error {

@@ -20,10 +20,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"hyperkube/internal/testcsi"
+	"hyperkube/internal/testing/testcsi"
 )
 
-// TestNodeVolumes: drivers, devices, links and mounts that containers make.
+// TestNodeVolumes: CSI drivers, block devices, subPath links, and mounts that containers create.
 func TestNodeVolumes(t *testing.T) {
 	newSpace(t).needBusybox()
 	t.Run("CSI", func(t *testing.T) { t.Parallel(); newSpace(t).driver() })
@@ -34,7 +34,7 @@ func TestNodeVolumes(t *testing.T) {
 	t.Run("read-only", func(t *testing.T) { t.Parallel(); newSpace(t).recursiveReadOnly() })
 }
 
-// volumeOf is a volume of the driver with a claim that is bound to it.
+// volumeOf returns the manifest of a volume of the driver with a claim that is bound to it.
 func (s *space) volumeOf(driver, name, mode string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -62,7 +62,7 @@ func (s *space) driver() {
 	node := s.do("get", "node", "-o", "jsonpath={.items[0].metadata.name}")
 	d := &testcsi.Driver{
 		Name: name, NodeID: "here", Dir: s.TempDir(), Max: 3, Topology: map[string]string{"topology." + name + "/zone": "a"},
-		Can: []csipb.NodeServiceCapability_RPC_Type{csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS, csipb.NodeServiceCapability_RPC_EXPAND_VOLUME},
+		Capabilities: []csipb.NodeServiceCapability_RPC_Type{csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csipb.NodeServiceCapability_RPC_GET_VOLUME_STATS, csipb.NodeServiceCapability_RPC_EXPAND_VOLUME},
 	}
 	var small atomic.Bool
 	d.Fail = func(method, volume string) error {
@@ -95,13 +95,14 @@ spec: {attachRequired: true, podInfoOnMount: true, fsGroupPolicy: File, volumeLi
 	}
 	s.contains(s.do("get", "node", node, "--show-labels"), "topology."+name+"/zone=a")
 
-	// The test attaches what is to be attached, as a driver's attacher does.
+	// The test marks volumes as attached, like a driver's external attacher.
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
 	go s.attach(ctx, name)
 	s.apply(s.volumeOf(name, "v", "Filesystem") + s.volumeOf(name, "b", "Block"))
 	s.do("wait", "pvc/v", "--for=jsonpath={.status.phase}=Bound", "--timeout=180s")
-	// As if it had grown before the pod came: the node's part is left.
+	// The volume was expanded by the controller before the pod was created: only node expansion
+	// remains.
 	s.do("patch", "pv", s.name+"-v", "-p", `{"spec":{"capacity":{"storage":"2Mi"}}}`)
 	s.apply(`
 apiVersion: v1
@@ -165,15 +166,14 @@ spec:
 	stopped = true
 	s.eventually(10*time.Second, func() error {
 		if got := s.do("get", "csinode", node, "-o", "jsonpath={.spec.drivers[*].name}"); strings.Contains(got, name) {
-			return errors.New("the driver is still there: " + got)
+			return errors.New("the driver is still registered: " + got)
 		}
 		return nil
 	})
 }
 
-// grows: a volume in use is grown on the node once the resizer, which the test
-// plays, has had its part. The driver cannot at first, and the resizer begins
-// anew.
+// grows: a volume in use is expanded on the node after the test, as the external resizer, has done
+// its part. The driver fails first, and the resizer starts again.
 func (s *space) grows(small *atomic.Bool) {
 	const state = "jsonpath={.status.allocatedResourceStatuses.storage}"
 	pending := func() {
@@ -185,7 +185,7 @@ func (s *space) grows(small *atomic.Bool) {
 	s.do("patch", "pv", s.name+"-v", "-p", `{"spec":{"capacity":{"storage":"3Mi"}}}`)
 	s.eventually(time.Minute, func() error {
 		if got := s.do("get", "pvc", "v", "-o", state); got != "NodeResizeInfeasible" {
-			return errors.New("the growth's state: " + got)
+			return errors.New("state of the expansion: " + got)
 		}
 		return nil
 	})
@@ -195,7 +195,7 @@ func (s *space) grows(small *atomic.Bool) {
 	pending()
 	s.do("wait", "pvc/v", "--for=jsonpath={.status.capacity.storage}=3Mi", "--timeout=180s")
 	if left := s.do("get", "pvc", "v", "-o", "jsonpath={.status.allocatedResourceStatuses}{.status.conditions[*].type}"); left != "Unused" {
-		s.Errorf("left of growing: %s", left)
+		s.Errorf("status after the expansion: %s", left)
 	}
 }
 
@@ -206,12 +206,12 @@ func (s *space) registered(status <-chan *registerapi.RegistrationStatus) {
 		if !st.PluginRegistered {
 			s.Fatal(st.Error)
 		}
-	case <-time.After(patience):
+	case <-time.After(minTimeout):
 		s.Fatal("the kubelet does not register the driver")
 	}
 }
 
-// attach says of all that is to be attached that it is, until ctx ends.
+// attach marks all VolumeAttachments of the driver as attached, until ctx is canceled.
 func (s *space) attach(ctx context.Context, driver string) {
 	w, err := s.kube.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -239,8 +239,8 @@ func (s *space) attach(ctx context.Context, driver string) {
 	}
 }
 
-// block: local volumes of a loop device, as a device and as a file system that
-// is made on it.
+// block: local volumes of a loop device, as a block device and with a file system that is created
+// on it.
 func (s *space) block() {
 	device := func(name string) string {
 		file := filepath.Join(s.TempDir(), name)
@@ -312,8 +312,8 @@ spec:
 	}
 }
 
-// subPathAttack: a container swaps the folder that another mounts for a link to
-// the host's root, again and again.
+// subPathAttack: a container repeatedly replaces the directory that another container mounts with a
+// symlink to the host's root directory.
 func (s *space) subPathAttack() {
 	s.apply(`
 apiVersion: v1
@@ -337,13 +337,13 @@ spec:
     command: [sh, -c, "ln -s /etc /v/link; sleep 3600"]
     volumeMounts: [{name: v, mountPath: /v}]
 `)
-	// However often it is started, it never sees the host.
+	// The container must never see the host's files, however often it starts.
 	s.eventually(30*time.Second, func() error {
 		out := s.do("get", "pod", "p", "-o", `jsonpath={.status.containerStatuses[?(@.name=="victim")]}`)
 		if strings.Contains(out, `"exitCode":1,`) {
-			s.Fatalf("the container has seen the host: %s", out)
+			s.Fatalf("the container has accessed the host: %s", out)
 		}
-		// What was removed since cannot be mounted: the start fails.
+		// If the directory was removed meanwhile, the mount and the start fail.
 		if !strings.Contains(out, `"exitCode":0`) && !strings.Contains(out, `"exitCode":128`) && !strings.Contains(out, "CreateContainerConfigError") {
 			return errors.New(out)
 		}
@@ -352,7 +352,7 @@ spec:
 	s.do("delete", "pod", "p")
 }
 
-// propagation: what one container mounts is seen by who asks for it.
+// propagation: a mount of one container is visible to containers that enable mount propagation.
 func (s *space) propagation() {
 	dir := s.TempDir()
 	if err := exec.Command("mount", "--bind", dir, dir).Run(); err != nil {
@@ -387,11 +387,11 @@ spec:
 	}
 	s.do("delete", "pod", "p")
 	if err := exec.Command("umount", filepath.Join(dir, "m")).Run(); err != nil {
-		s.Errorf("what was mounted is gone with the pod: %v", err)
+		s.Errorf("the mount was removed with the pod: %v", err)
 	}
 }
 
-// recursiveReadOnly: what is mounted below a volume that is so is, too.
+// recursiveReadOnly: mounts below a recursively read-only volume are read-only as well.
 func (s *space) recursiveReadOnly() {
 	dir := s.TempDir()
 	sub := filepath.Join(dir, "sub")

@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// The definition says a little of everything; %NS% keeps the clusters' names
-// apart.
+// A definition with many features. %NS% keeps the names of concurrent tests unique.
 const gadgets = `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -45,8 +44,8 @@ spec:
     schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 `
 
-// TestCustomResources defines a kind and uses it at once, as helm does with a
-// chart's definitions.
+// TestCustomResources defines a kind and uses it immediately, like helm does with a chart's
+// definitions.
 func TestCustomResources(t *testing.T) {
 	s := newSpace(t)
 	fill := strings.NewReplacer("%NS%", s.name).Replace
@@ -73,7 +72,7 @@ func TestCustomResources(t *testing.T) {
 	s.do("scale", fill("gd%NS%"), "one", "--replicas=4")
 	s.do("patch", fill("gd%NS%"), "one", "--subresource=status", "--type=merge", "-p", `{"status":{"replicas":3}}`)
 	if got := s.do("get", fill("gd%NS%"), "one", "-o", "jsonpath={.spec.replicas} {.status.replicas} {.metadata.generation}"); got != "4 3 2" {
-		t.Errorf("scaled is %s", got)
+		t.Errorf("scale is %s", got)
 	}
 	if out, err := s.run(gadget("one", "parts: [{name: b, size: 2}]"), "apply", "--server-side", "--field-manager=another", "-f", "-"); err != nil {
 		t.Errorf("%v\n%s", err, out)
@@ -86,6 +85,6 @@ func TestCustomResources(t *testing.T) {
 
 	s.do("delete", "crd", name, "--timeout=180s")
 	if out, err := s.run("", "get", fill("gadgets.%NS%.example.com")); err == nil || !strings.Contains(out, "the server doesn't have a resource type") {
-		t.Errorf("after the definition has gone: %v, %s", err, out)
+		t.Errorf("after the definition is deleted: %v, %s", err, out)
 	}
 }

@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestDNSAndProbes: SRV and PTR records, names of the node's own name server,
-// and probes over gRPC, on a machine that is alone but for a name server.
+// TestDNSAndProbes: SRV and PTR records, names from the node's name server, and gRPC probes, on an
+// isolated machine with a name server.
 func TestDNSAndProbes(t *testing.T) {
 	a := newAlone(t)
 	root := filepath.Join(a.dir, "r")
 	conf := filepath.Join(a.dir, "resolv.conf")
-	// The test's name server is where the pods' gateway will be.
+	// The test's name server listens on the pods' gateway address.
 	if err := os.WriteFile(conf, []byte("nameserver 10.244.0.1\nsearch example.test\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ spec:
 	}
 	for _, c := range []struct {
 		name, kind string
-		want       []string // the records' data
+		want       []string // data of the records
 	}{
 		{"web.default.svc.cluster.local.", "A", []string{service}},
 		{"one.few.default.svc.cluster.local.", "A", []string{pod}},
@@ -102,7 +102,7 @@ spec:
 		{"nothing.example.test.", "A", nil},
 	} {
 		t.Run(c.kind+" "+c.name, func(t *testing.T) {
-			deadline := time.Now().Add(patience)
+			deadline := time.Now().Add(minTimeout)
 			for {
 				got, err := a.ask(c.name, dns.StringToType[c.kind])
 				if err == nil && slices.Equal(got, c.want) {
@@ -111,14 +111,14 @@ spec:
 				if time.Now().After(deadline) {
 					t.Fatalf("got %q, %v; want %q", got, err, c.want)
 				}
-				time.Sleep(50 * time.Millisecond) // informers of the DNS pod tell nobody here
+				time.Sleep(50 * time.Millisecond) // the test cannot observe the informers of the DNS pod
 			}
 		})
 	}
 
 	a.replaceDNS("web.default.svc.cluster.local.")
 
-	// A server that says it is unwell is started again.
+	// A server that fails its liveness probe is restarted.
 	a.hyperkube("kubectl", "exec", "web", "--", "/hyperkube", "version")
 	a.onThread(func() error {
 		conn, err := net.DialTimeout("tcp", net.JoinHostPort(pod, "8080"), time.Minute)
@@ -134,14 +134,14 @@ spec:
 	})
 	a.hyperkube("kubectl", "wait", "--for=jsonpath={.status.containerStatuses[0].restartCount}=1", "pod/web", "--timeout=180s")
 	if out := a.hyperkube("kubectl", "describe", "pod", "web"); !strings.Contains(out, "Liveness probe failed: service unhealthy (responded with \"NOT_SERVING\")") {
-		t.Errorf("no word of the failed probe:\n%s", out)
+		t.Errorf("no event of the failed probe:\n%s", out)
 	}
 	if ready := value("jsonpath={.status.containerStatuses[0].ready}", "pod", "never"); ready != "false" {
-		t.Errorf("a pod whose probe asks for an unknown service has ready %s", ready)
+		t.Errorf("a pod whose probe checks an unknown service has ready %s", ready)
 	}
 }
 
-// replaceDNS replaces the pods of DNS while look-ups go on: none may be lost.
+// replaceDNS replaces the DNS pods during a series of queries: none may be lost.
 func (a *alone) replaceDNS(name string) {
 	a.t.Helper()
 	const labels = "k8s-app=kube-dns"
@@ -151,7 +151,7 @@ func (a *alone) replaceDNS(name string) {
 	go func() {
 		defer close(done)
 		a.onThread(func() error {
-			// An answer may be late, but it comes to the one question.
+			// The response may be late, but must arrive without a retry.
 			client := dns.Client{Timeout: 30 * time.Second}
 			for port := 10000; port < 60000; time.Sleep(2 * time.Millisecond) {
 				select {
@@ -159,8 +159,9 @@ func (a *alone) replaceDNS(name string) {
 					return nil
 				default:
 				}
-				// A flow from the same port that the kernel remembers would lead
-				// to who was asked before, until the end and a moment longer.
+				// Use a new port for each query. The kernel's connection tracking would send a
+				// query from a known port to the former pod, until shortly after the pod's
+				// deletion.
 				port++
 				client.Dialer = &net.Dialer{LocalAddr: &net.UDPAddr{Port: port}}
 				conn, err := client.Dial("10.96.0.10:53")
@@ -186,17 +187,16 @@ func (a *alone) replaceDNS(name string) {
 	close(stop)
 	<-done
 	if len(failed) > 0 {
-		a.t.Errorf("%d of %d look-ups were lost while DNS was replaced: %s", len(failed), asked, failed[0])
+		a.t.Errorf("%d of %d queries were lost while DNS was replaced: %s", len(failed), asked, failed[0])
 	}
 }
 
-// onThread runs f on a thread in the namespace: sockets that it opens by
-// address are there.
+// onThread runs f on a thread in the namespace, so that sockets that f opens are there.
 func (a *alone) onThread(f func() error) {
 	a.t.Helper()
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with this
+		runtime.LockOSThread() // not unlocked, so that the thread exits with the goroutine
 		fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/net", a.holder), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err == nil {
 			err = unix.Setns(fd, unix.CLONE_NEWNET)
@@ -212,7 +212,7 @@ func (a *alone) onThread(f func() error) {
 	}
 }
 
-// ask asks the cluster's DNS and returns the data of the records, in order.
+// ask queries the cluster's DNS and returns the sorted data of the records.
 func (a *alone) ask(name string, kind uint16) (data []string, err error) {
 	a.t.Helper()
 	a.onThread(func() error {
@@ -230,7 +230,7 @@ func (a *alone) ask(name string, kind uint16) (data []string, err error) {
 	return data, err
 }
 
-// serveNames serves the zone example.test at an address of the namespace.
+// serveNames serves the zone example.test at an address in the namespace.
 func (a *alone) serveNames(address string) {
 	a.t.Helper()
 	var conn net.PacketConn
@@ -250,8 +250,8 @@ func (a *alone) serveNames(address string) {
 		} else {
 			answer.Rcode = dns.RcodeNameError
 		}
-		_ = w.WriteMsg(answer) // the client asks again
+		_ = w.WriteMsg(answer) // after an error, the client retries
 	})}
-	go func() { _ = server.ActivateAndServe() }() // ends at Shutdown
+	go func() { _ = server.ActivateAndServe() }() // returns after Shutdown
 	a.t.Cleanup(func() { _ = server.Shutdown() })
 }

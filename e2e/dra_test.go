@@ -19,11 +19,11 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
-// deviceDriver makes devices that are nothing but a variable in containers. It is
-// made of the library of which real drivers are made.
+// deviceDriver is a DRA driver whose devices set an environment variable in containers. It uses the
+// same library as real drivers.
 type deviceDriver struct {
 	name string
-	cdi  string // file of what the runtime is to add
+	cdi  string // the CDI file
 
 	mu       sync.Mutex
 	prepared map[types.UID]bool
@@ -77,14 +77,13 @@ func (d *deviceDriver) count() int {
 	return len(d.prepared)
 }
 
-// TestResourceClaims: devices of a driver come to pods, are shared, and are given
-// back.
+// TestResourceClaims: devices of a driver are allocated to pods, shared, and deallocated.
 func TestResourceClaims(t *testing.T) {
 	s := newSpace(t)
 	s.needBusybox()
 	node := s.do("get", "node", "-o", "jsonpath={.items[0].metadata.name}")
 	d := &deviceDriver{name: s.name + ".example.com", prepared: map[types.UID]bool{}}
-	// The runtime looks here.
+	// The runtime reads CDI files from this directory.
 	if err := os.MkdirAll("/var/run/cdi", 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +92,7 @@ func TestResourceClaims(t *testing.T) {
 		if err := os.Remove(d.cdi); err != nil {
 			t.Error(err)
 		}
-		_ = os.Remove("/var/run/cdi") // if it is empty
+		_ = os.Remove("/var/run/cdi") // fails if it is not empty
 	})
 	spec := `{"cdiVersion":"0.6.0","kind":"` + d.name + `/device","devices":[
 		{"name":"one","containerEdits":{"env":["DEVICE_ONE=1"]}},{"name":"two","containerEdits":{"env":["DEVICE_TWO=2"]}}]}`
@@ -180,7 +179,7 @@ spec: {devices: {requests: [{name: r, exactly: {deviceClassName: ` + d.name + `}
 	if shared != "two a b" && shared != "two b a" {
 		t.Errorf("shared: %s", shared)
 	}
-	// There is one fast device only.
+	// There is only one fast device.
 	s.eventually(20*time.Second, func() error {
 		if got := s.do("get", "pod", "late", "-o", "jsonpath={.status.conditions[*].message}"); !strings.Contains(got, "cannot allocate all claims") {
 			return fmt.Errorf("late: %q", got)
@@ -191,7 +190,7 @@ spec: {devices: {requests: [{name: r, exactly: {deviceClassName: ` + d.name + `}
 	s.do("wait", "--for=condition=Ready", "pod/late", "--timeout=180s")
 	s.contains(s.exec("late", "env"), "DEVICE_ONE=1")
 
-	// A pod that asks for one as an extended resource has it once one is free.
+	// A pod that requests a device as an extended resource gets it when one is free.
 	s.apply(`
 apiVersion: v1
 kind: Pod
@@ -206,7 +205,7 @@ spec:
 	s.do("wait", "--for=condition=Ready", "pod/extended", "--timeout=180s")
 	s.contains(s.exec("extended", "env"), "DEVICE_")
 	if env := s.do("exec", "extended", "-c", "without", "--", "env"); strings.Contains(env, "DEVICE_") {
-		t.Errorf("a container that asks for no device has one:\n%s", env)
+		t.Errorf("a container without a request has a device:\n%s", env)
 	}
 	s.do("delete", "pod", "extended", "--wait")
 	s.eventually(10*time.Second, func() error {
@@ -222,18 +221,18 @@ spec:
 		}
 		for _, c := range claims.Items {
 			if c.Name != "shared" || c.Status.Allocation != nil {
-				return fmt.Errorf("claim %s is left: %+v", c.Name, c.Status)
+				return fmt.Errorf("claim %s remains: %+v", c.Name, c.Status)
 			}
 		}
 		return nil
 	})
-	// Without its driver, a pod waits.
+	// Without the driver, the pod waits.
 	stop()
 	s.apply(pod("orphan", "resourceClaimName: shared"))
 	s.eventually(20*time.Second, func() error {
 		events, err := s.kube.CoreV1().Events(s.name).List(s.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=orphan,reason=FailedPrepareDynamicResources"})
 		if err == nil && len(events.Items) == 0 {
-			err = errors.New("no event tells that the driver is missing")
+			err = errors.New("no event about the missing driver")
 		}
 		return err
 	})

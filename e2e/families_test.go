@@ -11,8 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// newNetworked makes a machine with addresses of the families on a link that
-// leads nowhere.
+// newNetworked returns a machine with addresses of the IP families on an unconnected link.
 func newNetworked(t *testing.T, addresses ...string) *machine {
 	t.Helper()
 	m := &machine{alone: newAlone(t)}
@@ -25,8 +24,7 @@ func newNetworked(t *testing.T, addresses ...string) *machine {
 	return m
 }
 
-// reaches tries until the URL answers: from a pod, or from the machine if pod is
-// empty.
+// reaches waits until the URL responds to requests from a pod, or from the machine if pod is empty.
 func (m *machine) reaches(pod, url string) {
 	m.t.Helper()
 	words := []string{"hello", "get", "--timeout=1s", url}
@@ -76,18 +74,17 @@ spec: {selector: {app: web}, ports: [{name: m, port: 5000, protocol: SCTP}]}
 ---
 apiVersion: v1
 kind: Service
-metadata: {name: nobody}
-spec: {selector: {app: nobody}, ports: [{port: 80}]}
+metadata: {name: empty}
+spec: {selector: {app: empty}, ports: [{port: 80}]}
 `
 
-// TestFamilies runs a cluster of both address families, and one of IPv6 alone on
-// a machine that has no other.
+// TestFamilies runs a dual-stack cluster, and an IPv6 cluster on a machine without IPv4.
 func TestFamilies(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		addresses []string
 		flags     []string
-		node      []string // the node's addresses
+		node      []string // expected addresses of the node
 	}{
 		"both": {
 			[]string{"198.18.11.1/24", "fd00:18:11::1/64"},
@@ -121,7 +118,8 @@ func TestFamilies(t *testing.T) {
 					m.reaches(from, "http://"+bracketed(node)+":18080/")
 				}
 			}
-			// Services that cannot be tried on every kernel, and those of nobody.
+			// Check the rules of Services that cannot be used on every kernel, and of Services
+			// without endpoints.
 			tool := "iptables-save"
 			if strings.Contains(c.node[0], ":") {
 				tool = "ip6tables-save"
@@ -135,47 +133,46 @@ func TestFamilies(t *testing.T) {
 				}
 				return nil
 			})
-			// The proxy has its own time to hear of the service.
+			// The proxy may observe the Service later.
 			m.eventually(10*time.Second, func() error {
-				out, err := m.command(m.binary, "kubectl", "exec", "client", "--", "/hyperkube", "hello", "get", "--timeout=3s", "http://nobody/").CombinedOutput()
+				out, err := m.command(m.binary, "kubectl", "exec", "client", "--", "/hyperkube", "hello", "get", "--timeout=3s", "http://empty/").CombinedOutput()
 				switch {
 				case err == nil:
-					return fmt.Errorf("a service without endpoints answers %s", out)
+					return fmt.Errorf("a service without endpoints responds %s", out)
 				case !strings.Contains(string(out), "refused"):
 					return fmt.Errorf("a service without endpoints: %w\n%s", err, out)
 				}
 				return nil
 			})
 			if out := m.sh("tc qdisc show"); !strings.Contains(out, "tbf") || !strings.Contains(out, "rate 80Mbit") {
-				t.Errorf("the bandwidth of the pod is not bounded:\n%s", out)
+				t.Errorf("the bandwidth of the pod is not limited:\n%s", out)
 			}
 		})
 	}
 }
 
-// TestNetworkPlugin has pods connected by a plugin that a configuration names:
-// this program's own, as other runtimes would start it, and one that only
-// writes down what it is told.
+// TestNetworkPlugin connects pods with CNI plugins from a configuration: this program's plugin,
+// executed like by other runtimes, and one that only records its input.
 func TestNetworkPlugin(t *testing.T) {
 	t.Parallel()
 	m := newNetworked(t, "198.18.13.1/24")
-	told := filepath.Join(m.dir, "told")
+	recorded := filepath.Join(m.dir, "recorded")
 	m.sh("mount -t tmpfs none /opt && mkdir -p /opt/cni/bin && ln -s " + m.binary + " /opt/cni/bin/hyperkube-cni")
-	script := "#!/bin/sh\nconfig=$(cat)\necho \"$CNI_COMMAND $CNI_ARGS $config\" | tr -d '\\n' >> " + told + "\necho >> " + told + "\n" +
+	script := "#!/bin/sh\nconfig=$(cat)\necho \"$CNI_COMMAND $CNI_ARGS $config\" | tr -d '\\n' >> " + recorded + "\necho >> " + recorded + "\n" +
 		"case $CNI_COMMAND in\nADD) echo \"$config\" | sed 's/.*\"prevResult\"://; s/}$//; s/,\"runtimeConfig\".*//; s/,\"type\".*//';;\n" +
 		"VERSION) echo '{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\",\"1.1.0\"]}';;\nesac\n"
-	file := filepath.Join(m.dir, "tell")
+	file := filepath.Join(m.dir, "record")
 	if err := os.WriteFile(file, []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	m.sh("cp " + file + " /opt/cni/bin/tell")
+	m.sh("cp " + file + " /opt/cni/bin/record")
 	conf := filepath.Join(m.root, "etc", "cni", "net.d")
 	if err := os.MkdirAll(conf, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	list := fmt.Sprintf(`{"cniVersion": "1.1.0", "name": "pods", "plugins": [
   {"type": "hyperkube-cni", "podCIDRs": ["10.66.0.0/24"], "root": %q},
-  {"type": "tell", "capabilities": {"portMappings": true, "bandwidth": true}}]}`, m.root)
+  {"type": "record", "capabilities": {"portMappings": true, "bandwidth": true}}]}`, m.root)
 	if err := os.WriteFile(filepath.Join(conf, "10-pods.conflist"), []byte(list), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -188,21 +185,21 @@ func TestNetworkPlugin(t *testing.T) {
 	m.reaches("client", "http://web.default.svc.cluster.local/")
 	m.kubectl("delete", "pod", "web")
 	m.hyperkube("down", "--root", m.root)
-	said, err := os.ReadFile(told)
+	said, err := os.ReadFile(recorded)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"ADD IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web", `"hostPort":18080`, `"egressRate":40000000`, "DEL IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web", "STATUS ", "GC "} {
 		if !strings.Contains(string(said), want) {
-			t.Errorf("the plugin was not told %s:\n%s", want, said)
+			t.Errorf("the plugin did not receive %s:\n%s", want, said)
 		}
 	}
 	if left := m.sh("ip -o link; iptables-save"); strings.Contains(left, "hk") || strings.Contains(left, "HK-") {
-		t.Errorf("down leaves\n%s", left)
+		t.Errorf("after down\n%s", left)
 	}
 }
 
-// bracketed is an address as a URL has it.
+// bracketed returns an address in the format of a URL.
 func bracketed(ip string) string {
 	if strings.Contains(ip, ":") {
 		return "[" + ip + "]"

@@ -35,15 +35,14 @@ metadata: {name: web}
 spec: {selector: {app: web}, ipFamilyPolicy: PreferDualStack, type: NodePort, ports: [{port: 80, targetPort: 8080, nodePort: 30808}]}
 `
 
-// TestFurtherFamilies: the further nodes of a machine have addresses of the
-// families that pods have, and reach each other by them; a firewall of the host that
-// lets in nobody but whom it was called by, and forwards nothing, is not in the
-// way.
+// TestFurtherFamilies: additional nodes of a machine have addresses of the pods' IP families, and
+// reach each other. A host firewall that accepts only established connections and forwards nothing
+// must not block them.
 func TestFurtherFamilies(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		addresses, flags []string
-		families         string // of a further node: 4 and 6 in order
+		families         string // of an additional node: 4 and 6 in order
 	}{
 		"both": {
 			[]string{"198.18.13.1/24", "fd00:18:13::1/64"},
@@ -73,7 +72,7 @@ func TestFurtherFamilies(t *testing.T) {
 				}
 			}
 			if families != c.families {
-				t.Errorf("the further node's addresses are %v", nodes.Items[1].Status.Addresses)
+				t.Errorf("the additional node's addresses are %v", nodes.Items[1].Status.Addresses)
 			}
 			m.apply(strings.NewReplacer("FIRST", nodes.Items[0].Name, "SECOND", nodes.Items[1].Name).Replace(furtherManifest))
 			m.kubectl("wait", "--for=condition=Ready", "pod/web", "pod/client", "--timeout=180s")
@@ -101,7 +100,7 @@ func TestFurtherFamilies(t *testing.T) {
 	}
 }
 
-// usage waits until the metrics add-on tells what all nodes and a pod use.
+// usage waits until the metrics add-on returns the usage of all nodes and of a pod.
 func (m *machine) usage(nodes []corev1.Node) {
 	m.t.Helper()
 	m.eventually(time.Minute, func() error {
@@ -114,7 +113,7 @@ func (m *machine) usage(nodes []corev1.Node) {
 				f := strings.Fields(line)
 				return len(f) == 5 && f[0] == nodes[i].Name && strings.HasSuffix(f[1], "m") && strings.HasSuffix(f[3], "Mi")
 			}) {
-				return fmt.Errorf("top nodes does not know %s: %s", nodes[i].Name, out)
+				return fmt.Errorf("top nodes does not list %s: %s", nodes[i].Name, out)
 			}
 		}
 		if out, err := m.command(m.binary, "kubectl", "top", "pod", "web", "--no-headers").CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "web ") {

@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// host is what of a machine a cluster changes.
+// host contains the properties of a machine that a cluster changes.
 type host map[string][]string
 
-// snapshotHost looks at links, routes, mounts, iptables rules, cgroups,
-// processes of such runs, kernel parameters and folders.
+// snapshotHost returns links, routes, mounts, iptables rules, cgroups, processes, kernel parameters
+// and directories.
 func snapshotHost() (host, error) {
 	h := host{}
 	for name, command := range map[string][]string{
@@ -59,7 +59,7 @@ func snapshotHost() (host, error) {
 			continue
 		}
 		of, _, _ = strings.Cut(of, "\x00")
-		if data, _ := os.ReadFile(path); len(data) > 0 { // else it has just ended
+		if data, _ := os.ReadFile(path); len(data) > 0 { // otherwise it has just exited
 			h["processes"] = append(h["processes"], of+": "+strings.ReplaceAll(string(data), "\x00", " "))
 		}
 	}
@@ -76,7 +76,7 @@ func snapshotHost() (host, error) {
 	}
 	for _, dir := range []string{"/var/lib/hyperkube", "/var/lib/kubelet", "/run/hyperkube", "/var/log/pods", "/var/log/containers", "/etc/kubernetes"} {
 		if _, err := os.Stat(dir); err == nil {
-			h["folders"] = append(h["folders"], dir)
+			h["directories"] = append(h["directories"], dir)
 		}
 	}
 	for name := range h {
@@ -87,8 +87,8 @@ func snapshotHost() (host, error) {
 
 var counters = regexp.MustCompile(`\[\d+:\d+\]`)
 
-// steady takes out of a line what changes by itself, or returns "" if nothing
-// is left. Empty base chains stay behind once iptables was used at all.
+// steady removes the parts of a line that change independently. It returns "" if nothing remains.
+// Empty base chains exist after the first use of iptables.
 func steady(name, line string) string {
 	switch name {
 	case "iptables", "ip6tables":
@@ -103,7 +103,7 @@ func steady(name, line string) string {
 	return strings.TrimSpace(line)
 }
 
-// diff tells what is more or less in after, "" when it is the same.
+// diff returns the differences between h and after, or "".
 func (h host) diff(after host) string {
 	var out strings.Builder
 	names := map[string]bool{}

@@ -7,7 +7,6 @@ import (
 	"net/http/httptest"
 	"os/exec"
 	"path/filepath"
-	"sync"
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -15,19 +14,17 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
-	"hyperkube/internal/testimage"
+	"hyperkube/internal/testing/testimage"
 )
 
-// busybox is the reference of the image with a shell that tests make.
+// busybox is the reference of the test image with a shell.
 const busybox = "busybox:e2e"
 
-var importOnce sync.Once
-
-// needBusybox imports the image into the cluster, once.
+// needBusybox imports the image into the cluster if that has not been done.
 func (s *space) needBusybox() {
 	s.Helper()
 	var err error
-	importOnce.Do(func() {
+	s.busybox.Do(func() {
 		file := filepath.Join(s.dir, "busybox.tar")
 		if err = testimage.WriteBusybox(file, busybox); err != nil {
 			return
@@ -42,8 +39,8 @@ func (s *space) needBusybox() {
 	}
 }
 
-// serveImages runs a registry with one image that wants a password, on this
-// host's loopback, and returns its address.
+// serveImages runs a registry with an image that requires a password, on the host's loopback
+// address, and returns its address.
 func serveImages(t *testing.T, user, password string, images map[string]v1.Image) string {
 	t.Helper()
 	inner := registry.New()

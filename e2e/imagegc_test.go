@@ -16,11 +16,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"golang.org/x/sys/unix"
 
-	"hyperkube/internal/testimage"
+	"hyperkube/internal/testing/testimage"
 )
 
-// listen listens on the loopback of the namespace. Sockets stay in the
-// namespace in which they were made.
+// listen listens on the loopback address in the namespace. Sockets stay in the namespace in which
+// they were created.
 func (a *apart) listen() net.Listener {
 	a.Helper()
 	type result struct {
@@ -29,7 +29,7 @@ func (a *apart) listen() net.Listener {
 	}
 	made := make(chan result)
 	go func() {
-		// The thread ends with this goroutine, and the namespace with it.
+		// The thread, which is in the namespace, exits with this goroutine.
 		runtime.LockOSThread()
 		l, err := func() (net.Listener, error) {
 			ns, err := os.Open(a.namespace)
@@ -51,8 +51,8 @@ func (a *apart) listen() net.Listener {
 	return r.Listener
 }
 
-// serveRegistry runs a registry that the namespace reaches by inside, with one
-// image of each name, all different.
+// serveRegistry runs a registry with a different image for each name. inside is its address in the
+// namespace.
 func (a *apart) serveRegistry(names ...string) (inside string) {
 	a.Helper()
 	handler := registry.New()
@@ -63,7 +63,7 @@ func (a *apart) serveRegistry(names ...string) (inside string) {
 	within := a.listen()
 	for _, l := range []net.Listener{host, within} {
 		server := &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}
-		go func() { _ = server.Serve(l) }() // ends with Close
+		go func() { _ = server.Serve(l) }() // returns after Close
 		a.Cleanup(func() { server.Close() })
 	}
 	base, err := testimage.Busybox()
@@ -86,8 +86,8 @@ func (a *apart) serveRegistry(names ...string) (inside string) {
 	return within.Addr().String()
 }
 
-// collectsImages fills the disk, by what the kubelet takes for full: of all
-// images only the one goes that was pulled and is not used.
+// collectsImages lowers the threshold at which the kubelet considers the disk full: only the
+// pulled, unused image is deleted.
 func (a *apart) collectsImages() {
 	from := a.serveRegistry("used:1", "unused:1")
 	used, unused := from+"/used:1", from+"/unused:1"
@@ -118,7 +118,7 @@ containerLogMonitorInterval: 3s
 		return nil
 	})
 	a.contains(list(), used, busybox, "hyperkube:")
-	// The collected one is pulled again when it is wanted.
+	// The deleted image can be pulled again.
 	a.inside(a.binary, "image", "--root="+a.home, "pull", unused)
 	a.do("delete", "pod", "user", "--wait")
 }

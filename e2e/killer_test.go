@@ -32,45 +32,42 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	deviceapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"hyperkube/internal/layout"
-	"hyperkube/internal/testcsi"
-	"hyperkube/internal/testimage"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/testing/testcsi"
+	"hyperkube/internal/testing/testimage"
 )
 
-// killerEnv tells a process of the tests to be TestWindows' drivers, of the
-// cluster at this root.
+// killerEnv makes a process of the test binary run the drivers of TestWindows, for the cluster with
+// this root.
 const killerEnv = "HYPERKUBE_E2E_KILLER"
 
-// What the killer is known by.
+// Names of the killer's drivers and its registry.
 const (
 	killerCSI    = "csi.windows.example.com"
 	killerDRA    = "dra.windows.example.com"
 	killerDevice = "windows.example.com/thing"
-	killerImages = "127.0.0.1:5000" // the machine is the test's alone
+	killerImages = "127.0.0.1:5000" // the machine's loopback is used by this test only
 )
 
-// killer is a process in the machine's namespaces that is a CSI driver, a device
-// plugin, a driver of resource claims and a registry of images, and kills
-// processes of the cluster the moment it is called by one of them, or something
-// of theirs appears on the disk.
+// killer is a process in the machine's namespaces that is a CSI driver, a device plugin, a DRA
+// driver and an image registry. It kills processes of the cluster at the moment at which one of
+// them calls it or changes a file.
 //
-// Lines that it reads: "call METHOD FILE…" and "create FOLDER FILE…", "write PATH
-// FILE…": at the next call of the method, or at the next entry of a folder or
-// write to a file, the processes of the PID files are killed. It answers "armed",
-// then "killed", or "failed" and why. "left" is answered by the number of claims that
-// are prepared.
+// It reads the lines "call METHOD FILE…", "create DIRECTORY FILE…" and "write PATH FILE…": at the
+// next call of the method, the next new entry of the directory, or the next write to the file, it
+// kills the processes of the PID files. It prints "armed" and then "killed", or "failed" and the
+// reason. For "left" it prints the number of prepared claims.
 type killer struct {
 	layout layout.Node
 	csi    *testcsi.Driver
 	claims *deviceDriver
 
-	mu     sync.Mutex // guards what follows, and the output
+	mu     sync.Mutex // guards the fields below, and the output
 	method string
 	files  []string
 }
 
-// beKiller is the process of the tests' program in this part. It ends with its
-// input.
+// beKiller runs the killer in a process of the test binary. It returns at the end of the input.
 func beKiller(root string) int {
 	k := &killer{layout: layout.Under(root)}
 	if err := k.run(); err != nil {
@@ -122,7 +119,7 @@ func (k *killer) say(line string) {
 	fmt.Println(line)
 }
 
-// called is told of each call, before it is done.
+// called is called before each call is handled.
 func (k *killer) called(method string) {
 	k.mu.Lock()
 	files := k.files
@@ -154,7 +151,7 @@ func (k *killer) kill(files []string) {
 	k.say(answer)
 }
 
-// watch kills at the next event of a folder or a file.
+// watch kills at the next event of a directory or a file.
 func (k *killer) watch(ctx context.Context, kind, path string, files []string) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -187,7 +184,7 @@ func (k *killer) watch(ctx context.Context, kind, path string, files []string) e
 func (k *killer) serveCSI() error {
 	k.csi = &testcsi.Driver{
 		Name: killerCSI, NodeID: "here", Dir: filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(k.layout.Etc))), "csi"),
-		Can: []csipb.NodeServiceCapability_RPC_Type{csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csipb.NodeServiceCapability_RPC_EXPAND_VOLUME},
+		Capabilities: []csipb.NodeServiceCapability_RPC_Type{csipb.NodeServiceCapability_RPC_STAGE_UNSTAGE_VOLUME, csipb.NodeServiceCapability_RPC_EXPAND_VOLUME},
 		Fail: func(method, _ string) error {
 			k.called(method)
 			return nil
@@ -197,7 +194,7 @@ func (k *killer) serveCSI() error {
 	return err
 }
 
-// killerThings is the device plugin.
+// killerThings is the killer's device plugin.
 type killerThings struct {
 	things
 	k *killer
@@ -217,8 +214,8 @@ func (p killerThings) PreStartContainer(context.Context, *deviceapi.PreStartCont
 	return &deviceapi.PreStartContainerResponse{}, nil
 }
 
-// serveDevices serves and registers, and does so again whenever there is another
-// kubelet, as plugins must.
+// serveDevices serves the device plugin and registers it. It registers again after each restart of
+// the kubelet, as plugins must.
 func (k *killer) serveDevices(ctx context.Context) error {
 	dir := filepath.Join(k.layout.Kubelet, "device-plugins")
 	w, err := fsnotify.NewWatcher()
@@ -277,7 +274,7 @@ func (k *killer) serveDevices(ctx context.Context) error {
 	return nil
 }
 
-// killerClaims is the driver of resource claims.
+// killerClaims is the killer's DRA driver.
 type killerClaims struct {
 	*deviceDriver
 	k *killer
@@ -324,7 +321,7 @@ func (k *killer) serveClaims(ctx context.Context) error {
 	}})
 }
 
-// serveImages is a registry that is called by "blob".
+// serveImages runs a registry that calls called with "blob".
 func (k *killer) serveImages() error {
 	l, err := net.Listen("tcp", killerImages)
 	if err != nil {

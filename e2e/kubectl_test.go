@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// space is a namespace of one test.
+// space is the namespace of one test.
 type space struct {
 	*testing.T
 	*cluster
@@ -22,11 +22,11 @@ type space struct {
 	ctx  context.Context
 }
 
-// patience is how long is waited at least for what should happen at once: the
-// machine may be busy.
-const patience = 2 * time.Minute
+// minTimeout is the minimum timeout for anything that should happen immediately, because the machine
+// may be busy.
+const minTimeout = 2 * time.Minute
 
-// newSpace makes a namespace that goes with the test.
+// newSpace creates a namespace that is deleted at the end of the test.
 func newSpace(t *testing.T) *space {
 	t.Helper()
 	if shared == nil {
@@ -49,7 +49,7 @@ func newSpace(t *testing.T) *space {
 	return &space{T: t, cluster: shared, name: ns.Name, ctx: ctx}
 }
 
-// run runs kubectl in the namespace and returns all it printed.
+// run runs kubectl in the namespace and returns its output.
 func (s *space) run(input string, args ...string) (string, error) {
 	cmd := exec.CommandContext(s.ctx, s.kubectl, append([]string{"-n", s.name}, args...)...)
 	cmd.Stdin = strings.NewReader(input)
@@ -81,17 +81,17 @@ func (s *space) apply(manifest string) {
 	}
 }
 
-// exec runs a shell command in a pod and returns what it printed.
+// exec runs a shell command in a pod and returns its output.
 func (s *space) exec(pod, command string) string {
 	s.Helper()
 	return s.do("exec", "-q", pod, "--", "/bin/busybox", "sh", "-c", command)
 }
 
-// eventually tries until f returns nil, for a while: within is what a quiet machine
-// takes at most, a busy one is given patience.
+// eventually calls f until it returns nil. within is the expected maximum on an idle machine; the
+// timeout is at least patience.
 func (s *space) eventually(within time.Duration, f func() error) {
 	s.Helper()
-	within = max(within, patience)
+	within = max(within, minTimeout)
 	deadline := time.Now().Add(within)
 	for {
 		err := f()
@@ -105,7 +105,7 @@ func (s *space) eventually(within time.Duration, f func() error) {
 	}
 }
 
-// contains fails unless all parts are in text.
+// contains fails unless text contains all parts.
 func (s *space) contains(text string, parts ...string) {
 	s.Helper()
 	for _, part := range parts {

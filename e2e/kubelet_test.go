@@ -26,14 +26,14 @@ import (
 
 const kubeletRoot = "/var/lib/kubelet"
 
-// TestKubelet holds what the kubelet does for pods beyond running them.
+// TestKubelet tests what the kubelet does for pods in addition to running them.
 func TestKubelet(t *testing.T) {
 	for name, f := range map[string]func(*space){
-		"storage limit":  storageLimit,
-		"device plugin":  devicePlugin,
-		"resize":         resizeInPlace,
-		"configuration":  configInForce,
-		"refused at all": refusedAtAll,
+		"storage limit":           storageLimit,
+		"device plugin":           devicePlugin,
+		"resize":                  resizeInPlace,
+		"configuration":           effectiveConfig,
+		"rejected by the kubelet": rejectedByKubelet,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -44,7 +44,7 @@ func TestKubelet(t *testing.T) {
 	}
 }
 
-// storageLimit ends a pod that has more in an emptyDir than it may.
+// storageLimit: a pod whose emptyDir exceeds its size limit is evicted.
 func storageLimit(s *space) {
 	size := resource.MustParse("1Mi")
 	s.pod("full", corev1.PodSpec{
@@ -58,7 +58,7 @@ func storageLimit(s *space) {
 	if p.Status.Reason != "Evicted" || p.Status.Message != `Usage of EmptyDir volume "v" exceeds the limit "1Mi". ` {
 		s.Errorf("reason %q, message %q", p.Status.Reason, p.Status.Message)
 	}
-	// It goes for a limit of its own, which is no disruption by others.
+	// The pod exceeds its own limit, which is not a disruption.
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.DisruptionTarget {
 			s.Errorf("conditions %+v", p.Status.Conditions)
@@ -71,7 +71,7 @@ type things struct {
 	deviceapi.UnimplementedDevicePluginServer
 }
 
-// GetDevicePluginOptions is what every plugin must answer; it has none.
+// GetDevicePluginOptions returns no options.
 func (things) GetDevicePluginOptions(context.Context, *deviceapi.Empty) (*deviceapi.DevicePluginOptions, error) {
 	return &deviceapi.DevicePluginOptions{}, nil
 }
@@ -91,8 +91,8 @@ func (things) Allocate(_ context.Context, r *deviceapi.AllocateRequest) (*device
 	}}}, nil
 }
 
-// devicePlugin gives a pod devices, tells who has them, and refuses a pod that
-// wants more than there are.
+// devicePlugin: a pod gets devices, the pod resources API lists them, and a pod that requests more
+// than available is rejected.
 func devicePlugin(s *space) {
 	const name = "e2e.example.com/thing"
 	socket := filepath.Join(kubeletRoot, "device-plugins", "e2e.sock")
@@ -126,7 +126,7 @@ func devicePlugin(s *space) {
 	p := s.becomes("user", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
 	s.eventually(10*time.Second, func() error {
 		if got := s.do("logs", "user"); strings.TrimSpace(got) != "things one+two" {
-			return fmt.Errorf("the pod says %q", got)
+			return fmt.Errorf("the pod printed %q", got)
 		}
 		return nil
 	})
@@ -152,8 +152,8 @@ func devicePlugin(s *space) {
 	}
 }
 
-// resizeInPlace gives a running container another limit without a restart, and
-// tells of one that does not fit.
+// resizeInPlace: a container gets another limit without a restart. A resize that does not fit is
+// reported.
 func resizeInPlace(s *space) {
 	limits := func(cpu string) corev1.ResourceRequirements {
 		list := corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("32Mi")}
@@ -176,7 +176,8 @@ func resizeInPlace(s *space) {
 	if p.Status.ContainerStatuses[0].RestartCount != 0 {
 		s.Error("the container was restarted")
 	}
-	// What the node can never have is refused, what others have now is waited for.
+	// A resize beyond the node's capacity is rejected; one that conflicts with other pods is
+	// deferred.
 	if err := resize("1000"); !apierrors.HasStatusCause(err, "NodeCapacity") || !apierrors.IsForbidden(err) {
 		s.Errorf("to a thousand CPUs: %v", err)
 	}
@@ -202,14 +203,14 @@ func condition(p *corev1.Pod, t corev1.PodConditionType) *corev1.PodCondition {
 	return nil
 }
 
-// configInForce shows defaults and what is so.
-func configInForce(s *space) {
+// effectiveConfig: configz contains defaults and configured values.
+func effectiveConfig(s *space) {
 	node := s.do("get", "nodes", "-o", "jsonpath={.items[0].metadata.name}")
 	s.contains(s.do("get", "--raw", "/api/v1/nodes/"+node+"/proxy/configz"), `"memory.available":"100Mi"`, `"maxPods":110`, `"enforceNodeAllocatable":["pods"]`, `"evictionPressureTransitionPeriod":"5m0s"`)
 }
 
-// refusedAtAll binds a pod to a node that has too little for it.
-func refusedAtAll(s *space) {
+// rejectedByKubelet: the kubelet rejects a pod that is bound to a node without sufficient resources.
+func rejectedByKubelet(s *space) {
 	node := s.do("get", "nodes", "-o", "jsonpath={.items[0].metadata.name}")
 	s.pod("huge", corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{
 		Command: []string{"true"}, Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("5000")}},

@@ -15,21 +15,20 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// leakRoundsEnv is how many rounds TestLeaks goes, 2 unless told.
+// leakRoundsEnv is the number of rounds of TestLeaks, 2 by default.
 const leakRoundsEnv = "HYPERKUBE_E2E_LEAK_ROUNDS"
 
-// leakPods is how many pods come and go in a round of TestLeaks.
+// leakPods is the number of pods in a round of TestLeaks.
 const leakPods = 20
 
-// holds is what a process holds that could become more and more.
+// holds contains the resources of a process that could leak.
 type holds struct {
 	files, threads, goroutines int
-	anonymous                  int // KiB
+	anonymous                  int // in KiB
 }
 
-// TestLeaks lets pods with volumes come and go, and clients of all kinds of streams
-// vanish in the midst of them: nothing of that is left in the kernel, nor in the
-// processes.
+// TestLeaks creates and deletes pods with volumes, and kills clients with open streams of all
+// kinds. Nothing may leak in the kernel or in the processes.
 func TestLeaks(t *testing.T) {
 	t.Parallel()
 	rounds := 2
@@ -39,7 +38,7 @@ func TestLeaks(t *testing.T) {
 	c := newChurn(t, 10*time.Minute+time.Duration(rounds)*2*time.Minute, 1, func(a *alone) []string {
 		a.frugal = true
 		file := filepath.Join(a.dir, "kubelet.yaml")
-		if err := os.WriteFile(file, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration"+roomy), 0o644); err != nil {
+		if err := os.WriteFile(file, []byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration"+lowDiskConfig), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return []string{"--kubelet-config=" + file}
@@ -48,8 +47,8 @@ func TestLeaks(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.settled("", nil)
-	census, rules := c.census(), c.ruleCount()
-	// What is only made when it is first needed has been by then.
+	census, rules := c.leftovers(), c.ruleCount()
+	// The first round creates what is allocated on first use.
 	c.vanish(0)
 	before := c.holds()
 	settled := before // after some rounds
@@ -66,11 +65,11 @@ func TestLeaks(t *testing.T) {
 		}
 	}
 	c.again(func() error {
-		if diff := census.diff(c.census()); diff != "" {
+		if diff := census.diff(c.leftovers()); diff != "" {
 			return errors.New(diff)
 		}
 		if now := c.ruleCount(); now != rules {
-			return fmt.Errorf("there were %d rules of iptables, and are %d", rules, now)
+			return fmt.Errorf("iptables rules before: %d, after: %d", rules, now)
 		}
 		return nil
 	})
@@ -78,12 +77,12 @@ func TestLeaks(t *testing.T) {
 	c.again(func() error {
 		after = c.holds()
 		for name, was := range before {
-			// A few come and go: probes, connections between the parts.
+			// Some are temporary: probes, and connections between components.
 			if is := after[name]; is.files > was.files+8 || is.goroutines > was.goroutines+25 {
-				return fmt.Errorf("%s held %+v, and holds %+v", name, was, is)
+				return fmt.Errorf("%s before: %+v, after: %+v", name, was, is)
 			}
 			if was := settled[name]; rounds >= 60 && after[name].anonymous > was.anonymous*5/4+16<<10 {
-				return fmt.Errorf("%s held %+v after 20 rounds, and holds %+v", name, was, after[name])
+				return fmt.Errorf("%s after 20 rounds: %+v, now: %+v", name, was, after[name])
 			}
 		}
 		return nil
@@ -91,7 +90,7 @@ func TestLeaks(t *testing.T) {
 	t.Logf("after %d rounds:\nbefore %+v\nafter  %+v", rounds, before, after)
 }
 
-// vanish is a round.
+// vanish runs one round.
 func (c *churn) vanish(round int) {
 	c.t.Helper()
 	for i := range leakPods {
@@ -112,7 +111,7 @@ func (c *churn) vanish(round int) {
 		}
 	}
 	c.settled(first, nil)
-	// Each of these is killed while it has its stream, some before.
+	// Kill each of these clients during its stream, some before it.
 	for i, words := range [][]string{
 		{"exec", "-i", first, "--", "sh", "-c", "while :; do echo e; sleep 0.1; done"}, {"exec", first, "--", "sleep", "1000"}, {"logs", "-f", first},
 		{"port-forward", "pod/" + first, "0:80"}, {"attach", "-i", first}, {"get", "pods", "-w"},
@@ -144,7 +143,7 @@ func (c *churn) vanish(round int) {
 	c.emptied()
 }
 
-// holds tells what the node's process and the runtime hold.
+// holds returns the resources of the node's process and of the runtime.
 func (c *churn) holds() map[string]holds {
 	c.t.Helper()
 	out := map[string]holds{}
@@ -177,7 +176,7 @@ func (c *churn) holds() map[string]holds {
 	return out
 }
 
-// ruleCount is how many rules of iptables there are.
+// ruleCount returns the number of iptables rules.
 func (c *churn) ruleCount() int {
 	c.t.Helper()
 	return strings.Count(c.sh("iptables-save; ip6tables-save"), "\n-A ")

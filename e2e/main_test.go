@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -14,14 +15,14 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// cluster is the one that most tests share. It is started by TestMain and is
-// in the usual places.
+// cluster is the cluster that most tests share. TestMain starts it. It uses the default paths.
 type cluster struct {
-	binary     string // the program
+	binary     string // path of the program
 	kubeconfig string
-	kubectl    string // a stock kubectl if the machine has one, else ours
+	kubectl    string // path of upstream's kubectl if it is installed, otherwise of ours
 	kube       kubernetes.Interface
-	dir        string // for files of the tests
+	dir        string     // for files of the tests
+	busybox    *sync.Once // imports the image busybox; up renews it, because the cluster may be a new one
 }
 
 var shared *cluster
@@ -41,7 +42,7 @@ func TestMain(m *testing.M) {
 	os.Exit(runTests(m, binary, os.Getenv("HYPERKUBE_E2E_APART_ONLY") == ""))
 }
 
-// runTests runs all tests; with a shared cluster if usual.
+// runTests runs all tests. If usual is set, it starts the shared cluster.
 func runTests(m *testing.M, binary string, usual bool) (code int) {
 	if os.Geteuid() != 0 {
 		fmt.Println("e2e: needs root")
@@ -63,7 +64,7 @@ func runTests(m *testing.M, binary string, usual bool) (code int) {
 		return m.Run()
 	}
 	if _, err := os.Stat("/var/lib/hyperkube/cluster.json"); err == nil {
-		fmt.Println("e2e: this machine has a cluster: take it away with hyperkube reset")
+		fmt.Println("e2e: this machine has a cluster: remove it with hyperkube reset")
 		return 1
 	}
 	file := filepath.Join(current.Dir, "kubeconfig")
@@ -84,15 +85,16 @@ func runTests(m *testing.M, binary string, usual bool) (code int) {
 		fmt.Printf("e2e: reset: %v\n%s", err, out)
 		code = 1
 	}
-	if diff := current.settle(patience); diff != "" {
-		fmt.Println("e2e: the host is not as it was before:\n" + diff)
+	if diff := current.settle(minTimeout); diff != "" {
+		fmt.Println("e2e: the host differs from its state before the tests:\n" + diff)
 		code = 1
 	}
 	return code
 }
 
-// up starts the cluster and connects to it.
+// up starts the cluster and creates the test's API client.
 func (c *cluster) up(args ...string) error {
+	c.busybox = new(sync.Once)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, c.binary, append([]string{"up"}, args...)...).CombinedOutput()
@@ -112,8 +114,8 @@ func (c *cluster) up(args ...string) error {
 	for _, stock := range []string{"/usr/bin/kubectl", "/usr/local/bin/kubectl"} {
 		if target, err := filepath.EvalSymlinks(stock); err == nil && !strings.Contains(target, "hyperkube") {
 			c.kubectl = stock
-			// Until lately its clients could lose what came over a WebSocket
-			// before they had made their streams.
+			// Until recently, upstream's WebSocket client could lose data that arrived before its
+			// streams were created.
 			os.Setenv("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false")
 			break
 		}
@@ -121,7 +123,7 @@ func (c *cluster) up(args ...string) error {
 	return nil
 }
 
-// printLog shows the end of the logs, for who looks at a failed run.
+// printLog prints the end of the logs of a failed run.
 func (c *cluster) printLog() {
 	for _, name := range []string{"hyperkube", "runtime"} {
 		data, err := os.ReadFile("/var/lib/hyperkube/logs/" + name + ".log")

@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestSecretsAreEncrypted looks for a Secret's data in etcd's files, and for a
-// ConfigMap's, which is not encrypted, to know that it looks rightly.
+// TestSecretsAreEncrypted searches a Secret's data in etcd's files. It also searches a ConfigMap's
+// data, which is not encrypted, to verify the search.
 func TestSecretsAreEncrypted(t *testing.T) {
 	s := newSpace(t)
 	s.do("create", "secret", "generic", "hidden", "--from-literal=key=veryhiddenvalue4711")
@@ -37,10 +37,10 @@ func TestSecretsAreEncrypted(t *testing.T) {
 		return there
 	}
 	if !found("plainlyshownvalue4711") {
-		t.Error("the ConfigMap is not found in etcd's files: this test looks in the wrong place")
+		t.Error("the ConfigMap is not found in etcd's files: the search is wrong")
 	}
 	if found("veryhiddenvalue4711") {
-		t.Error("the Secret is on disk as it is")
+		t.Error("the Secret is on disk without encryption")
 	}
 	if got := s.do("get", "secret", "hidden", "-o", "jsonpath={.data.key}"); got != "dmVyeWhpZGRlbnZhbHVlNDcxMQ==" {
 		t.Errorf("read back %s", got)
@@ -53,7 +53,7 @@ func TestSecretsAreEncrypted(t *testing.T) {
 	}
 }
 
-// TestPreflight starts a second cluster, for which the ports are taken.
+// TestPreflight starts a second cluster, whose ports are in use.
 func TestPreflight(t *testing.T) {
 	newSpace(t)
 	out, err := exec.Command(shared.binary, "up", "--root", t.TempDir()).CombinedOutput()
@@ -62,17 +62,17 @@ func TestPreflight(t *testing.T) {
 		t.Errorf("exit: %v", err)
 	}
 	for _, port := range []string{"6443", "2379", "10250"} {
-		if !strings.Contains(string(out), "port "+port+" is taken by") {
-			t.Errorf("nothing about port %s in:\n%s", port, out)
+		if !strings.Contains(string(out), "port "+port+" is in use by") {
+			t.Errorf("no error about port %s in:\n%s", port, out)
 		}
 	}
 	out, err = exec.Command(shared.binary, "nonsense").CombinedOutput()
 	if err == nil || !strings.Contains(string(out), `unknown component or command "nonsense"`) || !strings.Contains(string(out), "controller-manager") {
-		t.Errorf("nonsense: %v\n%s", err, out)
+		t.Errorf("unknown flag: %v\n%s", err, out)
 	}
 }
 
-// TestServices: affinity, headless services and aliases.
+// TestServices: session affinity, headless Services and ExternalName Services.
 func TestServices(t *testing.T) {
 	s := newSpace(t)
 	s.client()
@@ -92,8 +92,8 @@ spec: {type: ExternalName, externalName: web.` + s.name + `.svc.cluster.local}
 ---
 apiVersion: v1
 kind: Service
-metadata: {name: nobody}
-spec: {selector: {app: nobody}, ports: [{port: 80}]}
+metadata: {name: empty}
+spec: {selector: {app: empty}, ports: [{port: 80}]}
 `)
 	ip := s.do("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}")
 	asker := s.do("get", "pods", "-l", "app=web", "-o", "jsonpath={.items[0].metadata.name}")
@@ -111,7 +111,7 @@ spec: {selector: {app: nobody}, ports: [{port: 80}]}
 			seen[line] = true
 		}
 		if len(seen) != 1 {
-			return fmt.Errorf("with affinity answers from %v", seen)
+			return fmt.Errorf("responses with session affinity from %v", seen)
 		}
 		return nil
 	})
@@ -124,10 +124,10 @@ spec: {selector: {app: nobody}, ports: [{port: 80}]}
 	})
 	s.contains(s.exec("client", "nslookup -type=srv _http._tcp.headless."+s.name+".svc.cluster.local"), "8080")
 	s.contains(s.exec("client", "nslookup -type=a alias."+s.name+".svc.cluster.local"), ip)
-	nobody := s.do("get", "service", "nobody", "-o", "jsonpath={.spec.clusterIP}")
-	// It is not waited for, either.
+	empty := s.do("get", "service", "empty", "-o", "jsonpath={.spec.clusterIP}")
+	// The connection is rejected immediately.
 	s.eventually(20*time.Second, func() error {
-		if out, err := get(nobody); err == nil || !strings.Contains(out, "refused") {
+		if out, err := get(empty); err == nil || !strings.Contains(out, "refused") {
 			return fmt.Errorf("a service without endpoints: %w: %s", err, out)
 		}
 		return nil
@@ -193,7 +193,7 @@ spec:
 	if got := s.do("get", "pod", "full", "-o", "jsonpath={.status.qosClass}"); got != "Burstable" {
 		t.Errorf("QoS class %s", got)
 	}
-	// A change of the ConfigMap reaches the volume, but not the subPath.
+	// An update of the ConfigMap changes the volume, but not the subPath mount.
 	s.do("patch", "configmap", "c", "-p", `{"data":{"file":"second"}}`)
 	s.eventually(30*time.Second, func() error {
 		if out := s.exec("full", "cat /config/file; echo; cat /one"); out != "second\nfirst" {
@@ -201,11 +201,11 @@ spec:
 		}
 		return nil
 	})
-	// What ends at once is not waited for.
+	// The deletion of a pod that terminates immediately takes no grace period.
 	s.do("delete", "pod", "full", "--timeout=180s")
 }
 
-// TestMetrics reads what the components tell of themselves and of pods.
+// TestMetrics gets the metrics of the components and of pods.
 func TestMetrics(t *testing.T) {
 	s := newSpace(t)
 	s.client()
@@ -224,7 +224,7 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// TestRun runs a pod for as long as somebody is attached to it.
+// TestRun runs a pod that is deleted when the client detaches.
 func TestRun(t *testing.T) {
 	s := newSpace(t)
 	s.needBusybox()
@@ -235,8 +235,8 @@ func TestRun(t *testing.T) {
 	s.contains(out, "typed", "deleted")
 }
 
-// TestUnread has a command write much and end while its standard input is full:
-// all that it wrote arrives.
+// TestUnread: a command writes a lot and exits while its standard input buffer is full. The client
+// receives all output.
 func TestUnread(t *testing.T) {
 	s := newSpace(t)
 	s.needBusybox()
@@ -251,7 +251,7 @@ func TestUnread(t *testing.T) {
 	}
 }
 
-// TestGarbage deletes a Deployment in each of the three ways.
+// TestGarbage deletes a Deployment with each of the three propagation policies.
 func TestGarbage(t *testing.T) {
 	s := newSpace(t)
 	left := func() []string {
@@ -268,21 +268,21 @@ func TestGarbage(t *testing.T) {
 		if c.orphans {
 			time.Sleep(time.Second)
 			if len(left()) != 2 {
-				t.Errorf("orphaned, but left is %v", left())
+				t.Errorf("orphaned, but remaining objects are %v", left())
 			}
 			s.do("delete", "replicaset", "-l", "app=web")
 		}
 		s.eventually(30*time.Second, func() error {
 			if l := left(); len(l) > 0 {
-				return fmt.Errorf("%s: left is %v", c.cascade, l)
+				return fmt.Errorf("%s: remaining objects are %v", c.cascade, l)
 			}
 			return nil
 		})
 	}
 }
 
-// TestTooBig asks for more than the node has: the event says so, and the pod
-// starts once it asks for less of a room that was made.
+// TestTooBig: a pod requests more than the node has, which the event shows. The pod starts after
+// its request is reduced.
 func TestTooBig(t *testing.T) {
 	s := newSpace(t)
 	s.apply(`

@@ -26,11 +26,11 @@ import (
 	resourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 
-	"hyperkube/internal/testimage"
-	"hyperkube/internal/testlogind"
+	"hyperkube/internal/testing/testimage"
+	"hyperkube/internal/testing/testlogind"
 )
 
-// far is a device plugin whose device is on a NUMA node that there is not.
+// far is a device plugin with a device on a NUMA node that does not exist.
 type far struct{ things }
 
 func (far) ListAndWatch(_ *deviceapi.Empty, stream grpc.ServerStreamingServer[deviceapi.ListAndWatchResponse]) error {
@@ -42,7 +42,7 @@ func (far) ListAndWatch(_ *deviceapi.Empty, stream grpc.ServerStreamingServer[de
 	return nil
 }
 
-// nodeConfig is the kubelet's configuration of TestNode.
+// nodeConfig is the kubelet configuration of TestNode.
 const nodeConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 cpuManagerPolicy: static
@@ -60,9 +60,8 @@ httpCheckFrequency: 1s
 featureGates: {GracefulNodeShutdown: true, CPUManagerPolicyOptions: true}
 `
 
-// TestNode holds what a kubelet does that owns its machine: CPUs, memory and
-// huge pages near to each other, credential providers, static pods of a URL, and
-// good order when the machine shuts down.
+// TestNode tests a kubelet that controls its machine: NUMA alignment of CPUs, memory and huge
+// pages, credential providers, static pods from a URL, and graceful node shutdown.
 func TestNode(t *testing.T) {
 	a := newAlone(t)
 	root := filepath.Join(a.dir, "r")
@@ -104,11 +103,11 @@ func TestNode(t *testing.T) {
 	n.shutsDown(bus)
 }
 
-// aloneNode is a cluster of one node in a network namespace.
+// aloneNode is a cluster with one node in a network namespace.
 type aloneNode struct {
 	*alone
 	root, name, registry string
-	pods                 int // port at which static pods are
+	pods                 int // port of the static pod server
 }
 
 func (n *aloneNode) write(path, text string, mode os.FileMode) {
@@ -121,7 +120,7 @@ func (n *aloneNode) write(path, text string, mode os.FileMode) {
 	}
 }
 
-// hugePages makes the machine have a few for as long as the test runs.
+// hugePages allocates some huge pages on the machine for the duration of the test.
 func (n *aloneNode) hugePages(count int) {
 	n.t.Helper()
 	restore, err := current.hugePages(count)
@@ -140,7 +139,7 @@ func (n *aloneNode) listen(address string) net.Listener {
 	}
 	done := make(chan result)
 	go func() {
-		// The thread ends with the goroutine: it is of no use any more.
+		// The thread exits with the goroutine, because it stays in the namespace.
 		runtime.LockOSThread()
 		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", n.holder))
 		if err == nil {
@@ -160,8 +159,7 @@ func (n *aloneNode) listen(address string) net.Listener {
 	return r.l
 }
 
-// serve runs, in the namespace, a registry that wants a password, and a server
-// of static pods.
+// serve runs a registry that requires a password, and a server of static pods, in the namespace.
 func (n *aloneNode) serve() {
 	n.t.Helper()
 	image, err := testimage.Busybox()
@@ -202,8 +200,7 @@ func (n *aloneNode) serve() {
 	}
 }
 
-// provider makes a credential provider that knows the password, but gives it to
-// one service account alone.
+// provider installs a credential provider that returns the password only for one service account.
 func (n *aloneNode) provider() {
 	n.t.Helper()
 	n.write(filepath.Join(n.dir, "bin", "keeper"), `#!/bin/sh
@@ -228,8 +225,8 @@ providers:
 `, 0o600)
 }
 
-// bounded has pods take all processes and all memory that they can get. Each meets
-// its own limit, and who was there before goes on.
+// bounded: pods try to use all processes and all memory. Each reaches its limit, and existing pods
+// keep running.
 func (n *aloneNode) bounded() {
 	n.t.Helper()
 	for name, does := range map[string]string{
@@ -253,24 +250,24 @@ spec:
 	}
 	n.kubectl("wait", "--timeout=180s", "--for=jsonpath={.status.phase}=Failed", "pod/bomb", "pod/hog")
 	if out := n.kubectl("logs", "bomb"); !strings.Contains(out, "Resource temporarily unavailable") {
-		n.t.Errorf("who starts 300 processes says %q", out)
+		n.t.Errorf("a pod that starts 300 processes printed %q", out)
 	}
 	const how = "jsonpath={.status.containerStatuses[0].state.terminated.reason} {.status.containerStatuses[0].state.terminated.exitCode}"
 	if out := n.kubectl("get", "pod", "hog", "-o", how); out != "OOMKilled 137" {
-		n.t.Errorf("who takes all memory ends as %q", out)
+		n.t.Errorf("a pod that uses all memory terminated with %q", out)
 	}
 	if out := n.kubectl("exec", "own", "--", "echo", "here"); out != "here\n" {
-		n.t.Errorf("beside both a container says %q", out)
+		n.t.Errorf("an existing container printed %q", out)
 	}
 	n.kubectl("delete", "pod", "bomb", "hog", "--wait=false")
 }
 
-// ownResources runs a pod that has a CPU, memory and huge pages for itself, of an
-// image that its service account alone may pull, and asks who has what.
+// ownResources runs a pod with exclusive CPUs, memory and huge pages. Only its service account may
+// pull its image. It checks the resource assignments.
 func (n *aloneNode) ownResources() {
 	t := n.t
 	t.Helper()
-	// Nodes may ask for tokens of an audience that no pod names if they are let.
+	// A node needs a permission to request tokens for an audience that no pod specifies.
 	n.apply(`apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: keeper}
@@ -315,20 +312,20 @@ spec:
 	}
 	want := fmt.Sprintf("Cpus_allowed_list:\t%d\nMems_allowed_list:\t0\n", c.CpuIds[0])
 	if got := n.kubectl("logs", "own"); got != want {
-		t.Errorf("the kernel says %q, want %q", got, want)
+		t.Errorf("the cgroup contains %q, want %q", got, want)
 	}
 	for name, what := range map[string]string{"cpu_manager_state": `"policyName":"static"`, "memory_manager_state": `"policyName":"Static"`} {
 		if raw, err := os.ReadFile(filepath.Join(n.kubeletDir(), name)); err != nil || !strings.Contains(string(raw), what) {
 			t.Errorf("%s: %s, %v", name, raw, err)
 		}
 	}
-	told, err := grpc.NewClient("unix://"+filepath.Join(n.kubeletDir(), "pods-api", "pods-api.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	podsAPI, err := grpc.NewClient("unix://"+filepath.Join(n.kubeletDir(), "pods-api", "pods-api.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer told.Close()
-	// Another account does not get what is there already.
-	n.watchedPods(told, n.pod("own"), func() {
+	defer podsAPI.Close()
+	// A pod with another service account must not use the image that is already on the node.
+	n.watchedPods(podsAPI, n.pod("own"), func() {
 		n.apply(`apiVersion: v1
 kind: Pod
 metadata: {name: stranger}
@@ -336,13 +333,13 @@ spec:
   containers: [{name: c, image: "` + n.registry + `/team/busybox:1", imagePullPolicy: IfNotPresent, command: [sleep, "1000"]}]
 `)
 	}, podsapi.EventType_ADDED, "stranger")
-	n.until("the stranger does not get the image", func() error {
+	n.until("the pod with another service account cannot use the image", func() error {
 		p := n.pod("stranger")
 		if len(p.Status.ContainerStatuses) == 0 || p.Status.ContainerStatuses[0].State.Waiting == nil {
-			return errors.New("nothing is told yet")
+			return errors.New("no event yet")
 		}
 		if w := p.Status.ContainerStatuses[0].State.Waiting; w.Reason != "ErrImagePull" && w.Reason != "ImagePullBackOff" {
-			return fmt.Errorf("it waits because of %s", w.Reason)
+			return fmt.Errorf("the pod waits because of %s", w.Reason)
 		}
 		return nil
 	})
@@ -367,13 +364,13 @@ func (n *aloneNode) until(what string, ok func() error) {
 		}
 		select {
 		case <-n.ctx.Done():
-			n.t.Fatalf("never: %s: %v", what, err)
+			n.t.Fatalf("timeout: %s: %v", what, err)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }
 
-// farDevice refuses a pod whose device is not near.
+// farDevice: a pod whose device is not NUMA-aligned is rejected.
 func (n *aloneNode) farDevice() {
 	t := n.t
 	t.Helper()
@@ -408,7 +405,7 @@ spec:
 	}
 }
 
-// measures looks at what the kubelet tells.
+// measures checks the kubelet's metrics.
 func (n *aloneNode) measures() {
 	t := n.t
 	t.Helper()
@@ -436,13 +433,13 @@ func (n *aloneNode) measures() {
 	}
 }
 
-// shutsDown begins to shut the machine down, and thinks better of it.
+// shutsDown announces a shutdown of the machine, and cancels it.
 func (n *aloneNode) shutsDown(bus *testlogind.Bus) {
 	t := n.t
 	t.Helper()
 	ready := func(want corev1.ConditionStatus, message string) {
 		t.Helper()
-		n.until("the node tells of it", func() error {
+		n.until("the node's condition", func() error {
 			node := &corev1.Node{}
 			n.read(node, "node", n.name)
 			for _, c := range node.Status.Conditions {
@@ -458,8 +455,8 @@ func (n *aloneNode) shutsDown(bus *testlogind.Bus) {
 	}
 	select {
 	case <-bus.Released():
-	case <-time.After(patience):
-		t.Fatal("the machine waits for ever")
+	case <-time.After(minTimeout):
+		t.Fatal("the shutdown delay is too long")
 	}
 	ready(corev1.ConditionFalse, "node is shutting down")
 	s := n.pod("own").Status

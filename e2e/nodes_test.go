@@ -15,24 +15,24 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-// fleet is a cluster of several nodes on a machine of its own.
-type fleet struct {
+// multiNode is a cluster of several nodes on an isolated machine.
+type multiNode struct {
 	*alone
 	root  string
-	first string // the name of the first node
+	first string // name of the first node
 }
 
-// TestNodes runs three nodes: their network, network policies, the loss of two
-// of them in two ways, their return, and their removal.
+// TestNodes runs three nodes. It tests their network, network policies, the loss of two of them in
+// two ways, their return, and their removal.
 func TestNodes(t *testing.T) {
 	a := newAlone(t)
-	f := &fleet{alone: a, root: filepath.Join(a.dir, "r")}
+	f := &multiNode{alone: a, root: filepath.Join(a.dir, "r")}
 	before := a.network()
 	t.Cleanup(func() {
 		if t.Failed() {
 			f.printLogs()
 		}
-		// Whatever time the test has taken.
+		// Independent of the test's timeout.
 		var cancel context.CancelFunc
 		last := *a
 		last.ctx, cancel = context.WithTimeout(context.Background(), 3*time.Minute)
@@ -84,35 +84,35 @@ spec: {selector: {app: app}, ports: [{port: 80, targetPort: http}]}
 `)
 	f.kubectl("rollout", "status", "ds/web", "--timeout=180s")
 	f.kubectl("rollout", "status", "deploy/app", "--timeout=180s")
-	t.Run("network", f.sub((*fleet).network3))
-	t.Run("names", f.sub((*fleet).names))
-	t.Run("policies", f.sub((*fleet).policies))
-	t.Run("flushed", f.sub((*fleet).flushed))
-	t.Run("loss and return", f.sub((*fleet).loss))
-	t.Run("removal", f.sub((*fleet).removal))
+	t.Run("network", f.sub((*multiNode).network3))
+	t.Run("names", f.sub((*multiNode).names))
+	t.Run("policies", f.sub((*multiNode).policies))
+	t.Run("flushed", f.sub((*multiNode).flushed))
+	t.Run("loss and return", f.sub((*multiNode).loss))
+	t.Run("removal", f.sub((*multiNode).removal))
 	a.hyperkube("down", "--root", f.root)
 	if after := a.network(); after != before {
-		t.Errorf("down left something in the machine's network:\n%s\nbefore:\n%s", after, before)
+		t.Errorf("the machine's network after down:\n%s\nbefore:\n%s", after, before)
 	}
 	if out := a.hyperkube("reset", "--root", f.root); !strings.Contains(out, "deleted") {
 		t.Error(out)
 	}
 	if entries, err := os.ReadDir(f.root); err == nil && len(entries) > 0 {
-		t.Errorf("reset left %v", entries)
+		t.Errorf("files after reset: %v", entries)
 	}
 }
 
-func (f *fleet) sub(test func(*fleet)) func(*testing.T) {
+func (f *multiNode) sub(test func(*multiNode)) func(*testing.T) {
 	return func(t *testing.T) {
 		a := *f.alone
 		a.t = t
-		test(&fleet{alone: &a, root: f.root, first: f.first})
+		test(&multiNode{alone: &a, root: f.root, first: f.first})
 	}
 }
 
-// printLogs shows the end of all logs.
-func (f *fleet) printLogs() {
-	files, _ := filepath.Glob(filepath.Join(f.root, "var/lib/hyperkube/logs/*.log")) // the pattern is good
+// printLogs prints the end of all logs.
+func (f *multiNode) printLogs() {
+	files, _ := filepath.Glob(filepath.Join(f.root, "var/lib/hyperkube/logs/*.log")) // the pattern is valid
 	further, _ := filepath.Glob(filepath.Join(f.root, "var/lib/hyperkube/nodes/*/logs/*.log"))
 	for _, file := range append(files, further...) {
 		if data, err := os.ReadFile(file); err == nil {
@@ -122,15 +122,15 @@ func (f *fleet) printLogs() {
 }
 
 // pods returns the pods with a label.
-func (f *fleet) pods(selector string) []corev1.Pod {
+func (f *multiNode) pods(selector string) []corev1.Pod {
 	f.t.Helper()
 	var list corev1.PodList
 	f.read(&list, "pods", "-l", selector)
 	return list.Items
 }
 
-// ask asks a URL from a pod.
-func (f *fleet) ask(pod, url string) error {
+// ask requests a URL from a pod.
+func (f *multiNode) ask(pod, url string) error {
 	out, err := f.command(f.binary, "kubectl", "exec", pod, "--", "hyperkube", "hello", "get", "--timeout=2s", url).CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "Hello from pod") {
 		return fmt.Errorf("from %s to %s: %w: %s", pod, url, err, out)
@@ -138,22 +138,22 @@ func (f *fleet) ask(pod, url string) error {
 	return nil
 }
 
-// fetch asks a URL from the first node's host.
-func (f *fleet) fetch(url string, want ...string) error {
+// fetch requests a URL from the first node's host.
+func (f *multiNode) fetch(url string, want ...string) error {
 	out, err := f.command("curl", "-s", "-S", "-m", "20", url).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("%s: %w %s", url, err, out)
 	}
 	for _, part := range append(want, "from pod") {
 		if !strings.Contains(string(out), part) {
-			return fmt.Errorf("%s says %q", url, out)
+			return fmt.Errorf("%s printed %q", url, out)
 		}
 	}
 	return nil
 }
 
-// reach has every pod of web ask every other.
-func (f *fleet) reach() {
+// reach sends requests from every web pod to every other.
+func (f *multiNode) reach() {
 	f.t.Helper()
 	pods := f.pods("app=web")
 	for _, from := range pods {
@@ -163,15 +163,15 @@ func (f *fleet) reach() {
 	}
 }
 
-func (f *fleet) network3() {
+func (f *multiNode) network3() {
 	f.reach()
 	for _, pod := range f.pods("app=web") {
 		f.eventually(5*time.Second, func() error { return f.ask(pod.Name, "http://web.default.svc.cluster.local/") })
-		// Node ports answer on every node, and every kubelet is reached.
+		// Node ports respond on every node, and every kubelet is reachable.
 		f.eventually(5*time.Second, func() error { return f.fetch("http://" + pod.Status.HostIP + ":30080/") })
 		f.kubectl("logs", pod.Name)
 	}
-	// A pod reaches itself by way of another node's port.
+	// A pod can reach itself through another node's node port.
 	machine := f.kubectl("get", "node", f.first, "-o", `jsonpath={.status.addresses[?(@.type=="InternalIP")].address}`)
 	for _, pod := range f.pods("app=web") {
 		if pod.Spec.NodeName == f.first {
@@ -187,8 +187,8 @@ func (f *fleet) network3() {
 	}
 }
 
-// names has a pod in the network of each further node say its host's name.
-func (f *fleet) names() {
+// names checks the host name of a host network pod on each additional node.
+func (f *multiNode) names() {
 	for _, node := range []string{f.first + "-2", f.first + "-3"} {
 		f.apply(`
 apiVersion: v1
@@ -207,7 +207,7 @@ spec:
 	}
 }
 
-func (f *fleet) policies() {
+func (f *multiNode) policies() {
 	f.apply(`
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -219,7 +219,7 @@ spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress]}
 		f.t.Helper()
 		f.eventually(5*time.Second, func() error {
 			if f.ask(from, "http://"+to+":8080/") == nil {
-				return fmt.Errorf("%s still reaches %s", from, to)
+				return fmt.Errorf("%s can still reach %s", from, to)
 			}
 			return nil
 		})
@@ -240,7 +240,7 @@ spec:
 		f.eventually(5*time.Second, func() error { return f.ask(app[0].Name, "http://"+to.Status.PodIP+":8080/") })
 	}
 	refused(web[0].Name, web[1].Status.PodIP)
-	// The egress of one end, and an exception of a block.
+	// An egress policy, and an ipBlock with an exception.
 	f.apply(`
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -256,16 +256,17 @@ spec:
 	f.reach()
 }
 
-// rules are all of the machine's and of the namespaces of further nodes, each by
-// where it is.
-func (f *fleet) rules() host {
+// rules returns the iptables rules of the machine and of the network namespaces of additional
+// nodes.
+func (f *multiNode) rules() host {
 	f.t.Helper()
 	h := host{}
 	for where, in := range f.namespaces() {
 		for _, family := range []string{"iptables", "ip6tables"} {
 			for line := range strings.Lines(f.sh(in + family + "-save")) {
 				switch line = counters.ReplaceAllString(strings.TrimSpace(line), ""); {
-				case line == "", line[0] == '#', strings.Contains(line, " ACCEPT "): // chains of the kernel's come and go
+				// the kernel's chains are created on demand
+				case line == "", line[0] == '#', strings.Contains(line, " ACCEPT "):
 				default:
 					h[where+" "+family] = append(h[where+" "+family], line)
 				}
@@ -275,17 +276,17 @@ func (f *fleet) rules() host {
 	return h
 }
 
-// namespaces are the ways into those of the machine and of its further nodes.
-func (f *fleet) namespaces() map[string]string {
+// namespaces returns the command prefixes that enter the network namespaces of the machine and of
+// its additional nodes.
+func (f *multiNode) namespaces() map[string]string {
 	return map[string]string{
 		"machine": "", "node 2": "nsenter --net=" + filepath.Join(f.root, "run/hyperkube/nodes/1/netns") + " ",
 		"node 3": "nsenter --net=" + filepath.Join(f.root, "run/hyperkube/nodes/2/netns") + " ",
 	}
 }
 
-// flushed: whatever rules somebody removes come back, those of services, pods,
-// host ports, policies and nodes.
-func (f *fleet) flushed() {
+// flushed: deleted rules are restored, those of Services, pods, host ports, policies and nodes.
+func (f *multiNode) flushed() {
 	f.apply(`
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -301,12 +302,12 @@ spec:
   containers: [{name: c, image: hyperkube, imagePullPolicy: Never, args: [hello], ports: [{containerPort: 8080, hostPort: 8089}]}]
 `)
 	f.kubectl("wait", "--for=condition=Ready", "--timeout=180s", "pod/ported")
-	f.reach() // the policies are there
+	f.reach() // the policies are in force
 	before := f.rules()
 	for where, rules := range before {
 		if text := strings.Join(rules, "\n"); strings.HasSuffix(where, " iptables") && (!strings.Contains(text, "KUBE-SVC-") || !strings.Contains(text, "HK-POLICY") ||
 			strings.Contains(text, "HK-NODES") != strings.HasPrefix(where, "machine")) {
-			f.t.Errorf("%s lacks something:\n%s", where, text)
+			f.t.Errorf("%s has missing rules:\n%s", where, text)
 		}
 	}
 	for _, flush := range []string{"iptables -F", "iptables -t nat -F", "for t in filter nat mangle; do iptables -t $t -F; iptables -t $t -X; done"} {
@@ -327,8 +328,8 @@ spec:
 	f.kubectl("delete", "pod/ported", "networkpolicy/some")
 }
 
-// ready returns for each node whether it is.
-func (f *fleet) ready() map[string]corev1.ConditionStatus {
+// ready returns the Ready condition of each node.
+func (f *multiNode) ready() map[string]corev1.ConditionStatus {
 	var list corev1.NodeList
 	f.read(&list, "nodes")
 	out := map[string]corev1.ConditionStatus{}
@@ -342,10 +343,10 @@ func (f *fleet) ready() map[string]corev1.ConditionStatus {
 	return out
 }
 
-// loss cuts one node off and kills everything but the pods of another.
-func (f *fleet) loss() {
+// loss disconnects one node, and kills all processes but the pods of another.
+func (f *multiNode) loss() {
 	if out, err := f.command("ip", "link", "set", "hkn1", "down").CombinedOutput(); err != nil {
-		f.t.Fatalf("cutting a node off: %v %s", err, out)
+		f.t.Fatalf("disconnecting a node: %v %s", err, out)
 	}
 	for _, name := range []string{"hyperkube", "runtime"} {
 		data, err := os.ReadFile(filepath.Join(f.root, "run/hyperkube/nodes/2", name+".pid"))
@@ -367,10 +368,10 @@ func (f *fleet) loss() {
 		}
 		return nil
 	})
-	// Somebody vouches for it that the dead one is off.
+	// A user declares that the dead node is shut down.
 	f.kubectl("taint", "node", dead, "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute")
-	// Who tolerates it for a while only is somewhere else, and services follow.
-	// Nodes are taken for lost one after the other, every 10 s.
+	// Pods that tolerate it only for a while are evicted and recreated elsewhere, and Services are
+	// updated. Nodes are tainted one at a time, every 10 s.
 	f.eventually(30*time.Second, func() error {
 		running := 0
 		for _, p := range f.pods("app=app") {
@@ -379,7 +380,7 @@ func (f *fleet) loss() {
 			}
 		}
 		if running != 3 {
-			return fmt.Errorf("%d of 3 pods are on the node that is left", running)
+			return fmt.Errorf("%d of 3 pods are on the remaining node", running)
 		}
 		var slices discoveryv1.EndpointSliceList
 		f.read(&slices, "endpointslices", "-l", "kubernetes.io/service-name in (app,web)")
@@ -403,7 +404,7 @@ func (f *fleet) loss() {
 	f.eventually(30*time.Second, func() error {
 		for _, p := range append(f.pods("app=app"), f.pods("app=web")...) {
 			if p.Spec.NodeName == dead && p.DeletionTimestamp != nil {
-				return fmt.Errorf("pod %s of the node that is out of service is still there", p.Name)
+				return fmt.Errorf("pod %s of the out-of-service node still exists", p.Name)
 			}
 		}
 		return nil
@@ -431,7 +432,7 @@ func (f *fleet) loss() {
 	f.reach()
 }
 
-func (f *fleet) removal() {
+func (f *multiNode) removal() {
 	f.hyperkube("up", "--nodes=2", "--root", f.root)
 	if r := f.ready(); len(r) != 2 || r[f.first+"-3"] != "" {
 		f.t.Errorf("nodes: %v", r)
@@ -446,13 +447,13 @@ func (f *fleet) removal() {
 	if !strings.Contains(out, f.first+"-2 Ready") {
 		f.t.Errorf("status:\n%s", out)
 	}
-	// With the last further node what is between the nodes goes, too.
+	// After the last additional node is removed, the link between nodes is removed as well.
 	f.hyperkube("up", "--nodes=1", "--root", f.root)
 	if r := f.ready(); len(r) != 1 {
 		f.t.Errorf("nodes: %v", r)
 	}
 	if left := f.network(); strings.Contains(left, "hk-nodes") || strings.Contains(left, "HK-NODES") {
-		f.t.Errorf("left of the nodes' network:\n%s", left)
+		f.t.Errorf("remains of the nodes' network:\n%s", left)
 	}
 	f.reach()
 }

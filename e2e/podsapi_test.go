@@ -9,9 +9,9 @@ import (
 	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// watchedPods follows the node's pods by the kubelet's socket, on conn, while do
-// makes a change to them, and returns once an event is as it should be. What the
-// socket tells of a pod that runs must be what the API server tells.
+// watchedPods watches the node's pods through the kubelet's socket on conn while do changes them.
+// It returns when the expected event arrives. The socket must return running pods like the API
+// server.
 func (n *aloneNode) watchedPods(conn *grpc.ClientConn, running *corev1.Pod, do func(), event podsapi.EventType, name string) {
 	n.t.Helper()
 	ctx, cancel := context.WithCancel(n.ctx)
@@ -22,7 +22,7 @@ func (n *aloneNode) watchedPods(conn *grpc.ClientConn, running *corev1.Pod, do f
 		n.t.Fatal(err)
 	}
 	if got := n.decoded(resp.Pod); got.Name != running.Name || got.Status.Phase != corev1.PodRunning || got.Status.PodIP != running.Status.PodIP {
-		n.t.Errorf("the kubelet tells of %s/%s: %+v", got.Namespace, got.Name, got.Status)
+		n.t.Errorf("the kubelet reports %s/%s: %+v", got.Namespace, got.Name, got.Status)
 	}
 	watch, err := client.WatchPods(ctx, &podsapi.WatchPodsRequest{})
 	if err != nil {
@@ -47,7 +47,7 @@ func (n *aloneNode) watchedPods(conn *grpc.ClientConn, running *corev1.Pod, do f
 	}
 }
 
-// decoded is a pod as the kubelet's socket has it.
+// decoded decodes a pod from the kubelet's socket.
 func (n *aloneNode) decoded(data []byte) *corev1.Pod {
 	n.t.Helper()
 	pod := &corev1.Pod{}

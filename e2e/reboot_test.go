@@ -11,20 +11,19 @@ import (
 	"testing"
 	"time"
 
-	"hyperkube/internal/testimage"
+	"hyperkube/internal/testing/testimage"
 )
 
-// booted is a machine that can lose its power: its processes are in a namespace
-// of their own, whose first one takes all others, mounts, links and rules with
-// it.
+// booted is a machine that can lose its power: its processes are in a PID namespace. Killing the
+// first process kills all others, and removes mounts, links and rules.
 type booted struct {
 	*alone
 	boot  int
 	power *exec.Cmd
 }
 
-// on boots the machine. What is below run in its files is gone, as from a tmpfs,
-// and it has another boot id.
+// on boots the machine. Files in its run directory are deleted, like with a tmpfs, and it has a new
+// boot ID.
 func (b *booted) on() {
 	b.t.Helper()
 	b.boot++
@@ -50,28 +49,27 @@ func (b *booted) on() {
 	}
 }
 
-// off ends every process at once, and takes away what only a kernel that is
-// booted anew has not: the cgroups.
+// off kills all processes, and removes the cgroups, which would not exist after a boot.
 func (b *booted) off() {
 	_ = b.power.Process.Kill()
 	_ = b.power.Wait()
-	// Its processes end a moment after the first one.
+	// The other processes exit shortly after the first.
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		left := b.cgroups()
 		if len(left) == 0 {
 			return
 		}
 		if time.Now().After(deadline) {
-			b.t.Errorf("processes do not end in %v", left)
+			b.t.Errorf("processes do not exit in %v", left)
 			return
 		}
 		for _, group := range left {
-			_ = os.Remove(group) // fails while there is a process
+			_ = os.Remove(group) // fails while the cgroup contains processes
 		}
 	}
 }
 
-// cgroups are those of the machine, the lowest first.
+// cgroups returns the cgroups of the machine, the lowest first.
 func (b *booted) cgroups() []string {
 	journals, err := filepath.Glob(filepath.Join(b.dir, "r/var/lib/hyperkube/host-changes/*.jsonl"))
 	if err != nil {
@@ -89,7 +87,7 @@ func (b *booted) cgroups() []string {
 				continue
 			}
 			name, _, _ = strings.Cut(name, `"`)
-			groups, err := filepath.Glob("/sys/fs/cgroup/*" + name) // of the first version; of the second there is one
+			groups, err := filepath.Glob("/sys/fs/cgroup/*" + name) // several with cgroup v1, one with v2
 			if err != nil {
 				b.t.Fatal(err)
 			}
@@ -106,7 +104,7 @@ func (b *booted) cgroups() []string {
 	return out
 }
 
-// links is how many of the machine lead to pods.
+// links returns the number of the machine's links to pods.
 func (b *booted) links() int {
 	b.t.Helper()
 	out, err := b.command("ip", "-o", "link", "show", "type", "veth").Output()
@@ -116,15 +114,15 @@ func (b *booted) links() int {
 	return strings.Count(string(out), "\n")
 }
 
-// kubectl returns the words that it says.
+// kubectl runs kubectl and returns its trimmed output.
 func (b *booted) kubectl(args ...string) string {
 	b.t.Helper()
 	return strings.TrimSpace(b.hyperkube(append([]string{"kubectl"}, args...)...))
 }
 
-// TestReboot takes the power from a cluster with pods, data and services, and
-// gives it back: the same pods are there in new containers, with the data that
-// was there, at the same services, and nothing is left of before.
+// TestReboot: a cluster with pods, data and Services loses power and boots again. The same pods
+// must run in new containers, with their data and Services, and nothing from before the reboot may
+// remain.
 func TestReboot(t *testing.T) {
 	b := &booted{alone: newAlone(t)}
 	ctx, cancel := context.WithTimeout(context.Background(), 6*time.Minute)
@@ -171,7 +169,7 @@ spec: {type: NodePort, selector: {app: db}, ports: [{port: 80}]}
 	}
 	for id := range strings.FieldsSeq(b.kubectl("get", "pods", "-o", ids)) {
 		if strings.Contains(containers, id) {
-			t.Errorf("container %s has outlived the power", id)
+			t.Errorf("container %s has survived the power loss", id)
 		}
 	}
 	if is := b.kubectl("get", "service", "db", "-o", place); is != service {
@@ -182,7 +180,7 @@ spec: {type: NodePort, selector: {app: db}, ports: [{port: 80}]}
 			t.Errorf("the volume of %s has %q", pod, got)
 		}
 	}
-	// The addresses that pods tell are theirs, and nobody else's.
+	// The pods' addresses are unique and work.
 	addresses := strings.Fields(b.kubectl("get", "pods", "-A", "-o", "jsonpath={.items[*].status.podIP}"))
 	seen := map[string]bool{}
 	for _, address := range addresses {
@@ -193,7 +191,7 @@ spec: {type: NodePort, selector: {app: db}, ports: [{port: 80}]}
 	}
 	for _, pod := range []string{"db-0", "db-1"} {
 		if out, address := b.kubectl("exec", pod, "--", "cat", "/proc/net/fib_trie"), b.kubectl("get", "pod", pod, "-o", "jsonpath={.status.podIP}"); !strings.Contains(out, "|-- "+address+"\n") {
-			t.Errorf("%s tells of another address than it has:\n%s, %s", pod, address, out)
+			t.Errorf("the address in the status of %s differs from its address:\n%s, %s", pod, address, out)
 		}
 	}
 	if links := b.links(); links != len(addresses) {
@@ -201,9 +199,9 @@ spec: {type: NodePort, selector: {app: db}, ports: [{port: 80}]}
 	}
 	b.hyperkube("reset", "--root", root)
 	if left, err := os.ReadDir(root); err != nil || len(left) > 0 {
-		t.Errorf("after the reset there is %v, %v", left, err)
+		t.Errorf("after reset, files %v remain, %v", left, err)
 	}
 	if left := b.cgroups(); len(left) > 0 {
-		t.Errorf("after the reset there are %v", left)
+		t.Errorf("after reset, links or cgroups %v remain", left)
 	}
 }

@@ -18,47 +18,46 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
 const (
-	// runFile is locked while a run uses the machine's usual places, and says
-	// what a run changes, so that the next one can take back what one that was
-	// killed has left.
+	// runFile is locked while a run uses the machine's default paths. It contains what the run
+	// changes, so that the next run can revert the changes of a killed run.
 	runFile = "/run/hyperkube-e2e"
-	// guardEnv makes the tests' program the guard of a run, and names the program
+	// guardEnv makes the test binary run the guard of a run. Its value is the path of the program
 	// under test.
 	guardEnv = "HYPERKUBE_E2E_GUARD"
-	// markEnv is in the environment of all processes that a run starts, and
-	// says which run that was: its folder.
+	// markEnv is in the environment of all processes that a run starts. Its value is the run's
+	// directory.
 	markEnv    = "HYPERKUBE_E2E_RUN"
 	cgroupRoot = "/sys/fs/cgroup"
-	// hugePagesFile is how many huge pages the machine is to have.
+	// hugePagesFile contains the machine's number of huge pages.
 	hugePagesFile = "/proc/sys/vm/nr_hugepages"
 )
 
-// current is this run.
+// current is the current run.
 var current *run
 
 // run is one run of the tests.
 type run struct {
 	mu   sync.Mutex
-	file *os.File // has this in JSON
-	// stop ends the guard, who is waited for.
+	file *os.File // contains this struct in JSON format
+	// stop stops the guard and waits for it.
 	stop func() error
-	// Dir has all files of the run: it is the TMPDIR of everything.
+	// Dir is the directory for all files of the run, and the TMPDIR of all processes.
 	Dir string
-	// HugePages is what was in hugePagesFile, "" unless that was changed.
+	// HugePages is the original content of hugePagesFile, "" if it was not changed.
 	HugePages string
-	// Before is the machine before the run.
+	// Before is the state of the machine before the run.
 	Before host
-	// Roots are of clusters outside the usual places, and Cgroups those of
-	// all that the run has started.
+	// Roots are the roots of clusters with other than default paths. Cgroups are the top level
+	// cgroups that the run has created.
 	Roots, Cgroups []string
 }
 
-// beginRun makes a folder for a run. If it is to use the usual places, it waits
-// for other runs to end, and takes back what one that was killed has left.
+// beginRun creates the directory of a run. If the run uses the default paths, beginRun waits for
+// other runs to finish, and reverts the changes of a killed run.
 func beginRun(binary string, usual bool) (r *run, err error) {
 	r = &run{Cgroups: []string{"kubepods", "hyperkube-pods", "hyperkube"}}
 	if !usual {
@@ -71,7 +70,7 @@ func beginRun(binary string, usual bool) (r *run, err error) {
 			return nil, err
 		}
 		if err := unix.Flock(int(r.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			fmt.Println("e2e: waiting for another run to end")
+			fmt.Println("e2e: waiting for another run to finish")
 			if err := unix.Flock(int(r.file.Fd()), unix.LOCK_EX); err != nil {
 				return nil, fmt.Errorf("locking %s: %w", runFile, err)
 			}
@@ -82,14 +81,14 @@ func beginRun(binary string, usual bool) (r *run, err error) {
 		}
 		var killed run
 		if json.Unmarshal(data, &killed) == nil && killed.Dir != "" {
-			fmt.Println("e2e: an earlier run was killed: taking back what it left")
-			killed.takeBack(binary)
+			fmt.Println("e2e: an earlier run was killed: reverting its changes")
+			killed.revert(binary)
 		}
 	}
 	if err := r.guard(binary); err != nil {
 		return nil, err
 	}
-	// Sockets have short paths.
+	// Socket paths must be short.
 	parent := os.TempDir()
 	if len(parent) > 20 {
 		parent = "/tmp"
@@ -106,8 +105,8 @@ func beginRun(binary string, usual bool) (r *run, err error) {
 	return r, r.write()
 }
 
-// guard starts a process that takes back what the run has changed if the run is
-// killed. It has the lock of the run's file, too.
+// guard starts a process that reverts the changes of the run if the run is killed. The process also
+// holds the lock of the run's file.
 func (r *run) guard(binary string) error {
 	wait, end, err := os.Pipe()
 	if err != nil {
@@ -118,7 +117,7 @@ func (r *run) guard(binary string) error {
 	cmd.Env = append(os.Environ(), guardEnv+"="+binary)
 	cmd.ExtraFiles = []*os.File{wait, r.file}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	// Nobody listens any more when it has something to say.
+	// The run's output may be closed when the guard writes.
 	log, err := os.Create(r.file.Name() + ".log")
 	if err != nil {
 		return errors.Join(err, end.Close())
@@ -132,7 +131,7 @@ func (r *run) guard(binary string) error {
 	return nil
 }
 
-// beGuard waits for the end of a run.
+// beGuard runs the guard. It waits for the end of a run.
 func beGuard(binary string) int {
 	wait, file := os.NewFile(3, "pipe"), os.NewFile(4, "run")
 	_, _ = io.Copy(io.Discard, wait)
@@ -141,12 +140,12 @@ func beGuard(binary string) int {
 	if err != nil || json.Unmarshal(data, &killed) != nil || killed.Dir == "" {
 		return 0
 	}
-	killed.takeBack(binary)
+	killed.revert(binary)
 	_ = file.Truncate(0)
 	return 0
 }
 
-// uses notes that a cluster is at root, or that a cgroup is the run's.
+// uses records the root of a cluster, or a cgroup of the run.
 func (r *run) uses(root, cgroup string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,7 +156,7 @@ func (r *run) uses(root, cgroup string) error {
 	return r.write()
 }
 
-// write makes the guard and the next run know this one.
+// write stores the run for the guard and the next run.
 func (r *run) write() error {
 	data, err := json.Marshal(r)
 	if err != nil {
@@ -170,12 +169,12 @@ func (r *run) write() error {
 	return err
 }
 
-// end says of the run that it has left nothing.
+// end marks the run as cleaned up.
 func (r *run) end() error {
 	return errors.Join(os.RemoveAll(r.Dir), r.file.Truncate(0), r.stop(), r.file.Close())
 }
 
-// hugePages makes the machine have so many huge pages more until restore.
+// hugePages increases the machine's number of huge pages until restore is called.
 func (r *run) hugePages(more int) (restore func(), err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -194,7 +193,7 @@ func (r *run) hugePages(more int) (restore func(), err error) {
 	restore = func() { _ = os.WriteFile(hugePagesFile, before, 0) }
 	want := strconv.Itoa(had + more)
 	for range 20 {
-		// Memory in one piece is made where there is none, as far as can be.
+		// Compact memory, so that huge pages can be allocated.
 		_ = os.WriteFile("/proc/sys/vm/compact_memory", []byte("1"), 0)
 		if err := os.WriteFile(hugePagesFile, []byte(want), 0); err != nil {
 			return nil, err
@@ -206,23 +205,23 @@ func (r *run) hugePages(more int) (restore func(), err error) {
 		if strings.TrimSpace(string(got)) == want {
 			return restore, nil
 		}
-		time.Sleep(time.Second) // nothing tells when there is memory in one piece
+		time.Sleep(time.Second) // there is no event for available contiguous memory
 	}
 	restore()
-	return nil, fmt.Errorf("the kernel has no %d huge pages to give", more)
+	return nil, fmt.Errorf("the kernel cannot allocate %d huge pages", more)
 }
 
-// takeBack ends the processes of a run that was killed, and undoes its changes to the
-// machine. What cannot be undone is told, and found by the tests.
-func (r *run) takeBack(binary string) {
-	tell := func(what string, err error) {
+// revert kills the processes of a killed run, and reverts its changes of the machine. It prints
+// what cannot be reverted; the tests detect it.
+func (r *run) revert(binary string) {
+	report := func(what string, err error) {
 		if err != nil {
 			fmt.Printf("e2e: %s: %v\n", what, err)
 		}
 	}
-	// Reset ends what has a PID file; its namespaces are those of a process
-	// that holds them, or of any that is left.
-	inside := map[string]int{} // of each root
+	// reset kills the processes with a PID file. Run it in the namespaces of the holder process, or
+	// of any remaining process.
+	inside := map[string]int{} // a process in the namespaces of each root
 	keep := map[int]bool{}
 	for _, pid := range pidsBelow(layout.Default().Run) {
 		keep[pid] = true
@@ -247,44 +246,44 @@ func (r *run) takeBack(binary string) {
 	r.kill(keep)
 	for _, root := range r.Roots {
 		if _, err := os.Stat(root); err != nil {
-			continue // it was taken away
+			continue // it was removed
 		}
 		words := []string{"unshare", "--net", "--mount"}
 		if pid := inside[root]; pid != 0 {
 			words = []string{"nsenter", fmt.Sprintf("--net=/proc/%d/ns/net", pid), fmt.Sprintf("--mount=/proc/%d/ns/mnt", pid)}
 		}
-		tell("reset of "+root, r.reset(append(words, binary, "reset", "--root", root)...))
+		report("reset of "+root, r.reset(append(words, binary, "reset", "--root", root)...))
 	}
 	if _, err := os.Stat(layout.Default().Data); err == nil {
-		tell("reset", r.reset(binary, "reset"))
+		report("reset", r.reset(binary, "reset"))
 	}
 	r.kill(nil)
 	mounts, err := mountPoints()
-	tell("looking at mounts", err)
+	report("looking at mounts", err)
 	slices.Reverse(mounts)
 	for _, point := range mounts {
 		if strings.HasPrefix(point, r.Dir+"/") {
-			tell("unmounting "+point, unix.Unmount(point, unix.MNT_DETACH))
+			report("unmounting "+point, unix.Unmount(point, unix.MNT_DETACH))
 		}
 	}
 	loops, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
-	tell("looking for loop devices", err)
+	report("looking for loop devices", err)
 	for _, file := range loops {
 		if data, err := os.ReadFile(file); err == nil && strings.HasPrefix(string(data), r.Dir+"/") {
 			device := "/dev/" + strings.Split(file, "/")[3]
-			tell("freeing "+device, exec.Command("losetup", "-d", device).Run())
+			report("freeing "+device, exec.Command("losetup", "-d", device).Run())
 		}
 	}
 	if r.HugePages != "" {
-		tell("huge pages", os.WriteFile(hugePagesFile, []byte(r.HugePages), 0))
+		report("huge pages", os.WriteFile(hugePagesFile, []byte(r.HugePages), 0))
 	}
-	tell("deleting its files", os.RemoveAll(r.Dir))
-	if diff := r.settle(patience); diff != "" {
-		fmt.Println("e2e: the machine is not as it was before the run that was killed:\n" + diff)
+	report("deleting its files", os.RemoveAll(r.Dir))
+	if diff := r.settle(minTimeout); diff != "" {
+		fmt.Println("e2e: the machine differs from its state before the killed run:\n" + diff)
 	}
 }
 
-// reset runs a reset that leaves the kubeconfigs of users alone.
+// reset runs a reset that does not change the users' kubeconfigs.
 func (r *run) reset(words ...string) error {
 	cmd := exec.Command("timeout", append([]string{"180"}, words...)...)
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+filepath.Join(r.Dir, "kubeconfig"))
@@ -294,13 +293,13 @@ func (r *run) reset(words ...string) error {
 	return nil
 }
 
-// started tells whether this run started a process.
+// started reports whether this run started a process.
 func (r *run) started(pid int) bool {
 	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	return slices.ContainsFunc(bytes.Split(data, []byte{0}), func(v []byte) bool { return string(v) == markEnv+"="+r.Dir })
 }
 
-// processes are those that this run has started.
+// processes returns the processes that this run started.
 func (r *run) processes() (pids []int) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
@@ -311,7 +310,7 @@ func (r *run) processes() (pids []int) {
 	return pids
 }
 
-// kill kills the processes of the run but those to keep, and waits for their end.
+// kill kills the processes of the run except those in keep, and waits until they have exited.
 func (r *run) kill(keep map[int]bool) {
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		left := slices.DeleteFunc(r.processes(), func(pid int) bool { return keep[pid] })
@@ -324,9 +323,9 @@ func (r *run) kill(keep map[int]bool) {
 	}
 }
 
-// settle waits until the machine is as before the run, and tells what is not
-// within bound. Some of it goes in the background: namespaces, and processes that
-// were told to end.
+// settle waits until the machine is in the same state as before the run, and returns the
+// differences after bound. Some resources are released in the background: namespaces, and processes
+// after a signal.
 func (r *run) settle(bound time.Duration) (diff string) {
 	for deadline := time.Now().Add(bound); ; time.Sleep(100 * time.Millisecond) {
 		after, err := snapshotHost()
@@ -339,8 +338,7 @@ func (r *run) settle(bound time.Duration) (diff string) {
 	}
 }
 
-// own is what the machine is after the run, without what others have changed:
-// other programs run on it, too.
+// own returns the state of the machine without changes of other programs that run on it.
 func (r *run) own(after host) host {
 	out := host{}
 	for name := range after {
@@ -352,8 +350,8 @@ func (r *run) own(after host) host {
 	}
 	for name := range r.Before {
 		for _, line := range r.Before[name] {
-			// Nobody's rules may be missing, nor the way out. What is left of an
-			// earlier cluster may go with this one.
+			// Rules of other programs and the default route must not be missing. Remains of an
+			// earlier cluster may be removed with this one.
 			kept := (name == "iptables" || name == "ip6tables") && !r.owns(name, line) || name == "routes" && strings.HasPrefix(line, "default")
 			if !slices.Contains(after[name], line) && !kept {
 				out[name] = append(out[name], line)
@@ -363,7 +361,7 @@ func (r *run) own(after host) host {
 	return out
 }
 
-// owns tells whether a run may have made a line of what the machine is.
+// owns reports whether a run may have created a line of the machine's state.
 func (r *run) owns(name, line string) bool {
 	has := func(parts ...string) bool {
 		return slices.ContainsFunc(parts, func(part string) bool { return strings.Contains(line, part) })
@@ -384,10 +382,10 @@ func (r *run) owns(name, line string) bool {
 	case "mounts":
 		return below(r.Dir, l.Data, l.Run, l.Kubelet, l.PodLogs, l.ContainerLogs, l.Etc)
 	case "cgroups":
-		// Those of other clusters have the same names below their own.
+		// Other clusters have cgroups of the same names below their own.
 		under := strings.TrimPrefix(line, cgroupRoot+"/")
 		if _, err := os.Stat(cgroupRoot + "/cgroup.controllers"); err != nil {
-			_, under, _ = strings.Cut(under, "/") // first is the hierarchy
+			_, under, _ = strings.Cut(under, "/") // the first element is the hierarchy
 		}
 		first, _, _ := strings.Cut(under, "/")
 		return slices.Contains(r.Cgroups, first)
@@ -397,7 +395,7 @@ func (r *run) owns(name, line string) bool {
 	return true
 }
 
-// pidsBelow reads the PID files below a folder.
+// pidsBelow returns the PIDs in the PID files below a directory.
 func pidsBelow(dir string) (pids []int) {
 	files, _ := filepath.Glob(filepath.Join(dir, "*.pid"))
 	further, _ := filepath.Glob(filepath.Join(dir, "nodes", "*", "*.pid"))
@@ -410,10 +408,11 @@ func pidsBelow(dir string) (pids []int) {
 	return pids
 }
 
-// holderFile names the process that holds the namespaces of a test's folder.
+// holderFile returns the file with the PID of the process that holds the namespaces of a test's
+// directory.
 func holderFile(dir string) string { return filepath.Join(dir, "holder") }
 
-// mountPoints are all of this mount namespace, in the order of their mounting.
+// mountPoints returns all mount points of this mount namespace, in the order of mounting.
 func mountPoints() (points []string, err error) {
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

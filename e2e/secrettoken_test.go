@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// TestSecretToken asks for a token in a Secret, uses it, and sees it go with
-// its service account.
+// TestSecretToken requests a token in a Secret and uses it. The Secret is deleted with its service
+// account.
 func TestSecretToken(t *testing.T) {
 	if shared == nil {
 		t.Skip("needs the shared cluster")
@@ -56,7 +56,7 @@ func TestSecretToken(t *testing.T) {
 		if e.Type == watch.Deleted {
 			break
 		}
-		// The day of its use, which is noted once.
+		// The date of its use is recorded once.
 		if used, ok := e.Object.(*corev1.Secret); !ok || e.Type != watch.Modified || used.Labels["kubernetes.io/legacy-token-last-used"] == "" {
 			t.Errorf("%v", e)
 		}

@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// TestSnapshot saves the state of a cluster, changes it, restores it and finds
-// the old one.
+// TestSnapshot saves a snapshot of a cluster, changes the cluster, and restores the former state.
 func TestSnapshot(t *testing.T) {
 	t.Parallel()
 	a := newAlone(t)
@@ -16,21 +15,21 @@ func TestSnapshot(t *testing.T) {
 	t.Cleanup(func() { a.hyperkube("reset", "--root", root) })
 	a.hyperkube("kubectl", "create", "secret", "generic", "before", "--from-literal=a=b")
 	if out := a.hyperkube("snapshot", "save", file, "--root", root); !strings.Contains(out, "encryption.yaml") {
-		t.Errorf("save does not tell about the key of secrets:\n%s", out)
+		t.Errorf("save does not mention the encryption key:\n%s", out)
 	}
 	if out := a.hyperkube("snapshot", "status", file, "-o", "json"); !strings.Contains(out, `"revision":`) {
 		t.Errorf("status: %s", out)
 	}
 	a.hyperkube("kubectl", "create", "configmap", "after")
 	if out, err := a.command(a.binary, "snapshot", "restore", file, "--root", root).CombinedOutput(); err == nil || !strings.Contains(string(out), "is running") {
-		t.Errorf("restored under a running cluster: %v\n%s", err, out)
+		t.Errorf("restored while the cluster was running: %v\n%s", err, out)
 	}
 	a.hyperkube("stop", "--root", root)
 	a.hyperkube("snapshot", "restore", file, "--root", root)
 	a.hyperkube("up", "--root", root)
 	got := a.hyperkube("kubectl", "get", "secrets,configmaps", "-o", "name")
 	if !strings.Contains(got, "secret/before") || strings.Contains(got, "configmap/after") {
-		t.Errorf("after the restore there are\n%s", got)
+		t.Errorf("objects after the restore:\n%s", got)
 	}
 	if data := a.hyperkube("kubectl", "get", "secret", "before", "-o", "jsonpath={.data.a}"); data != "Yg==" {
 		t.Errorf("the secret has %q", data)

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// mainPID is the process that `up` started.
+// mainPID returns the PID of the process that `up` started.
 func mainPID(t *testing.T) int {
 	t.Helper()
 	data, err := os.ReadFile("/run/hyperkube/hyperkube.pid")
@@ -28,9 +28,9 @@ func mainPID(t *testing.T) int {
 	return pid
 }
 
-// TestKill kills the main process while pods serve: not one request by the
-// Service's name fails, containers go on as they are, and what happened
-// meanwhile is told right afterwards.
+// TestKill kills the main process while pods serve. No request to the Service's name may fail,
+// containers keep running, and the status of changes in the meantime is updated soon after the
+// restart.
 func TestKill(t *testing.T) {
 	s := newSpace(t)
 	s.client()
@@ -74,7 +74,7 @@ spec:
 	if err := syscall.Kill(mainPID(t), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	// "ends" ends meanwhile.
+	// The pod "ends" terminates meanwhile.
 	if err := os.WriteFile(filepath.Join(dir, "go"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -109,13 +109,12 @@ spec:
 			t.Errorf("%s was %s and is %s", name, was, is)
 		}
 	}
-	// The cluster works on.
+	// The cluster still works.
 	s.do("scale", "deployment/web", "--replicas=3")
 	s.rollout("web")
 }
 
-// containers tells of each pod its container, when it started and how often it
-// was restarted.
+// containers returns the container ID, start time and restart count of each pod.
 func (s *space) containers() map[string]string {
 	s.Helper()
 	pods, err := s.kube.CoreV1().Pods(s.name).List(s.ctx, metav1.ListOptions{})
@@ -135,7 +134,7 @@ func (s *space) containers() map[string]string {
 	return out
 }
 
-// TestUpAgain: it runs already, which is no error.
+// TestUpAgain: up succeeds if the cluster is already running.
 func TestUpAgain(t *testing.T) {
 	newSpace(t)
 	out, err := exec.Command(shared.binary, "up").CombinedOutput()
@@ -148,7 +147,7 @@ func TestUpAgain(t *testing.T) {
 	}
 }
 
-// TestStopUp stops the control plane in good order; pods go on.
+// TestStopUp stops the control plane gracefully. Pods keep running.
 func TestStopUp(t *testing.T) {
 	s := newSpace(t)
 	s.client()
@@ -157,7 +156,7 @@ func TestStopUp(t *testing.T) {
 		t.Fatalf("stop: %v: %s", err, out)
 	}
 	if out, err := exec.Command(s.binary, "stop").CombinedOutput(); err != nil {
-		t.Fatalf("stop again: %v: %s", err, out)
+		t.Fatalf("repeated stop: %v: %s", err, out)
 	}
 	if err := shared.up(); err != nil {
 		t.Fatal(err)
@@ -170,8 +169,8 @@ func TestStopUp(t *testing.T) {
 	})
 }
 
-// TestDownUp takes everything away and starts anew from what is on disk, as
-// after a reboot: pods come back.
+// TestDownUp stops everything and starts the cluster with its data on disk, like after a reboot.
+// The pods are restarted.
 func TestDownUp(t *testing.T) {
 	s := newSpace(t)
 	s.apply(web(2))

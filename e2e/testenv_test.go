@@ -10,13 +10,12 @@ import (
 	"testing"
 	"time"
 
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/pki"
 )
 
-// TestTestEnvironment starts etcd and an API server as the test environments
-// of controllers do: by symlinks of their names in one folder, with few flags,
-// looking for others in what --help says, and with the certificate that they
-// put into --cert-dir, or none at all.
+// TestTestEnvironment starts etcd and an API server like envtest: through symlinks in one
+// directory, with few flags, after searching the output of --help for other flags, and with a
+// certificate in --cert-dir, or none.
 func TestTestEnvironment(t *testing.T) {
 	t.Parallel()
 	a := newAlone(t)
@@ -57,13 +56,17 @@ func TestTestEnvironment(t *testing.T) {
 			_ = cmd.Wait()
 			if t.Failed() {
 				said, _ := os.ReadFile(log.Name())
-				t.Logf("%s said:\n%s", name, said)
+				t.Logf("%s printed:\n%s", name, said)
 			}
 		}
 	}
 	defer start("etcd", "--advertise-client-urls=http://127.0.0.1:3379", "--listen-client-urls=http://127.0.0.1:3379",
 		"--listen-peer-urls=http://localhost:0", "--unsafe-no-fsync=true", "--data-dir="+filepath.Join(a.dir, "etcd.data"))()
 
+	admin, err := set.CA.EnsurePair(filepath.Join(a.dir, "admin"), pki.Client("admin", "system:masters"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	// One gives the server a certificate, the other lets it make one.
 	given := filepath.Join(a.dir, "given")
 	if err := os.Mkdir(given, 0o755); err != nil {
@@ -87,7 +90,7 @@ func TestTestEnvironment(t *testing.T) {
 			"--service-cluster-ip-range=10.0.0.0/24")
 		user := []string{
 			"--server=https://127.0.0.1:6444", "--certificate-authority=" + authority,
-			"--client-certificate=" + set.APIServerKubeletClient.CertFile, "--client-key=" + set.APIServerKubeletClient.KeyFile,
+			"--client-certificate=" + admin.CertFile, "--client-key=" + admin.KeyFile,
 		}
 		kubectl := func(args ...string) error {
 			out, err := a.command(program("kubectl"), append(user, args...)...).CombinedOutput()
@@ -97,7 +100,7 @@ func TestTestEnvironment(t *testing.T) {
 			return nil
 		}
 		a.eventually(time.Minute, func() error { return kubectl("get", "--raw", "/readyz") })
-		// There is no controller: neither ServiceAccount nor node.
+		// There are no controllers, so there is neither a ServiceAccount nor a node.
 		if err := kubectl("run", "pod-"+filepath.Base(dir), "--image=nowhere.invalid/image"); err != nil {
 			t.Error(err)
 		}

@@ -19,7 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// authority makes a certificate that signs itself, and its key.
+// authority returns a self-signed certificate and its key.
 func (s *space) authority() (string, *x509.Certificate, crypto.Signer) {
 	s.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -41,7 +41,7 @@ func (s *space) authority() (string, *x509.Certificate, crypto.Signer) {
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw})), cert, key
 }
 
-// sign answers the requests for certificates of a signer, until ctx ends.
+// sign issues the certificates that are requested from a signer, until ctx is canceled.
 func (s *space) sign(ctx context.Context, signer string, ca *x509.Certificate, key crypto.Signer) error {
 	client := s.kube.CertificatesV1().PodCertificateRequests(s.name)
 	w, err := client.Watch(ctx, metav1.ListOptions{})
@@ -75,8 +75,8 @@ func (s *space) sign(ctx context.Context, signer string, ca *x509.Certificate, k
 	return nil
 }
 
-// trust: a pod has a certificate by a signer, and the anchors of a bundle, which
-// follow the bundle.
+// trust: a pod has a certificate from a signer, and the trust anchors of a ClusterTrustBundle,
+// which are updated with the bundle.
 func (s *space) trust() {
 	first, ca, key := s.authority()
 	second, _, _ := s.authority()

@@ -14,12 +14,12 @@ import (
 	"testing"
 	"time"
 
-	"hyperkube/internal/layout"
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/host/layout"
 )
 
-// TestUpgrade puts another build in the place of one that runs, with `up`: pods
-// go on in their containers, the runtime in its process.
+// TestUpgrade replaces a running build with another by `up`. Containers and the runtime process
+// keep running.
 func TestUpgrade(t *testing.T) {
 	a := newAlone(t)
 	root := filepath.Join(a.dir, "r")
@@ -34,10 +34,10 @@ func TestUpgrade(t *testing.T) {
 
 	a.binary = newer
 	aged := a.age(root)
-	if out := a.hyperkube("up", "--root", root); !strings.Contains(out, "makes way for this one, "+version) || !strings.Contains(out, version+" is up") {
-		t.Errorf("up of another build said\n%s", out)
+	if out := a.hyperkube("up", "--root", root); !strings.Contains(out, "of another build with this build, "+version) || !strings.Contains(out, version+" is up") {
+		t.Errorf("up of another build printed\n%s", out)
 	}
-	// What the one before told of the node may stand for a moment.
+	// The Node's status from the previous build may remain for a moment.
 	a.hyperkube("kubectl", "wait", "nodes", "--all", "--timeout=180s", "--for=jsonpath={.status.nodeInfo.kubeletVersion}="+version)
 	if after := a.hyperkube("kubectl", "get", "pods", "-l", "app=web", "-o", who); after != before {
 		t.Errorf("pods were\n%s\nand are\n%s", before, after)
@@ -49,14 +49,13 @@ func TestUpgrade(t *testing.T) {
 	if want := strings.ReplaceAll(version, "+", "-"); err != nil || !bytes.Contains(line, []byte(want)) {
 		t.Errorf("the runtime is not of version %s: %q, %v", want, line, err)
 	}
-	// What the new one makes of what it found works on, and it is not replaced
-	// by itself.
+	// The new build works with the existing state, and another up does not replace it.
 	a.hyperkube("kubectl", "scale", "deployment/web", "--replicas=3")
 	a.hyperkube("kubectl", "rollout", "status", "deployment/web", "--timeout=180s")
-	if out := a.hyperkube("up", "--root", root); !strings.Contains(out, "running already") {
-		t.Errorf("up again said\n%s", out)
+	if out := a.hyperkube("up", "--root", root); !strings.Contains(out, "already running") {
+		t.Errorf("repeated up printed\n%s", out)
 	}
-	// The certificate that is near its end is renewed while all runs.
+	// The certificate that is close to its expiration is renewed at run time.
 	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		var shown *x509.Certificate
@@ -72,15 +71,15 @@ func TestUpgrade(t *testing.T) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("a certificate that was good until %s is not renewed", aged)
+			t.Fatalf("the certificate that expires at %s was not renewed", aged)
 		}
-		time.Sleep(100 * time.Millisecond) // nobody tells
+		time.Sleep(100 * time.Millisecond) // there is no event
 	}
 	a.hyperkube("kubectl", "get", "nodes")
 }
 
-// age puts a certificate in the place of the API server's, by the same authority and for the same
-// key, that is to be renewed in a moment, and returns when it ends.
+// age replaces the API server's certificate with one by the same authority and for the same key
+// that must be renewed soon. It returns when the new one expires.
 func (a *alone) age(root string) time.Time {
 	a.t.Helper()
 	set, err := pki.Load(layout.Under(root).PKI())
@@ -88,8 +87,8 @@ func (a *alone) age(root string) time.Time {
 		a.t.Fatal(err)
 	}
 	template := *set.APIServer.Cert
-	// The last third of its life begins in six seconds. It lasts an hour, for nobody
-	// may meet one that has ended, however late it is renewed.
+	// The last third of its lifetime starts in six seconds. It is valid for another hour, so that
+	// it does not expire before a late renewal.
 	begun := time.Now().Add(6 * time.Second)
 	template.NotBefore, template.NotAfter = begun.Add(-2*time.Hour), begun.Add(time.Hour)
 	der, err := x509.CreateCertificate(rand.Reader, &template, set.CA.Cert, set.APIServer.Key.Public(), set.CA.Key)
@@ -102,7 +101,7 @@ func (a *alone) age(root string) time.Time {
 	return template.NotAfter
 }
 
-// anotherBuild is the program with another version written into it.
+// anotherBuild returns a copy of the program with another version in the binary.
 func (a *alone) anotherBuild() (path, version string) {
 	a.t.Helper()
 	var info struct{ GitVersion string }
@@ -127,7 +126,7 @@ func (a *alone) anotherBuild() (path, version string) {
 	return path, version
 }
 
-// runtime is the process of the container runtime.
+// runtime returns the PID of the container runtime.
 func (a *alone) runtime(root string) int {
 	a.t.Helper()
 	var state struct{ RuntimePID int }

@@ -10,8 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestUsersOfPods runs pods whose root is nobody on the host, and sees that
-// their volumes are theirs and that no two pods have the same users.
+// TestUsersOfPods runs pods with user namespaces, and checks that they own their volumes and that
+// no two pods share user IDs.
 func TestUsersOfPods(t *testing.T) {
 	t.Parallel()
 	s := newSpace(t)
@@ -45,7 +45,7 @@ test $HOSTNAME = ends || exec sleep 1000`},
 		}
 	}
 	seen := map[string]string{}
-	// They run at the same time: the users of a pod that has ended are others'.
+	// They run at the same time, because the user IDs of a terminated pod are reused.
 	for name, users := range map[string]*bool{"host": &host, "apart": &apart, "other": &apart, "ends": &apart} {
 		s.pod(name, spec(users))
 		if name == "ends" {
@@ -53,7 +53,7 @@ test $HOSTNAME = ends || exec sleep 1000`},
 				return p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
 			})
 			if done := p.Status.ContainerStatuses[0].State.Terminated; done == nil || done.Message != "bye\n" {
-				t.Errorf("it ended %v", done)
+				t.Errorf("it terminated with %v", done)
 			}
 			continue
 		}
@@ -61,16 +61,16 @@ test $HOSTNAME = ends || exec sleep 1000`},
 		s.eventually(30*time.Second, func() (err error) {
 			log, err = s.kube.CoreV1().Pods(s.name).GetLogs(name, &corev1.PodLogOptions{}).DoRaw(s.ctx)
 			if err == nil && !strings.Contains(string(log), "first") {
-				err = fmt.Errorf("it said %q", log)
+				err = fmt.Errorf("it printed %q", log)
 			}
 			return err
 		})
 		text, first, _ := strings.Cut(string(log), "first ")
 		if want := "0 4711\n0 4711\n0 0\n0\n0\n0\nvalue\n"; text != want {
-			t.Errorf("%s said %q, not %q", name, log, want)
+			t.Errorf("%s printed %q, want %q", name, log, want)
 		}
 		if other, ok := seen[first]; ok || (strings.TrimSpace(first) == "0") != *users {
-			t.Errorf("the users of %s begin at %q, as those of %q", name, first, other)
+			t.Errorf("the user IDs of %s start at %q, like those of %q", name, first, other)
 		}
 		seen[first] = name
 	}

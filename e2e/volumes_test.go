@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// TestVolumes: claims that are provisioned, static volumes and ephemeral ones.
+// TestVolumes: provisioned claims, static volumes and ephemeral volumes.
 func TestVolumes(t *testing.T) {
 	newSpace(t).needBusybox()
 	t.Run("StatefulSet", func(t *testing.T) { t.Parallel(); newSpace(t).statefulVolumes() })
@@ -20,27 +20,27 @@ func TestVolumes(t *testing.T) {
 	t.Run("one pod only", func(t *testing.T) { t.Parallel(); newSpace(t).soleVolume() })
 }
 
-// gone waits until nothing of a kind has the name or label.
+// gone waits until no object of a kind has the name or label.
 func (s *space) gone(what ...string) {
 	s.Helper()
 	s.eventually(20*time.Second, func() error {
 		out, err := s.run("", append([]string{"get", "--ignore-not-found", "-o", "name"}, what...)...)
 		if err == nil && strings.TrimSpace(out) != "" {
-			err = fmt.Errorf("still there: %s", out)
+			err = fmt.Errorf("still exists: %s", out)
 		}
 		return err
 	})
 }
 
-// folder returns where the local volume of a claim is.
-func (s *space) folder(claim string) (volume, path string) {
+// directory returns the name and the path of a claim's local volume.
+func (s *space) directory(claim string) (volume, path string) {
 	s.Helper()
 	volume = s.do("get", "pvc", claim, "-o", "jsonpath={.spec.volumeName}")
 	return volume, s.do("get", "pv", volume, "-o", "jsonpath={.spec.local.path}")
 }
 
-// database is a StatefulSet db of two pods that start together, with a volume data
-// of the size each. pod is their spec, in one pair of braces.
+// database returns the manifest of a StatefulSet db with two pods, parallel pod management, and a
+// volume data of the given size for each. pod is their spec in braces.
 func database(size, pod string) string {
 	return `
 apiVersion: apps/v1
@@ -78,13 +78,13 @@ func (s *space) statefulVolumes() {
 		return err
 	})
 	if got := s.exec("db-1", "cat /data/file; stat -c %g /data"); got != "of db-1\n2000\n" {
-		s.Errorf("after the pod's return: %q", got)
+		s.Errorf("after the pod was recreated: %q", got)
 	}
 	s.do("patch", "pvc", "data-db-1", "-p", `{"spec":{"resources":{"requests":{"storage":"128Mi"}}}}`)
 	s.do("wait", "pvc/data-db-1", "--for=jsonpath={.status.capacity.storage}=128Mi", "--timeout=180s")
 
-	// A claim that is used stays, its folder until the volume is gone.
-	volume, path := s.folder("data-db-0")
+	// A claim in use is kept, and its directory until the volume is deleted.
+	volume, path := s.directory("data-db-0")
 	if data, err := os.ReadFile(filepath.Join(path, "file")); err != nil || string(data) != "of db-0\n" {
 		s.Errorf("on the host: %q, %v", data, err)
 	}
@@ -95,11 +95,11 @@ func (s *space) statefulVolumes() {
 	s.gone("pvc", "data-db-0")
 	s.gone("pv", volume)
 	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
-		s.Errorf("the folder of a volume that is gone: %v", err)
+		s.Errorf("the directory of a deleted volume: %v", err)
 	}
-	volume, path = s.folder("data-db-1")
+	volume, path = s.directory("data-db-1")
 	if _, err := os.Stat(path); err != nil {
-		s.Errorf("the folder of a volume whose claim is there: %v", err)
+		s.Errorf("the directory of a volume with an existing claim: %v", err)
 	}
 	s.do("delete", "pvc", "data-db-1")
 	s.gone("pv", volume)
@@ -174,7 +174,7 @@ spec:
 `)
 	s.do("wait", "--for=condition=Ready", "pod/p", "--timeout=180s")
 	s.exec("p", "echo x > /s/file")
-	volume, path := s.folder("p-scratch")
+	volume, path := s.directory("p-scratch")
 	if _, err := os.Stat(filepath.Join(path, "a/b/file")); err != nil {
 		s.Error(err)
 	}
@@ -183,7 +183,7 @@ spec:
 	s.gone("pv", volume)
 }
 
-// soleVolume: of two pods with a ReadWriteOncePod claim one runs.
+// soleVolume: only one of two pods with a ReadWriteOncePod claim runs.
 func (s *space) soleVolume() {
 	pod := func(name string) string {
 		return `

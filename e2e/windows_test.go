@@ -19,33 +19,34 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// windowsEnv set to "all" lets TestWindows kill everybody in each window, and
-// not one after the other in some.
+// windowsEnv, if set to "all", makes TestWindows kill all victims in each window. By default, it
+// kills one in some windows.
 const windowsEnv = "HYPERKUBE_E2E_WINDOWS"
 
-// windows is a cluster whose processes are killed at named points.
+// windows is a cluster whose processes are killed at specific points.
 type windows struct {
 	*churn
 	orders  io.WriteCloser
 	answers *bufio.Scanner
 }
 
-// window is a point at which somebody is killed.
+// window is a point at which a victim is killed.
 type window struct {
 	name string
-	// at is the killer's order but for whom to kill; one that needs the pod has
-	// none and gives it by during.
+	// at is the killer's command without the PID files. If the command depends on the pod, at is
+	// empty and order returns it.
 	at string
-	// pod begins the window by being made, or, with atEnd, by being deleted.
+	// pod modifies the pod of the window. The window starts when the pod is created, or with atEnd,
+	// when it is deleted.
 	pod   func(w *windows, p *corev1.Pod, victim string)
 	atEnd bool
-	// during begins the window of a pod that runs, after the killer was told.
+	// order returns the killer's command for a running pod, and during then starts the window.
 	order  func(w *windows, p *corev1.Pod) string
 	during func(w *windows, p *corev1.Pod)
-	// then looks at the pod that has become ready, at last.
+	// then checks the pod after it has become ready.
 	then func(w *windows, p *corev1.Pod) error
-	// devices: a pod that comes before the plugin has come to the new kubelet is
-	// turned away.
+	// devices is true if the kubelet may reject a pod that is created before the plugin has
+	// registered with the restarted kubelet.
 	devices bool
 }
 
@@ -91,10 +92,10 @@ func quarter(cpu string) corev1.ResourceRequirements {
 	return corev1.ResourceRequirements{Limits: list, Requests: list}
 }
 
-// withVolume gives a pod a volume of the CSI driver.
+// withVolume adds a volume of the CSI driver to a pod.
 func withVolume(w *windows, p *corev1.Pod, _ string) { w.volume(p, "1Mi") }
 
-// withGrownVolume gives it one that has grown while nobody had it.
+// withGrownVolume adds a volume that was expanded while no pod used it.
 func withGrownVolume(w *windows, p *corev1.Pod, _ string) { w.volume(p, "2Mi") }
 
 func (w *windows) volume(p *corev1.Pod, grown string) {
@@ -131,9 +132,8 @@ func grown(w *windows, p *corev1.Pod) error {
 	return err
 }
 
-// withDevices gives a pod all devices of the plugin, without which it does not
-// run: none of them may be lost. It waits until another has had them, for what the
-// Node tells of devices may be from before.
+// withDevices makes a pod request all devices of the plugin, and fail without them: none may leak.
+// It first waits until another pod had them, because the Node's status may be outdated.
 func withDevices(w *windows, p *corev1.Pod, _ string) {
 	p.Spec.Containers[0].Resources.Limits = corev1.ResourceList{killerDevice: resource.MustParse("2")}
 	p.Spec.Containers[0].Command[2] = "test -c /dev/thing || exit 9; " + p.Spec.Containers[0].Command[2]
@@ -157,21 +157,21 @@ func withDevices(w *windows, p *corev1.Pod, _ string) {
 	w.gone(first.Name)
 }
 
-// turnedAway tells whether a kubelet has refused a pod for want of devices, as
-// long as their plugin has not come to it.
+// turnedAway reports whether the kubelet rejected a pod because the device plugin has not
+// registered yet.
 func turnedAway(p *corev1.Pod) bool {
 	return p.Status.Phase == corev1.PodFailed && p.Status.Reason == "UnexpectedAdmissionError" &&
 		strings.Contains(p.Status.Message, "no healthy devices present; cannot allocate unhealthy devices "+killerDevice)
 }
 
-// withClaim gives it the one device of the driver of claims.
+// withClaim adds a claim for the driver's only device.
 func withClaim(_ *windows, p *corev1.Pod, _ string) {
 	template := "one"
 	p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "d", ResourceClaimTemplateName: &template}}
 	p.Spec.Containers[0].Resources.Claims = []corev1.ResourceClaim{{Name: "d"}}
 }
 
-// cpuFile is the file of a container's cgroup that says how much CPU it may use.
+// cpuFile returns the file with the CPU limit of a container's cgroup.
 func (w *windows) cpuFile(p *corev1.Pod) string {
 	w.t.Helper()
 	_, id, _ := strings.Cut(p.Status.ContainerStatuses[0].ContainerID, "://")
@@ -190,24 +190,24 @@ func resized(w *windows, p *corev1.Pod) error {
 	}
 	data, err := os.ReadFile(w.cpuFile(p))
 	if err == nil && strings.Fields(string(data))[0] != "20000" {
-		err = fmt.Errorf("its cgroup says %q", data)
+		err = fmt.Errorf("its cgroup contains %q", data)
 	}
 	return err
 }
 
-// marks is a folder that pods see.
+// marks returns a directory that is mounted in pods.
 func (w *windows) marks() string { return filepath.Join(w.dir, "marks") }
 
-// TestWindows kills the node's process, the container runtime or both at the very
-// moment at which they have begun something with others that they cannot finish:
-// the truth is found again, no container is restarted, nothing is left.
+// TestWindows kills the node's process, the container runtime or both at the moment at which they
+// have started an operation with another component. The state must be recovered, no container may
+// be restarted, and nothing may be left behind.
 func TestWindows(t *testing.T) {
 	t.Parallel()
 	var manifests string
 	w := &windows{churn: newChurn(t, 30*time.Minute, 1, func(a *alone) []string {
 		manifests = filepath.Join(a.dir, "manifests")
 		file := filepath.Join(a.dir, "kubelet.yaml")
-		config := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nstaticPodPath: " + manifests + roomy
+		config := "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nstaticPodPath: " + manifests + lowDiskConfig
 		if err := errors.Join(os.Mkdir(manifests, 0o755), os.Mkdir(filepath.Join(a.dir, "marks"), 0o755), os.WriteFile(file, []byte(config), 0o644)); err != nil {
 			t.Fatal(err)
 		}
@@ -234,7 +234,7 @@ spec: {spec: {devices: {requests: [{name: r, exactly: {deviceClassName: ` + kill
 		t.Fatal(err)
 	}
 	w.settled("", nil)
-	before, census := w.steadyState(), w.census()
+	before, census := w.steadyState(), w.leftovers()
 	victims := []string{"main", "runtime", "both"}
 	for i, win := range windowTable {
 		those := victims
@@ -259,7 +259,7 @@ spec: {spec: {devices: {requests: [{name: r, exactly: {deviceClassName: ` + kill
 	w.checkLogs()
 }
 
-// in returns w for a part of the test.
+// in returns a copy of w for a subtest.
 func (w *windows) in(t *testing.T) *windows {
 	a, c, sub := *w.alone, *w.churn, *w
 	a.t = t
@@ -296,21 +296,21 @@ func (w *windows) startKiller() {
 		_ = w.orders.Close()
 		_ = cmd.Wait()
 		if data, err := os.ReadFile(said.Name()); w.t.Failed() {
-			w.t.Logf("the killer said %v\n%s", err, data)
+			w.t.Logf("the killer printed %v\n%s", err, data)
 		}
 	})
 	w.answer("ready")
 	w.again(func() error {
 		node, err := w.kube.CoreV1().Nodes().Get(w.ctx, w.names[0], metav1.GetOptions{})
 		if err == nil && node.Status.Allocatable.Name(killerDevice, resource.DecimalSI).Value() != 2 {
-			err = errors.New("the devices are not there")
+			err = errors.New("the devices are not registered")
 		}
 		return err
 	})
 	w.kubectl("wait", "csinode/"+w.names[0], "--for=jsonpath={.spec.drivers[0].name}="+killerCSI, "--timeout=180s")
 }
 
-// order tells the killer, answer waits for what it says.
+// order sends a command to the killer; answer waits for its response.
 func (w *windows) order(line string) {
 	w.t.Helper()
 	if _, err := io.WriteString(w.orders, line+"\n"); err != nil {
@@ -330,14 +330,14 @@ func (w *windows) answer(want string) {
 	select {
 	case line := <-got:
 		if line != want {
-			w.t.Fatalf("the killer says %q, want %q", line, want)
+			w.t.Fatalf("the killer printed %q, want %q", line, want)
 		}
-	case <-time.After(2 * patience):
-		w.t.Fatalf("the killer does not say %q", want)
+	case <-time.After(2 * minTimeout):
+		w.t.Fatalf("the killer did not print %q", want)
 	}
 }
 
-// files are the PID files of a victim.
+// files returns the PID files of a victim.
 func (w *windows) files(victim string) string {
 	var out []string
 	if victim != "runtime" {
@@ -349,7 +349,7 @@ func (w *windows) files(victim string) string {
 	return strings.Join(out, " ")
 }
 
-// window makes a pod, has somebody killed, and sees that all is well.
+// window creates a pod, lets the killer kill the victim, and checks the result.
 func (w *windows) window(win window, victim, steady string) {
 	p := w.shell("window-"+win.name+"-"+victim, "", "sleep 100000")
 	p.Labels["churn"] = "churn"
@@ -403,11 +403,11 @@ func (w *windows) window(win window, victim, steady string) {
 	}
 	w.gone(p.Name)
 	if after := w.steadyState(); after != steady {
-		w.t.Errorf("who should run on was\n%s\nand is\n%s", steady, after)
+		w.t.Errorf("steady pods were\n%s\nand are\n%s", steady, after)
 	}
 }
 
-// remove deletes a pod, however often the API is killed meanwhile.
+// remove deletes a pod. It retries while the API server is down.
 func (w *windows) remove(name string) {
 	w.t.Helper()
 	w.again(func() error {
@@ -419,7 +419,7 @@ func (w *windows) remove(name string) {
 	})
 }
 
-// gone waits until there is no such pod.
+// gone waits until a pod is deleted.
 func (w *windows) gone(name string) {
 	w.t.Helper()
 	w.again(func() error {
@@ -427,11 +427,11 @@ func (w *windows) gone(name string) {
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return errors.Join(err, fmt.Errorf("pod %s is still there", name))
+		return errors.Join(err, fmt.Errorf("pod %s still exists", name))
 	})
 }
 
-// revive starts what was killed, or waits until it was started.
+// revive starts the victim, or waits until it was restarted.
 func (w *windows) revive(victim string, old int) {
 	w.t.Helper()
 	if victim != "runtime" {
@@ -440,15 +440,15 @@ func (w *windows) revive(victim string, old int) {
 	if victim != "main" {
 		w.again(func() error {
 			if pid := w.runtimePID(0); pid == 0 || pid == old {
-				return errors.New("the runtime was not started again")
+				return errors.New("the runtime was not restarted")
 			}
 			return nil
 		})
 	}
 }
 
-// static changes a static pod and kills in the midst of that: one pod of the new
-// kind runs in the end.
+// static changes a static pod and kills the victim meanwhile: finally one pod with the new manifest
+// must run.
 func (w *windows) static(dir, victim string) {
 	manifest := func(step int) {
 		text := fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: still, labels: {churn: churn}}\nspec:\n  terminationGracePeriodSeconds: 1\n  containers:\n"+
@@ -483,12 +483,12 @@ func (w *windows) static(dir, victim string) {
 	w.emptied()
 }
 
-// nothingLeft compares with what there was before, and asks who could have
-// something of pods that are no more.
+// nothingLeft compares the machine with census, and checks that the drivers hold nothing of deleted
+// pods.
 func (w *windows) nothingLeft(census host) {
 	w.t.Helper()
 	w.again(func() error {
-		if diff := census.diff(w.census()); diff != "" {
+		if diff := census.diff(w.leftovers()); diff != "" {
 			return errors.New(diff)
 		}
 		data, err := os.ReadFile(filepath.Join(w.nodes[0].Kubelet, "device-plugins", "kubelet_internal_checkpoint"))
@@ -499,7 +499,7 @@ func (w *windows) nothingLeft(census host) {
 			Data struct{ PodDeviceEntries []json.RawMessage }
 		}
 		if err := json.Unmarshal(data, &checkpoint); err != nil || len(checkpoint.Data.PodDeviceEntries) > 0 {
-			return fmt.Errorf("devices of nobody: %w: %s", err, data)
+			return fmt.Errorf("devices of deleted pods: %w: %s", err, data)
 		}
 		for _, dir := range []string{"plugins/kubernetes.io/csi/" + killerCSI, "plugins/kubernetes.io/csi/volumeDevices"} {
 			if left, _ := os.ReadDir(filepath.Join(w.nodes[0].Kubelet, dir)); len(left) > 0 {

@@ -33,7 +33,7 @@ func TestApplyConflict(t *testing.T) {
 	}
 }
 
-// TestRace has two clients change one object from the same state.
+// TestRace updates an object concurrently from two clients that have the same state.
 func TestRace(t *testing.T) {
 	s := newSpace(t)
 	maps := s.kube.CoreV1().ConfigMaps(s.name)
@@ -73,7 +73,7 @@ func TestWatch(t *testing.T) {
 	}()
 	expect := func(parts ...string) {
 		t.Helper()
-		timeout := time.After(patience)
+		timeout := time.After(minTimeout)
 		for {
 			select {
 			case line, ok := <-lines:
@@ -86,11 +86,11 @@ func TestWatch(t *testing.T) {
 				s.contains(line, parts...)
 				return
 			case <-timeout:
-				t.Fatalf("nothing of %v was watched", parts)
+				t.Fatalf("no event of %v was received", parts)
 			}
 		}
 	}
-	// Whether it is listed or watched, it is told as added.
+	// It results in an ADDED event, whether it is in the list or in the watch.
 	s.do("create", "configmap", "c")
 	expect("ADDED", "c")
 	s.do("patch", "configmap", "c", "-p", `{"data":{"a":"b"}}`)

@@ -14,48 +14,47 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ControlPlane is what the static pods of a master are filled with.
+// ControlPlane contains the template values for the static pods of a control plane node.
 type ControlPlane struct {
 	// Image is the reference of the built-in image.
 	Image string
-	// NodeName names the master, and its member of etcd.
+	// NodeName is the name of the node and of its etcd member.
 	NodeName string
-	// Advertise is the master's address, AdvertiseURL the same as it stands in
-	// URLs: with brackets when it is of IPv6. Port is the API server's.
+	// Advertise is the node's address. AdvertiseURL is the same address for URLs, with brackets if
+	// it is an IPv6 address. Port is the port of the API server.
 	Advertise, AdvertiseURL string
 	Port                    int
-	// Etc is where the kubeconfigs of the components are, PKI where keys and
-	// certificates are, Encryption the EncryptionConfiguration, in PKI.
+	// Etc is the directory of the components' kubeconfigs. PKI is the directory of keys and
+	// certificates. Encryption is the EncryptionConfiguration, in PKI.
 	Etc, PKI, Encryption string
-	// SignsElsewhere: the key of the first authority is not in PKI, and nobody here signs
-	// what machines ask for.
+	// SignsElsewhere is true if the key of the cluster CA is not in PKI, so this node does not sign
+	// certificates.
 	SignsElsewhere bool
-	// EtcdData is etcd's folder. EtcdMembers are all members of the cluster that
-	// this one enters, with itself, as NAME=URL,…; empty: it is the first.
+	// EtcdData is the data directory of etcd. EtcdMembers lists all members of the cluster that
+	// this member joins, including itself, as NAME=URL,…. It is empty for the first member.
 	EtcdData, EtcdMembers string
-	// EtcdShared: there are going to be other members, so that its clock ticks
-	// as theirs.
+	// EtcdShared is true if other members will join, so that the member uses the same raft timing
+	// as they do.
 	EtcdShared bool
-	// PodCIDR and ServiceCIDR are one range or, with a comma, one of each
-	// family.
+	// PodCIDR and ServiceCIDR are one CIDR, or one of each IP family separated by a comma.
 	PodCIDR, ServiceCIDR string
-	// Domain is the cluster's DNS domain.
+	// Domain is the DNS domain of the cluster.
 	Domain string
-	// ClientCertificates tell those of components that read their kubeconfig when
-	// they start from one another, so that a new one starts them again; by the
-	// names of the manifests. They are words that YAML needs no quotes for.
+	// ClientCertificates identify the client certificates of components that read their kubeconfig
+	// only at startup. A new certificate changes the manifest, which restarts the component. Keys
+	// are manifest names. Values must not need quotes in YAML.
 	ClientCertificates map[string]string
-	// Extra are further flags of each component, by the names of the
-	// manifests; they take the place of ours of the same name.
+	// Extra contains additional flags of each component by manifest name. They override default
+	// flags with the same name.
 	Extra map[string][]Flag
-	// Volumes and Envs are what else each component's pod has of the host and in its
-	// environment; a volume takes the place of ours of the same name.
+	// Volumes and Envs are additional host volumes and environment variables of each component. A
+	// volume overrides the default volume with the same name.
 	Volumes map[string][]Volume
 	Envs    map[string][]corev1.EnvVar
 }
 
-// Volume is a file or folder of the host in a static pod, as kubeadm's configuration has
-// it.
+// Volume is a file or directory of the host in a static pod, in the format of kubeadm's
+// configuration.
 //
 // https://kubernetes.io/docs/reference/config-api/kubeadm-config.v1beta4/#kubeadm-k8s-io-v1beta4-HostPathMount
 type Volume struct {
@@ -66,14 +65,14 @@ type Volume struct {
 	PathType  corev1.HostPathType `json:"pathType,omitempty"`
 }
 
-// Validate tells why no pod can have the volume.
+// Validate returns an error if the volume is invalid.
 func (v Volume) Validate() error {
 	if problems := validation.IsDNS1123Label(v.Name); len(problems) > 0 {
 		return fmt.Errorf("name %q: %s", v.Name, strings.Join(problems, ", "))
 	}
 	for _, p := range []string{v.HostPath, v.MountPath} {
 		if !path.IsAbs(p) || slices.Contains(strings.Split(p, "/"), "..") {
-			return fmt.Errorf("%s: %q is no absolute path, or has .. in it", v.Name, p)
+			return fmt.Errorf("%s: %q is not an absolute path or contains \"..\"", v.Name, p)
 		}
 	}
 	types := []corev1.HostPathType{
@@ -81,13 +80,13 @@ func (v Volume) Validate() error {
 		corev1.HostPathFile, corev1.HostPathSocket, corev1.HostPathCharDev, corev1.HostPathBlockDev,
 	}
 	if !slices.Contains(types, v.PathType) {
-		return fmt.Errorf("%s: pathType %q is none of hostPath's", v.Name, v.PathType)
+		return fmt.Errorf("%s: invalid pathType %q", v.Name, v.PathType)
 	}
 	return nil
 }
 
-// put adds the volume to a pod of one container, in the place of one of its name.
-func (v Volume) put(pod *corev1.PodSpec) {
+// addTo adds the volume to a pod with one container. It replaces a volume with the same name.
+func (v Volume) addTo(pod *corev1.PodSpec) {
 	c := &pod.Containers[0]
 	pod.Volumes = slices.DeleteFunc(pod.Volumes, func(o corev1.Volume) bool { return o.Name == v.Name })
 	c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(o corev1.VolumeMount) bool { return o.Name == v.Name })
@@ -97,16 +96,15 @@ func (v Volume) put(pod *corev1.PodSpec) {
 	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: v.Name, MountPath: v.MountPath, ReadOnly: v.ReadOnly})
 }
 
-// Flag is one flag of a component, without dashes.
+// Flag is a command line flag of a component, without dashes.
 type Flag struct{ Name, Value string }
 
-// Components are the names of the static pods, in the order in which one needs
-// the other.
+// Components returns the names of the static pods. Each one depends on those before it.
 func Components() []string {
 	return []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}
 }
 
-// StaticPod renders the manifest of one of Components.
+// StaticPod renders the manifest of a static pod. component is one of Components.
 func (v ControlPlane) StaticPod(component string) ([]byte, error) {
 	objects, err := render(path.Join("controlplane", component+".yaml"), v)
 	if err != nil {
@@ -124,7 +122,7 @@ func (v ControlPlane) StaticPod(component string) ([]byte, error) {
 		c.Args = setFlag(c.Args, flag)
 	}
 	for _, volume := range v.Volumes[component] {
-		volume.put(&pod.Spec)
+		volume.addTo(&pod.Spec)
 	}
 	c.Env = append(c.Env, v.Envs[component]...)
 	if certificate := v.ClientCertificates[component]; certificate != "" {
@@ -140,29 +138,29 @@ func (v ControlPlane) StaticPod(component string) ([]byte, error) {
 	return data, nil
 }
 
-// clientCertificate is the annotation of ControlPlane.ClientCertificates.
+// clientCertificate is the annotation that contains the value of ControlPlane.ClientCertificates.
 const clientCertificate = "hyperkube.io/client-certificate"
 
 var clientCertificateLine = regexp.MustCompile(`(?m)^( +` + regexp.QuoteMeta(clientCertificate) + `:).*$`)
 
-// SetClientCertificate puts into the manifest of a component, which somebody may have
-// changed, what tells its client's certificate from others. Nothing else changes,
-// unless it is of a version that had no such thing: comments are lost then.
+// SetClientCertificate sets the identifier of the client certificate in a component's manifest,
+// which a user may have modified. Everything else is preserved. Only if the manifest is from a
+// version without this annotation, comments are lost.
 func SetClientCertificate(manifest []byte, certificate string) ([]byte, error) {
 	if clientCertificateLine.Match(manifest) {
 		return clientCertificateLine.ReplaceAll(manifest, []byte("${1} "+certificate)), nil
 	}
 	var pod unstructured.Unstructured
 	if err := yaml.Unmarshal(manifest, &pod.Object); err != nil {
-		return nil, fmt.Errorf("reading a manifest: %w", err)
+		return nil, fmt.Errorf("parsing manifest: %w", err)
 	}
 	if err := unstructured.SetNestedField(pod.Object, certificate, "metadata", "annotations", clientCertificate); err != nil {
-		return nil, fmt.Errorf("changing a manifest: %w", err)
+		return nil, fmt.Errorf("updating manifest: %w", err)
 	}
 	return yaml.Marshal(pod.Object)
 }
 
-// setFlag puts a flag in the place of those of its name, or at the end.
+// setFlag replaces the flags with the same name, or appends the flag.
 func setFlag(args []string, flag Flag) []string {
 	text := "--" + flag.Name + "=" + flag.Value
 	same := func(arg string) bool {

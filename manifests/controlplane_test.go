@@ -32,7 +32,7 @@ func TestStaticPods(t *testing.T) {
 			t.Errorf("%s: %s", component, data)
 		}
 		if pod.Spec.PriorityClassName != "system-node-critical" || c.LivenessProbe == nil || c.StartupProbe == nil || len(c.Resources.Requests) != 2 {
-			t.Errorf("%s lacks what a master's pod must have: %s", component, data)
+			t.Errorf("%s lacks what a control plane pod must have: %s", component, data)
 		}
 		for _, m := range c.VolumeMounts {
 			if !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name }) {
@@ -42,9 +42,9 @@ func TestStaticPods(t *testing.T) {
 	}
 }
 
-// TestNobodyDiesForAnother: an API server that lives is not started again because etcd
-// does not answer, and is not asked meanwhile.
-func TestNobodyDiesForAnother(t *testing.T) {
+// TestAPIServerLivenessIgnoresEtcd checks that the liveness of the API server does not depend on etcd: an
+// API server is not restarted because etcd does not respond.
+func TestAPIServerLivenessIgnoresEtcd(t *testing.T) {
 	data, err := values().StaticPod("kube-apiserver")
 	if err != nil {
 		t.Fatal(err)
@@ -75,8 +75,8 @@ func TestExtraFlags(t *testing.T) {
 	}
 }
 
-// TestClientCertificates: what tells a client's certificate from others is all that
-// changes with it, in manifests that somebody has changed, too.
+// TestClientCertificates checks that only the identifier of the client certificate changes, also in
+// manifests that a user has modified.
 func TestClientCertificates(t *testing.T) {
 	v := values()
 	old, err := v.StaticPod("kube-scheduler")
@@ -101,9 +101,9 @@ func TestClientCertificates(t *testing.T) {
 	if same, err := SetClientCertificate(data, "sha256-0123"); err != nil || stamp(same) != "sha256-0123" {
 		t.Errorf("%v: %s", err, same)
 	}
-	edited := append([]byte("# by hand\n"), data...)
+	edited := append([]byte("# manual change\n"), data...)
 	edited, err = SetClientCertificate(edited, "sha256-4567")
-	if err != nil || stamp(edited) != "sha256-4567" || !strings.HasPrefix(string(edited), "# by hand\n") || len(edited) != len(data)+len("# by hand\n") {
+	if err != nil || stamp(edited) != "sha256-4567" || !strings.HasPrefix(string(edited), "# manual change\n") || len(edited) != len(data)+len("# manual change\n") {
 		t.Errorf("%v: %s", err, edited)
 	}
 	if older, err := SetClientCertificate(old, "sha256-4567"); err != nil || stamp(older) != "sha256-4567" {

@@ -1,5 +1,5 @@
-// Package manifests holds the manifests that are part of the program: add-ons,
-// and static pods of masters.
+// Package manifests contains the embedded manifests: add-ons, and the static pods of control plane
+// nodes.
 package manifests
 
 import (
@@ -21,15 +21,15 @@ import (
 //go:embed addons/*.yaml optional/*.yaml controlplane/*.yaml
 var files embed.FS
 
-// Values are what manifests are filled with.
+// Values are the template values of add-ons.
 type Values struct {
 	// Image is the reference of the built-in image.
 	Image string
-	// DNSAddress is the cluster IP of DNS, Domain the cluster's.
+	// DNSAddress is the cluster IP of the DNS Service. Domain is the DNS domain of the cluster.
 	DNSAddress, Domain string
 }
 
-// Addons returns the objects of all add-ons, those that others need first.
+// Addons returns the objects of all default add-ons, dependencies first.
 func Addons(v Values) ([]*unstructured.Unstructured, error) {
 	var objects []*unstructured.Unstructured
 	err := fs.WalkDir(files, "addons", func(name string, entry fs.DirEntry, err error) error {
@@ -43,13 +43,13 @@ func Addons(v Values) ([]*unstructured.Unstructured, error) {
 	return objects, err
 }
 
-// Optional names the add-ons that are there when somebody asks for them.
+// Optional returns the names of add-ons that are installed on request.
 func Optional() []string { return []string{"metrics"} }
 
 // Addon returns the objects of an optional add-on.
 func Addon(name string, v Values) ([]*unstructured.Unstructured, error) {
 	if !slices.Contains(Optional(), name) {
-		return nil, fmt.Errorf("there is no add-on %q; there are: %s", name, strings.Join(Optional(), ", "))
+		return nil, fmt.Errorf("unknown add-on %q: must be one of %s", name, strings.Join(Optional(), ", "))
 	}
 	return render("optional/"+name+".yaml", v)
 }

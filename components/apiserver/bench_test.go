@@ -12,8 +12,8 @@ import (
 	clientrest "k8s.io/client-go/rest"
 )
 
-// BenchmarkRequests is what requests cost within the process, etcd's part and
-// that of a client which does not look at answers included, TLS and HTTP not.
+// BenchmarkRequests measures requests within the process. It includes etcd and a client that does
+// not decode responses, but not TLS and HTTP.
 func BenchmarkRequests(b *testing.B) {
 	s := startServer(b, Config{})
 	ctx := contextOf(b)

@@ -13,27 +13,28 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/pki"
 )
 
-// lookEvery is how often the serving certificate's file is looked at, at most, by handshakes.
-const lookEvery = 10 * time.Second
+// certCheckInterval is the minimum interval at which TLS handshakes check whether the serving certificate
+// file has changed.
+const certCheckInterval = 10 * time.Second
 
-// newCertificate reads a serving certificate, and again when its file changes.
+// newCertificate reads a serving certificate, which is reloaded when its file changes.
 func newCertificate(certFile, keyFile string, log *slog.Logger) (*pki.Files, error) {
 	c := &pki.Files{
-		What: "serving certificate", CertFile: certFile, KeyFile: keyFile, Every: lookEvery,
-		Failed: func(err error) { log.Warn("serving certificate could not be read again", "error", err) },
+		Context: "serving certificate", CertFile: certFile, KeyFile: keyFile, CheckInterval: certCheckInterval,
+		OnError: func(err error) { log.Warn("reloading serving certificate failed", "err", err) },
 	}
 	_, err := c.Certificate()
 	return c, err
 }
 
-// certificates authenticates by client certificates alone.
-type certificates struct{ roots *x509.CertPool }
+// clientCertAuthenticator authenticates only by client certificates.
+type clientCertAuthenticator struct{ roots *x509.CertPool }
 
-// AuthenticateRequest verifies the client's certificate.
-func (c certificates) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
+// AuthenticateRequest implements authenticator.Request. It verifies the client's certificate.
+func (c clientCertAuthenticator) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	if c.roots == nil || req.TLS == nil || len(req.TLS.PeerCertificates) == 0 {
 		return nil, false, nil
 	}
@@ -54,8 +55,8 @@ func (c certificates) AuthenticateRequest(req *http.Request) (*authenticator.Res
 	}}, true, nil
 }
 
-// mastersOnly lets the group system:masters do all.
-var mastersOnly = authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+// superusersOnly is an authorizer that allows everything to the group system:masters.
+var superusersOnly = authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if u := a.GetUser(); u != nil && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) {
 		return authorizer.DecisionAllow, "", nil
 	}

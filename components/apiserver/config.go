@@ -20,58 +20,58 @@ import (
 	"hyperkube/components/apiserver/health"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
-	"hyperkube/internal/zpages"
+	"hyperkube/internal/serving/zpages"
 )
 
-// Config of a Server.
+// Config is the configuration of a Server.
 type Config struct {
-	// Etcd is where objects are: over the network, or in process. The server
-	// does not close it.
+	// Etcd is the client of the main etcd, over the network or in process. The server does not
+	// close it.
 	Etcd *clientv3.Client
-	// EtcdPrefix of all keys; "/registry" when empty.
+	// EtcdPrefix is the prefix of all keys. Empty means "/registry".
 	EtcdPrefix string
-	// EtcdApart are other etcds that have the objects of single built-in
-	// resources. Of services, ipaddresses and servicecidrs they cannot: those
-	// are written together.
-	EtcdApart map[schema.GroupResource]*clientv3.Client
-	// Transformer returns how the objects of a resource are encrypted, or
-	// nil. Nil: nothing is encrypted.
+	// EtcdOverrides are clients of other etcds that store individual built-in resources. This is not
+	// possible for services, ipaddresses and servicecidrs, because they are written in one
+	// transaction.
+	EtcdOverrides map[schema.GroupResource]*clientv3.Client
+	// Transformer returns the encryption for the objects of a resource, or nil for none. A nil
+	// function means no encryption.
 	Transformer func(schema.GroupResource) value.Transformer
-	// Resources are served; nil means all that are built in.
+	// Resources are the served resources. Nil means all built-in ones.
 	Resources []*api.Resource
-	// Adopt is set as Adopt of the resources that are built in, where it knows of the
-	// cluster what they do not. It is not looked at with Resources.
+	// Adopt replaces the Adopt function of built-in resources if it depends on the cluster's
+	// configuration. It is ignored if Resources is set.
 	Adopt map[schema.GroupResource]func(api.Object)
-	// Without tells which of them are not served. It may be nil.
-	Without func(schema.GroupVersionResource) bool
-	// EventTTL is how long events are kept; zero means an hour.
+	// Disabled reports whether a built-in resource is disabled. It may be nil.
+	Disabled func(schema.GroupVersionResource) bool
+	// EventTTL is the lifetime of events. Zero means one hour.
 	EventTTL time.Duration
 
-	// Listener accepts TLS connections; nil: the server is reached in memory
-	// alone. The server closes it.
+	// Listener accepts TLS connections. If it is nil, the server is only reachable in process. The
+	// server closes it.
 	Listener net.Listener
-	// CertFile and KeyFile are the serving certificate; they are read again
-	// when they change.
+	// CertFile and KeyFile are the serving certificate and its key. They are reloaded when they
+	// change.
 	CertFile, KeyFile string
-	// ClientCAs verify client certificates, for Authenticator nil. Which
-	// certificates are asked for is told to clients in the handshake.
+	// ClientCAs verify client certificates if Authenticator is nil. They are also announced to
+	// clients in the TLS handshake.
 	ClientCAs *x509.CertPool
 
-	// TLS says more about connections.
+	// TLS contains further TLS settings.
 	TLS TLSConfig
 
-	// Authenticator tells who sends a request. Nil: client certificates of
-	// ClientCAs by common name and organisations.
+	// Authenticator authenticates requests. Nil means client certificates signed by ClientCAs, with
+	// the common name as user and the organizations as groups.
 	Authenticator authenticator.Request
-	// Authorizer tells what they may do. Nil: system:masters may do all,
-	// others nothing.
+	// Authorizer authorizes requests. Nil means that only system:masters is allowed, without
+	// restrictions.
 	Authorizer authorizer.Authorizer
-	// Admission may change or refuse writes. Nil: all are admitted.
+	// Admission mutates and validates write requests. Nil means that all are admitted.
 	Admission admission.Interface
 
-	// Limiter decides when requests are worked on; nil: at once.
+	// Limiter limits concurrent requests. Nil means no limit.
 	Limiter filters.Limiter
-	// Auditor records requests; nil: nobody does.
+	// Auditor records requests. Nil means no auditing.
 	Auditor filters.Auditor
 	// Limits of what requests and connections may take.
 	Limits Limits
@@ -80,72 +80,68 @@ type Config struct {
 	// is served, to add hooks, actions and streams.
 	Extend func(*registry.Registry) error
 
-	// Paths are served too, behind the same chain; those that end with a
-	// slash with all below them.
+	// Paths are additional handlers behind the same filter chain. A path that ends with a slash
+	// includes all paths below it.
 	Paths map[string]http.Handler
-	// External is the host and port by which documents name this server, e.g.
-	// "192.0.2.1:6443". Empty: they do not.
+	// External is the external host and port of this server for generated URLs, e.g.
+	// "192.0.2.1:6443". If it is empty, such URLs are left out.
 	External string
-	// Aggregation, unless nil, knows the APIs that other servers serve.
+	// Aggregation, unless nil, proxies requests to aggregated API servers.
 	Aggregation Aggregation
-	// ReadyChecks add to /livez, once they had their time to begin to hold, and
-	// to /readyz.
+	// ReadyChecks are added to /readyz and, after LivezGrace, to /livez.
 	ReadyChecks []health.Check
-	// WorkChecks add to /readyz and /healthz, OnlyReadyChecks to /readyz alone.
+	// WorkChecks are added to /readyz and /healthz, OnlyReadyChecks only to /readyz.
 	WorkChecks, OnlyReadyChecks []health.Check
 
-	// Kubelet says how to reach kubelets for logs, exec and the like.
+	// Kubelet configures connections to kubelets for logs, exec and similar requests.
 	Kubelet KubeletConfig
 
-	// BookmarkEvery is how often watches that asked for bookmarks get one;
-	// zero means a minute.
+	// BookmarkEvery is the interval of bookmarks for watches that request them. Zero means one
+	// minute.
 	BookmarkEvery time.Duration
 	// Profiling serves /debug/pprof.
 	Profiling bool
-	// Flags are those with which the server was started; it may be nil.
+	// Flags are the command-line flags of the server for /flagz. It may be nil.
 	Flags zpages.Flags
-	// Level is changed by /debug/flags/v, with Profiling; nil: it is as it is.
+	// Level is the log level that /debug/flags/v changes if Profiling is set. Nil disables that.
 	Level *slog.LevelVar
-	// Log receives what goes wrong; nil: slog's default.
+	// Log receives errors. Nil means slog's default.
 	Log *slog.Logger
 }
 
-// Limits of what requests and connections may take. Zeros are upstream's
-// defaults.
+// Limits contains the limits for requests and connections. Zero values mean upstream's defaults.
 type Limits struct {
-	// Request is how long a request that does not stream may take; zero means
-	// a minute.
+	// Request is the timeout of requests that are not long-running. Zero means one minute.
 	Request time.Duration
-	// Watch is how long watches last at least whose clients do not say; zero
-	// means half an hour.
+	// Watch is the minimum duration of watches without a timeout of their client. Zero means 30
+	// minutes.
 	Watch time.Duration
-	// SlowReader is for how long a watch waits for its client to take what it
-	// was sent before it is cut off; zero means a minute.
+	// SlowReader is how long a watch waits until its client reads pending data before it is closed.
+	// Zero means one minute.
 	SlowReader time.Duration
-	// Streams of one HTTP/2 connection at the same time; zero means 250.
+	// Streams is the maximum number of concurrent streams per HTTP/2 connection. Zero means 250.
 	Streams int
-	// StreamBytes is how many bytes a second each connection of exec, attach,
-	// port-forward and proxy may take in each direction; zero: any number.
+	// StreamBytes limits the bytes per second of each connection of exec, attach, port-forward and
+	// proxy in each direction. Zero means no limit.
 	StreamBytes int64
-	// ShutdownDelay is for how long the server goes on as ever after it was
-	// told to stop, but is not ready, so that load balancers notice.
+	// ShutdownDelay is how long the server continues to serve after shutdown was requested. During
+	// that time it is not ready, so that load balancers notice.
 	ShutdownDelay time.Duration
-	// LivezGrace is for how long /livez does not mind what has not finished
-	// yet at the start.
+	// LivezGrace is how long /livez ignores unfinished startup checks.
 	LivezGrace time.Duration
-	// Guard is what is done for browsers and load balancers.
+	// Guard contains settings for browsers and load balancers.
 	Guard filters.Guard
 }
 
-// Aggregation knows the APIs that other servers serve.
+// Aggregation proxies requests to aggregated API servers.
 type Aggregation interface {
 	discovery.Aggregation
-	// Handler returns who answers requests for a path below /api or /apis if
-	// that is another server, else nil. It is asked for every request.
+	// Handler returns the handler for a path below /api or /apis if another server serves it, and
+	// nil otherwise. It is called for every request.
 	Handler(path string) http.Handler
-	// Ready is closed once it knows all those of when it began.
+	// Ready is closed once all APIServices that existed at startup have been processed.
 	Ready() <-chan struct{}
 }
 
-// KubeletConfig says how to reach kubelets.
+// KubeletConfig configures connections to kubelets.
 type KubeletConfig = connect.KubeletConfig

@@ -9,11 +9,10 @@ import (
 
 	"k8s.io/client-go/dynamic"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// TestCustomAnswers holds what clients of custom resources see against what
-// kube-apiserver v1.37 answers.
+// TestCustomAnswers compares responses for custom resources with those of kube-apiserver v1.37.
 func TestCustomAnswers(t *testing.T) {
 	s := startServer(t, Config{})
 	d, err := dynamic.NewForConfig(admin(s))
@@ -26,7 +25,7 @@ func TestCustomAnswers(t *testing.T) {
 	a := newAPI(t, s)
 	const v1, v2 = "/apis/example.com/v1/namespaces/default/foos", "/apis/example.com/v2/namespaces/default/foos"
 	const head = `{"apiVersion":"example.com/v1","kind":"Foo","metadata":{"name":"a"`
-	// Discovery hears of a definition after it is established.
+	// Discovery is updated after a definition is established.
 	testwait.Until(t, "discovery of the definition", func() bool { return a.do("GET", "/apis/example.com/v1", "").code == 200 })
 	for _, tc := range []struct {
 		name, method, path, body string
@@ -82,7 +81,7 @@ func TestCustomAnswers(t *testing.T) {
 	}
 }
 
-// TestNoConversion tells of a conversion webhook whose Service is not there.
+// TestNoConversion uses a conversion webhook whose Service does not exist.
 func TestNoConversion(t *testing.T) {
 	s := startServer(t, Config{})
 	d, err := dynamic.NewForConfig(admin(s))

@@ -28,7 +28,7 @@ import (
 
 var definitions = apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefinitions")
 
-// custom drives definitions and their instances by the dynamic client.
+// custom is a dynamic client for definitions and their instances.
 type custom struct {
 	*testing.T
 	dynamic.Interface
@@ -64,7 +64,7 @@ func object(t *testing.T, text string) *unstructured.Unstructured {
 	return obj
 }
 
-// define creates a definition and waits for a condition of it.
+// define creates a definition and waits for a condition.
 func (c *custom) define(text string, condition string) *unstructured.Unstructured {
 	c.Helper()
 	made, err := c.Resource(definitions).Create(c.ctx, object(c.T, text), metav1.CreateOptions{})
@@ -74,7 +74,7 @@ func (c *custom) define(text string, condition string) *unstructured.Unstructure
 	return c.await(made.GetName(), condition)
 }
 
-// await waits until a definition has a condition, "Type=Status".
+// await waits until a definition has a condition of the form "Type=Status".
 func (c *custom) await(name, condition string) *unstructured.Unstructured {
 	c.Helper()
 	w, err := c.Resource(definitions).Watch(c.ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
@@ -164,10 +164,10 @@ func TestCustomResource(t *testing.T) {
 		select {
 		case got := <-seen:
 			if got != want {
-				t.Errorf("the informer tells %s, want %s", got, want)
+				t.Errorf("informer event %s, want %s", got, want)
 			}
 		case <-c.ctx.Done():
-			t.Fatalf("the informer never tells %s", want)
+			t.Fatalf("no informer event %s", want)
 		}
 	}
 
@@ -228,7 +228,7 @@ func TestCustomResource(t *testing.T) {
 	}
 	expect("-c")
 
-	// A definition that goes takes its instances with it.
+	// Deleting a definition deletes its instances.
 	if err := c.Resource(definitions).Delete(c.ctx, "foos.example.com", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -246,7 +246,7 @@ func TestCustomResource(t *testing.T) {
 	}
 }
 
-// TestCustomNames lets two definitions want the same name.
+// TestCustomNames creates two definitions with conflicting names.
 func TestCustomNames(t *testing.T) {
 	c := newCustom(t)
 	short := func(plural, kind string) string {
@@ -270,11 +270,10 @@ func TestCustomNames(t *testing.T) {
 	}
 }
 
-// TestCustomConversion converts by a webhook: v2 has in one field what v1 has
-// in two.
+// TestCustomConversion converts with a webhook: v2 combines two fields of v1 into one.
 func TestCustomConversion(t *testing.T) {
 	calls := make(chan int, 100)
-	var broken atomic.Bool // it forgets the objects
+	var broken atomic.Bool // the webhook returns no objects
 	hook := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		review := &apiextensionsv1.ConversionReview{}
 		if err := json.NewDecoder(req.Body).Decode(review); err != nil {
@@ -354,13 +353,13 @@ func TestCustomConversion(t *testing.T) {
 	if got, err := v2.Get(c.ctx, "a", metav1.GetOptions{}); err != nil || spec(got, "hostPort") != "h:80" {
 		t.Errorf("with an answer again: %v, %v", got, err)
 	}
-	// From now on v2 is stored; what is there already is not touched.
+	// From now on v2 is the storage version. Existing objects are not rewritten.
 	patch := `[{"op":"replace","path":"/spec/versions/0/storage","value":false},{"op":"replace","path":"/spec/versions/1/storage","value":true}]`
 	if _, err := c.Resource(definitions).Patch(c.ctx, "foos.example.com", types.JSONPatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	for {
-		// The new definition is served a moment after it is stored.
+		// The new definition is served shortly after it is stored.
 		got, err := v2.Create(c.ctx, object(t, "{apiVersion: example.com/v2, kind: Foo, metadata: {generateName: c-}, spec: {hostPort: 'k:82'}}"), metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -382,7 +381,7 @@ func TestCustomConversion(t *testing.T) {
 			t.Errorf("a list of both: %v %v", items, err)
 		}
 	}
-	// A version that is taken away although something is stored in it.
+	// Remove a version although objects are stored in it.
 	remove := `[{"op":"replace","path":"/status/storedVersions","value":["v2"]}]`
 	if _, err := c.Resource(definitions).Patch(c.ctx, "foos.example.com", types.JSONPatchType, []byte(remove), metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
@@ -394,14 +393,15 @@ func TestCustomConversion(t *testing.T) {
 	for {
 		_, err := v2.Get(c.ctx, "a", metav1.GetOptions{})
 		if err == nil || apierrors.IsServiceUnavailable(err) || apierrors.IsNotFound(err) {
-			continue // the definition is served a moment after it is stored
+			continue // the definition is served shortly after it is stored
 		}
 		if !apierrors.IsInternalError(err) || !strings.Contains(err.Error(), lost) || !strings.Contains(err.Error(), "from an invalid group/version: example.com/v1") {
-			t.Errorf("of a version that is gone: %v", err)
+			t.Errorf("object of a removed version: %v", err)
 		}
 		break
 	}
-	// Its end is no new generation, and waits for its instances whatever is wished.
+	// Deletion does not increment the generation, and waits for the instances regardless of the
+	// delete options.
 	before, err := c.Resource(definitions).Get(c.ctx, "foos.example.com", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)

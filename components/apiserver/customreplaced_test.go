@@ -15,8 +15,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// TestCustomReplaced: who reads and writes while the definition changes notices
-// nothing of it.
+// TestCustomReplaced checks that clients that read and write while the definition changes see no
+// errors.
 func TestCustomReplaced(t *testing.T) {
 	c := newCustom(t)
 	c.define(foos, "Established=True")
@@ -65,14 +65,14 @@ func TestCustomReplaced(t *testing.T) {
 		if _, err := c.Resource(definitions).Patch(c.ctx, "foos.example.com", types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
 			t.Error(err)
 		}
-		time.Sleep(5 * time.Millisecond) // some requests in between
+		time.Sleep(5 * time.Millisecond) // let some requests happen in between
 	}
 	close(ended)
 	wg.Wait()
 }
 
-// replacing admits all. Before it admits a custom resource, as often as is left, it
-// replaces that, by one of no namespace if so told.
+// replacing is an admission plugin that admits everything. The next left times, it first replaces
+// the custom resource definition, by a cluster-scoped one if unbounded is set.
 type replacing struct {
 	server    *Server
 	left      int
@@ -95,8 +95,8 @@ func (r *replacing) Admit(_ context.Context, a admission.Attributes, _ admission
 	return nil
 }
 
-// TestCustomReplacedOften: nor does a request that is so slow that the definition changes
-// many times meanwhile.
+// TestCustomReplacedOften checks that a slow request succeeds even if the definition changes many
+// times in the meantime.
 func TestCustomReplacedOften(t *testing.T) {
 	r := &replacing{left: 40}
 	r.server = startServer(t, Config{Admission: r})
@@ -110,7 +110,8 @@ func TestCustomReplacedOften(t *testing.T) {
 	}
 }
 
-// TestCustomReplacedWhileWriting: nothing is stored of what was made by a former definition.
+// TestCustomReplacedWhileWriting checks that objects made with a previous definition are not
+// stored.
 func TestCustomReplacedWhileWriting(t *testing.T) {
 	r := &replacing{}
 	r.server = startServer(t, Config{Admission: r})
@@ -140,12 +141,13 @@ func TestCustomReplacedWhileWriting(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if r.left > 0 {
-			t.Errorf("%s: a definition that was replaced meanwhile was written by, and %d more would not have been noticed", name, r.left)
+			t.Errorf("%s: an object of a replaced definition was stored, and %d more replacements would not have been detected", name, r.left)
 		}
 	}
 }
 
-// TestCustomReplacedElsewhere: a request for a namespace does not get at what is in none.
+// TestCustomReplacedElsewhere checks that a request for a namespace cannot access cluster-scoped
+// objects.
 func TestCustomReplacedElsewhere(t *testing.T) {
 	r := &replacing{left: 1, unbounded: true}
 	r.server = startServer(t, Config{Admission: r})

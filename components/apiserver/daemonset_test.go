@@ -14,9 +14,9 @@ import (
 const somethingEverywhere = `{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "a", "annotations": {"deprecated.daemonset.template.generation": "abc"}},
 "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": {"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}}}}`
 
-// TestTemplateGeneration holds what is said of the number that counts the changes
-// of a DaemonSet's template, which is an annotation to clients and a number to
-// Kubernetes' own server: who sends none owns it, and who sends no number is refused.
+// TestTemplateGeneration tests the template generation of DaemonSets, which clients see as an
+// annotation and upstream's server stores as a number. A client that does not set it still owns the
+// field, and a value that is not a number is rejected.
 func TestTemplateGeneration(t *testing.T) {
 	s := startServer(t, Config{})
 	kube, err := kubernetes.NewForConfig(admin(s))

@@ -1,4 +1,4 @@
-// Package apiserver is the Kubernetes API: requests come in through filters/,
-// are taken apart and answered by rest/, which knows of registry/ what is
-// served, and are kept by internal/store. See docs/design.md.
+// Package apiserver is the Kubernetes API server. Package filters authenticates and authorizes
+// requests, package rest handles them with the resources in package registry, and internal/store
+// stores the objects in etcd. See docs/development/design.md.
 package apiserver

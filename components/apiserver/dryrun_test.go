@@ -9,16 +9,15 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"hyperkube/internal/testetcd"
+	"hyperkube/internal/testing/testetcd"
 )
 
-// lagging is a watcher of etcd that while it is held tells nothing, until it is
-// asked how far it is.
+// lagging is an etcd watcher that delays all events while it is held, until progress is requested.
 type lagging struct {
 	clientv3.Watcher
 
 	mu   sync.Mutex
-	held chan struct{} // nil when it is not; closed when it is let go
+	held chan struct{} // nil if not held; closed when released
 }
 
 func (l *lagging) hold() {
@@ -36,7 +35,7 @@ func (l *lagging) letGo() {
 	}
 }
 
-// wait returns once it is not held, or ctx has ended.
+// wait returns when the watcher is not held or ctx is done.
 func (l *lagging) wait(ctx context.Context) {
 	l.mu.Lock()
 	held := l.held
@@ -50,7 +49,7 @@ func (l *lagging) wait(ctx context.Context) {
 	}
 }
 
-// Watch as clientv3.Watcher.
+// Watch implements clientv3.Watcher.
 func (l *lagging) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
 	in, out := l.Watcher.Watch(ctx, key, opts...), make(chan clientv3.WatchResponse)
 	go func() {
@@ -67,15 +66,15 @@ func (l *lagging) Watch(ctx context.Context, key string, opts ...clientv3.OpOpti
 	return out
 }
 
-// RequestProgress as clientv3.Watcher.
+// RequestProgress implements clientv3.Watcher.
 func (l *lagging) RequestProgress(ctx context.Context) error {
 	l.letGo()
 	return l.Watcher.RequestProgress(ctx)
 }
 
-// TestDryRunsBehind: a dry run tells what would come of the object that there is,
-// also where the cache does not have it yet.
-func TestDryRunsBehind(t *testing.T) {
+// TestDryRunOutdatedCache checks that a dry run is based on the latest object even if the cache lags
+// behind.
+func TestDryRunOutdatedCache(t *testing.T) {
 	etcd := testetcd.Client(t)
 	l := &lagging{Watcher: etcd.Watcher}
 	etcd.Watcher = l

@@ -9,10 +9,10 @@ import (
 
 	clientrest "k8s.io/client-go/rest"
 
-	"hyperkube/internal/testetcd"
+	"hyperkube/internal/testing/testetcd"
 )
 
-// startServer runs an API server of cfg, to which etcd and a log are added.
+// startServer runs an API server with cfg, after setting missing fields such as etcd and the log.
 func startServer(t testing.TB, cfg Config) *Server {
 	t.Helper()
 	if cfg.Etcd == nil {

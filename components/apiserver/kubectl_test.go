@@ -11,10 +11,10 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/pki"
 )
 
-// kubectl runs the stock kubectl against a server over TLS.
+// kubectl runs a released kubectl against a server over TLS.
 type kubectl struct {
 	t      *testing.T
 	binary string
@@ -57,7 +57,7 @@ func newKubectl(t *testing.T, cfg Config) (*kubectl, *Server) {
 	return &kubectl{t, binary, file}, s
 }
 
-// run returns what kubectl printed; it must succeed.
+// run runs kubectl, which must succeed, and returns its output.
 func (k *kubectl) run(stdin string, args ...string) string {
 	k.t.Helper()
 	out, err := k.try(stdin, args...)

@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// listAnswer is a list as tests of it look at it.
+// listAnswer contains the parts of a list that tests check.
 type listAnswer struct {
 	Metadata metav1.ListMeta
 	Items    []struct{ Metadata metav1.ObjectMeta }
@@ -28,8 +28,7 @@ func (l *listAnswer) names() string {
 	return strings.Join(all, " ")
 }
 
-// list asks for a collection. Parameters are names and values in turn; empty
-// values are left out.
+// list requests a collection. params are alternating names and values. Empty values are left out.
 func (a *plainClient) list(path string, params ...string) (int, *listAnswer) {
 	a.t.Helper()
 	q := url.Values{}
@@ -55,8 +54,8 @@ func number(t *testing.T, revision string) int64 {
 	return n
 }
 
-// TestListVersions holds what a list is of for each combination of
-// resourceVersion, resourceVersionMatch, limit and continue.
+// TestListVersions checks the version of a list for each combination of resourceVersion,
+// resourceVersionMatch, limit and continue.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list
 func TestListVersions(t *testing.T) {
@@ -76,9 +75,8 @@ func TestListVersions(t *testing.T) {
 	)
 	for _, tc := range []struct {
 		version, match, limit, next, selector string
-		// want is the names, when the list is of, whether there is more, and
-		// how many remain: -1 when nothing is said of that. Else it is what is
-		// wrong.
+		// want contains the names, the version of the list, whether there are more pages, and the
+		// remaining item count, or -1 if it is not set. For failures it contains the error message.
 		want string
 		code int
 	}{
@@ -146,10 +144,10 @@ func TestListVersions(t *testing.T) {
 	}
 }
 
-// TestPagesUnderWrites: what is written between two pages is in none of them.
-func TestPagesUnderWrites(t *testing.T) {
+// TestPagesDuringWrites checks that changes between two pages are not visible in later pages.
+func TestPagesDuringWrites(t *testing.T) {
 	a := newAPI(t, startServer(t, Config{}))
-	was := map[string]string{} // revisions
+	was := map[string]string{} // resource versions
 	for i := range 40 {
 		name := fmt.Sprintf("m%02d", i)
 		was[name] = a.do("POST", cms, fmt.Sprintf(`{"metadata":{"name":%q}}`, name), jsn).object(t).GetResourceVersion()
@@ -167,7 +165,7 @@ func TestPagesUnderWrites(t *testing.T) {
 		if page.Metadata.Continue == "" {
 			break
 		}
-		// One that is yet to come goes, one changes, and one more comes.
+		// Delete an object of a later page, change one, and create one.
 		a.do("DELETE", fmt.Sprintf("%s/m%02d", cms, 39-n), "")
 		a.do("PATCH", fmt.Sprintf("%s/m%02d", cms, 34-n), `{"data":{"k":"v"}}`, mrg)
 		a.do("POST", cms, fmt.Sprintf(`{"metadata":{"name":"m3%dx"}}`, n), jsn)
@@ -183,8 +181,8 @@ func TestPagesUnderWrites(t *testing.T) {
 	}
 }
 
-// TestExpiredPages: who comes back after what he reads has been forgotten learns
-// it, and may read on with what there is by now.
+// TestExpiredPages checks that a client whose continue token has expired gets an error with a new
+// token for the remaining items at the latest version.
 func TestExpiredPages(t *testing.T) {
 	s := startServer(t, Config{})
 	a := newAPI(t, s)
@@ -194,7 +192,7 @@ func TestExpiredPages(t *testing.T) {
 	_, first := a.list(cms, "limit", "2")
 	a.do("DELETE", cms+"/c", "")
 	later := a.do("POST", cms, `{"metadata":{"name":"e"}}`, jsn).object(t).GetResourceVersion()
-	s.store.Forget(number(t, later))
+	s.store.SetCompacted(number(t, later))
 
 	code, expired := a.list(cms, "limit", "1", "continue", first.Metadata.Continue)
 	if code != 410 || expired.Reason != "Expired" || !strings.Contains(expired.Message, "The provided continue parameter is too old to display a consistent list result.") {
@@ -219,7 +217,7 @@ func TestExpiredPages(t *testing.T) {
 	}
 }
 
-// TestWatchOptions holds which combinations of a watch's options are refused.
+// TestWatchOptions checks which combinations of watch options are rejected.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists
 func TestWatchOptions(t *testing.T) {
@@ -237,7 +235,7 @@ func TestWatchOptions(t *testing.T) {
 		{"sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true", 200, `"annotations":{"k8s.io/initial-events-end":"true"}`},
 		{"sendInitialEvents=false&resourceVersionMatch=NotOlderThan", 200, ""},
 		{"resourceVersion=0", 200, `{"type":"ADDED","object":{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"a"`},
-		{"resourceVersion=99999999", 200, ""}, // it may yet come
+		{"resourceVersion=99999999", 200, ""}, // may exist later
 	} {
 		r := a.do("GET", cms+"?watch=true&timeoutSeconds=1&"+tc.query, "")
 		if r.code != tc.code || !strings.Contains(r.body, tc.want) || tc.want == "" && r.body != "" {
@@ -246,7 +244,7 @@ func TestWatchOptions(t *testing.T) {
 	}
 }
 
-// TestDeletePages deletes a page of a collection, and tells how to go on.
+// TestDeletePages deletes a page of a collection and checks the continue token.
 func TestDeletePages(t *testing.T) {
 	a := newAPI(t, startServer(t, Config{}))
 	for _, name := range strings.Fields("a b c d e") {

@@ -10,8 +10,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// TestMetrics holds that what is served can be read, under names that users
-// know.
+// TestMetrics checks the format of the metrics and the presence of well-known names.
 func TestMetrics(t *testing.T) {
 	s := startServer(t, Config{})
 	kube, err := kubernetes.NewForConfig(admin(s))

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// owners tells who has which fields: "manager operation subresource fields".
+// owners returns the owners of fields in the form "manager operation subresource fields".
 func owners(t *testing.T, o *unstructured.Unstructured) []string {
 	t.Helper()
 	var all []string
@@ -25,7 +25,7 @@ func (a *plainClient) apply(path, manager, config string) answer {
 	return a.do("PATCH", path+"?fieldManager="+manager, config, ssa)
 }
 
-// TestOwnership holds whose fields are whose after server-side apply.
+// TestOwnership checks the owners of fields after server-side apply.
 //
 // https://kubernetes.io/docs/reference/using-api/server-side-apply/
 func TestOwnership(t *testing.T) {
@@ -63,7 +63,7 @@ func TestOwnership(t *testing.T) {
 		if want := []string{`one Apply  {"f:data":{"f:v":{}}}`, `two Apply  {"f:data":{"f:k":{},"f:w":{}}}`}; r.code != 200 || !slices.Equal(owners(t, r.object(t)), want) {
 			t.Errorf("%d %q", r.code, owners(t, r.object(t)))
 		}
-		// The same value is shared, and stays until the last owner leaves it.
+		// An equal value is shared, and remains until the last owner removes it.
 		if r = a.apply(cms+"/f", "one", config("w")); r.code != 200 {
 			t.Errorf("%+v", r)
 		}
@@ -73,7 +73,7 @@ func TestOwnership(t *testing.T) {
 		}
 		r = a.apply(cms+"/f", "one", `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"f"}}`)
 		if _, there, _ := unstructured.NestedString(r.object(t).Object, "data", "k"); there {
-			t.Errorf("what nobody has is left: %s", r.body)
+			t.Errorf("an unowned field remains: %s", r.body)
 		}
 	})
 
@@ -112,7 +112,7 @@ func TestOwnership(t *testing.T) {
 		if !slices.Contains(owners(t, r.object(t)), `one Apply status {"f:status":{"f:observedGeneration":{}}}`) {
 			t.Errorf("%q", owners(t, r.object(t)))
 		}
-		// What is applied to the object leaves the status's owner alone.
+		// Applying the object does not affect the owner of the status.
 		r = a.apply(deployments+"/d", "one", deployment(template(`{"name":"c2","image":"k"}`)))
 		if n, _, _ := unstructured.NestedInt64(r.object(t).Object, "status", "observedGeneration"); n != 1 {
 			t.Errorf("the status is gone: %s", r.body)
@@ -143,7 +143,7 @@ func TestOwnership(t *testing.T) {
 		if text := r.object(t).GetAnnotations()[last]; r.code != 200 || !strings.Contains(text, `"k":"w"`) {
 			t.Errorf("what was last applied by the client is %q", text)
 		}
-		// An object of a time without managed fields has an owner of that time.
+		// An object from before managed fields existed gets an owner for that time.
 		a.do("POST", cms, `{"metadata":{"name":"m"},"data":{"k":"v"}}`, jsn)
 		if r = a.do("PATCH", cms+"/m", `{"metadata":{"managedFields":[{}]}}`, mrg); len(r.object(t).GetManagedFields()) != 0 {
 			t.Fatalf("not reset: %s", r.body)
@@ -167,7 +167,7 @@ func TestOwnership(t *testing.T) {
 			t.Errorf("%d: %q", len(got), got)
 		}
 		before := r.object(t)
-		// What changes nothing leaves the times alone.
+		// An apply without changes does not change the times.
 		again := a.do("PATCH", cms+"/n?fieldManager=u13", `{"data":{"k13":"v"}}`, mrg).object(t)
 		if again.GetResourceVersion() != before.GetResourceVersion() {
 			t.Errorf("written for nothing: %s %s", before.GetResourceVersion(), again.GetResourceVersion())
@@ -175,8 +175,8 @@ func TestOwnership(t *testing.T) {
 	})
 }
 
-// TestScaleOwnership: what a Scale says of owners is looked at as in all objects, though
-// nothing of it is stored, and what each manager has of the replicas is kept once.
+// TestScaleOwnership checks that managed fields in a Scale are validated as in all objects,
+// although they are not stored, and that each manager has only one entry for the replicas.
 func TestScaleOwnership(t *testing.T) {
 	a := newAPI(t, startServer(t, Config{}))
 	const (
@@ -187,8 +187,8 @@ func TestScaleOwnership(t *testing.T) {
 		`"spec":{"containers":[{"name":"c","image":"i"}]}}}}`, jsn); r.code != 201 {
 		t.Fatalf("%+v", r)
 	}
-	// A change of nothing gives the replicas an entry of their own, which the next
-	// change of nothing puts together with the other.
+	// An update without changes adds an entry for the replicas, which the next one merges with the
+	// other.
 	if r := a.do("PATCH", sets+"/r/scale", `{"status":{"replicas":9}}`, mrg); r.code != 200 {
 		t.Errorf("%+v", r)
 	}

@@ -89,7 +89,7 @@ func TestPods(t *testing.T) {
 	if _, err = pods.Get(ctx, "a", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("still there: %v", err)
 	}
-	// One that no node has goes at once, but is marked before.
+	// An unassigned pod is deleted immediately, but its deletion timestamp is set before.
 	b, err := pods.Create(ctx, somePod("b"), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -112,10 +112,10 @@ func TestPods(t *testing.T) {
 	}
 }
 
-// TestDeletedAtOnceByTwo deletes pods at once whose kubelet, as soon as it sees that,
-// does so too: whoever is the second has what he asked for.
-func TestDeletedAtOnceByTwo(t *testing.T) {
-	ctx := t.Context() // as long as so many requests take
+// TestConcurrentForceDeletion force-deletes pods while their kubelet also deletes them as soon as it
+// sees the deletion timestamp. Both requests must succeed.
+func TestConcurrentForceDeletion(t *testing.T) {
+	ctx := t.Context() // no timeout, because there are many requests
 	pods := kubeOf(t, startServer(t, Config{}), protobuf).CoreV1().Pods("default")
 	events, err := pods.Watch(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -126,7 +126,7 @@ func TestDeletedAtOnceByTwo(t *testing.T) {
 		defer close(ended)
 		for e := range events.ResultChan() {
 			if p, ok := e.Object.(*corev1.Pod); ok && e.Type == watch.Modified && p.DeletionTimestamp != nil {
-				_ = pods.Delete(ctx, p.Name, *metav1.NewDeleteOptions(0)) // it may be gone
+				_ = pods.Delete(ctx, p.Name, *metav1.NewDeleteOptions(0)) // it may have been deleted already
 			}
 		}
 	}()
@@ -188,7 +188,7 @@ func TestEviction(t *testing.T) {
 		t.Errorf("still there: %v", err)
 	}
 
-	// Preconditions hold for the pod as it was before it is told why it goes.
+	// Preconditions apply to the pod before its condition is set.
 	of := func(name string, change func(*metav1.DeleteOptions)) error {
 		opts := &metav1.DeleteOptions{}
 		change(opts)
@@ -221,7 +221,8 @@ func TestEviction(t *testing.T) {
 		t.Errorf("the very pod: %v", err)
 	}
 
-	// A budget that selects all counts pods without labels too, and a pod has but one.
+	// A budget with an empty selector also counts pods without labels. A pod may have only one
+	// budget.
 	all, err := kube.PolicyV1().PodDisruptionBudgets("default").Create(ctx, &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: "all"}, Spec: policyv1.PodDisruptionBudgetSpec{MinAvailable: &one, Selector: &metav1.LabelSelector{}},
 	}, metav1.CreateOptions{})

@@ -20,19 +20,19 @@ import (
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/openapi"
 	"hyperkube/components/apiserver/rest"
-	"hyperkube/internal/measure"
+	"hyperkube/internal/base/version"
+	"hyperkube/internal/credentials/tokens"
+	"hyperkube/internal/serving/componentmetrics"
+	"hyperkube/internal/serving/zpages"
 	"hyperkube/internal/store"
-	"hyperkube/internal/tokens"
-	"hyperkube/internal/version"
-	"hyperkube/internal/zpages"
 )
 
-// routes sends a request to the handler of its path, or of the longest prefix
-// of it that ends with a slash. It never redirects: paths with double slashes
-// and dots may be meant, for they are a proxied server's.
+// routes dispatches a request to the handler of its path, or of its longest prefix that ends with a
+// slash. It never redirects, because double slashes and dots in paths may be intended for a proxied
+// server.
 type routes struct {
 	exact    map[string]http.Handler
-	prefixes []string // the longest first
+	prefixes []string // sorted, longest first
 }
 
 func newRoutes(handlers map[string]http.Handler) *routes {
@@ -46,7 +46,7 @@ func newRoutes(handlers map[string]http.Handler) *routes {
 	return r
 }
 
-// ServeHTTP answers a request.
+// ServeHTTP implements http.Handler.
 func (r *routes) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	path := req.URL.Path
 	if h, ok := r.exact[path]; ok {
@@ -62,7 +62,7 @@ func (r *routes) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	http.Error(w, "404 page not found", http.StatusNotFound)
 }
 
-// routes of what is not resources, and where those are.
+// routes returns the handler of all paths, including API resources.
 func (s *Server) routes() http.Handler {
 	others := s.cfg.Aggregation
 	var addresses []metav1.ServerAddressByClientCIDR
@@ -70,11 +70,11 @@ func (s *Server) routes() http.Handler {
 		addresses = []metav1.ServerAddressByClientCIDR{{ClientCIDR: "0.0.0.0/0", ServerAddress: s.cfg.External}}
 	}
 	disc := discovery.New(discovery.Config{
-		Registry: s.registry, Sender: s.rest, Addresses: addresses, Aggregation: others, Built: s.metrics.Discovered, NotFound: http.HandlerFunc(s.rest.NotFound),
+		Registry: s.registry, Sender: s.rest, Addresses: addresses, Aggregation: others, Rebuilt: s.metrics.Discovered, NotFound: http.HandlerFunc(s.rest.NotFound),
 	})
 	resources := func(depth int) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			if !s.knows(w, req) {
+			if !s.checkKnown(w, req) {
 				return
 			}
 			if others != nil {
@@ -92,20 +92,20 @@ func (s *Server) routes() http.Handler {
 	}
 	all := map[string]http.Handler{
 		"/api":     disc,
-		"/apis":    s.whole(disc),
+		"/apis":    s.requireComplete(disc),
 		"/api/":    resources(2),
 		"/apis/":   resources(3),
 		"/version": http.HandlerFunc(s.serveVersion),
 		"/metrics": s.metrics.Handler(),
 	}
-	s.metrics.ShowStored(s.stored)
-	slis := measure.NewHealth()
+	s.metrics.RegisterStored(s.stored)
+	slis := componentmetrics.NewHealth()
 	all["/metrics/slis"] = slis.Handler()
 	all["/version/"] = all["/version"]
 	for path, checks := range s.checks() {
 		for i, c := range checks {
-			checks[i].Look = func(ctx context.Context) error {
-				err := c.Look(ctx)
+			checks[i].Probe = func(ctx context.Context) error {
+				err := c.Probe(ctx)
 				slis.Observe(c.Name, path[1:], err)
 				return err
 			}
@@ -130,32 +130,32 @@ func (s *Server) routes() http.Handler {
 		}
 		all[path] = h
 	}
-	all["/openapi/"] = s.whole(all["/openapi/"])
+	all["/openapi/"] = s.requireComplete(all["/openapi/"])
 	all["/flagz"] = zpages.Flagz("apiserver", s.cfg.Flags)
-	all["/statusz"] = nil // so that it is among the paths
-	all["/statusz"] = zpages.Statusz("apiserver", listed(all)...)
+	all["/statusz"] = nil // so that it is in the list of paths
+	all["/statusz"] = zpages.Statusz("apiserver", indexPaths(all)...)
 	all["/"] = s.index(all)
 	return newRoutes(all)
 }
 
-// checks of each health path.
+// checks returns the checks of each health path.
 func (s *Server) checks() map[string][]health.Check {
 	etcd := func(name string, one *store.Store) health.Check {
-		return health.Check{Name: name, Look: func(ctx context.Context) error {
+		return health.Check{Name: name, Probe: func(ctx context.Context) error {
 			ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 			defer cancel()
 			return one.Healthy(ctx)
 		}}
 	}
-	// The order is upstream's. Logs are written as they come, so there is nothing to
-	// fall behind.
-	live := []health.Check{health.Ping(), {Name: "log", Look: func(context.Context) error { return nil }}, etcd("etcd", s.store)}
-	for i, one := range s.apart {
+	// The order is the same as in upstream. The log is written synchronously, so its check always
+	// passes.
+	live := []health.Check{health.Ping(), {Name: "log", Probe: func(context.Context) error { return nil }}, etcd("etcd", s.store)}
+	for i, one := range s.overrideStores {
 		live = append(live, etcd(fmt.Sprintf("etcd-override-%d", i), one))
 	}
-	running := health.Check{Name: "shutdown", Look: func(context.Context) error {
+	running := health.Check{Name: "shutdown", Probe: func(context.Context) error {
 		select {
-		case <-s.leaving:
+		case <-s.shuttingDown:
 			return errors.New("process is shutting down")
 		default:
 			return nil
@@ -168,7 +168,7 @@ func (s *Server) checks() map[string][]health.Check {
 	work := slices.Concat(live, s.cfg.WorkChecks, hooks)
 	ready := slices.Concat(live, s.cfg.WorkChecks, []health.Check{etcd("etcd-readiness", s.store)}, s.cfg.OnlyReadyChecks, hooks, []health.Check{running})
 	for _, h := range hooks {
-		live = append(live, health.Grace(h, s.made.Add(s.cfg.Limits.LivezGrace)))
+		live = append(live, health.Grace(h, s.created.Add(s.cfg.Limits.LivezGrace)))
 	}
 	return map[string][]health.Check{
 		"/livez":   live,
@@ -177,16 +177,16 @@ func (s *Server) checks() map[string][]health.Check {
 	}
 }
 
-// stored tells of what the cache has. A resource that nobody has asked for yet
-// has not been counted.
+// stored returns statistics of the cached objects. Resources that have not been used yet are
+// omitted.
 func (s *Server) stored() iter.Seq[metrics.Stored] {
 	return func(yield func(metrics.Stored) bool) {
-		told := map[*store.Collection]bool{}
+		seen := map[*store.Collection]bool{}
 		for _, r := range s.registry.Resources() {
-			if r.Collection == nil || told[r.Collection] {
+			if r.Collection == nil || seen[r.Collection] {
 				continue
 			}
-			told[r.Collection] = true
+			seen[r.Collection] = true
 			n, size, ok := r.Collection.Stats()
 			if ok && !yield(metrics.Stored{Group: r.Group, Resource: r.Plural, Objects: n, Bytes: n * size, Counts: r.Collection.Counts(), Revision: r.Collection.Store().Revision()}) {
 				return
@@ -195,9 +195,8 @@ func (s *Server) stored() iter.Seq[metrics.Stored] {
 	}
 }
 
-// listed are the paths that others are told of: not those for debugging, nor
-// that something is below a path.
-func listed(all map[string]http.Handler) []string {
+// indexPaths returns the paths that the index shows, without debug paths and prefixes.
+func indexPaths(all map[string]http.Handler) []string {
 	var paths []string
 	for path := range all {
 		if !strings.HasSuffix(path, "/") && !strings.HasPrefix(path, "/debug/") {
@@ -207,14 +206,14 @@ func listed(all map[string]http.Handler) []string {
 	return paths
 }
 
-// index lists the paths that are served.
+// index serves the list of paths.
 func (s *Server) index(all map[string]http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path != "/" && req.URL.Path != "/index.html" {
 			http.Error(w, "404 page not found", http.StatusNotFound)
 			return
 		}
-		paths := append(listed(all), "/apis/", "/openapi/v2", "/openapi/v3", "/openapi/v3/")
+		paths := append(indexPaths(all), "/apis/", "/openapi/v2", "/openapi/v3", "/openapi/v3/")
 		for _, gv := range s.registry.GroupVersions() {
 			if gv.Group == "" {
 				paths = append(paths, "/api/"+gv.Version)
@@ -232,15 +231,15 @@ func (s *Server) index(all map[string]http.Handler) http.Handler {
 	})
 }
 
-// onlyGet refuses what is not GET, and who does not take the only form that there is,
-// as upstream's router does.
+// onlyGet rejects methods other than GET, and requests that do not accept the only available
+// format, like upstream's router.
 func (s *Server) onlyGet(h http.Handler, produces string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		switch {
 		case req.Method != http.MethodGet:
 			s.rest.Error(w, req, rest.NoMethod())
 			return
-		case !takes(req.Header.Get("Accept"), produces):
+		case !acceptsForm(req.Header.Get("Accept"), produces):
 			s.rest.Error(w, req, rest.NoForm(produces))
 			return
 		}
@@ -248,9 +247,9 @@ func (s *Server) onlyGet(h http.Handler, produces string) http.Handler {
 	})
 }
 
-// takes tells whether a client that sends Accept gets a form. Weights do not count, nor
-// patterns but that of anything.
-func takes(accept, form string) bool {
+// acceptsForm reports whether an Accept header allows a format. As in upstream, weights and wildcards
+// other than */* are ignored.
+func acceptsForm(accept, form string) bool {
 	if accept == "" {
 		return true
 	}

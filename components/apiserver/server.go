@@ -24,7 +24,7 @@ import (
 	"hyperkube/components/apiserver/customresource"
 	"hyperkube/components/apiserver/fieldmanager"
 	"hyperkube/components/apiserver/filters"
-	"hyperkube/components/apiserver/memory"
+	"hyperkube/components/apiserver/handlertransport"
 	"hyperkube/components/apiserver/metrics"
 	"hyperkube/components/apiserver/podactions"
 	"hyperkube/components/apiserver/registry"
@@ -32,43 +32,44 @@ import (
 	"hyperkube/components/apiserver/rest"
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/catalog"
-	"hyperkube/internal/h2"
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/serving/h2"
 	"hyperkube/internal/store"
 )
 
-// Server is the Kubernetes API over one etcd.
+// Server is a Kubernetes API server.
 type Server struct {
-	cfg      Config
-	log      *slog.Logger
-	store    *store.Store
-	apart    []*store.Store // of cfg.EtcdApart
-	registry *registry.Registry
-	fields   *fieldmanager.Managers
-	// custom is nil when there are no definitions to be served.
+	cfg            Config
+	log            *slog.Logger
+	store          *store.Store
+	overrideStores []*store.Store // the stores of cfg.EtcdOverrides
+	registry       *registry.Registry
+	fields         *fieldmanager.Managers
+	// custom is nil if CustomResourceDefinitions are not served.
 	custom  *customresource.Server
 	metrics *metrics.Metrics
 	rest    *rest.Handler
 	chain   *filters.Chain
-	// stopping ends when Run is told to stop: watches end with it.
-	stopping context.Context //nolint:containedctx // it is the server's, which outlives calls
+	// stopping is canceled when Run starts to shut down. This closes all watches.
+	stopping context.Context //nolint:containedctx // the context of the server outlives calls
 	stop     context.CancelFunc
 	ready    chan struct{}
-	// leaving is closed when Run was told to stop.
-	leaving chan struct{}
-	// known: all that is served by this server and by others is; see early.go.
-	known atomic.Bool
-	made  time.Time
+	// shuttingDown is closed when shutdown is requested.
+	shuttingDown chan struct{}
+	// known is set once all resources of this server and of aggregated servers are known, see
+	// startup.go.
+	known   atomic.Bool
+	created time.Time
 }
 
-// New validates cfg and composes the server. Nothing runs yet; but requests
-// from within the process wait for Run, so clients can be made at once.
+// New validates cfg and composes the server. Nothing runs yet, but clients within the process can
+// be created immediately. Their requests wait for Run.
 func New(cfg Config) (*Server, error) {
 	if cfg.Etcd == nil {
-		return nil, errors.New("the API server needs an etcd client")
+		return nil, errors.New("the API server requires an etcd client")
 	}
 	if cfg.Listener != nil && (cfg.CertFile == "" || cfg.KeyFile == "") {
-		return nil, errors.New("the API server needs a serving certificate and its key")
+		return nil, errors.New("the API server requires a serving certificate and its key")
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -84,26 +85,26 @@ func New(cfg Config) (*Server, error) {
 			}
 		}
 	}
-	if cfg.Without != nil {
-		cfg.Resources = slices.DeleteFunc(slices.Clone(cfg.Resources), func(r *api.Resource) bool { return cfg.Without(r.GVR()) })
+	if cfg.Disabled != nil {
+		cfg.Resources = slices.DeleteFunc(slices.Clone(cfg.Resources), func(r *api.Resource) bool { return cfg.Disabled(r.GVR()) })
 	}
-	s := &Server{cfg: cfg, log: cfg.Log, ready: make(chan struct{}), leaving: make(chan struct{}), made: time.Now()}
+	s := &Server{cfg: cfg, log: cfg.Log, ready: make(chan struct{}), shuttingDown: make(chan struct{}), created: time.Now()}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.metrics = metrics.New()
 	s.metrics.Served = s.serves
 	var err error
-	if s.store, err = store.New(store.Config{Client: cfg.Etcd, Prefix: cfg.EtcdPrefix, Observe: s.metrics.Etcd, Waited: s.metrics.Waited, Filled: s.metrics.Filled, Leased: s.metrics.Leased, Log: cfg.Log}); err != nil {
+	if s.store, err = store.New(store.Config{Client: cfg.Etcd, Prefix: cfg.EtcdPrefix, OnRequest: s.metrics.Etcd, OnWait: s.metrics.Waited, OnFill: s.metrics.Filled, OnLeaseFull: s.metrics.Leased, Log: cfg.Log}); err != nil {
 		return nil, err
 	}
-	apart, err := s.storesApart()
+	apart, err := s.openOverrideStores()
 	if err != nil {
 		return nil, err
 	}
 	s.registry, err = registry.New(registry.Config{
-		Store:       s.store,
-		Apart:       func(gr schema.GroupResource) *store.Store { return apart[gr] },
-		Resources:   cfg.Resources,
-		Transformer: cfg.Transformer,
+		Store:         s.store,
+		StoreOverride: func(gr schema.GroupResource) *store.Store { return apart[gr] },
+		Resources:     cfg.Resources,
+		Transformer:   cfg.Transformer,
 		TTL: func(gr schema.GroupResource) int64 {
 			if gr.Resource == "events" {
 				return int64(cfg.EventTTL / time.Second)
@@ -138,37 +139,36 @@ func New(cfg Config) (*Server, error) {
 			etcds = append(etcds, client)
 		}
 	}
-	s.metrics.ShowSize(etcds...)
+	s.metrics.RegisterSize(etcds...)
 	if err := s.compose(); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// storesApart makes a store of each etcd that has single resources.
-func (s *Server) storesApart() (map[schema.GroupResource]*store.Store, error) {
+// openOverrideStores creates a store for each etcd of individual resources.
+func (s *Server) openOverrideStores() (map[schema.GroupResource]*store.Store, error) {
 	made := map[*clientv3.Client]*store.Store{}
 	apart := map[schema.GroupResource]*store.Store{}
-	for gr, client := range s.cfg.EtcdApart {
+	for gr, client := range s.cfg.EtcdOverrides {
 		switch gr.String() {
 		case "services", "ipaddresses.networking.k8s.io", "servicecidrs.networking.k8s.io":
-			return nil, fmt.Errorf("%s cannot be in an etcd of their own: services and their addresses are written together", gr)
+			return nil, fmt.Errorf("%s cannot be stored in a separate etcd: services and their addresses are written in one transaction", gr)
 		}
 		if made[client] == nil {
-			one, err := store.New(store.Config{Client: client, Prefix: s.cfg.EtcdPrefix, Observe: s.metrics.Etcd, Waited: s.metrics.Waited, Filled: s.metrics.Filled, Leased: s.metrics.Leased, Log: s.cfg.Log})
+			one, err := store.New(store.Config{Client: client, Prefix: s.cfg.EtcdPrefix, OnRequest: s.metrics.Etcd, OnWait: s.metrics.Waited, OnFill: s.metrics.Filled, OnLeaseFull: s.metrics.Leased, Log: s.cfg.Log})
 			if err != nil {
 				return nil, err
 			}
 			made[client] = one
-			s.apart = append(s.apart, one)
+			s.overrideStores = append(s.overrideStores, one)
 		}
 		apart[gr] = made[client]
 	}
 	return apart, nil
 }
 
-// serves tells whether a request is for a resource and subresource that there
-// are.
+// serves reports whether the resource and subresource of a request exist.
 func (s *Server) serves(info *apirequest.RequestInfo) bool {
 	res := s.registry.Lookup(schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource})
 	if res == nil {
@@ -179,14 +179,14 @@ func (s *Server) serves(info *apirequest.RequestInfo) bool {
 	return sub == "" || view || sub == "scale" && res.Scale != nil || res.Action(sub) != nil || res.Stream(sub) != nil
 }
 
-// compose puts the handlers together.
+// compose creates the handlers.
 func (s *Server) compose() error {
 	authn, authz := s.cfg.Authenticator, s.cfg.Authorizer
 	if authn == nil {
-		authn = certificates{s.cfg.ClientCAs}
+		authn = clientCertAuthenticator{s.cfg.ClientCAs}
 	}
 	if authz == nil {
-		authz = mastersOnly
+		authz = superusersOnly
 	}
 	var err error
 	s.rest, err = rest.New(rest.Config{
@@ -233,13 +233,13 @@ func (s *Server) compose() error {
 	return err
 }
 
-// Registry is what the server serves.
+// Registry returns the served resources.
 func (s *Server) Registry() *registry.Registry { return s.registry }
 
-// Stores are those that the server has, by their etcds.
+// Stores returns the stores of the server by their etcd clients.
 func (s *Server) Stores() map[*clientv3.Client]*store.Store {
 	all := map[*clientv3.Client]*store.Store{s.cfg.Etcd: s.store}
-	for gr, client := range s.cfg.EtcdApart {
+	for gr, client := range s.cfg.EtcdOverrides {
 		if c := s.registry.Collection(gr); c != nil {
 			all[client] = c.Store()
 		}
@@ -247,19 +247,18 @@ func (s *Server) Stores() map[*clientv3.Client]*store.Store {
 	return all
 }
 
-// Handler answers requests as those over the network are answered.
+// Handler returns the handler of network requests.
 func (s *Server) Handler() http.Handler { return s.chain }
 
-// Metrics are those of the server.
+// Metrics returns the metrics of the server.
 func (s *Server) Metrics() *metrics.Metrics { return s.metrics }
 
-// Ready is closed once requests are answered.
+// Ready is closed once requests are served.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// ClientConfig is a way into the server from within its process, as a user
-// with groups; system:authenticated is added. Requests go through the same
-// chain as others but for authentication. Whoever holds the server may thus be
-// anybody.
+// ClientConfig returns the configuration of an in-process client that acts as a user with groups.
+// system:authenticated is added. Requests pass the same filter chain as network requests, except
+// for authentication. Therefore code that has access to the server can act as any user.
 func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Config {
 	u := &user.DefaultInfo{Name: userName, Groups: groups}
 	if !slices.Contains(groups, user.AllAuthenticated) {
@@ -267,18 +266,18 @@ func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Con
 	}
 	return &clientrest.Config{
 		Host: "http://kubernetes.in-memory",
-		Transport: &memory.Transport{
+		Transport: &handlertransport.Transport{
 			Handler: s.chain,
-			Context: func(ctx context.Context) context.Context { return filters.WithMemoryUser(ctx, u) },
-			Brief:   brief,
+			Context: func(ctx context.Context) context.Context { return filters.WithInProcessUser(ctx, u) },
+			Short:   isShort,
 		},
-		// The server's own fairness limits clients, not they themselves.
+		// API Priority and Fairness replaces client-side rate limits.
 		QPS: -1,
 	}
 }
 
-// brief tells whether a request is answered whole and soon.
-func brief(req *http.Request) bool {
+// isShort reports whether the response to a request is short and not streamed.
+func isShort(req *http.Request) bool {
 	if req.Header.Get("Upgrade") != "" {
 		return false
 	}
@@ -286,13 +285,13 @@ func brief(req *http.Request) bool {
 	return err == nil && !request.LongRunning(info)
 }
 
-// Run serves until ctx ends; then watches end, other requests are finished,
-// and the store stops last.
+// Run serves until ctx is canceled. Then watches are closed, other requests are completed, and the
+// stores stop last.
 func (s *Server) Run(ctx context.Context) error {
 	var g lifecycle.Group
-	// Requests in flight need the store when ctx has ended already.
+	// Requests in progress need the store after ctx is canceled.
 	g.Start(context.WithoutCancel(ctx), "store", s.store)
-	for _, one := range s.apart {
+	for _, one := range s.overrideStores {
 		g.Start(context.WithoutCancel(ctx), "store of single resources", one)
 	}
 	if s.custom != nil {
@@ -324,13 +323,13 @@ func (s *Server) Run(ctx context.Context) error {
 	case err = <-served:
 		server = nil
 	}
-	close(s.leaving)
+	close(s.shuttingDown)
 	if delay := s.cfg.Limits.ShutdownDelay; delay > 0 && err == nil {
-		time.Sleep(delay) // what the flag asks for
+		time.Sleep(delay) // --shutdown-delay-duration
 	}
 	s.stop()
 	if server != nil {
-		// Those who are being answered get a moment.
+		// Requests in progress get a grace period.
 		grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), graceTime)
 		if server.Shutdown(grace) != nil {
 			server.Close()
@@ -343,9 +342,9 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(err, g.Stop())
 }
 
-// warm fills the cache that every request needs; the channel is closed once
-// that is done, by which the store is known to work, and what is defined is
-// served. Others fill when they are first asked for.
+// warm fills the namespace cache, which every request needs. The returned channel is closed once
+// that is done, which shows that the store works, and once all custom resources are served. Other
+// caches are filled at first use.
 func (s *Server) warm() <-chan struct{} {
 	c := s.registry.Collection(schema.GroupResource{Resource: "namespaces"})
 	if c == nil {
@@ -371,8 +370,8 @@ func (s *Server) warm() <-chan struct{} {
 	return both
 }
 
-// answerTime is for the answer to a request whose time is over.
-const answerTime = 5 * time.Second
+// responseGrace is the extra time for sending a response after the request timeout.
+const responseGrace = 5 * time.Second
 
 // httpServer is the server on the network.
 func (s *Server) httpServer(ctx context.Context) (*http.Server, error) {
@@ -390,10 +389,10 @@ func (s *Server) httpServer(ctx context.Context) (*http.Server, error) {
 	}
 	server := &http.Server{
 		Handler: s.chain,
-		// Slow bodies and slow readers are cut off a little after their
-		// request's time is over; requests that stream take these limits off.
-		ReadTimeout:       limit + answerTime,
-		WriteTimeout:      limit + answerTime,
+		// Slow request bodies and slow readers are aborted shortly after the request timeout.
+		// Streaming requests remove these deadlines.
+		ReadTimeout:       limit + responseGrace,
+		WriteTimeout:      limit + responseGrace,
 		TLSConfig:         secure,
 		ReadHeaderTimeout: 32 * time.Second,
 		IdleTimeout:       90 * time.Second,
@@ -402,16 +401,16 @@ func (s *Server) httpServer(ctx context.Context) (*http.Server, error) {
 		ErrorLog:          log.New(s.metrics.Handshakes(s.log), "", 0),
 	}
 	if s.cfg.TLS.NoHTTP2 {
-		// Else net/http would offer its own.
+		// Otherwise net/http would offer its own HTTP/2.
 		server.Protocols = new(http.Protocols)
 		server.Protocols.SetHTTP1(true)
 		return server, nil
 	}
 	h2.Configure(server, h2.Config{
 		MaxStreams: uint32(streams),
-		// A connection that takes nothing is closed.
+		// A connection whose client does not read is closed.
 		WriteTimeout: limit,
-		// A connection whose client vanished is noticed by pings.
+		// Pings detect connections whose client has disappeared.
 		PingAfter: 30 * time.Second, PingTimeout: 15 * time.Second,
 		Log: s.log,
 	})

@@ -18,11 +18,11 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/pki"
 )
 
-// startOnNetwork runs a server of cfg on the network, where everybody is a
-// master, and returns its address.
+// startOnNetwork runs a server with cfg on the network, where all clients are in the group
+// system:masters, and returns its address.
 func startOnNetwork(t testing.TB, cfg Config) (*Server, string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -52,8 +52,8 @@ func startOnNetwork(t testing.TB, cfg Config) (*Server, string) {
 	return startServer(t, cfg), cfg.Listener.Addr().String()
 }
 
-// A client that keeps its connection, answers pings and lets nothing be sent
-// to it loses its watch.
+// TestStalledWatch checks that the watch of a client that keeps its connection open and answers
+// pings but does not read is closed.
 func TestStalledWatch(t *testing.T) {
 	s, address := startOnNetwork(t, Config{Limits: Limits{SlowReader: 200 * time.Millisecond}})
 	kube := kubeOf(t, s, protobuf)
@@ -105,7 +105,7 @@ func TestStalledWatch(t *testing.T) {
 			received += len(f.Data())
 		case *http2.RSTStreamFrame:
 			if received == 0 {
-				t.Error("nothing was sent before")
+				t.Error("no event was sent before")
 			}
 			return
 		}

@@ -22,10 +22,10 @@ import (
 	utilexec "k8s.io/utils/exec"
 )
 
-// fakeKubelet answers what the API server asks of one.
+// fakeKubelet implements the streaming endpoints of a kubelet.
 type fakeKubelet struct{}
 
-// ExecInContainer is a program that copies its input and ends with 3.
+// ExecInContainer simulates a program that copies its input and exits with code 3.
 func (fakeKubelet) ExecInContainer(_ context.Context, _, _, container string, cmd []string, in io.Reader, out, _ io.WriteCloser, _ bool, _ <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	fmt.Fprintf(out, "%s runs %s\n", container, strings.Join(cmd, " "))
 	if in != nil {
@@ -34,7 +34,7 @@ func (fakeKubelet) ExecInContainer(_ context.Context, _, _, container string, cm
 	return utilexec.CodeExitError{Err: fmt.Errorf("ends"), Code: 3}
 }
 
-// PortForward echoes.
+// PortForward echoes its input.
 func (fakeKubelet) PortForward(_ context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
 	line, err := bufio.NewReader(stream).ReadString('\n')
 	if err != nil {
@@ -76,7 +76,7 @@ func TestStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, s := newKubectl(t, Config{})
+	k, s := newKubectl(t, Config{Kubelet: KubeletConfig{Dial: (&net.Dialer{}).DialContext}})
 	ctx := contextOf(t)
 	kube := kubeOf(t, s, protobuf)
 	node, err := kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, metav1.CreateOptions{})
@@ -148,11 +148,11 @@ func TestStreams(t *testing.T) {
 			t.Errorf("%q", out)
 		}
 	})
-	// Slices may come later than Endpoints: another controller writes them.
+	// EndpointSlices may be written later than Endpoints, by another controller.
 	t.Run("service with Endpoints only", func(t *testing.T) {
 		l := listenOutside(t)
 		server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { fmt.Fprintf(w, "service at %s", req.URL.Path) })}
-		go server.Serve(l) //nolint:errcheck // its end is Close
+		go server.Serve(l) //nolint:errcheck // Close stops it
 		defer server.Close()
 		at := l.Addr().(*net.TCPAddr)
 		ports := []corev1.ServicePort{{Name: "web", Port: 80}, {Name: "other", Port: 81}}
@@ -181,8 +181,7 @@ func TestStreams(t *testing.T) {
 	})
 }
 
-// listenOutside listens at an address that is not the loopback's, which proxies
-// keep away from.
+// listenOutside listens at a non-loopback address, because proxies reject loopback addresses.
 func listenOutside(t *testing.T) net.Listener {
 	t.Helper()
 	addrs, err := net.InterfaceAddrs()

@@ -9,8 +9,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestTableOrder holds that schemas of flows are shown as requests are matched
-// with them, while lists are by name.
+// TestTableOrder checks that tables of flow schemas are in matching order, while lists are sorted
+// by name.
 func TestTableOrder(t *testing.T) {
 	const path = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas"
 	a := newAPI(t, startServer(t, Config{}))
@@ -39,8 +39,8 @@ func TestTableOrder(t *testing.T) {
 	}
 }
 
-// TestColumnDescriptions holds that columns are described as the fields of the
-// present version are, and not as those of versions that are served no more.
+// TestColumnDescriptions checks that column descriptions are those of the fields in the current
+// version, not those of former versions.
 func TestColumnDescriptions(t *testing.T) {
 	a := newAPI(t, startServer(t, Config{}))
 	for resource, want := range map[string]string{

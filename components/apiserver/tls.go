@@ -7,36 +7,34 @@ import (
 	"strings"
 	"sync"
 
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/pki"
 )
 
-// TLSConfig says how clients on the network are served, besides the serving
-// certificate.
+// TLSConfig contains TLS settings besides the serving certificate.
 type TLSConfig struct {
-	// MinVersion, such as tls.VersionTLS13; zero means TLS 1.2.
+	// MinVersion, for example tls.VersionTLS13. Zero means TLS 1.2.
 	MinVersion uint16
-	// CipherSuites for TLS 1.2; nil means Go's choice.
+	// CipherSuites for TLS 1.2. Nil means Go's defaults.
 	CipherSuites []uint16
-	// NoHTTP2 leaves clients HTTP/1.1 alone.
+	// NoHTTP2 disables HTTP/2.
 	NoHTTP2 bool
-	// SNI are certificates for other names than those of the serving
-	// certificate, the first that fits is shown. They are read again when they
-	// change.
+	// SNI are additional certificates by server name. The first match is used. They are reloaded
+	// when they change.
 	SNI []NamedCertificate
-	// ClientCAs returns the authorities of which certificates are asked for.
-	// It is asked for every connection, may return nil, and returns the same
-	// pool as long as nothing changed. Nil: those of Config.
+	// ClientCAs returns the CAs of acceptable client certificates. It is called for every
+	// connection, may return nil, and must return the same pool as long as it has not changed. If
+	// it is nil, Config.ClientCAs is used.
 	ClientCAs func() *x509.CertPool
 }
 
-// NamedCertificate is a certificate for clients that ask for certain names.
+// NamedCertificate is a certificate for certain server names.
 type NamedCertificate struct {
 	CertFile, KeyFile string
-	// Names may begin with "*.". Empty: those that the certificate has.
+	// Names may start with "*.". If empty, the names in the certificate are used.
 	Names []string
 }
 
-// tlsConfig makes the configuration of the listener.
+// tlsConfig returns the TLS configuration of the listener.
 func (s *Server) tlsConfig() (*tls.Config, error) {
 	usual, err := newCertificate(s.cfg.CertFile, s.cfg.KeyFile, s.log)
 	if err != nil {
@@ -55,10 +53,10 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 		base.NextProtos = []string{"http/1.1"}
 	}
 	if own.MinVersion != 0 {
-		base.MinVersion = own.MinVersion // who asks for an older one gets it
+		base.MinVersion = own.MinVersion // allows versions below TLS 1.2 if configured
 	}
 	if len(own.SNI) > 0 {
-		if base.GetCertificate, err = s.named(usual, own.SNI); err != nil {
+		if base.GetCertificate, err = s.certificateForName(usual, own.SNI); err != nil {
 			return nil, err
 		}
 	}
@@ -68,10 +66,10 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 	return base, nil
 }
 
-// forAuthorities returns base with the present authorities. It is copied only
-// when these are others, so that session tickets stay good.
+// forAuthorities returns a function that returns base with the current CAs. base is only copied
+// when the CAs change, so that session tickets stay valid.
 func forAuthorities(base *tls.Config, pool func() *x509.CertPool) func(*tls.ClientHelloInfo) (*tls.Config, error) {
-	var mu sync.Mutex // guards what follows
+	var mu sync.Mutex // guards current
 	var current *tls.Config
 	return func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		p := pool()
@@ -85,8 +83,8 @@ func forAuthorities(base *tls.Config, pool func() *x509.CertPool) func(*tls.Clie
 	}
 }
 
-// named picks a certificate by the name that the client asks for.
-func (s *Server) named(usual *pki.Files, all []NamedCertificate) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+// certificateForName returns a function that selects a certificate by server name.
+func (s *Server) certificateForName(usual *pki.Files, all []NamedCertificate) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
 	byName := map[string]*pki.Files{}
 	for _, n := range all {
 		c, err := newCertificate(n.CertFile, n.KeyFile, s.log)

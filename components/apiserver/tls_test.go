@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/pki"
 )
 
 func TestTLSConfig(t *testing.T) {
@@ -61,20 +61,20 @@ func TestTLSConfig(t *testing.T) {
 	}
 	one, _ := cfg.GetConfigForClient(nil)
 	if again, _ := cfg.GetConfigForClient(nil); again != one || one.ClientCAs != pool {
-		t.Error("each connection has a configuration of its own")
+		t.Error("each connection gets a new configuration")
 	}
 	pool = set.EtcdCA.Pool()
 	if next, _ := cfg.GetConfigForClient(nil); next == one || next.ClientCAs != pool {
-		t.Error("other authorities are not taken over")
+		t.Error("changed CAs are not applied")
 	}
 	s.cfg.TLS.SNI = append(s.cfg.TLS.SNI, NamedCertificate{CertFile: "none", KeyFile: "none"})
 	if _, err := s.tlsConfig(); err == nil {
-		t.Error("a certificate that is not there is accepted")
+		t.Error("a missing certificate is accepted")
 	}
 }
 
-// TestCertificateChanges: a serving certificate that is replaced is shown without
-// a restart, and one that does not fit its key is not.
+// TestCertificateChanges checks that a replaced serving certificate is used without a restart, and
+// that one that does not match its key is ignored.
 func TestCertificateChanges(t *testing.T) {
 	dir := t.TempDir()
 	set, err := pki.Ensure(dir, pki.Config{})
@@ -97,7 +97,7 @@ func TestCertificateChanges(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		age = age.Add(time.Minute) // times of files may be coarse
+		age = age.Add(time.Minute) // file timestamps may be coarse
 		if err := os.Chtimes(certFile, age, age); err != nil {
 			t.Fatal(err)
 		}
@@ -107,7 +107,7 @@ func TestCertificateChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.Every = 0 // the time has passed whenever it is asked for
+	c.CheckInterval = 0 // check at every handshake
 	shown := func(want string) {
 		t.Helper()
 		pair, err := c.Certificate()

@@ -23,13 +23,13 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes/scheme"
 
-	"hyperkube/internal/encryption"
-	"hyperkube/internal/testetcd"
+	"hyperkube/internal/credentials/encryption"
+	"hyperkube/internal/testing/testetcd"
 )
 
-// TestUpstreamStorage holds that what upstream's API server has stored, by its
-// keys, its codecs and its providers of encryption, is served as it is, and
-// that its codecs can read what this one writes in its place.
+// TestUpstreamStorage checks that objects stored by upstream's API server, with its keys, codecs
+// and encryption providers, are served unchanged, and that upstream's codecs can decode the objects
+// that this server writes.
 func TestUpstreamStorage(t *testing.T) {
 	const key = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 	providers := map[string]string{

@@ -17,7 +17,7 @@ import (
 	kjson "sigs.k8s.io/json"
 )
 
-// api speaks plain HTTP to a server in memory.
+// plainClient sends plain HTTP requests to a server in process.
 type plainClient struct {
 	t      testing.TB
 	client *http.Client
@@ -38,7 +38,7 @@ type answer struct {
 	body   string
 }
 
-// do sends a request. Lines of header are "Name: value".
+// do sends a request. header contains lines of the form "Name: value".
 func (a *plainClient) do(method, path, body string, header ...string) answer {
 	a.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -83,7 +83,7 @@ const (
 	tabl = "Accept: application/json;as=Table;v=v1;g=meta.k8s.io"
 )
 
-// TestErrors holds what clients see when something is wrong.
+// TestErrors checks error responses.
 func TestErrors(t *testing.T) {
 	a := newAPI(t, startServer(t, Config{}))
 	if r := a.do("POST", cms, `{"metadata":{"name":"a"},"data":{"k":"v"}}`, jsn); r.code != 201 {
@@ -231,9 +231,9 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestTwiceApplied holds what is said of fields that an applied configuration
-// has twice: YAML tells of all of them in one error.
-func TestTwiceApplied(t *testing.T) {
+// TestDuplicateAppliedFields checks the warnings about duplicate fields in an applied
+// configuration: YAML reports all of them in one error.
+func TestDuplicateAppliedFields(t *testing.T) {
 	a := newAPI(t, startServer(t, Config{}))
 	r := a.do("PATCH", cms+"/a?fieldManager=m", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {k: v, k: w, l: v, l: w}", ssa)
 	want := []string{`299 - "line 4: key \"k\" already set in map"`, `299 - "line 4: key \"l\" already set in map"`}
@@ -242,8 +242,8 @@ func TestTwiceApplied(t *testing.T) {
 	}
 }
 
-// TestDefaultPropagationWarns: who deletes a Job without a word on its pods is told that
-// they stay.
+// TestDefaultPropagationWarns checks the warning for deleting a Job without a propagation policy:
+// its pods are orphaned.
 func TestDefaultPropagationWarns(t *testing.T) {
 	a := newAPI(t, startServer(t, Config{}))
 	const jobs = "/apis/batch/v1/namespaces/default/jobs"
@@ -406,7 +406,7 @@ func TestWrites(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 		if a.do("GET", cms+"/d1", "").code != 404 || a.do("GET", cms+"/d2", "").code != 200 {
-			t.Error("deleted the wrong ones")
+			t.Error("wrong objects deleted")
 		}
 	})
 	t.Run("namespace", func(t *testing.T) {

@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// clients are all client-go kinds of client, in JSON or protobuf.
+// kubeOf returns a clientset that uses JSON or protobuf.
 func kubeOf(t testing.TB, s *Server, contentType string) kubernetes.Interface {
 	t.Helper()
 	rc := admin(s)
@@ -46,7 +46,7 @@ func contextOf(t testing.TB) context.Context {
 	return ctx
 }
 
-// next returns the next event, which must come.
+// next returns the next event. It fails the test if there is none.
 func next(t testing.TB, w watch.Interface) watch.Event {
 	t.Helper()
 	select {
@@ -105,7 +105,7 @@ func TestWatch(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer selected.Stop()
-			expect(t, selected, watch.Added, "a") // it exists
+			expect(t, selected, watch.Added, "a") // the existing object
 			left := label("a", "z")
 			if obj := expect(t, selected, watch.Deleted, "a"); obj.GetResourceVersion() != left.ResourceVersion || obj.GetLabels()["x"] != "y" {
 				t.Errorf("left the selector at %s %v, not %s", obj.GetResourceVersion(), obj.GetLabels(), left.ResourceVersion)
@@ -125,7 +125,7 @@ func TestWatch(t *testing.T) {
 			}
 			gone := expect(t, single, watch.Deleted, "b")
 
-			// Everything after a version, in order.
+			// All changes after a version, in order.
 			all, err := cms.Watch(ctx, metav1.ListOptions{ResourceVersion: first.ResourceVersion})
 			if err != nil {
 				t.Fatal(err)
@@ -138,7 +138,7 @@ func TestWatch(t *testing.T) {
 				t.Errorf("deleted at %s and %s", obj.GetResourceVersion(), gone.GetResourceVersion())
 			}
 
-			// A list as a stream, and a bookmark where it ends.
+			// A streaming list, terminated by a bookmark.
 			yes := true
 			streamed, err := cms.Watch(ctx, metav1.ListOptions{
 				SendInitialEvents: &yes, AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
@@ -174,7 +174,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestBookmarks tells progress though nothing of the resource changes.
+// TestBookmarks checks that bookmarks report progress although the resource does not change.
 func TestBookmarks(t *testing.T) {
 	s := startServer(t, Config{BookmarkEvery: 50 * time.Millisecond})
 	ctx := contextOf(t)
@@ -197,11 +197,11 @@ func TestBookmarks(t *testing.T) {
 		if ev.Type != watch.Bookmark {
 			t.Fatalf("%+v", ev)
 		}
-		told, err := strconv.ParseInt(ev.Object.(metav1.Object).GetResourceVersion(), 10, 64)
+		progress, err := strconv.ParseInt(ev.Object.(metav1.Object).GetResourceVersion(), 10, 64)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if told >= made {
+		if progress >= made {
 			return
 		}
 	}
@@ -245,7 +245,7 @@ func TestInformers(t *testing.T) {
 	}
 }
 
-// TestTableWatch is what kubectl get -w reads.
+// TestTableWatch checks the watch format that kubectl get -w uses.
 func TestTableWatch(t *testing.T) {
 	s := startServer(t, Config{})
 	a := newAPI(t, s)
@@ -284,7 +284,7 @@ func TestTableWatch(t *testing.T) {
 	}
 }
 
-// TestWebSocketWatch is how browsers watch.
+// TestWebSocketWatch checks watches over WebSocket, which browsers use.
 func TestWebSocketWatch(t *testing.T) {
 	k, s := newKubectl(t, Config{})
 	newAPI(t, s).do("POST", cms, `{"metadata":{"name":"a"}}`, jsn)

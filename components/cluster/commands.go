@@ -1,52 +1,53 @@
-// Package cluster composes all components into clusters, and lists the commands that
-// do. Each way to have a cluster is a folder: up is one process for one machine, masters
-// is init, join and what goes with them, node is the half that both have, and teardown
-// takes either away. What looks at a cluster of any kind is here, a file each.
+// Package cluster composes all components into clusters and lists the cluster commands. Each kind
+// of cluster has a package: up runs a cluster in one process on one machine, controlplane contains
+// init, join and the commands of such clusters, and node runs the components of a node, which both
+// use. Package teardown stops and removes clusters of either kind. Commands for clusters of any
+// kind are in this package, in one file each.
 //
-// Below them: certs renews a master's certificates, trust is how machines and masters
-// come to believe each other, members changes etcd's membership, localnodes makes the
-// network of further nodes on one machine, addons applies DNS and the like. identity,
-// preflight, pidlock, progress and command are what all commands need of the machine
-// and of whoever typed them.
+// Other packages: certrenewal renews the certificates of a control plane node, joindiscovery
+// establishes trust between a joining machine and the cluster, etcdmembers changes the membership
+// of etcd, localnodes creates the network of additional nodes on one machine, and addons applies
+// cluster DNS and optional add-ons. The packages clusterconfig, preflight, pidlock, progress and
+// command are shared by the commands.
 package cluster
 
 import (
 	"github.com/spf13/cobra"
 
 	"hyperkube/components/cluster/command"
-	"hyperkube/components/cluster/masters"
+	"hyperkube/components/cluster/controlplane"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/teardown"
 	"hyperkube/components/cluster/up"
 )
 
-// ExitGeneral is what a command ends with whose error decides nothing else.
+// ExitGeneral is the exit code of a command whose error has no other exit code.
 const ExitGeneral = command.ExitGeneral
 
-// Command is one command of hyperkube.
+// Command is a command of hyperkube.
 type Command struct {
 	Name, Short string
-	// New makes the command; called when it is wanted.
+	// New constructs the command. It is called only for the command that runs, or for help.
 	New func() *cobra.Command
 }
 
-// Commands lists the cluster commands.
+// Commands returns the cluster commands.
 func Commands() []Command {
 	return []Command{
-		{"up", "Start a single-node cluster on this machine", up.New},
-		{"init", "Make this machine the master of a new cluster", masters.NewInit},
-		{"join", "Make this machine a node of a cluster that init has made", masters.NewJoin},
-		{"token", "Manage the tokens with which machines join", masters.NewToken},
-		{"certs", "Tell when the certificates of a master end, and renew them", masters.NewCerts},
-		{"config", "Print and check configuration files of init and join", masters.NewConfig},
-		{"kubeconfig", "Make kubeconfigs of further users", masters.NewKubeconfig},
-		{"upgrade", "Bring machines of init and join to the version of this program", masters.NewUpgrade},
-		{"node", "Run the node half alone: runtime, kubelet and proxy", node.NewCommand},
-		{"stop", "Stop the control plane and the kubelet; pods go on", teardown.NewStop},
-		{"down", "Stop everything, pods too, and take back all changes to the host", teardown.NewDown},
-		{"reset", "Like down, and delete the cluster's data", teardown.NewReset},
-		{"status", "Tell what runs, where, and what is wrong", newStatus},
-		{"snapshot", "Save, restore and look at the state of the cluster", newSnapshot},
+		{"up", "Start a local Kubernetes cluster on this machine", up.New},
+		{"init", "Set up this machine as the first control plane node of a new cluster", controlplane.NewInit},
+		{"join", "Join this machine to a cluster created with init", controlplane.NewJoin},
+		{"token", "Manage bootstrap tokens", controlplane.NewToken},
+		{"certs", "Check the expiration of certificates and renew them", controlplane.NewCerts},
+		{"config", "Print, validate and migrate configuration files of init and join", controlplane.NewConfig},
+		{"kubeconfig", "Generate kubeconfig files for additional users", controlplane.NewKubeconfig},
+		{"upgrade", "Upgrade a cluster created with init to the version of this binary", controlplane.NewUpgrade},
+		{"node", "Run only the node components: container runtime, kubelet and kube-proxy", node.NewCommand},
+		{"stop", "Stop the control plane and the kubelet; pods keep running", teardown.NewStop},
+		{"down", "Stop the cluster and its pods, and revert all changes to the host", teardown.NewDown},
+		{"reset", "Stop the cluster, revert all changes to the host and delete the cluster's data", teardown.NewReset},
+		{"status", "Show the status of the cluster on this machine and any problems", newStatus},
+		{"snapshot", "Save, restore and inspect snapshots of the cluster state", newSnapshot},
 		{"image", "Import, list, pull and remove images", newImage},
 		{"version", "Print the version", newVersion},
 	}

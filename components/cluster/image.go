@@ -14,7 +14,7 @@ import (
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/teardown"
 	"hyperkube/components/runtime/runtimeclient"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
 func newImage() *cobra.Command {
@@ -23,7 +23,7 @@ func newImage() *cobra.Command {
 	command.RootFlag(cmd.PersistentFlags(), &root)
 	with := func(run func(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Client, args []string) error) func(*cobra.Command, []string) error {
 		return func(cmd *cobra.Command, args []string) error {
-			if err := command.NeedRoot(); err != nil {
+			if err := command.RequireRoot(); err != nil {
 				return err
 			}
 			cri, err := runtimeclient.Dial(command.Layout(root).RuntimeSocket())
@@ -38,11 +38,11 @@ func newImage() *cobra.Command {
 		&cobra.Command{Use: "ls", Aliases: []string{"list"}, Short: "List images", Args: cobra.NoArgs, RunE: with(listImages)},
 		&cobra.Command{Use: "rm IMAGE...", Aliases: []string{"remove"}, Short: "Remove images", Args: cobra.MinimumNArgs(1), RunE: with(removeImages)},
 		&cobra.Command{Use: "pull IMAGE...", Short: "Pull images", Args: cobra.MinimumNArgs(1), RunE: with(pullImages)},
-		&cobra.Command{Use: "import FILE...", Short: "Import images from docker or OCI archives", Args: cobra.MinimumNArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+		&cobra.Command{Use: "import FILE...", Short: "Import images from Docker or OCI archives", Args: cobra.MinimumNArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
 			if err := with(importImages)(cmd, args); err != nil {
 				return err
 			}
-			return importFurther(cmd.Context(), command.Layout(root), args)
+			return importToAdditionalNodes(cmd.Context(), command.Layout(root), args)
 		}},
 	)
 	return cmd
@@ -108,9 +108,9 @@ func importImages(ctx context.Context, cmd *cobra.Command, cri *runtimeclient.Cl
 	return nil
 }
 
-// importFurther imports to the further nodes of this machine that run.
-func importFurther(ctx context.Context, l layout.Node, files []string) error {
-	return teardown.EachFurther(l, func(i int) error {
+// importToAdditionalNodes imports the images to the additional nodes of this machine that are running.
+func importToAdditionalNodes(ctx context.Context, l layout.Node, files []string) error {
+	return teardown.EachAdditionalNode(l, func(i int) error {
 		n := l.Numbered(i)
 		if pid, err := node.RuntimePID(n); err != nil || pid == 0 {
 			return err

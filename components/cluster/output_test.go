@@ -8,12 +8,12 @@ import (
 	"hyperkube/components/cluster/command"
 )
 
-// Formats that there are not are refused, instead of text in their place.
+// TestOutput checks that unknown output formats are rejected.
 func TestOutput(t *testing.T) {
 	run := func(args ...string) (string, error) {
 		var out strings.Builder
 		cmd := newVersion()
-		cmd.SetArgs(append([]string{}, args...)) // not nil: those of the test itself
+		cmd.SetArgs(append([]string{}, args...)) // not nil, otherwise cobra uses the arguments of the test binary
 		cmd.SetOut(&out)
 		cmd.SilenceUsage, cmd.SilenceErrors = true, true
 		err := cmd.Execute()

@@ -16,28 +16,28 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
-	"hyperkube/components/cluster/identity"
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/cluster/teardown"
 	"hyperkube/components/etcd"
 	"hyperkube/components/etcd/snapshot"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
-// snapshotTimeout bounds how long etcd may take to hand out its state.
+// snapshotTimeout limits how long etcd may take to send a snapshot.
 const snapshotTimeout = 5 * time.Minute
 
-// usualBump is by how much revisions go on after a restore: more than a cluster
-// writes between two snapshots.
-const usualBump = 1_000_000_000
+// defaultRevisionBump is the default increase of revisions by a restore. It exceeds the number of revisions
+// that a cluster writes between two snapshots.
+const defaultRevisionBump = 1_000_000_000
 
 func newSnapshot() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "snapshot",
-		Short: "Save, restore and look at the state of the cluster",
-		Long: "Save, restore and look at the state of the cluster: all that its etcd has.\n" +
-			"Snapshots are those of etcdctl and etcdutl. What is in volumes is not part of them, nor are keys and certificates.",
+		Short: "Save, restore and inspect snapshots of the cluster state",
+		Long: "Save, restore and inspect snapshots of the cluster state in etcd.\n" +
+			"The format is that of etcdctl and etcdutl. Snapshots do not contain volumes, keys and certificates.",
 	}
 	cmd.AddCommand(newSnapshotSave(), newSnapshotRestore(), newSnapshotStatus())
 	return cmd
@@ -47,13 +47,13 @@ func newSnapshotSave() *cobra.Command {
 	var root string
 	var dial etcd.DialConfig
 	cmd := &cobra.Command{
-		Use: "save FILE", Short: "Save the state of the running cluster to a file", Args: cobra.ExactArgs(1),
+		Use: "save FILE", Short: "Save a snapshot of the running cluster to a file", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := command.NeedRoot(); err != nil {
+			if err := command.RequireRoot(); err != nil {
 				return err
 			}
 			l := command.Layout(root)
-			keys := keysOf(l)
+			keys := keyDir(l)
 			if len(dial.Servers) == 0 {
 				dial.Servers = []string{fmt.Sprintf("https://127.0.0.1:%d", layout.PortEtcdClient)}
 				dial.CAFile = cmp.Or(dial.CAFile, filepath.Join(keys, "etcd", "ca.crt"))
@@ -61,7 +61,7 @@ func newSnapshotSave() *cobra.Command {
 				dial.KeyFile = cmp.Or(dial.KeyFile, filepath.Join(keys, "etcd", "healthcheck-client.key"))
 			}
 			if len(dial.Servers) != 1 {
-				return command.ConfigError(errors.New("a snapshot is taken of one member: give one endpoint"))
+				return command.ConfigError(errors.New("a snapshot is taken from one etcd member; set --endpoints to a single URL"))
 			}
 			client, err := etcd.Dial(dial)
 			if err != nil {
@@ -79,30 +79,30 @@ func newSnapshotSave() *cobra.Command {
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "saved %s: revision %d, %d keys, %.1f MB\n", args[0], s.Revision, s.TotalKey, float64(s.TotalSize)/1e6)
 			if file := filepath.Join(keys, "encryption.yaml"); layout.Exists(file) {
-				fmt.Fprintf(cmd.OutOrStdout(), "Secrets in it are encrypted: keep %s with it, and the rest of %s\n", file, keys)
+				fmt.Fprintf(cmd.OutOrStdout(), "Secrets in the snapshot are encrypted; back up %s and the other files in %s as well\n", file, keys)
 			}
 			return nil
 		},
 	}
 	command.RootFlag(cmd.Flags(), &root)
 	f := cmd.Flags()
-	f.StringSliceVar(&dial.Servers, "endpoints", nil, "URL of the etcd to save; empty: this machine's.")
-	f.StringVar(&dial.CAFile, "cacert", "", "Certificate authority of that etcd.")
-	f.StringVar(&dial.CertFile, "cert", "", "Client certificate for that etcd.")
-	f.StringVar(&dial.KeyFile, "key", "", "Key of the client certificate.")
+	f.StringSliceVar(&dial.Servers, "endpoints", nil, "URL of the etcd member. Defaults to the member of this machine.")
+	f.StringVar(&dial.CAFile, "cacert", "", "Path to the CA certificate of etcd.")
+	f.StringVar(&dial.CertFile, "cert", "", "Path to the client certificate for etcd.")
+	f.StringVar(&dial.KeyFile, "key", "", "Path to the private key of the client certificate.")
 	return cmd
 }
 
 func newSnapshotRestore() *cobra.Command {
 	var root string
-	r := snapshot.Restored{}
+	r := snapshot.RestoreOptions{}
 	cmd := &cobra.Command{
-		Use: "restore FILE", Short: "Give the stopped cluster the state of a snapshot", Args: cobra.ExactArgs(1),
-		Long: "Give the stopped cluster the state of a snapshot. The state that it has is kept in a directory beside it.\n" +
-			"Clusters of `up` are stopped by `hyperkube stop`. On a machine of `init` nothing needs to be stopped:\n" +
-			"the static pod of etcd is taken away meanwhile. Further masters are reset before and join again after.",
+		Use: "restore FILE", Short: "Restore a stopped cluster from a snapshot", Args: cobra.ExactArgs(1),
+		Long: "Restore a stopped cluster from a snapshot. The previous state is kept in a directory next to it.\n" +
+			"Stop a cluster of `hyperkube up` with `hyperkube stop` first. On a machine set up with `hyperkube init`,\n" +
+			"the static pod of etcd is stopped during the restore. Reset other control plane nodes before, and join them again afterwards.",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := command.NeedRoot(); err != nil {
+			if err := command.RequireRoot(); err != nil {
 				return err
 			}
 			l := command.Layout(root)
@@ -113,26 +113,26 @@ func newSnapshotRestore() *cobra.Command {
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "restored %s to %s\n", r.Snapshot, r.DataDir)
 			if old != "" {
-				fmt.Fprintf(cmd.OutOrStdout(), "the state that was there is in %s\n", old)
+				fmt.Fprintf(cmd.OutOrStdout(), "the previous state is in %s\n", old)
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "Secrets can be read if %s is the one of the time of the snapshot\n", filepath.Join(keysOf(l), "encryption.yaml"))
+			fmt.Fprintf(cmd.OutOrStdout(), "Secrets are only readable if %s has not changed since the snapshot was saved\n", filepath.Join(keyDir(l), "encryption.yaml"))
 			return nil
 		},
 	}
 	command.RootFlag(cmd.Flags(), &root)
 	f := cmd.Flags()
-	f.StringVar(&r.DataDir, "data-dir", "", "Directory of etcd's data; empty: that of this machine's cluster.")
-	f.StringVar(&r.Name, "name", "", "Name of the member; empty: as the cluster has it.")
-	f.StringVar(&r.PeerURL, "initial-advertise-peer-urls", "", "URL of the member for other members; empty: as the cluster has it.")
-	f.Uint64Var(&r.RevisionBump, "bump-revision", usualBump, "By how much revisions go on from those of the snapshot, so that clients never see one twice; all before counts as compacted.")
-	f.BoolVar(&r.SkipHashCheck, "skip-hash-check", false, "Take a file without a checksum: the copy of a member's database.")
+	f.StringVar(&r.DataDir, "data-dir", "", "Data directory of etcd. Defaults to that of this machine's cluster.")
+	f.StringVar(&r.Name, "name", "", "Name of the etcd member. Defaults to that of this machine.")
+	f.StringVar(&r.PeerURL, "initial-advertise-peer-urls", "", "Peer URL of the etcd member. Defaults to that of this machine.")
+	f.Uint64Var(&r.RevisionBump, "bump-revision", defaultRevisionBump, "How much to increase the latest revision after the restore, so that clients never see a revision twice. Earlier revisions are marked as compacted.")
+	f.BoolVar(&r.SkipHashCheck, "skip-hash-check", false, "Ignore a missing checksum. Required for a file copied from the data directory of a member.")
 	return cmd
 }
 
 func newSnapshotStatus() *cobra.Command {
 	var form command.Output
 	cmd := &cobra.Command{
-		Use: "status FILE", Short: "Tell what a snapshot holds, and whether it is whole", Args: cobra.ExactArgs(1),
+		Use: "status FILE", Short: "Verify a snapshot and print its hash, revision, number of keys and size", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s, err := snapshot.Read(args[0])
 			if err != nil {
@@ -149,11 +149,11 @@ func newSnapshotStatus() *cobra.Command {
 	return cmd
 }
 
-// restore gives this machine's member, or the one that r names, the state of a
-// snapshot.
-func restore(ctx context.Context, l layout.Node, r *snapshot.Restored) (old string, err error) {
+// restore restores the etcd member of this machine, or the one that r specifies, from a snapshot.
+// It returns the directory of the previous state.
+func restore(ctx context.Context, l layout.Node, r *snapshot.RestoreOptions) (old string, err error) {
 	if r.DataDir != "" {
-		if err := memberOf(l, r, ""); err != nil {
+		if err := setMember(l, r, ""); err != nil {
 			return "", command.ConfigError(err)
 		}
 		return snapshot.Restore(*r)
@@ -164,26 +164,26 @@ func restore(ctx context.Context, l layout.Node, r *snapshot.Restored) (old stri
 		if pid, err := pidlock.Holder(l.PIDFile(layout.MainProcess)); err != nil {
 			return "", err
 		} else if pid != 0 {
-			return "", command.PreflightError(errors.New("the cluster is running: stop it first, by hyperkube stop"))
+			return "", command.PreflightError(errors.New("the cluster is running; stop it first with `hyperkube stop`"))
 		}
-		// Nor does it start meanwhile.
-		lock, err := pidlock.TakeMain(ctx, l)
+		// Prevents a start during the restore.
+		lock, err := pidlock.AcquireMain(ctx, l)
 		if err != nil {
 			return "", err
 		}
 		defer lock.Release()
-		if err := memberOf(l, r, ""); err != nil {
+		if err := setMember(l, r, ""); err != nil {
 			return "", command.ConfigError(err)
 		}
 		return snapshot.Restore(*r)
 	}
 	if layout.Exists(manifest) {
 		if err := os.Rename(manifest, aside); err != nil {
-			return "", fmt.Errorf("taking the manifest of etcd away: %w", err)
+			return "", fmt.Errorf("moving the manifest of etcd: %w", err)
 		}
 	}
 	defer func() { err = errors.Join(err, os.Rename(aside, manifest)) }()
-	if err := memberOf(l, r, aside); err != nil {
+	if err := setMember(l, r, aside); err != nil {
 		return "", command.ConfigError(err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, teardown.StopTimeout*2)
@@ -194,18 +194,17 @@ func restore(ctx context.Context, l layout.Node, r *snapshot.Restored) (old stri
 	return snapshot.Restore(*r)
 }
 
-// keysOf is the folder of the cluster's keys: of `up`, or of `init`.
-func keysOf(l layout.Node) string {
+// keyDir returns the directory of the cluster's keys, for clusters of `up` and of `init`.
+func keyDir(l layout.Node) string {
 	if dir := l.PKI(); layout.Exists(dir) {
 		return dir
 	}
 	return filepath.Join(l.Etc, "pki")
 }
 
-// memberOf fills in the name and the URL of the member that this machine's
-// cluster has: by the manifest of a master's, or as `up` makes it where there is
-// none.
-func memberOf(l layout.Node, r *snapshot.Restored, manifest string) error {
+// setMember sets the name and the peer URL of this machine's member in r if they are unset: from the
+// etcd manifest of a control plane node, or without a manifest those that `up` uses.
+func setMember(l layout.Node, r *snapshot.RestoreOptions, manifest string) error {
 	if r.Name != "" && r.PeerURL != "" {
 		return nil
 	}
@@ -229,12 +228,12 @@ func memberOf(l layout.Node, r *snapshot.Restored, manifest string) error {
 				}
 			}
 		}
-	} else if id, ok, err := identity.Load(l); err == nil && ok {
+	} else if id, ok, err := clusterconfig.Load(l); err == nil && ok {
 		name, url = id.NodeName, fmt.Sprintf("https://127.0.0.1:%d", layout.PortEtcdPeer)
 	}
 	r.Name, r.PeerURL = cmp.Or(r.Name, name), cmp.Or(r.PeerURL, url)
 	if r.Name == "" || r.PeerURL == "" {
-		return errors.New("it is not known which member this machine has: give --name and --initial-advertise-peer-urls")
+		return errors.New("unknown etcd member; set --name and --initial-advertise-peer-urls")
 	}
 	return nil
 }

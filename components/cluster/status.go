@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -15,32 +16,33 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
-	"hyperkube/components/cluster/identity"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
+	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/teardown"
-	"hyperkube/components/kubelet/staticpod"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/podfacts"
-	"hyperkube/internal/version"
+	"hyperkube/components/kubelet/pod/staticpod"
+	"hyperkube/internal/base/version"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/pod/podutil"
 )
 
-// report is what `status` tells.
+// report is the output of `status`.
 type report struct {
 	Version string `json:"version"`
-	// Running is the main process, Runtime the container runtime; zero: not
+	// MainPID is the PID of the main process, RuntimePID that of the container runtime; 0 if not
 	// running.
-	Running   int      `json:"pid"`
-	Runtime   int      `json:"runtimePID"`
-	Data      string   `json:"data"`
-	Log       string   `json:"log"`
-	Server    string   `json:"server,omitempty"`
-	Ready     bool     `json:"ready"`
-	Nodes     []string `json:"nodes,omitempty"`
-	Pods      int      `json:"pods"`
-	PodsReady int      `json:"podsReady"`
-	// Problems are what is wrong, in words.
+	MainPID    int      `json:"pid"`
+	RuntimePID int      `json:"runtimePID"`
+	Data       string   `json:"data"`
+	Log        string   `json:"log"`
+	Server     string   `json:"server,omitempty"`
+	Ready      bool     `json:"ready"`
+	Nodes      []string `json:"nodes,omitempty"`
+	Pods       int      `json:"pods"`
+	PodsReady  int      `json:"podsReady"`
+	// Problems are messages about what is wrong.
 	Problems []string `json:"problems,omitempty"`
 }
 
@@ -49,10 +51,10 @@ func newStatus() *cobra.Command {
 	var form command.Output
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Tell what runs, where, and what is wrong",
+		Short: "Show the status of the cluster on this machine and any problems",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := command.NeedRoot(); err != nil {
+			if err := command.RequireRoot(); err != nil {
 				return err
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), 10*time.Second)
@@ -73,114 +75,121 @@ func newStatus() *cobra.Command {
 	return cmd
 }
 
-// again is the command that starts what was set up here.
-func again(l layout.Node) string {
+// startCommand returns the command that starts the node of this machine.
+func startCommand(l layout.Node) string {
 	switch {
-	case !identity.HasJoined(l):
+	case !clusterconfig.HasJoined(l):
 		return "hyperkube up"
-	case layout.Exists(identity.File(l)):
+	case layout.Exists(clusterconfig.File(l)):
 		return "hyperkube init"
 	default:
 		return "hyperkube join"
 	}
 }
 
-// status looks at everything; what it cannot see is a problem, never an error.
+// status collects the report. It reports failed queries as problems.
 func status(ctx context.Context, l layout.Node) report {
 	r := report{Version: version.Get().GitVersion, Data: l.Data, Log: l.Log(layout.MainProcess)}
-	r.lookAtProcesses(l)
-	if identity.HasJoined(l) { // others have no static pods
-		r.lookAtManifests(l)
+	r.checkProcesses(l)
+	if clusterconfig.HasJoined(l) { // clusters of up have no static pods
+		r.checkManifests(l)
 	}
-	if r.Running != 0 {
-		r.lookAtCluster(ctx, l)
+	switch reason, err := os.ReadFile(l.Stopped()); {
+	case r.MainPID == 0:
+	case err == nil && len(reason) > 0: // The file may be empty or missing, if it is on the full disk.
+		r.addProblem("waiting for free disk space to restart the cluster: %s", reason)
+	default:
+		r.checkCluster(ctx, l)
 	}
 	return r
 }
 
-func (r *report) problem(format string, args ...any) {
+func (r *report) addProblem(format string, args ...any) {
 	r.Problems = append(r.Problems, fmt.Sprintf(format, args...))
 }
 
-// lookAtProcesses looks for the processes of this machine.
-func (r *report) lookAtProcesses(l layout.Node) {
+// checkProcesses checks the processes of this machine.
+func (r *report) checkProcesses(l layout.Node) {
 	var err error
-	if r.Running, err = pidlock.Holder(l.PIDFile(layout.MainProcess)); err != nil {
-		r.problem("%v", err)
+	if r.MainPID, err = pidlock.Holder(l.PIDFile(layout.MainProcess)); err != nil {
+		r.addProblem("%v", err)
 	}
-	if r.Runtime, err = node.RuntimePID(l); err != nil {
-		r.problem("%v", err)
-	} else if r.Runtime == 0 && r.Running != 0 {
-		r.problem("the container runtime does not run: see %s", l.Log("runtime"))
+	if r.RuntimePID, err = node.RuntimePID(l); err != nil {
+		r.addProblem("%v", err)
+	} else if r.RuntimePID == 0 && r.MainPID != 0 {
+		r.addProblem("the container runtime is not running; see %s", l.Log("runtime"))
 	}
-	if r.Running == 0 {
-		if identity.HasJoined(l) || layout.Exists(identity.File(l)) {
-			r.problem("hyperkube is not running: start it with %s", again(l))
+	if r.MainPID == 0 {
+		if clusterconfig.HasJoined(l) || layout.Exists(clusterconfig.File(l)) {
+			r.addProblem("hyperkube is not running; start it with `%s`", startCommand(l))
 		} else {
-			r.problem("there is no cluster here: make one with hyperkube up")
+			r.addProblem("there is no cluster on this machine; create one with `hyperkube up`")
 		}
 		return
 	}
-	if err := teardown.EachFurther(l, func(i int) error {
+	if err := teardown.EachAdditionalNode(l, func(i int) error {
 		pid, err := pidlock.Holder(l.Numbered(i).PIDFile(layout.MainProcess))
 		if err == nil && pid == 0 {
-			err = fmt.Errorf("it is not running: start it with hyperkube up; see %s", l.Numbered(i).Log(layout.MainProcess))
+			err = fmt.Errorf("not running; start it with `hyperkube up`; see %s", l.Numbered(i).Log(layout.MainProcess))
 		}
 		return err
 	}); err != nil {
-		r.problem("%v", err)
+		r.addProblem("%v", err)
 	}
 }
 
-// lookAtManifests looks for those of which no pod is run.
-func (r *report) lookAtManifests(l layout.Node) {
+// checkManifests checks the manifests of static pods.
+func (r *report) checkManifests(l layout.Node) {
 	for _, problem := range staticpod.Problems(l.StaticPods()) {
-		r.problem("%v", problem)
+		r.addProblem("%v", problem)
 	}
 }
 
-// lookAtCluster asks the API server.
-func (r *report) lookAtCluster(ctx context.Context, l layout.Node) {
-	rest, err := clientcmd.BuildConfigFromFlags("", identity.AdminKubeconfig(l))
+// checkCluster queries the API server.
+func (r *report) checkCluster(ctx context.Context, l layout.Node) {
+	rest, err := clientcmd.BuildConfigFromFlags("", clusterconfig.AdminKubeconfig(l))
 	if err != nil {
-		r.problem("%v", err)
+		r.addProblem("%v", err)
 		return
 	}
 	r.Server = rest.Host
 	kube, err := kubernetes.NewForConfig(rest)
 	if err != nil {
-		r.problem("%v", err)
+		r.addProblem("%v", err)
 		return
 	}
 	text, err := kube.Discovery().RESTClient().Get().AbsPath("/readyz").Param("verbose", "true").DoRaw(ctx)
 	if err != nil {
-		r.problem("the API server is not ready: %v", err)
-		if identity.IsMaster(l) {
-			if text := node.EndedStaticPods(ctx, l); text != "" {
-				r.problem("%s", text)
+		r.addProblem("the API server is not ready: %v", err)
+		if err := preflight.CheckDisk(l); err != nil {
+			r.addProblem("%v", err)
+		}
+		if clusterconfig.IsControlPlane(l) {
+			if text := node.ExitedStaticPods(ctx, l); text != "" {
+				r.addProblem("%s", text)
 			}
 		}
 	}
 	for line := range strings.SplitSeq(string(text), "\n") {
 		if check, failed := strings.CutPrefix(line, "[-]"); failed {
-			r.problem("the API server's check fails: %s", check)
+			r.addProblem("API server check failed: %s", check)
 		}
 	}
 	nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		r.problem("nodes cannot be listed: %v", err)
+		r.addProblem("listing nodes: %v", err)
 		return
 	}
-	r.tellNodes(nodes.Items)
-	pods, err := kube.CoreV1().Pods("").List(ctx, ofNode(l))
+	r.addNodes(nodes.Items)
+	pods, err := kube.CoreV1().Pods("").List(ctx, podListOptions(l))
 	if err != nil {
-		r.problem("pods cannot be listed: %v", err)
+		r.addProblem("listing pods: %v", err)
 		return
 	}
 	r.countPods(pods.Items)
 }
 
-func (r *report) tellNodes(nodes []corev1.Node) {
+func (r *report) addNodes(nodes []corev1.Node) {
 	r.Ready = len(nodes) > 0
 	for i := range nodes {
 		n := &nodes[i]
@@ -189,9 +198,9 @@ func (r *report) tellNodes(nodes []corev1.Node) {
 			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
 				state = "Ready"
 			} else if c.Type == corev1.NodeReady {
-				r.problem("node %s: %s", n.Name, c.Message)
+				r.addProblem("node %s: %s", n.Name, c.Message)
 			} else if c.Status == corev1.ConditionTrue {
-				r.problem("node %s: %s: %s", n.Name, c.Type, c.Message)
+				r.addProblem("node %s: %s: %s", n.Name, c.Type, c.Message)
 			}
 		}
 		r.Ready = r.Ready && state == "Ready"
@@ -199,23 +208,24 @@ func (r *report) tellNodes(nodes []corev1.Node) {
 	}
 }
 
-// countPods counts those that are to run.
+// countPods counts the pods, except succeeded ones.
 func (r *report) countPods(pods []corev1.Pod) {
 	for i := range pods {
 		if pods[i].Status.Phase == corev1.PodSucceeded {
 			continue
 		}
 		r.Pods++
-		if podfacts.Ready(&pods[i]) {
+		if podutil.Ready(&pods[i]) {
 			r.PodsReady++
 		}
 	}
 }
 
-// ofNode selects the pods that may be listed: a worker lists its own.
-func ofNode(l layout.Node) metav1.ListOptions {
+// podListOptions returns options for listing the pods that this machine may list: a worker can only list
+// the pods of its node.
+func podListOptions(l layout.Node) metav1.ListOptions {
 	var o node.Options
-	if identity.AdminKubeconfig(l) != filepath.Join(l.Etc, "kubelet.conf") || o.Load(l) != nil {
+	if clusterconfig.AdminKubeconfig(l) != filepath.Join(l.Etc, "kubelet.conf") || o.Load(l) != nil {
 		return metav1.ListOptions{}
 	}
 	return metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", o.Name).String()}
@@ -230,17 +240,17 @@ func (r report) print(w io.Writer) {
 		if pid == 0 {
 			return "not running"
 		}
-		return fmt.Sprintf("running, process %d", pid)
+		return fmt.Sprintf("running (PID %d)", pid)
 	}
-	line("hyperkube", "%s", running(r.Running))
-	line("runtime", "%s", running(r.Runtime))
+	line("hyperkube", "%s", running(r.MainPID))
+	line("runtime", "%s", running(r.RuntimePID))
 	if r.Server != "" {
 		line("server", "%s", r.Server)
 	}
 	for _, n := range r.Nodes {
 		line("node", "%s", n)
 	}
-	if r.Running != 0 {
+	if r.MainPID != 0 {
 		line("pods", "%d of %d ready", r.PodsReady, r.Pods)
 	}
 	line("data", "%s", r.Data)

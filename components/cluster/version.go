@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"hyperkube/components/cluster/command"
-	"hyperkube/internal/version"
+	"hyperkube/internal/base/version"
 )
 
 func newVersion() *cobra.Command {

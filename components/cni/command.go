@@ -1,15 +1,15 @@
-// Package cni is the pod network of this project as a network plugin, for nodes
-// whose container runtime is another one, such as containerd. It gives pods
-// addresses and links as the built-in runtime does, by the same package.
+// Package cni implements the pod network of this project as a CNI plugin, for nodes with another
+// container runtime, such as containerd. It uses the same package as the built-in runtime (podnet)
+// to assign addresses and links to pods.
 //
-// Runtimes start it under the name hyperkube-cni, a symlink to this program in
-// /opt/cni/bin, for a configuration such as
+// The container runtime runs it under the name hyperkube-cni, a symlink to this program in
+// /opt/cni/bin, with a network configuration such as
 //
 //	{"cniVersion": "1.0.0", "name": "pods", "plugins": [
 //	  {"type": "hyperkube-cni", "podCIDRs": ["10.244.1.0/24"]},
 //	  {"type": "portmap", "capabilities": {"portMappings": true}}]}
 //
-// Host ports and bandwidth are left to the plugins that come after it.
+// Later plugins in the chain implement host ports and bandwidth limits.
 //
 // https://www.cni.dev/docs/spec/
 package cni
@@ -34,31 +34,31 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/podnet"
-	"hyperkube/internal/version"
+	"hyperkube/internal/base/version"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/pod/podnet"
 )
 
-// NewCommand is `hyperkube cni`.
+// NewCommand returns the `hyperkube cni` command.
 func NewCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "cni",
-		Short: "The pod network as a network plugin for other container runtimes",
-		Long: "The pod network as a network plugin (CNI) for other container runtimes, which start it by a symlink\n" +
-			"named hyperkube-cni. What is wanted comes in the environment and the standard input.",
+		Short: "CNI plugin that connects pods of other container runtimes to the pod network",
+		Long: "CNI plugin that connects pods of other container runtimes to the pod network. The runtime runs it through\n" +
+			"the symlink hyperkube-cni and passes the parameters in the environment and on standard input.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return run(cmd.Context()) },
 	}
 }
 
-// bound is how long one request may take.
-const bound = time.Minute
+// requestTimeout is the timeout of one CNI request.
+const requestTimeout = time.Minute
 
 func run(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, bound)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	about := "CNI plugin hyperkube-cni " + version.Get().GitVersion
+	description := "CNI plugin hyperkube-cni " + version.Get().GitVersion
 	with := func(do func(context.Context, *plugin, *skel.CmdArgs) error) func(*skel.CmdArgs) error {
 		return func(args *skel.CmdArgs) error {
 			p, err := open(args.StdinData)
@@ -71,32 +71,32 @@ func run(ctx context.Context) error {
 	}
 	failed := skel.PluginMainFuncsWithError(skel.CNIFuncs{
 		Add: with(add), Del: with(del), Check: with(check),
-		GC:     with(func(_ context.Context, p *plugin, _ *skel.CmdArgs) error { return p.collect() }),
+		GC:     with(func(_ context.Context, p *plugin, _ *skel.CmdArgs) error { return p.gc() }),
 		Status: with(func(context.Context, *plugin, *skel.CmdArgs) error { return nil }),
-	}, cniversion.All, about)
+	}, cniversion.All, description)
 	if failed == nil {
 		return nil
 	}
 	return errors.Join(failed, failed.Print())
 }
 
-// config is what is read from the standard input.
+// config is the network configuration that the runtime passes on standard input.
 type config struct {
 	types.PluginConf
-	// PodCIDRs are the node's, one of each family.
+	// PodCIDRs are the pod CIDRs of the node, one of each IP family.
 	PodCIDRs []string `json:"podCIDRs"`
-	// MTU of the pods' links; zero: that of the default route's link.
+	// MTU of the pods' links. Zero means the MTU of the link with the default route.
 	MTU int `json:"mtu,omitempty"`
-	// Root is where everything is kept, as of the cluster commands.
+	// Root is the root directory of all state, as in the cluster commands.
 	Root string `json:"root,omitempty"`
 }
 
-// plugin is one request. Requests come one after the other, for they share the
+// plugin is the state of one CNI request. A file lock serializes requests, because they share the
 // addresses and the bridge.
 type plugin struct {
 	config  config
 	network *podnet.Network
-	journal *hostchange.Journal
+	journal *hostjournal.Journal
 	lock    *os.File
 }
 
@@ -122,13 +122,13 @@ func open(data []byte) (*plugin, error) {
 	}
 	dir := filepath.Join(l.Run, "cni")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("making the directory of pods' addresses: %w", err)
+		return nil, fmt.Errorf("creating directory of pod addresses: %w", err)
 	}
 	var err error
 	if p.lock, err = lock(filepath.Join(dir, "lock")); err != nil {
 		return nil, err
 	}
-	if p.journal, err = hostchange.Open(l.Journal("cni")); err != nil {
+	if p.journal, err = hostjournal.Open(l.Journal("cni")); err != nil {
 		p.close()
 		return nil, err
 	}
@@ -148,16 +148,16 @@ func (p *plugin) close() {
 		p.network.Close()
 	}
 	if p.journal != nil {
-		_ = p.journal.Close() // everything was synced
+		_ = p.journal.Close() // every change was synced
 	}
 	p.lock.Close()
 }
 
-// lock waits until no other request is under way.
+// lock waits for other requests to complete and acquires the lock file.
 func lock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("taking the lock: %w", err)
+		return nil, fmt.Errorf("acquiring lock: %w", err)
 	}
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)
@@ -166,12 +166,12 @@ func lock(path string) (*os.File, error) {
 		}
 		if !errors.Is(err, unix.EINTR) {
 			f.Close()
-			return nil, fmt.Errorf("taking the lock: %w", err)
+			return nil, fmt.Errorf("acquiring lock: %w", err)
 		}
 	}
 }
 
-// podID is a container's name as links can have it: they begin with it.
+// podID returns a short ID of a container, from which the name of its host link is derived.
 func podID(container string) string {
 	sum := sha256.Sum256([]byte(container))
 	return hex.EncodeToString(sum[:16])
@@ -200,7 +200,7 @@ func add(ctx context.Context, p *plugin, args *skel.CmdArgs) error {
 	return types.PrintResult(p.result(addrs, args.Netns), p.config.CNIVersion)
 }
 
-// result tells of a pod's addresses and ways.
+// result returns the CNI result with the addresses and routes of a pod.
 func (p *plugin) result(addrs []netip.Addr, netns string) *types100.Result {
 	result := &types100.Result{
 		CNIVersion: types100.ImplementedSpecVersion,
@@ -231,7 +231,7 @@ func del(ctx context.Context, p *plugin, args *skel.CmdArgs) error {
 	return p.network.Free(id)
 }
 
-// check tells whether a pod has what add gave it.
+// check implements the CNI CHECK command: it returns an error if the pod has no address or no link.
 func check(_ context.Context, p *plugin, args *skel.CmdArgs) error {
 	id := podID(args.ContainerID)
 	if len(p.network.Addresses(id)) == 0 {
@@ -243,8 +243,9 @@ func check(_ context.Context, p *plugin, args *skel.CmdArgs) error {
 	return nil
 }
 
-// collect takes back what pods have that are not among those named.
-func (p *plugin) collect() error {
+// gc implements the CNI GC command: it releases the addresses and links of pods that are not
+// in the list of valid attachments.
+func (p *plugin) gc() error {
 	alive := map[string]bool{}
 	for _, a := range p.config.ValidAttachments {
 		alive[podID(a.ContainerID)] = true

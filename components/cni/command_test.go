@@ -15,10 +15,10 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
-	"hyperkube/internal/testnetns"
+	"hyperkube/internal/testing/testnetns"
 )
 
-// TestMain is the plugin where it is started by that name.
+// TestMain runs the plugin when the test binary is started under the plugin's name.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == pluginName {
 		if run(context.Background()) != nil {
@@ -31,8 +31,8 @@ func TestMain(m *testing.M) {
 
 const pluginName = "hyperkube-cni"
 
-// TestPlugin has the library that runtimes use drive the plugin through all that
-// the specification knows.
+// TestPlugin runs all CNI commands of the specification with libcni, the library that container
+// runtimes use.
 // https://www.cni.dev/docs/spec/
 func TestPlugin(t *testing.T) {
 	testnetns.Enter(t)
@@ -91,16 +91,16 @@ func TestPlugin(t *testing.T) {
 		t.Errorf("ADD of another link: %v", err)
 	}
 
-	// What the first has is taken back, for it is not named.
+	// GC releases the resources of the first pod, which is not a valid attachment.
 	if err := runtimeOf.GCNetworkList(ctx, list, &libcni.GCArgs{ValidAttachments: []types.GCAttachment{{ContainerID: "second", IfName: "eth0"}}}); err != nil {
 		t.Fatalf("GC: %v", err)
 	}
 	if err := runtimeOf.CheckNetworkList(ctx, list, of("second")); err != nil {
-		t.Errorf("CHECK of who is left: %v", err)
+		t.Errorf("CHECK of the remaining pod: %v", err)
 	}
-	pods["first"].At(func() {
+	pods["first"].Run(func() {
 		if _, err := net.InterfaceByName("eth0"); err == nil {
-			t.Error("the link of who was not named is there")
+			t.Error("GC did not remove the link of a pod that is not a valid attachment")
 		}
 	})
 	for range 2 {
@@ -116,12 +116,12 @@ func TestPlugin(t *testing.T) {
 	}
 }
 
-// reach has one pod call another.
+// reach opens a connection from one pod to another.
 func reach(t *testing.T, from, to *testnetns.Namespace, ip string) {
 	t.Helper()
 	var listener net.Listener
 	var err error
-	to.At(func() { listener, err = net.Listen("tcp", net.JoinHostPort(ip, "80")) })
+	to.Run(func() { listener, err = net.Listen("tcp", net.JoinHostPort(ip, "80")) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func reach(t *testing.T, from, to *testnetns.Namespace, ip string) {
 			conn.Close()
 		}
 	}()
-	from.At(func() {
+	from.Run(func() {
 		conn, err := net.DialTimeout("tcp", net.JoinHostPort(ip, "80"), time.Minute)
 		if err != nil {
 			t.Errorf("from pod to pod: %v", err)

@@ -13,7 +13,7 @@ import (
 	"hyperkube/components/controllers/horizontalpodautoscaling"
 )
 
-// autoscalingDescriptors are the controllers that size workloads.
+// autoscalingDescriptors are the controllers that scale workloads.
 func autoscalingDescriptors() []descriptor {
 	return []descriptor{
 		{name: "horizontal-pod-autoscaler-controller", alias: "horizontalpodautoscaling", user: "horizontal-pod-autoscaler", source: "horizontal-pod-autoscaler", workers: 5,
@@ -23,12 +23,12 @@ func autoscalingDescriptors() []descriptor {
 }
 
 func makeAutoscaler(d *deps) (runner, error) {
-	// Nothing is asked before the first autoscaler is there.
+	// The discovery mapper sends no request before the first autoscaler exists.
 	found := d.clients.Kube.Discovery()
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(found))
 	scales, err := scale.NewForConfig(d.clients.REST, mapper, dynamic.LegacyAPIPathResolverFunc, scale.NewDiscoveryScaleKindResolver(found))
 	if err != nil {
-		return nil, fmt.Errorf("making a client of scales: %w", err)
+		return nil, fmt.Errorf("creating scale client: %w", err)
 	}
 	cfg := d.Autoscaling
 	cfg.Mapper, cfg.Scales = mapper, scales

@@ -17,49 +17,48 @@ import (
 	"hyperkube/internal/client"
 )
 
-// tokenLife is how long a controller's token is asked to be valid.
+// tokenLife is the requested lifetime of a controller's token.
 const tokenLife = time.Hour
 
-// tokenBuilder makes each controller's clients with a token of its service
-// account in kube-system, which it makes if it is missing. It is safe for
-// several goroutines.
+// tokenBuilder creates each controller's clients, which authenticate with a token of the
+// controller's service account in kube-system. It creates a missing service account. It is safe for
+// concurrent use.
 type tokenBuilder struct {
-	own *client.Clients
+	clients *client.Clients
 
-	mu   sync.Mutex
-	made map[string]*client.Clients // guarded by mu
+	mu    sync.Mutex
+	built map[string]*client.Clients // guarded by mu
 }
 
 var _ client.Builder = (*tokenBuilder)(nil)
 
-// newTokenBuilder makes a builder that asks for tokens as the user of own,
-// whose informers all share.
+// newTokenBuilder creates a builder that requests tokens with the clients own. All clients that it
+// builds share the informers of own.
 func newTokenBuilder(own *client.Clients) *tokenBuilder {
-	return &tokenBuilder{own: own, made: map[string]*client.Clients{}}
+	return &tokenBuilder{clients: own, built: map[string]*client.Clients{}}
 }
 
-// For is client.Builder's. It makes no request; the first use of the clients
-// does.
+// For implements client.Builder. It sends no request; the first use of the clients does.
 func (b *tokenBuilder) For(name string) (*client.Clients, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if c := b.made[name]; c != nil {
+	if c := b.built[name]; c != nil {
 		return c, nil
 	}
-	rc := rest.AnonymousClientConfig(b.own.REST)
-	rc.UserAgent = b.own.REST.UserAgent + "/" + name
-	source := &tokenSource{kube: b.own.Kube, account: name, now: time.Now}
+	rc := rest.AnonymousClientConfig(b.clients.REST)
+	rc.UserAgent = b.clients.REST.UserAgent + "/" + name
+	source := &tokenSource{kube: b.clients.Kube, account: name, now: time.Now}
 	rc.Wrap(func(rt http.RoundTripper) http.RoundTripper { return &tokenTransport{source: source, next: rt} })
-	c, err := client.New(client.Config{REST: rc, Requests: b.own.Requests})
+	c, err := client.New(client.Config{REST: rc, Requests: b.clients.Requests})
 	if err != nil {
 		return nil, err
 	}
-	c.Informers = b.own.Informers
-	b.made[name] = c
+	c.Informers = b.clients.Informers
+	b.built[name] = c
 	return c, nil
 }
 
-// tokenSource keeps a token of a service account fresh.
+// tokenSource caches and renews a service account's token.
 type tokenSource struct {
 	kube    kubernetes.Interface
 	account string
@@ -70,7 +69,7 @@ type tokenSource struct {
 	renew time.Time // guarded by mu
 }
 
-// get returns a token that is good for a while, asking for one if need be.
+// get returns a valid token. It requests a new one if necessary.
 func (s *tokenSource) get(ctx context.Context) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,20 +86,20 @@ func (s *tokenSource) get(ctx context.Context) (string, error) {
 	if apierrors.IsNotFound(err) {
 		sa := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: s.account, Namespace: metav1.NamespaceSystem}}
 		if _, err := accounts.Create(ctx, sa, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
-			return "", fmt.Errorf("making the service account of %s: %w", s.account, err)
+			return "", fmt.Errorf("creating service account %s: %w", s.account, err)
 		}
 		tr, err = ask()
 	}
 	if err != nil {
-		return "", fmt.Errorf("asking for a token of %s: %w", s.account, err)
+		return "", fmt.Errorf("requesting a token of service account %s: %w", s.account, err)
 	}
 	s.token = tr.Status.Token
-	// Well before it expires, for clocks differ.
+	// Renew well before the token expires, because clocks differ.
 	s.renew = now.Add(tr.Status.ExpirationTimestamp.Sub(now) * 4 / 5)
 	return s.token, nil
 }
 
-// drop forgets a token that was refused.
+// drop discards a token that the API server rejected.
 func (s *tokenSource) drop(token string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,13 +108,13 @@ func (s *tokenSource) drop(token string) {
 	}
 }
 
-// tokenTransport sends requests with the token.
+// tokenTransport adds the token to requests.
 type tokenTransport struct {
 	source *tokenSource
 	next   http.RoundTripper
 }
 
-// RoundTrip is http.RoundTripper's.
+// RoundTrip implements http.RoundTripper.
 func (t *tokenTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	token, err := t.source.get(req.Context())
 	if err != nil {

@@ -24,8 +24,8 @@ import (
 	"hyperkube/internal/api/certificates"
 )
 
-// certificateDescriptors are the controllers of certificates and of dynamic
-// resources.
+// certificateDescriptors are the controllers of certificates, dynamic resources, and storage
+// version migration.
 func certificateDescriptors() []descriptor {
 	requests := []schema.GroupVersionResource{certificatesv1.SchemeGroupVersion.WithResource("certificatesigningrequests")}
 	return []descriptor{
@@ -61,7 +61,7 @@ func certificateDescriptors() []descriptor {
 func makeMigrator(d *deps) (runner, error) {
 	definitions, err := apiextensionsclient.NewForConfig(d.clients.REST)
 	if err != nil {
-		return nil, fmt.Errorf("making a client of custom resource definitions: %w", err)
+		return nil, fmt.Errorf("creating client for custom resource definitions: %w", err)
 	}
 	return storageversionmigrator.New(d.env, storageversionmigrator.Config{
 		Discovery: d.clients.Kube.Discovery(), Metadata: d.clients.Metadata, Definitions: definitions,
@@ -75,8 +75,8 @@ func makeSigner(d *deps) (runner, error) {
 	return csrsigning.New(d.env, d.Signing)
 }
 
-// SignWith makes one authority sign for all signers. Without its key, which may be
-// kept elsewhere, nobody does.
+// SignWith returns a Config with which one authority signs for all signers. If key is nil, because
+// it is kept outside the cluster, no request is signed.
 func SignWith(cert *x509.Certificate, key crypto.Signer) csrsigning.Config {
 	if key == nil {
 		return csrsigning.Config{}
@@ -88,8 +88,8 @@ func SignWith(cert *x509.Certificate, key crypto.Signer) csrsigning.Config {
 	return csrsigning.Config{Authorities: all}
 }
 
-// signingFlags are the --cluster-signing-… flags of one signer, or of all those
-// that have none of their own when signer is empty.
+// signingFlags are the --cluster-signing-… flags of one signer. If signer is empty, they apply to
+// all signers without specific flags.
 type signingFlags struct{ flag, signer, certFile, keyFile string }
 
 func newSigningFlags() []*signingFlags {
@@ -102,7 +102,7 @@ func newSigningFlags() []*signingFlags {
 	}
 }
 
-// readSigning reads the authorities of the flags.
+// readSigning reads the certificates and keys that the flags specify.
 func readSigning(flags []*signingFlags) (map[string]csrsigning.Authority, error) {
 	all := map[string]csrsigning.Authority{}
 	common, particular := "", ""
@@ -111,7 +111,7 @@ func readSigning(flags []*signingFlags) (map[string]csrsigning.Authority, error)
 			continue
 		}
 		if f.certFile == "" || f.keyFile == "" {
-			return nil, fmt.Errorf("--%s-cert-file and --%s-key-file go together", f.flag, f.flag)
+			return nil, fmt.Errorf("--%s-cert-file and --%s-key-file must be specified together", f.flag, f.flag)
 		}
 		a, err := readAuthority(f.certFile, f.keyFile)
 		if err != nil {
@@ -136,11 +136,11 @@ func readSigning(flags []*signingFlags) (map[string]csrsigning.Authority, error)
 func readAuthority(certFile, keyFile string) (csrsigning.Authority, error) {
 	certs, err := certutil.CertsFromFile(certFile)
 	if err != nil {
-		return csrsigning.Authority{}, fmt.Errorf("reading the signing certificate: %w", err)
+		return csrsigning.Authority{}, fmt.Errorf("reading signing certificate: %w", err)
 	}
 	key, err := keyutil.PrivateKeyFromFile(keyFile)
 	if err != nil {
-		return csrsigning.Authority{}, fmt.Errorf("reading the signing key: %w", err)
+		return csrsigning.Authority{}, fmt.Errorf("reading signing key: %w", err)
 	}
 	signer, ok := key.(crypto.Signer)
 	if !ok {

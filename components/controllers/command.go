@@ -17,25 +17,25 @@ import (
 	"hyperkube/components/controllers/horizontalpodautoscaling"
 	"hyperkube/components/controllers/legacytokencleaner"
 	"hyperkube/components/controllers/nodelifecycle"
-	"hyperkube/internal/accepted"
+	"hyperkube/internal/base/compatflags"
+	"hyperkube/internal/base/logging"
 	"hyperkube/internal/client"
-	"hyperkube/internal/debugserver"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/leader"
-	"hyperkube/internal/logs"
-	"hyperkube/internal/tokens"
-	"hyperkube/internal/zpages"
+	"hyperkube/internal/client/leaderelection"
+	"hyperkube/internal/credentials/tokens"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/serving/debugserver"
+	"hyperkube/internal/serving/zpages"
 )
 
-// options are the flags of kube-controller-manager. Those that upstream has and
-// that change nothing here are accepted all the same, see unused.
+// options are the flags of kube-controller-manager. Upstream's flags that have no effect here are
+// accepted and ignored, see unused.
 type options struct {
 	kubeconfig             string
-	serving                debugserver.Serving
+	serving                debugserver.SecurePortFlags
 	controllers            []string
 	useAccounts            bool
 	leaderElect            bool
-	election               leader.Election
+	election               leaderelection.Election
 	allocateNodeCIDRs      bool
 	clusterCIDR            string
 	serviceCIDR            string
@@ -45,7 +45,7 @@ type options struct {
 	signing                []*signingFlags
 	signingDuration        time.Duration
 	tokenCleanUp           time.Duration
-	format                 logs.Format
+	format                 logging.Format
 	autoscaling            horizontalpodautoscaling.Config
 	concurrent             map[string]*int
 	maxPerSlice            int32
@@ -59,8 +59,8 @@ type options struct {
 	noForceDetach          bool
 }
 
-// concurrency are upstream's --concurrent-…-syncs flags with the controllers
-// that they are for.
+// concurrency lists upstream's --concurrent-…-syncs flags, with the controller and the default of
+// each.
 var concurrency = []struct {
 	flag, controller string
 	value            int
@@ -87,12 +87,12 @@ var concurrency = []struct {
 	{"concurrent-disruption-syncs", "disruption-controller", 5},
 }
 
-// NewCommand is kube-controller-manager.
+// NewCommand returns the kube-controller-manager command.
 func NewCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   component,
-		Short: "The controllers: bring the cluster towards what its objects ask for",
+		Short: "Run the controllers that reconcile the state of the cluster with its objects",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), zpages.FlagsOf(cmd.Flags())) },
 	}
@@ -101,100 +101,99 @@ func NewCommand() *cobra.Command {
 }
 
 func (o *options) flags(f *pflag.FlagSet) {
-	all, off := known()
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server.")
+	all, off := knownControllers()
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to the kubeconfig file with the location and credentials of the API server.")
 	o.serving.AddFlags(f, layout.PortControllerManager)
-	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, "Controllers to run: '*' is all on by default, 'foo' is foo, '-foo' is without foo.\nAll: "+
-		strings.Join(all, ", ")+"\nOff by default: "+strings.Join(off, ", "))
-	f.BoolVar(&o.useAccounts, "use-service-account-credentials", false, "Run each controller under its own service account.")
+	f.StringSliceVar(&o.controllers, "controllers", []string{"*"}, "Controllers to run: '*' enables all on-by-default controllers, 'foo' enables foo, '-foo' disables foo.\nAll controllers: "+
+		strings.Join(all, ", ")+"\nDisabled-by-default controllers: "+strings.Join(off, ", "))
+	f.BoolVar(&o.useAccounts, "use-service-account-credentials", false, "Run each controller with its own service account credentials.")
 	o.election.AddFlags(f, &o.leaderElect, component)
-	f.BoolVar(&o.allocateNodeCIDRs, "allocate-node-cidrs", false, "Give each node a part of --cluster-cidr.")
-	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDRs of pods, one or one of each IP family.")
-	f.StringVar(&o.serviceCIDR, "service-cluster-ip-range", "", "CIDRs of services, which no node is given.")
-	f.IntVar(&o.mask, "node-cidr-mask-size", 0, "Prefix length of a node's part of a single-stack cluster; default 24, or 64 for IPv6.")
-	f.IntVar(&o.mask4, "node-cidr-mask-size-ipv4", 0, "Prefix length of a node's IPv4 part; default 24.")
-	f.IntVar(&o.mask6, "node-cidr-mask-size-ipv6", 0, "Prefix length of a node's IPv6 part; default 64.")
-	f.StringVar(&o.rootCAFile, "root-ca-file", "", "Path of the CAs of the API server, published in each namespace.")
+	f.BoolVar(&o.allocateNodeCIDRs, "allocate-node-cidrs", false, "Allocate a pod CIDR from --cluster-cidr to each node.")
+	f.StringVar(&o.clusterCIDR, "cluster-cidr", "", "CIDR ranges for pods: one, or one of each IP family.")
+	f.StringVar(&o.serviceCIDR, "service-cluster-ip-range", "", "CIDR ranges for Services, which are never allocated to nodes.")
+	f.IntVar(&o.mask, "node-cidr-mask-size", 0, "Mask size of the node CIDRs in a single-stack cluster; default 24 for IPv4, 64 for IPv6.")
+	f.IntVar(&o.mask4, "node-cidr-mask-size-ipv4", 0, "Mask size of the IPv4 node CIDRs; default 24.")
+	f.IntVar(&o.mask6, "node-cidr-mask-size-ipv6", 0, "Mask size of the IPv6 node CIDRs; default 64.")
+	f.StringVar(&o.rootCAFile, "root-ca-file", "", "Path to the CA certificates of the API server, published in each namespace.")
 	o.signing = newSigningFlags()
 	for _, s := range o.signing {
-		whose := s.signer
-		if whose == "" {
-			whose = "all signers"
+		signers := s.signer
+		if signers == "" {
+			signers = "all signers"
 		}
-		f.StringVar(&s.certFile, s.flag+"-cert-file", "", "Path of the certificate with which requests are signed in the name of "+whose+".")
-		f.StringVar(&s.keyFile, s.flag+"-key-file", "", "Path of the key of --"+s.flag+"-cert-file.")
+		f.StringVar(&s.certFile, s.flag+"-cert-file", "", "Path to the CA certificate that signs certificates for "+signers+".")
+		f.StringVar(&s.keyFile, s.flag+"-key-file", "", "Path to the private key of --"+s.flag+"-cert-file.")
 	}
-	f.DurationVar(&o.tokenCleanUp, "legacy-service-account-token-clean-up-period", legacytokencleaner.DefaultPeriod, "For how long nobody must have used a token that was made for a service account, before its Secret goes.")
-	f.DurationVar(&o.signingDuration, "cluster-signing-duration", csrsigning.DefaultDuration, "How long a signed certificate lives at most.")
-	f.DurationVar(&o.autoscaling.SyncPeriod, "horizontal-pod-autoscaler-sync-period", 15*time.Second, "How often each autoscaler is looked at.")
-	f.DurationVar(&o.autoscaling.Stabilization, "horizontal-pod-autoscaler-downscale-stabilization", 5*time.Minute, "How long a recommendation holds back a lower one.")
-	f.Float64Var(&o.autoscaling.Tolerance, "horizontal-pod-autoscaler-tolerance", 0.1, "How far usage may be off its target, as a part of it.")
-	f.DurationVar(&o.autoscaling.CPUInitialization, "horizontal-pod-autoscaler-cpu-initialization-period", 5*time.Minute, "How long after its start a pod's use of the CPU may be that of its start.")
-	f.DurationVar(&o.autoscaling.ReadinessDelay, "horizontal-pod-autoscaler-initial-readiness-delay", 30*time.Second, "How long after its start a pod that is not ready is taken to have never been.")
+	f.DurationVar(&o.tokenCleanUp, "legacy-service-account-token-clean-up-period", legacytokencleaner.DefaultPeriod, "How long an auto-generated service account token Secret must be unused before it is deleted.")
+	f.DurationVar(&o.signingDuration, "cluster-signing-duration", csrsigning.DefaultDuration, "Maximum lifetime of signed certificates.")
+	f.DurationVar(&o.autoscaling.SyncPeriod, "horizontal-pod-autoscaler-sync-period", 15*time.Second, "How often each HorizontalPodAutoscaler is evaluated.")
+	f.DurationVar(&o.autoscaling.Stabilization, "horizontal-pod-autoscaler-downscale-stabilization", 5*time.Minute, "How far back the autoscaler looks at recommendations; it does not scale down below the highest of them.")
+	f.Float64Var(&o.autoscaling.Tolerance, "horizontal-pod-autoscaler-tolerance", 0.1, "Minimum relative difference between actual and desired metrics at which the autoscaler scales.")
+	f.DurationVar(&o.autoscaling.CPUInitialization, "horizontal-pod-autoscaler-cpu-initialization-period", 5*time.Minute, "Period after pod start in which CPU samples of pods that are not ready may be ignored.")
+	f.DurationVar(&o.autoscaling.ReadinessDelay, "horizontal-pod-autoscaler-initial-readiness-delay", 30*time.Second, "Period after pod start in which readiness changes count as initial readiness.")
 	o.concurrent = map[string]*int{}
 	for _, c := range concurrency {
-		o.concurrent[c.controller] = f.Int(c.flag, c.value, "How many objects the "+c.controller+" works on at once.")
+		o.concurrent[c.controller] = f.Int(c.flag, c.value, "Number of objects that the "+c.controller+" syncs concurrently.")
 	}
-	f.Int32Var(&o.maxPerSlice, "max-endpoints-per-slice", 100, "How many endpoints an EndpointSlice may have.")
-	f.IntVar(&o.terminatedPods, "terminated-pod-gc-threshold", 12500, "How many finished pods are kept; 0 keeps all.")
-	f.DurationVar(&o.lifecycle.GracePeriod, "node-monitor-grace-period", 50*time.Second, "How long a node may be silent.")
-	f.DurationVar(&o.lifecycle.StartupGracePeriod, "node-startup-grace-period", time.Minute, "How long a node may be silent at its start.")
-	f.Float32Var(&o.evictionRate, "node-eviction-rate", 0.1, "Nodes a second of a healthy zone from which pods are evicted.")
-	f.Float32Var(&o.secondaryEvictionRate, "secondary-node-eviction-rate", 0.01, "Nodes a second of an unhealthy, large zone from which pods are evicted.")
-	f.Float32Var(&o.unhealthyZoneThreshold, "unhealthy-zone-threshold", 0.55, "Part of nodes not ready from which on a zone is unhealthy.")
-	f.IntVar(&o.lifecycle.LargeCluster, "large-cluster-size-threshold", 50, "Size up to which a zone is small.")
-	f.BoolVar(&o.dynamicProvisioning, "enable-dynamic-provisioning", true, "Have volumes made for claims whose class says who makes them.")
-	f.BoolVar(&o.noForceDetach, "disable-force-detach-on-timeout", false, "Leave volumes attached that a node says are in use, however long it has been silent.")
+	f.Int32Var(&o.maxPerSlice, "max-endpoints-per-slice", 100, "Maximum number of endpoints in an EndpointSlice.")
+	f.IntVar(&o.terminatedPods, "terminated-pod-gc-threshold", 12500, "Number of terminated pods to keep before the oldest are deleted; 0 keeps all.")
+	f.DurationVar(&o.lifecycle.GracePeriod, "node-monitor-grace-period", 50*time.Second, "How long a running node may be unresponsive before it is marked unhealthy.")
+	f.DurationVar(&o.lifecycle.StartupGracePeriod, "node-startup-grace-period", time.Minute, "How long a starting node may be unresponsive before it is marked unhealthy.")
+	f.Float32Var(&o.evictionRate, "node-eviction-rate", 0.1, "Number of nodes per second from which pods are evicted in a healthy zone.")
+	f.Float32Var(&o.secondaryEvictionRate, "secondary-node-eviction-rate", 0.01, "Number of nodes per second from which pods are evicted in a large unhealthy zone.")
+	f.Float32Var(&o.unhealthyZoneThreshold, "unhealthy-zone-threshold", 0.55, "Fraction of not ready nodes in a zone at which the zone is unhealthy.")
+	f.IntVar(&o.lifecycle.LargeCluster, "large-cluster-size-threshold", 50, "Number of nodes up to which a zone is small.")
+	f.BoolVar(&o.dynamicProvisioning, "enable-dynamic-provisioning", true, "Enable dynamic volume provisioning for claims whose storage class has a provisioner.")
+	f.BoolVar(&o.noForceDetach, "disable-force-detach-on-timeout", false, "Do not detach volumes from an unresponsive node that reports them as in use, however long it is unresponsive.")
 	o.format.Flag(f)
-	f.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
-	f.StringVar(&o.accountKeyFile, "service-account-private-key-file", "", "Key that signs the tokens of service accounts that are kept in Secrets.")
-	accepted.Add(f, slices.Concat(accepted.Logging(), accepted.Metrics(), accepted.Versions(), accepted.Leading(), accepted.Client(), accepted.Serving(), unused)...)
+	f.IntVarP(&o.verbosity, "v", "v", 0, "Log verbosity: 4 or more enables debug logs.")
+	f.StringVar(&o.accountKeyFile, "service-account-private-key-file", "", "Path to the private key that signs service account tokens stored in Secrets.")
+	compatflags.Add(f, slices.Concat(compatflags.Logging(), compatflags.Metrics(), compatflags.Versions(), compatflags.LeaderElection(), compatflags.Client(), compatflags.Serving(), unused)...)
 }
 
-// unused are upstream's flags for what is always so here, has no limit here, or
-// does not exist here.
-var unused = []accepted.Flag{
-	{Name: "min-resync-period", Why: "nothing is looked at again without a reason"},
-	{Name: "controller-start-interval", Why: "controllers start together"},
-	{Name: "controller-shutdown-timeout", Why: "controllers end at once"},
-	{Name: "node-monitor-period", Why: "nodes are looked at when they could be silent for too long"},
-	{Name: "node-sync-period", Why: "nodes are followed"},
-	{Name: "namespace-sync-period", Why: "namespaces are followed"},
-	{Name: "resource-quota-sync-period", Why: "quotas are followed"},
-	{Name: "pvclaimbinder-sync-period", Why: "claims are followed"},
-	{Name: "attach-detach-reconcile-sync-period", Why: "attachments are followed"},
-	{Name: "disable-attach-detach-reconcile-sync", Why: "attachments are followed", Bool: true},
-	{Name: "endpoint-updates-batch-period", Why: "endpoints are written as soon as they are known"},
-	{Name: "endpointslice-updates-batch-period", Why: "endpoints are written as soon as they are known"},
-	{Name: "mirroring-endpointslice-updates-batch-period", Why: "endpoints are written as soon as they are known"},
-	{Name: "mirroring-max-endpoints-per-subset", Why: "1000 of a subset are mirrored"},
-	{Name: "cluster-name", Why: "no volumes are named by it"},
-	{Name: "enable-garbage-collector", Why: "the garbage collector is left out by --controllers", Only: []string{"true"}, Bool: true},
-	{Name: "cloud-provider", Why: "there are no cloud providers in it", Only: []string{"", "external"}},
-	{Name: "cloud-config", Why: "there are no cloud providers in it"},
-	{Name: "configure-cloud-routes", Why: "there are no cloud providers in it", Bool: true},
-	{Name: "external-cloud-volume-plugin", Why: "there are no cloud providers in it"},
-	{Name: "route-reconciliation-period", Why: "there are no cloud providers in it"},
-	{Name: "cidr-allocator-type", Why: "ranges of nodes are allocated here", Only: []string{"rangeallocator"}},
-	{Name: "pv-recycler-pod-template-filepath-nfs", Why: "volumes that are recycled are emptied by this program"},
-	{Name: "pv-recycler-pod-template-filepath-hostpath", Why: "volumes that are recycled are emptied by this program"},
-	{Name: "pv-recycler-minimum-timeout-nfs", Why: "what empties a volume may take as long as it likes"},
-	{Name: "pv-recycler-minimum-timeout-hostpath", Why: "what empties a volume may take as long as it likes"},
-	{Name: "pv-recycler-increment-timeout-nfs", Why: "what empties a volume may take as long as it likes"},
-	{Name: "pv-recycler-timeout-increment-hostpath", Why: "what empties a volume may take as long as it likes"},
-	{Name: "concurrent-service-syncs", Why: "there are no cloud providers in it"},
-	{Name: "flex-volume-plugin-dir", Why: "there are no flex volumes"},
-	{Name: "enable-hostpath-provisioner", Why: "there is none", Only: []string{"false"}, Bool: true},
-	{Name: "enable-leader-migration", Why: "leaders do not migrate", Only: []string{"false"}, Bool: true},
-	{Name: "leader-migration-config", Why: "leaders do not migrate", Only: []string{""}},
-	{Name: "concurrent-validating-admission-policy-status-syncs", Why: "one is worked on at a time"},
+// unused are upstream's flags that configure what is fixed, unlimited, or missing here.
+var unused = []compatflags.Flag{
+	{Name: "min-resync-period", Why: "objects are synced only after events"},
+	{Name: "controller-start-interval", Why: "all controllers start together"},
+	{Name: "controller-shutdown-timeout", Why: "controllers stop immediately"},
+	{Name: "node-monitor-period", Why: "each node is checked when its grace period expires"},
+	{Name: "node-sync-period", Why: "nodes are watched"},
+	{Name: "namespace-sync-period", Why: "namespaces are watched"},
+	{Name: "resource-quota-sync-period", Why: "quotas are watched"},
+	{Name: "pvclaimbinder-sync-period", Why: "claims are watched"},
+	{Name: "attach-detach-reconcile-sync-period", Why: "attachments are watched"},
+	{Name: "disable-attach-detach-reconcile-sync", Why: "attachments are watched", Bool: true},
+	{Name: "endpoint-updates-batch-period", Why: "endpoints are written without batching"},
+	{Name: "endpointslice-updates-batch-period", Why: "endpoints are written without batching"},
+	{Name: "mirroring-endpointslice-updates-batch-period", Why: "endpoints are written without batching"},
+	{Name: "mirroring-max-endpoints-per-subset", Why: "at most 1000 addresses of a subset are mirrored"},
+	{Name: "cluster-name", Why: "it is not part of volume names"},
+	{Name: "enable-garbage-collector", Why: "use --controllers to disable the garbage collector", Only: []string{"true"}, Bool: true},
+	{Name: "cloud-provider", Why: "there are no built-in cloud providers", Only: []string{"", "external"}},
+	{Name: "cloud-config", Why: "there are no built-in cloud providers"},
+	{Name: "configure-cloud-routes", Why: "there are no built-in cloud providers", Bool: true},
+	{Name: "external-cloud-volume-plugin", Why: "there are no built-in cloud providers"},
+	{Name: "route-reconciliation-period", Why: "there are no built-in cloud providers"},
+	{Name: "cidr-allocator-type", Why: "there is only the range allocator", Only: []string{"rangeallocator"}},
+	{Name: "pv-recycler-pod-template-filepath-nfs", Why: "volumes are recycled by this program"},
+	{Name: "pv-recycler-pod-template-filepath-hostpath", Why: "volumes are recycled by this program"},
+	{Name: "pv-recycler-minimum-timeout-nfs", Why: "recycling a volume has no timeout"},
+	{Name: "pv-recycler-minimum-timeout-hostpath", Why: "recycling a volume has no timeout"},
+	{Name: "pv-recycler-increment-timeout-nfs", Why: "recycling a volume has no timeout"},
+	{Name: "pv-recycler-timeout-increment-hostpath", Why: "recycling a volume has no timeout"},
+	{Name: "concurrent-service-syncs", Why: "there are no built-in cloud providers"},
+	{Name: "flex-volume-plugin-dir", Why: "there are no FlexVolumes"},
+	{Name: "enable-hostpath-provisioner", Why: "there is no hostPath provisioner", Only: []string{"false"}, Bool: true},
+	{Name: "enable-leader-migration", Why: "there is no leader migration", Only: []string{"false"}, Bool: true},
+	{Name: "leader-migration-config", Why: "there is no leader migration", Only: []string{""}},
+	{Name: "concurrent-validating-admission-policy-status-syncs", Why: "policies are checked one at a time"},
 }
 
 func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
 	log := o.format.New(os.Stderr, level)
-	logs.Own(log)
+	logging.SetDefault(log)
 	own, err := client.FromKubeconfig(o.kubeconfig, component)
 	if err != nil {
 		return err
@@ -203,16 +202,16 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	if err != nil {
 		return err
 	}
-	cfg.Log, cfg.Election.Health = log, leader.NewHealth()
+	cfg.Log, cfg.Election.Health = log, leaderelection.NewHealth()
 	m, err := New(cfg)
 	if err != nil {
 		return err
 	}
 	conf := debugserver.Config{Flags: flags, Level: level}
 	if cfg.LeaderElect {
-		conf.Live = []debugserver.Check{{Name: leader.HealthName, Check: cfg.Election.Health.Check}}
+		conf.Live = []debugserver.Check{{Name: leaderelection.HealthName, Check: cfg.Election.Health.Check}}
 	}
-	err = o.serving.Beside(ctx, m.Server(conf), func(ctx context.Context) error {
+	err = o.serving.RunWith(ctx, m.Server(conf), func(ctx context.Context) error {
 		own.Informers.StartWithContext(ctx)
 		return m.Run(ctx)
 	})
@@ -220,17 +219,17 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	return err
 }
 
-// Server completes the configuration of the controllers' secure port.
+// Server fills in the controllers' part of the secure port's configuration.
 func (m *Manager) Server(conf debugserver.Config) debugserver.Config {
 	conf.Component, conf.Metrics = component, m.Metrics()
-	// One that fails ends the process.
+	// The check always succeeds, because a controller that fails stops the process.
 	for _, name := range m.Names() {
 		conf.Live = append(conf.Live, debugserver.Check{Name: name, Check: func() error { return nil }})
 	}
 	return conf
 }
 
-// config makes the Config of the flags.
+// config converts the flags to a Config.
 func (o *options) config(own *client.Clients) (Config, error) {
 	cfg := Config{
 		Clients:                own,
@@ -263,7 +262,7 @@ func (o *options) config(own *client.Clients) (Config, error) {
 	}
 	if o.mask != 0 {
 		if len(cfg.ClusterCIDRs) > 1 {
-			return cfg, fmt.Errorf("--node-cidr-mask-size is for single-stack clusters; use --node-cidr-mask-size-ipv4 and --node-cidr-mask-size-ipv6")
+			return cfg, fmt.Errorf("--node-cidr-mask-size applies to single-stack clusters only; use --node-cidr-mask-size-ipv4 and --node-cidr-mask-size-ipv6")
 		}
 		cfg.NodeCIDRMaskSizeIPv4, cfg.NodeCIDRMaskSizeIPv6 = o.mask, o.mask
 	}
@@ -280,7 +279,7 @@ func (o *options) config(own *client.Clients) (Config, error) {
 	cfg.Autoscaling = o.autoscaling
 	if o.rootCAFile != "" {
 		if cfg.RootCA, err = os.ReadFile(o.rootCAFile); err != nil {
-			return cfg, fmt.Errorf("reading the root CA: %w", err)
+			return cfg, fmt.Errorf("reading root CA: %w", err)
 		}
 	}
 	if o.accountKeyFile != "" {

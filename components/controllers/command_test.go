@@ -12,7 +12,7 @@ import (
 	"hyperkube/internal/client"
 )
 
-// TestFlags reads the flags of a kubeadm manifest.
+// TestFlags parses the flags of a kubeadm manifest.
 func TestFlags(t *testing.T) {
 	data, err := keyutil.MakeEllipticPrivateKeyPEM()
 	if err != nil {
@@ -33,8 +33,8 @@ func TestFlags(t *testing.T) {
 			"--requestheader-client-ca-file=/r", "--service-account-private-key-file=" + key,
 			"--service-cluster-ip-range=10.96.0.0/16", "--use-service-account-credentials=true", "--concurrent-deployment-syncs=9", "-v=2",
 		}},
-		{name: "one size for two families", args: []string{"--cluster-cidr=10.244.0.0/16,fd00::/48", "--node-cidr-mask-size=24"}, err: true},
-		{name: "bad range", args: []string{"--cluster-cidr=nonsense"}, err: true},
+		{name: "one mask size with two IP families", args: []string{"--cluster-cidr=10.244.0.0/16,fd00::/48", "--node-cidr-mask-size=24"}, err: true},
+		{name: "invalid range", args: []string{"--cluster-cidr=nonsense"}, err: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var o options
@@ -54,7 +54,7 @@ func TestFlags(t *testing.T) {
 				cfg.Concurrency["deployment-controller"] != 9 || cfg.Builder == nil || !cfg.LeaderElect || !cfg.AllocateNodeCIDRs {
 				t.Errorf("config %+v", cfg)
 			}
-			if _, err := choose(cfg.Controllers); err != nil {
+			if _, err := chooseControllers(cfg.Controllers); err != nil {
 				t.Error(err)
 			}
 		})

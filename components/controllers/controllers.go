@@ -1,7 +1,6 @@
-// Package controllers runs Kubernetes' controllers: control loops that bring
-// what is towards what the API's objects ask for. Each has a folder; this
-// package composes them, in the process of the API server or as
-// kube-controller-manager.
+// Package controllers runs the Kubernetes controllers: control loops that reconcile the state of
+// the cluster with the desired state in API objects. Each controller has a directory; this package
+// runs them together, in the API server's process or as kube-controller-manager.
 package controllers
 
 import (
@@ -25,119 +24,114 @@ import (
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/components/controllers/serviceaccounttoken"
 	"hyperkube/internal/client"
-	"hyperkube/internal/leader"
-	"hyperkube/internal/measure"
+	"hyperkube/internal/client/leaderelection"
+	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Config says what to run and what the single controllers need.
+// Config selects the controllers to run and configures them.
 type Config struct {
-	// Clients are the controller manager's own; their Informers feed all
-	// controllers. Whoever composes the process starts the informers after
-	// New.
+	// Clients are the controller manager's clients. All controllers use their Informers, which the
+	// caller starts after New.
 	Clients *client.Clients
-	// Builder makes each controller's clients. Nil: all use Clients.
+	// Builder creates the clients of each controller. If nil, all controllers use Clients.
 	Builder client.Builder
-	// Controllers to run, in the syntax of upstream's --controllers: "*" is
-	// all that are on by default, "foo" is foo, "-foo" is without foo. Empty
-	// means "*".
+	// Controllers are the controllers to run, in the syntax of upstream's --controllers: "*" is all
+	// that are on by default, "foo" is foo, "-foo" is without foo. Empty means "*".
 	Controllers []string
 
-	// AllocateNodeCIDRs gives each Node a part of ClusterCIDRs.
+	// AllocateNodeCIDRs allocates a pod CIDR from ClusterCIDRs to each Node.
 	AllocateNodeCIDRs bool
-	// ClusterCIDRs are the pods', one or one of each IP family.
+	// ClusterCIDRs are the ranges of pod IPs: one, or one of each IP family.
 	ClusterCIDRs []netip.Prefix
-	// NodeCIDRMaskSizeIPv4 and -IPv6 are the prefix lengths of a Node's part;
+	// NodeCIDRMaskSizeIPv4 and NodeCIDRMaskSizeIPv6 are the prefix lengths of a Node's pod CIDRs;
 	// zero means 24 and 64.
 	NodeCIDRMaskSizeIPv4, NodeCIDRMaskSizeIPv6 int
-	// ServiceCIDRs are never given to Nodes.
+	// ServiceCIDRs are never allocated to Nodes.
 	ServiceCIDRs []netip.Prefix
 
-	// RootCA are the certificates, in PEM, by which pods verify the API
-	// server. Empty: they are not published.
+	// RootCA contains the CA certificates, in PEM format, with which pods verify the API server. If
+	// empty, they are not published.
 	RootCA []byte
 
-	// SecretTokens signs the tokens of service accounts that are kept in
-	// Secrets. Nil: those Secrets stay without.
+	// SecretTokens signs the service account tokens that are stored in Secrets. If nil, no tokens
+	// are added to such Secrets.
 	SecretTokens serviceaccounttoken.Signer
 
-	// Signing says who signs approved requests for certificates. Without
-	// authorities nobody does.
+	// Signing configures the signers of approved CertificateSigningRequests. Without authorities,
+	// no request is signed.
 	Signing csrsigning.Config
 
-	// Autoscaling tunes how workloads are sized; its clients are made here.
+	// Autoscaling configures the horizontal pod autoscaler. Its clients are set by New.
 	Autoscaling horizontalpodautoscaling.Config
 
-	// Concurrency is how many objects a controller works on at once, by the
-	// controller's name; those not named take upstream's default.
+	// Concurrency is the number of workers of each controller, by the controller's name.
+	// Controllers that are not listed have upstream's default.
 	Concurrency map[string]int
-	// MaxEndpointsPerSlice is how many endpoints an EndpointSlice may have;
-	// zero means 100.
+	// MaxEndpointsPerSlice is the maximum number of endpoints in an EndpointSlice; zero means 100.
 	MaxEndpointsPerSlice int32
 
-	// NamespaceDelay is how long a namespace's deletion is left alone at
-	// first, so that all of several API servers have heard of it. Zero is
-	// right when there is one, in this process; upstream has 5 s.
+	// NamespaceDelay is how long the deletion of a namespace's content is delayed, so that all API
+	// servers observe the deletion first. Upstream uses 5 s. Zero is correct for a single API
+	// server in this process.
 	NamespaceDelay time.Duration
-	// TerminatedPodThreshold is how many finished pods are kept; zero means
-	// all.
+	// TerminatedPodThreshold is the number of terminated pods to keep; zero keeps all.
 	TerminatedPodThreshold int
-	// NodeLifecycle tunes how silent Nodes are treated.
+	// NodeLifecycle configures how unresponsive Nodes are handled.
 	NodeLifecycle nodelifecycle.Config
-	// NoDynamicProvisioning leaves claims without a volume alone.
+	// NoDynamicProvisioning disables dynamic volume provisioning.
 	NoDynamicProvisioning bool
-	// NoForceDetach leaves volumes attached that a silent node says are in use.
+	// NoForceDetach keeps volumes attached that an unresponsive node reports as in use.
 	NoForceDetach bool
-	// TokenCleanUpPeriod is for how long nobody must have used a token in a
-	// Secret before it goes; zero means a year.
+	// TokenCleanUpPeriod is how long a token Secret must be unused before it is deleted; zero means
+	// a year.
 	TokenCleanUpPeriod time.Duration
-	// Metadata gives the garbage collector a resource's informer. Nil: it
-	// watches the metadata API. SharedInformers makes one for a process whose
-	// informers are fed from memory.
+	// Metadata returns the garbage collector's informer of a resource. If nil, the garbage
+	// collector watches the metadata API. SharedInformers returns one for a process whose informers
+	// read from an in-process API server.
 	Metadata garbagecollector.Informer
 
-	// Served tells whether the API server has a resource; controllers of
-	// others are left out, for their informers would never sync. Nil: it has
-	// all.
+	// Served reports whether the API server serves a resource. Controllers that need a resource
+	// that is not served do not run, because their informers would never sync. If nil, all
+	// resources are served.
 	Served func(schema.GroupVersionResource) bool
 
-	// LeaderElect makes Run wait until it holds the Lease kube-system/
-	// kube-controller-manager, and fail when it loses it.
+	// LeaderElect makes Run wait until it holds the Lease kube-system/kube-controller-manager, and
+	// return an error when it loses the Lease.
 	LeaderElect bool
-	// Election tunes that; its zero value is upstream's default.
-	Election leader.Election
+	// Election configures leader election; its zero value is upstream's default.
+	Election leaderelection.Election
 
-	// Clock tells the time. Nil: the real one.
+	// Clock returns the current time. If nil, the real clock is used.
 	Clock clock.PassiveClock
 	// Log may be nil.
 	Log *slog.Logger
 }
 
-// Manager runs controllers. Make it with New.
+// Manager runs controllers. Use New to create it.
 type Manager struct {
 	cfg     Config
 	log     *slog.Logger
 	ready   chan struct{}
-	running []*running
+	running []*runningController
 
 	registry *prometheus.Registry
-	leaders  *measure.Leaders
+	leaders  *componentmetrics.Leaders
 }
 
-// running is one controller with all it needs.
-type running struct {
+// runningController is a controller that is run, with its event recorder.
+type runningController struct {
 	name     string
 	runner   runner
 	recorder *control.Recorder
 }
 
-// runner is what every controller is.
+// runner is the interface of all controllers.
 type runner interface {
 	Run(ctx context.Context) error
 	Ready() <-chan struct{}
 }
 
-// New makes all controllers that cfg asks for, and with them asks for their
-// informers.
+// New creates all controllers that cfg selects, and requests their informers.
 func New(cfg Config) (*Manager, error) {
 	if cfg.Clients == nil {
 		return nil, errors.New("controllers: clients are missing")
@@ -148,29 +142,29 @@ func New(cfg Config) (*Manager, error) {
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
-	chosen, err := choose(cfg.Controllers)
+	chosen, err := chooseControllers(cfg.Controllers)
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{cfg: cfg, log: cfg.Log, ready: make(chan struct{}), registry: prometheus.NewRegistry(), leaders: measure.NewLeaders()}
-	queues := measure.NewQueues()
+	m := &Manager{cfg: cfg, log: cfg.Log, ready: make(chan struct{}), registry: prometheus.NewRegistry(), leaders: componentmetrics.NewLeaders()}
+	queues := componentmetrics.NewQueues()
 	started := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "running_managed_controllers", Help: "[BETA] Indicates where instances of a controller are currently running",
 	}, []string{"name", "manager"})
-	for _, c := range []prometheus.Collector{queues, m.leaders, started, cfg.Clients.Requests, measure.Build(nil)} {
+	for _, c := range []prometheus.Collector{queues, m.leaders, started, cfg.Clients.Requests, componentmetrics.Build(nil)} {
 		if err := m.registry.Register(c); err != nil {
 			return nil, fmt.Errorf("registering metrics: %w", err)
 		}
 	}
 	for _, d := range chosen {
 		if cfg.Served != nil && slices.ContainsFunc(d.needs, func(r schema.GroupVersionResource) bool { return !cfg.Served(r) }) {
-			cfg.Log.Info("controller left out: the API server lacks what it works on", "controller", d.name)
+			cfg.Log.Info("controller not started: the API server does not serve a resource that it needs", "controller", d.name)
 			continue
 		}
 		clients := cfg.Clients
 		if cfg.Builder != nil && d.user != "" {
 			if clients, err = cfg.Builder.For(d.user); err != nil {
-				return nil, fmt.Errorf("clients of %s: %w", d.name, err)
+				return nil, fmt.Errorf("creating clients of %s: %w", d.name, err)
 			}
 		}
 		recorder := control.NewRecorder(clients.Kube, d.source)
@@ -193,29 +187,28 @@ func New(cfg Config) (*Manager, error) {
 			},
 		})
 		if err != nil {
-			return nil, fmt.Errorf("making %s: %w", d.name, err)
+			return nil, fmt.Errorf("creating %s: %w", d.name, err)
 		}
 		if r == nil {
-			continue // it has nothing to do with this Config
+			continue // nothing to do with this Config
 		}
-		m.running = append(m.running, &running{name: d.name, runner: r, recorder: recorder})
-		if d.counted {
+		m.running = append(m.running, &runningController{name: d.name, runner: r, recorder: recorder})
+		if d.hasStartedMetric {
 			started.WithLabelValues(d.alias, component).Set(1)
 		}
 	}
 	return m, nil
 }
 
-// Ready is closed once all controllers' informers are synced and their queues
-// are worked on.
+// Ready is closed once all controllers' informers are synced and their workers run.
 func (m *Manager) Ready() <-chan struct{} { return m.ready }
 
-// Metrics are what the controllers tell of themselves.
+// Metrics returns the metrics of the controllers.
 func (m *Manager) Metrics() prometheus.Gatherer {
-	return measure.Page(m.registry, measure.Library("endpoint_slice_"))
+	return componentmetrics.Page(m.registry, componentmetrics.Library("endpoint_slice_"))
 }
 
-// Names are those of the controllers that run, in the order of their start.
+// Names returns the names of the controllers that run, in the order of their start.
 func (m *Manager) Names() []string {
 	var names []string
 	for _, r := range m.running {
@@ -224,8 +217,8 @@ func (m *Manager) Names() []string {
 	return names
 }
 
-// Run runs the controllers until ctx ends; it fails when one of them does, or
-// when the leadership is lost.
+// Run runs the controllers until ctx is canceled. It returns an error when a controller fails or
+// leadership is lost.
 func (m *Manager) Run(ctx context.Context) error {
 	if m.cfg.LeaderElect {
 		return m.lead(ctx)
@@ -243,7 +236,7 @@ func (m *Manager) run(ctx context.Context) error {
 		wg.Go(func() {
 			err := r.runner.Run(ctx)
 			if err == nil && ctx.Err() == nil {
-				err = errors.New("ended though nobody asked it to")
+				err = errors.New("stopped unexpectedly")
 			}
 			if err != nil {
 				cancel(fmt.Errorf("%s: %w", r.name, err))

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"hyperkube/internal/client"
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
 func TestChoose(t *testing.T) {
@@ -26,13 +26,13 @@ func TestChoose(t *testing.T) {
 		err  bool
 	}{
 		{name: "default", has: []string{"deployment-controller"}},
-		{name: "star without", flag: []string{"*", "-deployment-controller"}, has: []string{"replicaset-controller"}, not: []string{"deployment-controller"}},
-		{name: "without by alias", flag: []string{"*", "-nodeipam"}, not: []string{"node-ipam-controller"}},
+		{name: "all except one", flag: []string{"*", "-deployment-controller"}, has: []string{"replicaset-controller"}, not: []string{"deployment-controller"}},
+		{name: "all except one, by alias", flag: []string{"*", "-nodeipam"}, not: []string{"node-ipam-controller"}},
 		{name: "one only", flag: []string{"deployment"}, has: []string{"deployment-controller"}, not: []string{"replicaset-controller"}},
 		{name: "unknown", flag: []string{"*", "nonsense"}, err: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			chosen, err := choose(tc.flag)
+			chosen, err := chooseControllers(tc.flag)
 			if (err != nil) != tc.err {
 				t.Fatalf("error %v", err)
 			}
@@ -54,7 +54,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestRun brings a Deployment to pods through the running controllers.
+// TestRun creates a Deployment and waits until the running controllers have created its pods.
 func TestRun(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -105,7 +105,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("unexpected %v", e)
 		}
 	case <-ctx.Done():
-		t.Fatal("no pod was made")
+		t.Fatal("no pod was created")
 	}
 	for what, get := range map[string]func() error{
 		"service account": func() error {
@@ -124,12 +124,12 @@ func TestRun(t *testing.T) {
 		t.Error(err)
 	}
 	clients.Informers.Shutdown()
-	told, err := m.Metrics().Gather()
+	gathered, err := m.Metrics().Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
 	names := map[string]bool{}
-	for _, family := range told {
+	for _, family := range gathered {
 		names[family.GetName()] = true
 	}
 	for _, name := range []string{"root_ca_cert_publisher_sync_total", "root_ca_cert_publisher_sync_duration_seconds"} {

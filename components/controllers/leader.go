@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/leader"
+	"hyperkube/internal/client/leaderelection"
 )
 
 // lead runs the controllers while it holds the lease.
@@ -12,11 +12,11 @@ func (m *Manager) lead(ctx context.Context) error {
 	recording, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	recorder := control.NewRecorder(m.cfg.Clients.Kube, component)
 	wait := recorder.Start(recording)
-	election := m.cfg.Election.Defaulted(component)
-	m.leaders.Lead(election.Name, false)
-	err := leader.Run(ctx, election, m.cfg.Clients.Kube, recorder, func(ctx context.Context) error {
-		m.leaders.Lead(election.Name, true)
-		defer m.leaders.Lead(election.Name, false)
+	election := m.cfg.Election.WithDefaults(component)
+	m.leaders.SetLeader(election.Name, false)
+	err := leaderelection.Run(ctx, election, m.cfg.Clients.Kube, recorder, func(ctx context.Context) error {
+		m.leaders.SetLeader(election.Name, true)
+		defer m.leaders.SetLeader(election.Name, false)
 		return m.run(ctx)
 	})
 	cancel()
@@ -24,5 +24,5 @@ func (m *Manager) lead(ctx context.Context) error {
 	return err
 }
 
-// component is the name of this component, of its lease and of who asks the API for it.
+// component is the name of this component, of its lease, and in its user agent.
 const component = "kube-controller-manager"

@@ -50,50 +50,50 @@ import (
 	"hyperkube/components/controllers/validatingadmissionpolicystatus"
 	"hyperkube/components/controllers/volumeexpand"
 	"hyperkube/components/controllers/volumeprotection"
+	"hyperkube/internal/api/quota"
+	"hyperkube/internal/base/version"
 	"hyperkube/internal/client"
-	localpathnames "hyperkube/internal/localpath"
-	"hyperkube/internal/quota"
-	"hyperkube/internal/version"
+	localpathnames "hyperkube/internal/pod/localpath"
 )
 
-// deps is what a controller is made from.
+// deps contains what is needed to create a controller.
 type deps struct {
 	Config
-	// clients are the controller's own.
+	// clients are the clients of this controller.
 	clients *client.Clients
 	env     control.Env
 }
 
-// descriptor describes a controller. Names, users, event sources and numbers of
-// workers are upstream's.
+// descriptor describes a controller. Names, users, event sources and numbers of workers are
+// upstream's.
 type descriptor struct {
 	name string
-	// alias is the name that --controllers also knows it by.
+	// alias is another name that --controllers accepts.
 	alias string
-	// user is its service account in kube-system.
+	// user is the name of its service account in kube-system.
 	user string
-	// source is its name in events.
+	// source is the source component of its events.
 	source string
-	// counted says that upstream tells by a metric that it runs.
-	counted bool
-	// off says that "*" does not mean it.
-	off     bool
-	workers int
-	// needs are the resources, besides those that every API server of ours
-	// has, without which it has nothing to do.
+	// hasStartedMetric is true if upstream has a metric that shows that the controller runs.
+	hasStartedMetric bool
+	// offByDefault is true if "*" does not include the controller.
+	offByDefault bool
+	workers      int
+	// needs are the resources without which the controller cannot run, except those that every API
+	// server of this project serves.
 	needs []schema.GroupVersionResource
-	// make returns nil when the configuration leaves nothing to do.
+	// make returns nil if the controller is not needed with the configuration.
 	make func(d *deps) (runner, error)
 }
 
-// descriptors are all controllers there are, in the order of their start: what
-// a cluster needs for its first pod comes first.
+// descriptors returns all controllers in the order of their start. The controllers that a cluster's
+// first pod requires come first.
 func descriptors() []descriptor {
 	return append([]descriptor{
-		{name: "node-ipam-controller", alias: "nodeipam", user: "node-controller", source: "cidrAllocator", workers: 5, counted: true, make: makeNodeIPAM},
+		{name: "node-ipam-controller", alias: "nodeipam", user: "node-controller", source: "cidrAllocator", workers: 5, hasStartedMetric: true, make: makeNodeIPAM},
 		{name: "serviceaccount-controller", alias: "serviceaccount", user: "service-account-controller", source: "serviceaccount-controller", workers: 1,
 			make: func(d *deps) (runner, error) { return serviceaccount.New(d.env) }},
-		// Upstream's has no account of its own either.
+		// Like upstream's, this controller has no service account.
 		{name: "serviceaccount-token-controller", alias: "serviceaccount-token", source: "serviceaccount-token-controller", workers: 5,
 			make: func(d *deps) (runner, error) {
 				if d.SecretTokens == nil {
@@ -157,16 +157,16 @@ func descriptors() []descriptor {
 			needs: []schema.GroupVersionResource{batchv1.SchemeGroupVersion.WithResource("jobs")},
 			make:  func(d *deps) (runner, error) { return ttlafterfinished.New(d.env) }},
 		{name: "resourcequota-controller", alias: "resourcequota", user: "resourcequota-controller", source: "resourcequota-controller", workers: 5,
-			needs: quota.Counted(),
+			needs: quota.CoreResources(),
 			make: func(d *deps) (runner, error) {
 				return resourcequota.New(d.env, resourcequota.Config{Discovery: d.clients.Kube.Discovery(), Metadata: d.clients.Metadata, Informer: resourcequota.Informer(d.Metadata)})
 			}},
 		{name: "service-cidr-controller", user: "service-cidrs-controller", source: "service-cidrs-controller", workers: 5,
 			needs: []schema.GroupVersionResource{networkingv1.SchemeGroupVersion.WithResource("servicecidrs"), networkingv1.SchemeGroupVersion.WithResource("ipaddresses")},
 			make:  func(d *deps) (runner, error) { return servicecidr.New(d.env) }},
-		{name: "bootstrap-signer-controller", alias: "bootstrapsigner", user: "bootstrap-signer", source: "bootstrap-signer", off: true, workers: 1,
+		{name: "bootstrap-signer-controller", alias: "bootstrapsigner", user: "bootstrap-signer", source: "bootstrap-signer", offByDefault: true, workers: 1,
 			make: func(d *deps) (runner, error) { return bootstraptokens.NewSigner(d.env) }},
-		{name: "token-cleaner-controller", alias: "tokencleaner", user: "token-cleaner", source: "token-cleaner", off: true, workers: 1,
+		{name: "token-cleaner-controller", alias: "tokencleaner", user: "token-cleaner", source: "token-cleaner", offByDefault: true, workers: 1,
 			make: func(d *deps) (runner, error) { return bootstraptokens.NewCleaner(d.env) }},
 		{name: "persistentvolume-binder-controller", alias: "persistentvolume-binder", user: "persistent-volume-binder", source: "persistentvolume-controller", workers: 1,
 			needs: volumeKinds, make: func(d *deps) (runner, error) {
@@ -208,11 +208,11 @@ func descriptors() []descriptor {
 	}, append(certificateDescriptors(), autoscalingDescriptors()...)...)
 }
 
-// forceDetach is after how long a volume is detached from a node that no longer
-// answers, as upstream has it.
+// forceDetach is the time after which a volume is detached from an unresponsive node, like
+// upstream's.
 const forceDetach = 6 * time.Minute
 
-// volumeKinds are what the controllers of volumes work on.
+// volumeKinds are the resources that all volume controllers need.
 var volumeKinds = []schema.GroupVersionResource{
 	corev1.SchemeGroupVersion.WithResource("persistentvolumes"), corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims"),
 	storagev1.SchemeGroupVersion.WithResource("storageclasses"),
@@ -230,8 +230,8 @@ func makeNodeIPAM(d *deps) (runner, error) {
 	})
 }
 
-// choose picks the controllers that the --controllers flag asks for.
-func choose(flag []string) ([]descriptor, error) {
+// chooseControllers returns the controllers that the --controllers flag selects.
+func chooseControllers(flag []string) ([]descriptor, error) {
 	if len(flag) == 0 {
 		flag = []string{"*"}
 	}
@@ -250,7 +250,7 @@ func choose(flag []string) ([]descriptor, error) {
 		bare, minus := strings.CutPrefix(f, "-")
 		name, ok := known[bare]
 		if !ok || minus && name == "*" {
-			if foreign[bare] {
+			if upstreamOnly[bare] {
 				continue
 			}
 			return nil, fmt.Errorf("%q is not in the list of known controllers", bare)
@@ -266,16 +266,16 @@ func choose(flag []string) ([]descriptor, error) {
 		if off[d.name] {
 			continue
 		}
-		if on[d.name] || on["*"] && !d.off {
+		if on[d.name] || on["*"] && !d.offByDefault {
 			chosen = append(chosen, d)
 		}
 	}
 	return chosen, nil
 }
 
-// foreign are names of upstream's controllers that hyperkube does without: a
-// manifest that turns them off, or on, is no mistake.
-var foreign = map[string]bool{
+// upstreamOnly are names of upstream's controllers that do not exist here. They are accepted in
+// --controllers, so that existing manifests work.
+var upstreamOnly = map[string]bool{
 	"service": true, "service-lb-controller": true,
 	"route": true, "node-route-controller": true,
 	"cloud-node-lifecycle": true, "cloud-node-lifecycle-controller": true,
@@ -283,12 +283,11 @@ var foreign = map[string]bool{
 	"selinux-warning-controller": true,
 }
 
-// known lists the names of all controllers, and those that are off unless asked
-// for.
-func known() (all, off []string) {
+// knownControllers returns the names of all controllers, and of those that are off by default.
+func knownControllers() (all, off []string) {
 	for _, d := range descriptors() {
 		all = append(all, d.name)
-		if d.off {
+		if d.offByDefault {
 			off = append(off, d.name)
 		}
 	}

@@ -18,12 +18,11 @@ import (
 	"hyperkube/internal/client"
 )
 
-// SharedInformers makes the garbage collector's informers for a process whose
-// informers are fed from the watch cache: those of built-in kinds are
-// clients.Informers' own, which cost next to nothing there, and so do those of
-// custom resources; only what other servers serve is watched by the metadata
-// API. Informers that it adds to clients.Informers run until running ends,
-// which is the context of whoever started the others.
+// SharedInformers returns the garbage collector's informers for a process whose informers read from
+// the API server's watch cache. For built-in kinds these are the informers of clients.Informers,
+// and custom resources are read from the watch cache as well; both need little memory. Only
+// resources of aggregated API servers are watched with the metadata API. Informers that it adds to
+// clients.Informers run until running is canceled, which is the context of the other informers.
 func SharedInformers(running context.Context, clients *client.Clients) garbagecollector.Informer {
 	return func(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) (cache.SharedIndexInformer, error) {
 		obj, err := scheme.Scheme.New(kind)
@@ -37,7 +36,7 @@ func SharedInformers(running context.Context, clients *client.Clients) garbageco
 			go i.RunWithContext(ctx)
 			return i, nil
 		}
-		// Only used for a kind that is not fed from memory.
+		// Used only for kinds that are not in the watch cache.
 		plain, err := listWatch(clients.REST, gvr)
 		if err != nil {
 			return nil, err
@@ -50,8 +49,8 @@ func SharedInformers(running context.Context, clients *client.Clients) garbageco
 	}
 }
 
-// fromMemory makes an informer of a kind that client-go has no type of; nil if
-// it is not fed from memory.
+// fromMemory returns an informer that reads from the watch cache, for kinds without a client-go
+// type. It returns nil if the kind is not in the watch cache.
 func fromMemory(clients *client.Clients, kind schema.GroupVersionKind) cache.SharedIndexInformer {
 	if clients.Source == nil {
 		return nil
@@ -78,7 +77,7 @@ func listWatch(config *rest.Config, gvr schema.GroupVersionResource) (cache.List
 	rc.ContentType = "application/vnd.kubernetes.protobuf"
 	c, err := rest.RESTClientFor(rc)
 	if err != nil {
-		return nil, fmt.Errorf("making a client of %s: %w", gvr, err)
+		return nil, fmt.Errorf("creating client of %s: %w", gvr, err)
 	}
 	return cache.NewListWatchFromClient(c, gvr.Resource, metav1.NamespaceAll, fields.Everything()), nil
 }

@@ -9,64 +9,66 @@ import (
 )
 
 const (
-	// longestKept bounds for how long an answer is given again, whatever its own
-	// time to live: what a name server tells anew is known here soon.
-	longestKept = 30 * time.Second
-	// mostKept bounds how many answers are remembered.
-	mostKept = 4096
+	// maxCacheTTL limits how long an answer is cached, whatever its own TTL is, so that changes on
+	// a name server are visible soon.
+	maxCacheTTL = 30 * time.Second
+	// maxCacheEntries limits the number of cached answers.
+	maxCacheEntries = 4096
 )
 
-// question is what the answer of a name server depends on.
-type question struct {
-	name     string // lower-case
+// cacheKey is the cache key: everything in a query that the answer of a name server depends on.
+type cacheKey struct {
+	name     string // lower case
 	qtype    uint16
 	do, cd   bool
 	authData bool
 }
 
-// questionOf reads a query; false if its answer may depend on more.
-func questionOf(query *dns.Msg) (question, bool) {
+// cacheKeyOf returns the cache key of a query. It returns false if the answer may depend on more
+// than the key contains.
+func cacheKeyOf(query *dns.Msg) (cacheKey, bool) {
 	if len(query.Question) != 1 || !query.RecursionDesired {
-		return question{}, false
+		return cacheKey{}, false
 	}
-	q := question{name: strings.ToLower(query.Question[0].Name), qtype: query.Question[0].Qtype, cd: query.CheckingDisabled, authData: query.AuthenticatedData}
+	q := cacheKey{name: strings.ToLower(query.Question[0].Name), qtype: query.Question[0].Qtype, cd: query.CheckingDisabled, authData: query.AuthenticatedData}
 	if opt := query.IsEdns0(); opt != nil {
 		if len(opt.Option) > 0 {
-			return question{}, false
+			return cacheKey{}, false
 		}
 		q.do = opt.Do()
 	}
 	return q, true
 }
 
-// remembered is an answer, which is not written to.
-type remembered struct {
-	answer       *dns.Msg
-	since, until time.Time
+// cacheEntry is a cached answer. The message is immutable.
+type cacheEntry struct {
+	answer              *dns.Msg
+	storedAt, expiresAt time.Time
 }
 
-// memory is what name servers have answered of late. A nil memory remembers
-// nothing. It is safe for several goroutines.
-type memory struct {
+// answerCache caches answers of upstream name servers. A nil cache stores nothing. It is safe for
+// concurrent use.
+type answerCache struct {
 	now func() time.Time
 
-	mu      sync.Mutex // guards what follows
-	answers map[question]remembered
+	mu      sync.Mutex // guards the fields below
+	answers map[cacheKey]cacheEntry
 }
 
-func newMemory() *memory { return &memory{now: time.Now, answers: map[question]remembered{}} }
+func newAnswerCache() *answerCache {
+	return &answerCache{now: time.Now, answers: map[cacheKey]cacheEntry{}}
+}
 
-// answer returns the answer to a query if it is remembered, with what is left of
-// its time to live.
-func (m *memory) answer(query *dns.Msg) *dns.Msg {
-	q, ok := questionOf(query)
+// get returns the cached answer to a query, with TTLs reduced by the time in the cache, or nil.
+func (m *answerCache) get(query *dns.Msg) *dns.Msg {
+	q, ok := cacheKeyOf(query)
 	if m == nil || !ok {
 		return nil
 	}
 	now := m.now()
 	m.mu.Lock()
 	r, ok := m.answers[q]
-	if ok && !now.Before(r.until) {
+	if ok && !now.Before(r.expiresAt) {
 		delete(m.answers, q)
 		ok = false
 	}
@@ -76,16 +78,16 @@ func (m *memory) answer(query *dns.Msg) *dns.Msg {
 	}
 	out := r.answer.Copy()
 	out.Id, out.Question = query.Id, query.Question
-	age := uint32(now.Sub(r.since) / time.Second)
-	for _, rr := range records(out) {
+	age := uint32(now.Sub(r.storedAt) / time.Second)
+	for _, rr := range cacheableRecords(out) {
 		rr.Header().Ttl -= min(age, rr.Header().Ttl)
 	}
 	return out
 }
 
-// keep remembers the answer to a query, if it may be given again.
-func (m *memory) keep(query, answer *dns.Msg) {
-	q, ok := questionOf(query)
+// put stores the answer to a query if it is cacheable.
+func (m *answerCache) put(query, answer *dns.Msg) {
+	q, ok := cacheKeyOf(query)
 	if m == nil || !ok || answer.Truncated {
 		return
 	}
@@ -93,30 +95,30 @@ func (m *memory) keep(query, answer *dns.Msg) {
 	if left <= 0 {
 		return
 	}
-	kept := answer.Copy()
-	// What is said of the transport is between the name server and this one.
-	kept.Extra = nil
+	cached := answer.Copy()
+	// OPT records describe the transport between the upstream and this server.
+	cached.Extra = nil
 	for _, rr := range answer.Extra {
 		if rr.Header().Rrtype != dns.TypeOPT {
-			kept.Extra = append(kept.Extra, dns.Copy(rr))
+			cached.Extra = append(cached.Extra, dns.Copy(rr))
 		}
 	}
 	now := m.now()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.answers) >= mostKept {
+	if len(m.answers) >= maxCacheEntries {
 		for old, r := range m.answers {
-			if len(m.answers) < mostKept && now.Before(r.until) {
+			if len(m.answers) < maxCacheEntries && now.Before(r.expiresAt) {
 				break
 			}
 			delete(m.answers, old)
 		}
 	}
-	m.answers[q] = remembered{kept, now, now.Add(min(left, longestKept))}
+	m.answers[q] = cacheEntry{cached, now, now.Add(min(left, maxCacheTTL))}
 }
 
-// forget forgets everything.
-func (m *memory) forget() {
+// reset removes all entries.
+func (m *answerCache) reset() {
 	if m == nil {
 		return
 	}
@@ -125,9 +127,9 @@ func (m *memory) forget() {
 	clear(m.answers)
 }
 
-// timeToLive is for how long an answer is true by its own account; zero for one that
-// is none, or does not say. That there is nothing is true for as long as the SOA
-// says (RFC 2308).
+// timeToLive returns how long an answer may be cached, which is its lowest TTL. It returns zero for
+// answers that may not be cached. The TTL of a negative answer comes from its SOA record (RFC
+// 2308).
 func timeToLive(answer *dns.Msg) time.Duration {
 	if answer.Rcode != dns.RcodeSuccess && answer.Rcode != dns.RcodeNameError {
 		return 0
@@ -139,7 +141,7 @@ func timeToLive(answer *dns.Msg) time.Duration {
 			least, known = ttl, true
 		}
 	}
-	for _, rr := range records(answer) {
+	for _, rr := range cacheableRecords(answer) {
 		see(rr.Header().Ttl)
 	}
 	if len(answer.Answer) == 0 || answer.Rcode == dns.RcodeNameError {
@@ -157,8 +159,8 @@ func timeToLive(answer *dns.Msg) time.Duration {
 	return time.Duration(least) * time.Second
 }
 
-// records are those of a message that are remembered.
-func records(m *dns.Msg) []dns.RR {
+// cacheableRecords returns all records of a message except OPT records.
+func cacheableRecords(m *dns.Msg) []dns.RR {
 	var all []dns.RR
 	for _, section := range [][]dns.RR{m.Answer, m.Ns, m.Extra} {
 		for _, rr := range section {

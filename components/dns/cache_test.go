@@ -7,10 +7,10 @@ import (
 	"github.com/miekg/dns"
 )
 
-// TestMemory: an answer is given again while it is true, to whoever asks the same.
+// TestMemory checks that an answer is served from the cache to all clients until its TTL expires.
 func TestMemory(t *testing.T) {
 	now := time.Unix(1000, 0)
-	m := newMemory()
+	m := newAnswerCache()
 	m.now = func() time.Time { return now }
 	query := func(name string, change ...func(*dns.Msg)) *dns.Msg {
 		q := new(dns.Msg)
@@ -42,7 +42,7 @@ func TestMemory(t *testing.T) {
 		kept              time.Duration
 	}{
 		"short.":    {dns.RcodeSuccess, "short. 9 IN A 192.0.2.1", "", 9 * time.Second},
-		"long.":     {dns.RcodeSuccess, "long. 900 IN A 192.0.2.1", "", longestKept},
+		"long.":     {dns.RcodeSuccess, "long. 900 IN A 192.0.2.1", "", maxCacheTTL},
 		"never.":    {dns.RcodeSuccess, "never. 0 IN A 192.0.2.1", "", 0},
 		"none.":     {dns.RcodeNameError, "", soa, 7 * time.Second},
 		"nothing.":  {dns.RcodeSuccess, "", soa, 7 * time.Second},
@@ -51,16 +51,16 @@ func TestMemory(t *testing.T) {
 	} {
 		now = time.Unix(1000, 0)
 		q := query(name)
-		m.keep(q, reply(q, c.rcode, c.answer, c.authority))
+		m.put(q, reply(q, c.rcode, c.answer, c.authority))
 		if c.kept == 0 {
-			if m.answer(q) != nil {
+			if m.get(q) != nil {
 				t.Errorf("%s is remembered", name)
 			}
 			continue
 		}
 		now = now.Add(c.kept - time.Second)
 		again := query(name)
-		got := m.answer(again)
+		got := m.get(again)
 		if got == nil || got.Id != again.Id || got.Rcode != c.rcode {
 			t.Errorf("%s: %v", name, got)
 			continue
@@ -69,14 +69,14 @@ func TestMemory(t *testing.T) {
 			t.Errorf("%s: %v is left", name, got.Answer[0])
 		}
 		now = now.Add(time.Second)
-		if m.answer(query(name)) != nil {
+		if m.get(query(name)) != nil {
 			t.Errorf("%s is remembered for too long", name)
 		}
 	}
 	now = time.Unix(1000, 0)
 	q := query("short.")
-	m.keep(q, reply(q, dns.RcodeSuccess, "short. 9 IN A 192.0.2.1", ""))
-	if got := m.answer(query("SHORT.")); got == nil || got.Question[0].Name != "SHORT." {
+	m.put(q, reply(q, dns.RcodeSuccess, "short. 9 IN A 192.0.2.1", ""))
+	if got := m.get(query("SHORT.")); got == nil || got.Question[0].Name != "SHORT." {
 		t.Errorf("by another spelling: %v", got)
 	}
 	for name, other := range map[string]*dns.Msg{
@@ -87,15 +87,15 @@ func TestMemory(t *testing.T) {
 			q.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_NSID{Code: dns.EDNS0NSID}}
 		}),
 	} {
-		if m.answer(other) != nil {
+		if m.get(other) != nil {
 			t.Errorf("another %s has the same answer", name)
 		}
 	}
-	for i := range mostKept + 10 {
+	for i := range maxCacheEntries + 10 {
 		q := query(dns.Fqdn(time.Unix(int64(i), 0).UTC().Format("20060102150405")))
-		m.keep(q, reply(q, dns.RcodeSuccess, q.Question[0].Name+" 9 IN A 192.0.2.1", ""))
+		m.put(q, reply(q, dns.RcodeSuccess, q.Question[0].Name+" 9 IN A 192.0.2.1", ""))
 	}
-	if len(m.answers) > mostKept {
+	if len(m.answers) > maxCacheEntries {
 		t.Errorf("%d answers are remembered", len(m.answers))
 	}
 }

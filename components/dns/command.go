@@ -13,17 +13,17 @@ import (
 	"hyperkube/internal/client"
 )
 
-// NewCommand is `hyperkube dns`.
+// NewCommand returns the `hyperkube dns` command.
 func NewCommand() *cobra.Command {
 	cfg := Config{}
 	var kubeconfig string
-	var own []string
+	var notUpstream []string
 	cmd := &cobra.Command{
 		Use:   "dns",
-		Short: "The cluster's DNS server",
+		Short: "Run the cluster DNS server",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			for _, text := range own {
+			for _, text := range notUpstream {
 				addr, err := netip.ParseAddr(text)
 				if err != nil {
 					return fmt.Errorf("--not-upstream: %w", err)
@@ -33,7 +33,7 @@ func NewCommand() *cobra.Command {
 			cfg.NotUpstream = append(cfg.NotUpstream, ownAddresses()...)
 			rc, err := restConfig(kubeconfig)
 			if err != nil {
-				return fmt.Errorf("finding the API server: %w", err)
+				return fmt.Errorf("building the client configuration: %w", err)
 			}
 			clients, err := client.New(client.Config{REST: rc})
 			if err != nil {
@@ -48,16 +48,16 @@ func NewCommand() *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&kubeconfig, "kubeconfig", "", "Path of a kubeconfig; empty uses the pod's service account.")
-	flags.StringVar(&cfg.Address, "address", ":53", "Address to answer on, over UDP and TCP.")
-	flags.StringVar(&cfg.HealthAddress, "health-address", ":8080", "Address of /health and /ready; empty serves none.")
-	flags.StringVar(&cfg.MetricsAddress, "metrics-address", ":9153", "Address of /metrics; empty serves none.")
-	flags.StringVar(&cfg.Domain, "cluster-domain", "cluster.local", "Domain of the cluster.")
-	flags.StringVar(&cfg.ResolvConf, "resolv-conf", "/etc/resolv.conf", "File with the upstream name servers.")
-	flags.StringVar(&cfg.CustomDir, "custom-dir", "", "Folder with the files upstreamNameservers and stubDomains, which say who is asked instead.")
-	flags.StringSliceVar(&own, "not-upstream", nil, "Addresses that are never asked, for they lead back here.")
-	flags.DurationVar(&cfg.Lameduck, "lameduck", 5*time.Second, "How long to answer on, not ready any more, after being told to end.")
-	flags.Uint32Var(&cfg.TTL, "ttl", 5, "Seconds for which an answer may be remembered.")
+	flags.StringVar(&kubeconfig, "kubeconfig", "", "Path to a kubeconfig file. If empty, the service account of the pod is used.")
+	flags.StringVar(&cfg.Address, "address", ":53", "Address to listen on, over UDP and TCP.")
+	flags.StringVar(&cfg.HealthAddress, "health-address", ":8080", "Address to serve /health and /ready on. If empty, they are not served.")
+	flags.StringVar(&cfg.MetricsAddress, "metrics-address", ":9153", "Address to serve /metrics on. If empty, metrics are not served.")
+	flags.StringVar(&cfg.Domain, "cluster-domain", "cluster.local", "DNS domain of the cluster.")
+	flags.StringVar(&cfg.ResolvConf, "resolv-conf", "/etc/resolv.conf", "Path to the resolv.conf file with the upstream name servers.")
+	flags.StringVar(&cfg.CustomDir, "custom-dir", "", "Directory with the files upstreamNameservers and stubDomains, which override the upstream name servers.")
+	flags.StringSliceVar(&notUpstream, "not-upstream", nil, "Addresses that are never used as upstream name servers, because they lead back to this server.")
+	flags.DurationVar(&cfg.Lameduck, "lameduck", 5*time.Second, "How long to keep answering after the termination signal, while /ready reports that the server is not ready.")
+	flags.Uint32Var(&cfg.TTL, "ttl", 5, "TTL of answers in seconds.")
 	return cmd
 }
 
@@ -68,7 +68,7 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	return clientcmd.BuildConfigFromFlags("", kubeconfig)
 }
 
-// ownAddresses are those of this pod's links.
+// ownAddresses returns the addresses of the pod's network interfaces.
 func ownAddresses() []netip.Addr {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {

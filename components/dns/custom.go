@@ -18,24 +18,25 @@ import (
 	"github.com/miekg/dns"
 )
 
-// custom is which name servers are asked instead of the node's own.
-type custom struct {
-	// upstreams, host:port, are asked for everything; none: the node's own are.
+// customConfig is the parsed content of the kube-dns ConfigMap: name servers that override those of the
+// node.
+type customConfig struct {
+	// upstreams are the name servers, as host:port, for all names outside the stub domains. If
+	// empty, the name servers of the node are used.
 	upstreams []string
-	// stubs are the name servers of domains, by their names: lower-case, ending in
-	// a dot.
+	// stubs maps a stub domain to its name servers. Keys are lower case and end with a dot.
 	stubs map[string][]string
 }
 
 // Keys of the ConfigMap kube-dns, as files of its volume.
 // https://kubernetes.io/docs/tasks/administer-cluster/dns-custom-nameservers/
 const (
-	keyUpstreams = "upstreamNameservers" // a list of addresses
-	keyStubs     = "stubDomains"         // such lists by domain
+	keyUpstreams = "upstreamNameservers" // JSON list of addresses
+	keyStubs     = "stubDomains"         // JSON map from domain to list of addresses
 )
 
-// readCustom reads what the files of a folder say, which may be missing.
-func readCustom(dir string) (*custom, error) {
+// readCustom reads the files in dir. Missing files are ignored.
+func readCustom(dir string) (*customConfig, error) {
 	var upstreams []string
 	stubs := map[string][]string{}
 	for name, into := range map[string]any{keyUpstreams: &upstreams, keyStubs: &stubs} {
@@ -47,17 +48,17 @@ func readCustom(dir string) (*custom, error) {
 			return nil, fmt.Errorf("reading %s: %w", name, err)
 		}
 		if err := json.Unmarshal(data, into); err != nil {
-			return nil, fmt.Errorf("reading %s: %w", name, err)
+			return nil, fmt.Errorf("parsing %s: %w", name, err)
 		}
 	}
-	c := &custom{stubs: map[string][]string{}}
+	c := &customConfig{stubs: map[string][]string{}}
 	var err error
 	if c.upstreams, err = addresses(upstreams); err != nil {
 		return nil, fmt.Errorf("%s: %w", keyUpstreams, err)
 	}
 	for domain, list := range stubs {
 		if _, ok := dns.IsDomainName(domain); !ok || domain == "" || len(list) == 0 {
-			return nil, fmt.Errorf("%s: %q is no domain name, or has no name server", keyStubs, domain)
+			return nil, fmt.Errorf("%s: %q is not a domain name or has no name servers", keyStubs, domain)
 		}
 		if c.stubs[dns.Fqdn(strings.ToLower(domain))], err = addresses(list); err != nil {
 			return nil, fmt.Errorf("%s of %s: %w", keyStubs, domain, err)
@@ -66,40 +67,40 @@ func readCustom(dir string) (*custom, error) {
 	return c, nil
 }
 
-// addresses gives IP addresses the port of DNS, where they have none.
+// addresses appends port 53 to IP addresses without a port.
 func addresses(texts []string) ([]string, error) {
 	var out []string
 	for _, text := range texts {
 		if addr, err := netip.ParseAddr(text); err == nil {
 			text = net.JoinHostPort(addr.String(), "53")
 		} else if _, err := netip.ParseAddrPort(text); err != nil {
-			return nil, fmt.Errorf("%q is no IP address, nor one with a port", text)
+			return nil, fmt.Errorf("%q is not an IP address or an IP address with port", text)
 		}
 		out = append(out, text)
 	}
 	return out, nil
 }
 
-// equal tells whether two say the same; nil says nothing.
-func (c *custom) equal(o *custom) bool {
+// equal reports whether two configurations are equal. Nil equals an empty configuration.
+func (c *customConfig) equal(o *customConfig) bool {
 	if c == nil || o == nil {
-		c, o = c.orNothing(), o.orNothing()
+		c, o = c.orEmpty(), o.orEmpty()
 	}
 	return slices.Equal(c.upstreams, o.upstreams) && maps.EqualFunc(c.stubs, o.stubs, slices.Equal)
 }
 
-func (c *custom) orNothing() *custom {
+func (c *customConfig) orEmpty() *customConfig {
 	if c == nil {
-		return &custom{}
+		return &customConfig{}
 	}
 	return c
 }
 
-// servers returns who is asked about a name: those of the stub domain that is nearest
-// to it, else those for everything; own are the node's.
-func (c *custom) servers(name string, own []string) []string {
+// servers returns the name servers for a name: those of the longest matching stub domain, or else
+// the custom upstreams, or else nodeServers, the name servers of the node.
+func (c *customConfig) servers(name string, nodeServers []string) []string {
 	if c == nil {
-		return own
+		return nodeServers
 	}
 	name = strings.ToLower(name)
 	for at, end := 0, false; !end; at, end = dns.NextLabel(name, at) {
@@ -110,21 +111,21 @@ func (c *custom) servers(name string, own []string) []string {
 	if len(c.upstreams) > 0 {
 		return c.upstreams
 	}
-	return own
+	return nodeServers
 }
 
-// followCustom brings what the folder says into force whenever it changes, until ctx
-// ends. What cannot be read changes nothing.
-func (s *Server) followCustom(ctx context.Context) {
+// watchCustom loads the files in CustomDir and reloads them on each change until ctx is cancelled.
+// If the files are invalid, the previous configuration stays in effect.
+func (s *Server) watchCustom(ctx context.Context) {
 	watcher, err := fsnotify.NewWatcher()
 	if err == nil {
 		defer watcher.Close()
 		err = watcher.Add(s.cfg.CustomDir)
 	}
-	s.takeCustom()
+	s.loadCustom()
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			s.cfg.Log.Warn("changes of the name servers to ask are not seen", "err", err)
+			s.cfg.Log.Warn("cannot watch custom name server configuration", "err", err)
 		}
 		return
 	}
@@ -140,23 +141,23 @@ func (s *Server) followCustom(ctx context.Context) {
 			if !ok {
 				return
 			}
-			s.cfg.Log.Warn("a change of the name servers to ask was missed", "err", err)
+			s.cfg.Log.Warn("watching custom name server configuration failed", "err", err)
 		}
-		s.takeCustom()
+		s.loadCustom()
 	}
 }
 
-// takeCustom brings into force what the folder says now.
-func (s *Server) takeCustom() {
+// loadCustom reads the files in CustomDir and applies the configuration.
+func (s *Server) loadCustom() {
 	c, err := readCustom(s.cfg.CustomDir)
 	if err != nil {
-		s.cfg.Log.Error("the name servers to ask stay as they were", "err", err)
+		s.cfg.Log.Error("invalid custom name server configuration, keeping the previous one", "err", err)
 		return
 	}
 	if s.forward.custom.Load().equal(c) {
 		return
 	}
 	s.forward.custom.Store(c)
-	s.forward.memory.forget()
-	s.cfg.Log.Info("name servers to ask", "upstreams", c.upstreams, "stubDomains", c.stubs)
+	s.forward.cache.reset()
+	s.cfg.Log.Info("custom name server configuration loaded", "upstreams", c.upstreams, "stubDomains", c.stubs)
 }

@@ -11,11 +11,11 @@ import (
 
 	"github.com/miekg/dns"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// TestCustom: a name is asked of the stub domain that is nearest to it, all else of
-// the upstreams that are named, else of the node's.
+// TestCustom checks that a query goes to the name servers of the longest matching stub domain, else
+// to the custom upstreams, else to the name servers of the node.
 func TestCustom(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {
@@ -57,22 +57,22 @@ func TestCustom(t *testing.T) {
 	}
 }
 
-// TestFollowCustom: a change is in force without a restart, and one that cannot be
-// read is not.
+// TestFollowCustom checks that a change is applied without a restart, and that invalid files are
+// ignored.
 func TestFollowCustom(t *testing.T) {
 	dir := t.TempDir()
-	s := &Server{cfg: Config{CustomDir: dir, Log: slog.New(slog.DiscardHandler)}, forward: &forwarder{memory: newMemory()}}
+	s := &Server{cfg: Config{CustomDir: dir, Log: slog.New(slog.DiscardHandler)}, forward: &forwarder{cache: newAnswerCache()}}
 	ended := make(chan struct{})
 	ctx, stop := context.WithCancel(t.Context())
 	go func() {
 		defer close(ended)
-		s.followCustom(ctx)
+		s.watchCustom(ctx)
 	}()
 	query := new(dns.Msg).SetQuestion("a.example.", dns.TypeA)
 	rr, _ := dns.NewRR("a.example. 60 IN A 192.0.2.1")
 	answer := new(dns.Msg).SetReply(query)
 	answer.Answer = []dns.RR{rr}
-	s.forward.memory.keep(query, answer)
+	s.forward.cache.put(query, answer)
 	put := func(text string) {
 		t.Helper()
 		file := filepath.Join(dir, "new")
@@ -84,11 +84,11 @@ func TestFollowCustom(t *testing.T) {
 		}
 	}
 	want := []string{"10.0.0.1:53"}
-	// What is written before it watches is read, and what comes later is told.
+	// Files that exist before the watch starts are read; later changes arrive as events.
 	put(`["10.0.0.1"]`)
 	seen := func() bool { return slices.Equal(s.forward.custom.Load().servers("a.", nil), want) }
 	testwait.Until(t, "the change to be seen", seen)
-	testwait.Until(t, "what others answered to be forgotten", func() bool { return s.forward.memory.answer(query) == nil })
+	testwait.Until(t, "what others answered to be forgotten", func() bool { return s.forward.cache.get(query) == nil })
 	put(`nonsense`)
 	put(`["10.0.0.2"]`)
 	want = []string{"10.0.0.2:53"}

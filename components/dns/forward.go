@@ -13,28 +13,28 @@ import (
 	"github.com/miekg/dns"
 )
 
-// forwarder asks the node's own name servers.
+// forwarder forwards queries to upstream name servers.
 type forwarder struct {
 	upstreams []string // host:port
 	timeout   time.Duration
-	// most bounds how many questions wait for answers, lest name servers that are
-	// away take all memory, and names of the cluster with it; zero: nothing does.
-	most    int32
-	waiting atomic.Int32
-	// custom is who is asked instead of upstreams; nil: nobody.
-	custom atomic.Pointer[custom]
-	// memory answers what was asked of late; it may be nil.
-	memory *memory
+	// maxInFlight limits the number of queries in flight, so that unreachable name servers cannot exhaust
+	// memory and break names of the cluster as well. Zero means no limit.
+	maxInFlight int32
+	inFlight    atomic.Int32
+	// custom overrides upstreams. It is nil without a custom configuration.
+	custom atomic.Pointer[customConfig]
+	// cache caches recent answers. It may be nil.
+	cache *answerCache
 }
 
-// mostWaiting is as in the usual configuration of CoreDNS.
-const mostWaiting = 1000
+// defaultMaxInFlight is the default of maxInFlight, as in the usual configuration of CoreDNS.
+const defaultMaxInFlight = 1000
 
-// newForwarder takes the name servers of a resolv.conf. Those that lead back
-// here are left out: loopback (a stub on the node would be this pod's own
-// loopback) and the addresses in not.
+// newForwarder reads the name servers from a resolv.conf file. It skips servers that lead back to
+// this server: loopback addresses (a stub resolver on the node would be the pod's own loopback) and
+// the addresses in not.
 func newForwarder(resolvConf string, not []netip.Addr) (*forwarder, error) {
-	f := &forwarder{timeout: 2 * time.Second, most: mostWaiting, memory: newMemory()}
+	f := &forwarder{timeout: 2 * time.Second, maxInFlight: defaultMaxInFlight, cache: newAnswerCache()}
 	config, err := dns.ClientConfigFromFile(resolvConf)
 	if err != nil {
 		return nil, fmt.Errorf("reading the upstream name servers: %w", err)
@@ -44,11 +44,11 @@ func newForwarder(resolvConf string, not []netip.Addr) (*forwarder, error) {
 		if err != nil || addr.IsLoopback() || addr.IsUnspecified() {
 			continue
 		}
-		own := false
+		isSelf := false
 		for _, n := range not {
-			own = own || n == addr.Unmap()
+			isSelf = isSelf || n == addr.Unmap()
 		}
-		if !own {
+		if !isSelf {
 			f.upstreams = append(f.upstreams, net.JoinHostPort(server, config.Port))
 		}
 	}
@@ -56,11 +56,11 @@ func newForwarder(resolvConf string, not []netip.Addr) (*forwarder, error) {
 }
 
 var (
-	errNoUpstream = errors.New("no upstream name server is known")
-	errBusy       = errors.New("too many questions wait for upstream name servers")
+	errNoUpstream = errors.New("no upstream name servers")
+	errBusy       = errors.New("too many concurrent queries to upstream name servers")
 )
 
-// rcodeOf is what a client is told of an error of exchange.
+// rcodeOf returns the DNS response code for an error of exchange.
 func rcodeOf(err error) int {
 	if errors.Is(err, errBusy) {
 		return dns.RcodeRefused
@@ -68,21 +68,21 @@ func rcodeOf(err error) int {
 	return dns.RcodeServerFailure
 }
 
-// exchange answers from memory, or asks the upstreams.
+// exchange answers from the cache or forwards the query to an upstream.
 func (f *forwarder) exchange(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, error) {
-	if answer := f.memory.answer(query); answer != nil {
+	if answer := f.cache.get(query); answer != nil {
 		return answer, nil
 	}
-	answer, err := f.ask(ctx, query, tcp)
+	answer, err := f.forward(ctx, query, tcp)
 	if err == nil {
-		f.memory.keep(query, answer)
+		f.cache.put(query, answer)
 	}
 	return answer, err
 }
 
-// ask asks the upstreams, from a random one on, until one answers; over TCP where
-// the question came so or the answer was cut short.
-func (f *forwarder) ask(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, error) {
+// forward tries the upstreams, starting with a random one, until one answers. It uses TCP if the query
+// arrived over TCP or the answer over UDP was truncated.
+func (f *forwarder) forward(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, error) {
 	upstreams := f.upstreams
 	if len(query.Question) == 1 {
 		upstreams = f.custom.Load().servers(query.Question[0].Name, upstreams)
@@ -90,8 +90,8 @@ func (f *forwarder) ask(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg
 	if len(upstreams) == 0 {
 		return nil, errNoUpstream
 	}
-	defer f.waiting.Add(-1)
-	if n := f.waiting.Add(1); f.most > 0 && n > f.most {
+	defer f.inFlight.Add(-1)
+	if n := f.inFlight.Add(1); f.maxInFlight > 0 && n > f.maxInFlight {
 		return nil, errBusy
 	}
 	var errs []error

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// taker is a client that takes every answer that can be sent.
+// taker is a dns.ResponseWriter that checks that each answer can be packed.
 type taker struct {
 	dns.ResponseWriter
 	t    *testing.T
@@ -30,7 +30,7 @@ func (w *taker) WriteMsg(m *dns.Msg) error {
 	return err
 }
 
-// FuzzMessage answers whatever is a message, over UDP and TCP.
+// FuzzMessage checks that the server handles any message, over UDP and TCP.
 func FuzzMessage(f *testing.F) {
 	for _, name := range []string{"web.default.svc.cluster.local.", "_http._tcp.web.default.svc.cluster.local.", "5.0.244.10.in-addr.arpa.", "alias.default.svc.cluster.local.", "."} {
 		for _, qtype := range []uint16{dns.TypeA, dns.TypeSRV, dns.TypePTR, dns.TypeANY} {

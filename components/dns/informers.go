@@ -8,22 +8,21 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Names of the indexes.
+// Index names.
 const (
 	byIP      = "ip"
 	byService = "service"
 )
 
-// cluster is the source that informers keep.
-type cluster struct {
+// informerSource is the source that reads from informers.
+type informerSource struct {
 	services, slices, namespaces cache.SharedIndexInformer
 }
 
-// newCluster asks factory for what is needed; it must not have been started.
-// What answers do not depend on is dropped from memory, for this process has
-// the informers to itself.
-func newCluster(factory informers.SharedInformerFactory) (*cluster, error) {
-	c := &cluster{
+// newInformerSource creates the informers and indexers. It must be called before factory is started. It
+// strips fields that answers do not depend on, because this process does not share the informers.
+func newInformerSource(factory informers.SharedInformerFactory) (*informerSource, error) {
+	c := &informerSource{
 		services:   factory.Core().V1().Services().Informer(),
 		slices:     factory.Discovery().V1().EndpointSlices().Informer(),
 		namespaces: factory.Core().V1().Namespaces().Informer(),
@@ -60,7 +59,7 @@ func newCluster(factory informers.SharedInformerFactory) (*cluster, error) {
 	return c, nil
 }
 
-// trim drops what answers do not depend on.
+// trim removes fields that answers do not depend on.
 func trim(obj any) (any, error) {
 	if object, err := meta.Accessor(obj); err == nil {
 		object.SetManagedFields(nil)
@@ -69,12 +68,12 @@ func trim(obj any) (any, error) {
 	return obj, nil
 }
 
-// synced are what must be true before answers are right.
-func (c *cluster) synced() []cache.DoneChecker {
+// syncCheckers returns the checkers of all informers that must have synced before answers are correct.
+func (c *informerSource) syncCheckers() []cache.DoneChecker {
 	return []cache.DoneChecker{c.services.HasSyncedChecker(), c.slices.HasSyncedChecker(), c.namespaces.HasSyncedChecker()}
 }
 
-func (c *cluster) Service(namespace, name string) *corev1.Service {
+func (c *informerSource) Service(namespace, name string) *corev1.Service {
 	obj, ok, err := c.services.GetIndexer().GetByKey(namespace + "/" + name)
 	if err != nil || !ok {
 		return nil
@@ -82,20 +81,20 @@ func (c *cluster) Service(namespace, name string) *corev1.Service {
 	return obj.(*corev1.Service)
 }
 
-func (c *cluster) NamespaceExists(name string) bool {
+func (c *informerSource) NamespaceExists(name string) bool {
 	_, ok, err := c.namespaces.GetIndexer().GetByKey(name)
 	return err == nil && ok
 }
 
-func (c *cluster) Slices(namespace, service string) []*discoveryv1.EndpointSlice {
+func (c *informerSource) Slices(namespace, service string) []*discoveryv1.EndpointSlice {
 	return indexed[discoveryv1.EndpointSlice](c.slices, byService, namespace+"/"+service)
 }
 
-func (c *cluster) ServicesByIP(ip string) []*corev1.Service {
+func (c *informerSource) ServicesByIP(ip string) []*corev1.Service {
 	return indexed[corev1.Service](c.services, byIP, ip)
 }
 
-func (c *cluster) SlicesByIP(ip string) []*discoveryv1.EndpointSlice {
+func (c *informerSource) SlicesByIP(ip string) []*discoveryv1.EndpointSlice {
 	return indexed[discoveryv1.EndpointSlice](c.slices, byIP, ip)
 }
 

@@ -10,54 +10,54 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
-	"hyperkube/internal/version"
+	"hyperkube/internal/base/version"
 )
 
-// metrics are told with the names and labels that CoreDNS has for them, for
-// which dashboards and alerts ask. The zone is that of who knew the answer: the
-// cluster's, or "." for the name servers of the node. There are no views here.
+// metrics have the names and labels of CoreDNS, so that existing dashboards and alerts work. The
+// zone label is the zone that answered: the cluster domain, or "." for upstream name servers. The
+// view label is always empty.
 type metrics struct {
-	registry           *prometheus.Registry
-	asked              *prometheus.CounterVec
-	answered           *prometheus.CounterVec
-	took               *prometheus.HistogramVec
-	askSize, replySize *prometheus.HistogramVec
-	server             string
+	registry                  *prometheus.Registry
+	requests                  *prometheus.CounterVec
+	responses                 *prometheus.CounterVec
+	duration                  *prometheus.HistogramVec
+	requestSize, responseSize *prometheus.HistogramVec
+	server                    string
 }
 
 func newMetrics(address string) *metrics {
 	sizes := []float64{0, 100, 200, 300, 400, 511, 1023, 2047, 4095, 8291, 16e3, 32e3, 48e3, 64e3}
 	m := &metrics{
 		registry: prometheus.NewRegistry(),
-		asked: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "coredns_dns_requests_total", Help: "Questions by who knew the answer, protocol, address family and type.",
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "coredns_dns_requests_total", Help: "Counter of DNS requests made per zone, protocol and family.",
 		}, []string{"server", "zone", "view", "proto", "family", "type"}),
-		answered: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "coredns_dns_responses_total", Help: "Answers by response code and by who knew them.",
+		responses: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "coredns_dns_responses_total", Help: "Counter of response status codes.",
 		}, []string{"server", "zone", "view", "rcode", "plugin"}),
-		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "coredns_dns_request_duration_seconds", Help: "Time until a question was answered.",
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "coredns_dns_request_duration_seconds", Help: "Histogram of the time (in seconds) each request took per zone.",
 			Buckets: prometheus.ExponentialBuckets(0.00025, 2, 16),
 		}, []string{"server", "zone", "view"}),
-		askSize: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "coredns_dns_request_size_bytes", Help: "Size of questions.", Buckets: sizes,
+		requestSize: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "coredns_dns_request_size_bytes", Help: "Size of requests in bytes.", Buckets: sizes,
 		}, []string{"server", "zone", "view", "proto"}),
-		replySize: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "coredns_dns_response_size_bytes", Help: "Size of answers.", Buckets: sizes,
+		responseSize: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "coredns_dns_response_size_bytes", Help: "Size of responses in bytes.", Buckets: sizes,
 		}, []string{"server", "zone", "view", "proto"}),
 		server: "dns://" + address,
 	}
 	build := prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "coredns_build_info", Help: "Which build this is, always 1.",
+		Name: "coredns_build_info", Help: "A metric with a constant '1' value labeled by version, revision, and goversion.",
 	}, []string{"version", "revision", "goversion"})
 	build.WithLabelValues(version.Get().GitVersion, version.Get().GitCommit, runtime.Version()).Set(1)
-	m.registry.MustRegister(m.asked, m.answered, m.took, m.askSize, m.replySize, build,
+	m.registry.MustRegister(m.requests, m.responses, m.duration, m.requestSize, m.responseSize, build,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
 
-// count counts a question and its answer, which zone knew; empty: nobody, for
-// it is no question that is answered here.
+// count records a query and its answer. zone is the zone that answered, or empty if this server
+// does not answer such queries.
 func (m *metrics) count(client net.Addr, query, answer *dns.Msg, zone string, tcp bool, took time.Duration) {
 	proto, family := "udp", "1"
 	if tcp {
@@ -66,10 +66,10 @@ func (m *metrics) count(client net.Addr, query, answer *dns.Msg, zone string, tc
 	if at, err := netip.ParseAddrPort(client.String()); err == nil && !at.Addr().Unmap().Is4() {
 		family = "2"
 	}
-	// Whoever asks chooses the type: what is not usual has no series of its own.
+	// Clients choose the query type, so unusual types share one label value.
 	kind := "other"
 	if len(query.Question) == 1 {
-		if name, ok := usual[query.Question[0].Qtype]; ok {
+		if name, ok := countedTypes[query.Question[0].Qtype]; ok {
 			kind = name
 		}
 	}
@@ -80,15 +80,15 @@ func (m *metrics) count(client net.Addr, query, answer *dns.Msg, zone string, tc
 	case "":
 		zone, plugin = "dropped", ""
 	}
-	m.asked.WithLabelValues(m.server, zone, "", proto, family, kind).Inc()
-	m.answered.WithLabelValues(m.server, zone, "", dns.RcodeToString[answer.Rcode], plugin).Inc()
-	m.took.WithLabelValues(m.server, zone, "").Observe(took.Seconds())
-	m.askSize.WithLabelValues(m.server, zone, "", proto).Observe(float64(query.Len()))
-	m.replySize.WithLabelValues(m.server, zone, "", proto).Observe(float64(answer.Len()))
+	m.requests.WithLabelValues(m.server, zone, "", proto, family, kind).Inc()
+	m.responses.WithLabelValues(m.server, zone, "", dns.RcodeToString[answer.Rcode], plugin).Inc()
+	m.duration.WithLabelValues(m.server, zone, "").Observe(took.Seconds())
+	m.requestSize.WithLabelValues(m.server, zone, "", proto).Observe(float64(query.Len()))
+	m.responseSize.WithLabelValues(m.server, zone, "", proto).Observe(float64(answer.Len()))
 }
 
-// usual are the types of questions that are counted by their names.
-var usual = map[uint16]string{
+// countedTypes maps the query types that are counted separately to their names.
+var countedTypes = map[uint16]string{
 	dns.TypeA: "A", dns.TypeAAAA: "AAAA", dns.TypeCNAME: "CNAME", dns.TypeDNSKEY: "DNSKEY", dns.TypeDS: "DS", dns.TypeHTTPS: "HTTPS",
 	dns.TypeMX: "MX", dns.TypeNS: "NS", dns.TypePTR: "PTR", dns.TypeRRSIG: "RRSIG", dns.TypeSOA: "SOA", dns.TypeSRV: "SRV", dns.TypeSVCB: "SVCB", dns.TypeTXT: "TXT",
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// TestMetrics: what is asked and answered is told as dashboards for CoreDNS
-// expect it.
+// TestMetrics checks the metrics that dashboards for CoreDNS read.
 func TestMetrics(t *testing.T) {
 	server, address := startServer(t, "")
 	ask(t, address, "udp", "web.default.svc.cluster.local.", dns.TypeA)

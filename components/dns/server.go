@@ -1,6 +1,6 @@
-// Package dns is the cluster's DNS: the Kubernetes DNS specification, answered
-// straight from informers, and everything else forwarded to the node's own name
-// servers. It runs as pods of the built-in image behind the kube-dns Service.
+// Package dns implements the cluster DNS server. It answers names of the Kubernetes DNS
+// specification from informers and forwards all other queries to the name servers of the node. It
+// runs in pods of the built-in image behind the kube-dns Service.
 package dns
 
 import (
@@ -21,53 +21,51 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
-	"hyperkube/internal/plainhttp"
+	"hyperkube/internal/serving/plainhttp"
 )
 
-// Config of a Server.
+// Config configures a Server.
 type Config struct {
-	// Address to answer on over UDP and TCP, such as ":53".
+	// Address to listen on over UDP and TCP, such as ":53".
 	Address string
-	// HealthAddress serves /health and /ready, MetricsAddress /metrics; empty
-	// serves none.
+	// HealthAddress is the listen address of /health and /ready, MetricsAddress that of /metrics.
+	// If empty, they are not served.
 	HealthAddress, MetricsAddress string
 	// Domain of the cluster, such as "cluster.local".
 	Domain string
-	// TTL of answers in seconds.
+	// TTL of records in seconds.
 	TTL uint32
-	// ResolvConf names the file with the upstream name servers.
+	// ResolvConf is the path to the file with the upstream name servers.
 	ResolvConf string
-	// CustomDir is a folder with files that say which other name servers are
-	// asked: the volume of the ConfigMap kube-dns. It may be missing; empty: there
-	// is none.
+	// CustomDir is a directory with files that override the upstream name servers: the volume of
+	// the ConfigMap kube-dns. The directory may be missing. Empty disables the override.
 	CustomDir string
-	// Lameduck is how long answers go on after Run was told to end, while this
-	// server is not ready any more: until every node has heard that others
-	// answer.
+	// Lameduck is how long the server keeps answering after the context of Run is cancelled. It is
+	// not ready during that time, so that every node stops sending queries before the server stops.
 	Lameduck time.Duration
-	// NotUpstream are addresses that lead back here.
+	// NotUpstream are addresses that lead back to this server and are never used as upstreams.
 	NotUpstream []netip.Addr
-	// Informers to answer from; Run starts them.
+	// Informers provide the Services, EndpointSlices and Namespaces. Run starts them.
 	Informers informers.SharedInformerFactory
 	Log       *slog.Logger
 }
 
 // Server answers DNS queries.
 type Server struct {
-	cfg     Config
-	zone    *zone
-	cluster *cluster
-	forward *forwarder
-	ready   chan struct{}
-	leaving chan struct{} // closed when Run was told to end
-	after   func(time.Duration) <-chan time.Time
-	metrics *metrics
+	cfg          Config
+	zone         *zone
+	cluster      *informerSource
+	forward      *forwarder
+	ready        chan struct{}
+	shuttingDown chan struct{} // closed when shutdown begins
+	after        func(time.Duration) <-chan time.Time
+	metrics      *metrics
 }
 
-// New validates cfg.
+// New validates cfg and returns a Server.
 func New(cfg Config) (*Server, error) {
 	if _, ok := dns.IsDomainName(cfg.Domain); !ok || cfg.Domain == "" {
-		return nil, fmt.Errorf("%q is no domain name", cfg.Domain)
+		return nil, fmt.Errorf("%q is not a domain name", cfg.Domain)
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -76,31 +74,31 @@ func New(cfg Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	cluster, err := newCluster(cfg.Informers)
+	cluster, err := newInformerSource(cfg.Informers)
 	if err != nil {
-		return nil, fmt.Errorf("preparing informers: %w", err)
+		return nil, fmt.Errorf("creating informers: %w", err)
 	}
 	s := &Server{
-		cfg:     cfg,
-		cluster: cluster,
-		zone:    &zone{domain: dns.Fqdn(strings.ToLower(cfg.Domain)), ttl: cfg.TTL, source: cluster},
-		forward: forward,
-		ready:   make(chan struct{}),
-		leaving: make(chan struct{}),
-		after:   time.After,
-		metrics: newMetrics(cfg.Address),
+		cfg:          cfg,
+		cluster:      cluster,
+		zone:         &zone{domain: dns.Fqdn(strings.ToLower(cfg.Domain)), ttl: cfg.TTL, source: cluster},
+		forward:      forward,
+		ready:        make(chan struct{}),
+		shuttingDown: make(chan struct{}),
+		after:        time.After,
+		metrics:      newMetrics(cfg.Address),
 	}
 	return s, nil
 }
 
-// Ready is closed once answers are right.
+// Ready returns a channel that is closed when the informers have synced and the server listens.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Run answers until ctx ends, and then for the time of Lameduck. It listens only
-// when it knows the cluster, so that nobody is told that a service is not there
-// because it is not known yet. It may be called once.
-func (s *Server) Run(told context.Context) error {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(told))
+// Run serves until ctx is cancelled, and then for the duration of Lameduck. It starts to listen
+// after the informers have synced, so that it does not answer NXDOMAIN for existing services. It
+// may be called once.
+func (s *Server) Run(parent context.Context) error {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(parent))
 	defer cancel()
 	failed := make(chan error, 4)
 	var stops []func()
@@ -125,7 +123,7 @@ func (s *Server) Run(told context.Context) error {
 		}
 		stops = append(stops, server.Close)
 		go func() {
-			<-server.Ended()
+			<-server.Done()
 			failed <- server.Err()
 		}()
 	}
@@ -133,12 +131,12 @@ func (s *Server) Run(told context.Context) error {
 	s.cfg.Informers.Start(ctx.Done())
 	defer s.cfg.Informers.Shutdown()
 	defer cancel()
-	if !cache.WaitFor(told, "", s.cluster.synced()...) {
+	if !cache.WaitFor(parent, "", s.cluster.syncCheckers()...) {
 		return nil
 	}
 	if s.cfg.CustomDir != "" {
 		var following sync.WaitGroup
-		following.Go(func() { s.followCustom(ctx) })
+		following.Go(func() { s.watchCustom(ctx) })
 		stops = append(stops, func() { cancel(); following.Wait() })
 	}
 	udp, err := net.ListenPacket("udp", s.cfg.Address)
@@ -157,19 +155,19 @@ func (s *Server) Run(told context.Context) error {
 		go func() { failed <- server.ActivateAndServe() }()
 		stops = append(stops, func() { _ = server.Shutdown() })
 	}
-	s.cfg.Log.Info("answering", "address", s.cfg.Address, "domain", s.zone.domain, "upstreams", s.forward.upstreams)
+	s.cfg.Log.Info("dns server started", "address", s.cfg.Address, "domain", s.zone.domain, "upstreams", s.forward.upstreams)
 	close(s.ready)
 	select {
-	case <-told.Done():
+	case <-parent.Done():
 	case err := <-failed:
-		return fmt.Errorf("a listener ended: %w", err)
+		return fmt.Errorf("dns listener failed: %w", err)
 	}
-	close(s.leaving)
+	close(s.shuttingDown)
 	select {
 	case <-s.after(s.cfg.Lameduck):
 		return nil
 	case err := <-failed:
-		return fmt.Errorf("a listener ended: %w", err)
+		return fmt.Errorf("dns listener failed: %w", err)
 	}
 }
 
@@ -178,7 +176,7 @@ func (s *Server) health() http.Handler {
 	mux.HandleFunc("/health", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "OK") })
 	mux.HandleFunc("/ready", func(w http.ResponseWriter, _ *http.Request) {
 		select {
-		case <-s.leaving:
+		case <-s.shuttingDown:
 			http.Error(w, "the server is shutting down", http.StatusServiceUnavailable)
 			return
 		default:
@@ -187,7 +185,7 @@ func (s *Server) health() http.Handler {
 		case <-s.ready:
 			fmt.Fprint(w, "OK")
 		default:
-			http.Error(w, "the cluster is not known yet", http.StatusServiceUnavailable)
+			http.Error(w, "informers have not synced", http.StatusServiceUnavailable)
 		}
 	})
 	return mux
@@ -195,7 +193,7 @@ func (s *Server) health() http.Handler {
 
 func (s *Server) serve(ctx context.Context, w dns.ResponseWriter, query *dns.Msg, tcp bool) {
 	began := time.Now()
-	answer, who := s.answer(ctx, query, tcp)
+	answer, zone := s.answer(ctx, query, tcp)
 	size := dns.MaxMsgSize
 	if !tcp {
 		size = dns.MinMsgSize
@@ -207,13 +205,13 @@ func (s *Server) serve(ctx context.Context, w dns.ResponseWriter, query *dns.Msg
 		answer.SetEdns0(min(opt.UDPSize(), 4096), opt.Do())
 	}
 	answer.Truncate(size)
-	s.metrics.count(w.RemoteAddr(), query, answer, who, tcp, time.Since(began))
+	s.metrics.count(w.RemoteAddr(), query, answer, zone, tcp, time.Since(began))
 	if err := w.WriteMsg(answer); err != nil && !errors.Is(err, net.ErrClosed) {
-		s.cfg.Log.Debug("could not answer", "client", w.RemoteAddr(), "err", err)
+		s.cfg.Log.Debug("writing dns response failed", "client", w.RemoteAddr(), "err", err)
 	}
 }
 
-// answer makes the message that answers a query, and tells who knew.
+// answer returns the response to a query and the zone that answered it.
 func (s *Server) answer(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg, string) {
 	m := new(dns.Msg)
 	if len(query.Question) != 1 || query.Opcode != dns.OpcodeQuery {
@@ -228,7 +226,7 @@ func (s *Server) answer(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg
 		r := s.zone.resolve(q.Name, q.Qtype)
 		s.compose(m, query, r)
 		if r.follow != "" {
-			s.follow(ctx, m, q.Qtype, r.follow, tcp)
+			s.followAlias(ctx, m, q.Qtype, r.follow, tcp)
 		}
 		return m, s.zone.domain
 	case dns.IsSubDomain("in-addr.arpa.", q.Name) || dns.IsSubDomain("ip6.arpa.", q.Name):
@@ -239,7 +237,7 @@ func (s *Server) answer(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg
 	}
 	answer, err := s.forward.exchange(ctx, query, tcp)
 	if err != nil {
-		s.cfg.Log.Debug("forwarding failed", "name", q.Name, "err", err)
+		s.cfg.Log.Debug("forwarding dns query failed", "name", q.Name, "err", err)
 		return m.SetRcode(query, rcodeOf(err)), "."
 	}
 	answer.Id = query.Id
@@ -258,16 +256,16 @@ func (s *Server) compose(m, query *dns.Msg, r reply) {
 		m.Ns = []dns.RR{s.zone.soa()}
 		return
 	}
-	// Clients tend to take the first: let each be it in turn.
+	// Clients tend to use the first record, so the order is random.
 	rand.Shuffle(len(m.Answer), func(i, j int) { m.Answer[i], m.Answer[j] = m.Answer[j], m.Answer[i] })
 }
 
-// maxAliases is how many aliases of the cluster are followed, one to the other.
+// maxAliases limits the length of a chain of ExternalName services within the cluster.
 const maxAliases = 8
 
-// follow adds what an alias leads to, which may be an alias as well. When that cannot
-// be told, the aliases alone are the answer.
-func (s *Server) follow(ctx context.Context, m *dns.Msg, qtype uint16, target string, tcp bool) {
+// followAlias resolves the target of a CNAME, which may be another CNAME, and adds its records to m. If
+// the target cannot be resolved, m contains only the CNAME records.
+func (s *Server) followAlias(ctx context.Context, m *dns.Msg, qtype uint16, target string, tcp bool) {
 	for range maxAliases {
 		if !s.zone.covers(target) {
 			break
@@ -279,7 +277,7 @@ func (s *Server) follow(ctx context.Context, m *dns.Msg, qtype uint16, target st
 		}
 	}
 	if s.zone.covers(target) {
-		return // they lead in a circle
+		return // the aliases form a loop
 	}
 	query := new(dns.Msg)
 	query.SetQuestion(target, qtype)

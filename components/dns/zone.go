@@ -11,48 +11,46 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// specVersion is the version of the Kubernetes DNS specification that is kept:
-// https://github.com/kubernetes/dns/blob/master/docs/specification.md
+// specVersion is the implemented version of the Kubernetes DNS specification:
+// https://github.com/kubernetes/dns/blob/HEAD/docs/specification.md
 const specVersion = "1.1.0"
 
-// source is what a zone answers from. Objects are shared and not written to.
+// source provides the objects from which a zone answers. Objects are shared and must not be
+// modified.
 type source interface {
-	// Service returns a service, nil if there is none.
+	// Service returns a service, or nil if it does not exist.
 	Service(namespace, name string) *corev1.Service
 	// Slices returns the endpoint slices of a service.
 	Slices(namespace, service string) []*discoveryv1.EndpointSlice
-	// NamespaceExists tells whether a namespace is there.
+	// NamespaceExists reports whether a namespace exists.
 	NamespaceExists(name string) bool
-	// ServicesByIP returns the services with a cluster IP.
+	// ServicesByIP returns the services with the given cluster IP.
 	ServicesByIP(ip string) []*corev1.Service
-	// SlicesByIP returns the endpoint slices with an address.
+	// SlicesByIP returns the endpoint slices that contain the given address.
 	SlicesByIP(ip string) []*discoveryv1.EndpointSlice
 }
 
-// zone answers for the names of a cluster. It is pure: what it says depends on
-// its source alone.
+// zone answers queries for names of the cluster. It is pure: answers depend only on its source.
 type zone struct {
-	// domain is the cluster's, fully qualified and lower-case:
-	// "cluster.local.".
+	// domain is the cluster domain, fully qualified and in lower case: "cluster.local.".
 	domain string
 	ttl    uint32
 	source source
 }
 
-// reply is an answer before it becomes a message. With no records and exists,
-// the name has none of the type that was asked for.
+// reply is the content of an answer. If exists is true and there are no records, the name has no
+// records of the requested type (NODATA).
 type reply struct {
 	answer, extra []dns.RR
 	exists        bool
-	// follow is a name outside the zone that an alias points to, to be
-	// resolved upstream.
+	// follow is a CNAME target outside the zone, to be resolved upstream.
 	follow string
 }
 
-// covers tells whether the zone answers for a name.
+// covers reports whether name is within the zone.
 func (z *zone) covers(name string) bool { return dns.IsSubDomain(z.domain, name) }
 
-// resolve answers a question for a name of the zone.
+// resolve answers a query for a name in the zone.
 func (z *zone) resolve(name string, qtype uint16) reply {
 	lower := strings.ToLower(name)
 	labels := dns.SplitDomainName(strings.TrimSuffix(lower, z.domain))
@@ -87,8 +85,8 @@ func (z *zone) apex(name string, qtype uint16) reply {
 	return r
 }
 
-// service answers for labels, of which the last is the namespace and the one
-// before it the service.
+// service answers names of services. The last label is the namespace, the label before it the
+// service.
 func (z *zone) service(name string, qtype uint16, labels []string) reply {
 	n := len(labels)
 	namespace := labels[n-1]
@@ -117,8 +115,8 @@ func (z *zone) service(name string, qtype uint16, labels []string) reply {
 		}
 		return z.clusterIP(name, qtype, svc, "", "")
 	case n == 3:
-		// The specification asks for names of endpoints of headless services;
-		// CoreDNS has those of all, and people rely on it.
+		// The specification defines endpoint names for headless services only. CoreDNS serves them
+		// for all services, and users rely on it.
 		return z.headless(name, qtype, svc, labels[0], "", "")
 	case n == 4 && strings.HasPrefix(labels[0], "_") && strings.HasPrefix(labels[1], "_"):
 		port, protocol := labels[0][1:], labels[1][1:]
@@ -164,9 +162,9 @@ func (z *zone) clusterIP(name string, qtype uint16, svc *corev1.Service, port, p
 	return r
 }
 
-// headless answers from the endpoints: those of one host name when it is
-// given, those with a port for SRV. While nothing is ready there is no such name,
-// the service's own included.
+// headless answers from the endpoints of a service. A non-empty host selects the endpoints with
+// that host name; port and protocol select ports for SRV. If no endpoint is ready, the name does
+// not exist, including the name of the service.
 func (z *zone) headless(name string, qtype uint16, svc *corev1.Service, host, port, protocol string) reply {
 	var r reply
 	seen := map[string]bool{}
@@ -178,8 +176,8 @@ func (z *zone) headless(name string, qtype uint16, svc *corev1.Service, host, po
 				continue
 			}
 			for _, ip := range endpoint.Addresses {
-				own := endpointName(endpoint, ip)
-				if host != "" && host != own {
+				label := endpointName(endpoint, ip)
+				if host != "" && host != label {
 					continue
 				}
 				if port == "" {
@@ -194,7 +192,7 @@ func (z *zone) headless(name string, qtype uint16, svc *corev1.Service, host, po
 						continue
 					}
 				}
-				target := own + "." + base
+				target := label + "." + base
 				for _, p := range slice.Ports {
 					if p.Port == nil || !portMatches(port, protocol, ptr.Deref(p.Name, ""), string(ptr.Deref(p.Protocol, ""))) {
 						continue
@@ -217,18 +215,19 @@ func (z *zone) headless(name string, qtype uint16, svc *corev1.Service, host, po
 	return r
 }
 
-// published tells whether an endpoint has names.
+// published reports whether an endpoint has DNS names.
 func published(svc *corev1.Service, e *discoveryv1.Endpoint) bool {
 	return svc.Spec.PublishNotReadyAddresses || e.Conditions.Ready == nil || *e.Conditions.Ready
 }
 
-// portMatches compares with what was asked for, where "" asks for any port.
+// portMatches reports whether a port matches the query. An empty port in the query matches all
+// ports.
 func portMatches(port, protocol, name, proto string) bool {
 	return port == "" || strings.EqualFold(port, name) && strings.EqualFold(protocol, proto)
 }
 
-// endpointName is the label of one endpoint below its service: its host name,
-// or its address made into a label.
+// endpointName returns the label of an endpoint below its service: its host name, or its address
+// converted to a label.
 func endpointName(e *discoveryv1.Endpoint, ip string) string {
 	if e.Hostname != nil && *e.Hostname != "" {
 		return strings.ToLower(*e.Hostname)
@@ -236,8 +235,8 @@ func endpointName(e *discoveryv1.Endpoint, ip string) string {
 	return strings.NewReplacer(".", "-", ":", "-").Replace(ip)
 }
 
-// pod answers names such as 10-244-0-5.default.pod.cluster.local with the
-// address in them, whoever has it.
+// pod answers names such as 10-244-0-5.default.pod.cluster.local with the address in the name. It
+// does not check that such a pod exists.
 func (z *zone) pod(name string, qtype uint16, labels []string) reply {
 	n := len(labels)
 	exists := z.source.NamespaceExists(labels[n-1])
@@ -257,8 +256,8 @@ func (z *zone) pod(name string, qtype uint16, labels []string) reply {
 	return reply{exists: true, answer: z.appendAddress(nil, name, qtype, ip.String())}
 }
 
-// reverse answers for a name below in-addr.arpa or ip6.arpa; exists is false
-// when the address is not the cluster's, so that others may be asked.
+// reverse answers PTR queries for names below in-addr.arpa and ip6.arpa. If the address does not
+// belong to the cluster, exists is false and the query is forwarded upstream.
 func (z *zone) reverse(name string, qtype uint16) reply {
 	ip := addressOf(name)
 	if ip == "" {
@@ -279,8 +278,8 @@ func (z *zone) reverse(name string, qtype uint16) reply {
 		}
 		for i := range slice.Endpoints {
 			for _, address := range slice.Endpoints[i].Addresses {
-				// Only names that also lead back: those of headless
-				// services, or that a pod was given.
+				// Only names that also resolve forward: endpoints of headless services and
+				// endpoints with a host name.
 				if address == ip && published(svc, &slice.Endpoints[i]) && (isHeadless(svc) || slice.Endpoints[i].Hostname != nil) {
 					targets = append(targets, endpointName(&slice.Endpoints[i], ip)+"."+service+"."+slice.Namespace+".svc."+z.domain)
 				}
@@ -296,7 +295,8 @@ func (z *zone) reverse(name string, qtype uint16) reply {
 	return r
 }
 
-// addressOf reads the address out of a reverse name, "" if it is none.
+// addressOf parses the address in a reverse DNS name. It returns "" if the name is not a valid
+// reverse name.
 func addressOf(name string) string {
 	lower := strings.ToLower(name)
 	if rest, ok := strings.CutSuffix(lower, ".in-addr.arpa."); ok {
@@ -331,7 +331,7 @@ func addressOf(name string) string {
 	return ""
 }
 
-// appendAddress adds a record for ip if it is of the type asked for.
+// appendAddress appends an A or AAAA record for ip if qtype matches its family.
 func (z *zone) appendAddress(rrs []dns.RR, name string, qtype uint16, ip string) []dns.RR {
 	addr, err := netip.ParseAddr(ip)
 	if err != nil {
@@ -350,7 +350,7 @@ func (z *zone) srv(name, target string, port uint16) dns.RR {
 	return &dns.SRV{Hdr: z.header(name, dns.TypeSRV), Weight: 100, Port: port, Target: target}
 }
 
-// soa says how long a name may be remembered not to be there.
+// soa returns the SOA record, whose Minttl is the TTL of negative answers.
 func (z *zone) soa() dns.RR {
 	return &dns.SOA{
 		Hdr: z.header(z.domain, dns.TypeSOA), Ns: "ns.dns." + z.domain, Mbox: "hostmaster." + z.domain,

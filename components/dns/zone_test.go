@@ -23,7 +23,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"hyperkube/internal/testport"
+	"hyperkube/internal/testing/testport"
 )
 
 func objects() []runtime.Object {
@@ -68,14 +68,14 @@ func objects() []runtime.Object {
 	}
 }
 
-// start runs a server and returns where it answers.
+// start runs a server and returns its address.
 func start(t *testing.T, resolvConf string) string {
 	t.Helper()
 	_, address := startServer(t, resolvConf)
 	return address
 }
 
-// startServer is start for who looks at the server, too.
+// startServer runs a server and returns it with its address.
 func startServer(t *testing.T, resolvConf string) (server *Server, address string) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "resolv.conf")
@@ -187,7 +187,7 @@ func brief(rrs []dns.RR) string {
 	return strings.Join(out, ", ")
 }
 
-// TestLameduck: who is told to end answers on, but is not ready any more.
+// TestLameduck checks that the server keeps answering during shutdown but is not ready.
 func TestLameduck(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "resolv.conf")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -260,18 +260,18 @@ func TestForwards(t *testing.T) {
 	}
 }
 
-// TestBusy: no more questions wait for name servers that are away than are bearable.
+// TestBusy checks that the number of queries waiting for unreachable name servers is limited.
 func TestBusy(t *testing.T) {
 	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	f := &forwarder{upstreams: []string{silent.LocalAddr().String()}, timeout: time.Minute, most: 1}
+	f := &forwarder{upstreams: []string{silent.LocalAddr().String()}, timeout: time.Minute, maxInFlight: 1}
 	query := new(dns.Msg).SetQuestion("example.org.", dns.TypeA)
 	ended := make(chan struct{})
 	go func() { defer close(ended); _, _ = f.exchange(t.Context(), query, false) }()
-	// The first one waits when its question is there.
+	// The first query is in flight once its packet arrives here.
 	question := make([]byte, 512)
 	size, from, err := silent.ReadFrom(question)
 	if err != nil {
@@ -280,14 +280,14 @@ func TestBusy(t *testing.T) {
 	if _, err := f.exchange(t.Context(), query.Copy(), false); !errors.Is(err, errBusy) || rcodeOf(err) != dns.RcodeRefused {
 		t.Error(err)
 	}
-	question[2] |= 0x80 // an answer, if an empty one
+	question[2] |= 0x80 // an empty answer
 	if _, err := silent.WriteTo(question[:size], from); err != nil {
 		t.Fatal(err)
 	}
 	<-ended
 }
 
-// aliases is a source of services that stand for other names.
+// aliases is a source of ExternalName services.
 type aliases map[string]string
 
 func (a aliases) Service(namespace, name string) *corev1.Service {
@@ -304,7 +304,7 @@ func (aliases) NamespaceExists(string) bool                     { return true }
 func (aliases) ServicesByIP(string) []*corev1.Service           { return nil }
 func (aliases) SlicesByIP(string) []*discoveryv1.EndpointSlice  { return nil }
 
-// TestAliasesOfAliases: each is followed, and a circle is left.
+// TestAliasesOfAliases checks that chains of aliases are followed and loops are detected.
 func TestAliasesOfAliases(t *testing.T) {
 	source := aliases{"a": "b.n.svc.cluster.local", "b": "c.n.svc.cluster.local", "c": "1-2-3-4.n.pod.cluster.local", "round": "round.n.svc.cluster.local"}
 	s := &Server{cfg: Config{Log: slog.New(slog.DiscardHandler)}, zone: &zone{domain: "cluster.local.", ttl: 5, source: source}, forward: &forwarder{}}

@@ -10,19 +10,17 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 )
 
-// campaignPace is how often a member that starts looks whether it may stand
-// for election.
-const campaignPace = 2 * time.Millisecond
+// campaignInterval is the interval at which a starting member checks whether it can campaign.
+const campaignInterval = 2 * time.Millisecond
 
-// campaign makes the only member of a cluster its leader without waiting for
-// an election timeout: there is nobody who could be the leader already. It
-// sends the member the message by which a leader hands over to another. Should
-// that be of no effect, the timeout still is.
+// campaign makes the only member of a cluster its leader without waiting for an election timeout.
+// No other member could be the leader. It sends the member MsgTimeoutNow, the raft message of a
+// leadership transfer. If the message has no effect, the election timeout still applies.
 func campaign(ctx context.Context, server *etcdserver.EtcdServer) {
-	ticker := time.NewTicker(campaignPace)
+	ticker := time.NewTicker(campaignInterval)
 	defer ticker.Stop()
 	for rounds := 0; server.Leader() == 0; {
-		if mayStand(server) {
+		if canCampaign(server) {
 			if rounds%5 == 0 {
 				id := uint64(server.MemberID())
 				_ = server.Process(ctx, &raftpb.Message{Type: raftpb.MsgTimeoutNow.Enum(), From: &id, To: &id})
@@ -41,14 +39,14 @@ func campaign(ctx context.Context, server *etcdserver.EtcdServer) {
 	}
 }
 
-// mayStand tells whether the member has applied its log, raft knows that, and
-// there is no other member.
+// canCampaign reports whether the member is the only one, has applied its log, and raft has registered
+// that.
 //
-// Before its log has been applied a member does not know its own cluster.
-// Before raft has been told so, it would look for changes of the cluster in
-// entries that the server may have dropped from memory already, and panic. The
-// server tells what it has applied before it tells raft, so raft is asked.
-func mayStand(server *etcdserver.EtcdServer) bool {
+// A member does not know its cluster membership before its log is applied. If the member campaigned
+// before raft had registered the applied index, raft would search for membership changes in entries
+// that the server may have dropped from memory already, and panic. The server updates its own
+// applied index before that of raft, so the raft status is checked.
+func canCampaign(server *etcdserver.EtcdServer) bool {
 	committed := server.CommittedIndex()
 	if committed == 0 || server.AppliedIndex() < committed || len(server.Cluster().Members()) != 1 {
 		return false
@@ -57,7 +55,7 @@ func mayStand(server *etcdserver.EtcdServer) bool {
 	if !ok {
 		return false
 	}
-	// It is the status of the member of this process that was made last.
+	// The variable contains the status of the most recently created member of this process.
 	status, ok := variable.Value().(raft.Status)
 	return ok && status.ID == uint64(server.MemberID()) &&
 		status.Applied >= committed && status.Applied >= status.HardState.GetCommit()

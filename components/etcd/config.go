@@ -14,13 +14,13 @@ import (
 	"go.uber.org/zap"
 )
 
-// TLS names the files of one kind of listener. Without CertFile and KeyFile it
-// speaks plain text.
+// TLS names the TLS files of one kind of listener. Without CertFile and KeyFile the listener is not
+// encrypted.
 type TLS struct {
 	CertFile, KeyFile string
-	// TrustedCAFile signs the certificates of the other side.
+	// TrustedCAFile is the CA that signs the certificates of clients or peers.
 	TrustedCAFile string
-	// ClientCertAuth turns away who has no such certificate.
+	// ClientCertAuth rejects clients without a certificate of that CA.
 	ClientCertAuth bool
 }
 
@@ -33,54 +33,54 @@ func (t TLS) info() transport.TLSInfo {
 	}
 }
 
-// Config of a member. The zero value but for DataDir is a cluster of one that
-// only this machine can reach.
+// Config configures a member. With only DataDir set, it is a single-member cluster that only this
+// machine can reach.
 type Config struct {
-	// DataDir is where all data is; it is made when it does not exist.
+	// DataDir is the data directory. It is created if it does not exist.
 	DataDir string
 	// Name of the member; empty means "default".
 	Name string
 
-	// URLs; empty lists mean 127.0.0.1 with etcd's usual ports, 2379 for
-	// clients and 2380 for peers, and advertised are those listened on. The
-	// scheme is https exactly if the TLS files of that side are given.
+	// URLs. Empty lists default to 127.0.0.1 with etcd's standard ports, 2379 for clients and 2380
+	// for peers. Advertised URLs default to the listen URLs. The scheme must be https if and only
+	// if the TLS files of that side are set.
 	ListenClientURLs, AdvertiseClientURLs []string
 	ListenPeerURLs, AdvertisePeerURLs     []string
-	// ListenClientHTTPURLs serve what clients ask for by HTTP (/health,
-	// /metrics, /version), https with the client URLs' TLS. Those serve gRPC
-	// alone then, and with TLS need half of the CPU for it, because it does not
-	// go through net/http. Empty: the client URLs serve both.
+	// ListenClientHTTPURLs serve HTTP clients (/health, /metrics, /version), over https if the
+	// client URLs use TLS. The client URLs then serve gRPC only, which needs half of the CPU with
+	// TLS because it does not go through net/http. If empty, the client URLs serve both.
 	ListenClientHTTPURLs []string
-	// ListenMetricsURLs serve /metrics and /health besides the client URLs,
-	// for which no client certificate is needed. Empty: none.
+	// ListenMetricsURLs serve /metrics and /health in addition to the client URLs, without client
+	// certificates. Empty disables them.
 	ListenMetricsURLs []string
 
 	ClientTLS, PeerTLS TLS
 
-	// InitialCluster is "name=peerURL,…" of all members when the data
-	// directory is empty; empty means this one alone. InitialClusterState is
-	// "new" (or empty) or "existing".
+	// InitialCluster lists all members as "name=peerURL,…" and is used when the data directory is
+	// empty. Empty means this member only. InitialClusterState is "new" (or empty) or "existing".
 	InitialCluster, InitialClusterState string
-	// InitialClusterToken keeps clusters apart; empty means "etcd-cluster".
+	// InitialClusterToken distinguishes clusters during bootstrap. Empty means "etcd-cluster".
 	InitialClusterToken string
 
-	// SnapshotCount is after how many transactions raft's log is cut; zero
-	// means 1000.
+	// SnapshotCount is the number of transactions after which raft creates a snapshot and truncates
+	// its log. Zero means 1000.
 	SnapshotCount uint64
-	// HeartbeatInterval and ElectionTimeout of raft. Zero means 250 ms and
-	// 1.25 s for a cluster of one, 100 ms and 1 s else. One that other
-	// members are going to join wants those before they do.
+	// HeartbeatInterval and ElectionTimeout of raft. Zero means 250 ms and 1.25 s for a
+	// single-member cluster, else 100 ms and 1 s. A single member needs the latter values before
+	// other members join.
 	HeartbeatInterval, ElectionTimeout time.Duration
-	// QuotaBackendBytes is how large the database may grow; zero means 2
-	// GiB.
+	// QuotaBackendBytes is the maximum size of the database. Zero means 2 GiB.
 	QuotaBackendBytes int64
 
-	// NoSync writes without waiting for the disk, for data that nobody will
-	// miss.
+	// NoSync disables fsync, for disposable data.
 	NoSync bool
 
-	// Log receives etcd's warnings and errors. Nil: nothing.
+	// Log receives etcd's warnings and errors. Nil discards them.
 	Log *slog.Logger
+
+	// DiskFull is called with the error when a running member cannot go on because its disk is full, from a goroutine
+	// of etcd. The process exits with code 1 when it returns. Nil: the process exits.
+	DiskFull func(err error)
 }
 
 // Defaults of Config.
@@ -88,28 +88,27 @@ const (
 	defaultName          = "default"
 	defaultSnapshotCount = 1000
 	defaultQuota         = 2 << 30
-	// A cluster of one has nobody to send heartbeats to, and it makes itself
-	// the leader (see campaign) whatever the timeout is. Each tick costs CPU
-	// while idle: 7 ms a second at 50 ms, 3 ms at 250 ms.
-	aloneHeartbeat, aloneElection = 250 * time.Millisecond, 1250 * time.Millisecond
-	usualHeartbeat, usualElection = 100 * time.Millisecond, time.Second
-	// aloneCatchUp is how many entries of raft's log beyond SnapshotCount
-	// stay in memory. A cluster of one has no slow followers that want them,
-	// but what is read from disk at start must not be dropped before raft
-	// knows that it has been applied: raft panics then.
-	aloneCatchUp = 1000
-	// aloneBatch is how often the database file is brought up to date with
-	// the write-ahead log, which is what makes a write durable. Seldom is
-	// cheap; a start after a crash has up to that much to apply again.
-	aloneBatch = time.Second
+	// A single member sends no heartbeats, and it becomes the leader by itself (see campaign)
+	// whatever the timeout is. Each tick costs CPU while idle: 7 ms per second at 50 ms, 3 ms at
+	// 250 ms.
+	singleHeartbeat, singleElection   = 250 * time.Millisecond, 1250 * time.Millisecond
+	defaultHeartbeat, defaultElection = 100 * time.Millisecond, time.Second
+	// singleCatchUpEntries is how many entries of the raft log beyond SnapshotCount stay in memory. A
+	// single member has no slow followers that need them. But entries read from disk at startup
+	// must not be dropped before raft has registered that they are applied, or raft panics.
+	singleCatchUpEntries = 1000
+	// singleBatchInterval is the interval at which changes are committed to the database file. Durability
+	// comes from the write-ahead log. A long interval is cheap, but after a crash up to that much
+	// of the log is applied again at startup.
+	singleBatchInterval = time.Second
 )
 
-// alone tells whether the cluster has no other members.
-func (c *Config) alone() bool {
+// singleMember reports whether the cluster has a single member.
+func (c *Config) singleMember() bool {
 	return c.InitialClusterState != embed.ClusterStateFlagExisting && !strings.Contains(c.InitialCluster, ",")
 }
 
-// embed makes etcd's own configuration, to log to logger.
+// embed returns the configuration of embedded etcd, which logs to logger.
 func (c *Config) embed(logger *zap.Logger) (*embed.Config, error) {
 	if c.DataDir == "" {
 		return nil, errors.New("etcd: no data directory")
@@ -141,15 +140,15 @@ func (c *Config) embed(logger *zap.Logger) (*embed.Config, error) {
 		{"advertise peer", c.AdvertisePeerURLs, c.ListenPeerURLs, c.PeerTLS.enabled(), &out.AdvertisePeerUrls},
 	}
 	for i, u := range urls {
-		given := u.given
-		if len(given) == 0 {
-			given = u.or
+		values := u.given
+		if len(values) == 0 {
+			values = u.or
 		}
-		if len(given) == 0 { // advertise what is listened on by default
-			given = urls[i-1].or
+		if len(values) == 0 { // advertise the listen URLs by default
+			values = urls[i-1].or
 		}
 		var err error
-		if *u.parsed, err = parseURLs(given); err != nil {
+		if *u.parsed, err = parseURLs(values); err != nil {
 			return nil, fmt.Errorf("etcd: %s URL: %w", u.what, err)
 		}
 		for _, parsed := range *u.parsed {
@@ -171,18 +170,17 @@ func (c *Config) embed(logger *zap.Logger) (*embed.Config, error) {
 	out.InitialClusterToken = cmp.Or(c.InitialClusterToken, out.InitialClusterToken)
 	out.SnapshotCount = cmp.Or(c.SnapshotCount, defaultSnapshotCount)
 	out.QuotaBackendBytes = cmp.Or(c.QuotaBackendBytes, defaultQuota)
-	heartbeat, election := usualHeartbeat, usualElection
-	if c.alone() {
-		heartbeat, election = aloneHeartbeat, aloneElection
-		out.SnapshotCatchUpEntries = out.SnapshotCount + aloneCatchUp
-		out.BackendBatchInterval = aloneBatch
+	heartbeat, election := defaultHeartbeat, defaultElection
+	if c.singleMember() {
+		heartbeat, election = singleHeartbeat, singleElection
+		out.SnapshotCatchUpEntries = out.SnapshotCount + singleCatchUpEntries
+		out.BackendBatchInterval = singleBatchInterval
 	}
 	out.TickMs = uint(cmp.Or(c.HeartbeatInterval, heartbeat).Milliseconds())
 	out.ElectionMs = uint(cmp.Or(c.ElectionTimeout, election).Milliseconds())
 	out.UnsafeNoFsync = c.NoSync
 	out.BackendFreelistType = "map"
-	// The gateway would be a client of its own, for HTTP clients of which
-	// Kubernetes has none.
+	// The gateway would run an additional client, and Kubernetes does not use it.
 	out.EnableGRPCGateway = false
 	out.Logger = "zap"
 	out.ZapLoggerBuilder = embed.NewZapLoggerBuilder(logger)

@@ -20,83 +20,80 @@ import (
 	"hyperkube/components/etcd/database"
 )
 
-// What to do about data that cannot be used. Nothing of it is ever taken away
-// by itself.
+// Advice in errors about unusable data. The server never deletes such data itself.
 const (
-	adviseBackup = "restore a backup (hyperkube snapshot restore FILE); a member of several is removed from its cluster, its directory emptied, and joins again"
-	adviseLog    = "its database may be whole: give a copy of it to hyperkube snapshot restore --skip-hash-check, or " + adviseBackup
+	adviseBackup = "restore a backup (hyperkube snapshot restore FILE); if the cluster has other members, remove this member from it, empty the data directory and join again"
+	adviseLog    = "its database may be intact: restore a copy of it with hyperkube snapshot restore --skip-hash-check, or " + adviseBackup
 )
 
-// checkDamage looks at the data of a member before etcd does, for what etcd
-// panics at without a word of help, or waits for ever because of: a log that
-// ends before what the database has, so that what is written next would count
-// as applied already; a database that is gone or in pieces.
+// checkDamage checks the data of a member before etcd opens it. It detects damage at which etcd
+// panics without an explanation or hangs: a log that ends before the database's applied index, so
+// that new entries would count as applied already, and a missing or damaged database.
 //
-// It reads no more than etcd itself is about to read.
+// It reads no more than etcd itself reads during startup.
 func checkDamage(dir string) error {
 	logDir, file := datadir.ToWALDir(dir), datadir.ToBackendFileName(dir)
-	segments, err := filesOf(logDir, ".wal")
+	segments, err := filesWithSuffix(logDir, ".wal")
 	if err != nil {
 		return err
 	}
-	db, err := lookAtDatabase(file)
+	db, err := inspectDatabase(file)
 	if err != nil {
 		return err
 	}
 	if len(segments) == 0 {
-		// A first start that is begun again has written its members only.
+		// An interrupted bootstrap that starts again has only written the members.
 		if db.Members == 1 && db.Applied > uint64(db.Members) {
-			return fmt.Errorf("the write-ahead log in %s is gone, but the database has %d entries of it: %s", logDir, db.Applied, adviseLog)
+			return fmt.Errorf("the write-ahead log in %s is missing, but the database has %d entries of it: %s", logDir, db.Applied, adviseLog)
 		}
 		return nil
 	}
-	log, err := lookAtLog(segments)
+	log, err := inspectLog(segments)
 	if err != nil {
 		return fmt.Errorf("reading the write-ahead log: %w", err)
 	}
-	if db.Applied < log.snapshot {
-		// A database that another member has sent is put in place by etcd.
-		received, err := filesOf(datadir.ToSnapDir(dir), ".snap.db")
+	if db.Applied < log.snapshotIndex {
+		// etcd installs a database that another member has sent as a snapshot.
+		received, err := filesWithSuffix(datadir.ToSnapDir(dir), ".snap.db")
 		switch {
 		case err != nil:
 			return err
 		case len(received) == 0 && !db.Exists:
-			return fmt.Errorf("the database %s is gone: %s", file, adviseBackup)
+			return fmt.Errorf("the database %s is missing: %s", file, adviseBackup)
 		case len(received) == 0:
-			return fmt.Errorf("the database %s has %d entries, older than the %d that the write-ahead log begins after: %s", file, db.Applied, log.snapshot, adviseBackup)
+			return fmt.Errorf("the database %s has %d entries, but the write-ahead log starts after entry %d: %s", file, db.Applied, log.snapshotIndex, adviseBackup)
 		}
 	}
-	// A follower may have in its database what the others have not yet been
-	// told that it has in its log.
-	if db.Members == 1 && log.last < db.Applied && log.last > 0 {
-		return fmt.Errorf("the write-ahead log in %s ends at entry %d, but the database has %d: %s", logDir, log.last, db.Applied, adviseLog)
+	// The database of a follower may be ahead of its log, so only a single member is checked.
+	if db.Members == 1 && log.lastIndex < db.Applied && log.lastIndex > 0 {
+		return fmt.Errorf("the write-ahead log in %s ends at entry %d, but the database has %d: %s", logDir, log.lastIndex, db.Applied, adviseLog)
 	}
 	return nil
 }
 
-// lookAtDatabase is database.Look with what to do about an error.
-func lookAtDatabase(file string) (database.Contents, error) {
-	db, err := database.Look(file)
+// inspectDatabase calls database.Look and adds advice to its error.
+func inspectDatabase(file string) (database.Contents, error) {
+	db, err := database.Inspect(file)
 	if err == nil {
 		return db, nil
 	}
-	// A backup older than what is whole behind a failing disk is no help.
-	if failing := database.Unreadable(file); failing != nil {
-		return db, fmt.Errorf("the database cannot be read, though it may be whole: see to the disk, then start again: %w", failing)
+	// If the disk fails, the database may be intact, and an older backup would lose data.
+	if failing := database.ReadError(file); failing != nil {
+		return db, fmt.Errorf("the database cannot be read, but may be intact: check the disk, then start again: %w", failing)
 	}
 	return db, fmt.Errorf("the database %s is damaged: %w: %s", file, err, adviseBackup)
 }
 
-// explain adds to an error of etcd's, whose data is in dir, what to do about it.
-func explain(err error, dir string) error {
+// withAdvice adds advice to an error of etcd, whose data is in dir.
+func withAdvice(err error, dir string) error {
 	if err == nil {
 		return nil
 	}
-	if isFull(err) {
-		return fmt.Errorf("the disk of %s is full: make space there, then start again: %w", dir, err)
+	if IsDiskFull(err) {
+		return fmt.Errorf("the disk of %s is full: free space, then start again: %w", dir, err)
 	}
 	if errno := syscall.Errno(0); errors.As(err, &errno) {
-		return err // the disk or its permissions; what is there may be whole
+		return err // a disk or permission error; the data may be intact
 	}
 	for _, damage := range []error{
 		wal.ErrCRCMismatch, io.ErrUnexpectedEOF, wal.ErrFileNotFound, wal.ErrMetadataConflict,
@@ -115,9 +112,9 @@ func explain(err error, dir string) error {
 	return err
 }
 
-// filesOf are the files in dir whose names end with suffix, in order; none when
-// there is no dir.
-func filesOf(dir, suffix string) ([]string, error) {
+// filesWithSuffix returns the files in dir whose names end with suffix, sorted. It returns none if dir does
+// not exist.
+func filesWithSuffix(dir, suffix string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -134,33 +131,33 @@ func filesOf(dir, suffix string) ([]string, error) {
 	return out, nil
 }
 
-// logged is what is known of a write-ahead log before etcd has it.
-type logged struct {
-	// last is the index of the last entry, or of the last snapshot if that is
-	// greater, and snapshot that of the last snapshot; zero without any.
-	last, snapshot uint64
+// walState is the state of a write-ahead log as read before etcd opens it.
+type walState struct {
+	// lastIndex is the index of the last entry or the last snapshot, whichever is greater. snapshot is
+	// the index of the last snapshot. They are zero if there is none.
+	lastIndex, snapshotIndex uint64
 }
 
-// lookAtLog goes from frame to frame and decodes nothing but the last ones.
-// Segments that it need not look at it does not open.
-func lookAtLog(segments []string) (out logged, err error) {
+// inspectLog reads the frame headers of the log segments, newest first, and decodes only the last
+// entry and the last snapshot. It does not open segments that it does not need.
+func inspectLog(segments []string) (out walState, err error) {
 	for _, file := range slices.Backward(segments) {
-		here, err := lookAtSegment(file)
+		here, err := inspectSegment(file)
 		if err != nil {
 			return out, err
 		}
-		out.last, out.snapshot = max(out.last, here.last), max(out.snapshot, here.snapshot)
-		if out.last > 0 && out.snapshot > 0 {
+		out.lastIndex, out.snapshotIndex = max(out.lastIndex, here.lastIndex), max(out.snapshotIndex, here.snapshotIndex)
+		if out.lastIndex > 0 && out.snapshotIndex > 0 {
 			break
 		}
 	}
 	return out, nil
 }
 
-// frame is where one record of a log is.
+// frame is the position of one record in a segment.
 type frame struct{ offset, size int64 }
 
-func lookAtSegment(file string) (out logged, err error) {
+func inspectSegment(file string) (out walState, err error) {
 	f, err := os.Open(file)
 	if err != nil {
 		return out, err
@@ -170,16 +167,16 @@ func lookAtSegment(file string) (out logged, err error) {
 	if err != nil {
 		return out, err
 	}
-	// The very last frame may be one that was not written to its end.
+	// The last frame may be incomplete, so the ones before are remembered.
 	var entry, entryBefore, snapshot, snapshotBefore frame
 	var head [10]byte
 	for offset := int64(0); ; {
 		if _, err := f.ReadAt(head[:], offset); err != nil {
-			break // the end, or close enough
+			break // end of file, or less than a header
 		}
 		size := int64(binary.LittleEndian.Uint64(head[:]))
 		if size == 0 {
-			break // allocated, not yet written
+			break // preallocated, not written
 		}
 		padding := int64(0)
 		if size < 0 {
@@ -199,17 +196,17 @@ func lookAtSegment(file string) (out logged, err error) {
 		}
 		offset += 8 + size + padding
 	}
-	if out.snapshot = indexAt(f, snapshot); out.snapshot == 0 {
-		out.snapshot = indexAt(f, snapshotBefore)
+	if out.snapshotIndex = indexAt(f, snapshot); out.snapshotIndex == 0 {
+		out.snapshotIndex = indexAt(f, snapshotBefore)
 	}
-	if out.last = indexAt(f, entry); out.last == 0 {
-		out.last = indexAt(f, entryBefore)
+	if out.lastIndex = indexAt(f, entry); out.lastIndex == 0 {
+		out.lastIndex = indexAt(f, entryBefore)
 	}
-	out.last = max(out.last, out.snapshot)
+	out.lastIndex = max(out.lastIndex, out.snapshotIndex)
 	return out, nil
 }
 
-// indexAt reads the index of an entry or a snapshot; zero if there is none.
+// indexAt returns the index of the entry or snapshot in a frame, or zero if it cannot be read.
 func indexAt(f *os.File, at frame) uint64 {
 	data := make([]byte, at.size)
 	if _, err := f.ReadAt(data, at.offset); err != nil {

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// aloneAnywhere is a member that listens wherever it may; only this process
-// speaks to it.
+// aloneAnywhere returns the configuration of a single member on random ports. Only this process
+// connects to it.
 func aloneAnywhere(dir string) Config {
 	return Config{
 		DataDir: dir, SnapshotCount: 100,
@@ -19,8 +19,8 @@ func aloneAnywhere(dir string) Config {
 	}
 }
 
-// What of a member's data is damaged or gone is told with what to do about it,
-// before anything is written; what is not needed is not missed.
+// TestDamage checks that damaged or missing data is reported with advice before anything is
+// written, and that files which are not needed may be missing.
 func TestDamage(t *testing.T) {
 	const keys = 350
 	whole := filepath.Join(t.TempDir(), "data")
@@ -42,28 +42,28 @@ func TestDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	end := int64(len(bytes.TrimRight(written, "\x00")))
-	// Within values, where nothing but the checksum tells of a change.
+	// The change is within values, where only the checksum reveals it.
 	value := bytes.Repeat([]byte("v"), 100)
 	midst, last := end/2+int64(bytes.Index(written[end/2:], value)), int64(bytes.LastIndex(written, value))
 	for name, c := range map[string]struct {
 		damage func(dir string) error
-		// want is in the error; empty: the member starts and has all keys.
+		// want is contained in the error. If empty, the member starts and has all keys.
 		want string
 	}{
-		"nothing":                {func(string) error { return nil }, ""},
-		"log's tail cut off":     {cut(log, end-3000), "but the database has"},
-		"log's half cut off":     {cut(log, end/2), "but the database has"},
-		"log's tail zeroes":      {overwrite(log, end-3000, make([]byte, 3000)), "but the database has"},
-		"log wrong at its end":   {overwrite(log, last, []byte("wrong")), "the write-ahead log is damaged"},
-		"log wrong in midst":     {overwrite(log, midst, []byte("wrong")), "the write-ahead log is damaged"},
-		"log gone":               {remove(log), "is gone, but the database has"},
-		"log's folder gone":      {remove(filepath.Dir(log)), "is gone, but the database has"},
-		"snapshots gone":         {remove(snap), ""},
-		"database gone":          {remove(db), "is gone: restore a backup"},
-		"database cut off":       {cut(db, 6*4096), "is damaged: it ends after 24576 of "},
-		"database empty":         {cut(db, 0), "is gone: restore a backup"},
-		"database's head wrong":  {overwrite(db, 0, bytes.Repeat([]byte("wrong"), 2000)), "is damaged"},
-		"database's pages wrong": {overwrite(db, 3*4096, bytes.Repeat([]byte("wrong"), 6*4096/5)), "is damaged"},
+		"nothing":                  {func(string) error { return nil }, ""},
+		"log tail truncated":       {cut(log, end-3000), "but the database has"},
+		"log half truncated":       {cut(log, end/2), "but the database has"},
+		"log tail zeroed":          {overwrite(log, end-3000, make([]byte, 3000)), "but the database has"},
+		"log end corrupted":        {overwrite(log, last, []byte("wrong")), "the write-ahead log is damaged"},
+		"log middle corrupted":     {overwrite(log, midst, []byte("wrong")), "the write-ahead log is damaged"},
+		"log missing":              {remove(log), "is missing, but the database has"},
+		"log directory missing":    {remove(filepath.Dir(log)), "is missing, but the database has"},
+		"snapshots missing":        {remove(snap), ""},
+		"database missing":         {remove(db), "is missing: restore a backup"},
+		"database truncated":       {cut(db, 6*4096), "is damaged: it ends after 24576 of "},
+		"database empty":           {cut(db, 0), "is missing: restore a backup"},
+		"database head corrupted":  {overwrite(db, 0, bytes.Repeat([]byte("wrong"), 2000)), "is damaged"},
+		"database pages corrupted": {overwrite(db, 3*4096, bytes.Repeat([]byte("wrong"), 6*4096/5)), "is damaged"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "data")
@@ -129,12 +129,12 @@ func remove(patterns ...string) func(string) error {
 	}
 }
 
-// A log of any content is read without a panic, and without believing what
-// cannot be.
+// FuzzLog checks that a log with any content is read without a panic, and that impossible values
+// are rejected.
 func FuzzLog(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(bytes.Repeat([]byte{0}, 64))
-	// An entry of index 7 of 14 bytes, without a checksum.
+	// An entry with index 7 in 14 bytes, without a checksum.
 	f.Add([]byte{8, 0, 0, 0, 0, 0, 0, 0, 8, 2, 16, 0, 26, 2, 24, 7})
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f, 8, 2})
 	f.Add([]byte{1, 0, 0, 0, 0, 0, 0, 0x87, 8, 2, 0, 0})
@@ -143,7 +143,7 @@ func FuzzLog(f *testing.F) {
 		if err := os.WriteFile(file, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := lookAtSegment(file); err != nil {
+		if _, err := inspectSegment(file); err != nil {
 			t.Error(err)
 		}
 	})

@@ -12,26 +12,26 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// DialConfig says how to reach an etcd cluster that runs elsewhere.
+// DialConfig configures a client of an external etcd cluster.
 type DialConfig struct {
 	// Servers are the client URLs, e.g. https://10.0.0.1:2379.
 	Servers []string
-	// CAFile signs the servers' certificates, CertFile and KeyFile are the
-	// client's own. All empty for plain http.
+	// CAFile is the CA of the servers' certificates. CertFile and KeyFile are the client
+	// certificate. All are empty for plain http.
 	CAFile, CertFile, KeyFile string
-	// Log receives the client's warnings. Nil: nothing.
+	// Log receives the client's warnings. Nil discards them.
 	Log *slog.Logger
 }
 
-// What the connection is kept alive by, as upstream's API server does it.
+// Keepalive and dial timeouts, as in upstream's API server.
 const (
 	keepaliveTime    = 30 * time.Second
 	keepaliveTimeout = 10 * time.Second
 	dialTimeout      = 20 * time.Second
 )
 
-// Dial makes a client. It does not wait for a server to answer; the certificate
-// files are read anew for later connections, so that they can be renewed.
+// Dial creates a client. It does not wait for a connection. The certificate files are read again
+// for later connections, so that they can be renewed.
 func Dial(cfg DialConfig) (*clientv3.Client, error) {
 	if len(cfg.Servers) == 0 {
 		return nil, errors.New("etcd: no servers to connect to")
@@ -56,7 +56,7 @@ func Dial(cfg DialConfig) (*clientv3.Client, error) {
 		DialTimeout:          dialTimeout,
 		DialKeepAliveTime:    keepaliveTime,
 		DialKeepAliveTimeout: keepaliveTimeout,
-		Logger:               zapLogger(cfg.Log, new(atomic.Bool)),
+		Logger:               zapLogger(cfg.Log, new(atomic.Bool), nil),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connecting to etcd: %w", err)

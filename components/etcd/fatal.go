@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fatal is what etcd ends its process with.
+// fatal is the error with which etcd terminates its process.
 type fatal struct {
 	message string
 	cause   error
@@ -29,9 +29,9 @@ func (f *fatal) Error() string {
 
 func (f *fatal) Unwrap() error { return f.cause }
 
-// startMember is embed.StartEtcd, for which what ends the process in it is an
-// error: etcd ends it at most of what is wrong with its files. A process that is
-// told so ends soon, too, and with it what stays open.
+// startMember calls embed.StartEtcd and converts a termination of the process into an error. etcd
+// terminates the process on most errors of its data files. The caller is expected to exit soon
+// after such an error, because files stay open.
 func startMember(cfg *embed.Config) (member *embed.Etcd, err error) {
 	defer func() {
 		switch problem := recover().(type) {
@@ -39,7 +39,7 @@ func startMember(cfg *embed.Config) (member *embed.Etcd, err error) {
 		case *fatal:
 			err = problem
 		case runtime.Error:
-			panic(problem) // a mistake of somebody's, not of the data
+			panic(problem) // a programming error, not a data error
 		default:
 			err = fmt.Errorf("%v", problem)
 		}
@@ -47,44 +47,52 @@ func startMember(cfg *embed.Config) (member *embed.Etcd, err error) {
 	return embed.StartEtcd(cfg)
 }
 
-// fatalHook ends the process as zap does, or startMember if it was called there.
-type fatalHook struct{ log *slog.Logger }
+// fatalHook exits the process like zap's fatal hook, except within startMember, where it panics
+// with a *fatal.
+type fatalHook struct {
+	log *slog.Logger
+	// diskFull is Config.DiskFull.
+	diskFull func(error)
+}
 
-// OnWrite is called when the entry has been written.
+// OnWrite is called after the entry is written.
 func (h fatalHook) OnWrite(entry *zapcore.CheckedEntry, fields []zap.Field) {
 	problem := fatalOf(entry.Message, fields)
-	endStart(problem)
-	h.tellFull(problem)
+	abortStart(problem)
+	h.logDiskFull(problem)
 	os.Exit(1)
 }
 
-// panicHook panics as zap does, or ends startMember, with the cause, if it was called there.
-// Where the disk is full a stack tells nothing, and hides what does.
+// panicHook panics like zap's panic hook, except within startMember, where it panics with a *fatal.
+// If the disk is full it exits without a stack trace, which would hide the cause.
 type panicHook struct{ fatalHook }
 
-// OnWrite is called when the entry has been written.
+// OnWrite is called after the entry is written.
 func (h panicHook) OnWrite(entry *zapcore.CheckedEntry, fields []zap.Field) {
 	problem := fatalOf(entry.Message, fields)
-	endStart(problem)
-	if h.tellFull(problem) {
+	abortStart(problem)
+	if h.logDiskFull(problem) {
 		os.Exit(1)
 	}
 	panic(entry.Message)
 }
 
-// tellFull says what is to be done if it was for want of space that etcd ends.
-func (h fatalHook) tellFull(problem *fatal) bool {
-	if !isFull(problem) {
+// logDiskFull logs advice and returns true if problem was caused by a full disk.
+func (h fatalHook) logDiskFull(problem *fatal) bool {
+	if !IsDiskFull(problem) {
 		return false
 	}
-	h.log.Error("etcd's disk is full: make space there, then start it again", "error", problem)
+	h.log.Error("etcd disk is full: free space, then start etcd again", "err", problem)
+	if h.diskFull != nil {
+		h.diskFull(problem)
+	}
 	return true
 }
 
-// isFull tells whether an error is for want of space.
-func isFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+// IsDiskFull reports whether the cause of an error is a full disk or an exceeded disk quota.
+func IsDiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// fatalOf is what etcd has logged last.
+// fatalOf converts the last log entry of etcd to an error.
 func fatalOf(message string, fields []zap.Field) *fatal {
 	out := &fatal{message: message}
 	for _, f := range fields {
@@ -95,8 +103,8 @@ func fatalOf(message string, fields []zap.Field) *fatal {
 	return out
 }
 
-// endStart ends startMember if that is what is being run.
-func endStart(problem *fatal) {
+// abortStart panics with problem if startMember is on the call stack.
+func abortStart(problem *fatal) {
 	frames := make([]uintptr, 64)
 	callers := runtime.CallersFrames(frames[:runtime.Callers(1, frames)])
 	for more := true; more; {

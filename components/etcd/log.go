@@ -7,38 +7,38 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"hyperkube/internal/logs"
+	"hyperkube/internal/base/logging"
 )
 
-// harmless is what etcd warns of though it is just as it should be here.
-var harmless = map[string]bool{
+// ignoredWarnings are warnings of etcd that do not apply here.
+var ignoredWarnings = map[string]bool{
 	"it isn't recommended to use default name, please set a value for --name. Note that etcd might run into issue when multiple members have the same default name": true,
 	"Running http and grpc server on single port. This is not recommended for production.":                                                                          true,
-	"simple token is not cryptographically signed": true, // authentication is by certificate
-	// It looks for a version that is written a little later, and looks again.
+	"simple token is not cryptographically signed": true, // clients authenticate with certificates
+	// etcd retries after the version has been written.
 	"Failed to detect schema version":  true,
 	"failed to update storage version": true,
 }
 
-// zapLogger hands what etcd logs at warning and above to a slog.Logger until
-// silent is set; what is below is never put together.
-func zapLogger(log *slog.Logger, silent *atomic.Bool) *zap.Logger {
-	drop := func(message string) bool { return silent.Load() || harmless[message] }
+// zapLogger forwards log entries of etcd at warning level and above to a slog.Logger until silent
+// is set. Entries below are never formatted.
+func zapLogger(log *slog.Logger, silent *atomic.Bool, diskFull func(error)) *zap.Logger {
+	drop := func(message string) bool { return silent.Load() || ignoredWarnings[message] }
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	end := fatalHook{log}
-	return logs.Zap(log, drop).WithOptions(zap.WithFatalHook(end), zap.WithPanicHook(panicHook{end}))
+	end := fatalHook{log, diskFull}
+	return logging.Zap(log, drop).WithOptions(zap.WithFatalHook(end), zap.WithPanicHook(panicHook{end}))
 }
 
-// removedWords are etcd's last ones when others answer that they have removed it: nothing
-// else tells.
-const removedWords = "data-dir used by this member must be removed"
+// removedMessage is the message that etcd logs when other members reject it as removed. There is no
+// other notification.
+const removedMessage = "data-dir used by this member must be removed"
 
-// noticing sets removed once etcd logs those.
-func noticing(log *zap.Logger, removed *atomic.Bool) *zap.Logger {
+// detectRemoval sets removed when etcd logs removedMessage.
+func detectRemoval(log *zap.Logger, removed *atomic.Bool) *zap.Logger {
 	return log.WithOptions(zap.Hooks(func(entry zapcore.Entry) error {
-		if entry.Message == removedWords {
+		if entry.Message == removedMessage {
 			removed.Store(true)
 		}
 		return nil

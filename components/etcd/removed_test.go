@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-// TestRemoved: a member that the others remove says that it was, and what is to be done,
-// and so it does when it is started again.
+// TestRemoved checks that a member that was removed from the cluster fails with advice, also when
+// it is started again.
 func TestRemoved(t *testing.T) {
 	ctx := t.Context()
 	urls := freeURLs(t, "http", 4)
 	first := Config{
 		DataDir: filepath.Join(t.TempDir(), "data"), Name: "a", ListenClientURLs: urls[:1], ListenPeerURLs: urls[1:2],
-		HeartbeatInterval: usualHeartbeat, ElectionTimeout: usualElection,
+		HeartbeatInterval: defaultHeartbeat, ElectionTimeout: defaultElection,
 	}
 	a, stop := start(t, first)
 	defer stop()

@@ -16,9 +16,8 @@ import (
 
 var long = flag.Bool("long", false, "run the long variants of tests that kill processes")
 
-// startAndExit is the other process of TestKillAtFirstStart and
-// TestStartBusy: it starts a member in dir, writes until it has been killed or
-// has written n keys, and ends without a word to etcd.
+// startAndExit runs in the child process of TestKillAtFirstStart and TestStartBusy: it starts a
+// member in dir, writes n keys unless it is killed before, and exits without stopping etcd.
 func startAndExit(dir string) int {
 	writes := 0
 	if _, err := fmt.Sscan(os.Getenv("ETCD_TEST_WRITES"), &writes); err != nil {
@@ -49,7 +48,7 @@ func startAndExit(dir string) int {
 	return 0
 }
 
-// child is a process that runs startAndExit.
+// child returns a command that runs startAndExit.
 func child(t *testing.T, dir string, writes int, busy bool) (cmd *exec.Cmd, out, errs *bytes.Buffer) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	t.Cleanup(cancel)
@@ -63,9 +62,8 @@ func child(t *testing.T, dir string, writes int, busy bool) (cmd *exec.Cmd, out,
 	return cmd, out, errs
 }
 
-// A member that ended after its first writes starts again, however busy the
-// machine is: it does not stand for election before raft knows that its log
-// has been applied.
+// TestStartBusy checks that a member that exited after its first writes starts again on a busy
+// machine: it must not campaign before raft has registered that its log is applied.
 func TestStartBusy(t *testing.T) {
 	rounds := 5
 	if *long {
@@ -92,8 +90,8 @@ func TestStartBusy(t *testing.T) {
 	}
 }
 
-// A member that is killed at any instant of its first start starts again. Most
-// happens in the first tenth of the second.
+// TestKillAtFirstStart checks that a member that is killed at any time during its first start
+// starts again. Most steps happen in the first 100 ms.
 func TestKillAtFirstStart(t *testing.T) {
 	step := 10 * time.Millisecond
 	if *long {
@@ -122,8 +120,8 @@ func TestKillAtFirstStart(t *testing.T) {
 	}
 }
 
-// A log without its first words is that of a first start, unless the database
-// knows more.
+// TestLogLost checks that a log without its first entries is treated as an interrupted bootstrap,
+// unless the database contains more.
 func TestLogLost(t *testing.T) {
 	cfg := localConfig(t)
 	s, stop := start(t, cfg)
@@ -134,7 +132,7 @@ func TestLogLost(t *testing.T) {
 	}
 	stop()
 	log := filepath.Join(cfg.DataDir, "member", "wal", firstSegment)
-	// Checksum, metadata and the snapshot of nothing are in the first bytes.
+	// The first bytes contain the checksum, metadata and the empty snapshot.
 	if err := os.Truncate(log, 80); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +141,7 @@ func TestLogLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := s.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "restore a backup") {
-		t.Errorf("with a database that knows more: %v", err)
+		t.Errorf("with a database that contains more than the log: %v", err)
 	}
 	if err := os.Remove(filepath.Join(cfg.DataDir, "member", "snap", "db")); err != nil {
 		t.Fatal(err)

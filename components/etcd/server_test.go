@@ -29,10 +29,10 @@ import (
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
-	"hyperkube/internal/testport"
+	"hyperkube/internal/testing/testport"
 )
 
-// freeURLs returns n URLs at which nobody else listens during the test.
+// freeURLs returns n URLs with ports that stay reserved for the test.
 func freeURLs(t testing.TB, scheme string, n int) []string {
 	t.Helper()
 	var urls []string
@@ -42,7 +42,7 @@ func freeURLs(t testing.TB, scheme string, n int) []string {
 	return urls
 }
 
-// start runs a member until stop.
+// start runs a member. The caller must call stop.
 func start(t testing.TB, cfg Config) (s *Server, stop func()) {
 	t.Helper()
 	s, err := New(cfg)
@@ -111,7 +111,7 @@ func BenchmarkPut(b *testing.B) {
 func BenchmarkCurrentRevision(b *testing.B) {
 	s, stop := start(b, localConfig(b))
 	defer stop()
-	kv := s.Client().KV.(*localKV)
+	kv := s.Client().KV.(*inProcessKV)
 	for b.Loop() {
 		if _, err := kv.CurrentRevision(context.Background()); err != nil {
 			b.Fatal(err)
@@ -151,11 +151,11 @@ func TestRunTwice(t *testing.T) {
 	if _, err := s.Client().Put(context.Background(), "k", "v"); err != nil {
 		t.Fatal(err)
 	}
-	current, err := s.Client().KV.(*localKV).CurrentRevision(context.Background())
+	current, err := s.Client().KV.(*inProcessKV).CurrentRevision(context.Background())
 	if err != nil || current != 2 {
 		t.Errorf("current revision: %d %v", current, err)
 	}
-	// Others come over the network.
+	// This client connects over the network.
 	remote, err := Dial(DialConfig{Servers: cfg.ListenClientURLs})
 	if err != nil {
 		t.Fatal(err)
@@ -205,14 +205,14 @@ func TestTLS(t *testing.T) {
 	}
 	_, stop := start(t, cfg)
 	defer stop()
-	get := func(patience time.Duration, dial DialConfig) error {
+	get := func(timeout time.Duration, dial DialConfig) error {
 		dial.Servers = urls[:1]
 		client, err := Dial(dial)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer client.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		_, err = client.Get(ctx, "k")
 		return err
@@ -220,13 +220,13 @@ func TestTLS(t *testing.T) {
 	if err := get(time.Minute, DialConfig{CAFile: file("ca.crt"), CertFile: file("client.crt"), KeyFile: file("client.key")}); err != nil {
 		t.Errorf("with a certificate: %v", err)
 	}
-	// It tries again and again, so it is the time that ends this.
+	// The client retries, so the call fails by its timeout.
 	if err := get(3*time.Second, DialConfig{CAFile: file("ca.crt")}); err == nil {
 		t.Error("a client without a certificate was served")
 	}
 }
 
-// With URLs for HTTP those for clients serve gRPC alone.
+// TestHTTPApart checks that the client URLs serve gRPC only if there are separate URLs for HTTP.
 func TestHTTPApart(t *testing.T) {
 	dir := t.TempDir()
 	ca, caKey := certificate(t, dir, "ca", nil, nil)
@@ -245,7 +245,7 @@ func TestHTTPApart(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
-	// It never ends, which nobody waits for at the end.
+	// The watch never completes, and shutdown does not wait for it.
 	events := client.Watch(t.Context(), "k")
 	if _, err := client.Put(t.Context(), "k", "v"); err != nil {
 		t.Error(err)
@@ -277,12 +277,12 @@ func TestHTTPApart(t *testing.T) {
 		t.Errorf("health without a certificate: %d", status)
 	}
 	if status, err := health(urls[0], pair); status == http.StatusOK {
-		t.Errorf("health where gRPC is served alone: %d, %v", status, err)
+		t.Errorf("health on a gRPC-only URL: %d, %v", status, err)
 	}
 }
 
-// certificate writes a key and a certificate for 127.0.0.1, signed by ca or
-// else by itself.
+// certificate creates a key and a certificate for 127.0.0.1, signed by ca, or self-signed if ca is
+// nil.
 func certificate(t testing.TB, dir, name string, ca *x509.Certificate, caKey *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -379,20 +379,19 @@ func TestCommandFlags(t *testing.T) {
 func TestLog(t *testing.T) {
 	var out strings.Builder
 	silent := new(atomic.Bool)
-	log := zapLogger(slog.New(slog.NewTextHandler(&out, nil)), silent)
+	log := zapLogger(slog.New(slog.NewTextHandler(&out, nil)), silent, nil)
 	log.With(zap.String("member", "m")).Warn("slow", zap.Duration("took", time.Second), zap.Error(errors.New("why")))
-	log.Info("nobody wants this")
+	log.Info("dropped: below warning")
 	log.Warn("simple token is not cryptographically signed")
 	silent.Store(true)
-	log.Warn("nobody wants this any more")
+	log.Warn("dropped while silent")
 	if got := out.String(); !strings.Contains(got, "level=WARN msg=slow member=m error=why took=1s") ||
 		strings.Count(got, "\n") != 1 {
 		t.Errorf("got %q", got)
 	}
 }
 
-// runMember runs a member for as long as the process lives, and returns when it is
-// ready.
+// runMember starts a member that runs as long as the process, and returns when it is ready.
 func runMember(dir string) (*Server, error) {
 	s, err := New(Config{
 		DataDir: dir, ListenClientURLs: []string{"http://127.0.0.1:0"}, ListenPeerURLs: []string{"http://127.0.0.1:0"},
@@ -410,8 +409,8 @@ func runMember(dir string) (*Server, error) {
 	}
 }
 
-// writeUntilKilled is the other process of TestKill: it writes numbers and
-// prints each once it has been acknowledged.
+// writeUntilKilled runs in the child process of TestKill: it writes numbers and prints each one
+// after it is acknowledged.
 func writeUntilKilled(dir string) int {
 	s, err := runMember(dir)
 	if err != nil {

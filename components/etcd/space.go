@@ -12,38 +12,37 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/mvcc"
 )
 
-// When the only member of a cluster sees to the size of its database.
+// Limits for the maintenance of a single member's database.
 const (
-	// spaceInterval between looks; a look reads a few numbers.
+	// spaceInterval is the interval between checks. A check reads a few numbers.
 	spaceInterval = 30 * time.Second
-	// A database file never shrinks by itself. It is written anew, which
-	// holds everybody up for some 10 ms a MB, when less than half of it is in
-	// use and it is not small.
-	worthDefragment = 128 << 20
-	// An alarm of no space ends when no more than this of the quota is used.
-	calmPercent = 90
-	// Where that was not reached, and what is in use does not look like it either, the
-	// file is not written anew again for so long.
-	futilePause = 10 * time.Minute
+	// minDefragmentSize is the minimum size for a defragmentation. A database file never shrinks by
+	// itself. It is defragmented, which blocks all requests for about 10 ms per MB, if it has at
+	// least this size and less than half of it is in use.
+	minDefragmentSize = 128 << 20
+	// disarmPercent is the percentage of the quota below which the NOSPACE alarm is disarmed.
+	disarmPercent = 90
+	// defragmentRetryInterval is the pause between defragmentations if the last one did not free enough space
+	// and the size in use is still above the limit.
+	defragmentRetryInterval = 10 * time.Minute
 )
 
-// space keeps the database of the only member of a cluster from using up its
-// quota for ever. Nobody else is there who would: etcd leaves it to people, and
-// takes no writes from when the quota is used up until they have come.
-type space struct {
+// spaceManager compacts and defragments the database of a single member before it exhausts its quota. etcd
+// leaves that to an operator and rejects writes when the quota is exhausted.
+type spaceManager struct {
 	server *etcdserver.EtcdServer
 	log    *slog.Logger
-	// worth is worthDefragment.
-	worth int64
+	// minSize is minDefragmentSize, except in tests.
+	minSize int64
 
-	// futile is when the database was last written anew because its quota was used up
-	// and that made too little space, zero: it was not; it had revision then.
-	futile   time.Time
-	revision int64
+	// ineffectiveSince is the time of the last defragmentation that did not free enough space, or zero.
+	// revision is the store revision at that time.
+	ineffectiveSince time.Time
+	revision         int64
 }
 
-// run looks every interval until ctx ends.
-func (s *space) run(ctx context.Context, interval time.Duration) {
+// run checks the database at each interval until ctx is cancelled.
+func (s *spaceManager) run(ctx context.Context, interval time.Duration) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	for {
@@ -52,75 +51,77 @@ func (s *space) run(ctx context.Context, interval time.Duration) {
 		case <-ctx.Done():
 			return
 		}
-		if err := s.look(ctx); err != nil && ctx.Err() == nil {
-			s.log.Error("cannot make space in the database", "error", err)
+		if err := s.check(ctx); err != nil && ctx.Err() == nil {
+			s.log.Error("freeing database space failed", "err", err)
 		}
 	}
 }
 
-// look makes space if it is needed, and ends the alarm once there is some.
-func (s *space) look(ctx context.Context) error {
+// check frees space if necessary and disarms the alarm when there is enough.
+func (s *spaceManager) check(ctx context.Context) error {
 	if len(s.server.Cluster().Members()) > 1 {
-		return nil // others have come: who is written anew holds all of them up
+		return nil // a defragmentation would block the other members too
 	}
 	db := s.server.Backend()
-	full := s.full()
+	full := s.alarmActive()
 	if full {
-		// What is forgotten early costs those their places who watch from
-		// before; without it nobody can write anything but deletions.
+		// An early compaction breaks watches of older revisions, but without it etcd rejects all
+		// writes except deletions.
 		revision := s.server.KV().Rev()
-		s.log.Warn("the database has used up its quota; forgetting what was", "size", db.Size(), "quota", s.server.Cfg.QuotaBackendBytes, "revision", revision)
+		s.log.Warn("database quota exhausted, compacting", "size", db.Size(), "quota", s.server.Cfg.QuotaBackendBytes, "revision", revision)
 		_, err := s.server.Compact(ctx, &etcdserverpb.CompactionRequest{Revision: revision, Physical: true})
 		if err != nil && !errors.Is(err, mvcc.ErrCompacted) {
 			return fmt.Errorf("compacting: %w", err)
 		}
-		if s.isFutile(revision) {
+		if s.wouldNotHelp(revision) {
 			return nil
 		}
 	}
-	if size := db.Size(); full || size >= s.worth && db.SizeInUse() < size/2 {
+	if size := db.Size(); full || size >= s.minSize && db.SizeInUse() < size/2 {
 		began := time.Now()
 		if err := s.server.Defragment(); err != nil {
 			return fmt.Errorf("defragmenting: %w", err)
 		}
-		s.log.Info("wrote the database anew", "before", size, "after", db.Size(), "took", time.Since(began))
+		s.log.Info("database defragmented", "before", size, "after", db.Size(), "took", time.Since(began))
 	}
-	s.futile = time.Time{}
+	s.ineffectiveSince = time.Time{}
 	if !full {
 		return nil
 	}
-	if db.Size() > s.calm() {
-		s.futile, s.revision = time.Now(), s.server.KV().Rev()
+	if db.Size() > s.disarmSize() {
+		s.ineffectiveSince, s.revision = time.Now(), s.server.KV().Rev()
 		return nil
 	}
 	_, err := s.server.Alarm(ctx, &etcdserverpb.AlarmRequest{
 		MemberID: uint64(s.server.MemberID()), Action: etcdserverpb.AlarmRequest_DEACTIVATE, Alarm: etcdserverpb.AlarmType_NOSPACE,
 	})
 	if err != nil {
-		return fmt.Errorf("ending the alarm: %w", err)
+		return fmt.Errorf("disarming the NOSPACE alarm: %w", err)
 	}
-	s.log.Info("the database has space again", "size", db.Size())
+	s.log.Info("database has space again", "size", db.Size())
 	return nil
 }
 
-// calm is up to which size the alarm ends.
-func (s *space) calm() int64 { return s.server.Cfg.QuotaBackendBytes / 100 * calmPercent }
+// disarmSize returns the size below which the alarm is disarmed.
+func (s *spaceManager) disarmSize() int64 {
+	return s.server.Cfg.QuotaBackendBytes / 100 * disarmPercent
+}
 
-// isFutile tells whether to write the database anew would only hold everybody up: it
-// was of no use before, and too little has been deleted since. How much is in use is
-// told a little late, so that this alone is not believed for ever.
-func (s *space) isFutile(revision int64) bool {
+// wouldNotHelp reports whether a defragmentation would block requests without freeing enough space: the
+// previous one did not, and too little has been deleted since. The size in use is updated with a
+// delay, so this holds only for defragmentRetryInterval.
+func (s *spaceManager) wouldNotHelp(revision int64) bool {
 	switch {
-	case s.futile.IsZero():
+	case s.ineffectiveSince.IsZero():
 		return false
 	case revision == s.revision:
 		return true
 	}
-	return s.server.Backend().SizeInUse() > s.calm() && time.Since(s.futile) < futilePause
+	return s.server.Backend().SizeInUse() > s.disarmSize() && time.Since(s.ineffectiveSince) < defragmentRetryInterval
 }
 
-// full tells whether there is an alarm of no space.
-func (s *space) full() bool {
+// alarmActive reports whether the NOSPACE alarm is active.
+func (s *spaceManager) alarmActive() bool {
 	for _, alarm := range s.server.Alarms() {
 		if alarm.GetAlarm() == etcdserverpb.AlarmType_NOSPACE {
 			return true

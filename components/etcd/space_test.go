@@ -15,14 +15,14 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 )
 
-// A database that has used up its quota with what was, not with what is, takes
-// writes again by itself.
+// TestSpace checks that a member whose quota is exhausted by old revisions accepts writes again
+// without an operator.
 func TestSpace(t *testing.T) {
 	ctx := t.Context()
 	config := localConfig(t)
 	config.DataDir = filepath.Join(t.TempDir(), "data")
 	config.QuotaBackendBytes = 24 << 20
-	cfg, err := config.embed(zapLogger(nil, nil))
+	cfg, err := config.embed(zapLogger(nil, nil, nil))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -35,11 +35,11 @@ func TestSpace(t *testing.T) {
 	<-member.Server.ReadyNotify()
 	client := v3client.New(member.Server)
 	defer client.Close()
-	s := &space{server: member.Server, log: slog.New(slog.DiscardHandler), worth: 1 << 20}
+	s := &spaceManager{server: member.Server, log: slog.New(slog.DiscardHandler), minSize: 1 << 20}
 
 	value := strings.Repeat("v", 1<<20)
 	for i := 0; ; i++ {
-		member.Server.KV().Commit() // the file is written seldom
+		member.Server.KV().Commit() // the database file is written with a delay
 		_, err := client.Put(ctx, fmt.Sprint("k", i%3), value)
 		if errors.Is(err, rpctypes.ErrNoSpace) {
 			break
@@ -48,11 +48,11 @@ func TestSpace(t *testing.T) {
 			t.Fatal(i, err)
 		}
 	}
-	if err := s.look(ctx); err != nil {
+	if err := s.check(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if s.full() {
-		t.Fatal("the alarm was not ended")
+	if s.alarmActive() {
+		t.Fatal("the alarm was not disarmed")
 	}
 	for i := range 5 {
 		if _, err := client.Put(ctx, fmt.Sprint("k", i%3), value); err != nil {
@@ -64,8 +64,8 @@ func TestSpace(t *testing.T) {
 		t.Errorf("after that: %v", err)
 	}
 
-	// What is in use fills it: the alarm stays.
-	for i := 0; !s.full() || s.look(ctx) == nil && !s.full(); i++ {
+	// Live data exhausts the quota: the alarm stays active.
+	for i := 0; !s.alarmActive() || s.check(ctx) == nil && !s.alarmActive(); i++ {
 		member.Server.KV().Commit()
 		if _, err := client.Put(ctx, fmt.Sprint("more", i), value); err != nil && !errors.Is(err, rpctypes.ErrNoSpace) || i > 100 {
 			t.Fatal(i, err)
@@ -74,28 +74,28 @@ func TestSpace(t *testing.T) {
 	if _, err := client.Put(ctx, "k1", value); !errors.Is(err, rpctypes.ErrNoSpace) {
 		t.Errorf("when all is in use: %v", err)
 	}
-	// It is not written anew again and again for nothing.
+	// The database is not defragmented repeatedly without effect.
 	var said strings.Builder
 	s.log = slog.New(slog.NewTextHandler(&said, nil))
 	for i := range 3 {
 		if _, err := client.Delete(ctx, fmt.Sprint("nothing", i)); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.look(ctx); err != nil || !s.full() {
-			t.Fatalf("when all is in use: %v, alarm %v", err, s.full())
+		if err := s.check(ctx); err != nil || !s.alarmActive() {
+			t.Fatalf("when all is in use: %v, alarm %v", err, s.alarmActive())
 		}
 	}
-	if n := strings.Count(said.String(), "wrote the database anew"); n > 1 {
-		t.Errorf("written anew %d times:\n%s", n, said.String())
+	if n := strings.Count(said.String(), "database defragmented"); n > 1 {
+		t.Errorf("defragmented %d times:\n%s", n, said.String())
 	}
-	// Deletions make space, at the latest after a while.
+	// Deletions free space, at the latest after defragmentRetryInterval.
 	for i := range 40 {
 		if _, err := client.Delete(context.Background(), fmt.Sprint("more", i)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s.futile = time.Now().Add(-futilePause)
-	if err := s.look(ctx); err != nil || s.full() {
-		t.Errorf("after deletions: %v, alarm %v", err, s.full())
+	s.ineffectiveSince = time.Now().Add(-defragmentRetryInterval)
+	if err := s.check(ctx); err != nil || s.alarmActive() {
+		t.Errorf("after deletions: %v, alarm %v", err, s.alarmActive())
 	}
 }

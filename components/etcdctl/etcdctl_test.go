@@ -6,11 +6,11 @@ import (
 	"strings"
 	"testing"
 
-	"hyperkube/internal/testetcd"
+	"hyperkube/internal/testing/testetcd"
 )
 
-// TestCommands has a member asked and told by commands. A flag that one of them looks
-// for in vain would end the process.
+// TestCommands runs commands against a member. A command that looks up an undefined flag would exit
+// the process.
 func TestCommands(t *testing.T) {
 	m := testetcd.Start(t, testetcd.Config{Dir: t.TempDir()})
 	t.Cleanup(m.Stop)
@@ -38,7 +38,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// printed runs the command and returns what the process printed meanwhile.
+// printed runs the command and returns what it prints to standard output.
 func printed(t *testing.T, args []string) string {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "out"))

@@ -6,12 +6,12 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// NewCommand is `hyperkube hello`.
+// NewCommand returns the `hyperkube hello` command.
 func NewCommand() *cobra.Command {
 	cfg := Config{}
 	cmd := &cobra.Command{
 		Use:   "hello",
-		Short: "A small web server to try a cluster with",
+		Short: "Run a small web server to test a cluster",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			server, err := New(cfg)
@@ -24,9 +24,9 @@ func NewCommand() *cobra.Command {
 	cmd.AddCommand(newGet())
 	flags := cmd.Flags()
 	flags.StringVar(&cfg.Address, "address", ":8080", "Address to listen on.")
-	flags.StringVar(&cfg.GRPCAddress, "grpc-address", "", "Address to serve gRPC's health service on; empty serves none.")
-	flags.StringVar(&cfg.Message, "message", "Hello", "What to say first.")
-	flags.DurationVar(&cfg.StartDelay, "start-delay", 0, "How long after the start /readyz begins to succeed.")
-	flags.DurationVar(&cfg.Drain, "drain", 2*time.Second, "How long to still take requests after SIGTERM, while proxies learn of it.")
+	flags.StringVar(&cfg.GRPCAddress, "grpc-address", "", "Address to serve the gRPC health service on. If empty, it is not served.")
+	flags.StringVar(&cfg.Message, "message", "Hello", "First line of the response.")
+	flags.DurationVar(&cfg.StartDelay, "start-delay", 0, "How long after startup /readyz begins to succeed.")
+	flags.DurationVar(&cfg.Drain, "drain", 2*time.Second, "How long to keep serving requests after SIGTERM, while proxies remove the endpoint.")
 	return cmd
 }

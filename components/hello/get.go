@@ -10,15 +10,15 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
 )
 
-// newGet is `hello get URL`: the other side, for images without a shell.
+// newGet returns the `hello get URL` command, an HTTP client for images without a shell.
 func newGet() *cobra.Command {
 	var every, timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "get URL",
-		Short: "Ask a web server, once or again and again",
+		Short: "Send a GET request to a web server, once or repeatedly",
 		Args:  cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client := &http.Client{Timeout: timeout, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -37,12 +37,12 @@ func newGet() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().DurationVar(&every, "every", 0, "Ask again and again with this pause, and tell of each time whether it went well.")
-	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "How long to wait for an answer.")
+	cmd.Flags().DurationVar(&every, "every", 0, "Repeat the request at this interval and print the result of each.")
+	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Second, "Timeout of a request.")
 	return cmd
 }
 
-// get asks once, over a connection of its own, and copies the answer to out.
+// get sends one GET request over a new connection and copies the response body to out.
 func get(ctx context.Context, client *http.Client, url string, out io.Writer) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -11,11 +11,11 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// readyService is the name under which gRPC's health service tells readiness.
+// readyService is the service name for readiness in the gRPC health service.
 const readyService = "ready"
 
-// grpcHealth says over gRPC what the health endpoints say over HTTP.
-// https://github.com/grpc/grpc/blob/master/doc/health-checking.md
+// grpcHealth serves the state of the HTTP health endpoints over gRPC.
+// https://github.com/grpc/grpc/blob/HEAD/doc/health-checking.md
 type grpcHealth struct {
 	healthpb.UnimplementedHealthServer
 	s *Server
@@ -27,7 +27,7 @@ func (h grpcHealth) Check(_ context.Context, req *healthpb.HealthCheckRequest) (
 	switch req.GetService() {
 	case "":
 	case readyService:
-		ok = !h.s.unready.Load() && h.s.takesRequests()
+		ok = !h.s.unready.Load() && h.s.acceptsRequests()
 	default:
 		return nil, status.Error(codes.NotFound, "unknown service")
 	}
@@ -48,7 +48,7 @@ func (s *Server) serveGRPC() (stop func(), err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = server.Serve(listener) // ends when it is stopped
+		_ = server.Serve(listener) // returns when the server is stopped
 	}()
 	return func() { server.Stop(); <-done }, nil
 }

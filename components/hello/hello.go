@@ -1,6 +1,5 @@
-// Package hello is a small web server for first applications and tests. It
-// tells which pod answered and can be made unhealthy, unready or crash on
-// demand.
+// Package hello implements a small web server for first applications and tests. It reports which
+// pod answered, and can be made unhealthy, unready or crash on request.
 package hello
 
 import (
@@ -18,29 +17,28 @@ import (
 	"sync/atomic"
 	"time"
 
-	"hyperkube/internal/version"
+	"hyperkube/internal/base/version"
 )
 
-// Config of a Server.
+// Config configures a Server.
 type Config struct {
 	// Address to listen on, such as ":8080".
 	Address string
-	// GRPCAddress is where gRPC's health service is served, which says the
-	// same as /healthz, and for the service "ready" the same as /readyz.
-	// Empty serves none.
+	// GRPCAddress is the listen address of the gRPC health service, which reports the same as
+	// /healthz, and for the service "ready" the same as /readyz. If empty, it is not served.
 	GRPCAddress string
-	// Message is said first. Empty means "Hello".
+	// Message is the first line of the response. Empty means "Hello".
 	Message string
-	// StartDelay is how long after the start the server becomes ready.
+	// StartDelay is how long after startup the server becomes ready.
 	StartDelay time.Duration
-	// Drain is how long the server still takes requests after it was asked
-	// to stop, while proxies learn that it goes.
+	// Drain is how long the server keeps serving requests after ctx is cancelled, while proxies
+	// remove the endpoint.
 	Drain time.Duration
-	// Exit ends the process on POST /crash; nil means os.Exit.
+	// Exit is called on POST /crash. Nil means os.Exit.
 	Exit func(code int)
 }
 
-// Server answers every path with who and where it is.
+// Server answers every request with information about its pod and node.
 type Server struct {
 	cfg       Config
 	started   time.Time
@@ -51,7 +49,7 @@ type Server struct {
 	ready     chan struct{}
 }
 
-// New validates cfg.
+// New validates cfg and returns a Server.
 func New(cfg Config) (*Server, error) {
 	if cfg.Address == "" {
 		return nil, errors.New("hello: no address to listen on")
@@ -65,10 +63,10 @@ func New(cfg Config) (*Server, error) {
 	return &Server{cfg: cfg, ready: make(chan struct{})}, nil
 }
 
-// Ready is closed once the server listens.
+// Ready returns a channel that is closed once the server listens.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Run serves until ctx ends and the requests under way are answered.
+// Run serves until ctx is cancelled and the requests in flight are answered.
 func (s *Server) Run(ctx context.Context) error {
 	listener, err := net.Listen("tcp", s.cfg.Address)
 	if err != nil {
@@ -99,22 +97,22 @@ func (s *Server) Run(ctx context.Context) error {
 	if err := server.Shutdown(end); err != nil {
 		return fmt.Errorf("hello: stopping: %w", err)
 	}
-	_ = <-failed // says no more than that it was shut down
+	_ = <-failed // always http.ErrServerClosed
 	return nil
 }
 
 // Handler serves:
 //
-//	/                who answers, as text, or as JSON where the client accepts it
+//	/                information about the pod, as text, or as JSON if the client accepts it
 //	/healthz         liveness; POST /healthz?ok=false makes it fail
 //	/readyz          readiness; POST /readyz?ok=false makes it fail
-//	POST /crash      ends the process with ?code= (default 1)
-//	/env, /slow      the environment; an answer after ?for= (default 1s)
+//	POST /crash      exits the process with ?code= (default 1)
+//	/env, /slow      the environment; a response after ?for= (default 1s)
 func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", s.whoami)
 	mux.HandleFunc("/healthz", s.check(&s.unhealthy, func() bool { return true }))
-	mux.HandleFunc("/readyz", s.check(&s.unready, s.takesRequests))
+	mux.HandleFunc("/readyz", s.check(&s.unready, s.acceptsRequests))
 	mux.HandleFunc("POST /crash", func(w http.ResponseWriter, r *http.Request) {
 		code, err := strconv.Atoi(r.FormValue("code"))
 		if err != nil {
@@ -143,12 +141,13 @@ func (s *Server) Handler() http.Handler {
 	return mux
 }
 
-// takesRequests tells whether the server has started and is not to stop.
-func (s *Server) takesRequests() bool {
+// acceptsRequests reports whether the server is ready: the start delay has passed and the server is
+// not shutting down.
+func (s *Server) acceptsRequests() bool {
 	return !s.draining.Load() && time.Since(s.started) >= s.cfg.StartDelay
 }
 
-// answer is what / tells.
+// answer is the JSON response of /.
 type answer struct {
 	Message   string              `json:"message"`
 	Pod       string              `json:"pod"`
@@ -196,13 +195,13 @@ func (s *Server) whoami(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// check serves a health endpoint: GET tells, POST ?ok= sets.
-func (s *Server) check(broken *atomic.Bool, also func() bool) http.HandlerFunc {
+// check serves a health endpoint: GET returns the state, POST ?ok= sets it.
+func (s *Server) check(broken *atomic.Bool, ready func() bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost {
 			broken.Store(r.FormValue("ok") == "false")
 		}
-		if broken.Load() || !also() {
+		if broken.Load() || !ready() {
 			if r.Method != http.MethodPost {
 				w.WriteHeader(http.StatusServiceUnavailable)
 			}
@@ -221,7 +220,7 @@ func hostname() string {
 	return name
 }
 
-// ownNamespace is where every pod with a service account token finds it.
+// ownNamespace returns the namespace of the pod from its service account volume, or "".
 func ownNamespace() string {
 	data, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 	if err != nil {

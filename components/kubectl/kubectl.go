@@ -1,4 +1,4 @@
-// Package kubectl is the real kubectl, k8s.io/kubectl, as a component.
+// Package kubectl runs upstream's kubectl, k8s.io/kubectl, as a component.
 package kubectl
 
 import (
@@ -15,40 +15,39 @@ import (
 	"k8s.io/kubectl/pkg/cmd/plugin"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
-	ourversion "hyperkube/internal/version"
+	ourversion "hyperkube/internal/base/version"
 )
 
-// NewCommand returns kubectl for arguments without the program's name, which it is
-// then executed with only as the process's own: aliases of a kuberc file give it
-// others, which must stand. An unknown subcommand is looked up as a plugin, and
-// replaces the process.
+// NewCommand returns the kubectl command for args, which do not include the program name. Execute
+// the command with the arguments of the process (os.Args): aliases in a kuberc file replace these.
+// An unknown subcommand is looked up as a plugin, which replaces the process.
 func NewCommand(args []string) *cobra.Command {
-	// Only a version that is no refinement of the library's is refused; kubectl
-	// then tells the library's.
+	// An error means that our version is not derived from the library's version; kubectl then
+	// reports the library's version.
 	_ = version.SetDynamicVersion(ourversion.Get().GitVersion)
 	streams := genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}
 	return cmd.NewDefaultKubectlCommandWithArgs(cmd.KubectlOptions{
 		PluginHandler: cmd.NewDefaultPluginHandler(plugin.ValidPluginFilenamePrefixes),
 		Arguments:     append([]string{"kubectl"}, args...),
 		ConfigFlags: genericclioptions.NewConfigFlags(true).WithDeprecatedPasswordFlag().
-			WithDiscoveryBurst(burst).WithDiscoveryQPS(perSecond).WithWarningPrinter(streams).
-			WithWrapConfigFn(adapt),
+			WithDiscoveryBurst(burst).WithDiscoveryQPS(qps).WithWarningPrinter(streams).
+			WithWrapConfigFn(adaptConfig),
 		IOStreams: streams,
 	})
 }
 
-// What kubectl may ask of a server: discovery and all else alike.
+// Client-side rate limits of kubectl, for discovery and all other requests.
 const (
-	perSecond = 50
-	burst     = 300
+	qps   = 50
+	burst = 300
 )
 
-// adapt lets a command that waits for many objects ask for them faster than
-// client-go's 5 a second, which make deleting a hundred objects take 18 s:
-// servers defend themselves. And it is kubectl whatever the program's file is
-// called, for servers take the manager of fields from the name of the client.
-func adapt(c *rest.Config) *rest.Config {
-	c.QPS, c.Burst = perSecond, burst
+// adaptConfig raises the client-side rate limit above client-go's default of 5 requests per second, with
+// which deleting a hundred objects takes 18 s; API servers have their own flow control. It also
+// sets the user agent to kubectl, whatever the program file is called, because API servers derive
+// the field manager from it.
+func adaptConfig(c *rest.Config) *rest.Config {
+	c.QPS, c.Burst = qps, burst
 	if c.UserAgent == "" {
 		_, platform, _ := strings.Cut(rest.DefaultKubernetesUserAgent(), "/")
 		c.UserAgent = "kubectl/" + platform
@@ -56,15 +55,15 @@ func adapt(c *rest.Config) *rest.Config {
 	return c
 }
 
-// Main runs kubectl and ends the process as kubectl does.
+// Main runs kubectl and exits the process with kubectl's exit code if it fails.
 func Main(args []string) {
 	if err := run(args); err != nil {
 		cmdutil.CheckErr(err)
 	}
 }
 
-// run makes the process's arguments those of kubectl: several of its parts read
-// them there, as what it notes as the cause of a change.
+// run sets os.Args to the arguments of kubectl, because several parts of kubectl read os.Args, for
+// example for the change-cause annotation.
 func run(args []string) error {
 	os.Args = append([]string{"kubectl"}, args...)
 	return cli.RunNoErrOutput(NewCommand(args))

@@ -9,21 +9,21 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestAdapt holds that servers see kubectl, whatever the program is called.
+// TestAdapt checks that the user agent is kubectl, whatever the program is called.
 func TestAdapt(t *testing.T) {
-	c := adapt(&rest.Config{})
+	c := adaptConfig(&rest.Config{})
 	if !strings.HasPrefix(c.UserAgent, "kubectl/v") || !strings.Contains(c.UserAgent, "kubernetes/") {
 		t.Errorf("the user agent is %q", c.UserAgent)
 	}
-	if c.QPS != perSecond || c.Burst != burst {
-		t.Errorf("it asks %v times a second, %v at once", c.QPS, c.Burst)
+	if c.QPS != qps || c.Burst != burst {
+		t.Errorf("QPS is %v, burst is %v", c.QPS, c.Burst)
 	}
-	if c = adapt(&rest.Config{UserAgent: "mine"}); c.UserAgent != "mine" {
+	if c = adaptConfig(&rest.Config{UserAgent: "mine"}); c.UserAgent != "mine" {
 		t.Errorf("the user agent is %q", c.UserAgent)
 	}
 }
 
-// TestAlias: arguments that an alias of a kuberc file adds reach the command.
+// TestAlias checks that arguments added by an alias in a kuberc file reach the command.
 func TestAlias(t *testing.T) {
 	before := os.Args
 	t.Cleanup(func() { os.Args = before })

@@ -5,15 +5,16 @@ import (
 	"fmt"
 	"net/netip"
 
-	"hyperkube/internal/hostaddress"
+	"hyperkube/internal/host/hostaddress"
 )
 
-// nodeIPs finds the node's addresses. Of those that were given an unspecified one, 0.0.0.0
-// or ::, stands for whatever the machine has of that family.
+// nodeIPs returns the node's IP addresses: the configured ones, or all addresses of the machine
+// when none are configured. An unspecified address, 0.0.0.0 or ::, is replaced by the machine's
+// address of that family.
 func nodeIPs(given []netip.Addr) ([]netip.Addr, error) {
 	out := make([]netip.Addr, 0, len(given))
 	for _, addr := range given {
-		addr, err := hostaddress.Meant(addr)
+		addr, err := hostaddress.Resolve(addr)
 		if err != nil {
 			return nil, fmt.Errorf("--node-ip: %w", err)
 		}
@@ -27,7 +28,7 @@ func nodeIPs(given []netip.Addr) ([]netip.Addr, error) {
 		return nil, fmt.Errorf("finding the node's addresses: %w", err)
 	}
 	if len(out) == 0 {
-		return nil, errors.New("the node has no address: give one with --node-ip")
+		return nil, errors.New("the node has no IP address: set one with --node-ip")
 	}
 	return out, nil
 }

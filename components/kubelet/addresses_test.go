@@ -6,14 +6,15 @@ import (
 	"strings"
 	"testing"
 
-	"hyperkube/internal/hostaddress"
+	"hyperkube/internal/host/hostaddress"
 )
 
-// TestNodeIPs: what was given is taken, and an unspecified address stands for the machine's.
+// TestNodeIPs checks that configured addresses are used, and that an unspecified address is
+// replaced by one of the machine's.
 func TestNodeIPs(t *testing.T) {
 	given := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
 	if got, err := nodeIPs(given); err != nil || fmt.Sprint(got) != fmt.Sprint(given) {
-		t.Errorf("of %v: %v, %v", given, got, err)
+		t.Errorf("%v: %v, %v", given, got, err)
 	}
 	for _, any := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
 		own, err := hostaddress.Of(hostaddress.Family(any))
@@ -22,10 +23,10 @@ func TestNodeIPs(t *testing.T) {
 		}
 		got, err := nodeIPs([]netip.Addr{any})
 		if own.IsValid() && (err != nil || len(got) != 1 || got[0] != own) {
-			t.Errorf("of %v: %v, %v; want %v", any, got, err, own)
+			t.Errorf("%v: %v, %v; want %v", any, got, err, own)
 		}
 		if !own.IsValid() && (err == nil || !strings.Contains(err.Error(), "no address")) {
-			t.Errorf("of %v, of which there is none: %v, %v", any, got, err)
+			t.Errorf("no address of %v: %v, %v", any, got, err)
 		}
 	}
 }

@@ -20,13 +20,13 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
 
-	"hyperkube/components/kubelet/pods"
-	"hyperkube/components/kubelet/preemption"
-	"hyperkube/components/kubelet/shutdown"
-	"hyperkube/internal/podfacts"
+	"hyperkube/components/kubelet/node/preemption"
+	"hyperkube/components/kubelet/node/shutdown"
+	"hyperkube/components/kubelet/pod/pods"
+	"hyperkube/internal/pod/podutil"
 )
 
-// safeSysctls may be set by any pod: they are the pod's own.
+// safeSysctls are the namespaced sysctls that any pod may set.
 //
 // https://kubernetes.io/docs/tasks/administer-cluster/sysctl-cluster/
 var safeSysctls = map[string]bool{
@@ -46,35 +46,37 @@ var safeSysctls = map[string]bool{
 	"net.ipv4.tcp_notsent_lowat":          true,
 }
 
-// admit decides whether a pod that is new to this node may run, and gives it
-// what it has for itself. The end of ctx is that of the kubelet: nobody is waited for then.
+// admit decides whether a pod that is new to this node may run, and allocates its devices, CPUs and
+// memory. A nil result admits the pod. When ctx is cancelled the kubelet is shutting down, so
+// admission does not wait for preemption victims.
 func (k *Kubelet) admit(ctx context.Context, pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
-	if v := k.fits(ctx, pod, others); v != nil {
+	if v := k.checkFit(ctx, pod, others); v != nil {
 		return v
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), allocateWithin)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), allocateTimeout)
 	defer cancel()
 	return k.allocate(ctx, pod)
 }
 
-// allocateWithin bounds how long plugins may take to give devices.
-const allocateWithin = 30 * time.Second
+// allocateTimeout is the timeout for plugins to allocate devices.
+const allocateTimeout = 30 * time.Second
 
-// fits decides whether a pod that is new to this node may run: someone may
-// have bound it without asking the scheduler, or two at once for one place.
-func (k *Kubelet) fits(ctx context.Context, pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
+// checkFit runs the admission checks for a pod that is new to this node. The checks repeat the
+// scheduler's because a pod can be bound without the scheduler, and two pods can be bound
+// concurrently to the same free resources.
+func (k *Kubelet) checkFit(ctx context.Context, pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
 	refuse := func(reason, message string) *pods.Verdict {
 		return &pods.Verdict{Reason: reason, Message: message}
 	}
 	if k.shutdown != nil && k.shutdown.Down() {
 		return refuse(shutdown.RefusedReason, shutdown.RefusedMessage)
 	}
-	if message := k.eviction.Refuse(pod, pods.QOS(pod)); message != "" {
+	if message := k.eviction.Reject(pod, pods.QOS(pod)); message != "" {
 		return refuse("Evicted", message)
 	}
 	if sc := pod.Spec.SecurityContext; sc != nil {
 		for _, s := range sc.Sysctls {
-			if why := k.forbidden(pod, s.Name); why != "" {
+			if why := k.forbiddenSysctl(pod, s.Name); why != "" {
 				return refuse("SysctlForbidden", "forbidden sysctl: "+why)
 			}
 		}
@@ -85,10 +87,10 @@ func (k *Kubelet) fits(ctx context.Context, pod *v1.Pod, others []*v1.Pod) *pods
 	if pod.Spec.OS != nil && string(pod.Spec.OS.Name) != goruntime.GOOS {
 		return refuse("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
 	}
-	if v := k.confined(pod); v != nil {
+	if v := k.admitAppArmor(pod); v != nil {
 		return v
 	}
-	if node := k.keeper.Node(); node != nil {
+	if node := k.nodeStatus.Node(); node != nil {
 		if sc := pod.Spec.SecurityContext; sc != nil && sc.SupplementalGroupsPolicy != nil && *sc.SupplementalGroupsPolicy == v1.SupplementalGroupsPolicyStrict {
 			if f := node.Status.Features; f == nil || f.SupplementalGroupsPolicy == nil || !*f.SupplementalGroupsPolicy {
 				return refuse("SupplementalGroupsPolicyNotSupported", "SupplementalGroupsPolicy=Strict is not supported in this node")
@@ -103,16 +105,16 @@ func (k *Kubelet) fits(ctx context.Context, pod *v1.Pod, others []*v1.Pod) *pods
 			return refuse("NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports")
 		}
 	}
-	if node := k.keeper.Node(); node != nil && !pods.IsStatic(pod) && unbearable(pod, node.Spec.Taints) {
+	if node := k.nodeStatus.Node(); node != nil && !pods.IsStatic(pod) && hasUntoleratedNoExecuteTaint(pod, node.Spec.Taints) {
 		return refuse("TaintToleration", "Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate")
 	}
-	missing := k.insufficient(pod, others)
+	missing := k.insufficientResources(pod, others)
 	if len(missing) == 0 {
 		return nil
 	}
 	if pods.IsCritical(pod) {
 		if err := k.preempt(ctx, pod, others, missing); err != nil {
-			return refuse("UnexpectedAdmissionError", noRecovery+err.Error())
+			return refuse("UnexpectedAdmissionError", preemptionFailedPrefix+err.Error())
 		}
 		return nil
 	}
@@ -128,30 +130,30 @@ func attracted(pod *v1.Pod, node *v1.Node) bool {
 	return ok || err != nil
 }
 
-// newestNode asks the API server for the Node: pods and the Node are followed apart,
-// and one that suits the labels that the Node has just got may come before them. It is
-// nil when there is no answer.
+// newestNode gets the Node from the API server. Pods and the Node are watched separately, so a pod
+// that matches newly added labels can arrive before the Node update. newestNode returns nil on
+// failure.
 func (k *Kubelet) newestNode() *v1.Node {
 	if k.kube == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), askWithin)
+	ctx, cancel := context.WithTimeout(context.Background(), getNodeTimeout)
 	defer cancel()
 	node, err := k.kube.CoreV1().Nodes().Get(ctx, k.cfg.NodeName, metav1.GetOptions{})
 	if err != nil {
-		k.log.Warn("asking for the node failed", "error", err)
+		k.log.Warn("getting the node failed", "err", err)
 		return nil
 	}
-	k.keeper.Observe(node)
+	k.nodeStatus.Observe(node)
 	return node
 }
 
-// askWithin bounds how long the API server may take to tell of the Node.
-const askWithin = 10 * time.Second
+// getNodeTimeout is the timeout for the API server to return the Node.
+const getNodeTimeout = 10 * time.Second
 
-// unbearable tells whether the pod does not tolerate a taint for which it would be
-// evicted at once.
-func unbearable(pod *v1.Pod, taints []v1.Taint) bool {
+// hasUntoleratedNoExecuteTaint reports whether the pod does not tolerate a NoExecute taint and would be evicted
+// immediately.
+func hasUntoleratedNoExecuteTaint(pod *v1.Pod, taints []v1.Taint) bool {
 	for i := range taints {
 		tolerated := taints[i].Effect != v1.TaintEffectNoExecute || slices.ContainsFunc(pod.Spec.Tolerations, func(t v1.Toleration) bool {
 			return t.ToleratesTaint(klog.Background(), &taints[i], false)
@@ -163,19 +165,20 @@ func unbearable(pod *v1.Pod, taints []v1.Taint) bool {
 	return false
 }
 
-// shortage is what of a resource a pod wants and cannot have: in millicores,
-// bytes, or pods.
-type shortage struct {
+// insufficientResource describes a resource of which the node has too little for a pod. Quantities are in
+// millicores, bytes or pods.
+type insufficientResource struct {
 	preemption.Requirement
 	requested, used, capacity int64
 }
 
-// insufficient are the resources that a pod does not fit by, beside others.
-func (k *Kubelet) insufficient(pod *v1.Pod, others []*v1.Pod) []shortage {
-	var out []shortage
+// insufficientResources returns the resources that are insufficient for pod when the pods in others already
+// run on the node.
+func (k *Kubelet) insufficientResources(pod *v1.Pod, others []*v1.Pod) []insufficientResource {
+	var out []insufficientResource
 	look := func(name v1.ResourceName, requested, used, capacity int64) {
 		if lacks := used + requested - capacity; lacks > 0 {
-			out = append(out, shortage{preemption.Requirement{Name: name, Quantity: lacks}, requested, used, capacity})
+			out = append(out, insufficientResource{preemption.Requirement{Name: name, Quantity: lacks}, requested, used, capacity})
 		}
 	}
 	allocatable := k.host.Allocatable()
@@ -184,9 +187,9 @@ func (k *Kubelet) insufficient(pod *v1.Pod, others []*v1.Pod) []shortage {
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		all := allocatable[name]
 		if !fixedResource(name) {
-			// What plugins and drivers have is looked after by their own managers.
-			q, has := k.announced(name)
-			if !has || claimed(pod, name) {
+			// Resources of device plugins and DRA drivers are checked by their own managers.
+			q, has := k.nonPluginExtendedResource(name)
+			if !has || providedByClaim(pod, name) {
 				continue
 			}
 			all = q
@@ -196,7 +199,7 @@ func (k *Kubelet) insufficient(pod *v1.Pod, others []*v1.Pod) []shortage {
 		}
 		used := int64(0)
 		for _, o := range others {
-			if fixedResource(name) || !claimed(o, name) {
+			if fixedResource(name) || !providedByClaim(o, name) {
 				used += preemption.Request(o, name)
 			}
 		}
@@ -205,10 +208,10 @@ func (k *Kubelet) insufficient(pod *v1.Pod, others []*v1.Pod) []shortage {
 	return out
 }
 
-// announced is how much there is of an extended resource that somebody else than a
-// device plugin has written into the Node.
-func (k *Kubelet) announced(name v1.ResourceName) (q resource.Quantity, has bool) {
-	node := k.keeper.Node()
+// nonPluginExtendedResource returns the allocatable quantity of an extended resource that a component other than a
+// device plugin has set in the Node's status.
+func (k *Kubelet) nonPluginExtendedResource(name v1.ResourceName) (q resource.Quantity, has bool) {
+	node := k.nodeStatus.Node()
 	if node == nil {
 		return q, false
 	}
@@ -221,27 +224,27 @@ func (k *Kubelet) announced(name v1.ResourceName) (q resource.Quantity, has bool
 	return q, has
 }
 
-// claimed tells whether a pod has an extended resource by a claim for devices.
-func claimed(pod *v1.Pod, name v1.ResourceName) bool {
+// providedByClaim reports whether a DRA claim provides the extended resource to the pod.
+func providedByClaim(pod *v1.Pod, name v1.ResourceName) bool {
 	s := pod.Status.ExtendedResourceClaimStatus
 	return s != nil && slices.ContainsFunc(s.RequestMappings, func(m v1.ContainerExtendedResourceRequest) bool { return m.ResourceName == string(name) })
 }
 
-// noRecovery begins the message of a critical pod that no others make room for.
-const noRecovery = "Unexpected error while attempting to recover from admission failure: "
+// preemptionFailedPrefix is the prefix of the message for a critical pod for which preemption fails.
+const preemptionFailedPrefix = "Unexpected error while attempting to recover from admission failure: "
 
-// makeRoom is as pods.Resizing.MakeRoom.
-func (k *Kubelet) makeRoom(ctx context.Context, pod *v1.Pod, message string) (made bool, why string) {
+// preemptForResize implements pods.Resizing.Preempt.
+func (k *Kubelet) preemptForResize(ctx context.Context, pod *v1.Pod, message string) (made bool, why string) {
 	if !pods.IsCritical(pod) {
 		return false, message
 	}
-	others := k.manager.Others(pod.UID)
-	missing := k.insufficient(pod, others)
+	others := k.manager.OtherPods(pod.UID)
+	missing := k.insufficientResources(pod, others)
 	if len(missing) == 0 {
-		return false, message // it is others' turn, who go before it
+		return false, message // other pods with higher precedence use the freed resources
 	}
 	if err := k.preempt(ctx, pod, others, missing); err != nil {
-		return false, noRecovery + err.Error()
+		return false, preemptionFailedPrefix + err.Error()
 	}
 	if ctx.Err() != nil {
 		return false, message
@@ -249,13 +252,13 @@ func (k *Kubelet) makeRoom(ctx context.Context, pod *v1.Pod, message string) (ma
 	return true, ""
 }
 
-// preemptWithin is how long pods are awaited that make room, beyond the time that
-// they may take to end.
-const preemptWithin = 10 * time.Second
+// preemptTimeout is how long the kubelet waits for preemption victims, in addition to their
+// termination grace period.
+const preemptTimeout = 10 * time.Second
 
-// preempt ends pods so that a critical one has room, and waits for their end, until that of
-// ctx.
-func (k *Kubelet) preempt(ctx context.Context, pod *v1.Pod, others []*v1.Pod, missing []shortage) error {
+// preempt terminates pods to free resources for a critical pod, and waits until they have
+// terminated or ctx is done.
+func (k *Kubelet) preempt(ctx context.Context, pod *v1.Pod, others []*v1.Pod, missing []insufficientResource) error {
 	var need []preemption.Requirement
 	for _, m := range missing {
 		need = append(need, m.Requirement)
@@ -265,16 +268,16 @@ func (k *Kubelet) preempt(ctx context.Context, pod *v1.Pod, others []*v1.Pod, mi
 		return fmt.Errorf("preemption: error finding a set of pods to preempt: %w", err)
 	}
 	for _, v := range victims {
-		k.log.Info("ending a pod to make room for a critical one", "pod", v.Namespace+"/"+v.Name, "for", pod.Namespace+"/"+pod.Name)
+		k.log.Info("preempting pod for a critical pod", "pod", v.Namespace+"/"+v.Name, "preemptor", pod.Namespace+"/"+pod.Name)
 		k.host.Events.Event(v, v1.EventTypeWarning, preemption.Reason, preemption.Message)
 		k.metrics.Preempted(string(need[0].Name))
-		k.manager.End(v.UID, &pods.Verdict{Reason: preemption.Reason, Message: preemption.Message, Discard: true, Conditions: []v1.PodCondition{{
+		k.manager.Terminate(v.UID, &pods.Verdict{Reason: preemption.Reason, Message: preemption.Message, Discard: true, Conditions: []v1.PodCondition{{
 			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet,
 			Message: "Pod was preempted by Kubelet to accommodate a critical pod.",
 		}}})
 	}
 	for _, v := range victims {
-		wait := preemptWithin
+		wait := preemptTimeout
 		if grace := v.Spec.TerminationGracePeriodSeconds; grace != nil {
 			wait += time.Duration(*grace) * time.Second
 		}
@@ -283,14 +286,14 @@ func (k *Kubelet) preempt(ctx context.Context, pod *v1.Pod, others []*v1.Pod, mi
 		case <-ctx.Done():
 		case <-k.manager.Cleaned(v.UID):
 		case <-timer.C:
-			k.log.Warn("a pod that makes room does not end", "pod", v.Namespace+"/"+v.Name)
+			k.log.Warn("preemption victim did not terminate in time", "pod", v.Namespace+"/"+v.Name)
 		}
 		timer.Stop()
 	}
 	return nil
 }
 
-// fixedResource tells whether a node has as much of a resource as its hardware.
+// fixedResource reports whether a resource's capacity is determined by the node's hardware.
 func fixedResource(name v1.ResourceName) bool {
 	switch name {
 	case v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage:
@@ -299,8 +302,8 @@ func fixedResource(name v1.ResourceName) bool {
 	return strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix)
 }
 
-// portsClash tells whether two pods want the same port of the host: of one
-// protocol, and at one address or at all of them.
+// portsClash reports whether two pods use the same host port with the same protocol, at the same
+// address or with one of them at all addresses.
 func portsClash(a, b *v1.Pod) bool {
 	for x := range hostPorts(a) {
 		for y := range hostPorts(b) {
@@ -314,8 +317,7 @@ func portsClash(a, b *v1.Pod) bool {
 
 const anyAddress = "0.0.0.0"
 
-// hostPorts gives the ports of the host that a pod's containers and sidecars
-// take, with their defaults.
+// hostPorts iterates over the host ports of a pod's containers and sidecars, with defaults applied.
 func hostPorts(pod *v1.Pod) iter.Seq[v1.ContainerPort] {
 	return func(yield func(v1.ContainerPort) bool) {
 		take := func(ports []v1.ContainerPort) bool {
@@ -337,7 +339,7 @@ func hostPorts(pod *v1.Pod) iter.Seq[v1.ContainerPort] {
 		}
 		for i := range pod.Spec.InitContainers {
 			c := &pod.Spec.InitContainers[i]
-			if podfacts.Sidecar(c) && !take(c.Ports) {
+			if podutil.Sidecar(c) && !take(c.Ports) {
 				return
 			}
 		}
@@ -349,9 +351,9 @@ func hostPorts(pod *v1.Pod) iter.Seq[v1.ContainerPort] {
 	}
 }
 
-// forbidden says why a pod may not have a setting of the kernel; empty if it may. One
-// that is shared with the host is not a pod's to set.
-func (k *Kubelet) forbidden(pod *v1.Pod, name string) string {
+// forbiddenSysctl returns why a pod may not set a sysctl, or "" if it may. A pod cannot set a sysctl of a
+// namespace that it shares with the host.
+func (k *Kubelet) forbiddenSysctl(pod *v1.Pod, name string) string {
 	name = sysctl.NormalizeName(name)
 	allowed := safeSysctls[name] || slices.ContainsFunc(k.cfg.Containers.AllowedUnsafeSysctls, func(a string) bool {
 		prefix, all := strings.CutSuffix(sysctl.NormalizeName(a), "*")
@@ -371,13 +373,13 @@ func (k *Kubelet) forbidden(pod *v1.Pod, name string) string {
 	return ""
 }
 
-// allowable checks what allowedUnsafeSysctls names: settings, or beginnings of names,
-// that are not the whole machine's.
-func allowable(names []string) error {
+// validateAllowedSysctls validates allowedUnsafeSysctls: each entry must be a namespaced sysctl, or a prefix of
+// some.
+func validateAllowedSysctls(names []string) error {
 	var errs []error
 	for _, name := range names {
-		if len(name) > sysctlMost || !sysctlPattern.MatchString(name) {
-			errs = append(errs, fmt.Errorf("allowedUnsafeSysctls: sysctl %q must have at most %d characters and match regex %s", name, sysctlMost, sysctlPattern))
+		if len(name) > maxSysctlLength || !sysctlPattern.MatchString(name) {
+			errs = append(errs, fmt.Errorf("allowedUnsafeSysctls: sysctl %q must have at most %d characters and match regex %s", name, maxSysctlLength, sysctlPattern))
 		} else if space, prefix, _ := sysctl.GetNamespace(name); space == sysctl.UnknownNamespace {
 			errs = append(errs, fmt.Errorf("allowedUnsafeSysctls: the sysctls %q are not known to be namespaced", prefix))
 		}
@@ -385,6 +387,6 @@ func allowable(names []string) error {
 	return errors.Join(errs...)
 }
 
-const sysctlMost = 253
+const maxSysctlLength = 253
 
 var sysctlPattern = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*([a-z0-9][-_a-z0-9]*)?[a-z0-9*]$`)

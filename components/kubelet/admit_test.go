@@ -12,9 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"hyperkube/components/kubelet/pods"
+	"hyperkube/components/kubelet/pod/pods"
 	"hyperkube/internal/client"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
 func TestPortsClash(t *testing.T) {
@@ -30,20 +30,20 @@ func TestPortsClash(t *testing.T) {
 		a, b *v1.Pod
 		want bool
 	}{
-		"none":                {pod(v1.ContainerPort{ContainerPort: 80}), pod(v1.ContainerPort{ContainerPort: 80}), false},
-		"same":                {pod(v1.ContainerPort{HostPort: 80}), pod(v1.ContainerPort{HostPort: 80, Protocol: v1.ProtocolTCP}), true},
-		"other port":          {pod(v1.ContainerPort{HostPort: 80}), pod(v1.ContainerPort{HostPort: 81}), false},
-		"other protocol":      {pod(v1.ContainerPort{HostPort: 80}), pod(v1.ContainerPort{HostPort: 80, Protocol: v1.ProtocolUDP}), false},
-		"other address":       {pod(v1.ContainerPort{HostPort: 80, HostIP: "10.0.0.1"}), pod(v1.ContainerPort{HostPort: 80, HostIP: "127.0.0.1"}), false},
-		"all addresses":       {pod(v1.ContainerPort{HostPort: 80, HostIP: "10.0.0.1"}), pod(v1.ContainerPort{HostPort: 80}), true},
-		"of a sidecar":        {sidecar, pod(v1.ContainerPort{HostPort: 80}), true},
-		"of what ends before": {once, pod(v1.ContainerPort{HostPort: 80}), false},
+		"none":                      {pod(v1.ContainerPort{ContainerPort: 80}), pod(v1.ContainerPort{ContainerPort: 80}), false},
+		"same":                      {pod(v1.ContainerPort{HostPort: 80}), pod(v1.ContainerPort{HostPort: 80, Protocol: v1.ProtocolTCP}), true},
+		"other port":                {pod(v1.ContainerPort{HostPort: 80}), pod(v1.ContainerPort{HostPort: 81}), false},
+		"other protocol":            {pod(v1.ContainerPort{HostPort: 80}), pod(v1.ContainerPort{HostPort: 80, Protocol: v1.ProtocolUDP}), false},
+		"other address":             {pod(v1.ContainerPort{HostPort: 80, HostIP: "10.0.0.1"}), pod(v1.ContainerPort{HostPort: 80, HostIP: "127.0.0.1"}), false},
+		"all addresses":             {pod(v1.ContainerPort{HostPort: 80, HostIP: "10.0.0.1"}), pod(v1.ContainerPort{HostPort: 80}), true},
+		"port of a sidecar":         {sidecar, pod(v1.ContainerPort{HostPort: 80}), true},
+		"port of an init container": {once, pod(v1.ContainerPort{HostPort: 80}), false},
 	} {
 		if got := portsClash(c.a, c.b); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
 		if got := portsClash(c.b, c.a); got != c.want {
-			t.Errorf("%s, the other way: %t", name, got)
+			t.Errorf("%s, reversed: %t", name, got)
 		}
 	}
 }
@@ -55,22 +55,21 @@ func TestUnbearable(t *testing.T) {
 		taints      []v1.Taint
 		want        bool
 	}{
-		"none":             {nil, nil, false},
-		"not at once":      {nil, []v1.Taint{{Key: "a", Effect: later}}, false},
-		"at once":          {nil, []v1.Taint{{Key: "b", Effect: later}, {Key: "a", Effect: now}}, true},
-		"tolerated":        {[]v1.Toleration{{Key: "a", Operator: v1.TolerationOpExists}}, []v1.Taint{{Key: "a", Effect: now}}, false},
-		"one of two":       {[]v1.Toleration{{Key: "a", Operator: v1.TolerationOpExists}}, []v1.Taint{{Key: "a", Effect: now}, {Key: "b", Effect: now}}, true},
-		"all tolerated":    {[]v1.Toleration{{Operator: v1.TolerationOpExists}}, []v1.Taint{{Key: "a", Effect: now}, {Key: "b", Effect: now}}, false},
-		"for another time": {[]v1.Toleration{{Key: "a", Effect: later, Operator: v1.TolerationOpExists}}, []v1.Taint{{Key: "a", Effect: now}}, true},
+		"none":                        {nil, nil, false},
+		"delayed NoExecute":           {nil, []v1.Taint{{Key: "a", Effect: later}}, false},
+		"immediate NoExecute":         {nil, []v1.Taint{{Key: "b", Effect: later}, {Key: "a", Effect: now}}, true},
+		"tolerated":                   {[]v1.Toleration{{Key: "a", Operator: v1.TolerationOpExists}}, []v1.Taint{{Key: "a", Effect: now}}, false},
+		"one of two taints tolerated": {[]v1.Toleration{{Key: "a", Operator: v1.TolerationOpExists}}, []v1.Taint{{Key: "a", Effect: now}, {Key: "b", Effect: now}}, true},
+		"all tolerated":               {[]v1.Toleration{{Operator: v1.TolerationOpExists}}, []v1.Taint{{Key: "a", Effect: now}, {Key: "b", Effect: now}}, false},
+		"limited toleration":          {[]v1.Toleration{{Key: "a", Effect: later, Operator: v1.TolerationOpExists}}, []v1.Taint{{Key: "a", Effect: now}}, true},
 	} {
-		if got := unbearable(&v1.Pod{Spec: v1.PodSpec{Tolerations: c.tolerations}}, c.taints); got != c.want {
+		if got := hasUntoleratedNoExecuteTaint(&v1.Pod{Spec: v1.PodSpec{Tolerations: c.tolerations}}, c.taints); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}
 }
 
-// idle makes a kubelet that does not run, whose Node is node and, as the API has it by
-// now, newest.
+// idle returns a kubelet that does not run. Its cached Node is node, and the API server has newest.
 func idle(t *testing.T, node, newest *v1.Node) *Kubelet {
 	t.Helper()
 	k, err := New(Config{
@@ -82,7 +81,7 @@ func idle(t *testing.T, node, newest *v1.Node) *Kubelet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { k.cri.Close() })
-	k.keeper.Observe(node)
+	k.nodeStatus.Observe(node)
 	return k
 }
 
@@ -117,66 +116,66 @@ func TestFits(t *testing.T) {
 		pod  v1.Pod
 		want string
 	}{
-		"nothing special":             {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere}}, ""},
-		"a label that has just come":  {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, NodeSelector: map[string]string{"fresh": "yes"}}}, ""},
-		"a label that nobody gave":    {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, NodeSelector: map[string]string{"fresh": "no"}}}, "NodeAffinity: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"},
-		"a taint":                     {v1.Pod{}, "TaintToleration: Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate"},
-		"a taint, and a static pod":   {v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: static}}, ""},
-		"a static pod elsewhere":      {v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: static}, Spec: v1.PodSpec{NodeSelector: map[string]string{"fresh": "no"}}}, "NodeAffinity: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"},
-		"a static pod's port":         {v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: static}, Spec: v1.PodSpec{Containers: other.Spec.Containers}}, "NodePorts: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"},
-		"a static pod without room":   {v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: static}, Spec: v1.PodSpec{Containers: asks(v1.ResourceMemory, "1Ei")}}, "UnexpectedAdmissionError: Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources"},
-		"what others announce":        {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, Containers: asks("example.com/dongle", "1")}}, ""},
-		"more than others announce":   {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, Containers: asks("example.com/dongle", "2")}}, "OutOfexample.com/dongle: Node didn't have enough resource: example.com/dongle, requested: 2, used: 1, capacity: 2"},
-		"what nobody announces":       {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, Containers: asks("example.com/cluster", "2")}}, ""},
-		"safe settings":               {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, SecurityContext: sysctls("net.ipv4.tcp_notsent_lowat", "net/ipv4/tcp_slow_start_after_idle", "kernel.shmmax")}}, ""},
-		"a setting of nobody":         {v1.Pod{Spec: v1.PodSpec{SecurityContext: sysctls("kernel.pid_max")}}, `SysctlForbidden: forbidden sysctl: "kernel.pid_max" not allowlisted`},
-		"a setting of the host":       {v1.Pod{Spec: v1.PodSpec{HostNetwork: true, SecurityContext: sysctls("net.ipv4.tcp_syncookies")}}, `SysctlForbidden: forbidden sysctl: "net.ipv4.tcp_syncookies" not allowed with host Net enabled`},
-		"a setting of the host's IPC": {v1.Pod{Spec: v1.PodSpec{HostIPC: true, SecurityContext: sysctls("kernel.shmmax")}}, `SysctlForbidden: forbidden sysctl: "kernel.shmmax" not allowed with host IPC enabled`},
-		"a setting of its users":      {v1.Pod{Spec: v1.PodSpec{SecurityContext: sysctls("user.max_pid_namespaces")}}, `SysctlForbidden: forbidden sysctl: "user.max_pid_namespaces" not allowed with host User enabled`},
-		"one of users of its own":     {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, HostUsers: new(false), SecurityContext: sysctls("user.max_pid_namespaces")}}, ""},
+		"plain pod":                               {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere}}, ""},
+		"new label":                               {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, NodeSelector: map[string]string{"fresh": "yes"}}}, ""},
+		"unknown label":                           {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, NodeSelector: map[string]string{"fresh": "no"}}}, "NodeAffinity: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"},
+		"a taint":                                 {v1.Pod{}, "TaintToleration: Predicate TaintToleration failed: node(s) had taints that the pod didn't tolerate"},
+		"a taint, and a static pod":               {v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: static}}, ""},
+		"static pod with a node selector":         {v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: static}, Spec: v1.PodSpec{NodeSelector: map[string]string{"fresh": "no"}}}, "NodeAffinity: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector"},
+		"a static pod's port":                     {v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: static}, Spec: v1.PodSpec{Containers: other.Spec.Containers}}, "NodePorts: Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports"},
+		"static pod without resources":            {v1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: static}, Spec: v1.PodSpec{Containers: asks(v1.ResourceMemory, "1Ei")}}, "UnexpectedAdmissionError: Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources"},
+		"extended resource":                       {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, Containers: asks("example.com/dongle", "1")}}, ""},
+		"too much of an extended resource":        {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, Containers: asks("example.com/dongle", "2")}}, "OutOfexample.com/dongle: Node didn't have enough resource: example.com/dongle, requested: 2, used: 1, capacity: 2"},
+		"unknown resource":                        {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, Containers: asks("example.com/cluster", "2")}}, ""},
+		"safe sysctl":                             {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, SecurityContext: sysctls("net.ipv4.tcp_notsent_lowat", "net/ipv4/tcp_slow_start_after_idle", "kernel.shmmax")}}, ""},
+		"unknown sysctl":                          {v1.Pod{Spec: v1.PodSpec{SecurityContext: sysctls("kernel.pid_max")}}, `SysctlForbidden: forbidden sysctl: "kernel.pid_max" not allowlisted`},
+		"host sysctl":                             {v1.Pod{Spec: v1.PodSpec{HostNetwork: true, SecurityContext: sysctls("net.ipv4.tcp_syncookies")}}, `SysctlForbidden: forbidden sysctl: "net.ipv4.tcp_syncookies" not allowed with host Net enabled`},
+		"IPC sysctl with host IPC":                {v1.Pod{Spec: v1.PodSpec{HostIPC: true, SecurityContext: sysctls("kernel.shmmax")}}, `SysctlForbidden: forbidden sysctl: "kernel.shmmax" not allowed with host IPC enabled`},
+		"user sysctl":                             {v1.Pod{Spec: v1.PodSpec{SecurityContext: sysctls("user.max_pid_namespaces")}}, `SysctlForbidden: forbidden sysctl: "user.max_pid_namespaces" not allowed with host User enabled`},
+		"namespaced sysctl with a user namespace": {v1.Pod{Spec: v1.PodSpec{Tolerations: everywhere, HostUsers: new(false), SecurityContext: sysctls("user.max_pid_namespaces")}}, ""},
 	} {
 		k := idle(t, node, newest)
-		got := refused(k.fits(t.Context(), &c.pod, []*v1.Pod{other}))
+		got := refused(k.checkFit(t.Context(), &c.pod, []*v1.Pod{other}))
 		if got != c.want && (c.want == "" || !strings.HasPrefix(got, c.want)) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}
 }
 
-// TestMakeRoom: a resize of an ordinary pod is put off, whatever others have; for a critical
-// one others would end, if that helped.
-func TestMakeRoom(t *testing.T) {
+// TestPreemptForResize checks that the resize of an ordinary pod is deferred regardless of other pods, and
+// that a critical pod preempts other pods only if that frees enough resources.
+func TestPreemptForResize(t *testing.T) {
 	huge := v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse("1Ei")}}
 	for name, c := range map[string]struct {
 		pod  v1.PodSpec
 		want string
 	}{
-		"ordinary":        {v1.PodSpec{Containers: []v1.Container{{Resources: huge}}}, "full"},
-		"critical":        {v1.PodSpec{Priority: new(int32(2000000000)), Containers: []v1.Container{{Resources: huge}}}, "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources"},
-		"critical, waits": {v1.PodSpec{Priority: new(int32(2000000000))}, "full"},
+		"ordinary":            {v1.PodSpec{Containers: []v1.Container{{Resources: huge}}}, "full"},
+		"critical":            {v1.PodSpec{Priority: new(int32(2000000000)), Containers: []v1.Container{{Resources: huge}}}, "Unexpected error while attempting to recover from admission failure: preemption: error finding a set of pods to preempt: no set of running pods found to reclaim resources"},
+		"critical pod, waits": {v1.PodSpec{Priority: new(int32(2000000000))}, "full"},
 	} {
 		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
 		k := idle(t, node, node)
-		if made, why := k.makeRoom(t.Context(), &v1.Pod{Spec: c.pod}, "full"); made || !strings.HasPrefix(why, c.want) {
+		if made, why := k.preemptForResize(t.Context(), &v1.Pod{Spec: c.pod}, "full"); made || !strings.HasPrefix(why, c.want) {
 			t.Errorf("%s: %t, %q", name, made, why)
 		}
 	}
 }
 
-// TestMakeRoomEnds: a pod that is to end while others make room for its resize, or with the
-// kubelet, does not wait for them.
-func TestMakeRoomEnds(t *testing.T) {
+// TestPreemptForResizeCanceled checks that a resize does not wait for preemption victims when its pod
+// terminates or the kubelet shuts down.
+func TestPreemptForResizeCanceled(t *testing.T) {
 	asks := func(memory string) []v1.Container {
 		return []v1.Container{{Name: "c", Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse(memory)}}}}
 	}
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
 	k := idle(t, node, node)
-	// It never ends, for nothing runs it.
+	// The victim never terminates because nothing runs it.
 	k.manager.Set(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "victim", Namespace: "ns", UID: "victim"}, Spec: v1.PodSpec{Containers: asks("1Ei")}})
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "critical"}, Spec: v1.PodSpec{Priority: new(int32(2000000000)), Containers: asks("1Mi")}}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if made, why := k.makeRoom(ctx, pod, "full"); made || why != "full" {
+	if made, why := k.preemptForResize(ctx, pod, "full"); made || why != "full" {
 		t.Errorf("%t, %q", made, why)
 	}
 }
@@ -186,7 +185,7 @@ func TestAllowable(t *testing.T) {
 		"kernel.msg*": "", "net.core.somaxconn": "", "net/core/somaxconn": "", "fs.mqueue.*": "",
 		"kernel.pid_max": "not known to be namespaced", "vm.*": "not known to be namespaced", "net.*.x": "must have at most", "NET.CORE": "must have at most",
 	} {
-		err := allowable([]string{name})
+		err := validateAllowedSysctls([]string{name})
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", name, err)
 		}

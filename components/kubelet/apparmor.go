@@ -10,26 +10,26 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
-	"hyperkube/components/kubelet/pods"
+	"hyperkube/components/kubelet/pod/pods"
 )
 
-// confined refuses a pod that asks for an AppArmor profile where there is none to
-// be had: nothing runs less confined than it says.
+// admitAppArmor rejects a pod that requires an AppArmor profile when AppArmor is unavailable, so that no
+// container runs less confined than specified.
 //
 // https://kubernetes.io/docs/tutorials/security/apparmor/
-func (k *Kubelet) confined(pod *v1.Pod) *pods.Verdict {
+func (k *Kubelet) admitAppArmor(pod *v1.Pod) *pods.Verdict {
 	if pod.Status.Phase != "" && pod.Status.Phase != v1.PodPending {
 		return nil
 	}
-	if err := enforceable(pod, "/sys"); err != nil {
+	if err := checkAppArmor(pod, "/sys"); err != nil {
 		return &pods.Verdict{Reason: "AppArmor", Message: "Cannot enforce AppArmor: " + err.Error()}
 	}
 	return nil
 }
 
-// enforceable tells why the profiles that a pod asks for cannot be enforced by the
-// kernel whose sysfs this is; nil: they can.
-func enforceable(pod *v1.Pod, sys string) error {
+// checkAppArmor returns an error if the kernel whose sysfs is mounted at sys cannot enforce the pod's
+// AppArmor profiles.
+func checkAppArmor(pod *v1.Pod, sys string) error {
 	var whole *v1.AppArmorProfile
 	if sc := pod.Spec.SecurityContext; sc != nil {
 		whole = sc.AppArmorProfile
@@ -73,7 +73,7 @@ func enforceable(pod *v1.Pod, sys string) error {
 	return nil
 }
 
-// hasAppArmor tells whether the kernel has AppArmor, and it is on.
+// hasAppArmor reports whether AppArmor is compiled into the kernel and enabled.
 func hasAppArmor(sys string) bool {
 	if _, err := os.Stat(filepath.Join(sys, "kernel/security/apparmor")); err != nil {
 		return false

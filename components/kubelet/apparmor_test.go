@@ -24,13 +24,13 @@ func TestAppArmorEnforceable(t *testing.T) {
 	const off = "AppArmor is not enabled on the host"
 	for name, tc := range map[string]struct {
 		pod, container *v1.AppArmorProfile
-		want           [2]string // without AppArmor, and with it
+		want           [2]string // errors without AppArmor, and with it
 	}{
-		"nothing asked":         {},
-		"unconfined":            {pod: profile(v1.AppArmorProfileTypeUnconfined, "")},
-		"the runtime's":         {pod: profile(v1.AppArmorProfileTypeRuntimeDefault, ""), want: [2]string{off}},
-		"a container's":         {container: profile(v1.AppArmorProfileTypeLocalhost, "x"), want: [2]string{off}},
-		"the container without": {pod: profile(v1.AppArmorProfileTypeRuntimeDefault, ""), container: profile(v1.AppArmorProfileTypeUnconfined, ""), want: [2]string{off}},
+		"no profile":                  {},
+		"unconfined":                  {pod: profile(v1.AppArmorProfileTypeUnconfined, "")},
+		"runtime default":             {pod: profile(v1.AppArmorProfileTypeRuntimeDefault, ""), want: [2]string{off}},
+		"profile of a container":      {container: profile(v1.AppArmorProfileTypeLocalhost, "x"), want: [2]string{off}},
+		"container without a profile": {pod: profile(v1.AppArmorProfileTypeRuntimeDefault, ""), container: profile(v1.AppArmorProfileTypeUnconfined, ""), want: [2]string{off}},
 	} {
 		pod := &v1.Pod{Spec: v1.PodSpec{
 			SecurityContext: &v1.PodSecurityContext{AppArmorProfile: tc.pod},
@@ -38,7 +38,7 @@ func TestAppArmorEnforceable(t *testing.T) {
 		}}
 		for i, sys := range []string{without, with} {
 			got := ""
-			if err := enforceable(pod, sys); err != nil {
+			if err := checkAppArmor(pod, sys); err != nil {
 				got = err.Error()
 			}
 			if got != tc.want[i] {
@@ -46,7 +46,7 @@ func TestAppArmorEnforceable(t *testing.T) {
 			}
 		}
 	}
-	if err := enforceable(&v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{SecurityContext: &v1.SecurityContext{AppArmorProfile: profile(v1.AppArmorProfileTypeLocalhost, " ")}}}}}, with); err == nil {
+	if err := checkAppArmor(&v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{{SecurityContext: &v1.SecurityContext{AppArmorProfile: profile(v1.AppArmorProfileTypeLocalhost, " ")}}}}}, with); err == nil {
 		t.Error("a profile without a name")
 	}
 }

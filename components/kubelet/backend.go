@@ -19,17 +19,17 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
-	"hyperkube/components/kubelet/cpus"
 	"hyperkube/components/kubelet/cri"
-	"hyperkube/components/kubelet/pods"
-	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/pod/pods"
+	"hyperkube/components/kubelet/pod/podstate"
+	"hyperkube/components/kubelet/resources/cpumanager"
 	"hyperkube/components/kubelet/server"
-	"hyperkube/components/kubelet/stats"
-	"hyperkube/internal/measure"
-	"hyperkube/internal/plainhttp"
+	"hyperkube/components/kubelet/server/stats"
+	"hyperkube/internal/serving/componentmetrics"
+	"hyperkube/internal/serving/plainhttp"
 )
 
-// backend is what the HTTPS server serves.
+// backend implements the data source of the kubelet's HTTPS server.
 type backend struct {
 	k       *Kubelet
 	stats   *stats.Provider
@@ -39,14 +39,14 @@ type backend struct {
 
 func (k *Kubelet) newBackend() *backend {
 	b := &backend{k: k, stats: k.stats, metrics: map[string]prometheus.Gatherer{}}
-	b.volumes = &volumeStats{pods: k.manager.Pods, made: k.manager.Volumes}
+	b.volumes = &volumeStats{pods: k.manager.Pods, volumesOf: k.manager.Volumes}
 	registry := func(list ...prometheus.Collector) prometheus.Gatherer {
 		r := prometheus.NewRegistry()
 		r.MustRegister(list...)
 		return r
 	}
 	own := []prometheus.Collector{
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), kubeletMetrics{k}, k.metrics, measure.Build(k.cfg.Gates), b.volumes,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), kubeletMetrics{k}, k.metrics, componentmetrics.Build(k.cfg.Gates), b.volumes,
 	}
 	own = append(own, k.eviction.Metrics()...)
 	own = append(own, k.cfg.Metrics...)
@@ -63,20 +63,20 @@ func (k *Kubelet) newBackend() *backend {
 	return b
 }
 
-// hardware is what is told of the machine.
+// hardware returns the machine's properties for the stats endpoints.
 func (k *Kubelet) hardware() stats.Hardware {
 	m := k.machine
 	h := stats.Hardware{
 		BootID: m.Boot, MachineID: m.MachineID, SystemUUID: m.SystemUUID, Kernel: m.Kernel, OS: m.OSImage, CPUs: m.CPUs, Cores: m.CPUs, Sockets: 1, MemoryBytes: m.MemoryBytes, SwapBytes: m.SwapBytes,
 		CgroupOf: func(uid string) string { return k.manager.Cgroup(types.UID(uid)) },
 	}
-	if top, err := cpus.Read("/sys/devices/system/cpu"); err == nil {
+	if top, err := cpumanager.Read("/sys/devices/system/cpu"); err == nil {
 		h.Cores, h.Sockets = top.Count()
 	}
 	return h
 }
 
-// server listens and returns what serves.
+// server opens the listeners and returns the function that serves them.
 func (k *Kubelet) server() (func(context.Context) error, error) {
 	certificate := k.cfg.Server.Certificate
 	if certificate == nil {
@@ -107,7 +107,7 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 		NoDebug:  k.cfg.Server.NoDebug, NoProfiling: k.cfg.Server.NoProfiling, MinVersion: k.cfg.Server.TLSMinVersion, CipherSuites: k.cfg.Server.CipherSuites,
 		Curves: k.cfg.Server.Curves, StreamIdle: k.cfg.Server.StreamIdle, Flags: k.cfg.Flags, Level: k.cfg.Level,
 		Listener: l, Certificate: certificate, ClientCA: k.cfg.Access.ClientCA, NodeLogs: logs, NodeLogQuery: k.cfg.Server.NodeLogQuery, Backend: b, Metrics: k.metrics, Log: k.log,
-		Wrap: func(h http.Handler) http.Handler { return tracesRequests(h, k.tracing) },
+		Wrap: func(h http.Handler) http.Handler { return withRequestTracing(h, k.tracing) },
 		Auth: &server.Auth{
 			Kube: k.kube, NodeName: k.cfg.NodeName, Anonymous: k.cfg.Access.Anonymous, AlwaysAllow: k.cfg.Access.AlwaysAllow, NoTokens: k.cfg.Access.NoTokens,
 			TokenTTL: k.cfg.Access.TokenTTL, AllowTTL: k.cfg.Access.AllowTTL, DenyTTL: k.cfg.Access.DenyTTL,
@@ -124,7 +124,7 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 		if readOnly != nil {
 			readOnly.Close()
 		}
-		return nil, fmt.Errorf("serving health checks: %w", err)
+		return nil, fmt.Errorf("starting the health check server: %w", err)
 	}
 	return func(ctx context.Context) error {
 		stop := context.AfterFunc(ctx, health.Close)
@@ -134,7 +134,7 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 	}, nil
 }
 
-// notFound makes err one that the server answers 404.
+// notFound wraps err so that the server responds with 404 if the pod does not exist.
 func notFound(err error) error {
 	if errors.Is(err, pods.ErrNoPod) {
 		return fmt.Errorf("%w: %w", err, server.ErrNotFound)
@@ -179,11 +179,11 @@ func (b *backend) Container(namespace, pod string, uid types.UID, container stri
 	return p, c, notFound(err)
 }
 
-func (b *backend) Ended(ctx context.Context, id string) <-chan struct{} {
-	return b.k.manager.Ended(ctx, id)
+func (b *backend) Exited(ctx context.Context, id string) <-chan struct{} {
+	return b.k.manager.Exited(ctx, id)
 }
 
-func (b *backend) Forget(id string, ch <-chan struct{}) { b.k.manager.Forget(id, ch) }
+func (b *backend) CancelExited(id string, ch <-chan struct{}) { b.k.manager.CancelExited(id, ch) }
 
 func (b *backend) Exec(ctx context.Context, id string, o server.StreamOptions) (*url.URL, error) {
 	resp, err := b.k.cri.Runtime.Exec(ctx, &runtimeapi.ExecRequest{
@@ -198,7 +198,7 @@ func (b *backend) Exec(ctx context.Context, id string, o server.StreamOptions) (
 func (b *backend) Checkpoint(ctx context.Context, id, file string, timeout int64) (string, error) {
 	dir := filepath.Join(b.k.cfg.Layout.Kubelet, "checkpoints")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", fmt.Errorf("making the directory of checkpoints: %w", err)
+		return "", fmt.Errorf("creating the checkpoint directory: %w", err)
 	}
 	path := filepath.Join(dir, file)
 	_, err := b.k.cri.Runtime.CheckpointContainer(ctx, &runtimeapi.CheckpointContainerRequest{ContainerId: id, Location: path, Timeout: timeout})
@@ -243,7 +243,7 @@ func (b *backend) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := b.stats.UseOfImages(ctx, out); err != nil {
+	if err := b.stats.SetImageUsage(ctx, out); err != nil {
 		return nil, err
 	}
 	volumes := b.volumes.all(ctx)
@@ -253,10 +253,10 @@ func (b *backend) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
 	return out, nil
 }
 
-// Configz is the configuration in force, in the terms of a file.
+// Configz returns the effective configuration as a KubeletConfiguration.
 func (b *backend) Configz() any {
 	f := b.k.cfg.Effective()
-	// The runtime may have said otherwise than the configuration.
+	// The cgroup driver of the runtime overrides the configured one.
 	f.CgroupDriver = "cgroupfs"
 	if b.k.host.Limits.Systemd.Load() {
 		f.CgroupDriver = "systemd"

@@ -14,17 +14,17 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"hyperkube/components/kubelet/certificates"
-	"hyperkube/internal/accepted"
+	"hyperkube/components/kubelet/node/kubeletcerts"
+	"hyperkube/internal/base/compatflags"
+	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/logging"
 	"hyperkube/internal/client"
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/lifecycle"
-	"hyperkube/internal/logs"
-	"hyperkube/internal/zpages"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/serving/zpages"
 )
 
-// options are the flags of kubelet.
+// options are the command line flags of the kubelet.
 type options struct {
 	config, configDir                               string
 	bootstrap, certDir                              string
@@ -44,91 +44,91 @@ type options struct {
 	mode                                            string
 }
 
-// NewCommand is `kubelet`.
+// NewCommand returns the `kubelet` command.
 func NewCommand() *cobra.Command { return newCommand(&options{}) }
 
-// newCommand is the command that fills o.
+// newCommand returns the command that stores its flags in o.
 func newCommand(o *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:          "kubelet",
-		Short:        "The node agent: runs the pods that are bound to this node",
+		Short:        "Run the node agent that runs the pods bound to this node",
 		SilenceUsage: true,
 		Args:         cobra.NoArgs,
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.config, "config", "", "Path of a KubeletConfiguration. Flags have precedence over it.")
-	f.StringVar(&o.configDir, "config-dir", "", "Directory whose *.conf files change the KubeletConfiguration, in the order of their names.")
+	f.StringVar(&o.config, "config", "", "Path of a KubeletConfiguration file. Flags take precedence over it.")
+	f.StringVar(&o.configDir, "config-dir", "", "Directory of drop-in KubeletConfiguration files (*.conf), which are applied in lexical order.")
 	o.fields.register(f)
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server. Without it the kubelet runs static pods alone.")
-	f.StringVar(&o.bootstrap, "bootstrap-kubeconfig", "", "Path of the kubeconfig with which to ask for the first client certificate, if --kubeconfig is not there or its certificate is not good any more; --kubeconfig is then written.")
-	f.StringVar(&o.certDir, "cert-dir", "", "Directory of the certificates that the kubelet asks for; empty is pki in --root-dir.")
-	f.StringVar(&o.hostname, "hostname-override", "", "The node's name instead of the hostname.")
-	f.StringVar(&o.endpoint, "container-runtime-endpoint", "", "The container runtime's CRI socket, as in unix:///run/containerd/containerd.sock.")
-	f.StringVar(&o.under, "root", "", "Keep everything below this directory instead of in the usual places, as of the cluster commands.")
-	f.StringVar(&o.root, "root-dir", layout.Default().Kubelet, "Directory of what the kubelet keeps of pods.")
-	f.StringSliceVar(&o.nodeIPs, "node-ip", nil, "The node's address, or two of different families; 0.0.0.0 and :: are whatever the machine has of the family.")
-	f.StringSliceVar(&o.dns, "cluster-dns", nil, "Addresses of the cluster's DNS.")
-	f.StringVar(&o.domain, "cluster-domain", "", "The cluster's DNS domain.")
-	f.StringVar(&o.resolv, "resolv-conf", "", "The node's resolver configuration for pods.")
-	f.StringVar(&o.manifests, "pod-manifest-path", "", "Directory of static pods' manifests.")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig file for the API server. Without it the kubelet runs only static pods.")
+	f.StringVar(&o.bootstrap, "bootstrap-kubeconfig", "", "Path of the kubeconfig file that is used to request the first client certificate, if the file specified by --kubeconfig does not exist or its certificate has expired. The kubelet then writes the file specified by --kubeconfig.")
+	f.StringVar(&o.certDir, "cert-dir", "", "Directory of the kubelet's TLS certificates. The default is the directory pki in --root-dir.")
+	f.StringVar(&o.hostname, "hostname-override", "", "Node name to use instead of the hostname.")
+	f.StringVar(&o.endpoint, "container-runtime-endpoint", "", "Endpoint of the container runtime's CRI socket, for example unix:///run/containerd/containerd.sock.")
+	f.StringVar(&o.under, "root", "", "Keep all files below this directory instead of in the default locations, as with --root of the cluster commands.")
+	f.StringVar(&o.root, "root-dir", layout.Default().Kubelet, "Directory of the kubelet's files, such as volume mounts.")
+	f.StringSliceVar(&o.nodeIPs, "node-ip", nil, "IP address of the node, or two addresses of different families. 0.0.0.0 and :: stand for the machine's address of the family.")
+	f.StringSliceVar(&o.dns, "cluster-dns", nil, "IP addresses of the cluster's DNS servers.")
+	f.StringVar(&o.domain, "cluster-domain", "", "DNS domain of the cluster.")
+	f.StringVar(&o.resolv, "resolv-conf", "", "Resolver configuration file of the node, the basis of the pods' DNS configuration.")
+	f.StringVar(&o.manifests, "pod-manifest-path", "", "Directory of static pod manifests.")
 	f.BoolVar(&o.register, "register-node", true, "Register the node with the API server.")
-	f.StringToStringVar(&o.labels, "node-labels", nil, "Labels of the node when it is registered.")
-	f.StringSliceVar(&o.taints, "register-with-taints", nil, "Taints of the node when it is registered, as key=value:effect.")
-	f.StringVar(&o.cert, "tls-cert-file", "", "Certificate of the HTTPS server. Without it one is made and signed by itself.")
-	f.StringVar(&o.key, "tls-private-key-file", "", "Key of the HTTPS server.")
-	f.StringVar(&o.clientCA, "client-ca-file", "", "Certificate authority of clients.")
-	f.BoolVar(&o.anonymous, "anonymous-auth", false, "Let anonymous requests through to authorisation.")
-	f.StringVar(&o.mode, "authorization-mode", "Webhook", "Webhook, or AlwaysAllow for who is authenticated.")
-	f.StringVar(&o.address, "address", "", "Address of the HTTPS server.")
+	f.StringToStringVar(&o.labels, "node-labels", nil, "Labels to add when the node is registered.")
+	f.StringSliceVar(&o.taints, "register-with-taints", nil, "Taints to add when the node is registered, as key=value:effect.")
+	f.StringVar(&o.cert, "tls-cert-file", "", "Certificate file of the HTTPS server. Without it the kubelet uses a self-signed certificate.")
+	f.StringVar(&o.key, "tls-private-key-file", "", "Private key file of the HTTPS server.")
+	f.StringVar(&o.clientCA, "client-ca-file", "", "File of the certificate authorities that sign client certificates.")
+	f.BoolVar(&o.anonymous, "anonymous-auth", false, "Allow anonymous requests. They are still subject to authorization.")
+	f.StringVar(&o.mode, "authorization-mode", "Webhook", "Authorization mode of the HTTPS server: Webhook or AlwaysAllow.")
+	f.StringVar(&o.address, "address", "", "IP address that the HTTPS server listens on.")
 	f.IntVar(&o.port, "port", layout.PortKubelet, "Port of the HTTPS server.")
-	f.IntVar(&o.healthzPort, "healthz-port", layout.PortKubeletHealthz, "Port of the health check on loopback; 0: none.")
-	f.IntVar(&o.maxPods, "max-pods", 110, "Most pods on this node.")
-	f.StringVar(&o.cgroupRoot, "cgroup-root", "", "Cgroup below which those of pods are.")
-	f.StringVar(&o.providerID, "provider-id", "", "The cloud's name of this node.")
-	f.StringVar(&o.podCIDR, "pod-cidr", "", "The pods' addresses until the Node has some.")
-	f.BoolVar(&o.seccomp, "seccomp-default", false, "Containers that say nothing get the runtime's seccomp profile.")
-	f.StringVar(&o.providers, "image-credential-provider-config", "", "Path of a CredentialProviderConfig, or of a directory of them.")
-	f.StringVar(&o.providerDir, "image-credential-provider-bin-dir", "", "Directory of the credential providers' programs.")
-	f.DurationVar(&o.deadAge, "minimum-container-ttl-duration", 0, "How long a container that has ended is kept at least.")
-	f.IntVar(&o.deadEach, "maximum-dead-containers-per-container", 1, "How many ended containers of one name are kept besides the newest; -1: all.")
-	f.IntVar(&o.deadAll, "maximum-dead-containers", -1, "How many ended containers of all pods are kept; -1: no bound.")
-	f.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity; 2 and more show what is done to each pod.")
-	accepted.Add(f, unused...)
+	f.IntVar(&o.healthzPort, "healthz-port", layout.PortKubeletHealthz, "Port of the health check server on localhost. 0 disables it.")
+	f.IntVar(&o.maxPods, "max-pods", 110, "Maximum number of pods on this node.")
+	f.StringVar(&o.cgroupRoot, "cgroup-root", "", "Root cgroup of the pods' cgroups.")
+	f.StringVar(&o.providerID, "provider-id", "", "ID of this node at the cloud provider.")
+	f.StringVar(&o.podCIDR, "pod-cidr", "", "CIDR of pod IP addresses until the Node has one.")
+	f.BoolVar(&o.seccomp, "seccomp-default", false, "Use the RuntimeDefault seccomp profile for containers that specify none.")
+	f.StringVar(&o.providers, "image-credential-provider-config", "", "Path of a CredentialProviderConfig file, or of a directory of such files.")
+	f.StringVar(&o.providerDir, "image-credential-provider-bin-dir", "", "Directory of the credential provider binaries.")
+	f.DurationVar(&o.deadAge, "minimum-container-ttl-duration", 0, "Minimum age of an exited container before it is garbage collected.")
+	f.IntVar(&o.deadEach, "maximum-dead-containers-per-container", 1, "Maximum number of old instances to retain per container. -1 means no limit.")
+	f.IntVar(&o.deadAll, "maximum-dead-containers", -1, "Maximum number of exited containers to retain on the node. -1 means no limit.")
+	f.IntVarP(&o.verbosity, "v", "v", 0, "Log verbosity. 2 and higher logs each operation on a pod.")
+	compatflags.Add(f, unused...)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return o.run(cmd.Context(), cmd.Flags().Changed, zpages.FlagsOf(cmd.Flags()))
 	}
 	return cmd
 }
 
-// unused are upstream's flags for what is another way here.
-var unused = []accepted.Flag{
-	{Name: "cloud-provider", Why: "there are no cloud providers in it", Only: []string{"", "external"}},
-	{Name: "runtime-cgroups", Why: "the runtime is in the cgroup in which it was started"},
-	{Name: "experimental-mounter-path", Why: "mounts are made by the kernel", Only: []string{""}},
-	{Name: "experimental-allocatable-ignore-eviction", Why: "thresholds of eviction always count", Only: []string{"false"}, Bool: true},
-	{Name: "lock-file", Why: "there is no lock of the kubelet's", Only: []string{""}},
-	{Name: "exit-on-lock-contention", Why: "there is no lock of the kubelet's", Only: []string{"false"}, Bool: true},
-	{Name: "logging-format", Why: "logging.format of the configuration tells it", Only: []string{"", "text"}},
-	{Name: "log-flush-frequency", Why: "nothing is held back"},
-	{Name: "vmodule", Why: "verbosity is the same everywhere"},
+// unused are upstream's flags that have no effect here, with the values that are accepted.
+var unused = []compatflags.Flag{
+	{Name: "cloud-provider", Why: "in-tree cloud providers do not exist", Only: []string{"", "external"}},
+	{Name: "runtime-cgroups", Why: "the runtime stays in the cgroup in which it was started"},
+	{Name: "experimental-mounter-path", Why: "no external mounter is used", Only: []string{""}},
+	{Name: "experimental-allocatable-ignore-eviction", Why: "eviction thresholds always count towards node allocatable", Only: []string{"false"}, Bool: true},
+	{Name: "lock-file", Why: "the kubelet uses no lock file", Only: []string{""}},
+	{Name: "exit-on-lock-contention", Why: "the kubelet uses no lock file", Only: []string{"false"}, Bool: true},
+	{Name: "logging-format", Why: "use logging.format in the configuration file", Only: []string{"", "text"}},
+	{Name: "log-flush-frequency", Why: "logs are not buffered"},
+	{Name: "vmodule", Why: "verbosity cannot be set per file"},
 }
 
-// enter gets the certificates that the configuration asks for from the cluster,
-// and renews them until group ends: the client's before anything else, for there
-// is no way to the API server without it.
+// setUpCertificates requests the certificates that the configuration asks for, and renews them until group
+// stops. It waits for the client certificate, because the kubelet cannot reach the API server
+// without it.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/kubelet-tls-bootstrapping/
-func (o *options) enter(ctx context.Context, cfg *Config, group *lifecycle.Group) error {
+func (o *options) setUpCertificates(ctx context.Context, cfg *Config, group *lifecycle.Group) error {
 	if o.kubeconfig == "" {
 		return nil
 	}
-	where := certificates.Config{NodeName: cfg.NodeName, Dir: o.certDir, Kubeconfig: o.kubeconfig, Bootstrap: o.bootstrap}
+	where := kubeletcerts.Config{NodeName: cfg.NodeName, Dir: o.certDir, Kubeconfig: o.kubeconfig, Bootstrap: o.bootstrap}
 	if where.Dir == "" {
 		where.Dir = filepath.Join(cfg.Layout.Kubelet, "pki")
 	}
 	background := context.WithoutCancel(ctx)
 	if o.bootstrap != "" || cfg.File != nil && cfg.File.RotateCertificates {
-		keeper, err := certificates.NewClient(where)
+		keeper, err := kubeletcerts.NewClient(where)
 		if err != nil {
 			return err
 		}
@@ -149,23 +149,24 @@ func (o *options) enter(ctx context.Context, cfg *Config, group *lifecycle.Group
 	for _, ip := range ips {
 		names = append(names, ip.String())
 	}
-	keeper, err := certificates.NewServing(where, func() []string { return names })
+	keeper, err := kubeletcerts.NewServing(where, func() []string { return names })
 	if err != nil {
 		return err
 	}
 	group.Start(background, "serving certificate", keeper)
-	cfg.Server.Certificate, cfg.Server.CertificateKept = keeper.Certificate, true
+	cfg.Server.Certificate, cfg.Server.CertificateHasMetrics = keeper.Certificate, true
 	cfg.Metrics = append(cfg.Metrics, keeper)
 	return nil
 }
 
-// build makes a Config of file and flags; given tells which flags were given.
+// build builds a Config from the configuration files and the flags. given reports whether a flag
+// was set.
 func (o *options) build(given func(string) bool) (Config, error) {
 	cfg := Config{Layout: layout.Default()}
 	if o.under != "" {
 		cfg.Layout = layout.Under(o.under)
 	}
-	over, err := o.over(given)
+	over, err := o.flagValues(given)
 	if err != nil {
 		return cfg, err
 	}
@@ -202,9 +203,9 @@ func (o *options) build(given func(string) bool) (Config, error) {
 		"pod-cidr":                              func() { cfg.Node.PodCIDR = o.podCIDR },
 		"image-credential-provider-config":      func() { cfg.Images.CredentialProviders = o.providers },
 		"image-credential-provider-bin-dir":     func() { cfg.Images.CredentialProviderDir = o.providerDir },
-		"minimum-container-ttl-duration":        func() { cfg.Containers.Dead.MinAge = o.deadAge },
-		"maximum-dead-containers-per-container": func() { cfg.Containers.Dead.Each = &o.deadEach },
-		"maximum-dead-containers":               func() { cfg.Containers.Dead.All = &o.deadAll },
+		"minimum-container-ttl-duration":        func() { cfg.Containers.DeadContainers.MinAge = o.deadAge },
+		"maximum-dead-containers-per-container": func() { cfg.Containers.DeadContainers.PerContainer = &o.deadEach },
+		"maximum-dead-containers":               func() { cfg.Containers.DeadContainers.Total = &o.deadAll },
 		"seccomp-default":                       func() { cfg.Containers.SeccompDefault = o.seccomp },
 	} {
 		if given(name) {
@@ -256,16 +257,16 @@ func (o *options) run(ctx context.Context, given func(string) bool, flags zpages
 		handler = slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})
 	}
 	cfg.Log = slog.New(handler)
-	logs.Own(cfg.Log)
+	logging.SetDefault(cfg.Log)
 	group := &lifecycle.Group{Log: cfg.Log}
 	defer func() { err = errors.Join(err, group.Stop()) }()
-	if err := o.enter(ctx, &cfg, group); err != nil {
+	if err := o.setUpCertificates(ctx, &cfg, group); err != nil {
 		return err
 	}
 	if o.kubeconfig != "" {
 		rest, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 		if err != nil {
-			return fmt.Errorf("reading the kubeconfig: %w", err)
+			return fmt.Errorf("reading kubeconfig: %w", err)
 		}
 		rest.UserAgent = "kubelet"
 		if n := cfg.Effective(); n.KubeAPIQPS != nil {
@@ -275,7 +276,7 @@ func (o *options) run(ctx context.Context, given func(string) bool, flags zpages
 			return err
 		}
 	}
-	journal, err := hostchange.Open(cfg.Layout.Journal("node"))
+	journal, err := hostjournal.Open(cfg.Layout.Journal("node"))
 	if err != nil {
 		return err
 	}
@@ -288,7 +289,7 @@ func (o *options) run(ctx context.Context, given func(string) bool, flags zpages
 	if text, err := k.cfg.effectiveText(); err == nil {
 		cfg.Log.Info("Effective KubeletConfiguration", "config", text)
 	} else {
-		cfg.Log.Warn("Failed to marshal effective KubeletConfiguration for logging", "error", err)
+		cfg.Log.Warn("Failed to marshal effective KubeletConfiguration for logging", "err", err)
 	}
 	return k.Run(ctx)
 }

@@ -13,39 +13,39 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/record"
 
-	"hyperkube/components/kubelet/dnsconf"
-	"hyperkube/components/kubelet/images"
-	"hyperkube/components/kubelet/nodestatus"
-	"hyperkube/components/kubelet/objects"
-	"hyperkube/components/kubelet/podcerts"
-	"hyperkube/components/kubelet/pods"
-	"hyperkube/components/kubelet/probe"
-	"hyperkube/components/kubelet/staticpod"
-	"hyperkube/components/kubelet/stats"
-	"hyperkube/components/kubelet/usernamespaces"
-	"hyperkube/components/kubelet/volume"
-	"hyperkube/internal/cgroup"
-	"hyperkube/internal/localpath"
+	"hyperkube/components/kubelet/node/nodestatus"
+	"hyperkube/components/kubelet/pod/dnsconf"
+	"hyperkube/components/kubelet/pod/images"
+	"hyperkube/components/kubelet/pod/objectcache"
+	"hyperkube/components/kubelet/pod/podcerts"
+	"hyperkube/components/kubelet/pod/pods"
+	"hyperkube/components/kubelet/pod/probe"
+	"hyperkube/components/kubelet/pod/staticpod"
+	"hyperkube/components/kubelet/pod/usernamespaces"
+	"hyperkube/components/kubelet/pod/volume"
+	"hyperkube/components/kubelet/server/stats"
+	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/pod/localpath"
 )
 
-// compose builds the parts, each after those that it asks when it is made. The host,
-// by which pods reach the others, comes in the middle: what is made after it is made
-// known to it last.
+// compose creates the kubelet's parts in the order of their dependencies. The host, through which
+// pods reach the other parts, is created in the middle; completeHost adds references to parts
+// created after it.
 func (k *Kubelet) compose() error {
 	capacity := k.capacity()
 	allocatable := nodestatus.Allocatable(capacity, k.reserved())
 	k.events = record.NewBroadcaster()
 	recorder := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: k.cfg.NodeName})
-	k.objects = objects.New(k.kube, k.log)
+	k.objects = objectcache.New(k.kube, k.log)
 	k.tokens = newTokens(k.kube)
-	k.trust = &trustBundles{kube: k.kube, changed: func() { k.manager.Refresh(usesTrust) }}
-	k.podCerts = &podcerts.Issuer{Kube: k.kube, Node: func() *v1.Node { return k.keeper.Node() }, Warn: warnsOfPods(recorder)}
+	k.trust = &trustBundles{kube: k.kube, changed: func() { k.manager.Refresh(usesTrustBundles) }}
+	k.podCerts = &podcerts.Issuer{Kube: k.kube, Node: func() *v1.Node { return k.nodeStatus.Node() }, Warn: podWarner(recorder)}
 	var err error
 	if k.csi, err = k.newCSI(recorder); err != nil {
 		return err
 	}
 	k.iscsi = k.newISCSI()
-	k.keeper = k.newKeeper(recorder, capacity, allocatable)
+	k.nodeStatus = k.newNodeStatus(recorder, capacity, allocatable)
 	puller := k.newPuller()
 	if k.host, err = k.newHost(recorder, puller, allocatable); err != nil {
 		return err
@@ -59,39 +59,39 @@ func (k *Kubelet) compose() error {
 	k.stats = k.newStats()
 	k.eviction = k.newEviction(recorder)
 	k.shutdown = k.newShutdown(recorder)
-	if err = k.newOwn(); err != nil {
+	if err = k.newResourceManagers(); err != nil {
 		return err
 	}
 	k.plugins = k.newPlugins()
 	if k.kube != nil {
-		k.mirrors = staticpod.NewMirrors(k.kube, k.keeper.Node, k.manager.Changed, k.log)
+		k.mirrors = staticpod.NewMirrors(k.kube, k.nodeStatus.Node, k.manager.Changed, k.log)
 	}
 	k.completeHost()
 	return nil
 }
 
-// warnsOfPods is how those who know nothing of events warn of a pod.
-func warnsOfPods(recorder record.EventRecorder) func(pod *v1.Pod, reason, message string) {
+// podWarner returns a function that emits a Warning event for a pod.
+func podWarner(recorder record.EventRecorder) func(pod *v1.Pod, reason, message string) {
 	return func(pod *v1.Pod, reason, message string) {
 		ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 		recorder.Event(ref, v1.EventTypeWarning, reason, message)
 	}
 }
 
-// newKeeper makes what keeps the Node object.
-func (k *Kubelet) newKeeper(recorder record.EventRecorder, capacity, allocatable v1.ResourceList) *nodestatus.Keeper {
+// newNodeStatus creates the manager of the Node object.
+func (k *Kubelet) newNodeStatus(recorder record.EventRecorder, capacity, allocatable v1.ResourceList) *nodestatus.Manager {
 	cfg := k.cfg
 	return nodestatus.New(nodestatus.Config{
 		Name: cfg.NodeName, Kube: k.kube, CRI: k.cri, Events: recorder, Log: k.log,
 		Register: !cfg.Node.NoRegister, Labels: cfg.Node.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Node.Taints, Unschedulable: cfg.Node.Unschedulable,
 		IPs: k.nodeIPs, ProviderID: cfg.Node.ProviderID, Port: int32(cfg.Server.Port), Machine: k.machine,
-		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, Wrong: k.wrong, Devices: k.deviceCapacity, Renewed: func() bool { return k.devices.New() }, PodCIDR: cfg.Node.PodCIDR,
+		Capacity: capacity, Allocatable: allocatable, Pressure: k.pressure, NotReadyReasons: k.notReadyReasons, Devices: k.deviceCapacity, IsReinstalled: func() bool { return k.devices.NoCheckpoint() }, PodCIDR: cfg.Node.PodCIDR,
 		Lease: cfg.Node.Lease, Renew: cfg.Node.Lease / 4, Update: cfg.Node.Update, Report: cfg.Node.Report, MaxImages: int(*cfg.Node.MaxImages),
-		VolumesInUse: k.volumesInUse, Seen: k.nodeSeen, Started: k.nodeStarted,
+		VolumesInUse: k.volumesInUse, NodeChanged: k.nodeChanged, Started: k.nodeStarted,
 	})
 }
 
-// newPuller makes what pulls images.
+// newPuller creates the image puller.
 func (k *Kubelet) newPuller() *images.Puller {
 	cfg := k.cfg
 	puller := images.NewPuller(k.cri.Images)
@@ -104,11 +104,11 @@ func (k *Kubelet) newPuller() *images.Puller {
 	return puller
 }
 
-// newVolumes makes the types of volumes that pods may have.
+// newVolumes creates the supported volume types.
 func (k *Kubelet) newVolumes(recorder record.EventRecorder, allocatable func() v1.ResourceList) *volume.Set {
 	layout := k.cfg.Layout
 	hostPaths := volume.HostPath{Alias: layout.KubeletAlias()}
-	local := volume.Local{Folders: layout.Volumes(), Warn: warnsOfPods(recorder), WarnVolume: func(pv *v1.PersistentVolume, reason, message string) {
+	local := volume.Local{Root: layout.Volumes(), Warn: podWarner(recorder), WarnVolume: func(pv *v1.PersistentVolume, reason, message string) {
 		recorder.Event(pv, v1.EventTypeWarning, reason, message)
 	}}
 	return &volume.Set{Root: layout.Kubelet, SELinux: volume.HostHasSELinux(), Metrics: k.metrics, Types: []volume.Type{
@@ -119,14 +119,14 @@ func (k *Kubelet) newVolumes(recorder record.EventRecorder, allocatable func() v
 		volume.DownwardAPI{Allocatable: allocatable},
 		volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: allocatable, Trust: k.trust, Certificates: k.podCerts},
 		volume.Image{},
-		volume.Claim{Claims: apiClaims{k.kube}, Node: k.keeper.Node, Types: []volume.PersistentType{hostPaths, local, volume.NFS{}, k.iscsi, k.csi}},
+		volume.Claim{Claims: apiClaims{k.kube}, Node: k.nodeStatus.Node, Types: []volume.PersistentType{hostPaths, local, volume.NFS{}, k.iscsi, k.csi}},
 		volume.NFS{},
 		k.iscsi,
 		k.csi,
 	}}
 }
 
-// newHost makes what pods are run by, but for what completeHost adds.
+// newHost creates the pods.Host, except for the fields that completeHost sets.
 func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, allocatable v1.ResourceList) (*pods.Host, error) {
 	cfg := k.cfg
 	providers, err := k.newProviders()
@@ -150,10 +150,10 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 			Sysctls: cfg.Containers.Sysctls, AllowedUnsafeSysctls: cfg.Containers.AllowedUnsafeSysctls,
 		},
 		Hooks: pods.Hooks{Extend: k.extend, NetworkProblem: func() string {
-			problem := k.keeper.NetworkProblem()
+			problem := k.nodeStatus.NetworkProblem()
 			if problem != "" {
-				// It may be over by now.
-				k.keeper.Changed()
+				// The problem may have been resolved since.
+				k.nodeStatus.Changed()
 			}
 			return problem
 		}},
@@ -161,11 +161,11 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 			ClusterDNS: cfg.DNS.Servers, ClusterDomain: cfg.DNS.Domain, ResolvConf: cfg.DNS.ResolvConf, Addresses: k.nodeIPs,
 			Warn: func(reason, message string) { k.nodeEvent(v1.EventTypeWarning, reason, message) },
 		},
-		NodeIPs: k.nodeIPs, Node: k.keeper.Node, Allocatable: getAllocatable,
+		NodeIPs: k.nodeIPs, Node: k.nodeStatus.Node, Allocatable: getAllocatable,
 		RuntimeName: "hyperkube", PodLogs: cfg.Layout.PodLogs, ContainerLogs: cfg.Layout.ContainerLogs,
-		Services: k.listServices,
-		CrashMax: cfg.Containers.CrashMax,
-		Dead:     cfg.Containers.Dead,
+		Services:       k.listServices,
+		CrashMax:       cfg.Containers.CrashMax,
+		DeadContainers: cfg.Containers.DeadContainers,
 	}
 	host.Prober.Metrics, host.Prober.HookMetrics = probe.NewMetrics(), k.metrics
 	if host.Security.Users.Ranges, err = usernamespaces.Configured(context.Background(), cfg.Node.MaxPods); err != nil {
@@ -173,23 +173,23 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 	}
 	host.Security.Users.Start = crc32.ChecksumIEEE([]byte(cfg.NodeName))
 	if k.tracing != nil {
-		host.Tracer = k.tracing.Tracer(scope)
+		host.Tracer = k.tracing.Tracer(instrumentationScope)
 	}
 	if cfg.Policies != nil {
 		host.Hooks.Network = cfg.Policies.Expect
 	}
 	if k.cgroups != nil {
-		k.confine(host)
+		k.configureCgroupLimits(host)
 	}
 	return host, nil
 }
 
-// confine tells host what the machine's cgroups can do to pods.
-func (k *Kubelet) confine(host *pods.Host) {
+// configureCgroupLimits configures the cgroup limits of host as far as the machine's cgroups support them.
+func (k *Kubelet) configureCgroupLimits(host *pods.Host) {
 	cfg := k.cfg
 	host.Limits.Cgroups = timedCgroups{k.cgroups, k.metrics}
 	k.metrics.CgroupVersion(1)
-	// A kernel without the controller cannot tell pods apart.
+	// Without the controller the kernel cannot limit huge pages per pod.
 	for _, size := range slices.Sorted(maps.Keys(k.machine.Hugepages)) {
 		if k.machine.Hugepages[size] > 0 && slices.Contains(k.cgroups.Controllers(), "hugetlb") {
 			host.Limits.Hugepages = append(host.Limits.Hugepages, size)
@@ -211,35 +211,35 @@ func (k *Kubelet) confine(host *pods.Host) {
 	}
 }
 
-// newStats makes what measures pods and the node.
+// newStats creates the provider of pod and node statistics.
 func (k *Kubelet) newStats() *stats.Provider {
 	provider := &stats.Provider{
-		CRI: k.cri, NodeName: k.cfg.NodeName, Root: k.cfg.Layout.Kubelet, Logs: k.cfg.Layout.PodLogs, Images: k.disks.imagesOn,
+		CRI: k.cri, NodeName: k.cfg.NodeName, Root: k.cfg.Layout.Kubelet, Logs: k.cfg.Layout.PodLogs, Images: k.disks.imagePath,
 		RuntimePID: k.runtimePID,
-		Pods:       k.manager.Pods, Boot: time.Now(), PodLinks: k.cfg.Layout.LinkPrefix + "v",
+		Pods:       k.manager.Pods, Boot: time.Now(), PodInterfacePrefix: k.cfg.Layout.LinkPrefix + "v",
 	}
 	if k.cgroups != nil {
-		provider.Whole = func() (cgroup.Stats, error) { return k.cgroups.Stats(k.kubepods()) }
+		provider.PodsCgroup = func() (cgroup.Stats, error) { return k.cgroups.Stats(k.kubepods()) }
 		provider.Pressures = func() cgroup.Pressures { return k.cgroups.Pressures("/") }
 	}
 	return provider
 }
 
-// completeHost tells the host of the parts that were made after it.
+// completeHost sets the fields of the host that refer to parts created after it.
 func (k *Kubelet) completeHost() {
 	k.host.Hooks.DeviceHealth = func(pod *v1.Pod, container string) []v1.ResourceStatus {
 		return append(k.devices.Health(pod.UID, container), k.claims.Health(pod, container)...)
 	}
 	if k.cpus != nil && k.cfg.Gates.Enabled(gateNoQuota, true) {
-		k.host.Limits.OwnCPUs = func(pod types.UID, container string) bool {
-			_, own := k.cpus.Of(pod, container)
+		k.host.Limits.HasExclusiveCPUs = func(pod types.UID, container string) bool {
+			_, own := k.cpus.Get(pod, container)
 			return own
 		}
 	}
 	k.host.Claims = k.claims
-	k.host.Resizing.MakeRoom = k.makeRoom
+	k.host.Resizing.Preempt = k.preemptForResize
 	k.host.Resizing.StaticCPUs, k.host.Resizing.StaticMemory = k.cpus != nil, k.memory != nil
-	k.host.Hooks.Ended = k.released
+	k.host.Hooks.Terminated = k.release
 	if k.mirrors != nil {
 		k.host.Mirror = k.mirrors
 	}

@@ -1,12 +1,10 @@
-// Package kubelet runs the pods that are bound to this node, through any
-// container runtime that serves CRI v1, and tells the API server of them and
-// of the node.
+// Package kubelet runs the pods that are bound to this node, through any container runtime that
+// serves CRI v1, and reports their status and the node's to the API server.
 //
-// The parts, from the pure to the worldly: podstate decides what happens to a
-// pod; env, dnsconf, volume, images, probe and podlogs each know one thing that
-// a pod needs; pods does what podstate decided, one goroutine a pod; nodestatus
-// keeps the Node and its lease; server answers logs, exec and stats. This
-// package puts them together.
+// The parts, from pure functions to those that change the host: podstate computes what happens to a
+// pod; env, dnsconf, volume, images, probe and podlogs each provide one thing that a pod needs;
+// pods carries out what podstate computed, with one goroutine per pod; nodestatus updates the Node
+// and its lease; server serves logs, exec and stats. This package composes them.
 package kubelet
 
 import (
@@ -27,50 +25,50 @@ import (
 	tracingapi "k8s.io/component-base/tracing/api/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
-	"hyperkube/components/kubelet/podstate"
-	"hyperkube/components/kubelet/topology"
+	"hyperkube/components/kubelet/pod/podstate"
+	"hyperkube/components/kubelet/resources/topology"
+	"hyperkube/internal/base/featuregates"
 	"hyperkube/internal/client"
-	"hyperkube/internal/featuregates"
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/zpages"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/serving/zpages"
 )
 
-// Policies rules the network of pods. Its methods are called by several goroutines.
+// Policies enforces network policies for pods. Its methods must be safe for concurrent use.
 type Policies interface {
-	// Expect returns once the rules of a pod hold for its addresses.
+	// Expect returns when the policies of a pod are in force for its addresses.
 	Expect(ctx context.Context, pod *v1.Pod, ips []string) error
-	// Forget says that nothing of a pod runs any more.
+	// Forget is called when nothing of the pod runs any more.
 	Forget(pod types.UID)
 }
 
-// Config is all that a kubelet needs to know, what belongs together in a part of its
-// own. New fills what is left empty as the comments say, and validates it.
+// Config is the configuration of a kubelet, grouped by topic. New sets the defaults that the
+// comments state, and validates it.
 type Config struct {
 	// NodeName is the node's name in the API. Required.
 	NodeName string
-	// Layout says where everything is. The zero value is layout.Default().
+	// Layout defines the paths of all files. The zero value means layout.Default().
 	Layout layout.Node
-	// Clients is the way to the API, as user system:node:NodeName. Nil for a
-	// kubelet that runs static pods alone.
+	// Clients are the API clients, authenticated as system:node:NodeName. Nil for a kubelet that
+	// runs only static pods.
 	Clients *client.Clients
-	// Informers to use instead of the kubelet's own.
+	// Informers are used instead of informers of the kubelet.
 	Informers Informers
-	// Endpoint of the container runtime, a socket's path; Layout's by default.
+	// Endpoint is the socket path of the container runtime. The default is that of Layout.
 	Endpoint string
-	// RuntimeTimeout is how long the runtime may take for one thing, but for pulls;
-	// 2 minutes.
+	// RuntimeTimeout is the timeout of a CRI call, except for image pulls. The default is 2
+	// minutes.
 	RuntimeTimeout time.Duration
-	// Policies rules the network of pods; nil: nobody does, or what does asks nobody to wait.
+	// Policies enforces network policies. If it is nil, pods do not wait for network policies.
 	Policies Policies
-	// ServicesReady is closed once pods reach services; until then the node is
-	// not ready, for the first packet of a connection that comes earlier keeps
-	// the whole connection from its way. Nil: it is not waited for.
+	// ServicesReady is closed when pods can reach services. Until then the node is not ready,
+	// because a connection whose first packet precedes the service rules stays broken. If it is
+	// nil, the kubelet does not wait.
 	ServicesReady <-chan struct{}
 
 	Node       NodeConfig
 	Machine    MachineConfig
-	StaticPods StaticPods
+	StaticPods StaticPodConfig
 	Containers ContainerConfig
 	DNS        DNSConfig
 	Images     ImageConfig
@@ -85,25 +83,27 @@ type Config struct {
 	Access     AccessConfig
 	Events     EventConfig
 
-	// Gates are feature gates that were set.
+	// Gates are the feature gates that were set explicitly.
 	Gates featuregates.Set
-	// Tracing is where it is told how long things take; nil: nowhere.
+	// Tracing configures the export of traces. Nil disables it.
 	Tracing *tracingapi.TracingConfiguration
-	// Metrics are told with the kubelet's own; each has names of its own.
+	// Metrics are exported together with the kubelet's own. Metric names must be unique.
 	Metrics []prometheus.Collector
-	// Flags are those with which the kubelet was started; it may be nil.
+	// Flags are the kubelet's command line flags, shown by /flagz. It may be nil.
 	Flags zpages.Flags
-	// Level is changed by /debug/flags/v; nil: it is as it is.
+	// Level is the log level that /debug/flags/v changes. If it is nil, the level cannot be
+	// changed.
 	Level *slog.LevelVar
-	// File is what /configz shows; nil: what follows from the rest.
+	// File is the configuration that /configz shows. If it is nil, it is derived from the other
+	// fields.
 	File *kubeletv1beta1.KubeletConfiguration
-	// Journal records changes to the host; nil records nothing.
-	Journal *hostchange.Journal
-	// Log is where the kubelet says what it does; slog.Default() by default.
+	// Journal records changes to the host. If it is nil, they are not recorded.
+	Journal *hostjournal.Journal
+	// Log is the kubelet's logger. The default is slog.Default().
 	Log *slog.Logger
 }
 
-// complete fills what is empty and validates.
+// complete sets defaults and validates the configuration.
 func (c *Config) complete() error {
 	if c.Layout == (layout.Node{}) {
 		c.Layout = layout.Default()
@@ -129,12 +129,12 @@ func (c *Config) complete() error {
 func (c *Config) validate() error {
 	var errs []error
 	if c.NodeName == "" {
-		errs = append(errs, errors.New("the node's name must be given"))
+		errs = append(errs, errors.New("a node name is required"))
 	} else if list := validation.IsDNS1123Subdomain(c.NodeName); len(list) > 0 {
 		errs = append(errs, fmt.Errorf("node name %q: %s", c.NodeName, strings.Join(list, "; ")))
 	}
 	if !filepath.IsAbs(strings.TrimPrefix(c.Endpoint, "unix://")) {
-		errs = append(errs, fmt.Errorf("container runtime endpoint %q: want unix:// and an absolute path", c.Endpoint))
+		errs = append(errs, fmt.Errorf("container runtime endpoint %q: must be unix:// and an absolute path", c.Endpoint))
 	}
 	if c.Node.MaxPods < 0 {
 		errs = append(errs, errors.New("maxPods must not be negative"))
@@ -150,7 +150,7 @@ func (c *Config) validate() error {
 	errs = append(errs, err)
 	for _, p := range []int{c.Server.Port, c.Server.HealthzPort} {
 		if p > 65535 {
-			errs = append(errs, fmt.Errorf("port %d is not one", p))
+			errs = append(errs, fmt.Errorf("port %d is out of range", p))
 		}
 	}
 	if c.Logs.MaxFiles < 2 {

@@ -18,17 +18,17 @@ import (
 
 	"k8s.io/utils/cpuset"
 
-	"hyperkube/components/kubelet/nodestatus"
-	"hyperkube/components/kubelet/shutdown"
-	"hyperkube/internal/cgroup"
-	"hyperkube/internal/featuregates"
-	"hyperkube/internal/process"
+	"hyperkube/components/kubelet/node/nodestatus"
+	"hyperkube/components/kubelet/node/shutdown"
+	"hyperkube/internal/base/featuregates"
+	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/host/process"
 )
 
-// reservable are the resources that can be set aside.
+// reservable are the resources that can be reserved.
 var reservable = []string{"cpu", "memory", "ephemeral-storage", "pid"}
 
-// applyReserved takes what is set aside and whose bounds are enforced.
+// applyReserved applies the reserved resources and the limits to enforce.
 func (c *Config) applyReserved(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
 	read := func(what string, list map[string]string) v1.ResourceList {
@@ -38,7 +38,7 @@ func (c *Config) applyReserved(f *kubeletv1beta1.KubeletConfiguration) error {
 			switch {
 			case err != nil:
 			case !slices.Contains(reservable, name):
-				err = errors.New("cannot be reserved")
+				err = errors.New("reservation is not supported")
 			case q.Sign() < 0:
 				err = errors.New("must not be negative")
 			}
@@ -76,14 +76,14 @@ func (c *Config) applyReserved(f *kubeletv1beta1.KubeletConfiguration) error {
 	return errors.Join(errs...)
 }
 
-// applyNode takes what concerns the node and its pods as a whole.
+// applyNode applies the settings of the node and its pods as a whole.
 func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
 	if f.PodsPerCore != 0 {
 		c.Node.PodsPerCore = int64(f.PodsPerCore)
 	}
 	if d := f.NodeStatusUpdateFrequency.Duration; d != 0 {
 		c.Node.Update = d
-		// Who looks often tells often, unless told otherwise.
+		// A configured update frequency is also the default report frequency.
 		if f.NodeStatusReportFrequency.Duration == 0 {
 			c.Node.Report = d
 		}
@@ -118,7 +118,7 @@ func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
 		c.Cgroups.Systemd = f.CgroupDriver == "systemd"
 	}
 	if f.KubeletCgroups != "" {
-		c.Cgroups.Own = f.KubeletCgroups
+		c.Cgroups.Kubelet = f.KubeletCgroups
 	}
 	if f.SystemCgroups != "" {
 		c.Cgroups.System = f.SystemCgroups
@@ -134,7 +134,7 @@ func (c *Config) applyNode(f *kubeletv1beta1.KubeletConfiguration) error {
 	return nil
 }
 
-// applyCPUs takes who gets CPUs of their own.
+// applyCPUs applies the CPU manager policy.
 func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 	switch f.CPUManagerPolicy {
 	case "":
@@ -166,11 +166,11 @@ func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 			return fmt.Errorf("cpuManagerPolicyOptions: %q is not supported", name)
 		}
 		if on && !c.CPUs.Static {
-			return fmt.Errorf("cpuManagerPolicyOptions: %s needs the static policy", name)
+			return fmt.Errorf("cpuManagerPolicyOptions: %s requires the static policy", name)
 		}
 	}
 	if c.CPUs.Spread && c.CPUs.ByCache {
-		return errors.New("cpuManagerPolicyOptions: prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa do not go together")
+		return errors.New("cpuManagerPolicyOptions: prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa are mutually exclusive")
 	}
 	if f.ReservedSystemCPUs == "" {
 		return nil
@@ -182,13 +182,12 @@ func (c *Config) applyCPUs(f *kubeletv1beta1.KubeletConfiguration) error {
 	if c.Reserved.All == nil {
 		c.Reserved.All = v1.ResourceList{}
 	}
-	// They go before what is reserved of CPUs otherwise.
+	// reservedSystemCPUs overrides the CPU of systemReserved and kubeReserved.
 	c.CPUs.Reserved, c.Reserved.All[v1.ResourceCPU] = set, *resource.NewQuantity(int64(set.Size()), resource.DecimalSI)
 	return nil
 }
 
-// applyMemory takes who gets memory of their own, and how near what a container
-// has is to be.
+// applyMemory applies the memory manager and topology manager policies.
 func (c *Config) applyMemory(f *kubeletv1beta1.KubeletConfiguration) error {
 	switch f.MemoryManagerPolicy {
 	case "":
@@ -207,7 +206,7 @@ func (c *Config) applyMemory(f *kubeletv1beta1.KubeletConfiguration) error {
 			return fmt.Errorf("reservedMemory: NUMA node %d has no limits", r.NumaNode)
 		}
 		if r.NumaNode < 0 {
-			return fmt.Errorf("reservedMemory: NUMA node %d is not one", r.NumaNode)
+			return fmt.Errorf("reservedMemory: NUMA node %d must not be negative", r.NumaNode)
 		}
 		id := int(r.NumaNode)
 		if c.Memory.Reserved[id] == nil {
@@ -221,7 +220,7 @@ func (c *Config) applyMemory(f *kubeletv1beta1.KubeletConfiguration) error {
 			case q.Sign() <= 0:
 				return fmt.Errorf("reservedMemory: %s of NUMA node %d must be positive", name, id)
 			case twice:
-				return fmt.Errorf("reservedMemory: %s of NUMA node %d is given twice", name, id)
+				return fmt.Errorf("reservedMemory: %s of NUMA node %d is specified twice", name, id)
 			}
 			c.Memory.Reserved[id][name] = q.Value()
 		}
@@ -238,14 +237,14 @@ func (c *Config) applyMemory(f *kubeletv1beta1.KubeletConfiguration) error {
 	return nil
 }
 
-// applyShutdown takes how long pods may take when the machine shuts down.
+// applyShutdown applies the grace periods of a graceful node shutdown.
 func (c *Config) applyShutdown(f *kubeletv1beta1.KubeletConfiguration) error {
 	var by []shutdown.Period
 	for _, p := range f.ShutdownGracePeriodByPodPriority {
 		by = append(by, shutdown.Period{Priority: p.Priority, Grace: time.Duration(p.ShutdownGracePeriodSeconds) * time.Second})
 	}
 	if len(by) > 0 && f.FeatureGates != nil && !featuregates.Set(f.FeatureGates).Enabled(gateShutdownByPriority, true) {
-		return errors.New("shutdownGracePeriodByPodPriority needs the feature gate GracefulNodeShutdownBasedOnPodPriority")
+		return errors.New("shutdownGracePeriodByPodPriority requires the feature gate GracefulNodeShutdownBasedOnPodPriority")
 	}
 	periods, err := shutdown.Periods(f.ShutdownGracePeriod.Duration, f.ShutdownGracePeriodCriticalPods.Duration, by)
 	if err == nil && len(periods) > 0 {
@@ -254,15 +253,15 @@ func (c *Config) applyShutdown(f *kubeletv1beta1.KubeletConfiguration) error {
 	return err
 }
 
-// applyServer takes what concerns the HTTPS server.
+// applyServer applies the settings of the HTTPS server.
 func (c *Config) applyServer(f *kubeletv1beta1.KubeletConfiguration) error {
-	takeNot(&c.Server.NoDebug, f.EnableDebuggingHandlers)
-	takeNot(&c.Server.NoProfiling, f.EnableProfilingHandler)
-	takeNot(&c.Server.NoNodeLogs, f.EnableSystemLogHandler)
+	overrideInverted(&c.Server.NoDebug, f.EnableDebuggingHandlers)
+	overrideInverted(&c.Server.NoProfiling, f.EnableProfilingHandler)
+	overrideInverted(&c.Server.NoNodeLogs, f.EnableSystemLogHandler)
 	c.Server.NodeLogQuery = ptr.Deref(f.EnableSystemLogQuery, false)
 	c.Server.ContentionProfile = c.Server.ContentionProfile || f.EnableContentionProfiling
-	take(&c.Server.HealthzAddress, f.HealthzBindAddress)
-	take(&c.Server.StreamIdle, f.StreamingConnectionIdleTimeout.Duration)
+	override(&c.Server.HealthzAddress, f.HealthzBindAddress)
+	override(&c.Server.StreamIdle, f.StreamingConnectionIdleTimeout.Duration)
 	if len(f.TLSCurvePreferences) > 0 {
 		c.Server.Curves = nil
 	}
@@ -281,14 +280,14 @@ func (c *Config) applyServer(f *kubeletv1beta1.KubeletConfiguration) error {
 	for _, name := range f.TLSCipherSuites {
 		i := slices.IndexFunc(tls.CipherSuites(), func(s *tls.CipherSuite) bool { return s.Name == name })
 		if i < 0 {
-			return fmt.Errorf("tlsCipherSuites: %q is unknown or not safe", name)
+			return fmt.Errorf("tlsCipherSuites: %q is unknown or insecure", name)
 		}
 		c.Server.CipherSuites = append(c.Server.CipherSuites, tls.CipherSuites()[i].ID)
 	}
 	return nil
 }
 
-// capacity is all that the machine has, as the Node tells it.
+// capacity returns the machine's capacity for the Node's status.
 func (k *Kubelet) capacity() v1.ResourceList {
 	most := k.cfg.Node.MaxPods
 	if n := k.cfg.Node.PodsPerCore * k.machine.CPUs; n > 0 {
@@ -297,14 +296,15 @@ func (k *Kubelet) capacity() v1.ResourceList {
 	return k.machine.Capacity(most)
 }
 
-// wanted are the kernel's settings that ProtectKernel asks for.
-var wanted = map[string]string{
+// requiredKernelFlags are the kernel flags that protectKernelDefaults requires.
+var requiredKernelFlags = map[string]string{
 	"vm/overcommit_memory": "1", "vm/panic_on_oom": "0", "kernel/panic": "10", "kernel/panic_on_oops": "1",
 	"kernel/keys/root_maxkeys": "1000000", "kernel/keys/root_maxbytes": "25000000",
 }
 
-// refuseMachine tells why this machine is not to be run on.
-func (k *Kubelet) refuseMachine() error {
+// validateMachine returns an error if the configuration does not allow the kubelet to run on this
+// machine.
+func (k *Kubelet) validateMachine() error {
 	if k.cfg.Machine.FailSwapOn && k.machine.SwapBytes > 0 {
 		return errors.New("running with swap on is not supported, please disable swap or set --fail-swap-on flag to false")
 	}
@@ -321,10 +321,10 @@ func (k *Kubelet) refuseMachine() error {
 		return nil
 	}
 	var errs []error
-	for name, want := range wanted {
+	for name, want := range requiredKernelFlags {
 		raw, err := os.ReadFile("/proc/sys/" + name)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("reading a setting of the kernel: %w", err))
+			errs = append(errs, fmt.Errorf("reading kernel flag: %w", err))
 			continue
 		}
 		if have := strings.TrimSpace(string(raw)); have != want {
@@ -334,8 +334,8 @@ func (k *Kubelet) refuseMachine() error {
 	return errors.Join(errs...)
 }
 
-// enforceReserved bounds the cgroups of what is not pods, and sets this
-// process's own place in the order of who is killed first.
+// enforceReserved sets the cgroup limits of the reserved resources, and the OOM score adjustment of
+// this process.
 func (k *Kubelet) enforceReserved() error {
 	for _, e := range []struct {
 		name, cgroup string
@@ -365,19 +365,19 @@ func (k *Kubelet) enforceReserved() error {
 			r.PidsLimit = pids.Value()
 		}
 		if err := k.cgroups.Set(e.cgroup, r); err != nil {
-			return fmt.Errorf("enforcing what is reserved: %w", err)
+			return fmt.Errorf("enforcing reserved resources: %w", err)
 		}
 	}
-	// As near as a machine allows that does not let it be lowered.
+	// If the kernel does not let the process lower the score, the nearest possible value is used.
 	score := process.OOMScoreAdj(*k.cfg.Machine.OOMScore)
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte(strconv.Itoa(score)), 0); err != nil {
-		k.log.Warn("setting the kubelet's place among those that the kernel kills failed", "error", err)
+		k.log.Warn("setting the kubelet's OOM score adjustment failed", "err", err)
 	}
 	return nil
 }
 
-// memoryOfPods is the bound of all pods together, in bytes.
-func (k *Kubelet) memoryOfPods() int64 {
+// podsMemoryLimit returns the memory limit of all pods together, in bytes.
+func (k *Kubelet) podsMemoryLimit() int64 {
 	q := nodestatus.Allocatable(k.capacity(), k.cfg.Reserved.All)[v1.ResourceMemory]
 	return q.Value()
 }

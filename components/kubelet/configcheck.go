@@ -13,16 +13,16 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 )
 
-// checkFile tells what of a file cannot be meant, also of fields that have no
-// meaning here: a file that upstream's kubelet refuses is refused, so that it is
-// found before it comes to other nodes. What Config.validate finds is left to it.
+// checkFile validates a configuration file, including fields that have no effect here. It rejects
+// what upstream's kubelet rejects, so that an invalid file is found before it reaches other nodes.
+// Config.validate does the remaining checks.
 func checkFile(f *kubeletv1beta1.KubeletConfiguration) error {
 	return errors.Join(checkNumbers(f), checkThresholds(f), checkSysctls(f.DefaultPodSysctls), checkTaints(f.RegisterWithTaints), checkPodLogs(f.PodLogsDir),
 		checkEnforced(f))
 }
 
-// or returns the number, or what it is by default.
-func or(n *int32, otherwise int32) int32 {
+// derefOr returns *n, or otherwise if n is nil.
+func derefOr(n *int32, otherwise int32) int32 {
 	if n != nil {
 		return *n
 	}
@@ -36,17 +36,17 @@ func checkNumbers(f *kubeletv1beta1.KubeletConfiguration) error {
 		value       int32
 		least, most int32
 	}{
-		{"healthzPort (--healthz-port)", or(f.HealthzPort, 1), 0, 65535},
+		{"healthzPort (--healthz-port)", derefOr(f.HealthzPort, 1), 0, 65535},
 		{"port (--port)", f.Port, 0, 65535},
-		{"imageGCHighThresholdPercent (--image-gc-high-threshold)", or(f.ImageGCHighThresholdPercent, 85), 0, 100},
-		{"imageGCLowThresholdPercent (--image-gc-low-threshold)", or(f.ImageGCLowThresholdPercent, 80), 0, 100},
-		{"iptablesDropBit (--iptables-drop-bit)", or(f.IPTablesDropBit, 15), 0, 31},
-		{"iptablesMasqueradeBit (--iptables-masquerade-bit)", or(f.IPTablesMasqueradeBit, 14), 0, 31},
+		{"imageGCHighThresholdPercent (--image-gc-high-threshold)", derefOr(f.ImageGCHighThresholdPercent, 85), 0, 100},
+		{"imageGCLowThresholdPercent (--image-gc-low-threshold)", derefOr(f.ImageGCLowThresholdPercent, 80), 0, 100},
+		{"iptablesDropBit (--iptables-drop-bit)", derefOr(f.IPTablesDropBit, 15), 0, 31},
+		{"iptablesMasqueradeBit (--iptables-masquerade-bit)", derefOr(f.IPTablesMasqueradeBit, 14), 0, 31},
 	} {
 		if c.value < c.least || c.value > c.most {
 			least := c.least
 			if c.most == 65535 {
-				least = 1 // 0 is nothing, or the default
+				least = 1 // 0 disables the port or means the default
 			}
 			errs = append(errs, fmt.Errorf("%s %d must be between %d and %d, inclusive", c.name, c.value, least, c.most))
 		}
@@ -55,7 +55,7 @@ func checkNumbers(f *kubeletv1beta1.KubeletConfiguration) error {
 		name  string
 		value int64
 	}{
-		{"kubeAPIBurst (--kube-api-burst)", int64(f.KubeAPIBurst)}, {"kubeAPIQPS (--kube-api-qps)", int64(or(f.KubeAPIQPS, 50))},
+		{"kubeAPIBurst (--kube-api-burst)", int64(f.KubeAPIBurst)}, {"kubeAPIQPS (--kube-api-qps)", int64(derefOr(f.KubeAPIQPS, 50))},
 		{"maxOpenFiles (--max-open-files)", f.MaxOpenFiles},
 	} {
 		if c.value < 0 {
@@ -68,10 +68,10 @@ func checkNumbers(f *kubeletv1beta1.KubeletConfiguration) error {
 	return errors.Join(errs...)
 }
 
-// checkThresholds is about when images are removed.
+// checkThresholds validates the settings of image garbage collection.
 func checkThresholds(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
-	if low, high := or(f.ImageGCLowThresholdPercent, 80), or(f.ImageGCHighThresholdPercent, 85); low >= high {
+	if low, high := derefOr(f.ImageGCLowThresholdPercent, 80), derefOr(f.ImageGCHighThresholdPercent, 85); low >= high {
 		errs = append(errs, fmt.Errorf("imageGCLowThresholdPercent (--image-gc-low-threshold) %d must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) %d", low, high))
 	}
 	if d := f.ImageMinimumGCAge.Duration; d < 0 {
@@ -83,7 +83,7 @@ func checkThresholds(f *kubeletv1beta1.KubeletConfiguration) error {
 	return errors.Join(errs...)
 }
 
-// sysctlName is how a setting of the kernel may be written, with dots or slashes.
+// sysctlName matches sysctl names, with dots or slashes as separators.
 var sysctlName = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
 
 func checkSysctls(settings map[string]string) error {
@@ -123,7 +123,8 @@ func checkTaints(taints []v1.Taint) error {
 	return errors.Join(errs...)
 }
 
-// checkPodLogs is about the folder of logs, which names of metrics and links have.
+// checkPodLogs validates the directory of pod logs. Its path is part of metric labels and symbolic
+// links.
 func checkPodLogs(dir string) error {
 	switch {
 	case dir == "":
@@ -138,7 +139,7 @@ func checkPodLogs(dir string) error {
 	return nil
 }
 
-// checkEnforced is about what is set aside and enforced.
+// checkEnforced validates the enforcement of reserved resources.
 func checkEnforced(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
 	for i, name := range f.EnforceNodeAllocatable {

@@ -14,22 +14,22 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Effective is the configuration in force in the terms of a file: what the file
-// said, what came from elsewhere, and upstream's defaults for the rest. It
-// shares nothing with c, which may lack what New completes.
+// Effective returns the configuration in force as a KubeletConfiguration: the values of the file,
+// values from other sources, and upstream's defaults for the rest. The result shares no memory with
+// c. c need not have been completed by New.
 func (c *Config) Effective() *kubeletv1beta1.KubeletConfiguration {
 	f := &kubeletv1beta1.KubeletConfiguration{}
 	if c.File != nil {
 		f = c.File.DeepCopy()
 	}
 	f.Kind, f.APIVersion = "KubeletConfiguration", kubeletv1beta1.SchemeGroupVersion.String()
-	c.effectiveHere(f)
-	defaults(f)
+	c.setEffective(f)
+	setDefaults(f)
 	return f
 }
 
-// effectiveText is the configuration in force as a file that a log may have: what
-// is sent along to get static pods may be secret, and is masked.
+// effectiveText returns the configuration in force as YAML for the log. Values of
+// staticPodURLHeader can be secret and are masked.
 func (c *Config) effectiveText() (string, error) {
 	f := c.Effective()
 	for name := range f.StaticPodURLHeader {
@@ -37,13 +37,13 @@ func (c *Config) effectiveText() (string, error) {
 	}
 	text, err := yaml.Marshal(f)
 	if err != nil {
-		return "", fmt.Errorf("encoding the configuration in force: %w", err)
+		return "", fmt.Errorf("encoding the effective configuration: %w", err)
 	}
 	return string(text), nil
 }
 
-// effectiveHere writes what c holds itself.
-func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
+// setEffective sets the fields of f that c determines.
+func (c *Config) setEffective(f *kubeletv1beta1.KubeletConfiguration) {
 	seconds := func(d time.Duration) metav1.Duration { return metav1.Duration{Duration: d} }
 	f.StaticPodPath, f.PodLogsDir, f.ContainerRuntimeEndpoint = c.StaticPods.Dir, c.Layout.PodLogs, "unix://"+strings.TrimPrefix(c.Endpoint, "unix://")
 	f.Tracing = c.Tracing.DeepCopy()
@@ -80,7 +80,7 @@ func (c *Config) effectiveHere(f *kubeletv1beta1.KubeletConfiguration) {
 	f.LocalStorageCapacityIsolation = new(!c.Eviction.NoStorageLimits)
 	f.EnforceNodeAllocatable = slices.Clone(c.Reserved.Enforce)
 	f.KubeReserved, f.SystemReserved = texts(c.Reserved.Kube), texts(c.Reserved.System)
-	f.KubeletCgroups, f.SystemCgroups = c.Cgroups.Own, c.Cgroups.System
+	f.KubeletCgroups, f.SystemCgroups = c.Cgroups.Kubelet, c.Cgroups.System
 	if c.Machine.OOMScore != nil {
 		f.OOMScoreAdj = new(int32(*c.Machine.OOMScore))
 	}
@@ -122,8 +122,8 @@ func texts(l v1.ResourceList) map[string]string {
 	return out
 }
 
-// defaults fills what is neither set nor of Config's: upstream's defaults.
-func defaults(f *kubeletv1beta1.KubeletConfiguration) {
+// setDefaults sets upstream's default of each field that is unset and not part of Config.
+func setDefaults(f *kubeletv1beta1.KubeletConfiguration) {
 	text := func(p *string, v string) {
 		if *p == "" {
 			*p = v
@@ -172,7 +172,7 @@ func defaults(f *kubeletv1beta1.KubeletConfiguration) {
 	number(&f.IPTablesMasqueradeBit, 14)
 	number(&f.IPTablesDropBit, 15)
 	number(&f.ContainerLogMaxWorkers, 1)
-	number(&f.OOMScoreAdj, usualOOMScore)
+	number(&f.OOMScoreAdj, defaultOOMScore)
 	yes(&f.Authentication.Webhook.Enabled, true)
 	yes(&f.EnableControllerAttachDetach, true)
 	yes(&f.MakeIPTablesUtilChains, true)

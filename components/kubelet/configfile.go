@@ -19,32 +19,31 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 
-	"hyperkube/internal/featuregates"
-	"hyperkube/internal/pki"
+	"hyperkube/internal/base/featuregates"
+	"hyperkube/internal/credentials/pki"
 )
 
-// decodeFile reads a KubeletConfiguration, YAML or JSON. Fields that do not
-// exist are an error.
+// decodeFile decodes a KubeletConfiguration in YAML or JSON. Unknown fields are an error.
 func decodeFile(raw []byte) (*kubeletv1beta1.KubeletConfiguration, error) {
 	var meta metav1.TypeMeta
 	if err := yaml.Unmarshal(raw, &meta); err != nil {
-		return nil, fmt.Errorf("reading the kubelet's configuration: %w", err)
+		return nil, fmt.Errorf("decoding kubelet configuration: %w", err)
 	}
 	if meta.Kind != "KubeletConfiguration" || meta.APIVersion != kubeletv1beta1.SchemeGroupVersion.String() {
-		return nil, fmt.Errorf("reading the kubelet's configuration: want a KubeletConfiguration of %s, got %q of %q",
+		return nil, fmt.Errorf("decoding kubelet configuration: want a KubeletConfiguration of %s, got %q of %q",
 			kubeletv1beta1.SchemeGroupVersion, meta.Kind, meta.APIVersion)
 	}
 	var out kubeletv1beta1.KubeletConfiguration
 	if err := yaml.UnmarshalStrict(raw, &out); err != nil {
-		return nil, fmt.Errorf("reading the kubelet's configuration: %w", err)
+		return nil, fmt.Errorf("decoding kubelet configuration: %w", err)
 	}
 	return &out, nil
 }
 
-// Apply puts what the file says into c. What the file does not say is left as
-// it is. Certificates that the file names are read.
+// Apply applies the fields that f sets to c and leaves the others unchanged. It reads the
+// certificates that f refers to.
 func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
-	c.applyPlaces(f)
+	c.applyPaths(f)
 	c.StaticPods.apply(f)
 	c.Containers.apply(f)
 	c.DNS.apply(f)
@@ -53,63 +52,63 @@ func (c *Config) Apply(f *kubeletv1beta1.KubeletConfiguration) error {
 	c.Events.apply(f)
 	c.File = f
 	return errors.Join(c.Logs.apply(f), c.applyReserved(f), c.applyCPUs(f), c.applyMemory(f), c.applyShutdown(f), c.applyNode(f), c.applyServer(f),
-		refuseUnsupported(f), checkFile(f), c.applyAccess(f))
+		rejectUnsupported(f), checkFile(f), c.applyAccess(f))
 }
 
-// take sets to to what the file says, unless that is the zero value: it says nothing then.
-func take[T comparable](to *T, from T) {
+// override assigns from to *to, unless from is the zero value.
+func override[T comparable](to *T, from T) {
 	var nothing T
 	if from != nothing {
 		*to = from
 	}
 }
 
-// takeAny is take for what may be set to the zero value, and is nil where the file says nothing.
-func takeAny[T any](to, from *T) {
+// overridePtr assigns *from to *to, unless from is nil. It is for fields whose zero value is valid.
+func overridePtr[T any](to, from *T) {
 	if from != nil {
 		*to = *from
 	}
 }
 
-// takeNumber is takeAny for numbers of another width.
-func takeNumber[T, F ~int | ~int32 | ~int64](to *T, from *F) {
+// overrideNumber is takeAny for numbers of different widths.
+func overrideNumber[T, F ~int | ~int32 | ~int64](to *T, from *F) {
 	if from != nil {
 		*to = T(*from)
 	}
 }
 
-// takeNot is takeAny for what is off where the file says that it is on.
-func takeNot(to, from *bool) {
+// overrideInverted is takeAny with the inverse value.
+func overrideInverted(to, from *bool) {
 	if from != nil {
 		*to = !*from
 	}
 }
 
-// applyPlaces takes where things are on the node, and where it is reached.
-func (c *Config) applyPlaces(f *kubeletv1beta1.KubeletConfiguration) {
-	take(&c.Layout.PodLogs, f.PodLogsDir)
-	take(&c.Layout.CgroupRoot, f.CgroupRoot)
-	take(&c.Endpoint, f.ContainerRuntimeEndpoint)
-	take(&c.RuntimeTimeout, f.RuntimeRequestTimeout.Duration)
-	take(&c.Server.Address, f.Address)
-	take(&c.Server.Port, int(f.Port))
+// applyPaths applies paths, endpoints, addresses and ports.
+func (c *Config) applyPaths(f *kubeletv1beta1.KubeletConfiguration) {
+	override(&c.Layout.PodLogs, f.PodLogsDir)
+	override(&c.Layout.CgroupRoot, f.CgroupRoot)
+	override(&c.Endpoint, f.ContainerRuntimeEndpoint)
+	override(&c.RuntimeTimeout, f.RuntimeRequestTimeout.Duration)
+	override(&c.Server.Address, f.Address)
+	override(&c.Server.Port, int(f.Port))
 	c.Server.ReadOnlyPort = int(f.ReadOnlyPort)
 	if f.HealthzPort != nil {
 		if c.Server.HealthzPort = int(*f.HealthzPort); c.Server.HealthzPort == 0 {
 			c.Server.HealthzPort = -1
 		}
 	}
-	takeNot(&c.Server.Off, f.EnableServer)
-	takeNot(&c.Node.NoRegister, f.RegisterNode)
+	overrideInverted(&c.Server.Off, f.EnableServer)
+	overrideInverted(&c.Node.NoRegister, f.RegisterNode)
 	if len(f.RegisterWithTaints) > 0 {
 		c.Node.Taints = f.RegisterWithTaints
 	}
-	take(&c.Node.ProviderID, f.ProviderID)
-	take(&c.Node.PodCIDR, f.PodCIDR)
-	take(&c.Node.MaxPods, int64(f.MaxPods))
-	take(&c.Node.Report, f.NodeStatusReportFrequency.Duration)
-	take(&c.Node.Lease, time.Duration(f.NodeLeaseDurationSeconds)*time.Second)
-	takeNot(&c.Cgroups.Off, f.CgroupsPerQOS)
+	override(&c.Node.ProviderID, f.ProviderID)
+	override(&c.Node.PodCIDR, f.PodCIDR)
+	override(&c.Node.MaxPods, int64(f.MaxPods))
+	override(&c.Node.Report, f.NodeStatusReportFrequency.Duration)
+	override(&c.Node.Lease, time.Duration(f.NodeLeaseDurationSeconds)*time.Second)
+	overrideInverted(&c.Cgroups.Off, f.CgroupsPerQOS)
 	if len(f.FeatureGates) > 0 {
 		c.Gates = featuregates.Set(maps.Clone(f.FeatureGates))
 	}
@@ -118,9 +117,9 @@ func (c *Config) applyPlaces(f *kubeletv1beta1.KubeletConfiguration) {
 	}
 }
 
-func (c *StaticPods) apply(f *kubeletv1beta1.KubeletConfiguration) {
-	take(&c.Dir, f.StaticPodPath)
-	take(&c.URL, f.StaticPodURL)
+func (c *StaticPodConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
+	override(&c.Dir, f.StaticPodPath)
+	override(&c.URL, f.StaticPodURL)
 	if len(f.StaticPodURLHeader) > 0 {
 		c.Header = http.Header{}
 		for name, values := range f.StaticPodURLHeader {
@@ -129,15 +128,15 @@ func (c *StaticPods) apply(f *kubeletv1beta1.KubeletConfiguration) {
 			}
 		}
 	}
-	take(&c.Check, f.HTTPCheckFrequency.Duration)
+	override(&c.Check, f.HTTPCheckFrequency.Duration)
 }
 
 func (c *ContainerConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
-	takeAny(&c.PidsLimit, f.PodPidsLimit)
-	takeAny(&c.SeccompDefault, f.SeccompDefault)
-	takeNot(&c.NoCPUQuota, f.CPUCFSQuota)
+	overridePtr(&c.PidsLimit, f.PodPidsLimit)
+	overridePtr(&c.SeccompDefault, f.SeccompDefault)
+	overrideInverted(&c.NoCPUQuota, f.CPUCFSQuota)
 	if f.CPUCFSQuotaPeriod != nil {
-		take(&c.CPUQuotaPeriod, f.CPUCFSQuotaPeriod.Duration)
+		override(&c.CPUQuotaPeriod, f.CPUCFSQuotaPeriod.Duration)
 	}
 	if f.DefaultPodSysctls != nil {
 		c.Sysctls = maps.Clone(f.DefaultPodSysctls)
@@ -145,7 +144,7 @@ func (c *ContainerConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
 	if len(f.AllowedUnsafeSysctls) > 0 {
 		c.AllowedUnsafeSysctls = f.AllowedUnsafeSysctls
 	}
-	takeAny(&c.SingleOOMKill, f.SingleProcessOOMKill)
+	overridePtr(&c.SingleOOMKill, f.SingleProcessOOMKill)
 	if f.MemoryThrottlingFactor != nil {
 		c.MemoryThrottling = new(*f.MemoryThrottlingFactor)
 	}
@@ -153,12 +152,12 @@ func (c *ContainerConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
 		c.TieredMemory = f.MemoryReservationPolicy == kubeletv1beta1.TieredReservationMemoryReservationPolicy
 	}
 	if f.CrashLoopBackOff.MaxContainerRestartPeriod != nil {
-		take(&c.CrashMax, f.CrashLoopBackOff.MaxContainerRestartPeriod.Duration)
+		override(&c.CrashMax, f.CrashLoopBackOff.MaxContainerRestartPeriod.Duration)
 	}
 }
 
 func (c *DNSConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
-	take(&c.Domain, f.ClusterDomain)
+	override(&c.Domain, f.ClusterDomain)
 	if len(f.ClusterDNS) > 0 {
 		c.Servers = f.ClusterDNS
 	}
@@ -168,19 +167,19 @@ func (c *DNSConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
 }
 
 func (c *ImageConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
-	take(&c.Endpoint, f.ImageServiceEndpoint)
+	override(&c.Endpoint, f.ImageServiceEndpoint)
 	if f.RegistryPullQPS != nil {
 		c.PullQPS = new(*f.RegistryPullQPS)
 	}
-	take(&c.PullBurst, int(f.RegistryBurst))
-	take(&c.Verification, f.ImagePullCredentialsVerificationPolicy)
+	override(&c.PullBurst, int(f.RegistryBurst))
+	override(&c.Verification, f.ImagePullCredentialsVerificationPolicy)
 	if f.PreloadedImagesVerificationAllowlist != nil {
 		c.Allowlist = slices.Clone(f.PreloadedImagesVerificationAllowlist)
 	}
-	takeNumber(&c.GCHigh, f.ImageGCHighThresholdPercent)
-	takeNumber(&c.GCLow, f.ImageGCLowThresholdPercent)
-	take(&c.MinAge, f.ImageMinimumGCAge.Duration)
-	take(&c.MaxAge, f.ImageMaximumGCAge.Duration)
+	overrideNumber(&c.GCHigh, f.ImageGCHighThresholdPercent)
+	overrideNumber(&c.GCLow, f.ImageGCLowThresholdPercent)
+	override(&c.MinAge, f.ImageMinimumGCAge.Duration)
+	override(&c.MaxAge, f.ImageMaximumGCAge.Duration)
 }
 
 func (c *EvictionConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
@@ -198,22 +197,22 @@ func (c *EvictionConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
 			*to = maps.Clone(from)
 		}
 	}
-	take(&c.Transition, f.EvictionPressureTransitionPeriod.Duration)
-	take(&c.MaxGrace, int64(f.EvictionMaxPodGracePeriod))
-	takeNot(&c.NoStorageLimits, f.LocalStorageCapacityIsolation)
+	override(&c.Transition, f.EvictionPressureTransitionPeriod.Duration)
+	override(&c.MaxGrace, int64(f.EvictionMaxPodGracePeriod))
+	overrideInverted(&c.NoStorageLimits, f.LocalStorageCapacityIsolation)
 }
 
 func (c *EventConfig) apply(f *kubeletv1beta1.KubeletConfiguration) {
 	if f.EventRecordQPS != nil {
 		c.QPS = new(*f.EventRecordQPS)
 	}
-	take(&c.Burst, int(f.EventBurst))
+	override(&c.Burst, int(f.EventBurst))
 }
 
 func (c *LogConfig) apply(f *kubeletv1beta1.KubeletConfiguration) error {
-	takeNumber(&c.MaxFiles, f.ContainerLogMaxFiles)
+	overrideNumber(&c.MaxFiles, f.ContainerLogMaxFiles)
 	if f.ContainerLogMonitorInterval != nil {
-		take(&c.Interval, f.ContainerLogMonitorInterval.Duration)
+		override(&c.Interval, f.ContainerLogMonitorInterval.Duration)
 	}
 	if f.ContainerLogMaxSize == "" {
 		return nil
@@ -226,14 +225,14 @@ func (c *LogConfig) apply(f *kubeletv1beta1.KubeletConfiguration) error {
 	return nil
 }
 
-// applyAccess takes who may ask the kubelet, and what it shows them.
+// applyAccess applies authentication, authorization and the server's certificate.
 func (c *Config) applyAccess(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
-	takeAny(&c.Access.Anonymous, f.Authentication.Anonymous.Enabled)
-	takeNot(&c.Access.NoTokens, f.Authentication.Webhook.Enabled)
-	take(&c.Access.TokenTTL, f.Authentication.Webhook.CacheTTL.Duration)
-	take(&c.Access.AllowTTL, f.Authorization.Webhook.CacheAuthorizedTTL.Duration)
-	take(&c.Access.DenyTTL, f.Authorization.Webhook.CacheUnauthorizedTTL.Duration)
+	overridePtr(&c.Access.Anonymous, f.Authentication.Anonymous.Enabled)
+	overrideInverted(&c.Access.NoTokens, f.Authentication.Webhook.Enabled)
+	override(&c.Access.TokenTTL, f.Authentication.Webhook.CacheTTL.Duration)
+	override(&c.Access.AllowTTL, f.Authorization.Webhook.CacheAuthorizedTTL.Duration)
+	override(&c.Access.DenyTTL, f.Authorization.Webhook.CacheUnauthorizedTTL.Duration)
 	switch f.Authorization.Mode {
 	case "", kubeletv1beta1.KubeletAuthorizationModeWebhook:
 	case kubeletv1beta1.KubeletAuthorizationModeAlwaysAllow:
@@ -254,26 +253,26 @@ func (c *Config) applyAccess(f *kubeletv1beta1.KubeletConfiguration) error {
 	return errors.Join(errs...)
 }
 
-// ReadPool reads the authorities of clients, PEM, for AccessConfig.ClientCA.
+// ReadPool reads the PEM certificates of client certificate authorities, for AccessConfig.ClientCA.
 func ReadPool(path string) (*x509.CertPool, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("reading the clients' CA: %w", err)
+		return nil, fmt.Errorf("reading client CA file: %w", err)
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(raw) {
-		return nil, fmt.Errorf("reading the clients' CA: no certificate in %s", path)
+		return nil, fmt.Errorf("reading client CA file: no certificate in %s", path)
 	}
 	return pool, nil
 }
 
-// CertificateFiles returns what reads a certificate anew whenever its file has
-// changed, for Config.Certificate. It is safe for several goroutines.
+// CertificateFiles returns a function, for ServerConfig.Certificate, that reloads the certificate
+// when its files have changed. The function is safe for concurrent use.
 func CertificateFiles(cert, key string) func() (*tls.Certificate, error) {
-	return (&pki.Files{What: "reading the kubelet's certificate", CertFile: cert, KeyFile: key}).Certificate
+	return (&pki.Files{Context: "reading the kubelet's certificate", CertFile: cert, KeyFile: key}).Certificate
 }
 
-// ParseTaints reads taints as "key=value:effect".
+// ParseTaints parses taints of the form "key=value:effect".
 func ParseTaints(list []string) ([]v1.Taint, error) {
 	var out []v1.Taint
 	for _, s := range list {

@@ -12,7 +12,7 @@ import (
 
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
-	"hyperkube/components/kubelet/dnsconf"
+	"hyperkube/components/kubelet/pod/dnsconf"
 )
 
 const fileHead = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
@@ -42,16 +42,16 @@ func TestLoadFiles(t *testing.T) {
 		t.Errorf("merged: %+v", got)
 	}
 	if _, err := LoadFiles(base, filepath.Join(dir, "typo"), nil); err == nil {
-		t.Error("a folder that does not exist is passed over")
+		t.Error("a missing directory is not an error")
 	}
-	// What is in a folder has the place of the folder's name.
+	// A directory sorts by its own name.
 	write("order/1/z.conf", fileHead+"maxPods: 1\n")
 	write("order/1.conf", fileHead+"maxPods: 2\n")
 	if got, err := LoadFiles("", filepath.Join(dir, "order"), nil); err != nil || got.MaxPods != 2 {
-		t.Errorf("of folders: %v, %v", got, err)
+		t.Errorf("directories: %v, %v", got, err)
 	}
 	if none, err := LoadFiles("", "", nil); none != nil || err != nil {
-		t.Errorf("of nothing: %v, %v", none, err)
+		t.Errorf("empty directory: %v, %v", none, err)
 	}
 	write("d/30-c.conf", fileHead+"maxPodz: 1\n")
 	if _, err := LoadFiles(base, filepath.Join(dir, "d"), nil); err == nil || !strings.Contains(err.Error(), `unknown field "maxPodz"`) {
@@ -73,9 +73,9 @@ func TestFlagsGoFirst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The command asks for the rates of its client before the rest is completed.
-	if early := cfg.Effective(); *early.OOMScoreAdj != usualOOMScore || *early.KubeAPIQPS != 50 {
-		t.Errorf("before it is complete: %+v", early)
+	// The command reads the client's rate limits before the configuration is complete.
+	if early := cfg.Effective(); *early.OOMScoreAdj != defaultOOMScore || *early.KubeAPIQPS != 50 {
+		t.Errorf("before defaulting: %+v", early)
 	}
 	if err := cfg.complete(); err != nil {
 		t.Fatal(err)
@@ -83,14 +83,14 @@ func TestFlagsGoFirst(t *testing.T) {
 	f := cfg.Effective()
 	if f.MaxPods != 20 || len(f.EvictionHard) != 1 || f.EvictionHard["memory.available"] != "2Gi" || f.KubeReserved["cpu"] != "100m" ||
 		f.ImageMinimumGCAge.Duration != time.Minute || f.CPUManagerPolicy != "none" || *f.EventRecordQPS != 50 || f.ClusterDomain != "" {
-		t.Errorf("in force: %+v", f)
+		t.Errorf("after defaulting: %+v", f)
 	}
 }
 
 func TestEffectiveText(t *testing.T) {
 	for _, given := range []string{"/run/cri.sock", "unix:///run/cri.sock"} {
 		if got := (&Config{Endpoint: given}).Effective().ContainerRuntimeEndpoint; got != "unix:///run/cri.sock" {
-			t.Errorf("the runtime at %s is told to be at %s", given, got)
+			t.Errorf("runtime endpoint %s is reported as %s", given, got)
 		}
 	}
 	path := filepath.Join(t.TempDir(), "config.yaml")
@@ -128,16 +128,16 @@ func TestEffectiveText(t *testing.T) {
 func TestRefusedFiles(t *testing.T) {
 	for text, want := range map[string]string{
 		"evictionSoft: {memory.available: 1Gi}":                           "grace period must be specified",
-		"enforceNodeAllocatable: [pods, none]":                            "none goes with nothing else",
-		"enforceNodeAllocatable: [kube-reserved]":                         "needs kubeReservedCgroup",
+		"enforceNodeAllocatable: [pods, none]":                            "none cannot be combined",
+		"enforceNodeAllocatable: [kube-reserved]":                         "requires kubeReservedCgroup",
 		"enforceNodeAllocatable: [everything]":                            "unsupported",
 		"kubeReserved: {cpu: lots}":                                       "kubeReserved cpu",
-		"kubeReserved: {gpu: '1'}":                                        "cannot be reserved",
+		"kubeReserved: {gpu: '1'}":                                        "reservation is not supported",
 		"serializeImagePulls: true\nmaxParallelImagePulls: 3":             "unless serializeImagePulls is false",
 		"crashLoopBackOff: {maxContainerRestartPeriod: 10m}":              "maxContainerRestartPeriod",
 		"memorySwap: {swapBehavior: Some}":                                "want NoSwap or LimitedSwap",
 		"tlsMinVersion: VersionTLS10":                                     "want VersionTLS12",
-		"tlsCipherSuites: [TLS_RSA_WITH_RC4_128_SHA]":                     "not safe",
+		"tlsCipherSuites: [TLS_RSA_WITH_RC4_128_SHA]":                     "is unknown or insecure",
 		"readOnlyPort: 70000":                                             "readOnlyPort (--read-only-port) 70000 must be between 0 and 65535, inclusive",
 		"containerLogMaxFiles: 1":                                         "containerLogMaxFiles must be greater than 1",
 		"imageGCHighThresholdPercent: 10\nimageGCLowThresholdPercent: 50": "imageGCHighThresholdPercent",
@@ -146,7 +146,7 @@ func TestRefusedFiles(t *testing.T) {
 		"cpuManagerPolicy: static\nfeatureGates: {CPUManagerPolicyBetaOptions: false}\ncpuManagerPolicyOptions: {distribute-cpus-across-numa: 'true'}": "CPU Manager Policy Beta-level Options not enabled, but option \"distribute-cpus-across-numa\" provided",
 		"featureGates: {ImageVolume: false}":                                           "feature is locked to true",
 		"shutdownGracePeriodCriticalPods: 10s":                                         "must be <= shutdownGracePeriod",
-		"shutdownGracePeriod: 10s\nfeatureGates: {GracefulNodeShutdown: false}":        "needs the feature gate",
+		"shutdownGracePeriod: 10s\nfeatureGates: {GracefulNodeShutdown: false}":        "requires the feature gate",
 		"memoryManagerPolicy: Some":                                                    "want None or Static",
 		"reservedMemory: [{numaNode: 0, limits: {cpu: '1'}}]":                          "is not allowed",
 		"reservedMemory: [{numaNode: 0, limits: {memory: '0'}}]":                       "must be positive",
@@ -161,11 +161,11 @@ func TestRefusedFiles(t *testing.T) {
 		"memoryThrottlingFactor: 0.8\nfeatureGates: {MemoryQoS: false}":                "must not be set when MemoryQoS feature gate is disabled",
 		"memoryReservationPolicy: TieredReservation\nfeatureGates: {MemoryQoS: false}": "requires MemoryQoS feature gate to be enabled",
 		"memoryReservationPolicy: Some":                                                "Valid options are",
-		"defaultPodSysctls: {vm.swappiness: '1'}":                                      "is not of a pod's own",
+		"defaultPodSysctls: {vm.swappiness: '1'}":                                      "is not namespaced",
 		"tracing: {samplingRatePerMillion: -1}":                                        "sampling rate must be positive",
 		"runOnce: true":                                                                "Runonce mode has been deprecated and should not be set",
 		"logging: {format: xml}":                                                       "want text or json",
-		"enforceNodeAllocatable: [system-reserved-compressible]":                       "needs systemReservedCgroup",
+		"enforceNodeAllocatable: [system-reserved-compressible]":                       "requires systemReservedCgroup",
 		"evictionMinimumReclaim: {memory.used: 1Gi}":                                   "unsupported signal",
 		"healthzPort: 70000":                                                           "healthzPort (--healthz-port) 70000 must be between 1 and 65535, inclusive",
 		"port: -1":                                                                     "port (--port) -1 must be between 1 and 65535, inclusive",
@@ -203,18 +203,18 @@ func TestRefusedFiles(t *testing.T) {
 	}
 }
 
-// meaningless are the fields that may be set and change nothing, because what
-// they are about is done another way here: see docs/node.md. All others are read
-// by Apply or refused by it, which a test of each would only repeat.
-var meaningless = []string{
+// ignoredFields are the fields that are accepted without effect, because the kubelet does what they
+// configure in another way: see docs/node-configuration.md. Apply reads or rejects all others; tests of each
+// field would only repeat Apply.
+var ignoredFields = []string{
 	"SyncFrequency", "FileCheckFrequency", "RotateCertificates", "ServerTLSBootstrap", "VolumeStatsAggPeriod", "CgroupDriver", "CPUManagerReconcilePeriod",
 	"HairpinMode", "MaxOpenFiles", "ContentType", "MakeIPTablesUtilChains", "IPTablesMasqueradeBit", "IPTablesDropBit",
 	"ContainerLogMaxWorkers", "ConfigMapAndSecretChangeDetectionStrategy", "ShowHiddenMetricsForVersion", "VolumePluginDir",
 	"KernelMemcgNotification", "EnableDebugFlagsHandler",
 }
 
-// TestEveryField holds that somebody has thought of each field: its name is in
-// the sources that read a KubeletConfiguration, or among those without meaning.
+// TestEveryField checks that each field of KubeletConfiguration is handled: its name must occur in
+// the sources that apply the configuration, or in ignoredFields.
 func TestEveryField(t *testing.T) {
 	var sources strings.Builder
 	for _, name := range []string{"configapply.go", "configfile.go", "configlimits.go", "command.go"} {
@@ -227,8 +227,8 @@ func TestEveryField(t *testing.T) {
 	kind := reflect.TypeOf(kubeletv1beta1.KubeletConfiguration{})
 	for i := range kind.NumField() {
 		name := kind.Field(i).Name
-		if !strings.Contains(sources.String(), "."+name) && !slices.Contains(meaningless, name) && name != "TypeMeta" {
-			t.Errorf("nobody reads %s", name)
+		if !strings.Contains(sources.String(), "."+name) && !slices.Contains(ignoredFields, name) && name != "TypeMeta" {
+			t.Errorf("field %s is not read", name)
 		}
 	}
 }
@@ -251,8 +251,8 @@ func TestFlagsOfFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	if cfg.StaticPods.URL != "http://x/y" || len(cfg.StaticPods.Header["A"]) != 2 || !cfg.Gates["MemoryQoS"] || *cfg.Images.PullQPS != 0 || cfg.Memory.Reserved[1]["memory"] != 2<<30 ||
-		cfg.Memory.Reserved[0]["hugepages-2Mi"] != 2<<20 || cfg.Topology.Options["prefer-closest-numa-nodes"] != "true" || *cfg.Containers.Dead.Each != 3 ||
-		cfg.Containers.Dead.MinAge != time.Minute || cfg.Images.Endpoint != "unix:///x" {
+		cfg.Memory.Reserved[0]["hugepages-2Mi"] != 2<<20 || cfg.Topology.Options["prefer-closest-numa-nodes"] != "true" || *cfg.Containers.DeadContainers.PerContainer != 3 ||
+		cfg.Containers.DeadContainers.MinAge != time.Minute || cfg.Images.Endpoint != "unix:///x" {
 		t.Errorf("%+v", cfg)
 	}
 }
@@ -269,7 +269,7 @@ func FuzzApplyFile(f *testing.F) {
 	})
 }
 
-// TestNoResolvConf: an empty name is none, and not the usual one.
+// TestNoResolvConf checks that an empty resolvConf means no file, not the default file.
 func TestNoResolvConf(t *testing.T) {
 	of := func(text string) (string, *string) {
 		t.Helper()
@@ -283,10 +283,10 @@ func TestNoResolvConf(t *testing.T) {
 		}
 		return cfg.DNS.ResolvConf, cfg.Effective().ResolverConfig
 	}
-	if used, told := of("resolvConf: ''"); used != "" || *told != "" {
-		t.Errorf("none: %q is used, %q told", used, *told)
+	if used, reported := of("resolvConf: ''"); used != "" || *reported != "" {
+		t.Errorf("none: %q is used, %q reported", used, *reported)
 	}
-	if used, told := of(""); used != dnsconf.Upstream() || *told != used {
-		t.Errorf("the usual one: %q is used, %q told", used, *told)
+	if used, reported := of(""); used != dnsconf.Upstream() || *reported != used {
+		t.Errorf("default: %q is used, %q reported", used, *reported)
 	}
 }

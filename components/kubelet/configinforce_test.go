@@ -9,8 +9,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// unusual gives fields of a file values that none of them has by default.
-const unusual = `
+// nonDefaultConfig is a configuration whose values all differ from the defaults.
+const nonDefaultConfig = `
 containerRuntimeEndpoint: unix:///run/other.sock
 staticPodPath: /manifests
 staticPodURL: http://127.0.0.1/pods
@@ -88,11 +88,11 @@ enableProfilingHandler: false
 enableSystemLogQuery: true
 `
 
-// TestFieldsInForce: what a file says comes into the configuration, which tells it
-// without the file.
+// TestFieldsInForce checks that the values of a file are applied to Config, and that Effective
+// returns them without the file.
 func TestFieldsInForce(t *testing.T) {
 	f := &kubeletv1beta1.KubeletConfiguration{}
-	if err := yaml.UnmarshalStrict([]byte(unusual), f); err != nil {
+	if err := yaml.UnmarshalStrict([]byte(nonDefaultConfig), f); err != nil {
 		t.Fatal(err)
 	}
 	cfg := Config{NodeName: "n"}
@@ -107,32 +107,32 @@ func TestFieldsInForce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var given, told map[string]any
-	if err := yaml.Unmarshal([]byte(unusual), &given); err != nil {
+	var given, got map[string]any
+	if err := yaml.Unmarshal([]byte(nonDefaultConfig), &given); err != nil {
 		t.Fatal(err)
 	}
-	if err := yaml.Unmarshal(text, &told); err != nil {
+	if err := yaml.Unmarshal(text, &got); err != nil {
 		t.Fatal(err)
 	}
-	var compare func(path string, given, told any)
-	compare = func(path string, given, told any) {
+	var compare func(path string, given, got any)
+	compare = func(path string, given, got any) {
 		inner, ok := given.(map[string]any)
 		if !ok {
-			// Durations are told in full.
-			if !reflect.DeepEqual(given, told) && !sameDuration(given, told) {
-				t.Errorf("%s: %v is told for %v", path, told, given)
+			// Durations are printed in full.
+			if !reflect.DeepEqual(given, got) && !sameDuration(given, got) {
+				t.Errorf("%s: got %v, want %v", path, got, given)
 			}
 			return
 		}
-		of, _ := told.(map[string]any)
+		of, _ := got.(map[string]any)
 		for name := range inner {
 			compare(path+"."+name, inner[name], of[name])
 		}
 	}
-	compare("", given, told)
+	compare("", given, got)
 }
 
-// sameDuration tells whether both are texts of one length of time.
+// sameDuration reports whether both strings are the same duration.
 func sameDuration(a, b any) bool {
 	x, isText := a.(string)
 	y, areTexts := b.(string)

@@ -16,11 +16,11 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"k8s.io/utils/ptr"
 
-	"hyperkube/components/kubelet/images"
+	"hyperkube/components/kubelet/pod/images"
 )
 
-// switches are the feature gates that the kubelet turns on and off.
-var switches = []string{gateShutdown, gateShutdownByPriority, gateMemoryQoS, gateNoQuota, gatePulledImages, gateCPUBeta, gateQuotaPeriod, gatePodsAPI}
+// supportedFeatureGates are the feature gates that the kubelet supports.
+var supportedFeatureGates = []string{gateShutdown, gateShutdownByPriority, gateMemoryQoS, gateNoQuota, gatePulledImages, gateCPUBeta, gateQuotaPeriod, gatePodsAPI}
 
 const (
 	gateShutdown           = "GracefulNodeShutdown"
@@ -33,16 +33,16 @@ const (
 	gatePodsAPI            = "PodsAPI"
 )
 
-// usualQuotaPeriod is that of the kernel, and the one without the gate.
-const usualQuotaPeriod = 100 * time.Millisecond
+// defaultCPUQuotaPeriod is the kernel's default, which applies without the feature gate.
+const defaultCPUQuotaPeriod = 100 * time.Millisecond
 
 func (c *Config) validateLimits() error {
-	errs := []error{c.Gates.Check(switches...), images.ParseVerification(c.Images.Verification, c.Images.Allowlist), allowable(c.Containers.AllowedUnsafeSysctls)}
+	errs := []error{c.Gates.Check(supportedFeatureGates...), images.ParseVerification(c.Images.Verification, c.Images.Allowlist), validateAllowedSysctls(c.Containers.AllowedUnsafeSysctls)}
 	if (c.Images.CredentialProviders == "") != (c.Images.CredentialProviderDir == "") {
-		errs = append(errs, errors.New("--image-credential-provider-config and --image-credential-provider-bin-dir go together"))
+		errs = append(errs, errors.New("--image-credential-provider-config and --image-credential-provider-bin-dir must be set together"))
 	}
 	if c.Images.Verification != kubeletv1beta1.NeverVerifyPreloadedImages && !c.Gates.Enabled(gatePulledImages, true) {
-		errs = append(errs, errors.New("imagePullCredentialsVerificationPolicy needs the feature gate KubeletEnsureSecretPulledImages"))
+		errs = append(errs, errors.New("imagePullCredentialsVerificationPolicy requires the feature gate KubeletEnsureSecretPulledImages"))
 	}
 	if c.StaticPods.URL != "" {
 		if u, err := url.Parse(c.StaticPods.URL); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
@@ -59,7 +59,7 @@ func (c *Config) validateLimits() error {
 	if c.Images.MaxAge != 0 && c.Images.MaxAge <= c.Images.MinAge {
 		errs = append(errs, fmt.Errorf("imageMaximumGCAge %v must be greater than imageMinimumGCAge %v", c.Images.MaxAge, c.Images.MinAge))
 	}
-	if p := c.Containers.CPUQuotaPeriod; p != usualQuotaPeriod && !c.Gates.Enabled(gateQuotaPeriod, true) {
+	if p := c.Containers.CPUQuotaPeriod; p != defaultCPUQuotaPeriod && !c.Gates.Enabled(gateQuotaPeriod, true) {
 		errs = append(errs, fmt.Errorf("cpuCFSQuotaPeriod (--cpu-cfs-quota-period) %v requires feature gate CustomCPUCFSQuotaPeriod", p))
 	} else if p < time.Millisecond || p > time.Second {
 		errs = append(errs, fmt.Errorf("cpuCFSQuotaPeriod %v must be between 1ms and 1sec, inclusive", p))
@@ -86,7 +86,7 @@ func (c *Config) validateLimits() error {
 		if *f <= 0 || *f > 1 {
 			errs = append(errs, fmt.Errorf("memoryThrottlingFactor %v must be greater than 0 and less than or equal to 1.0", *f))
 		}
-		// Files of earlier versions may have what was their default.
+		// 0.9 is accepted because it was the default in earlier versions.
 		if *f != 0.9 && !c.Gates.Enabled(gateMemoryQoS, true) {
 			errs = append(errs, errors.New("memoryThrottlingFactor must not be set when MemoryQoS feature gate is disabled"))
 		}
@@ -95,29 +95,28 @@ func (c *Config) validateLimits() error {
 		errs = append(errs, fmt.Errorf("memoryReservationPolicy %q requires MemoryQoS feature gate to be enabled", kubeletv1beta1.TieredReservationMemoryReservationPolicy))
 	}
 	if len(c.Machine.Shutdown) > 0 && !c.Gates.Enabled(gateShutdown, true) {
-		errs = append(errs, errors.New("shutdownGracePeriod needs the feature gate GracefulNodeShutdown"))
+		errs = append(errs, errors.New("shutdownGracePeriod requires the feature gate GracefulNodeShutdown"))
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Containers.Sysctls)) {
 		if !namespaced(name) {
-			errs = append(errs, fmt.Errorf("defaultPodSysctls: %q is not of a pod's own", name))
+			errs = append(errs, fmt.Errorf("defaultPodSysctls: %q is not namespaced", name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// namespaced tells whether a setting of the kernel is one that each pod has for
-// itself.
+// namespaced reports whether a sysctl is namespaced, so that each pod can have its own value.
 func namespaced(name string) bool {
 	name = strings.ReplaceAll(name, "/", ".")
 	return name == "kernel.sem" || name == "kernel.domainname" ||
 		slices.ContainsFunc([]string{"kernel.shm", "kernel.msg", "fs.mqueue.", "net.", "user."}, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
-// refuseUnsupported names what is asked for and is not to be had: silence would
-// look like consent. What is not named here and nothing reads has no meaning,
-// because this kubelet follows events where upstream looks from time to time, or
-// leaves to the runtime what upstream does itself; docs/node.md lists it.
-func refuseUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
+// rejectUnsupported returns an error for each setting that is not supported and has an effect
+// upstream. Fields that are neither rejected here nor read have no effect, because this kubelet
+// reacts to events where upstream polls, or leaves the task to the runtime; docs/node-configuration.md lists
+// them.
+func rejectUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
 	no := func(asked bool, field string) {
 		if asked {

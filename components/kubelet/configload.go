@@ -14,10 +14,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// LoadFiles reads a KubeletConfiguration of path, what the files of dir that
-// end in .conf change of it, in the order of their names, and at last what over
-// says of whole fields; each may be empty. Maps are merged, lists replaced. It is nil when there
-// is nothing at all.
+// LoadFiles reads the KubeletConfiguration of path, merges the .conf files of dir into it in
+// lexical order, and finally sets the fields in over. Each may be empty. Maps are merged, lists are
+// replaced. The result is nil if all are empty.
 //
 // https://kubernetes.io/docs/tasks/administer-cluster/kubelet-config-file/
 func LoadFiles(path, dir string, over map[string]any) (*kubeletv1beta1.KubeletConfiguration, error) {
@@ -39,7 +38,7 @@ func LoadFiles(path, dir string, over map[string]any) (*kubeletv1beta1.KubeletCo
 	for _, p := range paths {
 		raw, err := os.ReadFile(p)
 		if err != nil {
-			return nil, fmt.Errorf("reading the kubelet's configuration: %w", err)
+			return nil, fmt.Errorf("reading kubelet configuration: %w", err)
 		}
 		if _, err := decodeFile(raw); err != nil {
 			return nil, fmt.Errorf("%s: %w", p, err)
@@ -52,17 +51,17 @@ func LoadFiles(path, dir string, over map[string]any) (*kubeletv1beta1.KubeletCo
 	}
 	all["kind"], all["apiVersion"] = "KubeletConfiguration", kubeletv1beta1.SchemeGroupVersion.String()
 	for path, value := range over {
-		put(all, strings.Split(path, "."), value)
+		setField(all, strings.Split(path, "."), value)
 	}
 	raw, err := json.Marshal(all)
 	if err != nil {
-		return nil, fmt.Errorf("merging the kubelet's configuration: %w", err)
+		return nil, fmt.Errorf("merging kubelet configuration: %w", err)
 	}
 	return decodeFile(raw)
 }
 
-// put sets a field that may be within others.
-func put(all map[string]any, path []string, value any) {
+// setField sets the field at a path of nested maps.
+func setField(all map[string]any, path []string, value any) {
 	for _, name := range path[:len(path)-1] {
 		inner, ok := all[name].(map[string]any)
 		if !ok {
@@ -74,8 +73,7 @@ func put(all map[string]any, path []string, value any) {
 	all[path[len(path)-1]] = value
 }
 
-// dropIns lists the files of dir and below that end in .conf, by name, those of a
-// folder at its name's place.
+// dropIns lists the .conf files of dir and its subdirectories in lexical order of their paths.
 func dropIns(dir string) ([]string, error) {
 	var out []string
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -85,12 +83,12 @@ func dropIns(dir string) ([]string, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("reading the kubelet's configuration: %w", err)
+		return nil, fmt.Errorf("reading kubelet configuration: %w", err)
 	}
 	return out, nil
 }
 
-// merge puts from into to, which it changes; null takes a field away.
+// merge merges from into to, and modifies to. A null value deletes a field.
 func merge(to, from map[string]any) {
 	for _, name := range slices.Sorted(maps.Keys(from)) {
 		value := from[name]

@@ -16,44 +16,44 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 	"k8s.io/utils/cpuset"
 
-	"hyperkube/components/kubelet/dnsconf"
-	"hyperkube/components/kubelet/eviction"
-	"hyperkube/components/kubelet/pods"
-	"hyperkube/components/kubelet/podstate"
-	"hyperkube/components/kubelet/shutdown"
-	"hyperkube/internal/layout"
+	"hyperkube/components/kubelet/node/eviction"
+	"hyperkube/components/kubelet/node/shutdown"
+	"hyperkube/components/kubelet/pod/dnsconf"
+	"hyperkube/components/kubelet/pod/pods"
+	"hyperkube/components/kubelet/pod/podstate"
+	"hyperkube/internal/host/layout"
 )
 
-// Informers may hold more than what concerns this node. Whoever gives one runs it.
-// Nil: the kubelet runs its own, of its own pods and Node alone.
+// Informers are shared informers, which may cover more objects than those of this node. Their owner
+// runs them. If one is nil, the kubelet runs its own informer, restricted to its pods and its Node.
 type Informers struct {
 	Pods, Services, Nodes cache.SharedInformer
 }
 
-// NodeConfig is what the Node object tells, and how often.
+// NodeConfig configures the Node object and how often it is updated.
 type NodeConfig struct {
-	// IPs are the node's addresses, the primary one first, at most one of each
-	// family. Empty: that of the default route's interface.
+	// IPs are the node's addresses, the primary one first, at most one of each family. The default
+	// is the address of the default route's interface.
 	IPs []netip.Addr
-	// Labels and Taints are given to the Node when it is registered.
+	// Labels and Taints are set when the Node is registered.
 	Labels map[string]string
 	Taints []v1.Taint
-	// NoRegister: the Node is there already and is only kept.
+	// NoRegister: the kubelet does not register the Node, and only updates it.
 	NoRegister bool
-	// Unschedulable: the Node is registered so.
+	// Unschedulable registers the Node as unschedulable.
 	Unschedulable bool
-	// ProviderID is as in KubeletConfiguration.
+	// ProviderID is providerID of KubeletConfiguration.
 	ProviderID string
-	// PodCIDR is told to the runtime until the Node has one of its own.
+	// PodCIDR is passed to the runtime until the Node has a pod CIDR.
 	PodCIDR string
-	// MaxPods is 110 by default; PodsPerCore bounds it by the number of CPUs, 0
-	// does not.
+	// MaxPods is 110 by default. PodsPerCore limits the number of pods per CPU; 0 means no limit.
 	MaxPods, PodsPerCore int64
-	// Update is how often the Node's status is computed, 10 seconds; Report how
-	// often it is sent when nothing changed, 5 minutes; Lease is 40 seconds, and
-	// renewed at a quarter of it.
+	// Update is the period in which the Node's status is computed, 10 seconds by default. Report is
+	// the period in which an unchanged status is sent, 5 minutes by default. Lease is the duration
+	// of the lease, 40 seconds by default; it is renewed after a quarter of that.
 	Update, Report, Lease time.Duration
-	// MaxImages is how many images the status lists, nil: 50; negative: all.
+	// MaxImages is the maximum number of images in the status. Nil means 50; a negative value means
+	// no limit.
 	MaxImages *int32
 }
 
@@ -65,82 +65,81 @@ func (c *NodeConfig) complete() {
 	c.MaxImages = cmp.Or(c.MaxImages, new(int32(50)))
 }
 
-// MachineConfig is what the machine must be like, and what becomes of the kubelet on it.
+// MachineConfig configures the requirements for the machine, and the kubelet's process on it.
 type MachineConfig struct {
-	// FailSwapOn and FailCgroupV1 refuse to run on a machine that has swap, or
-	// cgroups of version 1; ProtectKernel on one whose kernel is not set as
-	// the kubelet wants it.
+	// FailSwapOn, FailCgroupV1 and ProtectKernel make New fail on a machine with swap, with cgroup
+	// v1, or with kernel flags other than those that the kubelet requires.
 	FailSwapOn, FailCgroupV1, ProtectKernel bool
-	// OOMScore is that of this process; -999 by default.
+	// OOMScore is the oom_score_adj of this process, -999 by default.
 	OOMScore *int
-	// Shutdown is how long pods may take when the machine shuts down, by their
-	// priority; empty: the machine does not wait.
+	// Shutdown are the grace periods of pods by priority when the machine shuts down. If it is
+	// empty, the kubelet does not delay the shutdown.
 	Shutdown []shutdown.Period
 }
 
-// usualOOMScore makes the kernel kill pods, and whatever else the machine runs, before
-// the kubelet, without which nobody would start them again.
-const usualOOMScore = -999
+// defaultOOMScore makes the kernel kill pods and other processes before the kubelet, because only the
+// kubelet can restart the pods.
+const defaultOOMScore = -999
 
-func (c *MachineConfig) complete() { c.OOMScore = cmp.Or(c.OOMScore, new(usualOOMScore)) }
+func (c *MachineConfig) complete() { c.OOMScore = cmp.Or(c.OOMScore, new(defaultOOMScore)) }
 
-// StaticPods is where the manifests of static pods are.
-type StaticPods struct {
-	// Dir is their directory; empty: none.
+// StaticPodConfig configures the sources of static pods.
+type StaticPodConfig struct {
+	// Dir is the directory of static pod manifests. Empty means no directory.
 	Dir string
-	// URL is where more of them are fetched from each Check, 20 seconds, with
-	// Header; empty: from nowhere.
+	// URL is the address from which manifests are fetched every Check, 20 seconds by default, with
+	// Header. Empty means no URL.
 	URL    string
 	Header http.Header
 	Check  time.Duration
 }
 
-func (c *StaticPods) complete() { c.Check = cmp.Or(c.Check, 20*time.Second) }
+func (c *StaticPodConfig) complete() { c.Check = cmp.Or(c.Check, 20*time.Second) }
 
-// ContainerConfig is what each container and pod gets.
+// ContainerConfig configures all containers and pods.
 type ContainerConfig struct {
-	// Sysctls are set in all pods unless they say otherwise; AllowedUnsafeSysctls
-	// are those that pods may set beyond the safe ones.
+	// Sysctls are set in all pods that do not set them. AllowedUnsafeSysctls are sysctls that pods
+	// may set in addition to the safe ones.
 	Sysctls              map[string]string
 	AllowedUnsafeSysctls []string
-	// PidsLimit bounds the processes of each pod; 0: no bound.
+	// PidsLimit is the maximum number of processes of each pod. 0 means no limit.
 	PidsLimit int64
-	// SeccompDefault is as in KubeletConfiguration.
+	// SeccompDefault is seccompDefault of KubeletConfiguration.
 	SeccompDefault bool
-	// NoCPUQuota: limits of CPU are not enforced, and else in each CPUQuotaPeriod,
-	// 100 ms.
+	// NoCPUQuota disables the enforcement of CPU limits. Otherwise they are enforced in each
+	// CPUQuotaPeriod, 100 ms by default.
 	NoCPUQuota     bool
 	CPUQuotaPeriod time.Duration
-	// LimitedSwap lets burstable pods have swap in proportion to the memory that
-	// they ask for, on cgroup version 2; without it pods have none.
+	// LimitedSwap allows Burstable pods swap in proportion to their memory requests, on cgroup v2.
+	// Without it pods cannot use swap.
 	LimitedSwap bool
-	// SingleOOMKill: of a container on cgroup version 2 that has no memory left
-	// the kernel kills one process and not all.
+	// SingleOOMKill makes the kernel kill one process instead of all when a container exceeds its
+	// memory limit, on cgroup v2.
 	SingleOOMKill bool
-	// MemoryThrottling is memoryThrottlingFactor; nil: nobody is slowed down.
+	// MemoryThrottling is memoryThrottlingFactor of KubeletConfiguration. Nil disables throttling.
 	MemoryThrottling *float64
-	// TieredMemory: on cgroup version 2 the memory that pods ask for is kept for them.
+	// TieredMemory protects the requested memory of pods from reclaim, on cgroup v2.
 	TieredMemory bool
-	// CrashMax is the longest that a restart waits after crashes; 5 minutes.
+	// CrashMax is the maximum restart back-off after crashes, 5 minutes by default.
 	CrashMax time.Duration
-	// Dead is which containers that have ended are kept.
-	Dead pods.DeadContainers
+	// DeadContainers configures how many exited containers are retained.
+	DeadContainers pods.DeadContainers
 }
 
 func (c *ContainerConfig) complete() {
-	c.CPUQuotaPeriod = cmp.Or(c.CPUQuotaPeriod, usualQuotaPeriod)
+	c.CPUQuotaPeriod = cmp.Or(c.CPUQuotaPeriod, defaultCPUQuotaPeriod)
 	c.CrashMax = cmp.Or(c.CrashMax, podstate.CrashMax)
 }
 
-// DNSConfig is what pods resolve names with.
+// DNSConfig configures DNS resolution in pods.
 type DNSConfig struct {
-	// Servers and Domain are the cluster's. Without a domain, as by default, pods
-	// search that of no cluster.
+	// Servers and Domain are the cluster's DNS servers and domain. Without a domain, the default,
+	// pods have no cluster search domains.
 	Servers []string
 	Domain  string
-	// ResolvConf is the node's resolver configuration for pods that want it;
-	// found by default. NoResolvConf: there is none, and such pods are told of a
-	// name server on their own loopback.
+	// ResolvConf is the node's resolver configuration file for pods that inherit it. By default it
+	// is detected. NoResolvConf means that there is none: such pods get a name server on their own
+	// loopback address.
 	ResolvConf   string
 	NoResolvConf bool
 }
@@ -151,27 +150,30 @@ func (c *DNSConfig) complete() {
 	}
 }
 
-// ImageConfig is how images come and go.
+// ImageConfig configures pulls and garbage collection of images.
 type ImageConfig struct {
-	// Endpoint is the socket of images, if not the runtime's.
+	// Endpoint is the socket of the CRI image service, if it is not the runtime's.
 	Endpoint string
-	// PullQPS and PullBurst bound how many pulls begin in a second, 5 and 10;
-	// 0 QPS is no bound. ParallelPulls is how many are under way at a time; 0: no
-	// bound.
+	// PullQPS and PullBurst limit the number of pulls that start per second, 5 and 10 by default. 0
+	// QPS means no limit. ParallelPulls is the maximum number of concurrent pulls; 0 means no
+	// limit.
 	PullQPS                  *int32
 	PullBurst, ParallelPulls int
-	// CredentialProviders is a CredentialProviderConfig, or a folder of them, and
-	// CredentialProviderDir where their programs are; empty: there are none.
+	// CredentialProviders is the path of a CredentialProviderConfig, or of a directory of them.
+	// CredentialProviderDir is the directory of the provider binaries. Both are empty if there are
+	// no providers.
 	CredentialProviders, CredentialProviderDir string
-	// Verification is who has to show credentials for images that are there, and
-	// Allowlist which images it lets be; NeverVerifyPreloadedImages by default.
+	// Verification is the policy that decides which pods must present credentials for images that
+	// are present on the node; the default is NeverVerifyPreloadedImages. Allowlist are the images
+	// that it exempts.
 	Verification kubeletv1beta1.ImagePullCredentialsVerificationPolicy
 	Allowlist    []string
-	// GCHigh and GCLow are percentages of the disk: above the one unused images
-	// are removed until it is below the other. 85 and 80.
+	// GCHigh and GCLow are percentages of disk usage: above GCHigh, unused images are removed until
+	// the usage is below GCLow. The defaults are 85 and 80.
 	GCHigh, GCLow int
-	// MinAge is how long an unused image stays at least; 2 minutes. MaxAge is
-	// how long it stays though there is room; 0: for ever.
+	// MinAge is the minimum age of an unused image before it is removed, 2 minutes by default.
+	// MaxAge is the age at which an unused image is removed regardless of disk usage; 0 means
+	// never.
 	MinAge, MaxAge time.Duration
 }
 
@@ -184,12 +186,12 @@ func (c *ImageConfig) complete() {
 	c.MinAge = cmp.Or(c.MinAge, 2*time.Minute)
 }
 
-// LogConfig bounds containers' logs.
+// LogConfig configures the rotation of container logs.
 type LogConfig struct {
-	// MaxSize in bytes and MaxFiles are of each container: 10 MiB and 5 by default.
+	// MaxSize, in bytes, and MaxFiles are limits per container, 10 MiB and 5 by default.
 	MaxSize  int64
 	MaxFiles int
-	// Interval is how often logs are looked at for their size; 10 seconds.
+	// Interval is the period in which log sizes are checked, 10 seconds by default.
 	Interval time.Duration
 }
 
@@ -199,19 +201,20 @@ func (c *LogConfig) complete() {
 	c.Interval = cmp.Or(c.Interval, 10*time.Second)
 }
 
-// EvictionConfig is when the node is short of something, and what pods may do then.
+// EvictionConfig configures node-pressure eviction.
 type EvictionConfig struct {
-	// Settings are the thresholds, as in {"memory.available": "100Mi"}; the hard
-	// ones are upstream's by default.
+	// Settings are the thresholds, as in {"memory.available": "100Mi"}. The default hard thresholds
+	// are upstream's.
 	Settings eviction.Settings
-	// Transition is how long a pressure is told after it has passed, 5 minutes;
-	// MaxGrace the most seconds that a pod has to end at a soft threshold.
+	// Transition is how long a pressure condition is kept after the pressure has ended, 5 minutes
+	// by default. MaxGrace is the maximum termination grace period, in seconds, when a soft
+	// threshold is met.
 	Transition time.Duration
 	MaxGrace   int64
-	// NoStorageLimits: limits of local storage are not enforced.
+	// NoStorageLimits disables the enforcement of local storage limits.
 	NoStorageLimits bool
 
-	thresholds []eviction.Threshold // of Settings, once validated
+	thresholds []eviction.Threshold // parsed and validated Settings
 }
 
 func (c *EvictionConfig) complete() {
@@ -221,7 +224,7 @@ func (c *EvictionConfig) complete() {
 	c.Transition = cmp.Or(c.Transition, 5*time.Minute)
 }
 
-// defaultEvictionHard are the hard thresholds of who says nothing.
+// defaultEvictionHard returns the default hard thresholds.
 func defaultEvictionHard() map[string]string {
 	return map[string]string{
 		"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%",
@@ -229,31 +232,31 @@ func defaultEvictionHard() map[string]string {
 	}
 }
 
-// ReservedConfig is what pods cannot have.
+// ReservedConfig configures the resources that pods cannot use.
 type ReservedConfig struct {
-	// All is what the machine keeps for itself, out of the allocatable.
+	// All is subtracted from the capacity to compute the allocatable resources.
 	All v1.ResourceList
-	// Enforce names whose limits are enforced: "pods" (all together get no more
-	// than the allocatable; the default), "kube-reserved" and "system-reserved"
-	// (their cgroups get no more than what is reserved). "none" is nobody.
+	// Enforce lists the limits to enforce: "pods" (all pods together are limited to the allocatable
+	// resources; the default), "kube-reserved" and "system-reserved" (their cgroups are limited to
+	// the reserved resources). "none" enforces no limits.
 	Enforce []string
-	// KubeCgroup and SystemCgroup are the latter's cgroups, and Kube and System
-	// their limits.
+	// KubeCgroup and SystemCgroup are the cgroups of "kube-reserved" and "system-reserved". Kube
+	// and System are their limits.
 	KubeCgroup, SystemCgroup string
 	Kube, System             v1.ResourceList
 }
 
-// What ReservedConfig.Enforce names.
+// Values of ReservedConfig.Enforce.
 const (
 	enforcePods   = "pods"
 	enforceKube   = "kube-reserved"
 	enforceSystem = "system-reserved"
-	// of which only the CPU, which can be had back, is enforced.
+	// Only CPU, which is compressible, is enforced for these.
 	enforceKubeCPU   = "kube-reserved-compressible"
 	enforceSystemCPU = "system-reserved-compressible"
 )
 
-// complete fills what is empty; cgroups tells whether pods have some.
+// complete sets defaults. cgroups reports whether pods have cgroups.
 func (c *ReservedConfig) complete(cgroups bool) {
 	switch {
 	case c.Enforce != nil:
@@ -264,24 +267,24 @@ func (c *ReservedConfig) complete(cgroups bool) {
 	}
 }
 
-// enforces tells whether Enforce has name.
+// enforces reports whether Enforce contains name.
 func (c *ReservedConfig) enforces(name string) bool { return slices.Contains(c.Enforce, name) }
 
-// validate checks Enforce; cgroups tells whether pods have some.
+// validate checks Enforce. cgroups reports whether pods have cgroups.
 func (c *ReservedConfig) validate(cgroups bool) error {
 	for _, name := range c.Enforce {
 		switch {
 		case name == "none" && len(c.Enforce) > 1:
-			return errors.New("enforceNodeAllocatable: none goes with nothing else")
+			return errors.New("enforceNodeAllocatable: none cannot be combined with other values")
 		case name == "none", name == enforcePods && cgroups:
 		case name == enforcePods:
-			return errors.New("enforceNodeAllocatable: pods needs cgroupsPerQOS")
+			return errors.New("enforceNodeAllocatable: pods requires cgroupsPerQOS")
 		case (name == enforceKube || name == enforceKubeCPU) && c.KubeCgroup == "":
-			return fmt.Errorf("enforceNodeAllocatable: %s needs kubeReservedCgroup", name)
+			return fmt.Errorf("enforceNodeAllocatable: %s requires kubeReservedCgroup", name)
 		case (name == enforceSystem || name == enforceSystemCPU) && c.SystemCgroup == "":
-			return fmt.Errorf("enforceNodeAllocatable: %s needs systemReservedCgroup", name)
+			return fmt.Errorf("enforceNodeAllocatable: %s requires systemReservedCgroup", name)
 		case name == enforceKubeCPU && c.enforces(enforceKube), name == enforceSystemCPU && c.enforces(enforceSystem):
-			return fmt.Errorf("enforceNodeAllocatable: %s does not go with the same that is not compressible", name)
+			return fmt.Errorf("enforceNodeAllocatable: %s cannot be combined with its value that is not compressible", name)
 		case name != enforceKube && name != enforceSystem && name != enforceKubeCPU && name != enforceSystemCPU:
 			return fmt.Errorf("enforceNodeAllocatable: unsupported %q: want none, pods, kube-reserved, system-reserved, kube-reserved-compressible or system-reserved-compressible", name)
 		}
@@ -289,84 +292,80 @@ func (c *ReservedConfig) validate(cgroups bool) error {
 	return nil
 }
 
-// CgroupConfig is how cgroups are made.
+// CgroupConfig configures cgroups.
 type CgroupConfig struct {
-	// Off: pods get no cgroups of their own, for machines where the kubelet may
-	// not make any.
+	// Off: pods get no cgroups, for machines where the kubelet may not create any.
 	Off bool
-	// Systemd: they are named as systemd's slices, for a runtime that does not
-	// tell how it wants them named.
+	// Systemd names cgroups as systemd slices. It applies only if the runtime does not report its
+	// cgroup driver.
 	Systemd bool
-	// Own is the cgroup that the kubelet's process goes into, made if it is
-	// missing; empty: it stays where it is.
-	Own string
-	// System is the cgroup that what runs in the root cgroup goes into, made if
-	// it is missing; empty: everything stays where it is.
+	// Kubelet is the cgroup that the kubelet's process moves itself to. It is created if it does not
+	// exist. If it is empty, the process stays in its cgroup.
+	Kubelet string
+	// System is the cgroup that processes of the root cgroup are moved to. It is created if it does
+	// not exist. If it is empty, no process is moved.
 	System string
 }
 
-// CPUConfig is who has CPUs of their own.
+// CPUConfig configures the CPU manager.
 type CPUConfig struct {
-	// Static gives containers of guaranteed pods that ask for whole CPUs some of
-	// their own. Whole, Strict, ByCache and Spread are its options
-	// full-pcpus-only, strict-cpu-reservation, prefer-align-cpus-by-uncorecache
-	// and distribute-cpus-across-numa.
+	// Static allocates exclusive CPUs to containers of Guaranteed pods that request whole CPUs.
+	// Whole, Strict, ByCache and Spread are the policy options full-pcpus-only,
+	// strict-cpu-reservation, prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa.
 	Static, Whole, Strict, ByCache, Spread bool
-	// Reserved are never anybody's own; by default as many as are reserved.
+	// Reserved are CPUs that are never allocated exclusively. The default number is that of the
+	// reserved CPU resource.
 	Reserved cpuset.CPUSet
 }
 
-// MemoryConfig is who has memory of their own.
+// MemoryConfig configures the memory manager.
 type MemoryConfig struct {
-	// Static gives containers of guaranteed pods memory on as few NUMA nodes as
-	// can be.
+	// Static allocates containers of Guaranteed pods memory on as few NUMA nodes as possible.
 	Static bool
-	// Reserved are the bytes of each kind that are set aside on each node; in all
-	// they are what ReservedConfig.All and the hard threshold of eviction are.
+	// Reserved are the bytes of memory and huge pages that are reserved on each NUMA node. Their
+	// sum must equal ReservedConfig.All plus the hard eviction threshold.
 	Reserved map[int]map[v1.ResourceName]int64
 }
 
-// TopologyPolicy is what the topology manager is told, how near to each other what a
-// container has is to be, in the words of a KubeletConfiguration.
+// TopologyPolicy configures the topology manager, with the values of KubeletConfiguration.
 type TopologyPolicy struct {
 	Policy, Scope string
 	Options       map[string]string
 }
 
-// ServerConfig is where the kubelet is asked, and what it shows.
+// ServerConfig configures the kubelet's HTTP servers.
 type ServerConfig struct {
-	// Off: the HTTPS server is not run.
+	// Off disables the HTTPS server.
 	Off bool
-	// Address and Port of the HTTPS server: all addresses and Layout's port by
-	// default.
+	// Address and Port are those of the HTTPS server. The default is all addresses and Layout's
+	// port.
 	Address string
 	Port    int
-	// HealthzAddress and HealthzPort are where the health check is: loopback by
-	// default, and Layout's port; a negative one: nowhere.
+	// HealthzAddress and HealthzPort are those of the health check server. The default is the
+	// loopback address and Layout's port. A negative port disables the server.
 	HealthzAddress string
 	HealthzPort    int
-	// ReadOnlyPort serves pods, stats and metrics to everybody, without TLS; zero:
-	// nothing does.
+	// ReadOnlyPort is the port of the server that serves pods, stats and metrics without TLS and
+	// authentication. Zero disables it.
 	ReadOnlyPort int
-	// Certificate of the HTTPS server. Nil: one is made and signed by itself.
-	// It is asked at each connection, so that it can be renewed.
-	// CertificateKept: Config.Metrics tell of it, too.
-	Certificate     func() (*tls.Certificate, error)
-	CertificateKept bool
-	// TLSMinVersion, CipherSuites and Curves, the key exchanges, are of
-	// crypto/tls; zero is Go's choice.
+	// Certificate returns the certificate of the HTTPS server. It is called for each connection, so
+	// that the certificate can be renewed. If it is nil, the kubelet uses a self-signed
+	// certificate. CertificateKept: Config.Metrics already include the metrics of the certificate.
+	Certificate           func() (*tls.Certificate, error)
+	CertificateHasMetrics bool
+	// TLSMinVersion, CipherSuites and Curves, the key exchange mechanisms, are values of
+	// crypto/tls. The zero value means Go's default.
 	TLSMinVersion uint16
 	CipherSuites  []uint16
 	Curves        []tls.CurveID
-	// StreamIdle ends exec, attach and port-forward that are silent for so long;
-	// 4 hours.
+	// StreamIdle is the idle timeout of exec, attach and port-forward streams, 4 hours by default.
 	StreamIdle time.Duration
-	// NoDebug: no logs, exec, attach, port-forward and profiles are served;
-	// NoProfiling and NoNodeLogs: no profiles, no logs of the node's alone.
+	// NoDebug disables logs, exec, attach, port-forward and profiles. NoProfiling disables only
+	// profiles, NoNodeLogs only the node's logs.
 	NoDebug, NoProfiling, NoNodeLogs bool
-	// NodeLogQuery answers queries for the logs of the node's services.
+	// NodeLogQuery enables queries for the logs of the node's services.
 	NodeLogQuery bool
-	// ContentionProfile makes the process note who waits for locks.
+	// ContentionProfile enables the profile of lock contention.
 	ContentionProfile bool
 }
 
@@ -377,17 +376,17 @@ func (c *ServerConfig) complete() {
 	c.StreamIdle = cmp.Or(c.StreamIdle, 4*time.Hour)
 }
 
-// AccessConfig is who may ask the kubelet.
+// AccessConfig configures authentication and authorization of the kubelet's clients.
 type AccessConfig struct {
-	// ClientCA verifies clients' certificates; nil: none is accepted.
+	// ClientCA verifies client certificates. If it is nil, none is accepted.
 	ClientCA *x509.CertPool
-	// Anonymous requests are let through to authorisation.
+	// Anonymous allows anonymous requests. They are still subject to authorization.
 	Anonymous bool
-	// AlwaysAllow: who is authenticated may do everything.
+	// AlwaysAllow authorizes every authenticated request.
 	AlwaysAllow bool
-	// NoTokens: bearer tokens are not accepted. TokenTTL, AllowTTL and DenyTTL
-	// are how long the API server's answers about who someone is and what they
-	// may do hold: 2 minutes, 5 minutes and 30 seconds.
+	// NoTokens disables bearer token authentication. TokenTTL, AllowTTL and DenyTTL are the cache
+	// durations of the API server's TokenReview results and of its positive and negative
+	// SubjectAccessReview results: 2 minutes, 5 minutes and 30 seconds by default.
 	NoTokens                    bool
 	TokenTTL, AllowTTL, DenyTTL time.Duration
 }
@@ -398,8 +397,8 @@ func (c *AccessConfig) complete() {
 	c.DenyTTL = cmp.Or(c.DenyTTL, 30*time.Second)
 }
 
-// EventConfig bounds how many events are told in a second: QPS, 50, and Burst, 100. 0 QPS
-// is no bound.
+// EventConfig limits how many events are sent per second: QPS is 50 and Burst is 100 by default. 0
+// QPS means no limit.
 type EventConfig struct {
 	QPS   *int32
 	Burst int

@@ -9,47 +9,46 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"hyperkube/components/kubelet/eviction"
+	"hyperkube/components/kubelet/node/eviction"
 )
 
-// disks knows where the runtime keeps images and what containers write. Its
-// methods are safe for several goroutines.
+// disks determines the file systems on which the runtime stores images and containers' writable
+// layers. Its methods are safe for concurrent use.
 type disks struct {
-	// root is where pods have theirs, own where this project's runtime keeps
-	// everything.
-	root, own string
-	// ask asks a runtime of somebody else's; nil when it is this project's.
-	ask func(context.Context) (*runtimeapi.ImageFsInfoResponse, error)
+	// root is the kubelet's root directory. own is the data directory of this project's runtime.
+	root, dataDir string
+	// imageFsInfo calls ImageFsInfo of another runtime. It is nil for this project's runtime.
+	imageFsInfo func(context.Context) (*runtimeapi.ImageFsInfoResponse, error)
 
-	mu                 sync.Mutex // guards what follows, which is asked for once
+	mu                 sync.Mutex // guards the following fields, which are cached
 	images, containers string
 }
 
-// newDisks asks any runtime but this project's, which is where Layout says.
+// newDisks returns disks. Only for a runtime other than this project's it calls ImageFsInfo; this
+// project's runtime uses the directory of Layout.
 func (k *Kubelet) newDisks() *disks {
-	d := &disks{root: k.cfg.Layout.Kubelet, own: k.cfg.Layout.Data}
+	d := &disks{root: k.cfg.Layout.Kubelet, dataDir: k.cfg.Layout.Data}
 	if strings.TrimPrefix(k.cfg.Endpoint, "unix://") != k.cfg.Layout.RuntimeSocket() {
-		d.ask = func(ctx context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
+		d.imageFsInfo = func(ctx context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
 			return k.cri.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{})
 		}
 	}
 	return d
 }
 
-// paths are one on the file system of images and one on that of what containers
-// write.
+// paths returns a path on the file system of images and one on that of writable layers.
 func (d *disks) paths(ctx context.Context) (images, containers string, err error) {
-	if d.ask == nil {
-		return d.own, d.own, nil
+	if d.imageFsInfo == nil {
+		return d.dataDir, d.dataDir, nil
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.images != "" {
 		return d.images, d.containers, nil
 	}
-	info, err := d.ask(ctx)
+	info, err := d.imageFsInfo(ctx)
 	if err != nil {
-		return "", "", fmt.Errorf("asking the runtime where images are: %w", err)
+		return "", "", fmt.Errorf("getting image file system from runtime: %w", err)
 	}
 	first := func(list []*runtimeapi.FilesystemUsage) string {
 		if len(list) == 0 {
@@ -58,7 +57,7 @@ func (d *disks) paths(ctx context.Context) (images, containers string, err error
 		return list[0].GetFsId().GetMountpoint()
 	}
 	if images = first(info.GetImageFilesystems()); images == "" {
-		images = d.own
+		images = d.dataDir
 	}
 	if containers = first(info.GetContainerFilesystems()); containers == "" {
 		containers = images
@@ -67,8 +66,8 @@ func (d *disks) paths(ctx context.Context) (images, containers string, err error
 	return images, containers, nil
 }
 
-// apart tells which of the file systems are not the same.
-func (d *disks) apart(ctx context.Context) (eviction.Disks, error) {
+// compare reports which of the file systems differ from each other.
+func (d *disks) compare(ctx context.Context) (eviction.Disks, error) {
 	images, containers, err := d.paths(ctx)
 	if err != nil {
 		return eviction.Disks{}, err
@@ -77,15 +76,15 @@ func (d *disks) apart(ctx context.Context) (eviction.Disks, error) {
 	for _, path := range []string{d.root, images, containers} {
 		var st unix.Stat_t
 		if err := unix.Stat(path, &st); err != nil {
-			return eviction.Disks{}, fmt.Errorf("looking which file system %s is on: %w", path, err)
+			return eviction.Disks{}, fmt.Errorf("getting file system of %s: %w", path, err)
 		}
 		devices = append(devices, st.Dev)
 	}
 	return eviction.Disks{Images: devices[1] != devices[0] || devices[2] != devices[1], Layers: devices[2] != devices[1]}, nil
 }
 
-// imagesOn is a path on the file system of images; empty when nobody knows.
-func (d *disks) imagesOn() string {
+// imagePath returns a path on the file system of images, or "" if it is unknown.
+func (d *disks) imagePath() string {
 	images, _, err := d.paths(context.Background())
 	if err != nil {
 		return ""

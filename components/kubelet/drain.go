@@ -9,13 +9,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 
-	"hyperkube/components/kubelet/pods"
-	"hyperkube/components/kubelet/shutdown"
-	"hyperkube/internal/hostchange"
+	"hyperkube/components/kubelet/node/shutdown"
+	"hyperkube/components/kubelet/pod/pods"
+	"hyperkube/internal/host/hostjournal"
 )
 
-// newShutdown makes what ends pods when the machine shuts down; nil when it is
-// not to wait for them.
+// newShutdown creates the manager of graceful node shutdowns. It returns nil if graceful shutdown
+// is disabled.
 func (k *Kubelet) newShutdown(events record.EventRecorder) *shutdown.Manager {
 	if len(k.cfg.Machine.Shutdown) == 0 {
 		return nil
@@ -24,17 +24,17 @@ func (k *Kubelet) newShutdown(events record.EventRecorder) *shutdown.Manager {
 	return shutdown.New(shutdown.Config{
 		Periods: k.cfg.Machine.Shutdown, LogindConf: "/etc/systemd/logind.conf.d",
 		Recorded: func(path string) error {
-			return k.cfg.Journal.Record(hostchange.Change{Kind: hostchange.Dir, Name: path})
+			return k.cfg.Journal.Record(hostjournal.Change{Kind: hostjournal.Dir, Name: path})
 		},
-		Pods: k.manager.Active, End: k.endForShutdown, Changed: k.keeper.Changed,
+		Pods: k.manager.Active, Terminate: k.terminateForShutdown, Changed: k.nodeStatus.Changed,
 		Event: func(reason, message string) { events.Event(ref, v1.EventTypeNormal, reason, message) },
 		State: filepath.Join(k.cfg.Layout.Kubelet, "graceful_node_shutdown_state"), Log: k.log,
 	})
 }
 
-// endForShutdown ends a pod because the machine shuts down.
-func (k *Kubelet) endForShutdown(pod *v1.Pod, grace int64) <-chan struct{} {
-	k.manager.End(pod.UID, &pods.Verdict{
+// terminateForShutdown terminates a pod because of a node shutdown.
+func (k *Kubelet) terminateForShutdown(pod *v1.Pod, grace int64) <-chan struct{} {
+	k.manager.Terminate(pod.UID, &pods.Verdict{
 		Reason: shutdown.Reason, Message: shutdown.Message, Grace: &grace,
 		Conditions: []v1.PodCondition{{
 			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: shutdown.Message,
@@ -43,10 +43,10 @@ func (k *Kubelet) endForShutdown(pod *v1.Pod, grace int64) <-chan struct{} {
 	return k.manager.Cleaned(pod.UID)
 }
 
-// wrong is why the node is not ready though its runtime is.
-func (k *Kubelet) wrong() []string {
+// notReadyReasons returns reasons why the node is not ready even if its runtime is.
+func (k *Kubelet) notReadyReasons() []string {
 	if k.manager != nil {
-		if err := k.manager.Silent(time.Now()); err != nil {
+		if err := k.manager.RuntimeUnresponsive(time.Now()); err != nil {
 			return []string{err.Error()}
 		}
 	}
@@ -63,17 +63,17 @@ func (k *Kubelet) wrong() []string {
 	return nil
 }
 
-// followServices has the node's status looked at again once pods reach services.
-func (k *Kubelet) followServices(ctx context.Context) error {
+// waitForServices updates the node's status when pods can reach services.
+func (k *Kubelet) waitForServices(ctx context.Context) error {
 	select {
 	case <-k.cfg.ServicesReady:
-		k.keeper.Changed()
+		k.nodeStatus.Changed()
 	case <-ctx.Done():
 	}
 	return nil
 }
 
-// shutdownTimes are when the last shutdown began and ended, in seconds.
+// shutdownTimes returns the start and end of the last shutdown, in seconds since the epoch.
 func (k *Kubelet) shutdownTimes() map[string]float64 {
 	start, end := k.shutdown.Times()
 	seconds := func(t time.Time) float64 {

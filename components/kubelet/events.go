@@ -6,7 +6,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// limitedSink waits before an event when there are too many.
+// limitedSink is an EventSink that limits the rate of events.
 type limitedSink struct {
 	record.EventSink
 	limit flowcontrol.RateLimiter

@@ -16,25 +16,25 @@ import (
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"hyperkube/components/kubelet/cri"
-	"hyperkube/components/kubelet/eviction"
-	"hyperkube/components/kubelet/nodestatus"
-	"hyperkube/components/kubelet/oomwatch"
-	"hyperkube/components/kubelet/podlogs"
-	"hyperkube/components/kubelet/pods"
-	"hyperkube/components/kubelet/stats"
+	"hyperkube/components/kubelet/node/eviction"
+	"hyperkube/components/kubelet/node/nodestatus"
+	"hyperkube/components/kubelet/node/oomwatch"
+	"hyperkube/components/kubelet/pod/podlogs"
+	"hyperkube/components/kubelet/pod/pods"
+	"hyperkube/components/kubelet/server/stats"
 )
 
-// newEviction makes what ends pods when the node runs short.
+// newEviction creates the manager of node-pressure eviction.
 func (k *Kubelet) newEviction(events record.EventRecorder) *eviction.Manager {
 	thresholds, ignored := eviction.WithoutContainerFs(k.cfg.Eviction.thresholds)
 	if ignored {
-		k.log.Warn("thresholds of containerfs are ignored: those of nodefs or imagefs hold for what containers write")
+		k.log.Warn("containerfs eviction thresholds are ignored because those of nodefs or imagefs apply to writable layers")
 	}
 	cfg := eviction.Config{
-		NodeName: k.cfg.NodeName, Thresholds: thresholds, Disks: k.disks.apart,
+		NodeName: k.cfg.NodeName, Thresholds: thresholds, Disks: k.disks.compare,
 		Transition: k.cfg.Eviction.Transition, MaxGrace: k.cfg.Eviction.MaxGrace,
 		Measure: k.measure, Pods: k.manager.Active, Critical: pods.IsCritical, Usage: k.usage, Storage: k.storage,
-		Evict: k.evict, FreeDisk: k.freeDisk, Changed: k.keeper.Changed, Events: events, Log: k.log,
+		Evict: k.evict, FreeDisk: k.freeDisk, Changed: k.nodeStatus.Changed, Events: events, Log: k.log,
 	}
 	if k.cfg.Eviction.NoStorageLimits {
 		cfg.Storage = nil
@@ -42,8 +42,7 @@ func (k *Kubelet) newEviction(events record.EventRecorder) *eviction.Manager {
 	if k.cgroups == nil {
 		return eviction.New(cfg)
 	}
-	// All pods together have a limit of their own, and the same is to be left
-	// of that.
+	// The same amount of memory must be available within the memory limit of all pods.
 	for _, t := range k.cfg.Eviction.thresholds {
 		if t.Signal == eviction.MemoryAvailable && t.Grace == 0 && k.cfg.Reserved.enforces(enforcePods) {
 			t.Signal = eviction.AllocatableMemoryAvailable
@@ -58,17 +57,17 @@ func (k *Kubelet) newEviction(events record.EventRecorder) *eviction.Manager {
 	return eviction.New(cfg)
 }
 
-// pressure is what the Node tells of it.
+// pressure returns the pressure conditions of the Node.
 func (k *Kubelet) pressure() nodestatus.Pressure {
 	return nodestatus.Pressure{
 		Memory: k.eviction.Pressure(v1.NodeMemoryPressure), Disk: k.eviction.Pressure(v1.NodeDiskPressure), PID: k.eviction.Pressure(v1.NodePIDPressure),
 	}
 }
 
-// kubepods is the cgroup of all pods.
+// kubepods returns the cgroup of all pods.
 func (k *Kubelet) kubepods() string { return k.host.CgroupOfClass(v1.PodQOSGuaranteed) }
 
-// measure tells what is left of everything.
+// measure returns the observed value of each eviction signal.
 func (k *Kubelet) measure(ctx context.Context) (map[eviction.Signal]eviction.Observation, error) {
 	info, err := nodestatus.MemInfo()
 	if err != nil {
@@ -83,10 +82,10 @@ func (k *Kubelet) measure(ctx context.Context) (map[eviction.Signal]eviction.Obs
 	disk := func(path string, bytes, inodes eviction.Signal) error {
 		var fs unix.Statfs_t
 		if err := unix.Statfs(path, &fs); err != nil {
-			return fmt.Errorf("measuring the disk of %s: %w", path, err)
+			return fmt.Errorf("getting file system statistics of %s: %w", path, err)
 		}
 		out[bytes] = eviction.Observation{Available: int64(fs.Bavail) * fs.Bsize, Capacity: int64(fs.Blocks) * fs.Bsize}
-		// Some file systems make inodes as they go.
+		// Some file systems create inodes on demand and report 0.
 		if fs.Files > 0 {
 			out[inodes] = eviction.Observation{Available: int64(fs.Ffree), Capacity: int64(fs.Files)}
 		}
@@ -107,7 +106,7 @@ func (k *Kubelet) measure(ctx context.Context) (map[eviction.Signal]eviction.Obs
 	return out, err
 }
 
-// usage measures all pods.
+// usage returns the resource usage of all pods.
 func (k *Kubelet) usage(ctx context.Context) (map[types.UID]*eviction.Candidate, error) {
 	summary, err := k.stats.Summary(ctx)
 	if err != nil {
@@ -143,7 +142,7 @@ func (k *Kubelet) usage(ctx context.Context) (map[types.UID]*eviction.Candidate,
 				u.Memory = number(one.Memory.WorkingSetBytes)
 			}
 			u.Layer, u.Logs = files(one.Rootfs), files(one.Logs)
-			// They are part of all that the pod has.
+			// EphemeralStorage includes the layers and logs.
 			c.Volumes.Bytes -= u.Layer.Bytes + u.Logs.Bytes
 			c.Volumes.Inodes -= u.Layer.Inodes + u.Logs.Inodes
 			c.Containers = append(c.Containers, u)
@@ -153,9 +152,9 @@ func (k *Kubelet) usage(ctx context.Context) (map[types.UID]*eviction.Candidate,
 	return out, nil
 }
 
-// storage measures what pods have on the disk.
+// storage returns the local storage usage of pods.
 func (k *Kubelet) storage(ctx context.Context, list []*v1.Pod) (map[types.UID]eviction.Storage, error) {
-	disks, err := k.disks.apart(ctx)
+	disks, err := k.disks.compare(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +172,7 @@ func (k *Kubelet) storage(ctx context.Context, list []*v1.Pod) (map[types.UID]ev
 			Filter: &runtimeapi.ContainerStatsFilter{LabelSelector: map[string]string{cri.LabelPodUID: string(pod.UID)}},
 		})
 		if err != nil {
-			return nil, fmt.Errorf("measuring containers: %w", err)
+			return nil, fmt.Errorf("listing container stats: %w", err)
 		}
 		for _, c := range cri.Running(resp.Stats) {
 			used := int64(c.GetWritableLayer().GetUsedBytes().GetValue())
@@ -192,7 +191,7 @@ func (k *Kubelet) storage(ctx context.Context, list []*v1.Pod) (map[types.UID]ev
 	return out, nil
 }
 
-// containers gives the names of all of a pod's containers.
+// containers iterates over the names of all containers of a pod.
 func containers(pod *v1.Pod) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
@@ -210,7 +209,7 @@ func containers(pod *v1.Pod) iter.Seq[string] {
 	}
 }
 
-// evict ends a pod.
+// evict terminates a pod with the reason Evicted.
 func (k *Kubelet) evict(pod *v1.Pod, grace int64, message string, disrupted bool) <-chan struct{} {
 	verdict := &pods.Verdict{Reason: "Evicted", Message: message, Grace: &grace, Discard: true}
 	if disrupted {
@@ -218,21 +217,19 @@ func (k *Kubelet) evict(pod *v1.Pod, grace int64, message string, disrupted bool
 			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: message,
 		}}
 	}
-	k.manager.End(pod.UID, verdict)
+	k.manager.Terminate(pod.UID, verdict)
 	return k.manager.Emptied(pod.UID)
 }
 
-// discardWithin is how long containers of pods that have ended may take to be
-// removed.
-const discardWithin = 30 * time.Second
+// discardTimeout is the timeout for the removal of the containers of terminated pods.
+const discardTimeout = 30 * time.Second
 
-// freeDisk removes containers that have ended, those of pods that have ended to the
-// last, and unused images.
-func (k *Kubelet) freeDisk(ctx context.Context, what eviction.Room) error {
+// freeDisk removes exited containers, all containers of terminated pods, and unused images.
+func (k *Kubelet) freeDisk(ctx context.Context, what eviction.Reclaim) error {
 	var err error
 	if what.Containers {
-		_, err = k.manager.Tidy(ctx, podlogs.Rotation{MaxSize: k.cfg.Logs.MaxSize, MaxFiles: k.cfg.Logs.MaxFiles})
-		ctx, cancel := context.WithTimeout(ctx, discardWithin)
+		_, err = k.manager.CollectGarbage(ctx, podlogs.Rotation{MaxSize: k.cfg.Logs.MaxSize, MaxFiles: k.cfg.Logs.MaxFiles})
+		ctx, cancel := context.WithTimeout(ctx, discardTimeout)
 		err = errors.Join(err, k.manager.Discard(ctx))
 		cancel()
 	}
@@ -242,16 +239,16 @@ func (k *Kubelet) freeDisk(ctx context.Context, what eviction.Room) error {
 	return err
 }
 
-// followOOM tells of processes that the kernel ends for want of memory anywhere. A
-// machine that keeps its log to itself has no such events.
-func (k *Kubelet) followOOM(ctx context.Context) error {
+// watchOOM emits events for processes that the kernel kills because memory is exhausted. There are
+// no events if the kernel's log is not readable.
+func (k *Kubelet) watchOOM(ctx context.Context) error {
 	events := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: k.cfg.NodeName})
 	node := &v1.ObjectReference{Kind: "Node", Name: k.cfg.NodeName, UID: types.UID(k.cfg.NodeName)}
 	err := oomwatch.Watch(ctx, oomwatch.Log, func(v oomwatch.Victim) {
 		events.Event(node, v1.EventTypeWarning, "SystemOOM", v.Message())
 	})
 	if err != nil {
-		k.log.Warn("what the kernel ends for want of memory is not told of", "error", err)
+		k.log.Warn("watching for OOM kills failed", "err", err)
 	}
 	return nil
 }

@@ -9,11 +9,11 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"hyperkube/internal/featuregates"
+	"hyperkube/internal/base/featuregates"
 )
 
-// fieldFlags are the flags that are nothing but a field of KubeletConfiguration
-// and go before what the files say, by the field's path.
+// fieldFlags are the flags that correspond to one field of KubeletConfiguration each, by flag name.
+// They override the configuration files.
 type fieldFlags struct {
 	pairs     map[string]*map[string]string
 	texts     map[string]*string
@@ -23,7 +23,7 @@ type fieldFlags struct {
 	lists     map[string]*[]string
 }
 
-// fieldOf tells which field a flag is.
+// fieldOf maps flags to the paths of their fields.
 var fieldOf = map[string]string{
 	"eviction-hard": "evictionHard", "eviction-soft": "evictionSoft", "eviction-soft-grace-period": "evictionSoftGracePeriod",
 	"eviction-minimum-reclaim": "evictionMinimumReclaim", "kube-reserved": "kubeReserved", "system-reserved": "systemReserved",
@@ -55,15 +55,15 @@ var fieldOf = map[string]string{
 	"enable-debugging-handlers": "enableDebuggingHandlers", "cgroups-per-qos": "cgroupsPerQOS", "local-storage-capacity-isolation": "localStorageCapacityIsolation",
 }
 
-// register adds the flags.
+// register registers the flags.
 func (o *fieldFlags) register(f *pflag.FlagSet) {
 	o.pairs, o.texts, o.numbers = map[string]*map[string]string{}, map[string]*string{}, map[string]*int64{}
 	o.switches, o.durations, o.lists = map[string]*bool{}, map[string]*string{}, map[string]*[]string{}
 	for _, name := range slices.Sorted(maps.Keys(fieldOf)) {
-		usage := "As " + fieldOf[name] + " of KubeletConfiguration."
+		usage := "Overrides the field " + fieldOf[name] + " of KubeletConfiguration."
 		switch name {
 		case "eviction-hard", "eviction-soft":
-			// As in memory.available<100Mi,nodefs.available<10%.
+			// For example memory.available<100Mi,nodefs.available<10%.
 			o.texts[name] = f.String(name, "", usage)
 		case "eviction-soft-grace-period", "eviction-minimum-reclaim", "kube-reserved", "system-reserved", "topology-manager-policy-options",
 			"cpu-manager-policy-options", "qos-reserved":
@@ -90,9 +90,9 @@ func (o *fieldFlags) register(f *pflag.FlagSet) {
 	}
 }
 
-// over is what the flags that were given say, as a file would, by the fields'
-// paths.
-func (o *options) over(given func(string) bool) (map[string]any, error) {
+// flagValues returns the values of the flags that were set, by field path, in the form of a configuration
+// file.
+func (o *options) flagValues(given func(string) bool) (map[string]any, error) {
 	out := map[string]any{}
 	for name, field := range fieldOf {
 		if !given(name) {
@@ -105,7 +105,7 @@ func (o *options) over(given func(string) bool) (map[string]any, error) {
 				if signal, value, ok := strings.Cut(strings.TrimSpace(part), "<"); ok {
 					list[signal] = value
 				} else if part != "" {
-					list[part] = "" // is refused with its name
+					list[part] = "" // rejected later with its name
 				}
 			}
 			out[field] = list
@@ -152,7 +152,7 @@ func (o *options) over(given func(string) bool) (map[string]any, error) {
 	return out, nil
 }
 
-// reservedMemory reads "0:memory=1Gi,hugepages-2Mi=64Mi;1:memory=2Gi".
+// reservedMemory parses "0:memory=1Gi,hugepages-2Mi=64Mi;1:memory=2Gi".
 func reservedMemory(text string) ([]any, error) {
 	var out []any
 	for node := range strings.SplitSeq(text, ";") {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// TestFieldFlags gives flags that are fields within fields.
+// TestFieldFlags sets flags of nested fields.
 func TestFieldFlags(t *testing.T) {
 	o := &options{}
 	cmd := newCommand(o)
@@ -29,7 +29,7 @@ func TestFieldFlags(t *testing.T) {
 	}
 	for _, wrong := range []string{"--cloud-provider=aws", "--lock-file=/x", "--qos-reserved=memory"} {
 		if err := newCommand(&options{}).ParseFlags([]string{wrong}); err == nil {
-			t.Errorf("%s is taken", wrong)
+			t.Errorf("%s was accepted", wrong)
 		}
 	}
 }

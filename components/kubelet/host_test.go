@@ -20,12 +20,13 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/kubelet/cri/crifake"
-	"hyperkube/internal/cgroup"
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/testing/testwait"
 )
 
-// TestSlices: with a runtime that names cgroups as systemd does, the cgroups that
-// pods share are made by those names, whatever was asked before the runtime told.
+// TestSlices checks that with a runtime that uses the systemd cgroup driver the shared cgroups of
+// pods are created with systemd's names, even if names were used before the runtime reported its
+// driver.
 func TestSlices(t *testing.T) {
 	groups, err := cgroup.Open()
 	if err != nil || os.Getuid() != 0 {
@@ -52,25 +53,26 @@ func TestSlices(t *testing.T) {
 		c.Cgroups.Off, c.Layout.CgroupRoot, c.Log = false, root, slog.New(slog.NewTextHandler(&log, nil))
 	})
 	want := path.Join(root, "kubepods.slice")
-	testwait.Until(t, "the cgroups are made", func() bool { return groups.Exists(path.Join(want, "kubepods-besteffort.slice")) })
+	testwait.Until(t, "the cgroups were created", func() bool { return groups.Exists(path.Join(want, "kubepods-besteffort.slice")) })
 	if !groups.Exists(path.Join(want, "kubepods-burstable.slice")) || groups.Exists(path.Join(root, "kubepods")) {
-		t.Errorf("wanted slices in %s alone", root)
+		t.Errorf("want slices only in %s", root)
 	}
 	if got := k.kubepods(); got != want {
 		t.Errorf("all pods are in %s, want %s", got, want)
 	}
-	// The last thing that is done with cgroups: what is not allowed is not tried.
-	testwait.Until(t, "the node is told that pods are bounded", func() bool {
+	// This event is emitted after the last cgroup operation. If the kubelet may not create cgroups,
+	// no operations are attempted.
+	testwait.Until(t, "the pods cgroup to be limited", func() bool {
 		list, err := kube.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
 		return err == nil && slices.ContainsFunc(list.Items, func(e v1.Event) bool { return e.Reason == "NodeAllocatableEnforced" })
 	})
-	if log.has("place among") {
-		t.Error("the kubelet tries to be killed later than it may be")
+	if log.has("OOM score adjustment") {
+		t.Error("the kubelet sets an OOM score adjustment that is not permitted")
 	}
 }
 
-// TestDriverOfTheConfiguration: how cgroups are named says the configuration where the
-// runtime cannot be asked.
+// TestDriverOfTheConfiguration checks that the configured cgroup driver is used if the runtime
+// cannot report its driver.
 func TestDriverOfTheConfiguration(t *testing.T) {
 	old := func(rt *crifake.Runtime) {
 		rt.Fail("RuntimeConfig", status.Error(codes.Unimplemented, "unknown method"))
@@ -80,26 +82,26 @@ func TestDriverOfTheConfiguration(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	testwait.Until(t, "the runtime was asked", k.sourcesKnown.Load)
+	testwait.Until(t, "the runtime was called", k.sourcesKnown.Load)
 	if got := k.newBackend().Configz().(*kubeletv1beta1.KubeletConfiguration).CgroupDriver; got != "systemd" {
 		t.Errorf("in force is %q", got)
 	}
 	if got := path.Base(k.kubepods()); got != "kubepods.slice" {
 		t.Errorf("all pods are in %s", got)
 	}
-	told := make(chan prometheus.Metric, 10000)
-	k.metrics.Collect(told)
-	close(told)
+	metrics := make(chan prometheus.Metric, 10000)
+	k.metrics.Collect(metrics)
+	close(metrics)
 	losing := false
-	for m := range told {
+	for m := range metrics {
 		losing = losing || strings.Contains(m.Desc().String(), "kubelet_cri_losing_support")
 	}
 	if !losing {
-		t.Error("it is not told that the runtime is too old for later kubelets")
+		t.Error("cri_losing_support is not reported")
 	}
 }
 
-// lines is a log that several goroutines write to.
+// lines is a log that is safe for concurrent use.
 type lines struct {
 	mu   sync.Mutex
 	text strings.Builder

@@ -8,32 +8,32 @@ import (
 	"strings"
 	"time"
 
-	"hyperkube/internal/cgroup"
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/process"
 )
 
-// hostGroups is the cgroups of those that are not pods, whether pods have some or not.
-func (k *Kubelet) hostGroups() (*cgroup.Manager, error) {
+// hostCgroups returns the manager of host cgroups. It exists even if pods have no cgroups.
+func (k *Kubelet) hostCgroups() (*cgroup.Manager, error) {
 	if k.cgroups != nil {
 		return k.cgroups, nil
 	}
 	return cgroup.Open()
 }
 
-// enterOwn makes the cgroups that the configuration names for the kubelet and for what
-// else runs on the machine, and goes into the kubelet's.
-func (k *Kubelet) enterOwn() error {
-	own, system := k.cfg.Cgroups.Own, k.cfg.Cgroups.System
+// enterCgroup creates the configured cgroups of the kubelet and of system processes, and moves the
+// kubelet into its cgroup.
+func (k *Kubelet) enterCgroup() error {
+	own, system := k.cfg.Cgroups.Kubelet, k.cfg.Cgroups.System
 	if own == "" && system == "" {
 		return nil
 	}
-	groups, err := k.hostGroups()
+	groups, err := k.hostCgroups()
 	if err != nil {
 		return err
 	}
-	for _, made := range []hostchange.Change{{Kind: hostchange.Cgroup, Name: own}, {Kind: hostchange.HostCgroup, Name: system}} {
+	for _, made := range []hostjournal.Change{{Kind: hostjournal.Cgroup, Name: own}, {Kind: hostjournal.HostCgroup, Name: system}} {
 		if made.Name == "" || groups.Exists(made.Name) {
 			continue
 		}
@@ -41,34 +41,33 @@ func (k *Kubelet) enterOwn() error {
 			return err
 		}
 		if err := groups.Create(made.Name, cgroup.Resources{}); err != nil {
-			return fmt.Errorf("making a cgroup of the host's own: %w", err)
+			return fmt.Errorf("creating host cgroup: %w", err)
 		}
 	}
 	if own == "" {
 		return nil
 	}
-	if err := groups.Enter(own, os.Getpid()); err != nil {
-		return fmt.Errorf("going into the kubelet's cgroup: %w", err)
+	if err := groups.AddProcess(own, os.Getpid()); err != nil {
+		return fmt.Errorf("moving the kubelet into its cgroup: %w", err)
 	}
 	return nil
 }
 
-// systemEvery is how often who is new in the root cgroup is looked for, as upstream's
-// kubelet does: the kernel does not tell of it.
-const systemEvery = time.Minute
+// moveInterval is the period in which new processes of the root cgroup are moved, as in upstream's
+// kubelet. The kernel has no notification for them.
+const moveInterval = time.Minute
 
-// gatherSystem moves what is in the root cgroup into the one that the configuration names
-// for it.
-func (k *Kubelet) gatherSystem(ctx context.Context) error {
-	groups, err := k.hostGroups()
+// moveSystemProcesses moves processes of the root cgroup to the configured system cgroup.
+func (k *Kubelet) moveSystemProcesses(ctx context.Context) error {
+	groups, err := k.hostCgroups()
 	if err != nil {
 		return err
 	}
-	ticker := time.NewTicker(systemEvery)
+	ticker := time.NewTicker(moveInterval)
 	defer ticker.Stop()
 	for {
-		if err := k.gatherOnce(groups, "/"); err != nil {
-			k.log.Warn("moving processes of the system into their cgroup failed", "error", err)
+		if err := k.moveOnce(groups, "/"); err != nil {
+			k.log.Warn("moving system processes into their cgroup failed", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -78,16 +77,16 @@ func (k *Kubelet) gatherSystem(ctx context.Context) error {
 	}
 }
 
-// rounds is how often those whom somebody started meanwhile are looked for at once.
-const rounds = 10
+// moveRounds is how often a move is repeated to include processes that were started during the move.
+const moveRounds = 10
 
-func (k *Kubelet) gatherOnce(groups *cgroup.Manager, from string) error {
+func (k *Kubelet) moveOnce(groups *cgroup.Manager, from string) error {
 	pid, err := k.runtimePID()
 	if err != nil {
-		return err // whoever has to stay is not known
+		return err // the processes that must not be moved are unknown
 	}
-	for range rounds {
-		moved, err := groups.Move(from, k.cfg.Cgroups.System, func(p int) bool { return !stays(p, pid) })
+	for range moveRounds {
+		moved, err := groups.Move(from, k.cfg.Cgroups.System, func(p int) bool { return !mustNotMove(p, pid) })
 		if err != nil || moved == 0 {
 			return err
 		}
@@ -95,12 +94,12 @@ func (k *Kubelet) gatherOnce(groups *cgroup.Manager, from string) error {
 	return nil
 }
 
-// stays tells of a process whether it is the machine's first, the kernel's, or of a
-// container runtime: this node's or another's of the same machine. What a runtime starts
-// is on its way into a pod's cgroup, and must not be met there by a move.
-func stays(pid, runtime int) bool {
+// mustNotMove reports whether a process must not be moved: the init process, kernel threads, and
+// container runtimes with their descendants. A process that a runtime has started is about to enter
+// a pod's cgroup, and a concurrent move must not take it out again.
+func mustNotMove(pid, runtime int) bool {
 	if _, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil {
-		return true // a thread of the kernel's, or one that has ended
+		return true // a kernel thread or an exited process
 	}
 	for pid > 1 {
 		if pid == runtime {

@@ -23,31 +23,31 @@ import (
 	"k8s.io/component-base/tracing"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"hyperkube/components/kubelet/cpus"
 	"hyperkube/components/kubelet/cri"
-	"hyperkube/components/kubelet/devices"
-	"hyperkube/components/kubelet/dra"
-	"hyperkube/components/kubelet/eviction"
-	"hyperkube/components/kubelet/images"
-	"hyperkube/components/kubelet/memory"
-	"hyperkube/components/kubelet/nodestatus"
-	"hyperkube/components/kubelet/objects"
+	"hyperkube/components/kubelet/node/eviction"
+	"hyperkube/components/kubelet/node/nodestatus"
+	"hyperkube/components/kubelet/node/shutdown"
 	"hyperkube/components/kubelet/pluginwatch"
-	"hyperkube/components/kubelet/podcerts"
-	"hyperkube/components/kubelet/pods"
-	"hyperkube/components/kubelet/podsapi"
-	"hyperkube/components/kubelet/probe"
-	"hyperkube/components/kubelet/shutdown"
-	"hyperkube/components/kubelet/staticpod"
-	"hyperkube/components/kubelet/stats"
+	"hyperkube/components/kubelet/pod/images"
+	"hyperkube/components/kubelet/pod/objectcache"
+	"hyperkube/components/kubelet/pod/podcerts"
+	"hyperkube/components/kubelet/pod/pods"
+	"hyperkube/components/kubelet/pod/probe"
+	"hyperkube/components/kubelet/pod/staticpod"
+	"hyperkube/components/kubelet/pod/volume/csi"
+	"hyperkube/components/kubelet/pod/volume/iscsi"
+	"hyperkube/components/kubelet/resources/cpumanager"
+	"hyperkube/components/kubelet/resources/devicemanager"
+	"hyperkube/components/kubelet/resources/dra"
+	"hyperkube/components/kubelet/resources/memorymanager"
+	"hyperkube/components/kubelet/resources/topology"
+	"hyperkube/components/kubelet/server/podsapi"
+	"hyperkube/components/kubelet/server/stats"
 	"hyperkube/components/kubelet/telemetry"
-	"hyperkube/components/kubelet/topology"
-	"hyperkube/components/kubelet/volume/csi"
-	"hyperkube/components/kubelet/volume/iscsi"
-	"hyperkube/internal/cgroup"
+	"hyperkube/internal/host/cgroup"
 )
 
-// Kubelet is one node's kubelet.
+// Kubelet is the kubelet of one node.
 type Kubelet struct {
 	cfg             Config
 	log             *slog.Logger
@@ -55,16 +55,16 @@ type Kubelet struct {
 	cri             *cri.Client
 	manager         *pods.Manager
 	host            *pods.Host
-	keeper          *nodestatus.Keeper
+	nodeStatus      *nodestatus.Manager
 	mirrors         *staticpod.Mirrors // nil without an API server
-	objects         *objects.Store
+	objects         *objectcache.Store
 	tokens          *tokens
 	csi             *csi.Plugin
 	iscsi           *iscsi.Plugin
 	trust           *trustBundles
 	podCerts        *podcerts.Issuer
 	events          record.EventBroadcaster
-	cgroups         *cgroup.Manager // nil with NoCgroups
+	cgroups         *cgroup.Manager // nil if CgroupConfig.Off is set
 	ips             []netip.Addr
 	machine         nodestatus.Machine
 	serviceInformer atomic.Pointer[cache.SharedInformer]
@@ -72,28 +72,28 @@ type Kubelet struct {
 	eviction        *eviction.Manager
 	stats           *stats.Provider
 	disks           *disks
-	devices         *devices.Manager
+	devices         *devicemanager.Manager
 	claims          *dra.Manager
-	podsAPI         *podsapi.Server // nil with the gate off
+	podsAPI         *podsapi.Server // nil if the feature gate is disabled
 	plugins         *pluginwatch.Watcher
-	cpus            *cpus.Manager   // nil when nobody has CPUs of its own
-	spread          *spreader       // nil as cpus is
-	memory          *memory.Manager // nil when nobody has memory of its own
+	cpus            *cpumanager.Manager    // nil without the static policy
+	cpuSetUpdater   *cpuSetUpdater         // nil if cpus is nil
+	memory          *memorymanager.Manager // nil without the Static policy
 	topology        *topology.Manager
-	shutdown        *shutdown.Manager // nil when a shutdown does not wait
+	shutdown        *shutdown.Manager // nil if graceful node shutdown is disabled
 	metrics         *telemetry.Metrics
-	tracing         tracing.TracerProvider // nil without traces
-	began           time.Time              // when it was made
-	// sourcesKnown: all sources have told their pods.
+	tracing         tracing.TracerProvider // nil if tracing is disabled
+	started         time.Time              // when New was called
+	// sourcesKnown is set when all pod sources have delivered their pods.
 	sourcesKnown atomic.Bool
 }
 
-// New validates cfg, fills it, and looks at the machine.
+// New completes and validates cfg, reads the machine's properties, and creates the kubelet's parts.
 func New(cfg Config) (*Kubelet, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	k := &Kubelet{cfg: cfg, log: cfg.Log, metrics: telemetry.New(), began: time.Now()}
+	k := &Kubelet{cfg: cfg, log: cfg.Log, metrics: telemetry.New(), started: time.Now()}
 	if cfg.Clients != nil {
 		k.kube = cfg.Clients.Kube
 	}
@@ -103,27 +103,27 @@ func New(cfg Config) (*Kubelet, error) {
 	}
 	k.ips = ips
 	if err := os.MkdirAll(filepath.Join(cfg.Layout.Kubelet, "pods"), 0o750); err != nil {
-		return nil, fmt.Errorf("kubelet: making the root directory: %w", err)
+		return nil, fmt.Errorf("kubelet: creating the root directory: %w", err)
 	}
 	if err := os.MkdirAll(cfg.Layout.PodLogs, 0o755); err != nil {
-		return nil, fmt.Errorf("kubelet: making the directory of logs: %w", err)
+		return nil, fmt.Errorf("kubelet: creating the pod log directory: %w", err)
 	}
 	machine, err := nodestatus.ReadMachine(cfg.Layout.Kubelet)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	k.machine = machine
-	if err := k.refuseMachine(); err != nil {
+	if err := k.validateMachine(); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	if k.tracing, err = newTracing(cfg.Tracing, cfg.NodeName); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	if k.cri, err = cri.Dial(cfg.Endpoint, cfg.RuntimeTimeout, tracesCalls(k.tracing)...); err != nil {
+	if k.cri, err = cri.Dial(cfg.Endpoint, cfg.RuntimeTimeout, tracingDialOptions(k.tracing)...); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	if cfg.Images.Endpoint != "" {
-		if err := k.cri.ImagesOf(cfg.Images.Endpoint); err != nil {
+		if err := k.cri.UseImageEndpoint(cfg.Images.Endpoint); err != nil {
 			return nil, fmt.Errorf("kubelet: %w", err)
 		}
 	}
@@ -141,7 +141,8 @@ func New(cfg Config) (*Kubelet, error) {
 	return k, nil
 }
 
-// reserved is what pods cannot have: what is set aside and what eviction keeps.
+// reserved returns the resources that are not allocatable: the reserved ones plus the hard eviction
+// thresholds.
 func (k *Kubelet) reserved() v1.ResourceList {
 	out := v1.ResourceList{}
 	for name, q := range k.cfg.Reserved.All {
@@ -172,19 +173,19 @@ func (k *Kubelet) nodeIPs() []string {
 	return out
 }
 
-// Ready is closed once the API knows that the node is ready.
-func (k *Kubelet) Ready() <-chan struct{} { return k.keeper.Ready() }
+// Ready returns a channel that is closed when the API server has the node's Ready condition.
+func (k *Kubelet) Ready() <-chan struct{} { return k.nodeStatus.Ready() }
 
-// LookAtRuntime makes the kubelet ask the runtime how it is, for something that it
-// tells may have changed. It does not block.
-func (k *Kubelet) LookAtRuntime() { k.keeper.Changed() }
+// CheckRuntime makes the kubelet update the node's status from the runtime, because the runtime's
+// status may have changed. It does not block.
+func (k *Kubelet) CheckRuntime() { k.nodeStatus.Changed() }
 
-// Run runs pods until ctx ends. Containers go on running then.
+// Run runs the kubelet until ctx is done. Containers continue to run after that.
 func (k *Kubelet) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer k.cri.Close()
-	defer k.endTracing()
+	defer k.flushTraces()
 	defer k.objects.Close()
 	defer k.trust.close()
 	if k.kube != nil {
@@ -200,7 +201,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 		return fmt.Errorf("kubelet: %w", err)
 	}
 	if k.kube != nil {
-		k.greet()
+		k.emitStartEvents()
 	}
 
 	var wait sync.WaitGroup
@@ -212,35 +213,35 @@ func (k *Kubelet) Run(ctx context.Context) error {
 			}
 		})
 	}
-	// What takes requests goes first, then what makes the node ready, then pods.
+	// Start the server first, then what makes the node ready, then pods.
 	if !k.cfg.Server.Off {
 		serve, err := k.server()
 		if err != nil {
 			return fmt.Errorf("kubelet: %w", err)
 		}
-		run("serving", serve)
+		run("server", serve)
 	}
-	run("keeping the node", k.keeper.Run)
-	run("running pods", k.runPods)
+	run("node registration and status", k.nodeStatus.Run)
+	run("pod workers", k.runPods)
 	run("housekeeping", k.housekeep)
-	run("following plugins", k.plugins.Run)
-	run("giving devices", k.devices.Run)
-	run("following drivers of resource claims", k.claims.Run)
-	run("telling of pods' resources", k.podResources)
+	run("plugin watcher", k.plugins.Run)
+	run("device manager", k.devices.Run)
+	run("resource claim manager", k.claims.Run)
+	run("PodResources API", k.podResources)
 	if k.podsAPI != nil {
-		run("telling of pods", func(ctx context.Context) error { return k.podsAPI.Serve(ctx, k.cfg.Layout.Kubelet) })
+		run("pods API", func(ctx context.Context) error { return k.podsAPI.Serve(ctx, k.cfg.Layout.Kubelet) })
 	}
-	run("keeping volumes of drivers", k.csi.Run)
-	run("watching what runs short", k.eviction.Run)
-	run("following the kernel's log", k.followOOM)
+	run("CSI volumes", k.csi.Run)
+	run("eviction manager", k.eviction.Run)
+	run("OOM watcher", k.watchOOM)
 	if k.cfg.ServicesReady != nil {
-		run("waiting for services", k.followServices)
+		run("service informer", k.waitForServices)
 	}
 	if k.shutdown != nil {
-		run("waiting for the machine's shutdown", k.shutdown.Run)
+		run("node shutdown manager", k.shutdown.Run)
 	}
-	if k.spread != nil {
-		run("keeping containers on their CPUs", k.spread.Run)
+	if k.cpuSetUpdater != nil {
+		run("CPU set reconciler", k.cpuSetUpdater.Run)
 	}
 
 	var err error
@@ -253,7 +254,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	return err
 }
 
-// execSync runs a command in a container for probes and hooks.
+// execSync runs a command in a container, for probes and lifecycle hooks.
 func (k *Kubelet) execSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (int, []byte, error) {
 	seconds := int64((timeout + time.Second - 1) / time.Second)
 	if timeout > 0 {

@@ -25,18 +25,18 @@ import (
 
 	"hyperkube/components/kubelet/cri/crifake"
 	"hyperkube/internal/client"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/testport"
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/testing/testport"
+	"hyperkube/internal/testing/testwait"
 )
 
-// start runs a kubelet over a fake runtime and a fake API.
+// start runs a kubelet with a fake runtime and a fake API server.
 func start(t *testing.T, change func(*Config)) (*Kubelet, *fake.Clientset, *crifake.Runtime) {
 	t.Helper()
 	return startWith(t, nil, change)
 }
 
-// startWith is start with a runtime that was changed, too.
+// startWith is start with a runtime that prepare has configured.
 func startWith(t *testing.T, prepare func(*crifake.Runtime), change func(*Config)) (*Kubelet, *fake.Clientset, *crifake.Runtime) {
 	t.Helper()
 	kube := fake.NewClientset()
@@ -72,7 +72,7 @@ func startWith(t *testing.T, prepare func(*crifake.Runtime), change func(*Config
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		// It was made a shared mount, where the host's is none.
+		// The kubelet may have mounted its root directory on itself as a shared mount.
 		if err := unix.Unmount(cfg.Layout.Kubelet, unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EPERM) {
 			t.Error(err)
 		}
@@ -85,7 +85,8 @@ func startWith(t *testing.T, prepare func(*crifake.Runtime), change func(*Config
 	return k, kube, rt
 }
 
-// TestReadOnlyPort: it tells of pods and stats to everybody, and does nothing else.
+// TestReadOnlyPort checks that the read-only port serves pods and metrics without authentication,
+// and nothing else.
 func TestReadOnlyPort(t *testing.T) {
 	port := testport.Port(t)
 	start(t, func(c *Config) { c.Server.ReadOnlyPort = port })
@@ -98,8 +99,8 @@ func TestReadOnlyPort(t *testing.T) {
 		resp.Body.Close()
 		return resp.StatusCode
 	}
-	// The node may be ready before the runtime's events are followed.
-	testwait.Until(t, "the kubelet is healthy", func() bool { return answers("/healthz") == 200 })
+	// The node may be ready before the runtime's event stream is open.
+	testwait.Until(t, "the kubelet to be healthy", func() bool { return answers("/healthz") == 200 })
 	for path, want := range map[string]int{
 		"/pods": 200, "/metrics": 200, "/configz": 404, "/runningpods": 404, "/exec/ns/pod/c": 404, "/containerLogs/ns/pod/c": 404,
 	} {
@@ -124,7 +125,7 @@ func TestNodeAndPod(t *testing.T) {
 		node.Status.Capacity.Cpu().IsZero() || node.Status.Addresses[0].Address != "192.0.2.1" {
 		t.Errorf("node: %+v", node)
 	}
-	testwait.Until(t, "the lease is there", func() bool {
+	testwait.Until(t, "the lease", func() bool {
 		l, err := kube.CoordinationV1().Leases(v1.NamespaceNodeLease).Get(ctx, "node", metav1.GetOptions{})
 		return err == nil && *l.Spec.HolderIdentity == "node"
 	})
@@ -134,7 +135,7 @@ func TestNodeAndPod(t *testing.T) {
 	if _, err := kube.CoreV1().Nodes().Update(ctx, node, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	testwait.Until(t, "the runtime knows the pods' addresses", func() bool {
+	testwait.Until(t, "the runtime to know the pod CIDRs", func() bool {
 		return strings.Contains(strings.Join(rt.Calls(), "\n"), "UpdateRuntimeConfig 10.244.7.0/24")
 	})
 
@@ -145,7 +146,7 @@ func TestNodeAndPod(t *testing.T) {
 	if _, err := kube.CoreV1().Pods("default").Create(ctx, pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	testwait.Until(t, "the pod runs", func() bool {
+	testwait.Until(t, "the pod to run", func() bool {
 		p, err := kube.CoreV1().Pods("default").Get(ctx, "a", metav1.GetOptions{})
 		return err == nil && p.Status.Phase == v1.PodRunning
 	})
@@ -178,7 +179,7 @@ func TestNodeAndPod(t *testing.T) {
 		t.Errorf("log's tail: %q", got)
 	}
 	if got := get("/containerLogs/default/b/main"); !strings.Contains(got, "not found") {
-		t.Errorf("log of nobody: %q", got)
+		t.Errorf("log of unknown pod: %q", got)
 	}
 	if got := get("/pods"); !strings.Contains(got, `"podIP":"10.0.0.1"`) {
 		t.Errorf("pods: %s", got)
@@ -215,7 +216,7 @@ func FuzzDecodeFile(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// Files that are named are not for a fuzzer to open.
+		// A fuzzer must not open arbitrary files.
 		file.Authentication.X509.ClientCAFile, file.TLSCertFile, file.TLSPrivateKeyFile = "", "", ""
 		cfg := Config{NodeName: "n"}
 		if cfg.Apply(file) == nil {
@@ -271,7 +272,7 @@ func TestStaticPod(t *testing.T) {
 	}
 	manifest("busybox:1")
 	_, kube, rt := start(t, func(c *Config) { c.StaticPods.Dir = dir })
-	// The fake API gives no UIDs, but what is told apart by them must have some.
+	// The fake API server sets no UIDs, but the kubelet distinguishes pods by UID.
 	running := func(image string) func() bool {
 		return func() bool {
 			p, err := kube.CoreV1().Pods("default").Get(context.Background(), "s-node", metav1.GetOptions{})
@@ -279,15 +280,15 @@ func TestStaticPod(t *testing.T) {
 				p.Spec.Containers[0].Image == image && len(p.OwnerReferences) == 1
 		}
 	}
-	testwait.Until(t, "the mirror pod tells that the static pod runs", running("busybox:1"))
+	testwait.Until(t, "the mirror pod to report the static pod as running", running("busybox:1"))
 	manifest("busybox:2")
-	testwait.Until(t, "the mirror follows the manifest", running("busybox:2"))
+	testwait.Until(t, "the mirror pod to match the changed manifest", running("busybox:2"))
 	if err := os.Remove(filepath.Join(dir, "s.yaml")); err != nil {
 		t.Fatal(err)
 	}
-	testwait.Until(t, "the mirror is gone", func() bool {
+	testwait.Until(t, "the deletion of the mirror pod", func() bool {
 		_, err := kube.CoreV1().Pods("default").Get(context.Background(), "s-node", metav1.GetOptions{})
 		return err != nil
 	})
-	testwait.Until(t, "nothing is left", func() bool { s, c := rt.Count(); return s == 0 && c == 0 })
+	testwait.Until(t, "all containers to be removed", func() bool { s, c := rt.Count(); return s == 0 && c == 0 })
 }

@@ -3,8 +3,9 @@ package kubelet
 import (
 	"testing"
 
-	"hyperkube/internal/testapart"
+	"hyperkube/internal/testing/testisolate"
 )
 
-// The kubelet mounts its own folder once more, to share with pods what is mounted there.
-func TestMain(m *testing.M) { testapart.Main(m, testapart.Mounts) }
+// TestMain isolates mounts, because the kubelet mounts its root directory on itself to share mounts
+// with pods.
+func TestMain(m *testing.M) { testisolate.Main(m, testisolate.Mounts) }

@@ -10,64 +10,63 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 
-	"hyperkube/components/kubelet/objects"
 	"hyperkube/components/kubelet/pluginwatch"
-	"hyperkube/components/kubelet/volume"
-	"hyperkube/components/kubelet/volume/csi"
-	"hyperkube/components/kubelet/volume/iscsi"
-	"hyperkube/internal/lifecycle"
+	"hyperkube/components/kubelet/pod/objectcache"
+	"hyperkube/components/kubelet/pod/volume"
+	"hyperkube/components/kubelet/pod/volume/csi"
+	"hyperkube/components/kubelet/pod/volume/iscsi"
+	"hyperkube/internal/base/lifecycle"
 )
 
-// newCSI makes what uses volumes of CSI drivers. What it is given is not called
-// before the parts are together.
+// newCSI creates the CSI volume plugin. Its callbacks are not called before compose has finished.
 func (k *Kubelet) newCSI(events record.EventRecorder) (*csi.Plugin, error) {
 	return csi.New(csi.Config{
 		Root: k.cfg.Layout.Kubelet, NodeName: k.cfg.NodeName, Kube: k.kube, Tokens: k.tokens, Events: events, Log: k.log, Metrics: k.metrics,
-		Node:       func() *v1.Node { return k.keeper.Node() },
+		Node:       func() *v1.Node { return k.nodeStatus.Node() },
 		FileLabel:  volume.FileLabels(),
-		InUse:      k.usesChanged,
+		InUse:      k.volumesInUseChanged,
 		Registered: func() { k.manager.RetryVolumes() },
 	})
 }
 
-// newISCSI makes what uses disks of iSCSI targets. As newCSI's, what it is given is
-// not called before the parts are together.
+// newISCSI creates the iSCSI volume plugin. Its callbacks are not called before compose has
+// finished.
 func (k *Kubelet) newISCSI() *iscsi.Plugin {
 	cfg := iscsi.Config{
 		Root: k.cfg.Layout.Kubelet, Log: k.log,
 		Secret: func(ctx context.Context, namespace, name string) (*v1.Secret, error) {
 			if k.kube == nil {
-				return nil, objects.ErrNoAPI
+				return nil, objectcache.ErrNoAPI
 			}
 			return k.kube.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
 		},
-		InUse: k.usesChanged,
+		InUse: k.volumesInUseChanged,
 	}
 	if k.kube != nil {
-		cfg.Node = func() *v1.Node { return k.keeper.Node() }
+		cfg.Node = func() *v1.Node { return k.nodeStatus.Node() }
 	}
 	return iscsi.New(cfg)
 }
 
-// usesChanged has the node's status say anew which volumes are in use.
-func (k *Kubelet) usesChanged() {
-	if k.keeper != nil {
-		k.keeper.Changed()
+// volumesInUseChanged triggers an update of volumesInUse in the node's status.
+func (k *Kubelet) volumesInUseChanged() {
+	if k.nodeStatus != nil {
+		k.nodeStatus.Changed()
 	}
 }
 
-// volumesInUse are those that must not be given to other nodes, sorted.
+// volumesInUse returns the volumes that must not be attached to other nodes, sorted.
 func (k *Kubelet) volumesInUse() []v1.UniqueVolumeName {
 	return append(k.csi.VolumesInUse(), k.iscsi.VolumesInUse()...)
 }
 
-// nodeSeen tells those who wait for what the Node says that it has changed.
-func (k *Kubelet) nodeSeen() {
+// nodeChanged notifies the volume plugins that the Node has changed.
+func (k *Kubelet) nodeChanged() {
 	k.csi.Observe()
 	k.iscsi.Observe()
 }
 
-// newPlugins makes what takes in the plugins that register with the kubelet.
+// newPlugins creates the watcher of plugin registration sockets.
 func (k *Kubelet) newPlugins() *pluginwatch.Watcher {
 	return &pluginwatch.Watcher{
 		Dir: filepath.Join(k.cfg.Layout.Kubelet, "plugins_registry"), Alias: k.cfg.Layout.KubeletAlias(), Log: k.log,
@@ -75,15 +74,15 @@ func (k *Kubelet) newPlugins() *pluginwatch.Watcher {
 	}
 }
 
-// Bounds of the time between attempts to take back what pods had that went while
-// the kubelet was away: their drivers may not be there yet.
+// Bounds of the back-off for unpreparing claims of pods that were deleted while the kubelet was not
+// running. Their drivers may not have registered yet.
 const (
-	reconcileFirst = time.Second
-	reconcileMost  = 5 * time.Minute
+	minReconcileBackoff = time.Second
+	maxReconcileBackoff = 5 * time.Minute
 )
 
-// reconcileClaims has the devices of pods that are not there any more taken back.
-// All that are there must be known.
+// reconcileClaims unprepares the claims of pods that no longer exist. All pods of the node must be
+// known.
 func (k *Kubelet) reconcileClaims(ctx context.Context) {
 	there := func(uid types.UID) bool {
 		select {
@@ -93,12 +92,12 @@ func (k *Kubelet) reconcileClaims(ctx context.Context) {
 			return true
 		}
 	}
-	for pause := reconcileFirst; ; pause = min(2*pause, reconcileMost) {
+	for pause := minReconcileBackoff; ; pause = min(2*pause, maxReconcileBackoff) {
 		err := k.claims.Reconcile(ctx, there)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		k.log.Warn("taking back devices of pods that have gone failed, trying again", "error", err)
+		k.log.Warn("unpreparing claims of deleted pods failed, will retry", "err", err)
 		if !lifecycle.Pause(ctx, pause) {
 			return
 		}

@@ -15,23 +15,23 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 	podresourcesalpha "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
-	"hyperkube/components/kubelet/memory"
-	"hyperkube/components/kubelet/nodesocket"
-	"hyperkube/internal/podfacts"
+	"hyperkube/components/kubelet/resources/memorymanager"
+	"hyperkube/components/kubelet/server/grpcsocket"
+	"hyperkube/internal/pod/podutil"
 )
 
-// deviceCapacity is what device plugins have.
+// deviceCapacity returns the resources of device plugins.
 func (k *Kubelet) deviceCapacity() (all, healthy v1.ResourceList) { return k.devices.Capacity() }
 
-// devicesChanged tells the Node, and the pods that have such devices.
+// devicesChanged triggers an update of the Node and of the pods that use the devices.
 func (k *Kubelet) devicesChanged(list []types.UID) {
-	k.keeper.Changed()
+	k.nodeStatus.Changed()
 	for _, uid := range list {
 		k.manager.Changed(uid)
 	}
 }
 
-// extend adds a container's devices to it.
+// extend adds allocated devices, CPUs and NUMA nodes to a container's configuration.
 func (k *Kubelet) extend(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg *runtimeapi.ContainerConfig) error {
 	grants, err := k.devices.Grants(ctx, pod, c)
 	if err != nil {
@@ -58,7 +58,7 @@ func (k *Kubelet) extend(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg 
 		cfg.CDIDevices = append(cfg.CDIDevices, &runtimeapi.CDIDevice{Name: name})
 	}
 	if k.cpus != nil {
-		set, _ := k.cpus.Of(pod.UID, c.Name)
+		set, _ := k.cpus.Get(pod.UID, c.Name)
 		cfg.Linux.Resources.CpusetCpus = set.String()
 	}
 	if k.memory != nil {
@@ -66,22 +66,22 @@ func (k *Kubelet) extend(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg 
 			cfg.Linux.Resources.CpusetMems = nodes.String()
 		}
 	}
-	// What the pod says itself comes last and wins.
+	// Variables of the pod come last and take precedence.
 	cfg.Envs = append(vars, cfg.Envs...)
 	return nil
 }
 
-// podResources serves which resources pods have for themselves, until ctx ends.
+// podResources serves the PodResources API until ctx is done.
 //
 // https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/#monitoring-device-plugin-resources
 func (k *Kubelet) podResources(ctx context.Context) error {
-	s := grpc.NewServer(nodesocket.Bounded(k.metrics.ResourcesAsked)...)
+	s := grpc.NewServer(grpcsocket.RateLimited(k.metrics.PodResourcesRequest)...)
 	podresourcesapi.RegisterPodResourcesListerServer(s, &lister{k: k})
 	podresourcesalpha.RegisterPodResourcesListerServer(s, &alphaLister{k: k})
-	return nodesocket.Serve(ctx, filepath.Join(k.cfg.Layout.Kubelet, "pod-resources", "kubelet.sock"), "who asks of pods' resources", s)
+	return grpcsocket.Serve(ctx, filepath.Join(k.cfg.Layout.Kubelet, "pod-resources", "kubelet.sock"), "PodResources API clients", s)
 }
 
-// alphaLister is the service's first version, which tells of devices alone.
+// alphaLister is the v1alpha1 version of the API, which has only devices.
 type alphaLister struct {
 	podresourcesalpha.UnimplementedPodResourcesListerServer
 	k *Kubelet
@@ -107,7 +107,7 @@ func (l *alphaLister) List(context.Context, *podresourcesalpha.ListPodResourcesR
 	return out, nil
 }
 
-// lister is the service.
+// lister is the v1 version of the API.
 type lister struct {
 	podresourcesapi.UnimplementedPodResourcesListerServer
 	k *Kubelet
@@ -144,7 +144,7 @@ func (l *lister) GetAllocatableResources(context.Context, *podresourcesapi.Alloc
 	all := l.k.devices.All()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		for _, d := range all[name] {
-			out.Devices = append(out.Devices, tellDevice(name, d.ID, d)...)
+			out.Devices = append(out.Devices, containerDevices(name, d.ID, d)...)
 		}
 	}
 	return out, nil
@@ -154,9 +154,9 @@ func (l *lister) of(pod *v1.Pod) *podresourcesapi.PodResources {
 	out := &podresourcesapi.PodResources{Name: pod.Name, Namespace: pod.Namespace}
 	all := l.k.devices.All()
 	add := func(c *v1.Container) {
-		r := &podresourcesapi.ContainerResources{Name: c.Name, CpuIds: l.k.ownCPUs(pod.UID, c.Name)}
+		r := &podresourcesapi.ContainerResources{Name: c.Name, CpuIds: l.k.exclusiveCPUs(pod.UID, c.Name)}
 		if l.k.memory != nil {
-			r.Memory = memoryBlocks(l.k.memory.Of(pod.UID, c.Name))
+			r.Memory = memoryBlocks(l.k.memory.Blocks(pod.UID, c.Name))
 		}
 		given := l.k.devices.Devices(pod.UID, c.Name)
 		for _, name := range slices.Sorted(maps.Keys(given)) {
@@ -166,7 +166,7 @@ func (l *lister) of(pod *v1.Pod) *podresourcesapi.PodResources {
 				if i >= 0 {
 					d = all[name][i]
 				}
-				r.Devices = append(r.Devices, tellDevice(name, id, d)...)
+				r.Devices = append(r.Devices, containerDevices(name, id, d)...)
 			}
 		}
 		for _, u := range l.k.claims.Uses(pod, c) {
@@ -186,7 +186,7 @@ func (l *lister) of(pod *v1.Pod) *podresourcesapi.PodResources {
 		out.Containers = append(out.Containers, r)
 	}
 	for i := range pod.Spec.InitContainers {
-		if c := &pod.Spec.InitContainers[i]; podfacts.Sidecar(c) {
+		if c := &pod.Spec.InitContainers[i]; podutil.Sidecar(c) {
 			add(c)
 		}
 	}
@@ -196,8 +196,8 @@ func (l *lister) of(pod *v1.Pod) *podresourcesapi.PodResources {
 	return out
 }
 
-// memoryBlocks are blocks of memory in the service's terms.
-func memoryBlocks(list []memory.Block) []*podresourcesapi.ContainerMemory {
+// memoryBlocks converts memory blocks to the API type.
+func memoryBlocks(list []memorymanager.Block) []*podresourcesapi.ContainerMemory {
 	var out []*podresourcesapi.ContainerMemory
 	for _, b := range list {
 		m := &podresourcesapi.ContainerMemory{MemoryType: string(b.Type), Size: uint64(b.Size), Topology: &podresourcesapi.TopologyInfo{}}
@@ -209,8 +209,9 @@ func memoryBlocks(list []memory.Block) []*podresourcesapi.ContainerMemory {
 	return out
 }
 
-// tellDevice tells of one device, at each NUMA node that it is on; it may be nil.
-func tellDevice(resource, id string, d *pluginapi.Device) []*podresourcesapi.ContainerDevices {
+// containerDevices converts a device to the API type, with one element for each of its NUMA nodes. d may
+// be nil.
+func containerDevices(resource, id string, d *pluginapi.Device) []*podresourcesapi.ContainerDevices {
 	if d.GetTopology() == nil {
 		return []*podresourcesapi.ContainerDevices{{ResourceName: resource, DeviceIds: []string{id}}}
 	}

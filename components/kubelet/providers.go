@@ -8,26 +8,25 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"hyperkube/components/kubelet/credentials"
-	"hyperkube/components/kubelet/images"
-	"hyperkube/components/kubelet/objects"
+	"hyperkube/components/kubelet/pod/images"
+	"hyperkube/components/kubelet/pod/objectcache"
+	"hyperkube/components/kubelet/pod/pullcredentials"
 )
 
-// newProviders makes what asks the node's credential providers; nil when there
-// are none.
-func (k *Kubelet) newProviders() (*credentials.Providers, error) {
+// newProviders creates the credential providers. It returns nil if none are configured.
+func (k *Kubelet) newProviders() (*pullcredentials.Providers, error) {
 	if k.cfg.Images.CredentialProviders == "" {
 		return nil, nil
 	}
-	list, err := credentials.Load(k.cfg.Images.CredentialProviders)
+	list, err := pullcredentials.Load(k.cfg.Images.CredentialProviders)
 	if err != nil {
 		return nil, err
 	}
-	return credentials.New(credentials.Config{
-		Providers: list, Dir: k.cfg.Images.CredentialProviderDir, Match: images.Fits, Log: k.log,
+	return pullcredentials.New(pullcredentials.Config{
+		Providers: list, Dir: k.cfg.Images.CredentialProviderDir, Match: images.Matches, Log: k.log,
 		Account: func(ctx context.Context, pod *v1.Pod) (*v1.ServiceAccount, error) {
 			if k.kube == nil {
-				return nil, objects.ErrNoAPI
+				return nil, objectcache.ErrNoAPI
 			}
 			return k.kube.CoreV1().ServiceAccounts(pod.Namespace).Get(ctx, pod.Spec.ServiceAccountName, metav1.GetOptions{})
 		},
@@ -38,7 +37,7 @@ func (k *Kubelet) newProviders() (*credentials.Providers, error) {
 	})
 }
 
-// dockerConfigs are the files in which a node may have credentials of its own.
+// dockerConfigs returns the paths of the node's Docker configuration files.
 func dockerConfigs(root string) []string {
 	out := []string{filepath.Join(root, "config.json")}
 	if home, err := os.UserHomeDir(); err == nil {

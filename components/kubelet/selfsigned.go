@@ -15,24 +15,23 @@ import (
 	"time"
 )
 
-// renewBefore is how long before its end a certificate of the kubelet's own is
-// replaced by another.
+// renewBefore is how long before its expiry a self-signed certificate is replaced.
 const renewBefore = 30 * 24 * time.Hour
 
-// selfSigned is a certificate that nobody has signed, for a kubelet that was given
-// none. Its method is safe for several goroutines.
+// selfSigned provides a self-signed serving certificate for a kubelet without a configured one. It
+// is safe for concurrent use.
 type selfSigned struct {
 	name      string
 	addresses []netip.Addr
 	now       func() time.Time
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the following fields
 	current *tls.Certificate
 	renew   time.Time
 }
 
-// certificate is the one to be shown now: another one when that before is about to
-// expire.
+// certificate returns the current certificate. It creates a new one when the previous one is about
+// to expire.
 func (s *selfSigned) certificate() (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -42,7 +41,7 @@ func (s *selfSigned) certificate() (*tls.Certificate, error) {
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("making a key: %w", err)
+		return nil, fmt.Errorf("generating key: %w", err)
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(now.UnixNano()), Subject: pkix.Name{CommonName: s.name + "@" + strconv.FormatInt(now.Unix(), 10)},
@@ -55,7 +54,7 @@ func (s *selfSigned) certificate() (*tls.Certificate, error) {
 	}
 	raw, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
-		return nil, fmt.Errorf("making a certificate: %w", err)
+		return nil, fmt.Errorf("creating certificate: %w", err)
 	}
 	s.current, s.renew = &tls.Certificate{Certificate: [][]byte{raw}, PrivateKey: key}, template.NotAfter.Add(-renewBefore)
 	return s.current, nil

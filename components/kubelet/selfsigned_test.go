@@ -8,8 +8,7 @@ import (
 	"time"
 )
 
-// TestSelfSigned: a kubelet that runs for longer than its own certificate is good
-// shows another one in time.
+// TestSelfSigned checks that the self-signed certificate is replaced before it expires.
 func TestSelfSigned(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	s := &selfSigned{name: "n", addresses: []netip.Addr{netip.MustParseAddr("192.0.2.7")}, now: func() time.Time { return now }}

@@ -16,32 +16,32 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
-	"hyperkube/components/kubelet/pods"
+	"hyperkube/components/kubelet/pod/pods"
 )
 
-// runPods follows the sources of pods.
+// runPods watches the sources of pods.
 func (k *Kubelet) runPods(ctx context.Context) error {
 	var wait sync.WaitGroup
 	defer wait.Wait()
 	start := wait.Go
 	k.manager.Admit = func(pod *v1.Pod, others []*v1.Pod) *pods.Verdict { return k.admit(ctx, pod, others) }
-	if err := k.runtimeFacts(ctx); err != nil {
+	if err := k.getRuntimeInfo(ctx); err != nil {
 		return err
 	}
-	// How the runtime wants cgroups named is known now.
+	// The cgroup driver is known now.
 	if err := k.prepareCgroups(); err != nil {
 		k.nodeEvent(v1.EventTypeWarning, "KubeletSetupFailed", err.Error())
 		return err
 	}
 	if k.cfg.Cgroups.System != "" {
 		start(func() {
-			if err := k.gatherSystem(ctx); err != nil {
-				k.log.Warn("moving processes of the system into their cgroup failed", "error", err)
+			if err := k.moveSystemProcesses(ctx); err != nil {
+				k.log.Warn("moving system processes into their cgroup failed", "err", err)
 			}
 		})
 	}
 	if k.cpus != nil {
-		k.spread.now(ctx)
+		k.cpuSetUpdater.updateAll(ctx)
 	}
 	start(func() { _ = k.manager.Run(ctx) })
 	static := k.staticPods(ctx, start)
@@ -49,8 +49,8 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 		select {
 		case <-static:
 			k.sourcesKnown.Store(true)
-			if err := k.manager.Orphans(ctx); err != nil && ctx.Err() == nil {
-				k.log.Warn("looking for pods that nobody wants failed", "error", err)
+			if err := k.manager.TerminateOrphans(ctx); err != nil && ctx.Err() == nil {
+				k.log.Warn("terminating orphaned pods failed", "err", err)
 			}
 		case <-ctx.Done():
 		}
@@ -65,7 +65,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	}
 	reg, err := informer.AddEventHandler(k.podHandler())
 	if err != nil {
-		return fmt.Errorf("following pods: %w", err)
+		return fmt.Errorf("watching pods: %w", err)
 	}
 	defer func() { _ = informer.RemoveEventHandler(reg) }()
 	nodes := k.cfg.Informers.Nodes
@@ -76,7 +76,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	}
 	nodeReg, err := nodes.AddEventHandler(k.nodeHandler())
 	if err != nil {
-		return fmt.Errorf("following the node: %w", err)
+		return fmt.Errorf("watching the node: %w", err)
 	}
 	defer func() { _ = nodes.RemoveEventHandler(nodeReg) }()
 	k.services(ctx, start)
@@ -90,16 +90,15 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	}
 	k.sourcesKnown.Store(true)
 	start(func() { _ = k.mirrors.Run(ctx) })
-	if err := k.manager.Orphans(ctx); err != nil && ctx.Err() == nil {
-		k.log.Warn("looking for pods that nobody wants failed", "error", err)
+	if err := k.manager.TerminateOrphans(ctx); err != nil && ctx.Err() == nil {
+		k.log.Warn("terminating orphaned pods failed", "err", err)
 	}
 	k.reconcileClaims(ctx)
 	<-ctx.Done()
 	return nil
 }
 
-// newInformer makes an informer of a kind, such as example, from its client: of all
-// that the selector selects.
+// newInformer returns an informer of the type of example for the objects that the selector selects.
 func newInformer[L runtime.Object](kube kubernetes.Interface, example runtime.Object, client interface {
 	List(context.Context, metav1.ListOptions) (L, error)
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
@@ -123,7 +122,7 @@ func (k *Kubelet) podHandler() cache.ResourceEventHandler {
 		switch {
 		case !ok || pod.Spec.NodeName != k.cfg.NodeName:
 		case pods.IsMirror(pod):
-			k.mirrors.Seen(pod, false)
+			k.mirrors.Observe(pod, false)
 		default:
 			k.manager.Set(pod)
 		}
@@ -136,7 +135,7 @@ func (k *Kubelet) podHandler() cache.ResourceEventHandler {
 		switch {
 		case !ok || pod.Spec.NodeName != k.cfg.NodeName:
 		case pods.IsMirror(pod):
-			k.mirrors.Seen(pod, true)
+			k.mirrors.Observe(pod, true)
 		default:
 			k.removed(pod.UID)
 		}
@@ -147,7 +146,7 @@ func (k *Kubelet) podHandler() cache.ResourceEventHandler {
 			before, okOld := old.(*v1.Pod)
 			after, ok := obj.(*v1.Pod)
 			if okOld && ok && before.UID != after.UID {
-				// Deleted and made anew between two looks.
+				// The pod was deleted and recreated while the watch was interrupted.
 				gone(old)
 			}
 			set(obj)
@@ -165,7 +164,7 @@ func (k *Kubelet) removed(uid types.UID) {
 func (k *Kubelet) nodeHandler() cache.ResourceEventHandler {
 	seen := func(obj any) {
 		if node, ok := obj.(*v1.Node); ok && node.Name == k.cfg.NodeName {
-			k.keeper.Observe(node)
+			k.nodeStatus.Observe(node)
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
@@ -176,13 +175,13 @@ func (k *Kubelet) nodeHandler() cache.ResourceEventHandler {
 				obj = gone.Obj
 			}
 			if node, ok := obj.(*v1.Node); ok && node.Name == k.cfg.NodeName {
-				k.keeper.Deleted()
+				k.nodeStatus.Deleted()
 			}
 		},
 	}
 }
 
-// services makes services known to the pods' environments.
+// services starts the informer of services, which are needed for environment variables.
 func (k *Kubelet) services(ctx context.Context, start func(func())) {
 	informer := k.cfg.Informers.Services
 	if informer == nil {
@@ -193,8 +192,7 @@ func (k *Kubelet) services(ctx context.Context, start func(func())) {
 	k.serviceInformer.Store(&informer)
 }
 
-// listServices returns all services once they are known or, without wait,
-// those that are.
+// listServices returns all services. With wait it waits until they are synced.
 func (k *Kubelet) listServices(ctx context.Context, wait bool) ([]*v1.Service, error) {
 	unknown := errors.New("services have not yet been read at least once, cannot construct envvars")
 	p := k.serviceInformer.Load()

@@ -9,18 +9,18 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"hyperkube/components/kubelet/staticpod"
+	"hyperkube/components/kubelet/pod/staticpod"
 )
 
-// staticPods follows the sources of static pods; what it returns is closed once
-// all of them have told theirs.
+// staticPods starts the sources of static pods. The returned channel is closed when all of them
+// have delivered their pods.
 func (k *Kubelet) staticPods(ctx context.Context, start func(func())) <-chan struct{} {
-	told := make(chan struct{})
+	delivered := make(chan struct{})
 	var left atomic.Int32
 	left.Store(1)
 	one := func() {
 		if left.Add(-1) == 0 {
-			close(told)
+			close(delivered)
 		}
 	}
 	sink := &staticSink{k: k, stop: ctx.Done(), start: start}
@@ -28,12 +28,12 @@ func (k *Kubelet) staticPods(ctx context.Context, start func(func())) <-chan str
 		left.Add(1)
 		start(func() {
 			if err := run(ctx, one); err != nil {
-				k.log.Error("following static pods ended", "of", what, "error", err)
+				k.log.Error("watching static pods failed", "source", what, "err", err)
 			}
 		})
 	}
 	if dir := k.cfg.StaticPods.Dir; dir != "" {
-		source := &staticpod.Source{Dir: dir, NodeName: k.cfg.NodeName, Sink: sink, Log: k.log, Ignored: k.doubled}
+		source := &staticpod.Source{Dir: dir, NodeName: k.cfg.NodeName, Sink: sink, Log: k.log, Ignored: k.emitDuplicateName}
 		follow(dir, source.Run)
 	}
 	if url := k.cfg.StaticPods.URL; url != "" {
@@ -41,33 +41,33 @@ func (k *Kubelet) staticPods(ctx context.Context, start func(func())) <-chan str
 		follow(url, source.Run)
 	}
 	one()
-	return told
+	return delivered
 }
 
-// doubled tells that a static pod is not run because another has its name.
-func (k *Kubelet) doubled(p *v1.Pod) {
+// emitDuplicateName emits an event for a static pod that is ignored because another one has the same name.
+func (k *Kubelet) emitDuplicateName(p *v1.Pod) {
 	ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: p.UID}
 	k.host.Events.Eventf(ref, v1.EventTypeWarning, "FailedValidation", "Error validating pod %s_%s(%s) from %s due to duplicate pod name %q, ignoring", p.Name, p.Namespace, p.UID, "file", p.Name)
 }
 
-// staticSink takes static pods. A pod whose manifest has changed is a new pod:
-// it starts once the old one of its name has ended, for the two would want the
-// same ports. So long the API has the old one's mirror.
+// staticSink receives static pods. A pod whose manifest has changed is a new pod. It starts after
+// the old pod of its name has terminated, because both may need the same host ports. Until then the
+// API has the mirror pod of the old one.
 type staticSink struct {
 	k     *Kubelet
-	stop  <-chan struct{} // closed when the run ends
+	stop  <-chan struct{} // closed when the kubelet stops
 	start func(func())
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the following fields
 	names map[string]*staticName
 }
 
-// staticName is what there is by one namespace and name.
+// staticName is the state of one namespace and name.
 type staticName struct {
-	wanted *v1.Pod   // what the directory holds; nil: nothing
-	runs   types.UID // which was run last, and may be ending
-	// busy: somebody runs what is wanted, or waits to. Whatever is wanted then is run
-	// in the end, and what was wanted in between never.
+	desired     *v1.Pod   // desired pod; nil for none
+	lastStarted types.UID // pod that was started last and may be terminating
+	// busy: a goroutine starts the desired pod, or waits to do so. It starts the latest desired
+	// pod; pods that were replaced before never run.
 	busy bool
 }
 
@@ -82,8 +82,8 @@ func (s *staticSink) Set(p *v1.Pod) {
 		n = &staticName{}
 		s.names[p.Namespace+"/"+p.Name] = n
 	}
-	n.wanted = p
-	waits := s.waits(n)
+	n.desired = p
+	waits := s.blockers(n)
 	free := !n.busy
 	n.busy = true
 	s.mu.Unlock()
@@ -96,23 +96,23 @@ func (s *staticSink) Set(p *v1.Pod) {
 	}
 }
 
-// waits are what is closed when the pod that is wanted may run. The caller holds mu.
-func (s *staticSink) waits(n *staticName) []<-chan struct{} {
-	// A pod that is ending is not run again before it has ended.
-	out := []<-chan struct{}{s.k.manager.Renew(n.wanted.UID)}
-	if n.runs != n.wanted.UID {
-		out = append(out, s.k.manager.Done(n.runs))
+// blockers returns channels that are closed when the desired pod may run. The caller must hold mu.
+func (s *staticSink) blockers(n *staticName) []<-chan struct{} {
+	// A terminating pod cannot be run again before it has terminated.
+	out := []<-chan struct{}{s.k.manager.RestartRemoved(n.desired.UID)}
+	if n.lastStarted != n.desired.UID {
+		out = append(out, s.k.manager.Done(n.lastStarted))
 	}
 	return slices.DeleteFunc(out, func(done <-chan struct{}) bool { return done == nil })
 }
 
-// run runs what is wanted by a name once it may, until that is what runs.
+// run starts the desired pod of a name when it may run, until the latest desired pod is running.
 func (s *staticSink) run(n *staticName) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	defer func() { n.busy = false }()
-	for n.wanted != nil {
-		if waits := s.waits(n); len(waits) > 0 {
+	for n.desired != nil {
+		if waits := s.blockers(n); len(waits) > 0 {
 			s.mu.Unlock()
 			over := s.await(waits)
 			s.mu.Lock()
@@ -121,24 +121,24 @@ func (s *staticSink) run(n *staticName) {
 			}
 			continue
 		}
-		p := n.wanted
-		n.runs = p.UID
+		p := n.desired
+		n.lastStarted = p.UID
 		if s.k.mirrors != nil {
-			s.k.mirrors.Set(p) // before mu is given away, so that who removes the pod finds it
+			s.k.mirrors.Set(p) // before mu is unlocked, so that a concurrent Remove finds it
 		}
 		s.mu.Unlock()
 		s.k.manager.Set(p)
 		s.mu.Lock()
-		if n.wanted == p {
+		if n.desired == p {
 			return
 		}
-		if n.wanted == nil || n.wanted.UID != p.UID {
-			s.k.removed(p.UID) // nobody knew it when it was removed
+		if n.desired == nil || n.desired.UID != p.UID {
+			s.k.removed(p.UID) // it was removed before the manager had it
 		}
 	}
 }
 
-// await waits for all of a list, and tells whether the run ended before.
+// await waits for all channels of a list. It reports whether the kubelet stopped before.
 func (s *staticSink) await(list []<-chan struct{}) (over bool) {
 	for _, done := range list {
 		select {
@@ -154,8 +154,8 @@ func (s *staticSink) await(list []<-chan struct{}) (over bool) {
 func (s *staticSink) Remove(uid types.UID) {
 	s.mu.Lock()
 	for _, n := range s.names {
-		if n.wanted != nil && n.wanted.UID == uid {
-			n.wanted = nil
+		if n.desired != nil && n.desired.UID == uid {
+			n.desired = nil
 		}
 	}
 	s.mu.Unlock()
@@ -172,7 +172,7 @@ func (s *staticSink) Remove(uid types.UID) {
 			case <-done:
 				s.mu.Lock()
 				defer s.mu.Unlock()
-				if !s.wants(uid) {
+				if !s.isDesired(uid) {
 					s.k.mirrors.Remove(uid)
 				}
 			}
@@ -180,10 +180,10 @@ func (s *staticSink) Remove(uid types.UID) {
 	}
 }
 
-// wants tells whether there is a pod of that UID, perhaps again. The caller holds mu.
-func (s *staticSink) wants(uid types.UID) bool {
+// isDesired reports whether a pod of that UID is desired. The caller must hold mu.
+func (s *staticSink) isDesired(uid types.UID) bool {
 	for _, n := range s.names {
-		if n.wanted != nil && n.wanted.UID == uid {
+		if n.desired != nil && n.desired.UID == uid {
 			return true
 		}
 	}

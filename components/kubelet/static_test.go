@@ -9,19 +9,19 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"hyperkube/components/kubelet/podcerts"
-	"hyperkube/components/kubelet/pods"
-	"hyperkube/components/kubelet/staticpod"
+	"hyperkube/components/kubelet/pod/podcerts"
+	"hyperkube/components/kubelet/pod/pods"
+	"hyperkube/components/kubelet/pod/staticpod"
 	"hyperkube/components/kubelet/telemetry"
 )
 
-// TestMirrorOutlives: the mirror of a static pod whose manifest has changed or gone is
-// there until the pod has ended.
+// TestMirrorOutlives checks that the mirror pod of a static pod whose manifest was changed or
+// removed exists until the pod has terminated.
 func TestMirrorOutlives(t *testing.T) {
 	k := &Kubelet{log: slog.New(slog.DiscardHandler)}
 	k.tokens, k.podCerts = newTokens(nil), &podcerts.Issuer{}
 	k.manager = pods.NewManager(&pods.Host{Log: k.log})
-	var of types.UID // whose the mirror is taken for
+	var of types.UID // UID of the pod that the mirror pod belongs to
 	k.mirrors = staticpod.NewMirrors(fake.NewClientset(), func() *v1.Node { return nil }, func(uid types.UID) { of = uid }, k.log)
 	stop := make(chan struct{})
 	close(stop)
@@ -31,7 +31,7 @@ func TestMirrorOutlives(t *testing.T) {
 		p.Name, p.Namespace, p.UID = "s", "default", uid
 		return p
 	}
-	// Nothing runs the workers, so that none ends.
+	// Workers are not started, so that no pod terminates.
 	for _, step := range []struct {
 		name string
 		do   func()
@@ -42,15 +42,15 @@ func TestMirrorOutlives(t *testing.T) {
 	} {
 		step.do()
 		of = ""
-		k.mirrors.Seen(pod("mirror"), false)
+		k.mirrors.Observe(pod("mirror"), false)
 		if of != "1" {
-			t.Errorf("%s: the mirror is that of %q", step.name, of)
+			t.Errorf("%s: mirror pod of %q", step.name, of)
 		}
 	}
 }
 
-// TestChangedWhileEnding: of the manifests that come while the pod of the first ends, only
-// the last is run, and not before that has ended.
+// TestChangedWhileEnding checks that of several manifests that replace each other while the first
+// pod terminates, only the last one is run, and not before the first pod has terminated.
 func TestChangedWhileEnding(t *testing.T) {
 	k := &Kubelet{log: slog.New(slog.DiscardHandler)}
 	k.tokens, k.podCerts = newTokens(nil), &podcerts.Issuer{}
@@ -70,10 +70,10 @@ func TestChangedWhileEnding(t *testing.T) {
 		sink.Remove(change[0])
 		set(change[1])
 	}
-	// Nothing runs the workers, so that the first does not end.
+	// Workers are not started, so that the first pod does not terminate.
 	for _, uid := range []types.UID{"2", "3", "4"} {
 		if k.manager.Done(uid) != nil {
-			t.Errorf("%s runs beside the first", uid)
+			t.Errorf("%s runs in addition to the first", uid)
 		}
 	}
 }

@@ -13,15 +13,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"hyperkube/components/kubelet/objects"
+	"hyperkube/components/kubelet/pod/objectcache"
 )
 
-// tokens asks for service account tokens and keeps them while they are fresh.
+// tokens requests service account tokens and caches them until they must be renewed.
 type tokens struct {
 	kube kubernetes.Interface // may be nil
 
-	mu   sync.Mutex // guards held
-	held map[tokenKey]token
+	mu    sync.Mutex // guards cache
+	cache map[tokenKey]token
 }
 
 type tokenKey struct {
@@ -37,7 +37,7 @@ type token struct {
 }
 
 func newTokens(kube kubernetes.Interface) *tokens {
-	return &tokens{kube: kube, held: map[tokenKey]token{}}
+	return &tokens{kube: kube, cache: map[tokenKey]token{}}
 }
 
 // Token implements volume.Tokens.
@@ -50,7 +50,7 @@ func (t *tokens) Token(ctx context.Context, pod *v1.Pod, p *v1.ServiceAccountTok
 func (t *tokens) Bound(ctx context.Context, pod *v1.Pod, audience string, lifetime *int64) (text string, expires, refresh time.Time, err error) {
 	none := time.Time{}
 	if t.kube == nil {
-		return "", none, none, fmt.Errorf("a token of service account %s: %w", pod.Spec.ServiceAccountName, objects.ErrNoAPI)
+		return "", none, none, fmt.Errorf("requesting token of service account %s: %w", pod.Spec.ServiceAccountName, objectcache.ErrNoAPI)
 	}
 	seconds := int64(3600)
 	if lifetime != nil {
@@ -59,7 +59,7 @@ func (t *tokens) Bound(ctx context.Context, pod *v1.Pod, audience string, lifeti
 	key := tokenKey{pod.UID, pod.Spec.ServiceAccountName, audience, seconds}
 	now := time.Now()
 	t.mu.Lock()
-	have, ok := t.held[key]
+	have, ok := t.cache[key]
 	t.mu.Unlock()
 	if ok && now.Before(have.refresh) {
 		return have.text, have.expires, have.refresh, nil
@@ -74,7 +74,7 @@ func (t *tokens) Bound(ctx context.Context, pod *v1.Pod, audience string, lifeti
 	got, err := t.kube.CoreV1().ServiceAccounts(pod.Namespace).CreateToken(ctx, pod.Spec.ServiceAccountName, request, metav1.CreateOptions{})
 	if err != nil {
 		if ok && now.Before(have.expires) {
-			// The old one does for a while.
+			// The old token is still valid.
 			return have.text, have.expires, now.Add(time.Minute), nil
 		}
 		return "", none, none, fmt.Errorf("failed to fetch token: %w", err)
@@ -83,23 +83,23 @@ func (t *tokens) Bound(ctx context.Context, pod *v1.Pod, audience string, lifeti
 	life := min(expires.Sub(now)*8/10, 24*time.Hour)
 	fresh := token{text: got.Status.Token, expires: expires, refresh: now.Add(life - rand.N(10*time.Second))}
 	t.mu.Lock()
-	t.held[key] = fresh
-	for k, v := range t.held {
+	t.cache[key] = fresh
+	for k, v := range t.cache {
 		if now.After(v.expires) {
-			delete(t.held, k)
+			delete(t.cache, k)
 		}
 	}
 	t.mu.Unlock()
 	return fresh.text, fresh.expires, fresh.refresh, nil
 }
 
-// forget drops the tokens of a pod that is gone.
+// forget removes the tokens of a deleted pod.
 func (t *tokens) forget(pod types.UID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for k := range t.held {
+	for k := range t.cache {
 		if k.pod == pod {
-			delete(t.held, k)
+			delete(t.cache, k)
 		}
 	}
 }

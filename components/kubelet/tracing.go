@@ -15,14 +15,14 @@ import (
 	tracingapi "k8s.io/component-base/tracing/api/v1"
 )
 
-// scope is what the kubelet's spans are of.
-const scope = "k8s.io/kubernetes/pkg/kubelet"
+// instrumentationScope is the instrumentation scope of the kubelet's spans.
+const instrumentationScope = "k8s.io/kubernetes/pkg/kubelet"
 
-// flushFor is how long a kubelet that ends waits for its last spans to be told.
-const flushFor = 2 * time.Second
+// traceFlushTimeout is how long a kubelet that exits waits until its last spans are exported.
+const traceFlushTimeout = 2 * time.Second
 
-// newTracing makes what tells a collector how long things take; nil without a
-// configuration. Nothing is connected to before there is something to tell.
+// newTracing creates the provider that exports spans to a collector; it returns nil without a
+// configuration. It connects only when there are spans to export.
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/system-traces/#kubelet-traces
 func newTracing(cfg *tracingapi.TracingConfiguration, node string) (tracing.TracerProvider, error) {
@@ -37,30 +37,30 @@ func newTracing(cfg *tracingapi.TracingConfiguration, node string) (tracing.Trac
 	return p, nil
 }
 
-// tracesCalls are the options of a connection whose calls are traced.
-func tracesCalls(p tracing.TracerProvider) []grpc.DialOption {
+// tracingDialOptions returns the options of a gRPC connection whose calls are traced.
+func tracingDialOptions(p tracing.TracerProvider) []grpc.DialOption {
 	if p == nil {
 		return nil
 	}
 	return []grpc.DialOption{grpc.WithStatsHandler(otelgrpc.NewClientHandler(otelgrpc.WithPropagators(tracing.Propagators()), otelgrpc.WithTracerProvider(p)))}
 }
 
-// tracesRequests has the requests that h answers traced.
-func tracesRequests(h http.Handler, p tracing.TracerProvider) http.Handler {
+// withRequestTracing wraps h so that its requests are traced.
+func withRequestTracing(h http.Handler, p tracing.TracerProvider) http.Handler {
 	if p == nil {
 		return h
 	}
 	return tracing.WithTracing(h, p, "kubelet")
 }
 
-// endTracing tells what is left to be told.
-func (k *Kubelet) endTracing() {
+// flushTraces flushes the remaining spans.
+func (k *Kubelet) flushTraces() {
 	if k.tracing == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), flushFor)
+	ctx, cancel := context.WithTimeout(context.Background(), traceFlushTimeout)
 	defer cancel()
 	if err := k.tracing.Shutdown(ctx); err != nil {
-		k.log.Debug("telling the last traces failed", "error", err)
+		k.log.Debug("flushing traces failed", "err", err)
 	}
 }

@@ -11,10 +11,10 @@ import (
 	tracingapi "k8s.io/component-base/tracing/api/v1"
 )
 
-// spans is a collector of traces, and the names of what it was told.
+// spans is a trace collector that records the names of the spans that it receives.
 type spans struct {
 	collector.UnimplementedTraceServiceServer
-	told chan string
+	received chan string
 }
 
 func (s *spans) Export(_ context.Context, r *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
@@ -27,41 +27,40 @@ func (s *spans) Export(_ context.Context, r *collector.ExportTraceServiceRequest
 		}
 		for _, scope := range of.ScopeSpans {
 			for _, span := range scope.Spans {
-				s.told <- service + span.Name
+				s.received <- service + span.Name
 			}
 		}
 	}
 	return &collector.ExportTraceServiceResponse{}, nil
 }
 
-// TestTracing holds that what is traced comes to the collector, at the latest when
-// the kubelet ends.
+// TestTracing checks that spans arrive at the collector, at the latest when the kubelet exits.
 func TestTracing(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := &spans{told: make(chan string, 100)}
+	got := &spans{received: make(chan string, 100)}
 	server := grpc.NewServer()
 	collector.RegisterTraceServiceServer(server, got)
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(server.Stop)
-	if p, err := newTracing(nil, "n"); p != nil || err != nil || tracesCalls(nil) != nil {
-		t.Errorf("traces that nobody wants: %v, %v", p, err)
+	if p, err := newTracing(nil, "n"); p != nil || err != nil || tracingDialOptions(nil) != nil {
+		t.Errorf("without a configuration: %v, %v", p, err)
 	}
 	endpoint, all := l.Addr().String(), int32(1000000)
 	p, err := newTracing(&tracingapi.TracingConfiguration{Endpoint: &endpoint, SamplingRatePerMillion: &all}, "n")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, span := p.Tracer(scope).Start(t.Context(), "syncPod")
+	_, span := p.Tracer(instrumentationScope).Start(t.Context(), "syncPod")
 	span.End()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := p.Shutdown(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if text := <-got.told; text != "n kubelet syncPod" && text != "kubelet n syncPod" {
-		t.Errorf("told %q", text)
+	if text := <-got.received; text != "n kubelet syncPod" && text != "kubelet n syncPod" {
+		t.Errorf("got %q", text)
 	}
 }

@@ -12,17 +12,17 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
-	"hyperkube/components/kubelet/objects"
+	"hyperkube/components/kubelet/pod/objectcache"
 )
 
-// trustBundles follows ClusterTrustBundles once a pod uses one: most nodes have
-// none that does. Its methods are safe for several goroutines.
+// trustBundles watches ClusterTrustBundles as soon as the first pod uses one: on most nodes no pod
+// does. Its methods are safe for concurrent use.
 type trustBundles struct {
 	kube kubernetes.Interface // may be nil
 	// changed is called after a bundle has changed.
 	changed func()
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the following fields
 	informer cache.SharedIndexInformer
 	stop     context.CancelFunc
 	done     chan struct{}
@@ -32,7 +32,7 @@ type trustBundles struct {
 // Bundles implements volume.Trust.
 func (t *trustBundles) Bundles(ctx context.Context) ([]*certificatesv1.ClusterTrustBundle, error) {
 	if t.kube == nil {
-		return nil, objects.ErrNoAPI
+		return nil, objectcache.ErrNoAPI
 	}
 	informer, err := t.start()
 	if err != nil {
@@ -83,7 +83,7 @@ func (t *trustBundles) start() (cache.SharedIndexInformer, error) {
 	return informer, nil
 }
 
-// close ends the watch and returns when it has ended.
+// close stops the watch and returns when it has stopped.
 func (t *trustBundles) close() {
 	t.mu.Lock()
 	t.closed = true
@@ -95,8 +95,8 @@ func (t *trustBundles) close() {
 	}
 }
 
-// usesTrust tells whether a pod has a volume of ClusterTrustBundles.
-func usesTrust(pod *v1.Pod) bool {
+// usesTrustBundles reports whether a pod has a projected volume with ClusterTrustBundles.
+func usesTrustBundles(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		if p := pod.Spec.Volumes[i].Projected; p != nil {
 			for j := range p.Sources {

@@ -11,24 +11,23 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
-	"hyperkube/components/kubelet/stats"
-	"hyperkube/components/kubelet/volume"
-	"hyperkube/internal/podrefs"
+	"hyperkube/components/kubelet/pod/volume"
+	"hyperkube/components/kubelet/server/stats"
+	"hyperkube/internal/api/podrefs"
 )
 
-// volumesFresh is how long a measurement of a pod's volumes is good: it walks
-// over files and calls drivers.
-const volumesFresh = time.Minute
+// volumeStatsTTL is how long a measurement of a pod's volumes is cached: it reads files and calls
+// drivers.
+const volumeStatsTTL = time.Minute
 
-// volumeStats measures the volumes of pods when asked. Its methods are safe for
-// several goroutines.
+// volumeStats measures the volumes of pods on demand. Its methods are safe for concurrent use.
 type volumeStats struct {
 	pods func() []*v1.Pod
-	// made returns the volumes that a pod has.
-	made func(uid types.UID) map[string]volume.Result
+	// volumesOf returns the volumes of a pod by name.
+	volumesOf func(uid types.UID) map[string]volume.Result
 
-	mu   sync.Mutex // guards held, and makes measuring one at a time
-	held map[types.UID]measured
+	mu    sync.Mutex // guards held and serializes measurements
+	cache map[types.UID]measured
 }
 
 type measured struct {
@@ -36,7 +35,7 @@ type measured struct {
 	volumes []statsv1alpha1.VolumeStats
 }
 
-// all returns the volumes of all pods.
+// all returns the statistics of the volumes of all pods.
 func (s *volumeStats) all(ctx context.Context) map[types.UID][]statsv1alpha1.VolumeStats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -44,17 +43,17 @@ func (s *volumeStats) all(ctx context.Context) map[types.UID][]statsv1alpha1.Vol
 	fresh := map[types.UID]measured{}
 	out := map[types.UID][]statsv1alpha1.VolumeStats{}
 	for _, pod := range s.pods() {
-		made := s.made(pod.UID)
+		made := s.volumesOf(pod.UID)
 		if len(made) == 0 {
 			continue
 		}
-		m, ok := s.held[pod.UID]
-		if !ok || now.Sub(m.at) >= volumesFresh {
+		m, ok := s.cache[pod.UID]
+		if !ok || now.Sub(m.at) >= volumeStatsTTL {
 			m = measured{at: now, volumes: measureVolumes(ctx, pod, made, now)}
 		}
 		fresh[pod.UID], out[pod.UID] = m, m.volumes
 	}
-	s.held = fresh
+	s.cache = fresh
 	return out
 }
 
@@ -84,7 +83,8 @@ func measureVolumes(ctx context.Context, pod *v1.Pod, made map[string]volume.Res
 			}
 			one.FsStats = *fs
 			if !r.Persistent {
-				// The file system is the node's, the files are the volume's.
+				// The capacity is that of the node's file system, the usage that of the volume's
+				// files.
 				used, inodes := stats.DiskUsage(r.Path)
 				one.UsedBytes, one.InodesUsed = &used, &inodes
 			}
@@ -97,10 +97,12 @@ func measureVolumes(ctx context.Context, pod *v1.Pod, made map[string]volume.Res
 	return out
 }
 
-// Describe implements prometheus.Collector; nothing is told beforehand.
+// Describe implements prometheus.Collector. It sends nothing because the metrics are not known in
+// advance.
 func (s *volumeStats) Describe(chan<- *prometheus.Desc) {}
 
-// Collect implements prometheus.Collector: volumes by their claims, each once.
+// Collect implements prometheus.Collector. It sends the metrics of volumes by claim, each claim
+// once.
 func (s *volumeStats) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

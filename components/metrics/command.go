@@ -11,13 +11,13 @@ import (
 	"hyperkube/internal/client"
 )
 
-// NewCommand is `hyperkube metrics`.
+// NewCommand returns the `hyperkube metrics` command.
 func NewCommand() *cobra.Command {
 	var cfg Config
 	var kubeconfig string
 	cmd := &cobra.Command{
 		Use:   "metrics",
-		Short: "The metrics server: what pods and nodes use",
+		Short: "Run the metrics server for pods and nodes",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			rc, err := rest.InClusterConfig()
@@ -25,7 +25,7 @@ func NewCommand() *cobra.Command {
 				rc, err = clientcmd.BuildConfigFromFlags("", kubeconfig)
 			}
 			if err != nil {
-				return fmt.Errorf("finding the API server: %w", err)
+				return fmt.Errorf("building the client configuration: %w", err)
 			}
 			if cfg.Clients, err = client.New(client.Config{REST: rc}); err != nil {
 				return err
@@ -38,9 +38,9 @@ func NewCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&kubeconfig, "kubeconfig", "", "Path of a kubeconfig; empty uses the pod's service account.")
+	f.StringVar(&kubeconfig, "kubeconfig", "", "Path to a kubeconfig file. If empty, the service account of the pod is used.")
 	f.StringVar(&cfg.Address, "address", ":10250", "Address to serve HTTPS on.")
-	f.DurationVar(&cfg.Resolution, "metric-resolution", 15*time.Second, "How often kubelets are asked.")
-	f.BoolVar(&cfg.InsecureKubelets, "kubelet-insecure-tls", false, "Do not verify the certificates of kubelets.")
+	f.DurationVar(&cfg.Resolution, "metric-resolution", 15*time.Second, "The resolution at which metrics are collected from kubelets.")
+	f.BoolVar(&cfg.InsecureKubelets, "kubelet-insecure-tls", false, "Do not verify the serving certificates of kubelets.")
 	return cmd
 }

@@ -22,47 +22,47 @@ import (
 	"hyperkube/internal/client"
 )
 
-// Config of a Server.
+// Config configures a Server.
 type Config struct {
-	// Clients are of a user who may list nodes and pods, read nodes/metrics
-	// and the ConfigMap kube-system/extension-apiserver-authentication.
+	// Clients authenticate as a user that may list nodes and pods, and read nodes/metrics and the
+	// ConfigMap kube-system/extension-apiserver-authentication.
 	Clients *client.Clients
-	// Address to serve HTTPS on. The certificate is made for the occasion: the
-	// API server is told not to verify it.
+	// Address to serve HTTPS on. The certificate is self-signed; the APIService disables its
+	// verification.
 	Address string
-	// Resolution is how often kubelets are asked; zero means 15 seconds.
+	// Resolution is the scrape interval of kubelets. Zero means 15 seconds.
 	Resolution time.Duration
-	// InsecureKubelets does not verify the certificates of kubelets.
+	// InsecureKubelets disables the verification of the kubelets' serving certificates.
 	InsecureKubelets bool
-	// Log receives what goes wrong; nil: slog's default.
+	// Log receives warnings and errors. Nil means slog's default.
 	Log *slog.Logger
 }
 
-// Server is the metrics API.
+// Server serves the metrics API.
 type Server struct {
 	cfg      Config
 	kubelets *http.Client
 	nodes    corelisters.NodeLister
 	pods     corelisters.PodLister
 	synced   []cache.InformerSynced
-	book     book
-	trust    *trust
+	scrapes  scrapeStore
+	auth     *frontProxyAuth
 	ready    chan struct{}
 }
 
-// scrapeTimeout bounds how long a kubelet may take.
+// scrapeTimeout is the timeout of one scrape of a kubelet.
 const scrapeTimeout = 10 * time.Second
 
-// New validates cfg and registers with the informers that it needs.
+// New validates cfg and registers with the informers it needs.
 func New(cfg Config) (*Server, error) {
 	if cfg.Clients == nil || cfg.Address == "" {
-		return nil, errors.New("the metrics server takes clients and an address")
+		return nil, errors.New("metrics server: clients and address are required")
 	}
 	if cfg.Resolution == 0 {
 		cfg.Resolution = 15 * time.Second
 	}
 	if cfg.Resolution < time.Second {
-		return nil, fmt.Errorf("kubelets measure once in ten seconds: a resolution of %v is none", cfg.Resolution)
+		return nil, fmt.Errorf("metrics server: resolution %v is below one second", cfg.Resolution)
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -74,21 +74,21 @@ func New(cfg Config) (*Server, error) {
 	kubelets.Timeout = scrapeTimeout
 	httpClient, err := rest.HTTPClientFor(kubelets)
 	if err != nil {
-		return nil, fmt.Errorf("reaching kubelets: %w", err)
+		return nil, fmt.Errorf("creating kubelet client: %w", err)
 	}
 	core := cfg.Clients.Informers.Core().V1()
-	if err := core.Pods().Informer().SetTransform(essence); err != nil {
+	if err := core.Pods().Informer().SetTransform(stripPod); err != nil {
 		return nil, err
 	}
 	return &Server{
 		cfg: cfg, kubelets: httpClient, nodes: core.Nodes().Lister(), pods: core.Pods().Lister(),
 		synced: []cache.InformerSynced{core.Nodes().Informer().HasSynced, core.Pods().Informer().HasSynced},
-		trust:  &trust{kube: cfg.Clients.Kube}, ready: make(chan struct{}),
+		auth:   &frontProxyAuth{kube: cfg.Clients.Kube}, ready: make(chan struct{}),
 	}, nil
 }
 
-// essence is what is kept of a pod: whose it is and where.
-func essence(obj any) (any, error) {
+// stripPod strips a pod to the fields that are needed: its identity, labels, node and phase.
+func stripPod(obj any) (any, error) {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {
 		return obj, nil
@@ -100,10 +100,10 @@ func essence(obj any) (any, error) {
 	return out, nil
 }
 
-// Ready is closed once kubelets have been asked for the first time.
+// Ready returns a channel that is closed once all kubelets have been scraped for the first time.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Run serves until ctx ends. It starts the informers.
+// Run serves until ctx is cancelled. It starts the informers.
 func (s *Server) Run(ctx context.Context) error {
 	listener, err := net.Listen("tcp", s.cfg.Address)
 	if err != nil {
@@ -111,11 +111,11 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	certPEM, keyPEM, err := certutil.GenerateSelfSignedCertKey("metrics", nil, nil)
 	if err != nil {
-		return errors.Join(fmt.Errorf("making a certificate: %w", err), listener.Close())
+		return errors.Join(fmt.Errorf("creating serving certificate: %w", err), listener.Close())
 	}
 	pair, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
-		return errors.Join(fmt.Errorf("making a certificate: %w", err), listener.Close())
+		return errors.Join(fmt.Errorf("creating serving certificate: %w", err), listener.Close())
 	}
 	server := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
@@ -127,7 +127,7 @@ func (s *Server) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var working sync.WaitGroup
 	s.cfg.Clients.Informers.StartWithContext(ctx)
-	working.Go(func() { s.follow(ctx) })
+	working.Go(func() { s.scrapeLoop(ctx) })
 	defer func() {
 		cancel()
 		working.Wait()
@@ -146,8 +146,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// follow asks all kubelets again and again until ctx ends.
-func (s *Server) follow(ctx context.Context) {
+// scrapeLoop scrapes all kubelets at each resolution interval until ctx is cancelled.
+func (s *Server) scrapeLoop(ctx context.Context) {
 	if !cache.WaitForCacheSync(ctx.Done(), s.synced...) {
 		return
 	}
@@ -166,36 +166,36 @@ func (s *Server) follow(ctx context.Context) {
 	}
 }
 
-// scrapeAll asks every node's kubelet once, a few at a time.
+// scrapeAll scrapes the kubelet of every node once, with limited concurrency.
 func (s *Server) scrapeAll(ctx context.Context) {
 	nodes, err := s.nodes.List(labels.Everything())
 	if err != nil {
-		s.cfg.Log.Error("Could not list nodes", "err", err)
+		s.cfg.Log.Error("listing nodes failed", "err", err)
 		return
 	}
 	names := map[string]bool{}
-	room := make(chan struct{}, 32)
+	slots := make(chan struct{}, 32)
 	var working sync.WaitGroup
 	for _, n := range nodes {
 		names[n.Name] = true
-		room <- struct{}{}
+		slots <- struct{}{}
 		working.Go(func() {
-			defer func() { <-room }()
+			defer func() { <-slots }()
 			got, err := s.scrape(ctx, n)
 			if err != nil {
 				if ctx.Err() == nil {
-					s.cfg.Log.Warn("Could not ask a kubelet for metrics", "node", n.Name, "err", err)
+					s.cfg.Log.Warn("scraping kubelet failed", "node", n.Name, "err", err)
 				}
 				return
 			}
-			s.book.add(n.Name, got)
+			s.scrapes.add(n.Name, got)
 		})
 	}
 	working.Wait()
-	s.book.keep(names)
+	s.scrapes.retain(names)
 }
 
-// scrape asks one kubelet.
+// scrape scrapes one kubelet.
 func (s *Server) scrape(ctx context.Context, n *corev1.Node) (scrape, error) {
 	var address string
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeHostName} {
@@ -207,7 +207,7 @@ func (s *Server) scrape(ctx context.Context, n *corev1.Node) (scrape, error) {
 	}
 	port := int(n.Status.DaemonEndpoints.KubeletEndpoint.Port)
 	if address == "" || port == 0 {
-		return nil, errors.New("the node does not tell where its kubelet is")
+		return nil, errors.New("the node status has no kubelet address or port")
 	}
 	url := "https://" + net.JoinHostPort(address, strconv.Itoa(port)) + "/metrics/resource"
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -220,7 +220,7 @@ func (s *Server) scrape(ctx context.Context, n *corev1.Node) (scrape, error) {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers %s", url, resp.Status)
+		return nil, fmt.Errorf("%s responded with %s", url, resp.Status)
 	}
 	return parse(resp.Body, time.Now())
 }

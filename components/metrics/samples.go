@@ -1,6 +1,6 @@
-// Package metrics is the add-on that tells how much pods and nodes use: the API
-// metrics.k8s.io/v1beta1, behind the API server, of what kubelets tell at
-// /metrics/resource. `kubectl top` and autoscalers live by it.
+// Package metrics is the metrics server add-on. It serves the API metrics.k8s.io/v1beta1, behind
+// the API server's aggregation layer, from the /metrics/resource endpoints of kubelets. `kubectl
+// top` and autoscalers use this API.
 //
 // https://kubernetes.io/docs/tasks/debug/debug-cluster/resource-metrics-pipeline/
 package metrics
@@ -20,40 +20,40 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// sample is what somebody has used at an instant.
+// sample is the resource usage of a container or node at a point in time.
 type sample struct {
 	at time.Time
-	// cpu is in seconds since the start, memory in bytes.
+	// cpu is the cumulative CPU time in seconds, memory the working set in bytes.
 	cpu, memory float64
-	// known tells which of the two have been told.
+	// cpuKnown and memoryKnown report whether the scrape contained the value.
 	cpuKnown, memoryKnown bool
 }
 
-// usage is what somebody uses.
+// usage is the resource usage of a container or node over a window.
 type usage struct {
 	list corev1.ResourceList
-	// at is the end of the window over which the CPU was measured.
+	// at is the end of the window over which CPU usage was measured.
 	at     time.Time
 	window time.Duration
 }
 
-// who is a container, or with an empty container and pod the node itself.
-type who struct{ namespace, pod, container string }
+// target identifies a container, or the node itself if all fields are empty.
+type target struct{ namespace, pod, container string }
 
-// scrape is all that a kubelet told once.
-type scrape map[who]*sample
+// scrape contains all samples of one scrape of a kubelet.
+type scrape map[target]*sample
 
-// parse reads the text of /metrics/resource. Samples without a time are of now.
+// parse parses the text of /metrics/resource. Samples without a timestamp get the time now.
 func parse(text io.Reader, now time.Time) (scrape, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(text)
 	if err != nil {
-		return nil, fmt.Errorf("reading metrics: %w", err)
+		return nil, fmt.Errorf("parsing metrics: %w", err)
 	}
 	out := scrape{}
 	read := func(name string, set func(*sample, float64)) {
 		for _, m := range families[name].GetMetric() {
-			var w who
+			var w target
 			for _, l := range m.GetLabel() {
 				switch l.GetName() {
 				case "namespace":
@@ -93,31 +93,30 @@ func valueOf(m *dto.Metric) float64 {
 	}
 }
 
-// book has the last two scrapes of each node. It is safe for several
-// goroutines.
-type book struct {
+// scrapeStore stores the last two scrapes of each node. It is safe for concurrent use.
+type scrapeStore struct {
 	mu    sync.RWMutex // guards nodes
 	nodes map[string][2]scrape
 }
 
-// add notes what a node told now.
-func (b *book) add(node string, s scrape) {
+// add stores a scrape of a node.
+func (b *scrapeStore) add(node string, s scrape) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.nodes == nil {
 		b.nodes = map[string][2]scrape{}
 	}
 	pair := b.nodes[node]
-	// Kubelets measure now and then: the same measurement is not two.
-	last, next := pair[1][who{}], s[who{}]
+	// Kubelets measure periodically. A scrape with the previous measurement is dropped.
+	last, next := pair[1][target{}], s[target{}]
 	if last != nil && next != nil && !next.at.After(last.at) {
 		return
 	}
 	b.nodes[node] = [2]scrape{pair[1], s}
 }
 
-// keep forgets nodes that are not among names.
-func (b *book) keep(names map[string]bool) {
+// retain removes all nodes that are not in names.
+func (b *scrapeStore) retain(names map[string]bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for name := range b.nodes {
@@ -127,23 +126,23 @@ func (b *book) keep(names map[string]bool) {
 	}
 }
 
-// node is what a node uses, false when that is not known.
-func (b *book) node(name string) (usage, bool) {
+// node returns the usage of a node, or false if it is not known.
+func (b *scrapeStore) node(name string) (usage, bool) {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	pair := b.nodes[name]
-	return between(pair[0][who{}], pair[1][who{}])
+	return usageBetween(pair[0][target{}], pair[1][target{}])
 }
 
-// container is what one of them uses.
+// container is the usage of one container.
 type container struct {
 	name string
 	usage
 }
 
-// pod is what the containers of a pod on a node use, by name; those of which
-// nothing is known yet are left out.
-func (b *book) pod(node, namespace, name string) []container {
+// pod returns the usage of the containers of a pod on a node, sorted by name. Containers without
+// known usage are omitted.
+func (b *scrapeStore) pod(node, namespace, name string) []container {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	var out []container
@@ -152,7 +151,7 @@ func (b *book) pod(node, namespace, name string) []container {
 		if w.namespace != namespace || w.pod != name || w.container == "" {
 			continue
 		}
-		if u, ok := between(pair[0][w], last); ok {
+		if u, ok := usageBetween(pair[0][w], last); ok {
 			out = append(out, container{w.container, u})
 		}
 	}
@@ -160,9 +159,9 @@ func (b *book) pod(node, namespace, name string) []container {
 	return out
 }
 
-// between is what was used from one sample to the next. A container that has
-// started anew meanwhile has used less than before: nothing is known of it.
-func between(from, to *sample) (usage, bool) {
+// usageBetween computes the usage between two samples. If a counter decreased, the container was
+// restarted and its usage is not known.
+func usageBetween(from, to *sample) (usage, bool) {
 	if from == nil || to == nil || !from.cpuKnown || !to.cpuKnown || !to.memoryKnown || !to.at.After(from.at) || to.cpu < from.cpu {
 		return usage{}, false
 	}

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// told is what a kubelet says at second at.
-func told(at int64, node, web float64) string {
+// kubeletMetrics returns the metrics of a kubelet with the timestamp at, in seconds.
+func kubeletMetrics(at int64, node, web float64) string {
 	return fmt.Sprintf(`# TYPE node_cpu_usage_seconds_total counter
 node_cpu_usage_seconds_total %[2]g %[1]d000
 # TYPE node_memory_working_set_bytes gauge
@@ -25,18 +25,18 @@ pod_cpu_usage_seconds_total{namespace="a",pod="p"} 99 %[1]d000
 
 func TestUsage(t *testing.T) {
 	now := time.Unix(5000, 0)
-	var b book
+	var b scrapeStore
 	for _, step := range []struct {
 		text               string
 		node, memory, web  string
 		window             time.Duration
 		nodeKnown, webThen bool
 	}{
-		{told(1000, 10, 1), "", "", "", 0, false, false},
-		{told(1000, 10, 1), "", "", "", 0, false, false}, // measured only once
-		{told(1010, 15, 1.25), "500m", "1500000000", "25m", 10 * time.Second, true, true},
-		{told(1030, 16, 0), "50m", "1500000000", "", 20 * time.Second, true, false}, // started anew
-		{told(1040, 16, 1), "0", "1500000000", "100m", 10 * time.Second, true, true},
+		{kubeletMetrics(1000, 10, 1), "", "", "", 0, false, false},
+		{kubeletMetrics(1000, 10, 1), "", "", "", 0, false, false}, // a single measurement
+		{kubeletMetrics(1010, 15, 1.25), "500m", "1500000000", "25m", 10 * time.Second, true, true},
+		{kubeletMetrics(1030, 16, 0), "50m", "1500000000", "", 20 * time.Second, true, false}, // container restarted
+		{kubeletMetrics(1040, 16, 1), "0", "1500000000", "100m", 10 * time.Second, true, true},
 	} {
 		s, err := parse(strings.NewReader(step.text), now)
 		if err != nil {
@@ -58,9 +58,9 @@ func TestUsage(t *testing.T) {
 			t.Errorf("got %v", got[0])
 		}
 	}
-	b.keep(map[string]bool{})
+	b.retain(map[string]bool{})
 	if _, ok := b.node("n"); ok {
-		t.Error("a node that is gone is known")
+		t.Error("usage of a removed node is still stored")
 	}
 	if _, err := parse(strings.NewReader("{{"), now); err == nil {
 		t.Error("nonsense was read")
@@ -68,10 +68,10 @@ func TestUsage(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add(told(1, 2, 3))
+	f.Add(kubeletMetrics(1, 2, 3))
 	f.Fuzz(func(t *testing.T, text string) {
 		if s, err := parse(strings.NewReader(text), time.Unix(1, 0)); err == nil {
-			var b book
+			var b scrapeStore
 			b.add("n", s)
 			b.node("n")
 		}

@@ -15,14 +15,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	metricsv1beta1 "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
 const prefix = "/apis/metrics.k8s.io"
 
 var version = metricsv1beta1.SchemeGroupVersion.String()
 
-// handler answers all requests.
+// handler returns the HTTP handler of all endpoints.
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
 	alive := func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok")) }
@@ -33,21 +33,21 @@ func (s *Server) handler() http.Handler {
 		case <-s.ready:
 			alive(w, req)
 		default:
-			http.Error(w, "kubelets have not been asked yet", http.StatusServiceUnavailable)
+			http.Error(w, "kubelets have not been scraped yet", http.StatusServiceUnavailable)
 		}
 	})
 	serve := func(pattern string, answer func(*http.Request) (any, error)) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, req *http.Request) {
-			if err := s.trust.check(req); err != nil {
-				s.cfg.Log.Debug("Turned a request away", "err", err)
+			if err := s.auth.check(req); err != nil {
+				s.cfg.Log.Debug("request rejected", "err", err)
 				send(w, http.StatusUnauthorized, apierrors.NewUnauthorized("Unauthorized").Status())
 				return
 			}
 			obj, err := answer(req)
 			if err != nil {
 				status := apierrors.NewInternalError(err).Status()
-				if told, ok := err.(apierrors.APIStatus); ok { //nolint:errorlint // answers are made here
-					status = told.Status()
+				if coded, ok := err.(apierrors.APIStatus); ok { //nolint:errorlint // errors are created here, not wrapped
+					status = coded.Status()
 				}
 				send(w, int(status.Code), status)
 				return
@@ -87,11 +87,11 @@ func resources() metav1.APIResourceList {
 func send(w http.ResponseWriter, code int, obj any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(obj) // a client that is gone needs no answer
+	_ = json.NewEncoder(w).Encode(obj) // the client may have disconnected
 }
 
-// chosen reads which objects a list is of.
-func chosen(req *http.Request) (func(metav1.Object) bool, error) {
+// selectorFilter returns a filter for the label and field selectors of a list request.
+func selectorFilter(req *http.Request) (func(metav1.Object) bool, error) {
 	query := req.URL.Query()
 	byLabel, err := labels.Parse(query.Get("labelSelector"))
 	if err != nil {
@@ -113,7 +113,7 @@ func chosen(req *http.Request) (func(metav1.Object) bool, error) {
 }
 
 func (s *Server) listNodes(req *http.Request) (any, error) {
-	match, err := chosen(req)
+	match, err := selectorFilter(req)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +123,7 @@ func (s *Server) listNodes(req *http.Request) (any, error) {
 	}
 	out := metricsv1beta1.NodeMetricsList{TypeMeta: metav1.TypeMeta{Kind: "NodeMetricsList", APIVersion: version}, Items: []metricsv1beta1.NodeMetrics{}}
 	for _, n := range nodes {
-		if m, ok := s.ofNode(n); ok && match(n) {
+		if m, ok := s.nodeMetrics(n); ok && match(n) {
 			out.Items = append(out.Items, m)
 		}
 	}
@@ -134,15 +134,15 @@ func (s *Server) listNodes(req *http.Request) (any, error) {
 func (s *Server) getNode(req *http.Request) (any, error) {
 	name := req.PathValue("name")
 	if n, err := s.nodes.Get(name); err == nil {
-		if m, ok := s.ofNode(n); ok {
+		if m, ok := s.nodeMetrics(n); ok {
 			return m, nil
 		}
 	}
 	return nil, apierrors.NewNotFound(schema.GroupResource{Group: metricsv1beta1.GroupName, Resource: "nodes"}, name)
 }
 
-func (s *Server) ofNode(n *corev1.Node) (metricsv1beta1.NodeMetrics, bool) {
-	u, ok := s.book.node(n.Name)
+func (s *Server) nodeMetrics(n *corev1.Node) (metricsv1beta1.NodeMetrics, bool) {
+	u, ok := s.scrapes.node(n.Name)
 	return metricsv1beta1.NodeMetrics{
 		TypeMeta:   metav1.TypeMeta{Kind: "NodeMetrics", APIVersion: version},
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels, CreationTimestamp: metav1.NewTime(time.Now())},
@@ -151,7 +151,7 @@ func (s *Server) ofNode(n *corev1.Node) (metricsv1beta1.NodeMetrics, bool) {
 }
 
 func (s *Server) listPods(req *http.Request) (any, error) {
-	match, err := chosen(req)
+	match, err := selectorFilter(req)
 	if err != nil {
 		return nil, err
 	}
@@ -169,7 +169,7 @@ func (s *Server) listPods(req *http.Request) (any, error) {
 		if !match(p) {
 			continue
 		}
-		if m, ok := s.ofPod(p); ok {
+		if m, ok := s.podMetrics(p); ok {
 			out.Items = append(out.Items, m)
 		}
 	}
@@ -182,23 +182,23 @@ func (s *Server) listPods(req *http.Request) (any, error) {
 func (s *Server) getPod(req *http.Request) (any, error) {
 	namespace, name := req.PathValue("namespace"), req.PathValue("name")
 	if p, err := s.pods.Pods(namespace).Get(name); err == nil {
-		if m, ok := s.ofPod(p); ok {
+		if m, ok := s.podMetrics(p); ok {
 			return m, nil
 		}
 	}
 	return nil, apierrors.NewNotFound(schema.GroupResource{Group: metricsv1beta1.GroupName, Resource: "pods"}, namespace+"/"+name)
 }
 
-func (s *Server) ofPod(p *corev1.Pod) (metricsv1beta1.PodMetrics, bool) {
+func (s *Server) podMetrics(p *corev1.Pod) (metricsv1beta1.PodMetrics, bool) {
 	out := metricsv1beta1.PodMetrics{
 		TypeMeta:   metav1.TypeMeta{Kind: "PodMetrics", APIVersion: version},
 		ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, Labels: p.Labels, CreationTimestamp: metav1.NewTime(time.Now())},
 	}
-	if podfacts.Terminal(p) {
+	if podutil.Terminal(p) {
 		return out, false
 	}
-	for _, c := range s.book.pod(p.Spec.NodeName, p.Namespace, p.Name) {
-		// The oldest end of a window is the pod's.
+	for _, c := range s.scrapes.pod(p.Spec.NodeName, p.Namespace, p.Name) {
+		// The timestamp of the pod is the oldest of its containers.
 		if at := metav1.NewTime(c.at); out.Timestamp.IsZero() || at.Before(&out.Timestamp) {
 			out.Timestamp, out.Window = at, metav1.Duration{Duration: c.window}
 		}

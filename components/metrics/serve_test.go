@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"hyperkube/internal/client"
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/pki"
 )
 
 func TestServe(t *testing.T) {
@@ -32,7 +32,7 @@ func TestServe(t *testing.T) {
 			http.Error(w, "no", http.StatusForbidden)
 			return
 		}
-		_, _ = w.Write([]byte(told(began, 10, 4)))
+		_, _ = w.Write([]byte(kubeletMetrics(began, 10, 4)))
 	}))
 	defer kubelet.Close()
 	addr, ok := kubelet.Listener.Addr().(*net.TCPAddr)
@@ -56,12 +56,12 @@ func TestServe(t *testing.T) {
 	defer cancel()
 	inf.StartWithContext(ctx)
 	inf.WaitForCacheSyncWithContext(ctx)
-	// What was a minute ago, and what the kubelet tells now.
-	before, err := parse(strings.NewReader(told(began-60, 4, 1)), time.Now())
+	// A scrape from a minute ago, and a new one from the kubelet.
+	before, err := parse(strings.NewReader(kubeletMetrics(began-60, 4, 1)), time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.book.add("n", before)
+	s.scrapes.add("n", before)
 	s.scrapeAll(ctx)
 
 	api := httptest.NewUnstartedServer(s.handler())
@@ -70,7 +70,7 @@ func TestServe(t *testing.T) {
 	defer api.Close()
 	get := func(as *pki.Pair, path string) (int, string) {
 		t.Helper()
-		cfg := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // it is a test's own
+		cfg := &tls.Config{InsecureSkipVerify: true} //nolint:gosec // a test certificate
 		if as != nil {
 			cfg.Certificates = []tls.Certificate{as.TLS()}
 		}
@@ -88,7 +88,7 @@ func TestServe(t *testing.T) {
 		return resp.StatusCode, string(body)
 	}
 	proxy := set.FrontProxyClient
-	other, err := set.FrontProxyCA.NewPair(pki.Client("somebody"))
+	other, err := set.FrontProxyCA.NewPair(pki.Client("other-user"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestServe(t *testing.T) {
 		want string
 	}{
 		{nil, "/livez", 200, "ok"},
-		{nil, "/readyz", 503, "not been asked"},
+		{nil, "/readyz", 503, "not been scraped"},
 		{nil, prefix + "/v1beta1/nodes", 401, "Unauthorized"},
 		{other, prefix + "/v1beta1/nodes", 401, "Unauthorized"},
 		{set.APIServerEtcdClient, prefix + "/v1beta1/nodes", 401, "Unauthorized"},

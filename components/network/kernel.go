@@ -12,49 +12,47 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/iptables"
-	"hyperkube/internal/netdump"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/iptables"
+	"hyperkube/internal/host/netlinkutil"
 )
 
 const (
-	// routeProtocol marks routes of this package, so that they are told from
-	// all others.
+	// routeProtocol marks the routes of this package.
 	routeProtocol = 104
-	// vni and vxlanPort name the tunnel on the wire. The port is IANA's.
+	// vni and vxlanPort identify the tunnel on the wire. The port is assigned by IANA.
 	vni       = 4096
 	vxlanPort = 4789
-	// headers are the bytes that a tunnel adds to a packet, over IPv4 and
-	// IPv6.
+	// headers4 and headers6 are the bytes that a tunnel adds to a packet, over IPv4 and IPv6.
 	headers4, headers6 = 50, 70
 
 	chainNoMasq = "HK-NOMASQ"
 	chainMSS    = "HK-TUNNEL"
 )
 
-// kernel brings plans to the kernel. It is used by one goroutine.
+// kernel applies plans to the kernel. It is used by a single goroutine.
 type kernel struct {
 	bridge, tunnel string
 	podCIDRs       []netip.Prefix
-	journal        *hostchange.Journal
+	journal        *hostjournal.Journal
 
-	// guard tells when others have removed rules.
+	// guard notifies when another process may have removed rules.
 	guard *iptables.Guard
 
-	// written are the rules of each family as they were written last.
+	// written contains the last rules that were written for each family.
 	written map[iptables.Family]string
 }
 
-// mss is what leads to the chain that bounds segments.
-var mss = iptables.Jump{Table: "mangle", Chain: "POSTROUTING", To: chainMSS, Comment: "hyperkube tunnel"}
+// mssJump is the jump to the chain that clamps the TCP maximum segment size.
+var mssJump = iptables.Jump{Table: "mangle", Chain: "POSTROUTING", To: chainMSS, Comment: "hyperkube tunnel"}
 
-// lost forgets what was written of families that lack any of it, so that it is
-// written again, and tells whether there was one.
-func (k *kernel) lost(ctx context.Context) bool {
+// rulesMissing checks whether all written rules still exist. It forgets the families with missing rules, so
+// that they are written again, and reports whether there were any.
+func (k *kernel) rulesMissing(ctx context.Context) bool {
 	any := false
 	for family, rules := range k.written {
 		saved, err := iptables.Save(ctx, family)
-		if err == nil && iptables.Complete(saved, rules) && (!strings.Contains(rules, chainMSS) || mss.In(saved)) {
+		if err == nil && iptables.Complete(saved, rules) && (!strings.Contains(rules, chainMSS) || mssJump.In(saved)) {
 			continue
 		}
 		delete(k.written, family)
@@ -63,18 +61,17 @@ func (k *kernel) lost(ctx context.Context) bool {
 	return any
 }
 
-// apply makes the routes, tunnels and rules of p, and removes others of this
-// package.
+// apply creates the routes, tunnels and rules of p, and removes stale ones of this package.
 func (k *kernel) apply(ctx context.Context, self member, p plan) error {
 	index := 0
 	if len(p.tunnels) > 0 {
-		link, err := k.ensureTunnel(self, p.hardware)
+		link, err := k.ensureTunnel(self, p.mac)
 		if err != nil {
-			return fmt.Errorf("making the tunnel: %w", err)
+			return fmt.Errorf("creating the tunnel: %w", err)
 		}
 		index = link.Attrs().Index
-		if err := k.ensureEnds(index, p.tunnels); err != nil {
-			return fmt.Errorf("making the ends of tunnels: %w", err)
+		if err := k.ensureEndpoints(index, p.tunnels); err != nil {
+			return fmt.Errorf("creating the tunnel endpoints: %w", err)
 		}
 	} else if err := k.removeTunnel(); err != nil {
 		return fmt.Errorf("removing the tunnel: %w", err)
@@ -85,9 +82,9 @@ func (k *kernel) apply(ctx context.Context, self member, p plan) error {
 	return k.rules(ctx, self, p)
 }
 
-// routes makes those that are missing and removes those that are too many.
+// routes adds missing routes and removes stale ones.
 func (k *kernel) routes(tunnel int, want []route) error {
-	have, err := netdump.Whole(func() ([]netlink.Route, error) {
+	have, err := netlinkutil.List(func() ([]netlink.Route, error) {
 		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Protocol: routeProtocol}, netlink.RT_FILTER_PROTOCOL)
 	})
 	if err != nil {
@@ -95,47 +92,47 @@ func (k *kernel) routes(tunnel int, want []route) error {
 	}
 	var errs []error
 	for _, w := range want {
-		r := &netlink.Route{Dst: netdump.IPNet(w.dst), Gw: w.via.AsSlice(), Protocol: routeProtocol}
+		r := &netlink.Route{Dst: netlinkutil.IPNet(w.dst), Gw: w.gateway.AsSlice(), Protocol: routeProtocol}
 		if w.tunnel {
 			r.LinkIndex, r.Flags = tunnel, int(netlink.FLAG_ONLINK)
 		} else {
-			link, err := linkTo(w.via)
+			link, err := linkTo(w.gateway)
 			if err != nil {
-				errs = append(errs, fmt.Errorf("route to %s by %s: %w", w.dst, w.via, err))
+				errs = append(errs, fmt.Errorf("adding route to %s via %s: %w", w.dst, w.gateway, err))
 				continue
 			}
 			r.LinkIndex = link
 		}
 		same := func(h netlink.Route) bool {
-			return h.Dst != nil && netdump.Prefix(h.Dst) == w.dst && h.LinkIndex == r.LinkIndex && h.Gw.Equal(r.Gw)
+			return h.Dst != nil && netlinkutil.Prefix(h.Dst) == w.dst && h.LinkIndex == r.LinkIndex && h.Gw.Equal(r.Gw)
 		}
 		if slices.ContainsFunc(have, same) {
 			continue
 		}
 		link, err := netlink.LinkByIndex(r.LinkIndex)
 		if err == nil {
-			err = k.journal.Record(hostchange.Change{Kind: hostchange.Route, Name: w.dst.String(), Before: link.Attrs().Name})
+			err = k.journal.Record(hostjournal.Change{Kind: hostjournal.Route, Name: w.dst.String(), Before: link.Attrs().Name})
 		}
 		if err == nil {
 			err = netlink.RouteReplace(r)
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("route to %s by %s: %w", w.dst, w.via, err))
+			errs = append(errs, fmt.Errorf("adding route to %s via %s: %w", w.dst, w.gateway, err))
 		}
 	}
 	for _, h := range have {
-		wanted := slices.ContainsFunc(want, func(w route) bool { return h.Dst != nil && netdump.Prefix(h.Dst) == w.dst })
-		if wanted {
+		desired := slices.ContainsFunc(want, func(w route) bool { return h.Dst != nil && netlinkutil.Prefix(h.Dst) == w.dst })
+		if desired {
 			continue // it was replaced
 		}
 		if err := netlink.RouteDel(&h); err != nil && !errors.Is(err, unix.ESRCH) {
-			errs = append(errs, fmt.Errorf("removing the route to %s: %w", h.Dst, err))
+			errs = append(errs, fmt.Errorf("removing route to %s: %w", h.Dst, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// linkTo returns the link of whose subnet addr is.
+// linkTo returns the link whose subnet contains addr.
 func linkTo(addr netip.Addr) (int, error) {
 	routes, err := netlink.RouteGet(addr.AsSlice())
 	if err != nil {
@@ -146,10 +143,10 @@ func linkTo(addr netip.Addr) (int, error) {
 			return r.LinkIndex, nil
 		}
 	}
-	return 0, errors.New("it is not on a link of this node")
+	return 0, errors.New("the address is not on a link of this node")
 }
 
-// ensureTunnel makes the link of the tunnel.
+// ensureTunnel creates the VXLAN link.
 func (k *kernel) ensureTunnel(self member, hardware net.HardwareAddr) (netlink.Link, error) {
 	overhead := headers4
 	if self.address.Is6() {
@@ -170,7 +167,7 @@ func (k *kernel) ensureTunnel(self member, hardware net.HardwareAddr) (netlink.L
 		err = netlink.LinkNotFoundError{}
 	}
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		if err := k.journal.Record(hostchange.Change{Kind: hostchange.Link, Name: k.tunnel}); err != nil {
+		if err := k.journal.Record(hostjournal.Change{Kind: hostjournal.Link, Name: k.tunnel}); err != nil {
 			return nil, err
 		}
 		if err := netlink.LinkAdd(want); err != nil {
@@ -181,16 +178,16 @@ func (k *kernel) ensureTunnel(self member, hardware net.HardwareAddr) (netlink.L
 	if err != nil {
 		return nil, err
 	}
-	// The node's own packets have an address to which answers come back the
-	// same way.
+	// The node's own packets through the tunnel need a source address to which responses return
+	// through the tunnel.
 	for _, cidr := range self.cidrs {
 		a := netip.PrefixFrom(cidr.Addr(), cidr.Addr().BitLen())
-		addr := &netlink.Addr{IPNet: netdump.IPNet(a)}
+		addr := &netlink.Addr{IPNet: netlinkutil.IPNet(a)}
 		if a.Addr().Is6() {
 			addr.Flags = unix.IFA_F_NODAD
 		}
 		if err := netlink.AddrReplace(link, addr); err != nil {
-			return nil, fmt.Errorf("giving it address %s: %w", a, err)
+			return nil, fmt.Errorf("adding address %s: %w", a, err)
 		}
 	}
 	return link, netlink.LinkSetUp(link)
@@ -213,44 +210,44 @@ func (k *kernel) removeTunnel() error {
 	return err
 }
 
-// ensureEnds tells the kernel, which learns nothing by itself here, where the
-// ends of the tunnel are.
-func (k *kernel) ensureEnds(link int, ends []tunnelEnd) error {
+// ensureEndpoints configures the tunnel endpoints as FDB and neighbor entries. The link has learning
+// disabled.
+func (k *kernel) ensureEndpoints(link int, ends []tunnelEndpoint) error {
 	var want []netlink.Neigh
 	for _, e := range ends {
 		want = append(want, netlink.Neigh{
 			LinkIndex: link, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF,
-			IP: e.address.AsSlice(), HardwareAddr: e.hardware,
+			IP: e.address.AsSlice(), HardwareAddr: e.mac,
 		})
-		for _, via := range e.vias {
+		for _, via := range e.gateways {
 			family := unix.AF_INET
 			if via.Is6() {
 				family = unix.AF_INET6
 			}
 			want = append(want, netlink.Neigh{
-				LinkIndex: link, Family: family, State: netlink.NUD_PERMANENT, IP: via.AsSlice(), HardwareAddr: e.hardware,
+				LinkIndex: link, Family: family, State: netlink.NUD_PERMANENT, IP: via.AsSlice(), HardwareAddr: e.mac,
 			})
 		}
 	}
 	var errs []error
 	for _, family := range []int{unix.AF_BRIDGE, unix.AF_INET, unix.AF_INET6} {
-		have, err := netdump.Whole(func() ([]netlink.Neigh, error) { return netlink.NeighList(link, family) })
+		have, err := netlinkutil.List(func() ([]netlink.Neigh, error) { return netlink.NeighList(link, family) })
 		if err != nil {
-			errs = append(errs, fmt.Errorf("listing neighbours: %w", err))
+			errs = append(errs, fmt.Errorf("listing neighbors: %w", err))
 			continue
 		}
 		for _, h := range have {
 			known := slices.ContainsFunc(want, func(w netlink.Neigh) bool { return sameNeigh(w, h, family) })
 			if !known && h.State&netlink.NUD_PERMANENT != 0 && h.IP != nil && !h.IP.IsMulticast() {
 				if err := netlink.NeighDel(&h); err != nil && !errors.Is(err, unix.ENOENT) {
-					errs = append(errs, fmt.Errorf("removing neighbour %s: %w", h.IP, err))
+					errs = append(errs, fmt.Errorf("removing neighbor %s: %w", h.IP, err))
 				}
 			}
 		}
 		for _, w := range want {
 			if w.Family == family && !slices.ContainsFunc(have, func(h netlink.Neigh) bool { return sameNeigh(w, h, family) }) {
 				if err := netlink.NeighSet(&w); err != nil {
-					errs = append(errs, fmt.Errorf("adding neighbour %s: %w", w.IP, err))
+					errs = append(errs, fmt.Errorf("adding neighbor %s: %w", w.IP, err))
 				}
 			}
 		}
@@ -262,8 +259,8 @@ func sameNeigh(want, have netlink.Neigh, family int) bool {
 	return want.Family == family && want.IP.Equal(have.IP) && want.HardwareAddr.String() == have.HardwareAddr.String()
 }
 
-// rules keep packets to other nodes' pods from being masqueraded, and bound the
-// segments of what goes through the tunnel to what fits.
+// rules writes the iptables rules that exclude packets to pods of other nodes from masquerading and
+// clamp the TCP maximum segment size of packets through the tunnel.
 func (k *kernel) rules(ctx context.Context, self member, p plan) error {
 	for _, cidr := range self.cidrs {
 		family := iptables.Of(cidr.Addr().Is6())
@@ -289,35 +286,35 @@ func (k *kernel) rules(ctx context.Context, self member, p plan) error {
 		k.written[family] = rules
 		if err := k.writeRules(ctx, family, rules, len(p.tunnels) > 0); err != nil {
 			delete(k.written, family)
-			return fmt.Errorf("writing the network's rules: %w", err)
+			return fmt.Errorf("writing pod network rules: %w", err)
 		}
 	}
 	return nil
 }
 
 func (k *kernel) writeRules(ctx context.Context, family iptables.Family, rules string, tunnel bool) error {
-	chain := func(table, name string) hostchange.Change {
-		return hostchange.Change{Kind: hostchange.Chain, Name: fmt.Sprintf("%s %s %s", family, table, name)}
+	chain := func(table, name string) hostjournal.Change {
+		return hostjournal.Change{Kind: hostjournal.Chain, Name: fmt.Sprintf("%s %s %s", family, table, name)}
 	}
-	// HK-NOMASQ is in the journal of the runtime, whose chains lead there.
+	// HK-NOMASQ is in the journal of the runtime, whose chains jump to it.
 	if tunnel {
-		if err := k.journal.Record(chain("mangle", chainMSS), mss.Change(family)); err != nil {
+		if err := k.journal.Record(chain("mangle", chainMSS), mssJump.Change(family)); err != nil {
 			return err
 		}
 		saved, err := iptables.Save(ctx, family)
 		if err != nil {
 			return err
 		}
-		if !mss.In(saved) {
-			rules += mss.Insert() + "\n"
+		if !mssJump.In(saved) {
+			rules += mssJump.Insert() + "\n"
 		}
 		rules += "COMMIT\n"
 	}
 	return k.guard.Restore(ctx, family, rules)
 }
 
-// podRanges are the ranges of other nodes' pods: that of the cluster, if it is
-// known, for it is one rule.
+// podRanges returns the pod CIDRs of other nodes. If the cluster's pod CIDR is known it returns
+// only that, which is a single rule.
 func (k *kernel) podRanges(p plan, is6 bool) []netip.Prefix {
 	var out []netip.Prefix
 	for _, cidr := range k.podCIDRs {
@@ -339,14 +336,14 @@ func (k *kernel) podRanges(p plan, is6 bool) []netip.Prefix {
 // subnetsOf returns address with its subnet, and the addresses of links.
 func subnetsOf(address netip.Addr, links []string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
-	if own, err := linkOf(address); err == nil {
-		addrs, err := netdump.Addresses(own, netlink.FAMILY_ALL)
+	if nodeLink, err := linkOf(address); err == nil {
+		addrs, err := netlinkutil.Addresses(nodeLink, netlink.FAMILY_ALL)
 		if err != nil {
 			return nil, fmt.Errorf("listing addresses: %w", err)
 		}
 		for _, a := range addrs {
-			// Its address of the other family is on the same link.
-			if p := netdump.Prefix(a.IPNet); p.Addr() == address || p.Addr().Is4() != address.Is4() && p.Addr().IsGlobalUnicast() {
+			// The node's address of the other family is on the same link.
+			if p := netlinkutil.Prefix(a.IPNet); p.Addr() == address || p.Addr().Is4() != address.Is4() && p.Addr().IsGlobalUnicast() {
 				out = append(out, p)
 			}
 		}
@@ -362,12 +359,12 @@ func subnetsOf(address netip.Addr, links []string) ([]netip.Prefix, error) {
 		if err != nil {
 			return nil, fmt.Errorf("finding link %s: %w", name, err)
 		}
-		addrs, err := netdump.Addresses(link, netlink.FAMILY_ALL)
+		addrs, err := netlinkutil.Addresses(link, netlink.FAMILY_ALL)
 		if err != nil {
 			return nil, fmt.Errorf("listing addresses: %w", err)
 		}
 		for _, a := range addrs {
-			if p := netdump.Prefix(a.IPNet); p.Addr().IsGlobalUnicast() && !slices.Contains(out, p) {
+			if p := netlinkutil.Prefix(a.IPNet); p.Addr().IsGlobalUnicast() && !slices.Contains(out, p) {
 				out = append(out, p)
 			}
 		}
@@ -375,14 +372,14 @@ func subnetsOf(address netip.Addr, links []string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// linkOf returns the link that has the address.
+// linkOf returns the link that has the given address.
 func linkOf(address netip.Addr) (netlink.Link, error) {
-	addrs, err := netdump.Addresses(nil, netlink.FAMILY_ALL)
+	addrs, err := netlinkutil.Addresses(nil, netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("listing addresses: %w", err)
 	}
 	for _, a := range addrs {
-		if netdump.Prefix(a.IPNet).Addr() == address {
+		if netlinkutil.Prefix(a.IPNet).Addr() == address {
 			return netlink.LinkByIndex(a.LinkIndex)
 		}
 	}

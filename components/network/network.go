@@ -1,10 +1,9 @@
-// Package network is the node level of the pod network: it leads packets to the
-// pods of other nodes, by a route to a node of the same subnet, else through a
-// VXLAN tunnel, and keeps their addresses from being masqueraded on the way. The
-// pods of the node itself are connected by internal/podnet.
+// Package network implements the node level of the pod network. It routes packets to pods of other
+// nodes: by a direct route to nodes on the same subnet, else through a VXLAN tunnel. It also
+// excludes these packets from masquerading. Package podnet connects the pods of this node.
 //
-// It follows the Nodes and the kernel's routes; while there is one node it does
-// nothing. What it made stays when it ends, so that traffic goes on.
+// It watches Nodes and the routes of the kernel. In a single-node cluster it does nothing. Its
+// routes, tunnels and rules stay after it stops, so that traffic continues.
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/networking/
 package network
@@ -30,58 +29,57 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/iptables"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/iptables"
 )
 
-// Config of a Network.
+// Config configures a Network.
 type Config struct {
-	// NodeName is the node's name in the API.
+	// NodeName is the name of the Node object.
 	NodeName string
-	// Nodes is the informer of Nodes, started by who composes the process.
+	// Nodes is the informer of Nodes. The caller starts it.
 	Nodes cache.SharedIndexInformer
-	// Kube may patch the node's own Node, which tells others how it is
-	// reached.
+	// Kube must be allowed to patch this node's Node, to publish its addresses in an annotation.
 	Kube kubernetes.Interface
-	// Bridge is the name of the pods' bridge, Tunnel that of the link that is
-	// made when a tunnel is needed.
+	// Bridge is the name of the pods' bridge. Tunnel is the name of the VXLAN link, which is
+	// created when needed.
 	Bridge, Tunnel string
-	// Links, besides that of the node's address, are those on which there
-	// may be other nodes; such a link may be missing.
+	// Links are additional links through which other nodes may be reached, besides the link with
+	// the node's address. Links may be missing.
 	Links []string
-	// PodCIDRs of the whole cluster; empty: those of the nodes are used.
+	// PodCIDRs of the whole cluster. If empty, the pod CIDRs of the nodes are used.
 	PodCIDRs []netip.Prefix
-	// Mode is Auto when empty.
+	// Mode defaults to Auto.
 	Mode Mode
-	// PluginConf is the folder of configurations of network plugins; while there
-	// is one, the ways to other nodes' pods are theirs. Empty: not looked at.
-	PluginConf string
-	// PluginsChanged is called when something in that folder has changed; may be
-	// nil. It must not block.
-	PluginsChanged func()
-	// Journal records the changes to the host; nil records none.
-	Journal *hostchange.Journal
-	// Log receives warnings; nil means slog's default.
+	// CNIConfDir is the directory of CNI configurations. If it contains a configuration, the CNI
+	// plugin is responsible for the routes to pods of other nodes. Empty disables the check.
+	CNIConfDir string
+	// OnCNIConfChange is called when a file in that directory changes. It may be nil and must not
+	// block.
+	OnCNIConfChange func()
+	// Journal records the changes to the host. Nil records none.
+	Journal *hostjournal.Journal
+	// Log receives warnings. Nil means slog's default.
 	Log *slog.Logger
 }
 
-// Network keeps the ways to other nodes' pods.
+// Network maintains the routes to pods of other nodes.
 type Network struct {
 	cfg     Config
 	synced  cache.DoneChecker
-	changed chan struct{} // has one element when nodes changed
+	changed chan struct{} // buffered: holds one element after nodes changed
 
-	// Owned by the goroutine of Run.
+	// Used only by the goroutine of Run.
 	kernel kernel
-	// watch is watchRoutes, and apply the kernel's, but in tests.
+	// watch is watchRoutes and apply is kernel.apply, except in tests.
 	watch func(ctx context.Context) (<-chan struct{}, error)
 	apply func(ctx context.Context, self member, p plan) error
 }
 
-// New validates cfg and asks its informer for what is needed.
+// New validates cfg and registers with the informer.
 func New(cfg Config) (*Network, error) {
 	if cfg.NodeName == "" || cfg.Nodes == nil || cfg.Kube == nil || cfg.Bridge == "" || cfg.Tunnel == "" {
-		return nil, errors.New("network: a node name, an informer, a client and the names of links are needed")
+		return nil, errors.New("network: node name, informer, client and link names are required")
 	}
 	if err := cfg.Mode.Validate(); err != nil {
 		return nil, fmt.Errorf("network: %w", err)
@@ -107,24 +105,24 @@ func New(cfg Config) (*Network, error) {
 			before, ok1 := old.(*corev1.Node)
 			after, ok2 := obj.(*corev1.Node)
 			if ok1 && ok2 && memberOf(before).equal(memberOf(after)) {
-				return // it is alive, that is all
+				return // only the heartbeat changed
 			}
 			touch(obj)
 		},
 		DeleteFunc: touch,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("network: preparing informers: %w", err)
+		return nil, fmt.Errorf("network: adding event handler: %w", err)
 	}
 	n.synced = registration.HasSyncedChecker()
 	return n, nil
 }
 
-// retryAfter is how long after a failure the next attempt is; a change of the
-// kernel's routes or the nodes brings it sooner.
+// retryAfter is the delay of a retry after a failure. A change of routes or nodes triggers an
+// earlier attempt.
 const retryAfter = 2 * time.Second
 
-// Run keeps the routes until ctx ends.
+// Run maintains the routes until ctx is cancelled.
 func (n *Network) Run(ctx context.Context) error {
 	if !cache.WaitFor(ctx, "", n.synced) {
 		return nil
@@ -134,14 +132,14 @@ func (n *Network) Run(ctx context.Context) error {
 	defer func() {
 		stop()
 		if routes != nil {
-			for range routes { // it ends when the subscription has
+			for range routes { // the channel is closed when the subscription has ended
 			}
 		}
 	}()
 	var following sync.WaitGroup
 	defer following.Wait()
 	defer stop()
-	following.Go(func() { n.followPlugins(watching) })
+	following.Go(func() { n.watchCNIConf(watching) })
 	suspect := make(chan struct{}, 1)
 	guarded := false
 	retry := time.NewTimer(0)
@@ -153,14 +151,13 @@ func (n *Network) Run(ctx context.Context) error {
 		case <-n.changed:
 		case <-retry.C:
 		case <-suspect:
-			if !n.kernel.lost(ctx) {
+			if !n.kernel.rulesMissing(ctx) {
 				continue
 			}
-			n.cfg.Log.Info("somebody removed rules of the ways to other nodes: all are written again")
+			n.cfg.Log.Info("iptables rules of the pod network were removed, writing them again")
 		case _, ok := <-routes:
 			if !ok {
-				// Too much came at once, and some of it was missed: it is looked
-				// at, and watched, anew.
+				// The subscription overflowed and events were lost: sync and subscribe again.
 				routes = nil
 				retry.Reset(retryAfter)
 				continue
@@ -174,17 +171,17 @@ func (n *Network) Run(ctx context.Context) error {
 		if len(peers) > 0 && routes == nil {
 			var err error
 			if routes, err = n.watch(watching); err != nil {
-				n.cfg.Log.Warn("changes of the host's routes are not seen", "err", err)
+				n.cfg.Log.Warn("cannot watch host routes", "err", err)
 			}
 		}
 		if err := n.sync(ctx, self, peers); err != nil && ctx.Err() == nil {
-			n.cfg.Log.Warn("pods of other nodes may not be reached, trying again", "err", err)
+			n.cfg.Log.Warn("cannot set up routes to pods of other nodes, retrying", "err", err)
 			retry.Reset(retryAfter)
 		}
 	}
 }
 
-// members returns this node and all others.
+// members returns this node and all other nodes.
 func (n *Network) members() (self member, peers []member) {
 	for _, obj := range n.cfg.Nodes.GetStore().List() {
 		node, ok := obj.(*corev1.Node)
@@ -200,10 +197,10 @@ func (n *Network) members() (self member, peers []member) {
 	return self, peers
 }
 
-// sync tells how this node is reached, if others want to know, and makes the
-// ways to them.
+// sync publishes the addresses of this node if there are other nodes, and creates the routes to
+// them.
 func (n *Network) sync(ctx context.Context, self member, peers []member) error {
-	if n.plugins() {
+	if n.usesCNIPlugin() {
 		return n.apply(ctx, self, plan{})
 	}
 	if len(peers) > 0 && self.address.IsValid() {
@@ -212,7 +209,7 @@ func (n *Network) sync(ctx context.Context, self member, peers []member) error {
 			return err
 		}
 		if text := formatSubnets(subnets); text != formatSubnets(self.subnets) {
-			if err := n.tell(ctx, text); err != nil {
+			if err := n.publishAddresses(ctx, text); err != nil {
 				return err
 			}
 		}
@@ -221,51 +218,51 @@ func (n *Network) sync(ctx context.Context, self member, peers []member) error {
 	return n.apply(ctx, self, makePlan(self, peers, n.cfg.Mode))
 }
 
-// ownPlugin is this project's pod network as a plugin: its pods are like those
-// of the built-in runtime.
-const ownPlugin = `"hyperkube-cni"`
+// builtinPlugin is the type of this project's CNI plugin, whose pods are connected like those of the
+// built-in runtime.
+const builtinPlugin = `"hyperkube-cni"`
 
-// plugins tells whether pods are connected by plugins of others: those of the
-// first configuration by name.
-func (n *Network) plugins() bool {
-	if n.cfg.PluginConf == "" {
+// usesCNIPlugin reports whether another CNI plugin connects the pods: the first configuration by name
+// does not contain builtinPlugin.
+func (n *Network) usesCNIPlugin() bool {
+	if n.cfg.CNIConfDir == "" {
 		return false
 	}
-	entries, err := os.ReadDir(n.cfg.PluginConf) // in order
+	entries, err := os.ReadDir(n.cfg.CNIConfDir) // sorted by name
 	if err != nil {
 		return false
 	}
 	for _, e := range entries {
 		switch filepath.Ext(e.Name()) {
 		case ".conf", ".conflist", ".json":
-			data, err := os.ReadFile(filepath.Join(n.cfg.PluginConf, e.Name()))
-			return err == nil && !strings.Contains(string(data), ownPlugin)
+			data, err := os.ReadFile(filepath.Join(n.cfg.CNIConfDir, e.Name()))
+			return err == nil && !strings.Contains(string(data), builtinPlugin)
 		}
 	}
 	return false
 }
 
-func (n *Network) tell(ctx context.Context, subnets string) error {
+func (n *Network) publishAddresses(ctx context.Context, subnets string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{annotationAddresses: subnets}}})
 	if err != nil {
-		return fmt.Errorf("telling how the node is reached: %w", err)
+		return fmt.Errorf("publishing node addresses: %w", err)
 	}
 	if _, err := n.cfg.Kube.CoreV1().Nodes().Patch(ctx, n.cfg.NodeName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		return fmt.Errorf("telling how the node is reached: %w", err)
+		return fmt.Errorf("publishing node addresses: %w", err)
 	}
 	return nil
 }
 
-// watchRoutes yields an element when routes of this package may be missing: one
-// went, or a link got an address. It is closed when ctx ends, or when the kernel has
-// more to tell than is read.
+// watchRoutes returns a channel that receives an element when routes of this package may be
+// missing: a route was deleted or a link got an address. The channel is closed when ctx is
+// cancelled or the netlink subscription overflows.
 func (n *Network) watchRoutes(ctx context.Context) (<-chan struct{}, error) {
-	ctx, cancel := context.WithCancel(ctx) // which closes the socket
+	ctx, cancel := context.WithCancel(ctx) // cancelling closes the socket
 	updates := make(chan netlink.RouteUpdate, 64)
 	if err := netlink.RouteSubscribeWithOptions(updates, ctx.Done(), netlink.RouteSubscribeOptions{
 		ErrorCallback: func(err error) {
 			if ctx.Err() == nil {
-				n.cfg.Log.Warn("a change of the host's routes was missed", "err", err)
+				n.cfg.Log.Warn("watching the node's pod network routes failed", "err", err)
 			}
 		},
 	}); err != nil {
@@ -277,9 +274,9 @@ func (n *Network) watchRoutes(ctx context.Context) (<-chan struct{}, error) {
 		defer cancel()
 		defer close(out)
 		for u := range updates {
-			gone := u.Type == unix.RTM_DELROUTE && u.Protocol == routeProtocol
+			deleted := u.Type == unix.RTM_DELROUTE && u.Protocol == routeProtocol
 			came := u.Type == unix.RTM_NEWROUTE && u.Protocol == unix.RTPROT_KERNEL
-			if !gone && !came {
+			if !deleted && !came {
 				continue
 			}
 			select {

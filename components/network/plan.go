@@ -12,42 +12,41 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// annotationAddresses of a Node lists, separated by commas, the addresses at
-// which other nodes reach it directly, each with the length of its subnet's
-// prefix, as in "192.0.2.7/24".
+// annotationAddresses lists the addresses at which other nodes can reach a Node directly, separated
+// by commas. Each has its subnet's prefix length, as in "192.0.2.7/24".
 const annotationAddresses = "network.hyperkube.io/addresses"
 
-// Mode is how nodes reach each other's pods.
+// Mode selects how nodes reach each other's pods.
 type Mode string
 
-// The modes there are.
+// Supported modes.
 const (
-	// Auto routes to nodes of the same subnet and tunnels to others.
+	// Auto uses direct routes to nodes on the same subnet and tunnels to others.
 	Auto Mode = "auto"
-	// VXLAN tunnels to all.
+	// VXLAN uses tunnels to all nodes.
 	VXLAN Mode = "vxlan"
-	// Direct routes to nodes of the same subnet and does not reach others,
-	// whose routes somebody else makes.
+	// Direct uses direct routes to nodes on the same subnet. Routes to other nodes must be
+	// configured outside the cluster.
 	Direct Mode = "direct"
 )
 
-// Validate tells whether it is one of them; empty is Auto.
+// Validate returns an error if the mode is unknown. Empty means Auto.
 func (m Mode) Validate() error {
 	switch m {
 	case "", Auto, VXLAN, Direct:
 		return nil
 	}
-	return fmt.Errorf("unknown mode %q of the pod network: auto, vxlan and direct are known", string(m))
+	return fmt.Errorf("unknown pod network mode %q: must be auto, vxlan or direct", string(m))
 }
 
-// member is what matters of a Node.
+// member contains the fields of a Node that are needed.
 type member struct {
 	name string
-	// cidrs are those of its pods.
+	// cidrs are its pod CIDRs.
 	cidrs []netip.Prefix
-	// address is the one that it is known by.
+	// address is its internal IP address.
 	address netip.Addr
-	// subnets are its addresses with their subnets.
+	// subnets are its published addresses with their subnets.
 	subnets []netip.Prefix
 }
 
@@ -93,66 +92,66 @@ func formatSubnets(subnets []netip.Prefix) string {
 	return strings.Join(texts, ",")
 }
 
-// route leads to the pods of another node.
+// route is a route to the pods of another node.
 type route struct {
-	dst netip.Prefix
-	via netip.Addr
-	// tunnel: by the tunnel's link, else by the link that via is on.
+	dst     netip.Prefix // pod CIDR of the other node
+	gateway netip.Addr
+	// tunnel selects the VXLAN link. Otherwise the link through which gateway is reachable is used.
 	tunnel bool
 }
 
-// tunnelEnd is where a tunnel to another node ends.
-type tunnelEnd struct {
-	hardware net.HardwareAddr
+// tunnelEndpoint is the tunnel endpoint of another node.
+type tunnelEndpoint struct {
+	mac      net.HardwareAddr
 	address  netip.Addr   // of the node
-	vias     []netip.Addr // those of the routes
+	gateways []netip.Addr // gateways of the routes
 }
 
-// plan is all that one node needs to reach the others' pods.
+// plan contains all routes and tunnel endpoints that a node needs to reach pods of other nodes.
 type plan struct {
 	routes  []route
-	tunnels []tunnelEnd
-	// hardware is the node's own end of tunnels.
-	hardware net.HardwareAddr
+	tunnels []tunnelEndpoint
+	// mac is the MAC address of this node's tunnel endpoint.
+	mac net.HardwareAddr
 }
 
-// makePlan decides how self reaches its peers. Both ends of a pair decide
-// alike, for they know the same of each other.
+// makePlan decides how self reaches its peers. Both nodes of a pair decide the same, because they
+// use the same data about each other.
 func makePlan(self member, peers []member, mode Mode) plan {
-	ends := hardwareAddrs(append(slices.Clone(peers), self))
-	p := plan{hardware: ends[self.name]}
+	ends := macAddresses(append(slices.Clone(peers), self))
+	p := plan{mac: ends[self.name]}
 	for _, peer := range peers {
 		if peer.name == self.name || len(peer.cidrs) == 0 || len(peer.subnets) == 0 {
-			continue // it has not told yet how it is reached
+			continue // the node has not published its addresses yet
 		}
-		end := tunnelEnd{hardware: ends[peer.name], address: peer.address}
+		end := tunnelEndpoint{mac: ends[peer.name], address: peer.address}
 		for _, cidr := range peer.cidrs {
-			if via := neighbour(self.subnets, peer.subnets, cidr.Addr().Is4()); via.IsValid() && mode != VXLAN {
-				p.routes = append(p.routes, route{dst: cidr, via: via})
+			if via := sharedSubnetAddress(self.subnets, peer.subnets, cidr.Addr().Is4()); via.IsValid() && mode != VXLAN {
+				p.routes = append(p.routes, route{dst: cidr, gateway: via})
 			} else if mode != Direct && peer.address.IsValid() && self.address.IsValid() && peer.address.Is4() == self.address.Is4() {
 				base := cidr.Addr()
-				p.routes = append(p.routes, route{dst: cidr, via: base, tunnel: true})
-				end.vias = append(end.vias, base)
+				p.routes = append(p.routes, route{dst: cidr, gateway: base, tunnel: true})
+				end.gateways = append(end.gateways, base)
 			}
 		}
-		if len(end.vias) > 0 {
+		if len(end.gateways) > 0 {
 			p.tunnels = append(p.tunnels, end)
 		}
 	}
 	slices.SortFunc(p.routes, func(a, b route) int { return a.dst.Compare(b.dst) })
-	slices.SortFunc(p.tunnels, func(a, b tunnelEnd) int { return bytes.Compare(a.hardware, b.hardware) })
+	slices.SortFunc(p.tunnels, func(a, b tunnelEndpoint) int { return bytes.Compare(a.mac, b.mac) })
 	return p
 }
 
-// neighbour returns the peer's address in a subnet that both are in; none if
-// there is none. That both have the same address there means that these are
-// two subnets, each behind its machine.
-func neighbour(own, peer []netip.Prefix, v4 bool) netip.Addr {
+// sharedSubnetAddress returns the peer's address in a subnet that both nodes are in, or an invalid address.
+// If both have the same address in a subnet, these are two separate subnets, each private to its
+// machine.
+func sharedSubnetAddress(self, peer []netip.Prefix, v4 bool) netip.Addr {
 	for _, p := range peer {
 		if p.Addr().Is4() != v4 {
 			continue
 		}
-		for _, o := range own {
+		for _, o := range self {
 			if o.Masked() == p.Masked() && o.Addr() != p.Addr() {
 				return p.Addr()
 			}
@@ -161,10 +160,10 @@ func neighbour(own, peer []netip.Prefix, v4 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// hardwareAddrs are the MACs of the ends of tunnels, by the nodes' names. All nodes
-// come to the same, for they know the same names: where two would have one address,
-// the name that is sorted later takes another.
-func hardwareAddrs(members []member) map[string]net.HardwareAddr {
+// macAddresses returns the MAC addresses of the tunnel endpoints by node name. All nodes compute
+// the same result from the same names: on a collision, the name that sorts later gets another
+// address.
+func macAddresses(members []member) map[string]net.HardwareAddr {
 	names := make([]string, len(members))
 	for i, m := range members {
 		names[i] = m.name
@@ -173,11 +172,11 @@ func hardwareAddrs(members []member) map[string]net.HardwareAddr {
 	out, taken := map[string]net.HardwareAddr{}, map[[4]byte]bool{}
 	for _, name := range slices.Compact(names) {
 		text := name
-		end := hashed(text)
+		end := macSuffix(text)
 		for taken[end] {
-			// No name of a node has such a character.
+			// Node names cannot contain this character.
 			text += "+"
-			end = hashed(text)
+			end = macSuffix(text)
 		}
 		taken[end] = true
 		out[name] = append(net.HardwareAddr{0x0a, 0x5b}, end[:]...)
@@ -185,8 +184,8 @@ func hardwareAddrs(members []member) map[string]net.HardwareAddr {
 	return out
 }
 
-// hashed is the part of an address that tells nodes apart.
-func hashed(text string) [4]byte {
+// macSuffix returns the node-specific part of a MAC address.
+func macSuffix(text string) [4]byte {
 	sum := sha256.Sum256([]byte(text))
 	return [4]byte(sum[:4])
 }

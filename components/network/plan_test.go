@@ -43,7 +43,7 @@ func TestPlan(t *testing.T) {
 		p := makePlan(self, []member{c.peer}, c.mode)
 		tunnelled, texts := 0, []string{}
 		for _, r := range p.routes {
-			texts = append(texts, fmt.Sprintf("{%s %s %v}", r.dst, r.via, r.tunnel))
+			texts = append(texts, fmt.Sprintf("{%s %s %v}", r.dst, r.gateway, r.tunnel))
 			if r.tunnel {
 				tunnelled++
 			}
@@ -54,7 +54,7 @@ func TestPlan(t *testing.T) {
 		if len(p.tunnels) != min(tunnelled, 1) {
 			t.Errorf("%s: tunnels %v", name, p.tunnels)
 		}
-		// What one end decides the other does, too.
+		// The other end makes the same decision.
 		back := makePlan(c.peer, []member{self}, c.mode)
 		if c.peer.name != "a" && len(c.peer.subnets) > 0 && len(c.peer.cidrs) == 1 && len(back.tunnels) != len(p.tunnels) {
 			t.Errorf("%s: the other end decides otherwise: %v", name, back)
@@ -74,7 +74,7 @@ func TestSubnets(t *testing.T) {
 
 func TestPlugins(t *testing.T) {
 	dir := t.TempDir()
-	n := &Network{cfg: Config{PluginConf: dir}}
+	n := &Network{cfg: Config{CNIConfDir: dir}}
 	for _, c := range []struct {
 		file, text string
 		want       bool
@@ -87,33 +87,33 @@ func TestPlugins(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, c.file), []byte(c.text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if n.plugins() != c.want {
+		if n.usesCNIPlugin() != c.want {
 			t.Errorf("with %s: %v", c.file, !c.want)
 		}
 	}
 }
 
-// TestHardwareAddrs: no two nodes have one end of tunnels, and all come to the same.
+// TestHardwareAddrs checks that MAC addresses are unique and that all nodes compute the same ones.
 func TestHardwareAddrs(t *testing.T) {
 	seen := map[[4]byte]string{}
 	var first, second string
 	for i := 0; first == ""; i++ {
 		name := fmt.Sprintf("node-%d", i)
-		if other, ok := seen[hashed(name)]; ok {
+		if other, ok := seen[macSuffix(name)]; ok {
 			first, second = min(other, name), max(other, name)
 		}
-		seen[hashed(name)] = name
+		seen[macSuffix(name)] = name
 	}
 	members := []member{{name: second}, {name: "node-x"}, {name: first}, {name: first}}
-	got := hardwareAddrs(members)
+	got := macAddresses(members)
 	if len(got) != 3 || got[first].String() == got[second].String() {
 		t.Errorf("%s and %s: %v", first, second, got)
 	}
 	slices.Reverse(members)
-	if again := hardwareAddrs(members); !reflect.DeepEqual(got, again) {
+	if again := macAddresses(members); !reflect.DeepEqual(got, again) {
 		t.Errorf("%v, and in another order %v", got, again)
 	}
-	if alone := hardwareAddrs([]member{{name: first}}); alone[first].String() != got[first].String() {
+	if alone := macAddresses([]member{{name: first}}); alone[first].String() != got[first].String() {
 		t.Errorf("%s has %s, and alone %s", first, got[first], alone[first])
 	}
 }

@@ -7,19 +7,19 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// followPlugins looks anew whenever the folder of configurations of network plugins
-// changes, until ctx ends. The folder may come later, and so may those above it.
-func (n *Network) followPlugins(ctx context.Context) {
-	if n.cfg.PluginConf == "" {
+// watchCNIConf triggers a sync whenever the CNI configuration directory changes, until ctx is
+// cancelled. The directory and its parents may be created later.
+func (n *Network) watchCNIConf(ctx context.Context) {
+	if n.cfg.CNIConfDir == "" {
 		return
 	}
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		n.cfg.Log.Warn("configurations of network plugins that come later are not seen", "err", err)
+		n.cfg.Log.Warn("cannot watch CNI configurations", "err", err)
 		return
 	}
 	defer watcher.Close()
-	watched := n.watchPlugins(watcher)
+	watched := n.addCNIWatch(watcher)
 	for {
 		select {
 		case <-ctx.Done():
@@ -31,10 +31,10 @@ func (n *Network) followPlugins(ctx context.Context) {
 			if event.Has(fsnotify.Chmod) && event.Op == fsnotify.Chmod {
 				continue
 			}
-			if watched != n.cfg.PluginConf || event.Name == n.cfg.PluginConf {
-				// A folder on the way to it came, or it went itself.
-				now := n.watchPlugins(watcher)
-				if now == watched && now != n.cfg.PluginConf {
+			if watched != n.cfg.CNIConfDir || event.Name == n.cfg.CNIConfDir {
+				// A parent directory was created, or the directory itself was removed.
+				now := n.addCNIWatch(watcher)
+				if now == watched && now != n.cfg.CNIConfDir {
 					continue
 				}
 				watched = now
@@ -43,28 +43,28 @@ func (n *Network) followPlugins(ctx context.Context) {
 			if !ok {
 				return
 			}
-			n.cfg.Log.Warn("a change of configurations of network plugins was missed", "err", err)
+			n.cfg.Log.Warn("watching CNI configurations failed", "err", err)
 		}
 		select {
 		case n.changed <- struct{}{}:
 		default:
 		}
-		if n.cfg.PluginsChanged != nil {
-			n.cfg.PluginsChanged()
+		if n.cfg.OnCNIConfChange != nil {
+			n.cfg.OnCNIConfChange()
 		}
 	}
 }
 
-// watchPlugins watches the folder, or the nearest above it that is there, and
-// returns which.
-func (n *Network) watchPlugins(watcher *fsnotify.Watcher) string {
-	for dir := n.cfg.PluginConf; ; dir = filepath.Dir(dir) {
+// addCNIWatch watches the directory or its nearest existing parent, and returns the path of the
+// watched directory.
+func (n *Network) addCNIWatch(watcher *fsnotify.Watcher) string {
+	for dir := n.cfg.CNIConfDir; ; dir = filepath.Dir(dir) {
 		if err := watcher.Add(dir); err == nil {
-			// One that came while it was looked for is found from here.
-			if dir == n.cfg.PluginConf || watcher.Add(n.cfg.PluginConf) != nil {
+			// The directory may have been created in the meantime.
+			if dir == n.cfg.CNIConfDir || watcher.Add(n.cfg.CNIConfDir) != nil {
 				return dir
 			}
-			return n.cfg.PluginConf
+			return n.cfg.CNIConfDir
 		}
 		if dir == filepath.Dir(dir) {
 			return ""

@@ -10,23 +10,23 @@ import (
 	"time"
 )
 
-// TestFollowPlugins: a configuration is seen as soon as it comes or goes, even if
-// its folder was not there.
+// TestFollowPlugins checks that the creation and removal of a configuration is noticed immediately,
+// even if the directory did not exist.
 func TestFollowPlugins(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "cni", "net.d")
 	seen := make(chan struct{}, 100)
 	n := &Network{changed: make(chan struct{}, 1), cfg: Config{
-		PluginConf: dir, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), PluginsChanged: func() { seen <- struct{}{} },
+		CNIConfDir: dir, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), OnCNIConfChange: func() { seen <- struct{}{} },
 	}}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
-	go func() { defer close(done); n.followPlugins(ctx) }()
+	go func() { defer close(done); n.watchCNIConf(ctx) }()
 	defer func() { cancel(); <-done }()
 	await := func(what string, want bool) {
 		t.Helper()
 		end := time.After(time.Minute)
-		for n.plugins() != want || !drained(seen) {
+		for n.usesCNIPlugin() != want || !drained(seen) {
 			select {
 			case <-seen:
 			case <-end:
@@ -34,9 +34,9 @@ func TestFollowPlugins(t *testing.T) {
 			}
 		}
 	}
-	// A change from before it watched would not be told of: it is made again.
+	// Changes before the watch starts are missed, so the file is created repeatedly.
 	file := filepath.Join(dir, "10-net.conflist")
-	for told := false; !told; {
+	for seenOnce := false; !seenOnce; {
 		if err := os.RemoveAll(filepath.Join(root, "cni")); err != nil {
 			t.Fatal(err)
 		}
@@ -48,11 +48,11 @@ func TestFollowPlugins(t *testing.T) {
 		}
 		select {
 		case <-seen:
-			told = true
+			seenOnce = true
 		case <-time.After(time.Second):
 		}
 	}
-	if !n.plugins() {
+	if !n.usesCNIPlugin() {
 		t.Fatal("the configuration is not known")
 	}
 	drained(seen)

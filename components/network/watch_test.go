@@ -13,8 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// TestMissedRoutes: who has missed changes of the host's routes looks at them, and
-// watches them, anew.
+// TestMissedRoutes checks that the network syncs and watches again after route events were lost.
 func TestMissedRoutes(t *testing.T) {
 	kube := fake.NewClientset(
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "self"}}, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "peer"}},
@@ -26,7 +25,7 @@ func TestMissedRoutes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var mu sync.Mutex // guards what follows
+	var mu sync.Mutex // guards the variables below
 	watched, applied := 0, 0
 	again := make(chan int, 1)
 	n.watch = func(ctx context.Context) (<-chan struct{}, error) {
@@ -35,7 +34,7 @@ func TestMissedRoutes(t *testing.T) {
 		watched++
 		routes := make(chan struct{})
 		if watched == 1 {
-			close(routes) // more came than was read
+			close(routes) // the subscription overflowed
 			return routes, nil
 		}
 		context.AfterFunc(ctx, func() { close(routes) })

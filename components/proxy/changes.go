@@ -10,15 +10,15 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// nodeFacts are what of the Node the rules depend on.
+// nodeFacts are the fields of the Node that the rules depend on.
 type nodeFacts struct {
 	zone string
-	// addresses and podCIDRs by IPv6: the first of each family.
+	// addresses and podCIDRs contain the first of each IP family, keyed by IPv6.
 	addresses map[bool]netip.Addr
 	podCIDRs  map[bool]netip.Prefix
 }
 
-func factsOf(n *corev1.Node) nodeFacts {
+func nodeFactsOf(n *corev1.Node) nodeFacts {
 	f := nodeFacts{zone: n.Labels[corev1.LabelTopologyZone], addresses: map[bool]netip.Addr{}, podCIDRs: map[bool]netip.Prefix{}}
 	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
 		for _, a := range n.Status.Addresses {
@@ -37,9 +37,8 @@ func factsOf(n *corev1.Node) nodeFacts {
 	return f
 }
 
-// told takes in a change that the informers tell of: old is nil for what came, and
-// obj for what went.
-func (p *Proxy) told(old, obj any) {
+// handleEvent handles an informer event. old is nil for added objects, obj is nil for deleted objects.
+func (p *Proxy) handleEvent(old, obj any) {
 	if unknown, ok := old.(cache.DeletedFinalStateUnknown); ok {
 		old = unknown.Obj
 	}
@@ -52,20 +51,20 @@ func (p *Proxy) told(old, obj any) {
 	changes.Inc()
 	if slice, ok := obj.(*discoveryv1.EndpointSlice); ok {
 		before, _ := old.(*discoveryv1.EndpointSlice)
-		p.trigger(before, slice)
+		p.recordTrigger(before, slice)
 	}
-	p.touch(old)
-	p.touch(obj)
+	p.markChanged(old)
+	p.markChanged(obj)
 }
 
-// trigger takes note of when that happened to pods which a slice tells of now; old may
-// be nil.
-func (p *Proxy) trigger(old, slice *discoveryv1.EndpointSlice) {
+// recordTrigger records the time of the pod change that caused an update of slice, for the programming
+// latency metric. old may be nil.
+func (p *Proxy) recordTrigger(old, slice *discoveryv1.EndpointSlice) {
 	text := slice.Annotations[corev1.EndpointsLastChangeTriggerTime]
 	if old != nil && old.Annotations[corev1.EndpointsLastChangeTriggerTime] == text {
 		return
 	}
-	// Those that were there before are no news.
+	// Skip changes from before the proxy started.
 	if at, err := time.Parse(time.RFC3339Nano, text); err == nil && at.After(p.started) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -73,9 +72,8 @@ func (p *Proxy) trigger(old, slice *discoveryv1.EndpointSlice) {
 	}
 }
 
-// touch notes that the ports of the service of obj, a service or a slice, are to be
-// made anew; obj may be nil.
-func (p *Proxy) touch(obj any) {
+// markChanged marks the service of obj, a Service or EndpointSlice, as changed. obj may be nil.
+func (p *Proxy) markChanged(obj any) {
 	var key string
 	switch o := obj.(type) {
 	case *corev1.Service:
@@ -98,59 +96,59 @@ func (p *Proxy) touch(obj any) {
 	services, endpoints := len(p.pending[0]), len(p.pending[1])
 	p.mu.Unlock()
 	p.metrics.queued(services, endpoints)
-	p.wake()
+	p.triggerSync()
 }
 
-// wake has the rules looked at.
-func (p *Proxy) wake() {
+// triggerSync triggers a sync of the rules.
+func (p *Proxy) triggerSync() {
 	select {
 	case p.dirty <- struct{}{}:
 	default:
 	}
 }
 
-// observe takes note of this node: of its zone, and whether it goes.
-func (p *Proxy) observe(obj any) {
+// handleNode handles updates of this node: its zone and addresses, and whether it is being removed.
+func (p *Proxy) handleNode(obj any) {
 	n, ok := obj.(*corev1.Node)
 	if !ok || n.Name != p.cfg.NodeName {
 		return
 	}
 	leaving := n.DeletionTimestamp != nil
 	for _, t := range n.Spec.Taints {
-		leaving = leaving || t.Key == toBeDeleted
+		leaving = leaving || t.Key == autoscalerTaint
 	}
-	p.health.eligible(!leaving)
-	facts := factsOf(n)
+	p.health.setEligible(!leaving)
+	facts := nodeFactsOf(n)
 	p.mu.Lock()
 	before := p.node
 	p.node = facts
 	p.mu.Unlock()
 	moved := !maps.Equal(facts.addresses, before.addresses)
-	// The node's addresses are where health check ports are.
+	// Health check ports listen on the node's addresses.
 	if facts.zone != before.zone || moved && p.cfg.NodePortsOnPrimary {
 		for _, svc := range p.services.GetStore().List() {
-			p.touch(svc)
+			p.markChanged(svc)
 		}
 	}
 	if moved || !maps.Equal(facts.podCIDRs, before.podCIDRs) {
-		p.wake()
+		p.triggerSync()
 	}
 }
 
-// toBeDeleted taints nodes that the cluster autoscaler is about to remove.
-const toBeDeleted = "ToBeDeletedByClusterAutoscaler"
+// autoscalerTaint is the taint that the cluster autoscaler adds to a node before removing it.
+const autoscalerTaint = "ToBeDeletedByClusterAutoscaler"
 
-// leaves takes note that this node is gone.
-func (p *Proxy) leaves(obj any) {
+// handleNodeDeleted handles the deletion of this node.
+func (p *Proxy) handleNodeDeleted(obj any) {
 	if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = unknown.Obj
 	}
 	if n, ok := obj.(*corev1.Node); ok && n.Name == p.cfg.NodeName {
-		p.health.eligible(false)
+		p.health.setEligible(false)
 	}
 }
 
-func (p *Proxy) takeTriggered() []time.Time {
+func (p *Proxy) drainTriggered() []time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	out := p.triggered
@@ -158,8 +156,8 @@ func (p *Proxy) takeTriggered() []time.Time {
 	return out
 }
 
-// again has the services looked at in the next sync, too.
-func (p *Proxy) again(changed map[string]bool) {
+// requeue marks services as changed for the next sync.
+func (p *Proxy) requeue(changed map[string]bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for key := range changed {

@@ -9,8 +9,8 @@ import (
 	"hyperkube/components/proxy/rules"
 )
 
-// cleanUp takes away the rules and chains of service proxies, whoever made them,
-// of both families. Doing it again changes nothing.
+// cleanUp removes the rules and chains of any service proxy, for both IP families. It is
+// idempotent.
 func cleanUp(ctx context.Context) error {
 	var errs error
 	for _, ipv6 := range []bool{false, true} {
@@ -20,7 +20,7 @@ func cleanUp(ctx context.Context) error {
 		}
 		saved, err := w.run(ctx, w.command+"-save", nil)
 		if err == nil {
-			err = w.restoreIfAny(ctx, removal(saved))
+			err = w.restoreIfAny(ctx, cleanupInput(saved))
 		}
 		errs = errors.Join(errs, err)
 	}
@@ -34,15 +34,15 @@ func (w *writer) restoreIfAny(ctx context.Context, input string) error {
 	return w.restore(ctx, input)
 }
 
-// removal is the input of iptables-restore that takes away what iptables-save
-// shows of service proxies.
-func removal(saved string) string {
-	mine := map[string]bool{rules.Canary: true, rules.Hint: true}
+// cleanupInput returns the input for iptables-restore that removes all service proxy rules in the output
+// of iptables-save.
+func cleanupInput(saved string) string {
+	owned := map[string]bool{rules.Canary: true, rules.Hint: true}
 	for chain := range rules.Build(rules.Config{}, nil).NAT {
-		mine[chain] = true
+		owned[chain] = true
 	}
 	for chain := range rules.Build(rules.Config{LocalhostNodePorts: true}, nil).Filter {
-		mine[chain] = true
+		owned[chain] = true
 	}
 	var out, flush, unlink, remove strings.Builder
 	table := ""
@@ -55,7 +55,7 @@ func removal(saved string) string {
 			unlink.Reset()
 			remove.Reset()
 		case strings.HasPrefix(line, ":"):
-			if chain, _, _ := strings.Cut(line[1:], " "); mine[chain] || perService(chain) {
+			if chain, _, _ := strings.Cut(line[1:], " "); owned[chain] || perService(chain) {
 				flush.WriteString(":" + chain + " - [0:0]\n")
 				remove.WriteString("-X " + chain + "\n")
 			}
@@ -63,7 +63,7 @@ func removal(saved string) string {
 			chain, _, _ := strings.Cut(line[3:], " ")
 			_, to, _ := strings.Cut(line, " -j ")
 			to, _, _ = strings.Cut(to, " ")
-			if !mine[chain] && !perService(chain) && (mine[to] || perService(to)) {
+			if !owned[chain] && !perService(chain) && (owned[to] || perService(to)) {
 				unlink.WriteString("-D " + line[3:] + "\n")
 			}
 		case line == "COMMIT" && flush.Len()+unlink.Len() > 0:

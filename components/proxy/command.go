@@ -17,25 +17,26 @@ import (
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
 
-	"hyperkube/internal/accepted"
-	"hyperkube/internal/atomicfile"
+	"hyperkube/internal/base/compatflags"
+	"hyperkube/internal/base/logging"
 	"hyperkube/internal/client"
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/logs"
-	"hyperkube/internal/zpages"
+	"hyperkube/internal/host/atomicfile"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/serving/zpages"
 )
 
-// options are the flags of `kube-proxy`, under upstream's names. With a
-// configuration file only --hostname-override, --root and what concerns the way
-// to the API counts beside it, as upstream.
+// options are the flags of `kube-proxy`, with upstream's names. As upstream, if a configuration
+// file is used, only --hostname-override, --root and the flags of the API connection apply in
+// addition to it.
 type options struct {
-	file, writeTo      string
-	kubeconfig, master string
-	root, hostname     string
-	config             *kubeproxyv1alpha1.KubeProxyConfiguration
-	// asked is what somebody said of connections; the configuration has defaults.
-	asked kubeproxyv1alpha1.KubeProxyConntrackConfiguration
+	file, writeTo         string
+	kubeconfig, apiServer string
+	root, hostname        string
+	config                *kubeproxyv1alpha1.KubeProxyConfiguration
+	// explicit contains the conntrack settings that were set explicitly. The configuration contains
+	// defaults.
+	explicit kubeproxyv1alpha1.KubeProxyConntrackConfiguration
 
 	maxPerCore, min, masqueradeBit int32
 	healthzPort, metricsPort       int32
@@ -44,10 +45,10 @@ type options struct {
 	mode                           string
 	cleanup, initOnly              bool
 	verbosity                      int
-	format                         logs.Format
+	format                         logging.Format
 }
 
-// NewCommand is `kube-proxy`.
+// NewCommand returns the `kube-proxy` command.
 func NewCommand() *cobra.Command {
 	cmd, _ := command()
 	return cmd
@@ -57,7 +58,7 @@ func command() (*cobra.Command, *options) {
 	o := &options{config: defaults()}
 	cmd := &cobra.Command{
 		Use:   "kube-proxy",
-		Short: "The service proxy of a node",
+		Short: "Run the service proxy of a node",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.complete(cmd.Flags().Changed); err != nil {
@@ -73,64 +74,65 @@ func command() (*cobra.Command, *options) {
 		},
 	}
 	f, c := cmd.Flags(), o.config
-	f.StringVar(&o.file, "config", "", "Path of a KubeProxyConfiguration; other flags of what it says do not count then.")
-	f.StringVar(&o.writeTo, "write-config-to", "", "Write the configuration with all defaults to this file, and end.")
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server.")
-	f.StringVar(&o.master, "master", "", "Address of the API server, instead of what the kubeconfig says.")
-	f.StringVar(&o.root, "root", "", "Keep what is on disk below this directory instead of in the usual places, as of the cluster commands.")
-	f.StringVar(&o.hostname, "hostname-override", "", "Name of this node; empty is the hostname.")
-	f.StringVar(&o.mode, "proxy-mode", mode, "How traffic is led: iptables.")
-	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "Ranges of all pods; traffic to services from elsewhere is masqueraded.")
-	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "Ranges of the node's addresses on which node ports answer, or primary, localhost, all; empty is all.")
-	f.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", "", "How traffic of this node's pods is told: ClusterCIDR, NodeCIDR, BridgeInterface, InterfaceNamePrefix; empty is ClusterCIDR.")
-	f.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "The bridge of BridgeInterface.")
-	f.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "How the names of links of InterfaceNamePrefix begin.")
-	f.BoolVar(&o.cleanup, "cleanup", false, "Take away all rules of service proxies, and end.")
-	f.BoolVar(&o.initOnly, "init-only", false, "Set kernel parameters, and end.")
-	f.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "Masquerade all traffic to cluster IPs.")
-	f.Int32Var(&o.masqueradeBit, "iptables-masquerade-bit", 14, "Bit of packets' marks that asks for masquerading, from 1 to 31.")
-	f.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "Let node ports answer on 127.0.0.1.")
-	f.DurationVar(&c.IPTables.SyncPeriod.Duration, "iptables-sync-period", c.IPTables.SyncPeriod.Duration, "How often it is looked whether the rules are still there, where the kernel does not tell.")
-	f.DurationVar(&c.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", c.IPTables.MinSyncPeriod.Duration, "Least time between two writes of the rules.")
-	f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", c.HealthzBindAddress, "Address of /healthz; empty serves none.")
-	f.StringVar(&c.MetricsBindAddress, "metrics-bind-address", c.MetricsBindAddress, "Address of /metrics; empty serves none.")
-	f.Int32Var(&o.healthzPort, "healthz-port", portHealthz, "Port of /healthz where --healthz-bind-address has none; 0 serves none.")
-	f.Int32Var(&o.metricsPort, "metrics-port", portMetrics, "Port of /metrics where --metrics-bind-address has none; 0 serves none.")
+	f.StringVar(&o.file, "config", "", "The path to the configuration file. Flags for settings of this file are ignored.")
+	f.StringVar(&o.writeTo, "write-config-to", "", "If set, write the default configuration values to this file and exit.")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to kubeconfig file with authorization information.")
+	f.StringVar(&o.apiServer, "master", "", "The address of the Kubernetes API server (overrides any value in kubeconfig)")
+	f.StringVar(&o.root, "root", "", "Root directory of all files on disk, instead of the standard paths, as in the cluster commands.")
+	f.StringVar(&o.hostname, "hostname-override", "", "If non-empty, will be used as the name of the Node that kube-proxy is running on. If unset, the node name is assumed to be the same as the node's hostname.")
+	f.StringVar(&o.mode, "proxy-mode", mode, "Which proxy mode to use. Only iptables is supported.")
+	f.StringSliceVar(&o.clusterCIDRs, "cluster-cidr", nil, "The CIDR range of the pods in the cluster. Traffic to services from other sources is masqueraded.")
+	f.StringSliceVar(&c.NodePortAddresses, "nodeport-addresses", nil, "A list of CIDR ranges that contain valid node IPs for NodePort services, or 'primary', 'localhost' or 'all'. If empty, all local IPs accept NodePort connections.")
+	f.StringVar((*string)(&c.DetectLocalMode), "detect-local-mode", "", "Mode to use to detect local traffic: ClusterCIDR, NodeCIDR, BridgeInterface or InterfaceNamePrefix. If empty, ClusterCIDR is used.")
+	f.StringVar(&c.DetectLocal.BridgeInterface, "pod-bridge-interface", "", "A bridge interface name. When --detect-local-mode is set to BridgeInterface, kube-proxy considers traffic to be local if it originates from this bridge.")
+	f.StringVar(&c.DetectLocal.InterfaceNamePrefix, "pod-interface-name-prefix", "", "An interface name prefix. When --detect-local-mode is set to InterfaceNamePrefix, kube-proxy considers traffic to be local if it originates from any interface whose name begins with this prefix.")
+	f.BoolVar(&o.cleanup, "cleanup", false, "If true cleanup iptables rules and exit.")
+	f.BoolVar(&o.initOnly, "init-only", false, "If true, perform any initialization steps that must be done with full root privileges, and then exit.")
+	f.BoolVar(&c.IPTables.MasqueradeAll, "masquerade-all", false, "SNAT all traffic sent via Service cluster IPs.")
+	f.Int32Var(&o.masqueradeBit, "iptables-masquerade-bit", 14, "The bit of the fwmark space to mark packets requiring SNAT with. Must be within the range [0, 31].")
+	f.BoolVar(c.IPTables.LocalhostNodePorts, "iptables-localhost-nodeports", true, "Whether to allow NodePort services to be accessed via localhost.")
+	f.DurationVar(&c.IPTables.SyncPeriod.Duration, "iptables-sync-period", c.IPTables.SyncPeriod.Duration, "How often to check that the iptables rules still exist, if the kernel does not send notifications.")
+	f.DurationVar(&c.IPTables.MinSyncPeriod.Duration, "iptables-min-sync-period", c.IPTables.MinSyncPeriod.Duration, "The minimum period between iptables rule resyncs.")
+	f.StringVar(&c.HealthzBindAddress, "healthz-bind-address", c.HealthzBindAddress, "The IP address and port for the health check server to serve on. If empty, the health check server is disabled.")
+	f.StringVar(&c.MetricsBindAddress, "metrics-bind-address", c.MetricsBindAddress, "The IP address and port for the metrics server to serve on. If empty, the metrics server is disabled.")
+	f.Int32Var(&o.healthzPort, "healthz-port", portHealthz, "The port to bind the health check server to, if --healthz-bind-address has none. Use 0 to disable.")
+	f.Int32Var(&o.metricsPort, "metrics-port", portMetrics, "The port to bind the metrics server to, if --metrics-bind-address has none. Use 0 to disable.")
 	for port, address := range map[string]string{"healthz-port": "healthz-bind-address", "metrics-port": "metrics-bind-address"} {
-		_ = f.MarkDeprecated(port, "This flag is deprecated and will be removed in a future release. Please use --"+address+" instead.") // it is there
+		// the flag exists
+		_ = f.MarkDeprecated(port, "This flag is deprecated and will be removed in a future release. Please use --"+address+" instead.")
 	}
-	f.BoolVar(&c.EnableProfiling, "profiling", false, "Serve /debug/pprof beside the metrics.")
-	f.Int32Var(&o.maxPerCore, "conntrack-max-per-core", defaultMaxPerCore, "Connections that the kernel remembers for each core; 0 leaves its bound as it is.")
-	f.Int32Var(&o.min, "conntrack-min", defaultMin, "Connections that it remembers at least, with --conntrack-max-per-core.")
-	f.DurationVar(&o.established, "conntrack-tcp-timeout-established", defaultEstablished, "How long it remembers silent TCP connections; 0 leaves that as it is.")
-	f.DurationVar(&o.closeWait, "conntrack-tcp-timeout-close-wait", defaultCloseWait, "How long it remembers half closed ones; 0 leaves that as it is.")
-	f.BoolVar(&c.Conntrack.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Let the kernel follow connections whose packets are out of their window.")
-	f.DurationVar(&c.Conntrack.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "How long it remembers UDP packets without an answer; 0 leaves that as it is.")
-	f.DurationVar(&c.Conntrack.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "How long it remembers those with answers; 0 leaves that as it is.")
+	f.BoolVar(&c.EnableProfiling, "profiling", false, "If true enables profiling via web interface on /debug/pprof of the metrics address.")
+	f.Int32Var(&o.maxPerCore, "conntrack-max-per-core", defaultMaxPerCore, "Maximum number of NAT connections to track per CPU core (0 to leave the limit as-is and ignore conntrack-min).")
+	f.Int32Var(&o.min, "conntrack-min", defaultMin, "Minimum number of conntrack entries to allocate, regardless of conntrack-max-per-core.")
+	f.DurationVar(&o.established, "conntrack-tcp-timeout-established", defaultEstablished, "Idle timeout for established TCP connections (0 to leave as-is)")
+	f.DurationVar(&o.closeWait, "conntrack-tcp-timeout-close-wait", defaultCloseWait, "NAT timeout for TCP connections in the CLOSE_WAIT state (0 to leave as-is)")
+	f.BoolVar(&c.Conntrack.TCPBeLiberal, "conntrack-tcp-be-liberal", false, "Enable liberal mode for tracking TCP packets by setting nf_conntrack_tcp_be_liberal to 1")
+	f.DurationVar(&c.Conntrack.UDPTimeout.Duration, "conntrack-udp-timeout", 0, "Idle timeout for UNREPLIED UDP connections (0 to leave as-is)")
+	f.DurationVar(&c.Conntrack.UDPStreamTimeout.Duration, "conntrack-udp-timeout-stream", 0, "Idle timeout for ASSURED UDP connections (0 to leave as-is)")
 	o.format.Flag(f)
-	f.IntVarP(&o.verbosity, "v", "v", 0, "Log level: above 3 shows what is for debugging.")
-	accepted.Add(f, slices.Concat(accepted.Logging(), accepted.Metrics(), accepted.Versions(), accepted.Client(), unused)...)
+	f.IntVarP(&o.verbosity, "v", "v", 0, "Number for the log level verbosity. Levels above 3 enable debug logs.")
+	compatflags.Add(f, slices.Concat(compatflags.Logging(), compatflags.Metrics(), compatflags.Versions(), compatflags.Client(), ignoredFlags)...)
 	return cmd, o
 }
 
-// unused are upstream's flags for what is another way here.
-var unused = []accepted.Flag{
-	{Name: "bind-address", Why: "the node's addresses are those of its Node"},
-	{Name: "bind-address-hard-fail", Why: "an address that cannot be served is an error always", Bool: true},
-	{Name: "config-sync-period", Why: "changes are told by the API server"},
-	{Name: "oom-score-adj", Why: "it is as the process is started"},
-	{Name: "ipvs-sync-period", Why: "the mode is iptables"},
-	{Name: "ipvs-min-sync-period", Why: "the mode is iptables"},
-	{Name: "ipvs-scheduler", Why: "the mode is iptables"},
-	{Name: "ipvs-exclude-cidrs", Why: "the mode is iptables"},
-	{Name: "ipvs-strict-arp", Why: "the mode is iptables", Bool: true},
-	{Name: "ipvs-tcp-timeout", Why: "the mode is iptables"},
-	{Name: "ipvs-tcpfin-timeout", Why: "the mode is iptables"},
-	{Name: "ipvs-udp-timeout", Why: "the mode is iptables"},
+// ignoredFlags are upstream's flags that are accepted without effect.
+var ignoredFlags = []compatflags.Flag{
+	{Name: "bind-address", Why: "the node's addresses are read from its Node object"},
+	{Name: "bind-address-hard-fail", Why: "a bind failure is always an error", Bool: true},
+	{Name: "config-sync-period", Why: "changes are watched through the API"},
+	{Name: "oom-score-adj", Why: "the value of the parent process is inherited"},
+	{Name: "ipvs-sync-period", Why: "the proxy mode is iptables"},
+	{Name: "ipvs-min-sync-period", Why: "the proxy mode is iptables"},
+	{Name: "ipvs-scheduler", Why: "the proxy mode is iptables"},
+	{Name: "ipvs-exclude-cidrs", Why: "the proxy mode is iptables"},
+	{Name: "ipvs-strict-arp", Why: "the proxy mode is iptables", Bool: true},
+	{Name: "ipvs-tcp-timeout", Why: "the proxy mode is iptables"},
+	{Name: "ipvs-tcpfin-timeout", Why: "the proxy mode is iptables"},
+	{Name: "ipvs-udp-timeout", Why: "the proxy mode is iptables"},
 }
 
-// complete puts flags and file together.
-func (o *options) complete(given func(string) bool) error {
+// complete merges flags and the configuration file.
+func (o *options) complete(changed func(string) bool) error {
 	c := o.config
 	c.Kind, c.APIVersion = "KubeProxyConfiguration", kubeproxyv1alpha1.SchemeGroupVersion.String()
 	if o.file != "" {
@@ -151,21 +153,21 @@ func (o *options) complete(given func(string) bool) error {
 		if c.MetricsBindAddress = withPort(c.MetricsBindAddress, o.metricsPort); o.metricsPort == 0 {
 			c.MetricsBindAddress = ""
 		}
-		if given("conntrack-max-per-core") {
+		if changed("conntrack-max-per-core") {
 			c.Conntrack.MaxPerCore = &o.maxPerCore
 		}
-		if given("conntrack-min") {
+		if changed("conntrack-min") {
 			c.Conntrack.Min = &o.min
 		}
-		if given("conntrack-tcp-timeout-established") {
+		if changed("conntrack-tcp-timeout-established") {
 			c.Conntrack.TCPEstablishedTimeout = &metav1.Duration{Duration: o.established}
 		}
-		if given("conntrack-tcp-timeout-close-wait") {
+		if changed("conntrack-tcp-timeout-close-wait") {
 			c.Conntrack.TCPCloseWaitTimeout = &metav1.Duration{Duration: o.closeWait}
 		}
 	}
-	o.asked = c.Conntrack
-	c.Conntrack = completeConntrack(o.asked)
+	o.explicit = c.Conntrack
+	c.Conntrack = completeConntrack(o.explicit)
 	if o.hostname != "" {
 		c.HostnameOverride = o.hostname
 	}
@@ -175,7 +177,7 @@ func (o *options) complete(given func(string) bool) error {
 	return nil
 }
 
-// write writes the whole configuration to a file.
+// write writes the complete configuration to a file.
 func (o *options) write() error {
 	data, err := yaml.Marshal(o.config)
 	if err != nil {
@@ -192,13 +194,13 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) (err error) {
 	zpages.SetVerbosity(level, o.verbosity)
 	cfg := Config{Flags: flags, Configuration: func() any { return o.config }, Level: level}
 	cfg.Log = o.format.New(os.Stderr, level)
-	logs.Own(cfg.Log)
+	logging.SetDefault(cfg.Log)
 	if err := apply(o.config, &cfg); err != nil {
 		return err
 	}
 	if cfg.NodeName == "" {
 		if cfg.NodeName, err = os.Hostname(); err != nil {
-			return fmt.Errorf("asking for the hostname: %w", err)
+			return fmt.Errorf("reading the hostname: %w", err)
 		}
 	}
 	cfg.NodeName = strings.ToLower(cfg.NodeName)
@@ -206,14 +208,14 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) (err error) {
 	if o.root != "" {
 		place = layout.Under(o.root)
 	}
-	if cfg.Journal, err = hostchange.Open(place.Journal("node")); err != nil {
+	if cfg.Journal, err = hostjournal.Open(place.Journal("node")); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, cfg.Journal.Close()) }()
-	cfg.Conntrack = o.asked
+	cfg.Conntrack = o.explicit
 	if o.initOnly {
 		p := &Proxy{cfg: cfg}
-		if err := p.boundConnections(); err != nil {
+		if err := p.applyConntrackSettings(); err != nil {
 			return err
 		}
 		if p.localhostNodePorts() {
@@ -221,7 +223,7 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) (err error) {
 		}
 		return nil
 	}
-	rest, err := clientcmd.BuildConfigFromFlags(o.master, o.config.ClientConnection.Kubeconfig)
+	rest, err := clientcmd.BuildConfigFromFlags(o.apiServer, o.config.ClientConnection.Kubeconfig)
 	if err != nil {
 		return fmt.Errorf("reading the kubeconfig: %w", err)
 	}

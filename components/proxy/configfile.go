@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// defaults are those of kube-proxy, for what this proxy has.
+// defaults returns kube-proxy's defaults for the settings that this proxy supports.
 // https://kubernetes.io/docs/reference/config-api/kube-proxy-config.v1alpha1/
 func defaults() *kubeproxyv1alpha1.KubeProxyConfiguration {
 	localhost := true
@@ -28,37 +28,36 @@ func defaults() *kubeproxyv1alpha1.KubeProxyConfiguration {
 	return c
 }
 
-// mode is the only one of the proxy.
+// mode is the only supported proxy mode.
 const mode = "iptables"
 
-// decode reads a KubeProxyConfiguration over c, and refuses what is unknown.
+// decode parses a KubeProxyConfiguration into c. Unknown fields are an error.
 func decode(data []byte, c *kubeproxyv1alpha1.KubeProxyConfiguration) error {
 	if err := yaml.UnmarshalStrict(data, c); err != nil {
 		return err
 	}
 	if c.Kind != "KubeProxyConfiguration" || c.APIVersion != kubeproxyv1alpha1.SchemeGroupVersion.String() {
-		return fmt.Errorf("want KubeProxyConfiguration of %s, not %s of %s", kubeproxyv1alpha1.SchemeGroupVersion, c.Kind, c.APIVersion)
+		return fmt.Errorf("expected KubeProxyConfiguration of %s, not %s of %s", kubeproxyv1alpha1.SchemeGroupVersion, c.Kind, c.APIVersion)
 	}
 	return nil
 }
 
-// apply makes of a configuration what New needs, or says what of it cannot be
-// had here.
+// apply converts a configuration to cfg. It returns an error for unsupported settings.
 func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
 	if c.Mode != "" && c.Mode != mode {
-		return fmt.Errorf("mode %s is not known: %s is", c.Mode, mode)
+		return fmt.Errorf("mode %s is not supported: use %s", c.Mode, mode)
 	}
 	switch c.DetectLocalMode {
 	case "", "ClusterCIDR":
 	case "NodeCIDR":
-		cfg.Local = LocalByNodeCIDR
+		cfg.DetectLocalMode = LocalByNodeCIDR
 	case "BridgeInterface":
-		cfg.Local, cfg.PodLink = LocalByBridge, c.DetectLocal.BridgeInterface
+		cfg.DetectLocalMode, cfg.PodLink = LocalByBridge, c.DetectLocal.BridgeInterface
 		if cfg.PodLink == "" {
 			return errors.New("detectLocal.bridgeInterface: Required value: cannot be empty")
 		}
 	case "InterfaceNamePrefix":
-		cfg.Local, cfg.PodLink = LocalByLinkPrefix, c.DetectLocal.InterfaceNamePrefix
+		cfg.DetectLocalMode, cfg.PodLink = LocalByLinkPrefix, c.DetectLocal.InterfaceNamePrefix
 		if cfg.PodLink == "" {
 			return errors.New("detectLocal.interfaceNamePrefix: Required value: cannot be empty")
 		}
@@ -92,13 +91,13 @@ func apply(c *kubeproxyv1alpha1.KubeProxyConfiguration, cfg *Config) error {
 	return nil
 }
 
-// Ports of an address that has none.
+// Default ports for addresses without a port.
 const (
 	portHealthz = 10256
 	portMetrics = 10249
 )
 
-// withPort gives an IP address a port, and leaves all else as it is.
+// withPort appends a port to an IP address. It returns any other string unchanged.
 func withPort(address string, port int32) string {
 	if _, err := netip.ParseAddr(address); err != nil {
 		return address
@@ -106,15 +105,15 @@ func withPort(address string, port int32) string {
 	return net.JoinHostPort(address, strconv.Itoa(int(port)))
 }
 
-// effective is what is in force in the terms of a file, for a proxy that was
-// configured without one.
-func effective(cfg *Config) *kubeproxyv1alpha1.KubeProxyConfiguration {
+// effectiveConfig returns the configuration in effect as a KubeProxyConfiguration, for a proxy that was
+// configured without a file.
+func effectiveConfig(cfg *Config) *kubeproxyv1alpha1.KubeProxyConfiguration {
 	c := defaults()
 	c.Kind, c.APIVersion = "KubeProxyConfiguration", kubeproxyv1alpha1.SchemeGroupVersion.String()
 	c.HostnameOverride, c.EnableProfiling = cfg.NodeName, cfg.Profiling
 	c.HealthzBindAddress, c.MetricsBindAddress = cfg.HealthzAddress, cfg.MetricsAddress
 	c.ClusterCIDR = strings.Join(texts(cfg.PodCIDRs), ",")
-	switch cfg.Local {
+	switch cfg.DetectLocalMode {
 	case LocalByClusterCIDR:
 		c.DetectLocalMode = "ClusterCIDR"
 	case LocalByNodeCIDR:
@@ -151,8 +150,8 @@ func texts(list []netip.Prefix) []string {
 	return out
 }
 
-// nodePortRanges reads ranges and upstream's words for some; primary is the
-// node's own addresses, which are known when the Node is.
+// nodePortRanges parses CIDR ranges and upstream's keywords. primary is true for the node's own
+// addresses, which are not known until the Node is read.
 func nodePortRanges(list []string) (ranges []netip.Prefix, primary bool, err error) {
 	for _, text := range list {
 		words := []string{text}

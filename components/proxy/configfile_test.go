@@ -15,13 +15,13 @@ import (
 func TestConfigurationFile(t *testing.T) {
 	const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
 	for name, c := range map[string]struct {
-		text, want string // want is part of the error
+		text, want string // want is contained in the error
 	}{
 		"defaults":       {head, ""},
 		"all that is":    {head + "mode: iptables\nclusterCIDR: 10.1.0.0/16,fd00::/56\nnodePortAddresses: [192.0.2.0/24]\niptables: {masqueradeAll: true, masqueradeBit: 7, syncPeriod: 1m}\n", ""},
 		"another mode":   {head + "mode: ipvs\n", "mode ipvs"},
 		"no such field":  {head + "modes: iptables\n", "modes"},
-		"another kind":   {"apiVersion: v1\nkind: ConfigMap\n", "want KubeProxyConfiguration"},
+		"another kind":   {"apiVersion: v1\nkind: ConfigMap\n", "expected KubeProxyConfiguration"},
 		"no such range":  {head + "nodePortAddresses: [here]\n", "nodePortAddresses"},
 		"no such bit":    {head + "iptables: {masqueradeBit: 32}\n", "masqueradeBit"},
 		"no link":        {head + "detectLocalMode: BridgeInterface\n", "detectLocal.bridgeInterface: Required value"},
@@ -52,8 +52,8 @@ func TestConfigurationFile(t *testing.T) {
 	}
 }
 
-// TestPorts: addresses without a port have the one of the flags that name it
-// alone, or in a file the usual one.
+// TestPorts checks that addresses without a port get the port of the port flags, or the default
+// port in a configuration file.
 func TestPorts(t *testing.T) {
 	for _, c := range []struct {
 		flags            []string
@@ -78,8 +78,8 @@ func TestPorts(t *testing.T) {
 	}
 }
 
-// TestHealth: load balancers are told of the service, of the proxy and of the
-// node as by upstream's proxy.
+// TestHealth checks that health check responses about services, the proxy and the node equal those
+// of upstream's proxy.
 func TestHealth(t *testing.T) {
 	h := newHealth(Config{}, newMetrics())
 	h.services["ns/web"] = &serviceHealth{local: 2}
@@ -103,12 +103,12 @@ func TestHealth(t *testing.T) {
 	for i, want := range [][]int{{503, 503, 503}, {200, 200, 200}, {503, 200, 200}, {503, 503, 503}} {
 		switch i {
 		case 1:
-			h.succeeded()
+			h.recordSuccess()
 		case 2:
-			h.eligible(false)
+			h.setEligible(false)
 		case 3:
-			h.failed()
-			h.pending = h.pending.Add(-2 * tolerance)
+			h.recordFailure()
+			h.pending = h.pending.Add(-2 * unhealthyAfter)
 		}
 		for j, path := range []string{"/healthz", "/livez", "/web"} {
 			code, body, weight := ask(path)
@@ -125,7 +125,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// FuzzConfiguration: whatever is in the file is read or refused.
+// FuzzConfiguration checks that any file content is accepted or rejected without a panic.
 func FuzzConfiguration(f *testing.F) {
 	f.Add([]byte("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: iptables\n"))
 	f.Fuzz(func(_ *testing.T, data []byte) {
@@ -135,8 +135,8 @@ func FuzzConfiguration(f *testing.F) {
 	})
 }
 
-// TestEffective: what /configz tells of a proxy without a file is what a file would
-// have to say.
+// TestEffective checks that /configz of a proxy without a configuration file shows the equivalent
+// file.
 func TestEffective(t *testing.T) {
 	prefixes := func(list ...string) []netip.Prefix {
 		out, err := parsePrefixes(list)
@@ -148,20 +148,20 @@ func TestEffective(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"as up has it": {NodeName: "n", PodCIDRs: prefixes("10.1.0.0/24", "fd00::/64"), LocalhostNodePorts: true, HealthzAddress: ":10256", MetricsAddress: "127.0.0.1:10249"},
 		"all": {
-			NodeName: "n", Local: LocalByBridge, PodLink: "br0", NodePortRanges: prefixes("192.0.2.0/24"), NodePortsOnPrimary: true, MasqueradeAll: true,
+			NodeName: "n", DetectLocalMode: LocalByBridge, PodLink: "br0", NodePortRanges: prefixes("192.0.2.0/24"), NodePortsOnPrimary: true, MasqueradeAll: true,
 			MasqueradeMark: 1 << 7, Profiling: true,
 		},
 	} {
 		cfg.SyncPeriod, cfg.MinSyncPeriod = time.Minute, time.Second
 		var back Config
-		if err := apply(effective(&cfg), &back); err != nil {
+		if err := apply(effectiveConfig(&cfg), &back); err != nil {
 			t.Errorf("%s: %v", name, err)
 		} else if !reflect.DeepEqual(back, cfg) {
 			t.Errorf("%s: %+v, want %+v", name, back, cfg)
 		}
 	}
 	w := httptest.NewRecorder()
-	pages(Config{NodeName: "n"})["/configz"].ServeHTTP(w, httptest.NewRequest("GET", "/configz", nil))
+	debugHandlers(Config{NodeName: "n"})["/configz"].ServeHTTP(w, httptest.NewRequest("GET", "/configz", nil))
 	if w.Code != 200 || !strings.Contains(w.Body.String(), `"hostnameOverride":"n"`) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}

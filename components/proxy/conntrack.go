@@ -11,19 +11,18 @@ import (
 	"hyperkube/components/proxy/rules"
 )
 
-// frontends are the addresses of UDP services with the endpoints that serve
-// behind them. The kernel remembers a translation as long as packets come: a flow
-// that was led elsewhere, or nowhere, goes on so until it is ended.
-type frontends struct {
+// udpFrontends maps the addresses of UDP services to their serving endpoints. The kernel keeps a
+// conntrack entry as long as packets arrive, so a flow to a removed endpoint continues until its
+// entry is deleted.
+type udpFrontends struct {
 	byAddress  map[netip.AddrPort]map[netip.AddrPort]bool
 	byNodePort map[uint16]map[netip.AddrPort]bool
 }
 
-// frontendsOf returns those of the UDP ports among ports. Traffic policies and
-// topology do not matter: as with TCP, flows that there are stay where they are
-// as long as somebody serves there.
-func frontendsOf(ports []*rules.Port) frontends {
-	f := frontends{map[netip.AddrPort]map[netip.AddrPort]bool{}, map[uint16]map[netip.AddrPort]bool{}}
+// udpFrontendsOf returns the frontends of the UDP ports in ports. Traffic policies and topology are
+// ignored: as with TCP, existing flows stay on their endpoint as long as it serves.
+func udpFrontendsOf(ports []*rules.Port) udpFrontends {
+	f := udpFrontends{map[netip.AddrPort]map[netip.AddrPort]bool{}, map[uint16]map[netip.AddrPort]bool{}}
 	for _, p := range ports {
 		if p.Protocol != "udp" {
 			continue
@@ -37,8 +36,8 @@ func frontendsOf(ports []*rules.Port) frontends {
 				f.byAddress[netip.AddrPortFrom(ip, p.Port)] = serving
 			}
 		}
-		// A node port is known by its number alone: flows to the same port of
-		// somebody else look alike, so it needs a reason to end any.
+		// A node port is matched by its number only. Flows to the same port of another host look
+		// the same, so flows are deleted only if the service has serving endpoints.
 		if p.NodePort != 0 && len(serving) > 0 {
 			f.byNodePort[p.NodePort] = serving
 		}
@@ -46,9 +45,9 @@ func frontendsOf(ports []*rules.Port) frontends {
 	return f
 }
 
-// flush ends the flows that lead where nobody serves any more, in one pass over
-// the kernel's table, and tells how many.
-func (f frontends) flush(ipv6 bool) (uint, error) {
+// flush deletes the flows to endpoints that no longer serve, in one pass over the conntrack table.
+// It returns the number of deleted flows.
+func (f udpFrontends) flush(ipv6 bool) (uint, error) {
 	if len(f.byAddress) == 0 {
 		return 0, nil
 	}
@@ -63,8 +62,8 @@ func (f frontends) flush(ipv6 bool) (uint, error) {
 	return n, nil
 }
 
-// MatchConntrackFlow as netlink.CustomConntrackFilter: true for a flow to end.
-func (f frontends) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+// MatchConntrackFlow implements netlink.CustomConntrackFilter. It returns true for flows to delete.
+func (f udpFrontends) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	if flow.Forward.Protocol != unix.IPPROTO_UDP {
 		return false
 	}

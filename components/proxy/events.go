@@ -11,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// tellUnserved records as an event of a service that its health check port cannot
-// be served on this node. It is too rare for a recorder that waits for it.
-func (p *Proxy) tellUnserved(ctx context.Context, service serviceName, port uint16, cause error) {
+// createUnservedEvent creates an event for a service whose health check port cannot be served on this
+// node. The event is too rare to justify a recorder.
+func (p *Proxy) createUnservedEvent(ctx context.Context, service serviceName, port uint16, cause error) {
 	now := time.Now()
 	host, err := os.Hostname()
 	if err != nil {
@@ -28,6 +28,6 @@ func (p *Proxy) tellUnserved(ctx context.Context, service serviceName, port uint
 		Note:      fmt.Sprintf("node %s failed to start healthcheck %q on port %d: %v", p.cfg.NodeName, service.Namespace+"/"+service.Name, port, cause),
 	}
 	if _, err := p.cfg.Clients.Kube.EventsV1().Events(service.Namespace).Create(ctx, event, metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
-		p.cfg.Log.Warn("an event could not be recorded", "service", service.Namespace+"/"+service.Name, "err", err)
+		p.cfg.Log.Warn("creating event failed", "service", service.Namespace+"/"+service.Name, "err", err)
 	}
 }

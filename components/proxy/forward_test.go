@@ -11,18 +11,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"hyperkube/components/proxy/rules"
-	"hyperkube/internal/testnetns"
+	"hyperkube/internal/testing/testnetns"
 )
 
-// withPod adds a pod behind the node that answers on port 8080: packets to it are
-// sent on, where those to here and elsewhere are taken in.
+// withPod adds a pod behind the node that answers on port 8080. Packets to it are forwarded, while
+// all other packets are delivered locally.
 func (b *bench) withPod(ip string) {
 	pod := testnetns.New(b.t)
 	b.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "p0"}, PeerName: "p1", PeerNamespace: netlink.NsPid(pod.Thread())}))
 	up(b, "p0", "10.244.0.1/24")
 	var listener net.Listener
 	var err error
-	pod.At(func() {
+	pod.Run(func() {
 		up(b, "p1", ip+"/24")
 		_, all, _ := net.ParseCIDR("0.0.0.0/0")
 		if err = netlink.RouteAdd(&netlink.Route{Dst: all, Gw: net.ParseIP("10.244.0.1")}); err == nil {
@@ -31,12 +31,11 @@ func (b *bench) withPod(ip string) {
 	})
 	b.must(err)
 	b.t.Cleanup(func() { listener.Close() })
-	go testnetns.Answer(listener, func(string) string { return ip })
+	go testnetns.Serve(listener, func(string) string { return ip })
 }
 
-// TestSourceRangesOfPods: what a balancer's source ranges keep out does not reach a
-// pod either, whether it would be masqueraded or not, and whoever has put the jumps
-// in whatever order before.
+// TestSourceRangesOfPods checks that loadBalancerSourceRanges also protect pods, with and without
+// masquerading, and with existing jumps in any order.
 func TestSourceRangesOfPods(t *testing.T) {
 	b := newBench(t)
 	const pod = "10.244.0.77"
@@ -51,14 +50,14 @@ func TestSourceRangesOfPods(t *testing.T) {
 			})
 			set := rules.Build(rules.Config{Pods: clusterPods}, portsOf(svc, endpoints, node{"n", ""}, false))
 			b.must(b.writer.write(ctx, set))
-			b.At(func() {
+			b.Run(func() {
 				b.expect(string(policy)+" from "+ranges, balancer+":80", want)
 				b.expect(string(policy)+" from anywhere", nodeIP+":30080", pod)
 			})
 		}
 	}
 	if saved := save(t); !strings.Contains(saved, ":KUBE-IPTABLES-HINT -") {
-		t.Error("nothing tells which kind of rules this machine has")
+		t.Error("the hint chain is missing")
 	}
 	const forward = "FORWARD -m comment --comment 'kubernetes forwarding rules' -j KUBE-FORWARD"
 	for _, command := range []string{"iptables -D " + forward, "iptables -D " + forward + " && iptables -I " + forward} {
@@ -68,7 +67,7 @@ func TestSourceRangesOfPods(t *testing.T) {
 		if !b.writer.check(ctx) {
 			t.Errorf("after %s all seems to be in place", command)
 		}
-		b.must(b.writer.write(ctx, b.writer.there))
+		b.must(b.writer.write(ctx, b.writer.applied))
 		var order []string
 		for line := range strings.Lines(save(t)) {
 			if words := strings.Fields(line); len(words) > 1 && words[0] == "-A" && words[1] == "FORWARD" {

@@ -13,47 +13,46 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"hyperkube/internal/plainhttp"
-	"hyperkube/internal/zpages"
+	"hyperkube/internal/serving/plainhttp"
+	"hyperkube/internal/serving/zpages"
 )
 
-// health serves /healthz, /metrics, and for load balancers the health of single
-// services on ports of their own.
+// health serves /healthz and /metrics, and for load balancers the health check ports of services.
 type health struct {
 	healthz, metricsAddress string
 	pages                   map[string]http.Handler
 	metrics                 *metrics
 	log                     *slog.Logger
 
-	mu      sync.Mutex // guards what follows
-	leaving bool       // the node is
-	updated time.Time
-	// families, by IPv6, are those whose rules are written.
+	mu          sync.Mutex // guards the fields below
+	nodeLeaving bool       // the node is being removed
+	updated     time.Time
+	// families contains the IP families whose rules are written, keyed by IPv6.
 	families map[bool]bool
-	// unserved is told why the health of a service ("namespace/name") cannot be
-	// served; nil: nobody is.
-	unserved func(service string, port uint16, err error)
-	// pending is since when something could not be written; zero: all is.
+	// onUnserved is called when the health check port of a service ("namespace/name") cannot be
+	// served. It may be nil.
+	onUnserved func(service string, port uint16, err error)
+	// pending is the time since which writing rules fails. It is zero if all rules are written.
 	pending  time.Time
-	services map[string]*serviceHealth // by namespace/name
-	// waiting are those whose port could not be listened on, as when it is another
-	// process's now.
+	services map[string]*serviceHealth // keyed by namespace/name
+	// waiting contains services whose port could not be listened on, for example because another
+	// process uses it.
 	waiting map[string]*serviceHealth
 }
 
 func newHealth(cfg Config, m *metrics) *health {
 	return &health{
-		healthz: cfg.HealthzAddress, metricsAddress: cfg.MetricsAddress, pages: pages(cfg),
+		healthz: cfg.HealthzAddress, metricsAddress: cfg.MetricsAddress, pages: debugHandlers(cfg),
 		metrics: m, log: cfg.Log, services: map[string]*serviceHealth{}, waiting: map[string]*serviceHealth{},
 		families: map[bool]bool{false: true},
 	}
 }
 
-// pages of the metrics' address that tell of the proxy itself.
-func pages(cfg Config) map[string]http.Handler {
+// debugHandlers returns the handlers of /flagz, /configz and other pages that the metrics address serves.
+func debugHandlers(cfg Config) map[string]http.Handler {
 	configuration := cfg.Configuration
 	if configuration == nil {
-		configuration = func() any { return effective(&cfg) }
+		configuration = func() any { return effectiveConfig(&cfg) }
 	}
 	out := map[string]http.Handler{
 		"/flagz":   zpages.Flagz("kube-proxy", cfg.Flags),
@@ -70,14 +69,14 @@ func pages(cfg Config) map[string]http.Handler {
 	return out
 }
 
-// eligible takes note whether load balancers may send traffic to this node.
-func (h *health) eligible(yes bool) {
+// setEligible sets whether load balancers may send traffic to this node.
+func (h *health) setEligible(yes bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.leaving = !yes
+	h.nodeLeaving = !yes
 }
 
-func (h *health) failed() {
+func (h *health) recordFailure() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.pending.IsZero() {
@@ -85,9 +84,9 @@ func (h *health) failed() {
 	}
 }
 
-// succeeded takes note that all is written, for families, by IPv6, besides those of
-// before.
-func (h *health) succeeded(families ...bool) {
+// recordSuccess records that all rules are written, and adds families (keyed by IPv6) to those that are
+// reported.
+func (h *health) recordSuccess(families ...bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, ipv6 := range families {
@@ -96,16 +95,16 @@ func (h *health) succeeded(families ...bool) {
 	h.updated, h.pending = time.Now(), time.Time{}
 }
 
-// tolerance is how long the rules may be behind before load balancers are told:
-// twice upstream's default period of synchronization.
-const tolerance = time.Minute
+// unhealthyAfter is how long rules may be outdated before load balancers are notified. It is twice
+// upstream's default sync period.
+const unhealthyAfter = time.Minute
 
-// healthy tells whether the rules are as they should be; mu is held.
+// healthy reports whether the rules are up to date. The caller must hold mu.
 func (h *health) healthy() bool {
-	return !h.updated.IsZero() && (h.pending.IsZero() || time.Since(h.pending) < tolerance)
+	return !h.updated.IsZero() && (h.pending.IsZero() || time.Since(h.pending) < unhealthyAfter)
 }
 
-// start listens; the returned function ends all that serves.
+// start starts the servers. The returned function stops them all.
 func (h *health) start() (stop func(), err error) {
 	var servers []*plainhttp.Server
 	stop = func() {
@@ -147,13 +146,13 @@ func (h *health) start() (stop func(), err error) {
 	return stop, nil
 }
 
-// report is what /healthz and /livez tell, in upstream's words.
+// report is the response body of /healthz and /livez, as in upstream.
 type report struct {
 	LastUpdated  time.Time               `json:"lastUpdated"`
 	CurrentTime  time.Time               `json:"currentTime"`
 	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
 	Healthy      bool                    `json:"healthy"`
-	Status       map[string]familyReport `json:"status,omitempty"` // by family
+	Status       map[string]familyReport `json:"status,omitempty"` // keyed by IP family
 }
 
 type familyReport struct {
@@ -161,7 +160,7 @@ type familyReport struct {
 	Healthy     bool      `json:"healthy"`
 }
 
-// report makes what is told now, and tells whether the node is leaving.
+// report returns the current report, and whether the node is being removed.
 func (h *health) report() (r report, leaving bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -171,27 +170,27 @@ func (h *health) report() (r report, leaving bool) {
 			r.Status[familyName(ipv6)] = familyReport{LastUpdated: h.updated, Healthy: r.Healthy}
 		}
 	}
-	return r, h.leaving
+	return r, h.nodeLeaving
 }
 
-// serveHealthz tells load balancers whether this node takes traffic: not when it
-// is about to go, either.
+// serveHealthz reports to load balancers whether this node accepts traffic. A node that is being
+// removed does not.
 func (h *health) serveHealthz(w http.ResponseWriter, _ *http.Request) {
 	r, leaving := h.report()
 	eligible := !leaving
 	r.NodeEligible = &eligible
-	h.metrics.healthz.WithLabelValues(strconv.Itoa(h.answer(w, r, r.Healthy && eligible))).Inc()
+	h.metrics.healthz.WithLabelValues(strconv.Itoa(h.writeReport(w, r, r.Healthy && eligible))).Inc()
 }
 
-// serveLivez tells whether the proxy works, whatever becomes of the node.
+// serveLivez reports whether the proxy works, regardless of the node's state.
 func (h *health) serveLivez(w http.ResponseWriter, _ *http.Request) {
 	r, _ := h.report()
-	h.metrics.livez.WithLabelValues(strconv.Itoa(h.answer(w, r, r.Healthy))).Inc()
+	h.metrics.livez.WithLabelValues(strconv.Itoa(h.writeReport(w, r, r.Healthy))).Inc()
 }
 
-func (h *health) answer(w http.ResponseWriter, r report, ok bool) int {
+func (h *health) writeReport(w http.ResponseWriter, r report, ok bool) int {
 	if ok {
-		// As of now all is as it should be, whenever something changed last.
+		// All rules are up to date as of now, whenever the last change was.
 		r.LastUpdated = time.Now()
 	}
 	body, err := json.Marshal(r)
@@ -202,7 +201,7 @@ func (h *health) answer(w http.ResponseWriter, r report, ok bool) int {
 	return write(w, ok, body)
 }
 
-// write answers with a JSON document, and returns the status.
+// write sends a JSON response and returns its status code.
 func write(w http.ResponseWriter, ok bool, body []byte) int {
 	code := http.StatusOK
 	if !ok {

@@ -18,11 +18,11 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"hyperkube/internal/client"
-	"hyperkube/internal/testnetns"
-	"hyperkube/internal/testport"
+	"hyperkube/internal/testing/testnetns"
+	"hyperkube/internal/testing/testport"
 )
 
-// TestHealthBodies: what is told is what upstream's proxy tells.
+// TestHealthBodies checks that response bodies equal those of upstream's proxy.
 func TestHealthBodies(t *testing.T) {
 	h := newHealth(Config{}, newMetrics())
 	ask := func(handler http.HandlerFunc) (int, string) {
@@ -40,8 +40,8 @@ func TestHealthBodies(t *testing.T) {
 		Healthy                  *bool
 		Status                   status
 	}
-	h.succeeded(false, true)
-	h.updated = h.updated.Add(-tolerance)
+	h.recordSuccess(false, true)
+	h.updated = h.updated.Add(-unhealthyAfter)
 	for path, handler := range map[string]http.HandlerFunc{"healthz": h.serveHealthz, "livez": h.serveLivez} {
 		body.NodeEligible = nil
 		code, text := ask(handler)
@@ -60,13 +60,13 @@ func TestHealthBodies(t *testing.T) {
 	}
 }
 
-// TestUnserved: that the health of a service cannot be served is an event of it, once.
+// TestUnserved checks that an unserved health check port creates one event for the service.
 func TestUnserved(t *testing.T) {
 	kube := fake.NewClientset()
 	p := &Proxy{cfg: Config{NodeName: "n", Clients: &client.Clients{Kube: kube}, Log: slog.New(slog.DiscardHandler)}}
 	h := newHealth(p.cfg, newMetrics())
-	h.unserved = func(service string, port uint16, err error) {
-		p.tellUnserved(t.Context(), nameOf(service), port, errors.New("taken"))
+	h.onUnserved = func(service string, port uint16, err error) {
+		p.createUnservedEvent(t.Context(), nameOf(service), port, errors.New("taken"))
 	}
 	other, err := net.Listen("tcp", ":0")
 	if err != nil {
@@ -74,8 +74,8 @@ func TestUnserved(t *testing.T) {
 	}
 	defer other.Close()
 	port := other.Addr().(*net.TCPAddr).Port
-	h.serveServices(map[string]*serviceHealth{"ns/web": {port: uint16(port), sockets: everywhere}})
-	h.serveWaiting()
+	h.serveServices(map[string]*serviceHealth{"ns/web": {port: uint16(port), sockets: wildcardSockets}})
+	h.retryWaiting()
 	list, err := kube.EventsV1().Events("ns").List(t.Context(), metav1.ListOptions{})
 	if err != nil || len(list.Items) != 1 {
 		t.Fatalf("%v, %v", list, err)
@@ -88,7 +88,7 @@ func TestUnserved(t *testing.T) {
 	}
 }
 
-// TestHealthPortTaken: the health of a service is told as soon as its port is free.
+// TestHealthPortTaken checks that a health check port is served as soon as the port is free.
 func TestHealthPortTaken(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	h := newHealth(Config{Log: log}, newMetrics())
@@ -101,20 +101,20 @@ func TestHealthPortTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.serveServices(map[string]*serviceHealth{"ns/web": {port: uint16(port), local: 1, sockets: everywhere}})
-	if !h.waits() || len(h.services) > 0 {
+	h.serveServices(map[string]*serviceHealth{"ns/web": {port: uint16(port), local: 1, sockets: wildcardSockets}})
+	if !h.hasWaiting() || len(h.services) > 0 {
 		t.Fatalf("%v, waiting %v", h.services, h.waiting)
 	}
-	h.serveWaiting()
-	if !h.waits() {
+	h.retryWaiting()
+	if !h.hasWaiting() {
 		t.Fatal("it is forgotten after the second time")
 	}
 	other.Close()
-	h.serveWaiting()
-	if h.waits() {
+	h.retryWaiting()
+	if h.hasWaiting() {
 		t.Fatal("the port is free and not listened on")
 	}
-	h.succeeded()
+	h.recordSuccess()
 	resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/", port))
 	if err != nil {
 		t.Fatal(err)
@@ -124,15 +124,15 @@ func TestHealthPortTaken(t *testing.T) {
 		t.Error(resp.Status)
 	}
 	h.serveServices(map[string]*serviceHealth{"ns/web": nil})
-	// One that goes while it waits does not come back.
-	h.waiting["ns/gone"] = &serviceHealth{port: uint16(port), sockets: everywhere}
+	// A service that is deleted while it waits is not served.
+	h.waiting["ns/gone"] = &serviceHealth{port: uint16(port), sockets: wildcardSockets}
 	h.serveServices(map[string]*serviceHealth{"ns/gone": nil})
-	if h.waits() || len(h.services) > 0 {
+	if h.hasWaiting() || len(h.services) > 0 {
 		t.Errorf("%v, waiting %v", h.services, h.waiting)
 	}
 }
 
-// TestHealthSockets: the health of services is told where node ports answer.
+// TestHealthSockets checks that health check ports listen on the addresses of node ports.
 func TestHealthSockets(t *testing.T) {
 	testnetns.Enter(t)
 	up(&bench{t: t}, "lo", "192.0.2.1/24", "192.0.2.2/24", "198.51.100.1/24", "fd00::1/64")
@@ -163,7 +163,7 @@ func TestHealthSockets(t *testing.T) {
 	h := newHealth(Config{}, newMetrics())
 	want := &serviceHealth{port: 30999, local: 1, sockets: []socket{{"tcp", "192.0.2.1"}}}
 	h.serveServices(map[string]*serviceHealth{"ns/web": want})
-	h.succeeded()
+	h.recordSuccess()
 	for ip, served := range map[string]bool{"192.0.2.1": true, "192.0.2.2": false} {
 		conn, err := net.Dial("tcp", ip+":30999")
 		if (err == nil) != served {
@@ -173,7 +173,7 @@ func TestHealthSockets(t *testing.T) {
 			conn.Close()
 		}
 	}
-	// Where the node's own address has become another, the port moves.
+	// If the address of the node changes, the listener moves.
 	h.serveServices(map[string]*serviceHealth{"ns/web": {port: 30999, local: 1, sockets: []socket{{"tcp", "192.0.2.2"}}}})
 	for ip, served := range map[string]bool{"192.0.2.1": false, "192.0.2.2": true} {
 		conn, err := net.Dial("tcp", ip+":30999")

@@ -15,15 +15,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"hyperkube/internal/plainhttp"
+	"hyperkube/internal/serving/plainhttp"
 )
 
-// serviceHealth is the health check port of one service.
+// serviceHealth is the health check port of a service.
 type serviceHealth struct {
 	port    uint16
 	local   int
 	sockets []socket
-	servers []*plainhttp.Server // one a socket
+	servers []*plainhttp.Server // one for each socket
 }
 
 func (s *serviceHealth) close() {
@@ -33,7 +33,7 @@ func (s *serviceHealth) close() {
 	s.servers = nil
 }
 
-// listen answers at all sockets, or at none.
+// listen listens on all sockets, or on none if one fails.
 func (s *serviceHealth) listen(handler http.Handler) error {
 	for _, at := range s.sockets {
 		listener, err := net.Listen(at.network, net.JoinHostPort(at.host, strconv.Itoa(int(s.port))))
@@ -41,18 +41,18 @@ func (s *serviceHealth) listen(handler http.Handler) error {
 			s.close()
 			return err
 		}
-		s.servers = append(s.servers, plainhttp.On(listener, handler))
+		s.servers = append(s.servers, plainhttp.ServeListener(listener, handler))
 	}
 	return nil
 }
 
-// socket is where a health check port is: a network and a host of net.Listen.
+// socket is the listen address of a health check port: network and host as in net.Listen.
 type socket struct{ network, host string }
 
-// everywhere is on all addresses of both families.
-var everywhere = []socket{{"tcp", ""}}
+// wildcardSockets listens on all addresses of both IP families.
+var wildcardSockets = []socket{{"tcp", ""}}
 
-// healthSockets are on the addresses on which node ports answer, as upstream's.
+// healthSockets returns the addresses on which node ports answer, as in upstream.
 func (p *Proxy) healthSockets() ([]socket, error) {
 	facts := p.facts()
 	ranges := map[bool][]netip.Prefix{}
@@ -60,27 +60,27 @@ func (p *Proxy) healthSockets() ([]socket, error) {
 		ranges[ipv6] = p.nodePortRanges(ipv6, facts)
 	}
 	if len(ranges[false])+len(ranges[true]) == 0 {
-		return everywhere, nil
+		return wildcardSockets, nil
 	}
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
 		return nil, fmt.Errorf("listing the node's addresses: %w", err)
 	}
-	var own []netip.Addr
+	var nodeAddrs []netip.Addr
 	for _, a := range addrs {
 		if prefix, err := netip.ParsePrefix(a.String()); err == nil {
-			own = append(own, prefix.Addr())
+			nodeAddrs = append(nodeAddrs, prefix.Addr())
 		}
 	}
-	return socketsOn(ranges, own), nil
+	return listenSockets(ranges, nodeAddrs), nil
 }
 
-// socketsOn are on those of a node's own addresses that are in the ranges of their
-// family, or on all of a family without ranges. Those of a link alone cannot be
-// listened on without it.
-func socketsOn(ranges map[bool][]netip.Prefix, own []netip.Addr) []socket {
+// listenSockets returns sockets for those of the node's addresses that are in the ranges of their IP
+// family, or the wildcard address if the family has no ranges. It skips link-local addresses, which
+// cannot be listened on without a zone.
+func listenSockets(ranges map[bool][]netip.Prefix, nodeAddrs []netip.Addr) []socket {
 	var out []socket
-	for _, addr := range own {
+	for _, addr := range nodeAddrs {
 		ipv6 := addr.Is6()
 		at := socket{"tcp", addr.String()}
 		if len(ranges[ipv6]) == 0 {
@@ -95,16 +95,15 @@ func socketsOn(ranges map[bool][]netip.Prefix, own []netip.Addr) []socket {
 	return out
 }
 
-// healthCheckPorts returns, for those of the changed services that have one,
-// the health check port and how many endpoints are on this node; nil for those
-// that have none.
+// healthCheckPorts returns, for each changed service with a health check port, the port and the
+// number of local endpoints, and nil for services without one.
 func (p *Proxy) healthCheckPorts(changed map[string]bool) map[string]*serviceHealth {
 	out := map[string]*serviceHealth{}
 	var sockets []socket
 	for key := range changed {
 		out[key] = nil
-		obj, there, err := p.services.GetIndexer().GetByKey(key)
-		if err != nil || !there {
+		obj, exists, err := p.services.GetIndexer().GetByKey(key)
+		if err != nil || !exists {
 			continue
 		}
 		svc := obj.(*corev1.Service)
@@ -113,21 +112,21 @@ func (p *Proxy) healthCheckPorts(changed map[string]bool) map[string]*serviceHea
 		}
 		if sockets == nil {
 			if sockets, err = p.healthSockets(); err != nil {
-				p.cfg.Log.Error("the health of services is told on all addresses", "err", err)
-				sockets = everywhere
+				p.cfg.Log.Error("listing node addresses failed, health check ports listen on all addresses", "err", err)
+				sockets = wildcardSockets
 			}
 		}
 		s := &serviceHealth{port: uint16(svc.Spec.HealthCheckNodePort), sockets: sockets}
 		for _, ipv6 := range []bool{false, true} {
-			s.local = max(s.local, readyHere(p.slicesOf(key), p.cfg.NodeName, ipv6))
+			s.local = max(s.local, countReadyLocal(p.slicesOf(key), p.cfg.NodeName, ipv6))
 		}
 		out[key] = s
 	}
 	return out
 }
 
-// readyHere counts the addresses of a node that are ready in slices.
-func readyHere(list []*discoveryv1.EndpointSlice, node string, ipv6 bool) int {
+// countReadyLocal counts the ready endpoint addresses on a node.
+func countReadyLocal(list []*discoveryv1.EndpointSlice, node string, ipv6 bool) int {
 	seen := map[string]bool{}
 	for _, slice := range list {
 		if (slice.AddressType == discoveryv1.AddressTypeIPv6) != ipv6 {
@@ -144,15 +143,14 @@ func readyHere(list []*discoveryv1.EndpointSlice, node string, ipv6 bool) int {
 	return len(seen)
 }
 
-// portsAgain is how long after a health check port could not be listened on that is
-// tried again.
-const portsAgain = 5 * time.Second
+// portRetryInterval is the retry interval for health check ports that could not be listened on.
+const portRetryInterval = 5 * time.Second
 
-// serveServices brings the health check ports to what is wanted.
-func (h *health) serveServices(wanted map[string]*serviceHealth) {
+// serveServices starts, updates and stops health check servers as in desired.
+func (h *health) serveServices(desired map[string]*serviceHealth) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for key, want := range wanted {
+	for key, want := range desired {
 		have := h.services[key]
 		if have != nil && want != nil && have.port == want.port && slices.Equal(have.sockets, want.sockets) {
 			have.local = want.local
@@ -169,9 +167,9 @@ func (h *health) serveServices(wanted map[string]*serviceHealth) {
 		}
 		if err := want.listen(h.serviceHandler(key)); err != nil {
 			if before == nil || before.port != want.port {
-				h.log.Error("the health of a service cannot be served, trying again", "service", key, "err", err)
-				if h.unserved != nil {
-					h.unserved(key, want.port, err)
+				h.log.Error("listening on health check port failed, retrying", "service", key, "err", err)
+				if h.onUnserved != nil {
+					h.onUnserved(key, want.port, err)
 				}
 			}
 			h.waiting[key] = want
@@ -181,16 +179,16 @@ func (h *health) serveServices(wanted map[string]*serviceHealth) {
 	}
 }
 
-// serveWaiting tries again what could not be listened on.
-func (h *health) serveWaiting() {
+// retryWaiting retries the ports that could not be listened on.
+func (h *health) retryWaiting() {
 	h.mu.Lock()
-	wanted := maps.Clone(h.waiting)
+	desired := maps.Clone(h.waiting)
 	h.mu.Unlock()
-	h.serveServices(wanted)
+	h.serveServices(desired)
 }
 
-// waits tells whether there is any port that could not be listened on.
-func (h *health) waits() bool {
+// hasWaiting reports whether there are ports that could not be listened on.
+func (h *health) hasWaiting() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.waiting) > 0
@@ -215,7 +213,7 @@ func (h *health) serviceHandler(key string) http.HandlerFunc {
 	}
 }
 
-// serviceReport is what a health check port tells, in upstream's words.
+// serviceReport is the response body of a health check port, as in upstream.
 type serviceReport struct {
 	Service             serviceName `json:"service"`
 	LocalEndpoints      int         `json:"localEndpoints"`
@@ -227,7 +225,7 @@ type serviceName struct {
 	Name      string `json:"name"`
 }
 
-// nameOf reads "namespace/name".
+// nameOf parses "namespace/name".
 func nameOf(key string) serviceName {
 	namespace, name, _ := strings.Cut(key, "/")
 	return serviceName{namespace, name}

@@ -10,27 +10,28 @@ import (
 	"strings"
 
 	"hyperkube/components/proxy/rules"
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/iptables"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/iptables"
 )
 
-// writer brings the chains of one address family to the kernel.
+// writer writes the chains of one IP family to the kernel.
 type writer struct {
-	family  string // "4" or "6", as the journal names it
-	command string // "iptables" or "ip6tables", with which -restore and -save begin
-	journal *hostchange.Journal
+	family  string // "4" or "6", as in the journal
+	command string // "iptables" or "ip6tables", the prefix of the -restore and -save commands
+	// journal records the chains and rules, so that `hyperkube down` can remove them.
+	journal *hostjournal.Journal
 	guard   *iptables.Guard
-	// there is what the kernel has; valid once started is true.
-	there   rules.Set
+	// applied is the state of the kernel. It is valid if started is true.
+	applied rules.Set
 	started bool
-	// again: it had started before.
-	again bool
-	// last is how many rules were written the last time, by table.
+	// restarted is true if the writer had been started before.
+	restarted bool
+	// last is the number of rules in the last write, by table.
 	last map[string]int
 }
 
-// rulesIn counts the rules that iptables-restore is told to add, by table.
-func rulesIn(input string) map[string]int {
+// countRules counts the rules in the input of iptables-restore, by table.
+func countRules(input string) map[string]int {
 	out, table := map[string]int{}, ""
 	for line := range strings.Lines(input) {
 		switch {
@@ -43,47 +44,47 @@ func rulesIn(input string) map[string]int {
 	return out
 }
 
-// newWriter returns the writer of a family. guard learns which programs write for
-// it; nil: nobody does.
-func newWriter(ipv6 bool, journal *hostchange.Journal, guard *iptables.Guard) *writer {
+// newWriter returns the writer of an IP family. guard is notified of the processes that write for
+// it; it may be nil.
+func newWriter(ipv6 bool, journal *hostjournal.Journal, guard *iptables.Guard) *writer {
 	if ipv6 {
 		return &writer{family: "6", command: "ip6tables", journal: journal, guard: guard}
 	}
 	return &writer{family: "4", command: "iptables", journal: journal, guard: guard}
 }
 
-// jump is a rule in a chain that is not ours, which leads to one that is.
+// jump is a rule in a chain of the kernel or of another program that jumps to one of the proxy's
+// chains.
 type jump struct {
 	table, chain, to, comment string
 	match                     []string
 }
 
-// rule is the jump as iptables takes it.
+// rule returns the arguments for iptables.
 func (j jump) rule() []string {
 	return append(append([]string{"-m", "comment", "--comment", j.comment}, j.match...), "-j", j.to)
 }
 
-// text is the jump as iptables-restore takes it.
+// text returns the rule in the format of iptables-restore.
 func (j jump) text() string {
 	return fmt.Sprintf("-m comment --comment %q %s -j %s", j.comment, strings.Join(j.match, " "), j.to)
 }
 
-// is tells whether a line of iptables-save is the jump, in whatever order its
-// matches are printed.
+// is reports whether a line of iptables-save is the jump. The order of matches in the output may
+// differ.
 func (j jump) is(line string) bool {
 	return strings.HasPrefix(line, "-A "+j.chain+" ") && strings.HasSuffix(line, " -j "+j.to) &&
 		strings.Contains(line, j.comment) && strings.Contains(line, strings.Join(j.match, " "))
 }
 
-// lead returns the lines of iptables-restore that put the jumps of a table in
-// place, none if the output of iptables-save has them in their order. Where one is
-// missing, all of its chain are made anew: one that is put before another may
-// accept what that one drops.
-func lead(table, saved string) string {
+// jumpLines returns the iptables-restore lines that insert the jumps of a table, or none if the output
+// of iptables-save contains them in order. If one is missing, all jumps of its chain are inserted
+// again, because a jump in the wrong position may accept what another one drops.
+func jumpLines(table, saved string) string {
 	_, rest, _ := strings.Cut(saved, "*"+table+"\n")
 	text, _, _ := strings.Cut(rest, "COMMIT")
 	lines := strings.Split(text, "\n")
-	want := map[string][]jump{} // by chain
+	want := map[string][]jump{} // keyed by chain
 	for _, j := range jumps() {
 		if j.table == table {
 			want[j.chain] = append(want[j.chain], j)
@@ -116,9 +117,9 @@ func lead(table, saved string) string {
 
 var newOnly = []string{"-m", "conntrack", "--ctstate", "NEW"}
 
-// jumps lead from the built-in chains to ours, in the order in which a chain has
-// them: what load balancers' source ranges keep out is dropped before KUBE-FORWARD
-// accepts what is to be masqueraded.
+// jumps returns the jumps from the built-in chains to the proxy's chains, in order: packets outside
+// the loadBalancerSourceRanges are dropped before KUBE-FORWARD accepts packets marked for
+// masquerading.
 func jumps() []jump {
 	const portals, postrouting = "kubernetes service portals", "kubernetes postrouting rules"
 	const firewall, external = "kubernetes load balancer firewall", "kubernetes externally-visible service portals"
@@ -140,31 +141,31 @@ func jumps() []jump {
 	}
 }
 
-// chainPrefixes are recorded in place of the chains of single services, which
-// come and go too often to sync each to disk.
+// chainPrefixes match the chains of individual services. The host journal records these patterns
+// instead of each chain, because it syncs every record to disk and the chains change too often.
 var chainPrefixes = []string{"KUBE-SVC-*", "KUBE-SVL-*", "KUBE-SEP-*", "KUBE-EXT-*", "KUBE-FW-*"}
 
-// write brings set to the kernel: what differs from what is there.
+// write applies the difference between the kernel's state and set.
 func (w *writer) write(ctx context.Context, set rules.Set) error {
 	if !w.started {
 		return w.start(ctx, set)
 	}
-	input := rules.Restore(w.there, set)
+	input := rules.Restore(w.applied, set)
 	if input == "" {
 		w.last = nil
 		return nil
 	}
 	if err := w.restore(ctx, input); err != nil {
-		// Whatever happened: the next write looks again.
+		// The kernel's state is unknown; the next write reads it.
 		w.started = false
 		return err
 	}
-	w.there = set
+	w.applied = set
 	return nil
 }
 
-// start writes everything, takes away what an earlier proxy left, and leads
-// traffic to the chains where nothing does yet: all in one go.
+// start writes everything, removes leftovers of an earlier proxy, and adds missing jumps, in one
+// atomic iptables-restore.
 func (w *writer) start(ctx context.Context, set rules.Set) error {
 	if err := w.journal.Record(w.changes(set)...); err != nil {
 		return err
@@ -177,20 +178,19 @@ func (w *writer) start(ctx context.Context, set rules.Set) error {
 	input.WriteString(rules.Restore(rules.Leftover(saved), set))
 	input.WriteString("*mangle\n:" + rules.Canary + " - [0:0]\n:" + rules.Hint + " - [0:0]\nCOMMIT\n")
 	for _, table := range []string{"filter", "nat"} {
-		if lines := lead(table, saved); lines != "" {
+		if lines := jumpLines(table, saved); lines != "" {
 			input.WriteString("*" + table + "\n" + lines + "COMMIT\n")
 		}
 	}
 	if err := w.restore(ctx, input.String()); err != nil {
 		return err
 	}
-	w.there, w.started = set, true
+	w.applied, w.started = set, true
 	return nil
 }
 
-// check looks whether all is there that was written, and has the next write write
-// all if it is not, which it tells.
-func (w *writer) check(ctx context.Context) (gone bool) {
+// check reports whether written rules are missing. If so, the next write writes all rules.
+func (w *writer) check(ctx context.Context) (missing bool) {
 	if !w.started {
 		return false
 	}
@@ -198,14 +198,15 @@ func (w *writer) check(ctx context.Context) (gone bool) {
 	if err == nil && w.complete(saved) {
 		return false
 	}
-	w.started, w.again = false, true
+	w.started, w.restarted = false, true
 	return true
 }
 
-// complete tells whether the output of iptables-save has all chains with as many
-// rules as were written. How a rule is printed is not how it was written.
+// complete reports whether the output of iptables-save contains all chains with the same number of
+// rules as written. Rules are not compared by text, because they are printed in another form than
+// written.
 func (w *writer) complete(saved string) bool {
-	all := map[string]rules.Table{"nat": w.there.NAT, "filter": w.there.Filter, "mangle": {rules.Canary: nil, rules.Hint: nil}}
+	all := map[string]rules.Table{"nat": w.applied.NAT, "filter": w.applied.Filter, "mangle": {rules.Canary: nil, rules.Hint: nil}}
 	for name, table := range all {
 		_, rest, _ := strings.Cut(saved, "*"+name+"\n")
 		text, _, _ := strings.Cut(rest, "COMMIT")
@@ -220,30 +221,30 @@ func (w *writer) complete(saved string) bool {
 			}
 		}
 		for chain, list := range table {
-			if n, there := count[chain]; !there || n != len(list) {
+			if n, exists := count[chain]; !exists || n != len(list) {
 				return false
 			}
 		}
 	}
-	return lead("nat", saved) == "" && lead("filter", saved) == ""
+	return jumpLines("nat", saved) == "" && jumpLines("filter", saved) == ""
 }
 
-func (w *writer) changes(set rules.Set) []hostchange.Change {
-	changes := []hostchange.Change{
-		{Kind: hostchange.Chain, Name: w.family + " mangle " + rules.Canary}, {Kind: hostchange.Chain, Name: w.family + " mangle " + rules.Hint},
+func (w *writer) changes(set rules.Set) []hostjournal.Change {
+	changes := []hostjournal.Change{
+		{Kind: hostjournal.Chain, Name: w.family + " mangle " + rules.Canary}, {Kind: hostjournal.Chain, Name: w.family + " mangle " + rules.Hint},
 	}
 	for table, chains := range map[string]rules.Table{"nat": set.NAT, "filter": set.Filter} {
 		for chain := range chains {
 			if !perService(chain) {
-				changes = append(changes, hostchange.Change{Kind: hostchange.Chain, Name: w.family + " " + table + " " + chain})
+				changes = append(changes, hostjournal.Change{Kind: hostjournal.Chain, Name: w.family + " " + table + " " + chain})
 			}
 		}
 		for _, prefix := range chainPrefixes {
-			changes = append(changes, hostchange.Change{Kind: hostchange.Chain, Name: w.family + " " + table + " " + prefix})
+			changes = append(changes, hostjournal.Change{Kind: hostjournal.Chain, Name: w.family + " " + table + " " + prefix})
 		}
 	}
 	for _, j := range jumps() {
-		changes = append(changes, hostchange.Change{Kind: hostchange.Rule, Name: w.family + " " + j.table + " " + j.chain, Args: j.rule()})
+		changes = append(changes, hostjournal.Change{Kind: hostjournal.Rule, Name: w.family + " " + j.table + " " + j.chain, Args: j.rule()})
 	}
 	return changes
 }
@@ -260,7 +261,7 @@ func perService(chain string) bool {
 func (w *writer) restore(ctx context.Context, input string) error {
 	_, err := w.run(ctx, w.command+"-restore", []byte(input), "-w", "10", "--noflush")
 	if err == nil {
-		w.last = rulesIn(input)
+		w.last = countRules(input)
 	}
 	return err
 }

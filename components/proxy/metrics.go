@@ -7,23 +7,23 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"hyperkube/components/proxy/rules"
-	"hyperkube/internal/measure"
+	"hyperkube/internal/serving/componentmetrics"
 )
 
-// metrics have upstream's names.
+// metrics are the proxy's metrics, with upstream's names.
 // https://kubernetes.io/docs/reference/instrumentation/metrics/
 type metrics struct {
-	registry                        *prometheus.Registry
-	duration, programming           *prometheus.HistogramVec
-	full, partial                   *prometheus.HistogramVec
-	last, lastQueued, rules         *prometheus.GaugeVec
-	written, noLocal                *prometheus.GaugeVec
-	failures, healthz, livez        *prometheus.CounterVec
-	partialFailures                 *prometheus.CounterVec
-	endpointsPending, servicesAhead prometheus.Gauge
-	endpointChanges, serviceChanges prometheus.Counter
-	flushing                        *prometheus.HistogramVec
-	flushed                         *prometheus.CounterVec
+	registry                          *prometheus.Registry
+	duration, programming             *prometheus.HistogramVec
+	full, partial                     *prometheus.HistogramVec
+	last, lastQueued, rules           *prometheus.GaugeVec
+	written, noLocal                  *prometheus.GaugeVec
+	failures, healthz, livez          *prometheus.CounterVec
+	partialFailures                   *prometheus.CounterVec
+	endpointsPending, servicesPending prometheus.Gauge
+	endpointChanges, serviceChanges   prometheus.Counter
+	flushing                          *prometheus.HistogramVec
+	flushed                           *prometheus.CounterVec
 }
 
 func newMetrics() *metrics {
@@ -44,38 +44,38 @@ func newMetrics() *metrics {
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "kubeproxy_" + name, Help: help, Buckets: prometheus.ExponentialBuckets(0.001, 2, 15)}, byFamily)
 	}
 	m := &metrics{
-		full:             took("sync_full_proxy_rules_duration_seconds", "[ALPHA] How long writing all rules anew took."),
-		partial:          took("sync_partial_proxy_rules_duration_seconds", "[ALPHA] How long writing the rules that have changed took."),
-		written:          gauge("sync_proxy_rules_iptables_last", "[ALPHA] Rules by table that were written the last time.", "ip_family", "table"),
-		noLocal:          gauge("sync_proxy_rules_no_local_endpoints_total", "[ALPHA] Ports of services whose traffic is to stay on this node, which has no endpoint of them.", "traffic_policy", "ip_family"),
-		partialFailures:  counter("sync_proxy_rules_iptables_partial_restore_failures_total", "[ALPHA] How often writing what has changed failed.", byFamily...),
-		endpointsPending: pending("sync_proxy_rules_endpoint_changes_pending", "[ALPHA] Services whose endpoints have changed and whose rules are not written yet."),
-		servicesAhead:    pending("sync_proxy_rules_service_changes_pending", "[ALPHA] Services that have changed and whose rules are not written yet."),
+		full:             took("sync_full_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds for full resyncs"),
+		partial:          took("sync_partial_proxy_rules_duration_seconds", "[ALPHA] SyncProxyRules latency in seconds for partial resyncs"),
+		written:          gauge("sync_proxy_rules_iptables_last", "[ALPHA] Number of iptables rules written by kube-proxy in last sync", "ip_family", "table"),
+		noLocal:          gauge("sync_proxy_rules_no_local_endpoints_total", "[ALPHA] Number of services with a Local traffic policy and no endpoints", "traffic_policy", "ip_family"),
+		partialFailures:  counter("sync_proxy_rules_iptables_partial_restore_failures_total", "[ALPHA] Cumulative proxy iptables partial restore failures", byFamily...),
+		endpointsPending: pending("sync_proxy_rules_endpoint_changes_pending", "[ALPHA] Pending proxy rules Endpoint changes"),
+		servicesPending:  pending("sync_proxy_rules_service_changes_pending", "[ALPHA] Pending proxy rules Service changes"),
 		registry:         prometheus.NewRegistry(),
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "kubeproxy_sync_proxy_rules_duration_seconds", Help: "How long writing the rules took.",
+			Name: "kubeproxy_sync_proxy_rules_duration_seconds", Help: "SyncProxyRules latency in seconds",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
 		}, byFamily),
 		programming: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "kubeproxy_network_programming_duration_seconds", Help: "From the change of a pod or service to the rules.",
+			Name: "kubeproxy_network_programming_duration_seconds", Help: "In Cluster Network Programming Latency in seconds",
 			Buckets: []float64{0.25, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 105, 150, 195, 240, 285, 300},
 		}, byFamily),
-		last:       gauge("sync_proxy_rules_last_timestamp_seconds", "When the rules were written last.", byFamily...),
-		lastQueued: gauge("sync_proxy_rules_last_queued_timestamp_seconds", "When something changed last.", byFamily...),
-		rules:      gauge("sync_proxy_rules_iptables_total", "Rules by table.", "ip_family", "table"),
-		failures:   counter("sync_proxy_rules_iptables_restore_failures_total", "How often writing the rules failed.", byFamily...),
-		healthz:    counter("proxy_healthz_total", "Answers of /healthz.", "code"),
+		last:       gauge("sync_proxy_rules_last_timestamp_seconds", "The last time proxy rules were successfully synced", byFamily...),
+		lastQueued: gauge("sync_proxy_rules_last_queued_timestamp_seconds", "The last time a sync of proxy rules was queued", byFamily...),
+		rules:      gauge("sync_proxy_rules_iptables_total", "Total number of iptables rules owned by kube-proxy", "ip_family", "table"),
+		failures:   counter("sync_proxy_rules_iptables_restore_failures_total", "Cumulative proxy iptables restore failures", byFamily...),
+		healthz:    counter("proxy_healthz_total", "Cumulative proxy healthz HTTP status", "code"),
 		flushing: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "kubeproxy_conntrack_reconciler_sync_duration_seconds", Help: "[ALPHA] How long it took to end flows that lead nowhere.",
+			Name: "kubeproxy_conntrack_reconciler_sync_duration_seconds", Help: "[ALPHA] ReconcileConntrackFlowsLatency latency in seconds",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
 		}, byFamily),
-		flushed:         counter("conntrack_reconciler_deleted_entries_total", "[ALPHA] Flows that were ended because they led nowhere.", byFamily...),
-		livez:           counter("proxy_livez_total", "Answers of /livez.", "code"),
-		endpointChanges: changes("sync_proxy_rules_endpoint_changes_total", "Changes of endpoints."),
-		serviceChanges:  changes("sync_proxy_rules_service_changes_total", "Changes of services."),
+		flushed:         counter("conntrack_reconciler_deleted_entries_total", "[ALPHA] Cumulative conntrack flows deleted by conntrack reconciler", byFamily...),
+		livez:           counter("proxy_livez_total", "Cumulative proxy livez HTTP status", "code"),
+		endpointChanges: changes("sync_proxy_rules_endpoint_changes_total", "Cumulative proxy rules Endpoint changes"),
+		serviceChanges:  changes("sync_proxy_rules_service_changes_total", "Cumulative proxy rules Service changes"),
 	}
 	m.registry.MustRegister(m.duration, m.programming, m.last, m.lastQueued, m.rules, m.failures, m.healthz, m.livez, m.endpointChanges, m.serviceChanges, m.flushing, m.flushed,
-		m.full, m.partial, m.written, m.noLocal, m.partialFailures, m.endpointsPending, m.servicesAhead, measure.Build(nil),
+		m.full, m.partial, m.written, m.noLocal, m.partialFailures, m.endpointsPending, m.servicesPending, componentmetrics.Build(nil),
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return m
 }
@@ -87,22 +87,21 @@ func familyName(ipv6 bool) string {
 	return "IPv4"
 }
 
-// queued takes note that there is something to write: for that many services that
-// have changed, and for those whose endpoints have.
+// queued records the numbers of services and of services' endpoints that wait to be written.
 func (m *metrics) queued(services, endpoints int) {
 	m.lastQueued.WithLabelValues(familyName(false)).SetToCurrentTime()
-	m.servicesAhead.Set(float64(services))
+	m.servicesPending.Set(float64(services))
 	m.endpointsPending.Set(float64(endpoints))
 }
 
-// begun takes note that all that is known to have changed is being written.
-func (m *metrics) begun() {
-	m.servicesAhead.Set(0)
+// syncStarted records that all queued changes are being written.
+func (m *metrics) syncStarted() {
+	m.servicesPending.Set(0)
 	m.endpointsPending.Set(0)
 }
 
-// synced takes note that what began then is written for a family, all of it or what
-// has changed, and what it was for.
+// synced records a completed write of an IP family, full or partial, that began at the given time.
+// triggered are the times of the pod changes that caused it.
 func (m *metrics) synced(ipv6, all bool, began time.Time, triggered []time.Time) {
 	family := familyName(ipv6)
 	took := time.Since(began).Seconds()
@@ -118,7 +117,7 @@ func (m *metrics) synced(ipv6, all bool, began time.Time, triggered []time.Time)
 	}
 }
 
-// failed takes note that writing the rules of a family failed.
+// failed records a failed write of an IP family.
 func (m *metrics) failed(ipv6, all bool) {
 	m.failures.WithLabelValues(familyName(ipv6)).Inc()
 	if !all {
@@ -126,9 +125,9 @@ func (m *metrics) failed(ipv6, all bool) {
 	}
 }
 
-// served takes note of the ports that there are, some of which have no endpoint
-// where their traffic is to stay.
-func (m *metrics) served(ipv6 bool, ports []*rules.Port) {
+// portsComputed records the number of ports without a local endpoint although their traffic policy is
+// Local.
+func (m *metrics) portsComputed(ipv6 bool, ports []*rules.Port) {
 	internal, external := 0, 0
 	for _, p := range ports {
 		if !p.HasAny || len(p.LocalEndpoints) > 0 {
@@ -145,14 +144,14 @@ func (m *metrics) served(ipv6 bool, ports []*rules.Port) {
 	m.noLocal.WithLabelValues("external", familyName(ipv6)).Set(float64(external))
 }
 
-// ended takes note that so many flows were ended since then.
-func (m *metrics) ended(ipv6 bool, flows uint, began time.Time) {
+// flowsDeleted records the number of deleted UDP flows, and the duration since began.
+func (m *metrics) flowsDeleted(ipv6 bool, flows uint, began time.Time) {
 	m.flushing.WithLabelValues(familyName(ipv6)).Observe(time.Since(began).Seconds())
 	m.flushed.WithLabelValues(familyName(ipv6)).Add(float64(flows))
 }
 
-// wrote takes note of how many rules there are, and how many were written now.
-func (m *metrics) wrote(ipv6 bool, set rules.Set, now map[string]int) {
+// rulesWritten records the number of all rules and of the rules in the last write.
+func (m *metrics) rulesWritten(ipv6 bool, set rules.Set, now map[string]int) {
 	for name, table := range map[string]rules.Table{"nat": set.NAT, "filter": set.Filter} {
 		n := 0
 		for _, lines := range table {

@@ -12,12 +12,12 @@ import (
 	"hyperkube/components/proxy/rules"
 )
 
-// TestEnded: flows that were ended are counted by family.
+// TestEnded checks that deleted flows are counted by IP family.
 func TestEnded(t *testing.T) {
 	m := newMetrics()
-	m.ended(false, 2, time.Now())
-	m.ended(false, 1, time.Now())
-	m.ended(true, 0, time.Now())
+	m.flowsDeleted(false, 2, time.Now())
+	m.flowsDeleted(false, 1, time.Now())
+	m.flowsDeleted(true, 0, time.Now())
 	if got := testutil.ToFloat64(m.flushed.WithLabelValues("IPv4")); got != 3 {
 		t.Errorf("%v flows of IPv4", got)
 	}
@@ -26,54 +26,54 @@ func TestEnded(t *testing.T) {
 	}
 }
 
-// TestSynced: what was written is told by family, and all and parts apart.
+// TestSynced checks that full and partial writes are counted separately, by IP family.
 func TestSynced(t *testing.T) {
 	m := newMetrics()
 	m.queued(2, 3)
-	if testutil.ToFloat64(m.servicesAhead) != 2 || testutil.ToFloat64(m.endpointsPending) != 3 {
-		t.Error("what waits is not told")
+	if testutil.ToFloat64(m.servicesPending) != 2 || testutil.ToFloat64(m.endpointsPending) != 3 {
+		t.Error("wrong metrics of pending changes")
 	}
-	m.begun()
+	m.syncStarted()
 	m.synced(false, true, time.Now(), []time.Time{time.Now()})
 	m.synced(true, false, time.Now(), nil)
-	if testutil.CollectAndCount(m.full) != 1 || testutil.CollectAndCount(m.partial) != 1 || testutil.CollectAndCount(m.duration) != 2 || testutil.ToFloat64(m.servicesAhead) != 0 {
-		t.Error("what was written is not told apart")
+	if testutil.CollectAndCount(m.full) != 1 || testutil.CollectAndCount(m.partial) != 1 || testutil.CollectAndCount(m.duration) != 2 || testutil.ToFloat64(m.servicesPending) != 0 {
+		t.Error("wrong metrics of full and partial writes")
 	}
 	m.failed(false, true)
 	m.failed(false, false)
 	if testutil.ToFloat64(m.failures.WithLabelValues("IPv4")) != 2 || testutil.ToFloat64(m.partialFailures.WithLabelValues("IPv4")) != 1 {
-		t.Error("failures are not told apart")
+		t.Error("wrong metrics of failures")
 	}
 	here := []rules.Endpoint{{}}
-	m.served(false, []*rules.Port{
+	m.portsComputed(false, []*rules.Port{
 		{LocalInternal: true, HasAny: true}, {LocalInternal: true, LocalExternal: true, HasAny: true}, {LocalInternal: true}, {LocalExternal: true, HasAny: true, LocalEndpoints: here}, {HasAny: true},
 	})
 	if in, out := testutil.ToFloat64(m.noLocal.WithLabelValues("internal", "IPv4")), testutil.ToFloat64(m.noLocal.WithLabelValues("external", "IPv4")); in != 2 || out != 1 {
 		t.Errorf("%v and %v ports without endpoints here", in, out)
 	}
-	m.wrote(false, rules.Set{}, rulesIn("*filter\n:X - [0:0]\n-A X -j Y\nCOMMIT\n*nat\n-A A -j B\n-I C 1 -j D\nCOMMIT\n"))
+	m.rulesWritten(false, rules.Set{}, countRules("*filter\n:X - [0:0]\n-A X -j Y\nCOMMIT\n*nat\n-A A -j B\n-I C 1 -j D\nCOMMIT\n"))
 	if f, n := testutil.ToFloat64(m.written.WithLabelValues("IPv4", "filter")), testutil.ToFloat64(m.written.WithLabelValues("IPv4", "nat")); f != 1 || n != 2 {
 		t.Errorf("%v and %v rules", f, n)
 	}
 }
 
-// TestTold: a change counts once, and when something happened to pods counts once too,
-// however often the slice that tells of it changes afterwards.
-func TestTold(t *testing.T) {
+// TestInformerEvents checks that a change is counted once, and that a pod change is recorded once, however
+// often its EndpointSlice changes afterwards.
+func TestInformerEvents(t *testing.T) {
 	p := &Proxy{metrics: newMetrics(), changed: map[string]bool{}, dirty: make(chan struct{}, 1), started: time.Unix(1000, 0)}
 	at := func(seconds int64, more ...string) *discoveryv1.EndpointSlice {
 		s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}, Finalizers: more}}
 		s.Annotations = map[string]string{corev1.EndpointsLastChangeTriggerTime: time.Unix(seconds, 0).UTC().Format(time.RFC3339)}
 		return s
 	}
-	p.told(nil, at(900)) // before the proxy started
-	p.told(at(900), at(1100))
-	p.told(at(1100), at(1100, "x"))
-	p.told(at(1100), nil)
+	p.handleEvent(nil, at(900)) // before the proxy started
+	p.handleEvent(at(900), at(1100))
+	p.handleEvent(at(1100), at(1100, "x"))
+	p.handleEvent(at(1100), nil)
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "web"}}
-	p.told(nil, svc)
-	p.told(svc, svc)
-	if got := p.takeTriggered(); len(got) != 1 || !got[0].Equal(time.Unix(1100, 0)) {
+	p.handleEvent(nil, svc)
+	p.handleEvent(svc, svc)
+	if got := p.drainTriggered(); len(got) != 1 || !got[0].Equal(time.Unix(1100, 0)) {
 		t.Errorf("triggered at %v", got)
 	}
 	if slices, services := testutil.ToFloat64(p.metrics.endpointChanges), testutil.ToFloat64(p.metrics.serviceChanges); slices != 4 || services != 2 {

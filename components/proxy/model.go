@@ -13,13 +13,13 @@ import (
 	"hyperkube/components/proxy/rules"
 )
 
-// node is what of this node matters to which endpoints are used.
+// node contains the fields of this node that affect the choice of endpoints.
 type node struct{ name, zone string }
 
-// portsOf returns the ports of a service in one address family, with the
-// endpoints to use; none when the proxy has nothing to do for it.
+// portsOf returns the ports of a service in one IP family, with the endpoints to use. It returns
+// none if the proxy does not handle the service.
 func portsOf(svc *corev1.Service, slices []*discoveryv1.EndpointSlice, here node, ipv6 bool) []*rules.Port {
-	if _, others := svc.Labels[labelProxyName]; others || svc.Spec.Type == corev1.ServiceTypeExternalName {
+	if _, otherProxy := svc.Labels[labelProxyName]; otherProxy || svc.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
 	}
 	var clusterIP netip.Addr
@@ -77,7 +77,7 @@ func containsAll(ranges []netip.Prefix) bool {
 	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() == 0 })
 }
 
-// labelProxyName on a service, of any value, says that another proxy takes care of it.
+// labelProxyName on a service, with any value, means that another proxy handles it.
 const labelProxyName = "service.kubernetes.io/service-proxy-name"
 
 func clusterIPs(svc *corev1.Service) []string {
@@ -97,16 +97,19 @@ func addresses(texts []string, ipv6 bool) []netip.Addr {
 	return out
 }
 
-// endpointsOf returns the endpoints of a service's port. Those of any node: the
-// ready ones; with hints for all of them, those for this node, else for this zone
-// (topology aware routing, traffic distribution); while none is ready, those that
-// still serve though they are going (KEP-1669). Those of this node alike, whatever
-// there is elsewhere and whatever is hinted. And all that serve.
+// endpointsOf selects the endpoints of a service port.
+//
+// anywhere are the ready endpoints of all nodes. If all of them have hints, only those for this
+// node, or else for this zone, are used (topology aware routing, traffic distribution). If none is
+// ready, endpoints that are serving and terminating are used (KEP-1669).
+//
+// local are the endpoints of this node, selected independently of other nodes and of hints. serving
+// are all endpoints that serve.
 func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here node, ipv6 bool) (anywhere, local []rules.Endpoint, serving []netip.AddrPort) {
-	var all []found
-	seen := map[netip.AddrPort]int{} // where in all
+	var all []candidate
+	seen := map[netip.AddrPort]int{} // index in all
 	for _, slice := range list {
-		// A slice with this label, of any value, is for DNS alone.
+		// A slice with this label, of any value, is for DNS only.
 		if _, headless := slice.Labels[corev1.IsHeadlessService]; headless {
 			continue
 		}
@@ -126,11 +129,11 @@ func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here
 			if err != nil {
 				continue
 			}
-			f := see(e, here)
+			f := newCandidate(e, here)
 			f.address = netip.AddrPortFrom(addr, port)
-			// An address may be that of a pod that goes and of the one that has it
-			// next, whose it is.
-			if i, there := seen[f.address]; !there {
+			// An address may belong to a terminating pod and to a new pod that reuses it. The new
+			// pod takes precedence.
+			if i, exists := seen[f.address]; !exists {
 				seen[f.address] = len(all)
 				all = append(all, f)
 			} else if !f.terminating {
@@ -138,8 +141,8 @@ func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here
 			}
 		}
 	}
-	all = pick(all, func(f found) bool { return f.ready || f.serving })
-	slices.SortFunc(all, func(a, b found) int {
+	all = filter(all, func(f candidate) bool { return f.ready || f.serving })
+	slices.SortFunc(all, func(a, b candidate) int {
 		if c := a.address.Addr().Compare(b.address.Addr()); c != 0 {
 			return c
 		}
@@ -150,18 +153,18 @@ func endpointsOf(list []*discoveryv1.EndpointSlice, sp *corev1.ServicePort, here
 			serving = append(serving, f.address)
 		}
 	}
-	return usable(near(all, here)), usable(pick(all, func(f found) bool { return f.local })), serving
+	return readyOrServing(withTopology(all, here)), readyOrServing(filter(all, func(f candidate) bool { return f.local })), serving
 }
 
-// found is an endpoint, and what matters of it to this node.
-type found struct {
+// candidate is an endpoint with the conditions and hints that apply to this node.
+type candidate struct {
 	address                                          netip.AddrPort
 	ready, serving, terminating, local               bool
 	zoneHinted, forThisZone, nodeHinted, forThisNode bool
 }
 
-func see(e *discoveryv1.Endpoint, here node) found {
-	f := found{local: e.NodeName != nil && *e.NodeName == here.name}
+func newCandidate(e *discoveryv1.Endpoint, here node) candidate {
+	f := candidate{local: e.NodeName != nil && *e.NodeName == here.name}
 	f.ready = e.Conditions.Ready == nil || *e.Conditions.Ready
 	f.serving = e.Conditions.Serving == nil || *e.Conditions.Serving
 	f.terminating = ptr.Deref(e.Conditions.Terminating, false)
@@ -173,8 +176,8 @@ func see(e *discoveryv1.Endpoint, here node) found {
 	return f
 }
 
-func pick(all []found, want func(found) bool) []found {
-	var some []found
+func filter(all []candidate, want func(candidate) bool) []candidate {
+	var some []candidate
 	for _, f := range all {
 		if want(f) {
 			some = append(some, f)
@@ -183,12 +186,11 @@ func pick(all []found, want func(found) bool) []found {
 	return some
 }
 
-// usable keeps the ready ones, and while there is none, those that go and still
-// serve.
-func usable(all []found) []rules.Endpoint {
-	use := pick(all, func(f found) bool { return f.ready })
+// readyOrServing returns the ready endpoints, or if there are none, those that are serving and terminating.
+func readyOrServing(all []candidate) []rules.Endpoint {
+	use := filter(all, func(f candidate) bool { return f.ready })
 	if len(use) == 0 {
-		use = pick(all, func(f found) bool { return f.serving && f.terminating })
+		use = filter(all, func(f candidate) bool { return f.serving && f.terminating })
 	}
 	var out []rules.Endpoint
 	for _, f := range use {
@@ -197,26 +199,27 @@ func usable(all []found) []rules.Endpoint {
 	return out
 }
 
-// near keeps of the ready ones those that are for here, if all say for whom they
-// are and some are for here. Without any that is ready all are kept.
-func near(all []found, here node) []found {
-	ready := pick(all, func(f found) bool { return f.ready })
+// withTopology selects endpoints by their topology hints. If all ready endpoints have node hints and
+// at least one is hinted for this node, it returns the ready endpoints hinted for this node.
+// Otherwise it does the same with zone hints and the zone of this node. If neither applies, it
+// returns all ready endpoints. If no endpoint is ready, it returns all endpoints.
+func withTopology(all []candidate, here node) []candidate {
+	ready := filter(all, func(f candidate) bool { return f.ready })
 	if len(ready) == 0 {
 		return all
 	}
-	for _, by := range []struct{ hinted, forHere func(found) bool }{
-		{func(f found) bool { return f.nodeHinted }, func(f found) bool { return f.forThisNode }},
-		{func(f found) bool { return f.zoneHinted }, func(f found) bool { return f.forThisZone && here.zone != "" }},
+	for _, by := range []struct{ hinted, forHere func(candidate) bool }{
+		{func(f candidate) bool { return f.nodeHinted }, func(f candidate) bool { return f.forThisNode }},
+		{func(f candidate) bool { return f.zoneHinted }, func(f candidate) bool { return f.forThisZone && here.zone != "" }},
 	} {
-		if len(pick(ready, by.hinted)) == len(ready) && slices.ContainsFunc(ready, by.forHere) {
-			return pick(ready, by.forHere)
+		if len(filter(ready, by.hinted)) == len(ready) && slices.ContainsFunc(ready, by.forHere) {
+			return filter(ready, by.forHere)
 		}
 	}
 	return ready
 }
 
-// portIn returns the number of a service's port in a slice, 0 if it is not
-// there.
+// portIn returns the number of a service port in a slice, or 0 if the slice does not have it.
 func portIn(slice *discoveryv1.EndpointSlice, sp *corev1.ServicePort) uint16 {
 	for _, p := range slice.Ports {
 		name := ""

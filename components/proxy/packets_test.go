@@ -17,12 +17,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/components/proxy/rules"
-	"hyperkube/internal/iptables"
-	"hyperkube/internal/testnetns"
+	"hyperkube/internal/host/iptables"
+	"hyperkube/internal/testing/testnetns"
 )
 
-// bench is a node and a client beside it, each in a network namespace: the test's
-// goroutine is on the node, what At is given runs at the client.
+// bench consists of a node and a client, each in a network namespace. The goroutine of the test
+// runs on the node; functions passed to At run on the client.
 type bench struct {
 	*testnetns.Namespace
 	t      *testing.T
@@ -32,10 +32,10 @@ type bench struct {
 const (
 	clientIP  = "192.0.2.2"
 	nodeIP    = "192.0.2.1"
-	otherIP   = "198.51.100.1" // the node's, too
+	otherIP   = "198.51.100.1" // another address of the node
 	balancer  = "203.0.113.9"
 	here      = "10.244.0.5" // an endpoint on this node
-	elsewhere = "10.244.1.5" // one that is said to be on another
+	elsewhere = "10.244.1.5" // an endpoint that is marked as being on another node
 )
 
 func newBench(t *testing.T) *bench {
@@ -45,7 +45,7 @@ func newBench(t *testing.T) *bench {
 	b.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "n0"}, PeerName: "c0", PeerNamespace: netlink.NsPid(b.Thread())}))
 	up(b, "lo", here+"/32", elsewhere+"/32")
 	up(b, "n0", nodeIP+"/24", otherIP+"/32")
-	b.At(func() {
+	b.Run(func() {
 		up(b, "lo")
 		up(b, "c0", clientIP+"/24")
 		_, all, _ := net.ParseCIDR("0.0.0.0/0")
@@ -59,7 +59,7 @@ func newBench(t *testing.T) *bench {
 		listener, err := net.Listen("tcp", ip+":8080")
 		b.must(err)
 		t.Cleanup(func() { listener.Close() })
-		go testnetns.Answer(listener, func(caller string) string { return ip + " to " + caller })
+		go testnetns.Serve(listener, func(caller string) string { return ip + " to " + caller })
 		packets, err := net.ListenPacket("udp", ip+":8080")
 		b.must(err)
 		t.Cleanup(func() { packets.Close() })
@@ -102,8 +102,8 @@ func up(b *bench, name string, addresses ...string) {
 	}
 }
 
-// ask returns who answers at an address: "ENDPOINT to SOURCE", or "refused", or
-// "silence", for which it does not wait long.
+// ask connects to an address and returns the response "ENDPOINT to SOURCE", or "refused", or
+// "silence" after a short timeout.
 func ask(address string) string {
 	conn, err := net.DialTimeout("tcp", address, 500*time.Millisecond)
 	switch {
@@ -120,8 +120,8 @@ func ask(address string) string {
 	return string(data)
 }
 
-// expect asks until the answer begins as wanted, or a minute has passed. Silence
-// is expected once.
+// expect calls ask until the response has the prefix want, for at most a minute. An expected
+// silence is checked once.
 func (b *bench) expect(what, address, want string) {
 	b.t.Helper()
 	got := ask(address)
@@ -146,8 +146,8 @@ func service(change func(*corev1.ServiceSpec)) *corev1.Service {
 	return svc
 }
 
-// slice is of endpoints "here" and "elsewhere", each ready, or going and serving
-// if it is followed by "-".
+// slice returns an EndpointSlice with the endpoints "here" and "elsewhere". Each is ready, or
+// terminating and serving if it has the suffix "-".
 func slice(protocol corev1.Protocol, endpoints ...string) []*discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default"}, AddressType: discoveryv1.AddressTypeIPv4,
@@ -168,8 +168,8 @@ func slice(protocol corev1.Protocol, endpoints ...string) []*discoveryv1.Endpoin
 
 var clusterPods = rules.FromRange(netip.MustParsePrefix("10.244.0.0/16"))
 
-// TestPackets sends packets from the node and from beside it: who answers is what
-// the policies of a service say, as by upstream's proxy.
+// TestPackets sends packets from the node and from the client, and checks that the endpoint is
+// chosen according to the policies of the service, as by upstream's proxy.
 func TestPackets(t *testing.T) {
 	b := newBench(t)
 	local, cluster := corev1.ServiceExternalTrafficPolicyLocal, corev1.ServiceExternalTrafficPolicyCluster
@@ -178,7 +178,7 @@ func TestPackets(t *testing.T) {
 		return func(s *corev1.ServiceSpec) { s.ExternalTrafficPolicy = p }
 	}
 	const nodePort, clusterIP, balanced = nodeIP + ":30080", "10.96.0.7:80", balancer + ":80"
-	type asks map[string]string // answer by address
+	type asks map[string]string // response by address
 	for _, c := range []struct {
 		name           string
 		change         func(*corev1.ServiceSpec)
@@ -193,7 +193,7 @@ func TestPackets(t *testing.T) {
 			"none here, local", external(local), []string{elsewhere}, rules.Config{},
 			asks{nodePort: elsewhere, "127.0.0.1:30080": elsewhere, balanced: elsewhere, clusterIP: elsewhere}, asks{nodePort: "silence", balanced: "silence", clusterIP: elsewhere},
 		}, {
-			"one here goes, ready elsewhere, local", external(local), []string{here + "-", elsewhere}, rules.Config{},
+			"one here terminating, ready elsewhere, local", external(local), []string{here + "-", elsewhere}, rules.Config{},
 			asks{nodePort: elsewhere, clusterIP: elsewhere}, asks{nodePort: here + " to " + clientIP},
 		}, {
 			"all go, cluster", external(cluster), []string{elsewhere + "-"}, rules.Config{},
@@ -226,7 +226,7 @@ func TestPackets(t *testing.T) {
 			asks{"127.0.0.2:30080": here}, asks{otherIP + ":30080": here},
 		}, {
 			"by link", external(local), []string{elsewhere}, rules.Config{Pods: rules.FromInterface("n+")},
-			nil, asks{nodePort: elsewhere}, // for what comes in there is of pods
+			nil, asks{nodePort: elsewhere}, // because traffic from this link counts as pod traffic
 		},
 	} {
 		if c.config.Pods == (rules.Source{}) {
@@ -238,7 +238,7 @@ func TestPackets(t *testing.T) {
 		for address, want := range c.node {
 			b.expect(c.name+", the node", address, want)
 		}
-		b.At(func() {
+		b.Run(func() {
 			for address, want := range c.neighbor {
 				b.expect(c.name+", the neighbour", address, want)
 			}
@@ -246,13 +246,13 @@ func TestPackets(t *testing.T) {
 	}
 }
 
-// TestAffinity: one that has an endpoint keeps it, by whatever address it comes.
+// TestAffinity checks that a client keeps its endpoint, whichever address it uses.
 func TestAffinity(t *testing.T) {
 	b := newBench(t)
 	svc := service(func(s *corev1.ServiceSpec) { s.SessionAffinity = corev1.ServiceAffinityClientIP })
 	ports := portsOf(svc, slice(corev1.ProtocolTCP, here, elsewhere), node{"n", ""}, false)
 	b.must(b.writer.write(context.Background(), rules.Build(rules.Config{Pods: clusterPods}, ports)))
-	b.At(func() {
+	b.Run(func() {
 		first := "silence"
 		for end := time.Now().Add(time.Minute); first == "silence" && time.Now().Before(end); {
 			first, _, _ = strings.Cut(ask("10.96.0.7:80"), " ")
@@ -265,18 +265,18 @@ func TestAffinity(t *testing.T) {
 	})
 }
 
-// TestDatagrams: a flow of UDP that goes on is led to who serves now.
+// TestDatagrams checks that a UDP flow moves to the endpoint that serves now.
 func TestDatagrams(t *testing.T) {
 	b := newBench(t)
 	svc := service(func(s *corev1.ServiceSpec) { s.Ports[0].Protocol = corev1.ProtocolUDP })
 	write := func(endpoints ...string) {
 		ports := portsOf(svc, slice(corev1.ProtocolUDP, endpoints...), node{"n", ""}, false)
 		b.must(b.writer.write(context.Background(), rules.Build(rules.Config{Pods: clusterPods}, ports)))
-		_, err := frontendsOf(ports).flush(false)
+		_, err := udpFrontendsOf(ports).flush(false)
 		b.must(err)
 	}
 	flows := map[string]net.Conn{}
-	b.At(func() {
+	b.Run(func() {
 		for _, to := range []string{"10.96.0.7:80", nodeIP + ":30080", balancer + ":80"} {
 			conn, err := net.Dial("udp", to)
 			if err != nil {
@@ -296,7 +296,7 @@ func TestDatagrams(t *testing.T) {
 				_ = conn.SetReadDeadline(time.Now().Add(time.Second))
 				buffer := make([]byte, 64)
 				n, _ := conn.Read(buffer)
-				// A late answer to what was asked before is none.
+				// Ignore a late response to an earlier request.
 				if who, ok := strings.CutSuffix(string(buffer[:n]), " to "+what); ok {
 					got = who
 				}
@@ -317,8 +317,8 @@ func TestDatagrams(t *testing.T) {
 	expect("none was there meanwhile", here)
 }
 
-// TestRemovedByOthers: what others remove is noticed by what the kernel tells, and
-// written again; what the proxy removes itself is not taken for that.
+// TestRemovedByOthers checks that removals by other processes are detected by kernel notifications
+// and repaired, and that the proxy's own removals are ignored.
 func TestRemovedByOthers(t *testing.T) {
 	b := newBench(t)
 	ctx := context.Background()
@@ -347,7 +347,7 @@ func TestRemovedByOthers(t *testing.T) {
 		b.must(b.writer.write(ctx, set))
 		select {
 		case <-suspect:
-			// Later it may be what others did before.
+			// Later events may come from earlier removals by other processes.
 			if i == 0 {
 				t.Error("own changes were taken for those of others")
 			}
@@ -369,7 +369,7 @@ func TestRemovedByOthers(t *testing.T) {
 			t.Errorf("after %s the rules are not what was written", command)
 		}
 		b.expect("after "+command, "10.96.0.7:80", here)
-		// What was noticed twice.
+		// Drain a duplicate notification.
 		select {
 		case <-suspect:
 		default:
@@ -380,7 +380,7 @@ func TestRemovedByOthers(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return b.writer.restoreIfAny(ctx, removal(saved))
+		return b.writer.restoreIfAny(ctx, cleanupInput(saved))
 	}())
 	if left := save(t); strings.Contains(left, "KUBE") {
 		t.Errorf("cleaning up left\n%s", left)

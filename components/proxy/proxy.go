@@ -1,5 +1,5 @@
-// Package proxy is the service proxy: it leads traffic for services to their
-// endpoints by iptables rules, as kube-proxy does in its iptables mode.
+// Package proxy implements the service proxy. It forwards traffic for services to their endpoints
+// with iptables rules, like kube-proxy in iptables mode.
 // https://kubernetes.io/docs/reference/networking/virtual-ips/
 package proxy
 
@@ -19,114 +19,109 @@ import (
 	kubeproxyv1alpha1 "k8s.io/kube-proxy/config/v1alpha1"
 
 	"hyperkube/components/proxy/rules"
+	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/client"
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/iptables"
-	"hyperkube/internal/lifecycle"
-	"hyperkube/internal/zpages"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/iptables"
+	"hyperkube/internal/serving/zpages"
 )
 
-// Config of a Proxy.
+// Config configures a Proxy.
 type Config struct {
-	// Clients of system:kube-proxy; their informers are started by who
-	// composes the process.
+	// Clients authenticate as system:kube-proxy. The caller starts their informers.
 	Clients *client.Clients
-	// NodeName tells which endpoints are near.
+	// NodeName is the name of this node, which determines local endpoints.
 	NodeName string
-	// Local says how traffic of this node's pods is told from other traffic.
-	Local Local
-	// PodCIDRs of the whole cluster, for LocalByClusterCIDR; the first of each
-	// family counts.
+	// DetectLocalMode selects how traffic of this node's pods is detected.
+	DetectLocalMode DetectLocalMode
+	// PodCIDRs of the whole cluster, for LocalByClusterCIDR. The first of each IP family is used.
 	PodCIDRs []netip.Prefix
-	// PodLink is the bridge of LocalByBridge, or how the names of links begin
-	// of LocalByLinkPrefix.
+	// PodLink is the bridge for LocalByBridge, or the link name prefix for LocalByLinkPrefix.
 	PodLink string
 	// MasqueradeAll masquerades all traffic to cluster IPs.
 	MasqueradeAll bool
-	// LocalhostNodePorts makes node ports answer on 127.0.0.1.
+	// LocalhostNodePorts makes node ports reachable on 127.0.0.1.
 	LocalhostNodePorts bool
-	// MinSyncPeriod is the least time between two writes; zero is a default.
+	// MinSyncPeriod is the minimum time between two writes. Zero means a default.
 	MinSyncPeriod time.Duration
-	// SyncPeriod is how often it is looked whether the rules are still there,
-	// where the kernel does not tell of their removal; zero: half a minute.
+	// SyncPeriod is the interval of checks for removed rules if the kernel does not send
+	// notifications. Zero means 30 seconds.
 	SyncPeriod time.Duration
-	// MasqueradeMark is the bit of packets' marks that asks for masquerading;
-	// zero is 0x4000, as upstream.
+	// MasqueradeMark is the packet mark bit that requests masquerading. Zero means 0x4000, as
+	// upstream.
 	MasqueradeMark uint32
-	// NodePortRanges are those of the node's addresses on which node ports
-	// answer; of a family without any: all. NodePortsOnPrimary adds the node's
-	// own address of each family as its Node says.
+	// NodePortRanges contain the node addresses on which node ports answer. An IP family without
+	// ranges uses all addresses. NodePortsOnPrimary adds the primary address of each family from
+	// the Node status.
 	NodePortRanges     []netip.Prefix
 	NodePortsOnPrimary bool
-	// Conntrack is what the kernel is told of connections, on a node or in a
-	// container; what it leaves open is as of upstream's.
+	// Conntrack are the conntrack settings. Unset fields have upstream's defaults.
 	Conntrack kubeproxyv1alpha1.KubeProxyConntrackConfiguration
-	// Profiling serves /debug/pprof beside the metrics.
+	// Profiling serves /debug/pprof on the metrics address.
 	Profiling bool
-	// Flags are those with which the proxy was started; it may be nil.
+	// Flags are the command line flags for /flagz. It may be nil.
 	Flags zpages.Flags
-	// Configuration is what /configz tells; nil: what follows from the rest.
+	// Configuration returns the content of /configz. Nil means a configuration derived from the
+	// other fields.
 	Configuration func() any
-	// Level is changed by /debug/flags/v, with Profiling; nil: it is as it is.
+	// Level can be changed through /debug/flags/v, if Profiling is set. Nil disables that.
 	Level *slog.LevelVar
-	// HealthzAddress and MetricsAddress to serve on; empty serves none.
+	// HealthzAddress and MetricsAddress are listen addresses. If empty, they are not served.
 	HealthzAddress, MetricsAddress string
-	// Journal records the changes to the host; nil records none.
-	Journal *hostchange.Journal
+	// Journal records the changes to the host. Nil records none.
+	Journal *hostjournal.Journal
 	Log     *slog.Logger
 }
 
-// Local is a way to tell traffic of this node's pods.
-type Local int
+// DetectLocalMode is a mode of detecting traffic of this node's pods.
+type DetectLocalMode int
 
-// The ways there are: upstream's detectLocalMode.
+// The modes, as upstream's detectLocalMode.
 const (
-	LocalByClusterCIDR Local = iota // its addresses are of all pods' range
-	LocalByNodeCIDR                 // its addresses are of the node's range
-	LocalByBridge                   // it comes in by a bridge
-	LocalByLinkPrefix               // it comes in by a link whose name begins so
+	LocalByClusterCIDR DetectLocalMode = iota // source address in the cluster's pod CIDR
+	LocalByNodeCIDR                           // source address in the node's pod CIDR
+	LocalByBridge                             // incoming link is a bridge
+	LocalByLinkPrefix                         // incoming link has a name prefix
 )
 
-// Proxy keeps the rules as services and endpoints are.
+// Proxy keeps the iptables rules in sync with services and endpoints.
 type Proxy struct {
 	cfg      Config
 	services cache.SharedIndexInformer
 	slices   cache.SharedIndexInformer
 	nodes    cache.SharedIndexInformer
 	synced   []cache.DoneChecker
-	dirty    chan struct{} // has one element when something changed
+	dirty    chan struct{} // buffered: holds one element after a change
 	ready    chan struct{}
 	started  time.Time
-	writers  map[bool]*writer // by IPv6
+	writers  map[bool]*writer // keyed by IPv6
 	health   *health
 	metrics  *metrics
 	guard    *iptables.Guard
 
-	mu sync.Mutex // guards what follows
-	// changed are the services ("namespace/name") whose ports are to be
-	// made anew.
+	mu sync.Mutex // guards the fields below
+	// changed are the services ("namespace/name") whose ports must be computed again.
 	changed map[string]bool
-	// pending are those of them that have changed themselves, and those whose
-	// endpoints have.
+	// pending are those of them that changed themselves, and those whose endpoints changed.
 	pending [2]map[string]bool
-	// triggered is when something happened to pods that endpoints now tell of.
+	// triggered are the times of the pod changes that caused endpoint changes.
 	triggered []time.Time
 	node      nodeFacts
 
-	// Owned by the goroutine of Run.
-	ports map[bool]map[string][]*rules.Port // by IPv6, then by service
-	// removed are the ports, by IPv6, of services that are gone, whose UDP flows
-	// are to be ended once the rules are written.
+	// Used only by the goroutine of Run.
+	ports map[bool]map[string][]*rules.Port // keyed by IPv6, then by service
+	// removed are the ports of deleted services, keyed by IPv6. Their UDP flows are deleted after
+	// the rules are written.
 	removed map[bool][]*rules.Port
-	liberal bool // rules.Config's
+	liberal bool // rules.Config.Liberal
 }
 
 const byService = "proxy-service"
 
-// New validates cfg and asks its informers for what is needed.
+// New validates cfg and registers with its informers.
 func New(cfg Config) (*Proxy, error) {
 	if cfg.Clients == nil || cfg.NodeName == "" {
-		return nil, errors.New("proxy: clients and a node name are needed")
+		return nil, errors.New("proxy: clients and node name are required")
 	}
 	if cfg.MinSyncPeriod == 0 {
 		cfg.MinSyncPeriod = 50 * time.Millisecond
@@ -157,50 +152,50 @@ func New(cfg Config) (*Proxy, error) {
 		slice := obj.(*discoveryv1.EndpointSlice)
 		return []string{slice.Namespace + "/" + slice.Labels[discoveryv1.LabelServiceName]}, nil
 	}}); err != nil {
-		return nil, fmt.Errorf("proxy: preparing informers: %w", err)
+		return nil, fmt.Errorf("proxy: adding indexer: %w", err)
 	}
 	for _, informer := range []cache.SharedIndexInformer{p.services, p.slices} {
 		registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { p.told(nil, obj) },
-			UpdateFunc: p.told,
-			DeleteFunc: func(obj any) { p.told(obj, nil) },
+			AddFunc:    func(obj any) { p.handleEvent(nil, obj) },
+			UpdateFunc: p.handleEvent,
+			DeleteFunc: func(obj any) { p.handleEvent(obj, nil) },
 		})
 		if err != nil {
-			return nil, fmt.Errorf("proxy: preparing informers: %w", err)
+			return nil, fmt.Errorf("proxy: adding event handler: %w", err)
 		}
 		p.synced = append(p.synced, registration.HasSyncedChecker())
 	}
 	registration, err := p.nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: p.observe, UpdateFunc: func(_, obj any) { p.observe(obj) }, DeleteFunc: func(obj any) { p.leaves(obj) },
+		AddFunc: p.handleNode, UpdateFunc: func(_, obj any) { p.handleNode(obj) }, DeleteFunc: func(obj any) { p.handleNodeDeleted(obj) },
 	})
 	if err != nil {
-		return nil, fmt.Errorf("proxy: preparing informers: %w", err)
+		return nil, fmt.Errorf("proxy: adding event handler: %w", err)
 	}
 	p.synced = append(p.synced, registration.HasSyncedChecker())
 	return p, nil
 }
 
-// Ready is closed once the rules were written for the first time.
+// Ready returns a channel that is closed after the first write of the rules.
 func (p *Proxy) Ready() <-chan struct{} { return p.ready }
 
-// Run keeps the rules until ctx ends. They stay then: traffic goes on while the
-// proxy is away.
+// Run maintains the rules until ctx is cancelled. The rules stay in place, so traffic continues
+// while the proxy is stopped.
 func (p *Proxy) Run(ctx context.Context) error {
 	if p.localhostNodePorts() {
 		if err := p.routeLocalnet(); err != nil {
 			return fmt.Errorf("proxy: %w", err)
 		}
 	}
-	bounded := following()
+	bounded := conntrackLoaded()
 	if bounded {
-		if err := p.boundConnections(); err != nil {
+		if err := p.applyConntrackSettings(); err != nil {
 			return fmt.Errorf("proxy: %w", err)
 		}
 	}
-	var telling sync.WaitGroup
-	defer telling.Wait()
-	p.health.unserved = func(service string, port uint16, err error) {
-		telling.Go(func() { p.tellUnserved(ctx, nameOf(service), port, err) })
+	var eventWrites sync.WaitGroup
+	defer eventWrites.Wait()
+	p.health.onUnserved = func(service string, port uint16, err error) {
+		eventWrites.Go(func() { p.createUnservedEvent(ctx, nameOf(service), port, err) })
 	}
 	stop, err := p.health.start()
 	if err != nil {
@@ -219,12 +214,12 @@ func (p *Proxy) Run(ctx context.Context) error {
 	watching.Go(func() { p.guard.Run(ctx, suspect) })
 	retry := time.NewTimer(0)
 	defer retry.Stop()
-	ports, due := time.NewTimer(portsAgain), true
+	ports, due := time.NewTimer(portRetryInterval), true
 	defer ports.Stop()
 	first := true
 	for {
-		if !due && p.health.waits() {
-			ports.Reset(portsAgain)
+		if !due && p.health.hasWaiting() {
+			ports.Reset(portRetryInterval)
 			due = true
 		}
 		select {
@@ -232,32 +227,32 @@ func (p *Proxy) Run(ctx context.Context) error {
 			return nil
 		case <-ports.C:
 			due = false
-			p.health.serveWaiting()
+			p.health.retryWaiting()
 			continue
 		case <-p.dirty:
 		case <-retry.C:
 		case <-suspect:
-			gone := false
+			missing := false
 			for _, w := range p.writers {
-				gone = w.check(ctx) || gone
+				missing = w.check(ctx) || missing
 			}
-			if !gone {
+			if !missing {
 				continue
 			}
-			p.cfg.Log.Info("somebody removed rules of services: all are written again")
+			p.cfg.Log.Info("iptables rules of services were removed, writing them again")
 		}
 		if err := p.sync(ctx); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}
-			p.cfg.Log.Error("writing the rules of services failed, trying again", "err", err)
-			p.health.failed()
+			p.cfg.Log.Error("writing service rules failed, retrying", "err", err)
+			p.health.recordFailure()
 			retry.Reset(time.Second)
 			continue
 		}
-		p.health.succeeded(p.families()...)
+		p.health.recordSuccess(p.families()...)
 		if !bounded {
-			if err := p.boundConnections(); err != nil {
+			if err := p.applyConntrackSettings(); err != nil {
 				return fmt.Errorf("proxy: %w", err)
 			}
 			p.liberal, bounded = readLiberal(), true
@@ -266,24 +261,24 @@ func (p *Proxy) Run(ctx context.Context) error {
 			close(p.ready)
 			first = false
 		}
-		// What comes meanwhile is written together.
+		// Changes in this time are written together.
 		if !lifecycle.Pause(ctx, p.cfg.MinSyncPeriod) {
 			return nil
 		}
 	}
 }
 
-// sync makes the ports of changed services anew and writes what follows.
+// sync computes the ports of changed services and writes the rules.
 func (p *Proxy) sync(ctx context.Context) error {
 	p.mu.Lock()
 	changed := p.changed
 	p.changed, p.pending = map[string]bool{}, [2]map[string]bool{}
 	p.mu.Unlock()
-	p.metrics.begun()
+	p.metrics.syncStarted()
 	began := time.Now()
 	facts := p.facts()
 	here := node{p.cfg.NodeName, facts.zone}
-	datagrams := map[bool]bool{} // by IPv6: UDP ports changed
+	datagrams := map[bool]bool{} // keyed by IPv6: UDP ports changed
 	for _, ipv6 := range []bool{false, true} {
 		for key := range changed {
 			before := p.ports[ipv6][key]
@@ -301,10 +296,10 @@ func (p *Proxy) sync(ctx context.Context) error {
 		}
 	}
 	p.health.serveServices(p.healthCheckPorts(changed))
-	written := map[bool]bool{} // families, by IPv6, and whether all was written
+	written := map[bool]bool{} // keyed by IPv6: whether all rules were written
 	for _, ipv6 := range []bool{false, true} {
-		// A family that nobody uses is left alone.
-		if ipv6 && len(p.ports[ipv6]) == 0 && !p.writers[ipv6].started && !p.writers[ipv6].again {
+		// Do not touch an IP family without services.
+		if ipv6 && len(p.ports[ipv6]) == 0 && !p.writers[ipv6].started && !p.writers[ipv6].restarted {
 			continue
 		}
 		all := p.sorted(ipv6)
@@ -312,33 +307,33 @@ func (p *Proxy) sync(ctx context.Context) error {
 		whole := !w.started
 		if err := w.write(ctx, rules.Build(p.rulesConfig(ipv6, facts), all)); err != nil {
 			p.metrics.failed(ipv6, whole)
-			p.again(changed)
+			p.requeue(changed)
 			return err
 		}
 		written[ipv6] = whole
-		p.metrics.served(ipv6, all)
-		p.metrics.wrote(ipv6, w.there, w.last)
+		p.metrics.portsComputed(ipv6, all)
+		p.metrics.rulesWritten(ipv6, w.applied, w.last)
 		removed := p.removed[ipv6]
 		p.removed[ipv6] = nil
 		if !datagrams[ipv6] && !slices.ContainsFunc(removed, isUDP) {
 			continue
 		}
-		// Those that are there win over those that were.
+		// Existing ports override removed ones with the same address.
 		began := time.Now()
-		n, err := frontendsOf(append(removed, all...)).flush(ipv6)
-		p.metrics.ended(ipv6, n, began)
+		n, err := udpFrontendsOf(append(removed, all...)).flush(ipv6)
+		p.metrics.flowsDeleted(ipv6, n, began)
 		if err != nil {
-			p.cfg.Log.Warn("old UDP flows could not be ended", "err", err)
+			p.cfg.Log.Warn("deleting stale UDP flows failed", "err", err)
 		}
 	}
-	triggered := p.takeTriggered()
+	triggered := p.drainTriggered()
 	for ipv6, whole := range written {
 		p.metrics.synced(ipv6, whole, began, triggered)
 	}
 	return nil
 }
 
-// families, by IPv6, are those whose rules are written.
+// families returns the IP families whose rules are written: true for IPv6.
 func (p *Proxy) families() []bool {
 	var out []bool
 	for ipv6, w := range p.writers {
@@ -358,8 +353,8 @@ func (p *Proxy) facts() nodeFacts {
 }
 
 func (p *Proxy) portsOf(key string, here node, ipv6 bool) []*rules.Port {
-	obj, there, err := p.services.GetIndexer().GetByKey(key)
-	if err != nil || !there {
+	obj, exists, err := p.services.GetIndexer().GetByKey(key)
+	if err != nil || !exists {
 		return nil
 	}
 	return portsOf(obj.(*corev1.Service), p.slicesOf(key), here, ipv6)
@@ -377,7 +372,7 @@ func (p *Proxy) slicesOf(key string) []*discoveryv1.EndpointSlice {
 	return out
 }
 
-// sorted returns all ports in an order that does not change by itself.
+// sorted returns all ports in a stable order.
 func (p *Proxy) sorted(ipv6 bool) []*rules.Port {
 	keys := make([]string, 0, len(p.ports[ipv6]))
 	for key := range p.ports[ipv6] {

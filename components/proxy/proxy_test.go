@@ -22,13 +22,12 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"hyperkube/internal/client"
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/testnetns"
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/testing/testnetns"
+	"hyperkube/internal/testing/testwait"
 )
 
-// TestTraffic lets real packets go through real rules, in a network namespace
-// of its own.
+// TestTraffic sends real packets through real rules in a separate network namespace.
 func TestTraffic(t *testing.T) {
 	testnetns.Enter(t)
 	lo, err := netlink.LinkByName("lo")
@@ -65,7 +64,7 @@ func TestTraffic(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer listener.Close()
-		go testnetns.Answer(listener, func(string) string { return ip })
+		go testnetns.Serve(listener, func(string) string { return ip })
 	}
 
 	svc := &corev1.Service{
@@ -86,7 +85,7 @@ func TestTraffic(t *testing.T) {
 	kube := fake.NewClientset(svc, slice)
 	factory := informers.NewSharedInformerFactory(kube, 0)
 	journalPath := filepath.Join(t.TempDir(), "journal")
-	journal, err := hostchange.Open(journalPath)
+	journal, err := hostjournal.Open(journalPath)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,15 +102,15 @@ func TestTraffic(t *testing.T) {
 	defer factory.Shutdown()
 	defer cancel()
 
-	// The proxy starts programs from this thread, so it is driven step by
-	// step here rather than by Run.
+	// The network namespace belongs to this thread, from which the proxy starts programs. So the
+	// test runs each step itself instead of calling Run.
 	for _, synced := range p.synced {
 		<-synced.Done()
 	}
 	if err := p.routeLocalnet(); err != nil {
 		t.Fatal(err)
 	}
-	// await blocks until the informer knows of so many endpoints.
+	// await waits until the informer has the given number of endpoints.
 	await := func(endpoints int) {
 		t.Helper()
 		testwait.Until(t, fmt.Sprint(endpoints, " endpoints"), func() bool {
@@ -124,8 +123,8 @@ func TestTraffic(t *testing.T) {
 	}
 	sync := func() {
 		t.Helper()
-		// What changed is what touch has noted by now, or all.
-		p.again(map[string]bool{"default/web": true})
+		// Mark the service as changed, because touch may not have run yet.
+		p.requeue(map[string]bool{"default/web": true})
 		if err := p.sync(ctx); err != nil {
 			t.Fatal(err)
 		}
@@ -141,7 +140,7 @@ func TestTraffic(t *testing.T) {
 		}
 	}
 
-	// With an endpoint gone all goes to the other.
+	// After one endpoint is removed, all traffic goes to the other.
 	slice = slice.DeepCopy()
 	slice.Endpoints = slice.Endpoints[:1]
 	if _, err := kube.DiscoveryV1().EndpointSlices("default").Update(ctx, slice, metav1.UpdateOptions{}); err != nil {
@@ -155,7 +154,7 @@ func TestTraffic(t *testing.T) {
 		}
 	}
 
-	// Without any it is refused at once.
+	// Without endpoints, connections are refused immediately.
 	if err := kube.DiscoveryV1().EndpointSlices("default").Delete(ctx, "web-1", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -165,17 +164,17 @@ func TestTraffic(t *testing.T) {
 		t.Errorf("dialling a service without endpoints: %v", err)
 	}
 
-	// A successor takes over without a second set of jumps.
+	// A new proxy takes over without duplicating the jumps.
 	before := save(t)
 	again := newWriter(false, journal, nil)
-	if err := again.write(ctx, p.writers[false].there); err != nil {
+	if err := again.write(ctx, p.writers[false].applied); err != nil {
 		t.Fatal(err)
 	}
 	if after := save(t); after != before {
 		t.Errorf("after a restart\n%s\nwant\n%s", after, before)
 	}
 	journal.Close()
-	if err := hostchange.Undo(ctx, journalPath); err != nil {
+	if err := hostjournal.Undo(ctx, journalPath); err != nil {
 		t.Fatal(err)
 	}
 	if left := save(t); strings.Contains(left, "KUBE") {
@@ -217,8 +216,8 @@ func get(t *testing.T, address string) string {
 }
 
 func TestEndpointChoice(t *testing.T) {
-	// An endpoint is "host state hints": state is r(eady), t(erminating and
-	// serving), d(one) or n(ot ready, not going); hints are zone=a or node=n.
+	// An endpoint is "host state hints". State is r(eady), t(erminating and serving), d(one:
+	// terminating, not serving) or n(ot ready). Hints are zone=a or node=n.
 	parse := func(i int, text string) discoveryv1.Endpoint {
 		words := strings.Fields(text)
 		c := discoveryv1.EndpointConditions{
@@ -241,19 +240,19 @@ func TestEndpointChoice(t *testing.T) {
 		endpoints                []string
 		anywhere, local, serving string
 	}{
-		"ready only":                   {[]string{"n r", "m r", "n d"}, "12", "1", "12"},
-		"all go":                       {[]string{"n d", "m t", "n t"}, "23", "3", "23"},
-		"not ready does not serve":     {[]string{"n n", "m n"}, "", "", ""},
-		"here one goes, ready far off": {[]string{"n t", "m r"}, "2", "1", "12"},
-		"here none, ready far off":     {[]string{"n d", "m r"}, "2", "", "2"},
-		"none":                         {[]string{"n d"}, "", "", ""},
-		"zone":                         {[]string{"n r zone=a", "m r zone=b", "m r zone=a"}, "13", "1", "123"},
-		"zone of others":               {[]string{"n r zone=c", "m r zone=b"}, "12", "1", "12"},
-		"hints not for all":            {[]string{"n r zone=a", "m r"}, "12", "1", "12"},
-		"hints of those that go":       {[]string{"m r zone=a", "m r zone=a", "n t"}, "12", "3", "123"},
-		"node":                         {[]string{"n r zone=a node=n", "m r zone=a node=m"}, "1", "1", "12"},
-		"node of others, zone":         {[]string{"m r zone=a node=m", "m r zone=b node=k"}, "1", "", "12"},
-		"local beyond topology":        {[]string{"n r zone=b", "m r zone=a"}, "2", "1", "12"},
+		"ready only":                            {[]string{"n r", "m r", "n d"}, "12", "1", "12"},
+		"all go":                                {[]string{"n d", "m t", "n t"}, "23", "3", "23"},
+		"not ready does not serve":              {[]string{"n n", "m n"}, "", "", ""},
+		"one here terminating, ready elsewhere": {[]string{"n t", "m r"}, "2", "1", "12"},
+		"here none, ready far off":              {[]string{"n d", "m r"}, "2", "", "2"},
+		"none":                                  {[]string{"n d"}, "", "", ""},
+		"zone":                                  {[]string{"n r zone=a", "m r zone=b", "m r zone=a"}, "13", "1", "123"},
+		"zone of others":                        {[]string{"n r zone=c", "m r zone=b"}, "12", "1", "12"},
+		"hints not for all":                     {[]string{"n r zone=a", "m r"}, "12", "1", "12"},
+		"hints of those that go":                {[]string{"m r zone=a", "m r zone=a", "n t"}, "12", "3", "123"},
+		"node":                                  {[]string{"n r zone=a node=n", "m r zone=a node=m"}, "1", "1", "12"},
+		"node of others, zone":                  {[]string{"m r zone=a node=m", "m r zone=b node=k"}, "1", "", "12"},
+		"local beyond topology":                 {[]string{"n r zone=b", "m r zone=a"}, "2", "1", "12"},
 	} {
 		slice := &discoveryv1.EndpointSlice{
 			AddressType: discoveryv1.AddressTypeIPv4,
@@ -280,8 +279,8 @@ func TestEndpointChoice(t *testing.T) {
 	}
 }
 
-// TestAddressHandedOn: an address that a pod has while one that goes still has it is
-// that of the pod, in whatever order they are listed.
+// TestAddressHandedOn checks that an address shared by a terminating pod and a new pod belongs to
+// the new pod, in any order.
 func TestAddressHandedOn(t *testing.T) {
 	of := func(ready, serving, terminating bool) *discoveryv1.EndpointSlice {
 		return &discoveryv1.EndpointSlice{
@@ -311,8 +310,8 @@ func TestAddressHandedOn(t *testing.T) {
 	}
 }
 
-// TestLabels: a service with the label of another proxy, and a slice with that of
-// headless services, are none of this proxy's, whatever the labels' values.
+// TestLabels checks that services with the label of another proxy and slices with the headless
+// label are ignored, whatever the label values are.
 func TestLabels(t *testing.T) {
 	svc := &corev1.Service{Spec: corev1.ServiceSpec{
 		ClusterIP: "10.96.0.7", ClusterIPs: []string{"10.96.0.7"}, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol},

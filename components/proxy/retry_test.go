@@ -8,11 +8,11 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 
 	"hyperkube/components/proxy/rules"
-	"hyperkube/internal/iptables"
+	"hyperkube/internal/host/iptables"
 )
 
-// TestRemovedIsRemembered: the flows of a UDP service that is gone are to be ended
-// also when its rules could not be taken away at once.
+// TestRemovedIsRemembered checks that UDP flows of a deleted service are deleted even if the first
+// removal of its rules failed.
 func TestRemovedIsRemembered(t *testing.T) {
 	factory := informers.NewSharedInformerFactory(fake.NewClientset(), 0)
 	log, m := slog.New(slog.DiscardHandler), newMetrics()
@@ -30,7 +30,7 @@ func TestRemovedIsRemembered(t *testing.T) {
 			t.Fatal("written by a program that is not there")
 		}
 		if n := len(p.removed[false]); n != 1 {
-			t.Errorf("%d ports of services that are gone", n)
+			t.Errorf("%d ports of deleted services", n)
 		}
 	}
 }

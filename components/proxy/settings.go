@@ -6,7 +6,7 @@ import (
 	"os"
 
 	"hyperkube/components/proxy/rules"
-	"hyperkube/internal/hostchange"
+	"hyperkube/internal/host/hostjournal"
 )
 
 func (p *Proxy) rulesConfig(ipv6 bool, facts nodeFacts) rules.Config {
@@ -14,14 +14,14 @@ func (p *Proxy) rulesConfig(ipv6 bool, facts nodeFacts) rules.Config {
 		IPv6: ipv6, Pods: p.podTraffic(ipv6, facts), MasqueradeAll: p.cfg.MasqueradeAll, LocalhostNodePorts: p.localhostNodePorts(),
 		MasqueradeMark: p.cfg.MasqueradeMark, Liberal: p.liberal, NodePortRanges: p.nodePortRanges(ipv6, facts),
 	}
-	if own, ok := facts.addresses[ipv6]; ok {
-		cfg.NodeIPs = []netip.Addr{own}
+	if nodeAddr, ok := facts.addresses[ipv6]; ok {
+		cfg.NodeIPs = []netip.Addr{nodeAddr}
 	}
 	return cfg
 }
 
-// nodePortRanges are those of the node's addresses of a family on which node ports
-// answer; none: all.
+// nodePortRanges returns the ranges of one IP family on which node ports answer. Empty means all
+// addresses.
 func (p *Proxy) nodePortRanges(ipv6 bool, facts nodeFacts) []netip.Prefix {
 	var out []netip.Prefix
 	for _, r := range p.cfg.NodePortRanges {
@@ -32,15 +32,17 @@ func (p *Proxy) nodePortRanges(ipv6 bool, facts nodeFacts) []netip.Prefix {
 	if containsAll(out) {
 		return nil
 	}
-	if own, ok := facts.addresses[ipv6]; ok && p.cfg.NodePortsOnPrimary {
-		out = append(out, netip.PrefixFrom(own, own.BitLen()))
+	if nodeAddr, ok := facts.addresses[ipv6]; ok && p.cfg.NodePortsOnPrimary {
+		out = append(out, netip.PrefixFrom(nodeAddr, nodeAddr.BitLen()))
 	}
 	return out
 }
 
-// podTraffic is what tells traffic of this node's pods; zero while nothing does.
+// podTraffic returns the match for local pod traffic, as DetectLocalMode defines it: by the pod CIDRs
+// of this node or of the cluster, or by network interface. It is empty if no CIDR of the IP family
+// is known.
 func (p *Proxy) podTraffic(ipv6 bool, facts nodeFacts) rules.Source {
-	switch p.cfg.Local {
+	switch p.cfg.DetectLocalMode {
 	case LocalByNodeCIDR:
 		if r, ok := facts.podCIDRs[ipv6]; ok {
 			return rules.FromRange(r)
@@ -59,8 +61,8 @@ func (p *Proxy) podTraffic(ipv6 bool, facts nodeFacts) rules.Source {
 	return rules.Source{}
 }
 
-// localhostNodePorts tells whether node ports answer on 127.0.0.1: not where
-// they answer on some addresses only, and that is none of them.
+// localhostNodePorts reports whether node ports answer on 127.0.0.1. They do not if the configured
+// ranges exclude it.
 func (p *Proxy) localhostNodePorts() bool {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 0})
 	some := p.cfg.NodePortsOnPrimary
@@ -73,34 +75,33 @@ func (p *Proxy) localhostNodePorts() bool {
 	return p.cfg.LocalhostNodePorts && !some
 }
 
-// readLiberal asks whether the kernel lets TCP connections go on with packets
-// that are out of their window.
+// readLiberal reports whether conntrack accepts TCP packets outside the window.
 func readLiberal() bool {
 	data, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
 	return err == nil && len(data) > 0 && data[0] != '0'
 }
 
-// routeLocalnet lets packets to 127.0.0.1 be sent on to pods.
+// routeLocalnet enables forwarding of packets from 127.0.0.1 to pods.
 func (p *Proxy) routeLocalnet() error {
 	const name = "net/ipv4/conf/all/route_localnet"
 	path := "/proc/sys/" + name
 	before, err := os.ReadFile(path)
 	if err != nil {
-		return fmt.Errorf("reading the kernel parameter %s: %w", name, err)
+		return fmt.Errorf("reading kernel parameter %s: %w", name, err)
 	}
 	if len(before) > 0 && before[0] == '1' {
 		return nil
 	}
-	if err := p.cfg.Journal.Record(hostchange.Change{Kind: hostchange.Sysctl, Name: name, Before: string(before[:1])}); err != nil {
+	if err := p.cfg.Journal.Record(hostjournal.Change{Kind: hostjournal.Sysctl, Name: name, Before: string(before[:1])}); err != nil {
 		return err
 	}
 	if err := os.WriteFile(path, []byte("1"), 0o644); err != nil {
-		return fmt.Errorf("setting the kernel parameter %s: %w", name, err)
+		return fmt.Errorf("setting kernel parameter %s: %w", name, err)
 	}
 	return nil
 }
 
-// boundConnections tells the kernel how many connections to remember, and how long.
-func (p *Proxy) boundConnections() error {
-	return setBounds(bounds(p.cfg.Conntrack, cpus()), p.cfg.Journal, p.cfg.Log)
+// applyConntrackSettings applies the conntrack settings.
+func (p *Proxy) applyConntrackSettings() error {
+	return setConntrackParams(conntrackParams(p.cfg.Conntrack, cpus()), p.cfg.Journal, p.cfg.Log)
 }

@@ -16,7 +16,7 @@ func ranges(texts ...string) []netip.Prefix {
 	return out
 }
 
-// ofBoth are the facts of a node with both families.
+// ofBoth are the facts of a dual-stack node.
 var ofBoth = nodeFacts{
 	addresses: map[bool]netip.Addr{false: netip.MustParseAddr("192.0.2.1"), true: netip.MustParseAddr("2001:db8::1")},
 	podCIDRs:  map[bool]netip.Prefix{false: netip.MustParsePrefix("10.244.1.0/24")},
@@ -30,11 +30,11 @@ func TestAddressesOfTheNode(t *testing.T) {
 		}
 	}
 	if got := p.rulesConfig(true, nodeFacts{}); got.NodeIPs != nil {
-		t.Errorf("a node whose addresses nobody knows has %v", got.NodeIPs)
+		t.Errorf("a node without addresses has %v", got.NodeIPs)
 	}
 }
 
-// TestWhereNodePortsAnswer has no ranges for all addresses.
+// TestWhereNodePortsAnswer checks nodePortRanges. No ranges means all addresses.
 func TestWhereNodePortsAnswer(t *testing.T) {
 	for name, tc := range map[string]struct {
 		given    []netip.Prefix
@@ -78,10 +78,10 @@ func TestWhosePodTrafficIs(t *testing.T) {
 		"cluster":              {Config{PodCIDRs: cluster}, false, rules.FromRange(cluster[1])},
 		"cluster, IPv6":        {Config{PodCIDRs: cluster}, true, rules.FromRange(cluster[0])},
 		"cluster of one":       {Config{PodCIDRs: cluster[:1]}, false, rules.Source{}},
-		"node":                 {Config{Local: LocalByNodeCIDR, PodCIDRs: cluster}, false, rules.FromRange(ofBoth.podCIDRs[false])},
-		"node, not known yet":  {Config{Local: LocalByNodeCIDR, PodCIDRs: cluster}, true, rules.Source{}},
-		"bridge":               {Config{Local: LocalByBridge, PodLink: "cni0"}, false, rules.FromInterface("cni0")},
-		"prefix of interfaces": {Config{Local: LocalByLinkPrefix, PodLink: "veth"}, true, rules.FromInterface("veth+")},
+		"node":                 {Config{DetectLocalMode: LocalByNodeCIDR, PodCIDRs: cluster}, false, rules.FromRange(ofBoth.podCIDRs[false])},
+		"node, not known yet":  {Config{DetectLocalMode: LocalByNodeCIDR, PodCIDRs: cluster}, true, rules.Source{}},
+		"bridge":               {Config{DetectLocalMode: LocalByBridge, PodLink: "cni0"}, false, rules.FromInterface("cni0")},
+		"prefix of interfaces": {Config{DetectLocalMode: LocalByLinkPrefix, PodLink: "veth"}, true, rules.FromInterface("veth+")},
 	} {
 		if got := (&Proxy{cfg: tc.cfg}).podTraffic(tc.ipv6, ofBoth); got != tc.want {
 			t.Errorf("%s: %v, want %v", name, got, tc.want)

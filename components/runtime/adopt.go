@@ -16,58 +16,58 @@ import (
 	"hyperkube/components/runtime/container"
 	"hyperkube/components/runtime/logs"
 	"hyperkube/components/runtime/sandbox"
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/process"
 )
 
-// adopt takes over what a predecessor left: records on the disk, and the
-// processes that they name if this is still the same boot. What was half made
-// is removed.
+// adopt takes over the sandboxes and containers of a previous runtime process. It reads their
+// records from disk and reattaches to their processes if the boot ID is unchanged. Partially
+// created sandboxes and containers are removed.
 func (r *Runtime) adopt() error {
-	sandboxes, err := folders(r.path("sandboxes"))
+	sandboxes, err := subdirectories(r.path("sandboxes"))
 	if err != nil {
 		return err
 	}
 	for _, id := range sandboxes {
 		rec, err := loadSandbox(r.sandboxDir(id))
 		if err != nil {
-			r.log.Warn("a sandbox's record is damaged and removed", "sandbox", id, "error", err)
-			r.removeDebris(id)
+			r.log.Warn("sandbox has no valid record, removing it", "sandbox", id, "err", err)
+			r.removeLeftoverSandbox(id)
 			continue
 		}
 		r.adoptSandbox(rec)
 	}
-	containers, err := folders(r.path("containers"))
+	containers, err := subdirectories(r.path("containers"))
 	if err != nil {
 		return err
 	}
 	for _, id := range containers {
 		rec, err := loadContainer(r.containerDir(id))
 		if err != nil || r.sandboxes[rec.Sandbox] == nil {
-			r.log.Warn("a container without a record or a sandbox is removed", "container", id, "error", err)
+			r.log.Warn("container has no valid record or no sandbox, removing it", "container", id, "err", err)
 			c := &containerState{id: id}
 			if rec != nil {
 				c.record = *rec
 			} else {
 				c.record = containerRecord{ID: id, config: &runtimeapi.ContainerConfig{}, Cgroup: filepath.Join(r.defaultCgroup(), id)}
 			}
-			if err := r.unmakeContainer(context.Background(), c); err != nil {
-				r.log.Warn("the rest of a container cannot be removed", "container", id, "error", err)
+			if err := errors.Join(sandbox.KillOrphans(id), r.tearDownContainer(context.Background(), c)); err != nil {
+				r.log.Warn("removing leftover container failed", "container", id, "err", err)
 			}
 			continue
 		}
 		r.adoptContainer(rec)
 	}
-	if err := r.sweepState(); err != nil {
+	if err := r.removeOrphanedState(); err != nil {
 		return err
 	}
-	r.reapOthers()
+	r.reapUntracked()
 	return r.network.Reconcile(func(id string) bool {
 		s := r.sandboxes[id]
 		return s != nil && s.get().Phase == phaseRunning
 	})
 }
 
-func folders(dir string) ([]string, error) {
+func subdirectories(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("reading the runtime's state: %w", err)
@@ -84,21 +84,21 @@ func folders(dir string) ([]string, error) {
 func (r *Runtime) adoptSandbox(rec *sandboxRecord) {
 	s := &sandboxState{id: rec.ID, record: *rec}
 	if rec.Boot != r.boot {
-		// All of it went with the boot.
-		r.endSandbox(s, func(rec *sandboxRecord) {
+		// Processes and network state do not survive a reboot.
+		r.recordSandboxExit(s, func(rec *sandboxRecord) {
 			rec.Phase, rec.Process, rec.IPs, rec.Boot = phaseExited, processID{}, nil, r.boot
 		})
 	}
 	if rec.Phase == phaseCreating {
-		if err := errors.Join(sandbox.Orphans(rec.ID), r.unmakeSandbox(context.Background(), s), os.RemoveAll(r.sandboxDir(rec.ID))); err != nil {
-			r.log.Warn("a half made sandbox cannot be removed", "sandbox", rec.ID, "error", err)
+		if err := errors.Join(sandbox.KillOrphans(rec.ID), r.tearDownSandbox(context.Background(), s), os.RemoveAll(r.sandboxDir(rec.ID))); err != nil {
+			r.log.Warn("removing sandbox after interrupted creation failed", "sandbox", rec.ID, "err", err)
 		}
 		return
 	}
 	if s.get().Phase == phaseRunning {
 		h, err := process.Open(rec.Process.PID, rec.Process.Start)
 		if err != nil {
-			r.endSandbox(s, func(rec *sandboxRecord) { rec.Phase, rec.Process = phaseExited, processID{} })
+			r.recordSandboxExit(s, func(rec *sandboxRecord) { rec.Phase, rec.Process = phaseExited, processID{} })
 		} else {
 			s.handle = h
 		}
@@ -106,14 +106,14 @@ func (r *Runtime) adoptSandbox(rec *sandboxRecord) {
 	r.sandboxes[rec.ID] = s
 	r.selinux.Adopt(rec.Labels)
 	r.names["sandbox"+sandboxName(rec.config.GetMetadata())] = rec.ID
-	r.followSandbox(s)
+	r.watchSandbox(s)
 }
 
 func (r *Runtime) adoptContainer(rec *containerRecord) {
 	c := &containerState{id: rec.ID, sandbox: rec.Sandbox, record: *rec}
 	if rec.Phase == phaseCreating {
-		if err := r.unmakeContainer(context.Background(), c); err != nil {
-			r.log.Warn("a half made container cannot be removed", "container", rec.ID, "error", err)
+		if err := r.tearDownContainer(context.Background(), c); err != nil {
+			r.log.Warn("removing partially created container failed", "container", rec.ID, "err", err)
 		}
 		return
 	}
@@ -127,6 +127,7 @@ func (r *Runtime) adoptContainer(rec *containerRecord) {
 			return
 		}
 	case phaseExited:
+		r.drainOutput(c) // the predecessor was stopped or killed before it had read everything
 		return
 	case phaseStarting:
 		if rec.Boot == r.boot && r.resume(c) {
@@ -138,17 +139,17 @@ func (r *Runtime) adoptContainer(rec *containerRecord) {
 		}
 		live, err := r.reattach(c)
 		if err == nil {
-			r.follow(c, live)
+			r.watchContainer(c, live)
 			return
 		}
-		r.log.Info("a container ended while no runtime was there", "container", rec.ID, "reason", err)
+		r.log.Info("container exited while the runtime was not running", "container", rec.ID, "reason", err)
 	}
-	r.lost(c)
+	r.recordLostExit(c)
 }
 
-// resume goes on with a container whose start was cut short: one that runs is
-// adopted, one whose program was never executed is as it was before. It tells
-// whether it is either.
+// resume continues with a container whose start was interrupted. If its program runs, the container
+// is adopted. If its program was never executed, the start is undone. Otherwise resume returns
+// false.
 func (r *Runtime) resume(c *containerState) bool {
 	rec := c.get()
 	h, progress := r.engineOf(rec).Resume(c.id)
@@ -156,17 +157,18 @@ func (r *Runtime) resume(c *containerState) bool {
 		defer h.Close()
 	}
 	switch {
-	case progress == container.Before:
+	case progress == container.StartPending:
 		err := errors.Join(r.engineOf(rec).KillAll(rec.Cgroup), r.engineOf(rec).Delete(context.Background(), c.id, rec.Cgroup))
 		if err == nil {
+			r.releaseOutput(c)
 			err = r.changeContainer(c, func(rec *containerRecord) { rec.Phase = phaseCreated })
 		}
 		if err != nil {
-			r.log.Warn("a container that was about to start cannot be taken back", "container", c.id, "error", err)
+			r.log.Warn("undoing interrupted container start failed", "container", c.id, "err", err)
 		}
 		return err == nil
-	case progress == container.After && !rec.config.GetTty() && !rec.config.GetStdin():
-		// Without these, nothing of it went with the predecessor.
+	case progress == container.StartCompleted && !rec.config.GetTty() && !rec.config.GetStdin():
+		// Without a terminal and stdin, no state was lost with the previous process.
 		now := time.Now().UnixNano()
 		err := r.changeContainer(c, func(rec *containerRecord) {
 			rec.Phase, rec.Started, rec.Process = phaseRunning, now, processID{h.PID(), h.Start()}
@@ -178,13 +180,13 @@ func (r *Runtime) resume(c *containerState) bool {
 		if err != nil {
 			return false
 		}
-		r.follow(c, live)
+		r.watchContainer(c, live)
 		return true
 	}
 	return false
 }
 
-// reattach finds a running container's process and the ends of its streams.
+// reattach opens the process of a running container, its log and its streams.
 func (r *Runtime) reattach(c *containerState) (*liveContainer, error) {
 	rec := c.get()
 	h, err := process.Open(rec.Process.PID, rec.Process.Start)
@@ -192,12 +194,20 @@ func (r *Runtime) reattach(c *containerState) (*liveContainer, error) {
 		return nil, err
 	}
 	live := &liveContainer{handle: h, exited: make(chan struct{}), drained: make(chan struct{})}
+	r.openStreams(c, live)
+	return live, nil
+}
+
+// openStreams opens the log of an adopted container and this side of its streams.
+func (r *Runtime) openStreams(c *containerState, live *liveContainer) {
+	rec := c.get()
 	// A container whose log or streams are lost runs all the same.
 	complain := func(what string, err error) {
 		if err != nil {
-			r.log.Warn("an adopted container has lost a stream", "container", c.id, "stream", what, "error", err)
+			r.log.Warn("opening log or stream of adopted container failed", "container", c.id, "stream", what, "err", err)
 		}
 	}
+	var err error
 	live.log, err = logs.Open(rec.LogPath, r.log)
 	complain("log", err)
 	if rec.Holder.PID != 0 {
@@ -205,12 +215,12 @@ func (r *Runtime) reattach(c *containerState) (*liveContainer, error) {
 		complain("holder", err)
 	}
 	if live.holder != nil {
-		held, err := sandbox.Held(live.holder)
+		file, err := sandbox.HeldFile(live.holder)
 		complain("held", err)
 		if rec.config.GetTty() {
-			live.console = held
+			live.console = file
 		} else {
-			live.stdin = held
+			live.stdin = file
 		}
 	}
 	if !rec.config.GetTty() {
@@ -219,39 +229,43 @@ func (r *Runtime) reattach(c *containerState) (*liveContainer, error) {
 		live.stderr, err = openReader(r.fifo(c.id, "stderr"))
 		complain("stderr", err)
 	}
-	return live, nil
 }
 
-// lost records the end of a container that nobody saw, and removes what is
-// left of it.
-func (r *Runtime) lost(c *containerState) {
+// recordLostExit records the exit of a container that was not observed, and cleans up after it.
+func (r *Runtime) recordLostExit(c *containerState) {
 	rec := c.get()
 	if err := errors.Join(r.engineOf(rec).KillAll(rec.Cgroup), r.engineOf(rec).Delete(context.Background(), c.id, rec.Cgroup), r.unmount(c)); err != nil {
-		r.log.Warn("a container that ended cannot be tidied up", "container", c.id, "error", err)
+		r.log.Warn("cleaning up exited container failed", "container", c.id, "err", err)
+	}
+	r.drainOutput(c)
+	if rec.Phase == phaseStarting {
+		if err := sandbox.KillOrphans(c.id); err != nil {
+			r.log.Warn("killing the process that holds the stdin or terminal of an exited container failed", "container", c.id, "err", err)
+		}
 	}
 	if h, err := process.Open(rec.Holder.PID, rec.Holder.Start); err == nil && rec.Holder.PID != 0 {
-		endHolder(h)
+		killHolder(h)
 	}
-	r.endContainer(c, func(rec *containerRecord) {
-		rec.Phase, rec.Finished, rec.ExitCode, rec.Reason = phaseExited, time.Now().UnixNano(), int32(process.Unknown.Code), "Unknown"
+	r.recordContainerExit(c, func(rec *containerRecord) {
+		rec.Phase, rec.Finished, rec.ExitCode, rec.Reason = phaseExited, time.Now().UnixNano(), int32(process.UnknownStatus.Code), "Unknown"
 		rec.Process, rec.Holder = processID{}, processID{}
 	})
 }
 
-// removeDebris removes what is left of a sandbox without a record.
-func (r *Runtime) removeDebris(id string) {
+// removeLeftoverSandbox removes the leftovers of a sandbox without a record.
+func (r *Runtime) removeLeftoverSandbox(id string) {
 	cg := filepath.Join(r.defaultCgroup(), id)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	if err := errors.Join(sandbox.Orphans(id), r.cgroups.Kill(cg), r.cgroups.Remove(ctx, cg),
+	if err := errors.Join(sandbox.KillOrphans(id), r.cgroups.Kill(cg), r.cgroups.Remove(ctx, cg),
 		container.Unmount(r.shm(id)), os.RemoveAll(r.state("sandboxes", id)), os.RemoveAll(r.sandboxDir(id))); err != nil {
-		r.log.Warn("the rest of a sandbox cannot be removed", "sandbox", id, "error", err)
+		r.log.Warn("removing leftover sandbox failed", "sandbox", id, "err", err)
 	}
 }
 
-// sweepState removes the state of what has no record any more.
-func (r *Runtime) sweepState() error {
-	ids, err := folders(r.state("containers"))
+// removeOrphanedState removes state directories without a record.
+func (r *Runtime) removeOrphanedState() error {
+	ids, err := subdirectories(r.state("containers"))
 	if err != nil {
 		return err
 	}
@@ -262,7 +276,7 @@ func (r *Runtime) sweepState() error {
 		if err := container.UnmountIn(r.layersDir(id)); err != nil {
 			return err
 		}
-		mounts, err := folders(r.state("containers", id))
+		mounts, err := subdirectories(r.state("containers", id))
 		if err != nil {
 			return err
 		}
@@ -272,10 +286,10 @@ func (r *Runtime) sweepState() error {
 			}
 		}
 		if err := os.RemoveAll(r.state("containers", id)); err != nil {
-			return fmt.Errorf("removing the state of a gone container: %w", err)
+			return fmt.Errorf("removing the state of a deleted container: %w", err)
 		}
 	}
-	if ids, err = folders(r.state("sandboxes")); err != nil {
+	if ids, err = subdirectories(r.state("sandboxes")); err != nil {
 		return err
 	}
 	for _, id := range ids {
@@ -286,14 +300,14 @@ func (r *Runtime) sweepState() error {
 			return err
 		}
 		if err := os.RemoveAll(r.state("sandboxes", id)); err != nil {
-			return fmt.Errorf("removing the state of a gone sandbox: %w", err)
+			return fmt.Errorf("removing the state of a deleted sandbox: %w", err)
 		}
 	}
 	return nil
 }
 
-// restorePorts gives the network the host ports of adopted pods again.
-func (r *Runtime) restorePorts(ctx context.Context) error {
+// publishAdoptedPorts publishes the host ports of adopted pods again.
+func (r *Runtime) publishAdoptedPorts(ctx context.Context) error {
 	r.mu.Lock()
 	var list []*sandboxState
 	for _, s := range r.sandboxes {
@@ -316,9 +330,9 @@ func (r *Runtime) restorePorts(ctx context.Context) error {
 	return nil
 }
 
-// reapOthers reaps children that ended while this process was another program,
-// and that nobody follows any more: the last of exec requests.
-func (r *Runtime) reapOthers() {
+// reapUntracked reaps zombie children that were started before this process was re-executed and are
+// not tracked any more, such as processes of exec requests.
+func (r *Runtime) reapUntracked() {
 	known := map[int]bool{}
 	for _, s := range r.sandboxes {
 		known[s.get().Process.PID] = true

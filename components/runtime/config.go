@@ -1,14 +1,16 @@
 //go:build cgo
 
-// Package runtime is the container runtime: CRI v1 on a unix socket, over
-// images, sandboxes and containers that it keeps itself. It is a process of
-// its own, the parent of every container; when it is gone, containers live on
-// and its successor adopts them.
+// Package runtime is the container runtime. It serves CRI v1 on a unix socket and manages images,
+// sandboxes and containers. It runs in a dedicated process that is the parent of every container.
+// When the process exits, containers keep running and the next runtime process adopts them.
 //
-// The tour: images (pull, import, unpack), sandbox (namespaces and the pod's
-// files), container (libcontainer), logs, process (pidfds); this package joins
-// them behind CRI. program is the main package, launch starts it from the one
-// binary.
+// Two things let the next process continue with a container's streams. A holder is a small process
+// that keeps the container's stdin or terminal open while no runtime runs. A spool is a file that
+// buffers the container's output between the pipe and the log, so that no line is lost or repeated.
+//
+// Subpackages: images (pull, import, unpack), sandbox (namespaces and pod files), container
+// (libcontainer), logs, and internal/host/process (pidfds). This package combines them to a CRI
+// implementation. program is the main package, and launch starts it from the hyperkube binary.
 //
 // https://kubernetes.io/docs/concepts/architecture/cri/
 package runtime
@@ -21,69 +23,65 @@ import (
 	"path/filepath"
 
 	"hyperkube/components/runtime/images"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
-// Config says where a runtime keeps its things and how it works.
+// Config configures a runtime.
 type Config struct {
-	// Root holds images and containers across reboots; it must be able to
-	// hold the upper folders of overlays.
+	// Root is the directory of images and containers, which persists across reboots. Its file
+	// system must support overlayfs upper directories.
 	Root string
-	// State holds what a reboot ends: mounts, FIFOs, addresses.
+	// State is the directory of state that does not outlive a reboot: mounts, FIFOs, addresses.
 	State string
-	// Socket is the path of the unix socket that CRI is served on.
+	// Socket is the path of the unix socket that serves CRI.
 	Socket string
-	// BuiltIn is the program that is the root of the image named
-	// BuiltInImage; both empty for none.
+	// BuiltIn is the program in the root directory of the image named BuiltInImage. Both are empty
+	// to disable it.
 	BuiltIn, BuiltInImage string
-	// Version is told of, where there is no built-in image that has one.
+	// Version is the runtime version to report if there is no built-in image.
 	Version string
-	// ImagesDir holds archives, *.tar, that are imported at the start; empty
-	// for none.
+	// ImagesDir is a directory with archives (*.tar) to import at startup. Empty disables the
+	// import.
 	ImagesDir string
-	// LinkPrefix begins the names of network links, at most four bytes.
+	// LinkPrefix is the name prefix of network links, at most four bytes.
 	LinkPrefix string
-	// PodCIDRs are used until UpdateRuntimeConfig brings others. Where there are
-	// none, the network is not ready until then: pods of a node of several must not
-	// get addresses of another's.
+	// PodCIDRs are used until UpdateRuntimeConfig sets others. If empty, the network is not ready
+	// until then, because pods must not get addresses of another node.
 	PodCIDRs []netip.Prefix
-	// MTU of the pods' links; zero for that of the default route's link.
+	// MTU of the pods' links. Zero means the MTU of the link with the default route.
 	MTU int
-	// CNIConfDir is where a configuration of network plugins may be; while there
-	// is one, they connect new pods. CNIBinDirs are where the plugins are. Empty:
-	// the usual places.
+	// CNIConfDir is the CNI configuration directory. If it contains a configuration, CNI plugins
+	// connect new pods. CNIBinDirs are the directories of plugin binaries. Empty means the default
+	// directories.
 	CNIConfDir string
 	CNIBinDirs []string
-	// CgroupRoot is the cgroup below which pods are that name none.
+	// CgroupRoot is the parent cgroup of pods that do not specify one.
 	CgroupRoot string
-	// SlowCgroups leaves the kernel's way of moving processes between cgroups
-	// as it is; see favorDynamicCgroups. Where control groups are of version 2
-	// alone it is left so in any case.
+	// SlowCgroups disables favorDynamicCgroups, which changes how the kernel moves processes
+	// between cgroups. It has no effect with cgroup v2.
 	SlowCgroups bool
-	// Journal is the file of changes to the host; empty for none.
+	// Journal is the path of the journal of host changes. Empty disables the journal.
 	Journal string
-	// StreamAddress is where exec, attach and port-forward are served; a port
-	// of zero is any free one.
+	// StreamAddress is the listen address of exec, attach and port-forward. Port zero selects a
+	// free port.
 	StreamAddress string
-	// Registries says how images are reached.
+	// Registries configures the access to image registries.
 	Registries images.Registries
-	// Handlers are further ways to run containers, by the names that
-	// RuntimeClasses have for them.
+	// Handlers are additional runtime handlers for RuntimeClasses, by name.
 	Handlers map[string]Handler
-	// CDIDirs are where vendors describe devices (Container Device
-	// Interface), the later counts more; empty for the usual ones.
+	// CDIDirs are the directories of CDI files (Container Device Interface). Later directories take
+	// precedence. Empty means the default directories.
 	CDIDirs []string
-	// Kubelet is the kubelet's directory, by the path that drivers in pods know,
-	// with which they describe what is in it.
+	// Kubelet is the kubelet's directory, under the path that drivers in pods use.
 	Kubelet layout.Alias
-	// Log receives what happens; nil means slog's default.
+	// Log receives log messages. Nil means slog's default.
 	Log *slog.Logger
 }
 
 func (c *Config) validate() error {
 	for name, path := range map[string]string{"root": c.Root, "state": c.State, "socket": c.Socket} {
 		if !filepath.IsAbs(path) {
-			return fmt.Errorf("the %s must be an absolute path, not %q", name, path)
+			return fmt.Errorf("%s must be an absolute path, not %q", name, path)
 		}
 	}
 	if (c.BuiltIn == "") != (c.BuiltInImage == "") {

@@ -20,21 +20,21 @@ import (
 	"hyperkube/components/runtime/container"
 	"hyperkube/components/runtime/images"
 	"hyperkube/components/runtime/logs"
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/process"
 )
 
-// containerState is a container that this process knows.
+// containerState is a container that this process manages.
 type containerState struct {
 	id, sandbox string
 
-	// life is held while it is started, stopped or removed.
-	life sync.Mutex
-	disk diskSample
+	// lifecycleMu is locked while the container is started, stopped or removed.
+	lifecycleMu sync.Mutex
+	diskUsage   diskSample
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	record containerRecord
-	// spec is kept from creation to start; nil in a successor, which makes it
-	// again.
+	// spec is kept from creation to start. It is nil after a restart of the runtime, which builds
+	// it again.
 	spec *specs.Spec
 	live *liveContainer // nil unless it runs
 	cpu  cpuSample
@@ -54,7 +54,7 @@ func (c *containerState) running() *liveContainer {
 
 func (r *Runtime) containerDir(id string) string { return r.path("containers", id) }
 
-// layersDir is where layers are mounted for a moment, see container.MappedUsers.
+// layersDir is the directory of temporary layer mounts, see container.MappedUsers.
 func (r *Runtime) layersDir(id string) string     { return r.state("containers", id, "layers") }
 func (r *Runtime) containerRoot(id string) string { return r.state("containers", id, "rootfs") }
 
@@ -70,12 +70,12 @@ func (r *Runtime) changeContainer(c *containerState, f func(*containerRecord)) e
 	return nil
 }
 
-// endContainer changes the record to say that the container has ended, even if
-// the disk does not take it: a full disk must not keep anybody from seeing it.
-// A successor finds the end out by itself.
-func (r *Runtime) endContainer(c *containerState, f func(*containerRecord)) {
+// recordContainerExit updates the record after the container has exited. If the record cannot be written,
+// for example because the disk is full, it is updated in memory only, so that callers see the exit.
+// After a restart, the runtime detects the exit again.
+func (r *Runtime) recordContainerExit(c *containerState, f func(*containerRecord)) {
 	if err := r.changeContainer(c, f); err != nil {
-		r.log.Error("the end of a container cannot be recorded", "container", c.id, "error", err)
+		r.log.Error("recording container exit failed", "container", c.id, "err", err)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		f(&c.record)
@@ -96,11 +96,11 @@ func (r *Runtime) findContainer(id string) (*containerState, error) {
 	return find("container", r.containers, id)
 }
 
-// CreateContainer makes a container's root and checks all that is asked for.
+// CreateContainer validates the request and creates the root of a container.
 func (r *Runtime) CreateContainer(ctx context.Context, req *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
 	config := req.GetConfig()
 	if config.GetMetadata().GetName() == "" {
-		return nil, errors.New("the container has no metadata with a name")
+		return nil, errors.New("container metadata has no name")
 	}
 	s, err := r.findSandbox(req.GetPodSandboxId())
 	if err != nil {
@@ -139,9 +139,9 @@ func (r *Runtime) CreateContainer(ctx context.Context, req *runtimeapi.CreateCon
 		LogPath: logs.Path(pod.config.GetLogDirectory(), config.GetLogPath()),
 		Labels:  labels, Config: marshal(config), config: config, StopSignal: stopSignal(config, image.Config),
 	}}
-	if err := r.makeContainer(c, pod, image); err != nil {
-		if undoErr := r.unmakeContainer(context.WithoutCancel(ctx), c); undoErr != nil {
-			r.log.Warn("a container that failed cannot be removed", "container", id, "error", undoErr)
+	if err := r.setUpContainer(c, pod, image); err != nil {
+		if undoErr := r.tearDownContainer(context.WithoutCancel(ctx), c); undoErr != nil {
+			r.log.Warn("cleanup after unsuccessful container creation failed", "container", id, "err", undoErr)
 		}
 		r.selinux.Release(labels)
 		r.release("container", name)
@@ -150,13 +150,13 @@ func (r *Runtime) CreateContainer(ctx context.Context, req *runtimeapi.CreateCon
 	r.mu.Lock()
 	if r.sandboxes[pod.ID] != s {
 		r.mu.Unlock()
-		_ = r.unmakeContainer(context.WithoutCancel(ctx), c)
+		_ = r.tearDownContainer(context.WithoutCancel(ctx), c)
 		r.selinux.Release(labels)
 		r.release("container", name)
 		return nil, fmt.Errorf("sandbox %q was removed: %w", pod.ID, errNotFound)
 	}
 	r.containers[id] = c
-	r.made("container", name)
+	r.markCreated("container", name)
 	r.mu.Unlock()
 	r.emit(id, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT, s)
 	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil
@@ -169,16 +169,16 @@ func imageRef(image *images.Image) string {
 	return image.ID
 }
 
-func (r *Runtime) makeContainer(c *containerState, pod sandboxRecord, image *images.Image) error {
+func (r *Runtime) setUpContainer(c *containerState, pod sandboxRecord, image *images.Image) error {
 	dir := r.containerDir(c.id)
 	if err := os.Mkdir(dir, 0o711); err != nil {
-		return fmt.Errorf("making the container's directory: %w", err)
+		return fmt.Errorf("creating the container's directory: %w", err)
 	}
 	if err := r.changeContainer(c, func(*containerRecord) {}); err != nil {
 		return err
 	}
 	if err := os.Mkdir(r.state("containers", c.id), 0o711); err != nil {
-		return fmt.Errorf("making the container's directory: %w", err)
+		return fmt.Errorf("creating the container's directory: %w", err)
 	}
 	prepared := make(chan error, 1)
 	go func(cgroup string) { prepared <- r.engineOf(c.record).Prepare(cgroup) }(c.record.Cgroup)
@@ -206,21 +206,22 @@ func (r *Runtime) makeContainer(c *containerState, pod sandboxRecord, image *ima
 	})
 }
 
-// unmakeContainer takes apart all that makes a container, whether it has run
-// or not. It can be repeated.
-func (r *Runtime) unmakeContainer(ctx context.Context, c *containerState) error {
+// tearDownContainer kills and deletes all resources of a container, whether it has run or not. It is
+// idempotent.
+func (r *Runtime) tearDownContainer(ctx context.Context, c *containerState) error {
 	rec := c.get()
 	errs := []error{r.engineOf(rec).KillAll(rec.Cgroup), r.engineOf(rec).Delete(ctx, c.id, rec.Cgroup), r.unmount(c)}
 	if h, err := process.Open(rec.Holder.PID, rec.Holder.Start); err == nil {
-		endHolder(h)
+		killHolder(h)
 	}
+	r.releaseOutput(c)
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
 	return errors.Join(os.RemoveAll(r.state("containers", c.id)), os.RemoveAll(r.containerDir(c.id)))
 }
 
-// unmount takes a container's mounts away.
+// unmount unmounts all mounts of a container.
 func (r *Runtime) unmount(c *containerState) error {
 	rec := c.get()
 	errs := []error{container.UnmountIn(r.layersDir(c.id)), container.Unmount(r.containerRoot(c.id))}
@@ -230,7 +231,8 @@ func (r *Runtime) unmount(c *containerState) error {
 	return errors.Join(errs...)
 }
 
-// RemoveContainer removes a container, running or not. None is no error.
+// RemoveContainer removes a container, running or not. It is not an error if the container does not
+// exist.
 func (r *Runtime) RemoveContainer(ctx context.Context, req *runtimeapi.RemoveContainerRequest) (*runtimeapi.RemoveContainerResponse, error) {
 	c, err := r.findContainer(req.GetContainerId())
 	if errors.Is(err, errNotFound) {
@@ -250,20 +252,20 @@ func (r *Runtime) removeContainer(ctx context.Context, c *containerState) error 
 		if err := r.stopContainer(ctx, c, 0); err != nil {
 			return fmt.Errorf("failed to forcibly stop container %q: %w", c.id, err)
 		}
-		c.life.Lock()
+		c.lifecycleMu.Lock()
 		if c.running() == nil {
 			break
 		}
-		c.life.Unlock() // it was started in between
+		c.lifecycleMu.Unlock() // it was started in the meantime
 	}
-	defer c.life.Unlock()
+	defer c.lifecycleMu.Unlock()
 	r.mu.Lock()
 	_, known := r.containers[c.id]
 	r.mu.Unlock()
 	if !known {
 		return nil
 	}
-	if err := r.unmakeContainer(ctx, c); err != nil {
+	if err := r.tearDownContainer(ctx, c); err != nil {
 		return fmt.Errorf("failed to remove container %q: %w", c.id, err)
 	}
 	s, _ := r.findSandbox(c.sandbox)
@@ -288,7 +290,7 @@ func containerPhase(p phase) runtimeapi.ContainerState {
 	return runtimeapi.ContainerState_CONTAINER_CREATED
 }
 
-// containerStatus describes a container.
+// containerStatus returns the CRI status of a container.
 func containerStatus(rec containerRecord) *runtimeapi.ContainerStatus {
 	st := &runtimeapi.ContainerStatus{
 		Id: rec.ID, Metadata: rec.config.GetMetadata(), State: containerPhase(rec.Phase),
@@ -306,7 +308,7 @@ func containerStatus(rec containerRecord) *runtimeapi.ContainerStatus {
 	return st
 }
 
-// ContainerStatus describes a container.
+// ContainerStatus implements CRI.
 func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
 	c, err := r.findContainer(req.GetContainerId())
 	if err != nil {
@@ -314,13 +316,12 @@ func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerSt
 	}
 	resp := &runtimeapi.ContainerStatusResponse{Status: containerStatus(c.get())}
 	if req.GetVerbose() {
-		resp.Info, err = verbose(r.containerInfo(c))
+		resp.Info, err = encodeVerbose(r.containerInfo(c))
 	}
 	return resp, err
 }
 
-// ListContainers lists the containers that the filter lets through, the
-// youngest first.
+// ListContainers lists the containers that match the filter, newest first.
 func (r *Runtime) ListContainers(_ context.Context, req *runtimeapi.ListContainersRequest) (*runtimeapi.ListContainersResponse, error) {
 	return &runtimeapi.ListContainersResponse{Containers: r.listContainers(req.GetFilter())}, nil
 }
@@ -330,7 +331,7 @@ func (r *Runtime) listContainers(filter *runtimeapi.ContainerFilter) []*runtimea
 	for _, c := range r.allContainers() {
 		rec := c.get()
 		if !strings.HasPrefix(rec.ID, filter.GetId()) || !strings.HasPrefix(rec.Sandbox, filter.GetPodSandboxId()) ||
-			!matches(filter.GetLabelSelector(), rec.config.GetLabels()) ||
+			!labelsMatch(filter.GetLabelSelector(), rec.config.GetLabels()) ||
 			filter.GetState() != nil && filter.GetState().GetState() != containerPhase(rec.Phase) {
 			continue
 		}
@@ -354,15 +355,15 @@ func (r *Runtime) allContainers() []*containerState {
 	return all
 }
 
-// UpdateContainerResources changes a container's limits, now if it runs, else
-// for when it starts.
+// UpdateContainerResources changes the limits of a container: immediately if it runs, else for its
+// start.
 func (r *Runtime) UpdateContainerResources(_ context.Context, req *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
 	c, err := r.findContainer(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	c.life.Lock()
-	defer c.life.Unlock()
+	c.lifecycleMu.Lock()
+	defer c.lifecycleMu.Unlock()
 	rec := c.get()
 	switch rec.Phase {
 	case phaseRunning:
@@ -381,8 +382,7 @@ func (r *Runtime) UpdateContainerResources(_ context.Context, req *runtimeapi.Up
 		if config.Linux.Resources != nil {
 			merged = config.Linux.Resources
 		}
-		// Zero values mean "as before", which is what merging does, but for
-		// lists.
+		// Zero values mean "unchanged", which matches the semantics of Merge, except for lists.
 		if len(req.GetLinux().GetHugepageLimits()) > 0 {
 			merged.HugepageLimits = nil
 		}
@@ -395,7 +395,7 @@ func (r *Runtime) UpdateContainerResources(_ context.Context, req *runtimeapi.Up
 	}
 	c.mu.Lock()
 	if c.record.Phase != phaseRunning {
-		c.spec = nil // made again with the new limits
+		c.spec = nil // built again with the new limits
 	}
 	c.mu.Unlock()
 	return &runtimeapi.UpdateContainerResourcesResponse{}, nil

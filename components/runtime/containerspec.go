@@ -17,11 +17,11 @@ import (
 	"hyperkube/components/runtime/sandbox"
 )
 
-// serviceAccountDir is where most containers have their token.
+// serviceAccountDir is the directory of the service account token in most containers.
 const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// mountRoot mounts the container's root: mount points, the image's layers, its
-// own changes above.
+// mountRoot mounts the container's root: mount points, the image's layers and the container's
+// writable layer.
 func (r *Runtime) mountRoot(c *containerState, pod sandboxRecord) error {
 	dir, layers := r.containerDir(c.id), c.get().Layers
 	overlay := container.Overlay{Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Target: r.containerRoot(c.id),
@@ -32,8 +32,8 @@ func (r *Runtime) mountRoot(c *containerState, pod sandboxRecord) error {
 	return overlay.Mount()
 }
 
-// resolveMounts gives each mount a folder of the host: images are mounted
-// first, unless this is done again for a container that has them.
+// resolveMounts returns the mounts with host directories as sources. It mounts image volumes first,
+// unless again is set, which means that they are mounted already.
 func (r *Runtime) resolveMounts(c *containerState, pod sandboxRecord, config images.Config, again bool) ([]*runtimeapi.Mount, error) {
 	var out []*runtimeapi.Mount
 	covered := map[string]bool{}
@@ -56,15 +56,15 @@ func (r *Runtime) resolveMounts(c *containerState, pod sandboxRecord, config ima
 				return nil, err
 			}
 		}
-		source, err := container.Inside(target, m.GetImageSubPath())
+		source, err := container.ResolveInRoot(target, m.GetImageSubPath())
 		if err != nil {
 			return nil, fmt.Errorf("failed to mount image volume: subpath %q: %w", m.GetImageSubPath(), err)
 		}
 		m = proto.Clone(m).(*runtimeapi.Mount)
-		m.HostPath, m.UidMappings, m.GidMappings = source, nil, nil // they were mapped when it was mounted
+		m.HostPath, m.UidMappings, m.GidMappings = source, nil, nil // IDs were mapped when the image was mounted
 		out = append(out, m)
 	}
-	// With a read-only root what the image calls volumes must be writable.
+	// With a read-only root, the volumes declared by the image must be writable.
 	if c.get().config.GetLinux().GetSecurityContext().GetReadonlyRootfs() {
 		n := 0
 		for path := range config.Volumes {
@@ -74,14 +74,14 @@ func (r *Runtime) resolveMounts(c *containerState, pod sandboxRecord, config ima
 			dir := filepath.Join(r.containerDir(c.id), "volumes", fmt.Sprint(n))
 			n++
 			if err := os.MkdirAll(dir, 0o755); err != nil {
-				return nil, fmt.Errorf("making a volume: %w", err)
+				return nil, fmt.Errorf("creating volume: %w", err)
 			}
 			if err := r.selinux.Label(dir, c.get().Labels); err != nil {
-				return nil, fmt.Errorf("making a volume: %w", err)
+				return nil, fmt.Errorf("creating volume: %w", err)
 			}
 			if u := r.mappedUsers(c, pod); u != nil {
 				if err := os.Chown(dir, u.UID, u.GID); err != nil {
-					return nil, fmt.Errorf("making a volume: %w", err)
+					return nil, fmt.Errorf("creating volume: %w", err)
 				}
 			}
 			out = append(out, &runtimeapi.Mount{ContainerPath: path, HostPath: dir})
@@ -90,11 +90,12 @@ func (r *Runtime) resolveMounts(c *containerState, pod sandboxRecord, config ima
 	return out, nil
 }
 
-// mappedUsers are those of the container's user namespace, nil for the host's.
+// mappedUsers returns the ID mapping of the container's user namespace, or nil for the host's user
+// namespace.
 func (r *Runtime) mappedUsers(c *containerState, pod sandboxRecord) *container.MappedUsers {
 	u, err := userNS(pod.config)
 	if err != nil || u == nil {
-		return nil // it was checked when the pod was made
+		return nil // it was validated when the sandbox was created
 	}
 	return &container.MappedUsers{
 		File: fmt.Sprintf("/proc/%d/ns/user", pod.Process.PID), UID: u.HostUID, GID: u.HostGID,
@@ -102,8 +103,8 @@ func (r *Runtime) mappedUsers(c *containerState, pod sandboxRecord) *container.M
 	}
 }
 
-// mountImage mounts an image's files for one of the container's mounts, which
-// keeps it from being collected and tells from now on which image it is.
+// mountImage mounts the files of an image for one of the container's mounts. It records the image,
+// so that garbage collection keeps it and the container status reports it.
 func (r *Runtime) mountImage(c *containerState, pod sandboxRecord, image *images.Image, target string, mount int) error {
 	overlay := container.Overlay{Target: target, UserNS: r.mappedUsers(c, pod), Label: c.get().Labels.ForMount()}
 	for _, layer := range image.Layers {
@@ -154,7 +155,7 @@ func (r *Runtime) buildSpec(c *containerState, pod sandboxRecord, image images.C
 		}
 		other := target.get()
 		if other.Sandbox != pod.ID || other.Phase != phaseRunning {
-			return nil, fmt.Errorf("invalid target container %q: it does not run in this sandbox", options.GetTargetId())
+			return nil, fmt.Errorf("invalid target container %q: not running in this sandbox", options.GetTargetId())
 		}
 		in.TargetPID = other.Process.PID
 	}

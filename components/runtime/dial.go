@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dialInside calls a port on the loopback address of a process's network
-// namespace: IPv4, then IPv6. Only the making of the socket takes a thread: who
-// is never answered, however often, must not use them up.
-func dialInside(ctx context.Context, pid int, port int32) (*net.TCPConn, error) {
+// dialInNetNS connects to a port on the loopback address of a process's network namespace, first
+// with IPv4, then with IPv6. Only the creation of the socket needs a separate thread, so
+// connections that hang do not exhaust threads.
+func dialInNetNS(ctx context.Context, pid int, port int32) (*net.TCPConn, error) {
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
 	if err != nil {
 		return nil, err
@@ -32,7 +32,7 @@ func dialInside(ctx context.Context, pid int, port int32) (*net.TCPConn, error) 
 		{unix.AF_INET, &unix.SockaddrInet4{Port: int(port), Addr: [4]byte{127, 0, 0, 1}}, "127.0.0.1"},
 		{unix.AF_INET6, &unix.SockaddrInet6{Port: int(port), Addr: [16]byte{15: 1}}, "::1"},
 	} {
-		socket, err := socketInside(ns, to.family)
+		socket, err := socketInNetNS(ns, to.family)
 		if err == nil {
 			var conn *net.TCPConn
 			if conn, err = connect(ctx, socket, to.address); err == nil {
@@ -46,15 +46,15 @@ func dialInside(ctx context.Context, pid int, port int32) (*net.TCPConn, error) 
 	return nil, first
 }
 
-// socketInside makes a socket in a network namespace, in which it stays.
-func socketInside(ns *os.File, family int) (*os.File, error) {
+// socketInNetNS creates a socket in a network namespace. The socket stays in that namespace.
+func socketInNetNS(ns *os.File, family int) (*os.File, error) {
 	type result struct {
 		fd  int
 		err error
 	}
 	done := make(chan result, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends
+		runtime.LockOSThread() // never unlocked, so that the thread exits
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			done <- result{-1, os.NewSyscallError("setns", err)}
 			return
@@ -69,7 +69,7 @@ func socketInside(ns *os.File, family int) (*os.File, error) {
 	return os.NewFile(uintptr(got.fd), "port-forward"), nil
 }
 
-// connect connects a socket, which it closes.
+// connect connects and closes socket, and returns the connection.
 func connect(ctx context.Context, socket *os.File, address unix.Sockaddr) (*net.TCPConn, error) {
 	defer socket.Close()
 	raw, err := socket.SyscallConn()
@@ -113,7 +113,7 @@ func connect(ctx context.Context, socket *os.File, address unix.Sockaddr) (*net.
 	tcp, ok := conn.(*net.TCPConn)
 	if !ok {
 		conn.Close()
-		return nil, errors.New("no TCP connection")
+		return nil, errors.New("not a TCP connection")
 	}
 	return tcp, nil
 }

@@ -8,11 +8,11 @@ import (
 	"strings"
 	"testing"
 
-	"hyperkube/internal/cgroup"
+	"hyperkube/internal/host/cgroup"
 )
 
-// TestFavorsDynamicCgroups: a machine with control groups of version 2 alone
-// must not get a further hierarchy, which every process would show.
+// TestFavorsDynamicCgroups checks that no additional hierarchy is created with cgroup v2, because
+// all processes would show it.
 func TestFavorsDynamicCgroups(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.controllers"), []byte("cpuset cpu io memory pids\n"), 0o600); err != nil {

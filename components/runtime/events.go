@@ -9,11 +9,11 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// maxEvents is how many events a watcher may be behind before it is cut off;
-// it lists then.
+// maxEvents is the length of a watcher's event queue. A watcher whose queue is full is disconnected
+// and must list again.
 const maxEvents = 4096
 
-// broker passes container events on.
+// broker broadcasts container events.
 type broker struct {
 	mu   sync.Mutex
 	subs map[chan *runtimeapi.ContainerEventResponse]struct{}
@@ -55,8 +55,8 @@ func (b *broker) publish(e *runtimeapi.ContainerEventResponse) {
 	}
 }
 
-// emit tells of an event of a container, or of a sandbox by its id, with the
-// state of the whole pod. s is nil when the pod is gone.
+// emit broadcasts an event of a container or sandbox with the status of its pod. s is nil if the
+// sandbox was deleted.
 func (r *Runtime) emit(id string, kind runtimeapi.ContainerEventType, s *sandboxState) {
 	if r.events.idle() {
 		return
@@ -72,11 +72,11 @@ func (r *Runtime) emit(id string, kind runtimeapi.ContainerEventType, s *sandbox
 	r.events.publish(e)
 }
 
-// GetContainerEvents streams events from now on.
+// GetContainerEvents streams events, starting now.
 func (r *Runtime) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
 	ch := r.events.subscribe()
 	defer r.events.unsubscribe(ch)
-	// The caller knows by the header that it misses nothing from now on.
+	// The header signals the client that all events from now on are delivered.
 	if err := stream.SendHeader(nil); err != nil {
 		return err
 	}

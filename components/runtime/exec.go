@@ -20,30 +20,29 @@ import (
 	"hyperkube/components/runtime/container"
 )
 
-// maxOutput bounds what ExecSync returns of each stream: both must fit into a
-// message.
+// maxOutput limits what ExecSync returns of each stream, because both must fit in one gRPC message.
 const maxOutput = 7 << 20
 
-// limited keeps the first bytes written to it.
-type limited struct {
+// limitedBuffer keeps the first maxOutput bytes written to it.
+type limitedBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
 }
 
-func (l *limited) Write(p []byte) (int, error) {
+func (l *limitedBuffer) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.buf.Write(p[:min(len(p), maxOutput-l.buf.Len())])
 	return len(p), nil
 }
 
-func (l *limited) bytes() []byte {
+func (l *limitedBuffer) bytes() []byte {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return bytes.Clone(l.buf.Bytes())
 }
 
-// runningContainer finds a container that exec and attach can work on.
+// runningContainer returns a running container for exec and attach.
 func (r *Runtime) runningContainer(id string) (*containerState, *liveContainer, error) {
 	c, err := r.findContainer(id)
 	if err != nil {
@@ -56,7 +55,7 @@ func (r *Runtime) runningContainer(id string) (*containerState, *liveContainer, 
 	return c, live, nil
 }
 
-// ExecSync runs a command in a container and returns what it wrote.
+// ExecSync runs a command in a container and returns its output.
 func (r *Runtime) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest) (*runtimeapi.ExecSyncResponse, error) {
 	if len(req.GetCmd()) == 0 {
 		return nil, errors.New("failed to exec in container: no command")
@@ -70,7 +69,7 @@ func (r *Runtime) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest)
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(t)*time.Second)
 		defer cancel()
 	}
-	var stdout, stderr limited
+	var stdout, stderr limitedBuffer
 	code, err := r.exec(ctx, c, execRequest{args: req.GetCmd(), stdout: &stdout, stderr: &stderr})
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil, status.Errorf(codes.DeadlineExceeded, "failed to exec in container: timeout %ds exceeded: context deadline exceeded", req.GetTimeout())
@@ -81,8 +80,7 @@ func (r *Runtime) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest)
 	return &runtimeapi.ExecSyncResponse{Stdout: stdout.bytes(), Stderr: stderr.bytes(), ExitCode: int32(code)}, nil
 }
 
-// exec runs a command and returns its exit code. When ctx ends, the command
-// does.
+// exec runs a command and returns its exit code. The command is killed when ctx is cancelled.
 func (r *Runtime) exec(ctx context.Context, c *containerState, req execRequest) (int, error) {
 	streams, err := openExecStreams(req)
 	if err != nil {
@@ -94,7 +92,7 @@ func (r *Runtime) exec(ctx context.Context, c *containerState, req execRequest) 
 		return 0, err
 	}
 	defer func() { _ = p.Close() }()
-	streams.begin(p.Console)
+	streams.start(p.Console)
 	over := make(chan struct{})
 	defer close(over)
 	if req.resize != nil && p.Console != nil {
@@ -113,7 +111,7 @@ func (r *Runtime) exec(ctx context.Context, c *containerState, req execRequest) 
 	return p.Status().Code, nil
 }
 
-// resizeTo applies sizes until over or the channel is closed.
+// resizeTo applies terminal sizes until over or the channel is closed.
 func resizeTo(console *os.File, sizes <-chan remotecommand.TerminalSize, over <-chan struct{}) {
 	for {
 		select {

@@ -15,7 +15,7 @@ import (
 	"hyperkube/components/runtime/container"
 )
 
-// execRequest is a command and its streams; nil ones are not wanted.
+// execRequest is a command and its streams. Nil streams are not connected.
 type execRequest struct {
 	args           []string
 	stdin          io.Reader
@@ -24,16 +24,15 @@ type execRequest struct {
 	resize         <-chan remotecommand.TerminalSize
 }
 
-// execStreams carry what a command in a container reads and writes: by pipes, or by
-// the console of a command with a terminal.
+// execStreams copies the streams of a command in a container, through pipes or the terminal.
 type execStreams struct {
 	req           execRequest
 	child         container.IO // the command's ends
-	in, out, errs *os.File     // ours
+	in, out, errs *os.File     // the runtime's ends
 	copies        sync.WaitGroup
 }
 
-// openExecStreams makes the pipes. Close is the caller's to call.
+// openExecStreams creates the pipes. The caller must call Close.
 func openExecStreams(req execRequest) (*execStreams, error) {
 	s := &execStreams{req: req}
 	if req.tty {
@@ -42,7 +41,7 @@ func openExecStreams(req execRequest) (*execStreams, error) {
 	pipe := func(read, write **os.File) (err error) {
 		if *read, *write, err = os.Pipe(); err != nil {
 			s.Close()
-			return fmt.Errorf("making a pipe: %w", err)
+			return fmt.Errorf("creating pipe: %w", err)
 		}
 		return nil
 	}
@@ -60,20 +59,20 @@ func openExecStreams(req execRequest) (*execStreams, error) {
 	return s, nil
 }
 
-// begin carries the streams of the command, which has its ends now, and its console
-// if it has a terminal.
-func (s *execStreams) begin(console *os.File) {
+// start starts copying the streams of the command, or its terminal if console is not nil. The
+// command must have been started.
+func (s *execStreams) start(console *os.File) {
 	s.closeChild()
 	if console != nil {
 		s.in, s.out = console, console
 	}
-	s.carry(s.out, s.req.stdout)
-	s.carry(s.errs, s.req.stderr)
+	s.copyStream(s.out, s.req.stdout)
+	s.copyStream(s.errs, s.req.stderr)
 	if s.req.stdin == nil || s.in == nil {
 		return
 	}
 	in := s.in
-	// It ends when the caller's stream does; nobody waits for it.
+	// It returns when the caller's stream ends; drain does not wait for it.
 	go func() {
 		_, _ = io.Copy(in, s.req.stdin)
 		if !s.req.tty {
@@ -82,7 +81,7 @@ func (s *execStreams) begin(console *os.File) {
 	}()
 }
 
-func (s *execStreams) carry(from *os.File, to io.Writer) {
+func (s *execStreams) copyStream(from *os.File, to io.Writer) {
 	if from == nil {
 		return
 	}
@@ -92,15 +91,15 @@ func (s *execStreams) carry(from *os.File, to io.Writer) {
 	s.copies.Go(func() { _, _ = io.Copy(to, from) })
 }
 
-// drain waits until all is carried that the command has written. What it left running
-// may keep the streams open: that is not waited for long, nor after ctx.
+// drain waits until all output of the command is copied. Background processes that it started may
+// keep the streams open, so the wait is limited by a timeout and ctx.
 func (s *execStreams) drain(ctx context.Context) {
 	drained := make(chan struct{})
 	go func() {
 		s.copies.Wait()
 		close(drained)
 	}()
-	timer := time.NewTimer(drainTime)
+	timer := time.NewTimer(drainTimeout)
 	defer timer.Stop()
 	select {
 	case <-drained:
@@ -111,11 +110,11 @@ func (s *execStreams) drain(ctx context.Context) {
 
 func (s *execStreams) closeChild() {
 	for _, f := range []*os.File{s.child.Stdin, s.child.Stdout, s.child.Stderr} {
-		f.Close() // of nil an error and nothing else
+		f.Close() // Close on nil only returns an error
 	}
 }
 
-// Close ends all that is carried.
+// Close stops copying.
 func (s *execStreams) Close() {
 	s.closeChild()
 	for _, f := range []*os.File{s.in, s.out, s.errs} {

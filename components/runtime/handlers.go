@@ -16,33 +16,31 @@ import (
 
 	"hyperkube/components/runtime/container"
 	"hyperkube/components/runtime/container/mountspace"
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/process"
 )
 
-// engine runs containers: ours in this program, others by another one.
+// engine runs containers: with libcontainer in this program, or with an external OCI runtime.
 type engine interface {
-	// Prepare makes what a container that is to be started here needs; Delete
-	// removes it.
+	// Prepare creates what a container needs before it is started. Delete removes it.
 	Prepare(cgroupPath string) error
 	Start(id string, spec *specs.Spec, io container.IO) (*container.Running, error)
 	Exec(id string, o container.ExecOptions) (*container.Running, error)
-	Resume(id string) (*process.Handle, container.Progress)
+	Resume(id string) (*process.Handle, container.StartState)
 	Update(id string, resources *runtimeapi.LinuxContainerResources) error
 	KillAll(cgroupPath string) error
 	Delete(ctx context.Context, id, cgroupPath string) error
 }
 
-// Handler is a way to run containers that a RuntimeClass can name.
+// Handler is a runtime handler for RuntimeClasses.
 type Handler struct {
-	// Binary is the absolute path of a program with runc's command line.
+	// Binary is the absolute path of an OCI runtime with runc's command line.
 	Binary string `json:"binary"`
-	// UserNamespaces and RecursiveReadOnlyMounts say what it can do.
+	// UserNamespaces and RecursiveReadOnlyMounts report the features that the runtime supports.
 	UserNamespaces          bool `json:"userNamespaces,omitempty"`
 	RecursiveReadOnlyMounts bool `json:"recursiveReadOnlyMounts,omitempty"`
 }
 
-// LoadHandlers reads a file of handlers by name, YAML or JSON. No file gives
-// none.
+// LoadHandlers reads a YAML or JSON file with handlers by name. A missing file is not an error.
 func LoadHandlers(file string) (map[string]Handler, error) {
 	data, err := os.ReadFile(file)
 	if file == "" || errors.Is(err, os.ErrNotExist) {
@@ -55,7 +53,7 @@ func LoadHandlers(file string) (map[string]Handler, error) {
 		err = yaml.UnmarshalStrict(data, &in)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the runtime handlers: %w", err)
+		return nil, fmt.Errorf("reading runtime handlers: %w", err)
 	}
 	return in.Handlers, nil
 }
@@ -63,17 +61,17 @@ func LoadHandlers(file string) (map[string]Handler, error) {
 func checkHandlers(handlers map[string]Handler) error {
 	for name, h := range handlers {
 		if name == "" || name == runtimeName || strings.ContainsAny(name, "/.") {
-			return fmt.Errorf("bad name %q of a runtime handler", name)
+			return fmt.Errorf("invalid runtime handler name %q", name)
 		}
 		if !filepath.IsAbs(h.Binary) {
-			return fmt.Errorf("runtime handler %q: the binary must be an absolute path, not %q", name, h.Binary)
+			return fmt.Errorf("runtime handler %q: binary must be an absolute path, not %q", name, h.Binary)
 		}
 	}
 	return nil
 }
 
-// makeEngines makes what runs the containers of each handler.
-func (r *Runtime) makeEngines() {
+// createEngines creates the engines of all handlers.
+func (r *Runtime) createEngines() {
 	r.runner = &container.Runner{State: r.state("libcontainer"), Cgroups: r.cgroups, Spaces: mountspace.New(r.state("root")), Log: r.log}
 	r.engines = map[string]engine{"": r.runner, runtimeName: r.runner}
 	for name, h := range r.cfg.Handlers {
@@ -83,8 +81,8 @@ func (r *Runtime) makeEngines() {
 
 func (r *Runtime) handlerState(name string) string { return r.state("handlers", name) }
 
-// engineOf returns what runs a container. That of a handler that is no longer
-// configured is stopped and removed as far as our own way goes.
+// engineOf returns the engine of a container. If its handler is no longer configured, it returns
+// the built-in engine, which can stop the container and remove most of it.
 func (r *Runtime) engineOf(rec containerRecord) engine {
 	if e, ok := r.engines[rec.Handler]; ok {
 		return e
@@ -92,10 +90,10 @@ func (r *Runtime) engineOf(rec containerRecord) engine {
 	return r.runner
 }
 
-// handlerFeatures tells the kubelet of each handler.
+// handlerFeatures returns the features of each handler for the kubelet.
 func (r *Runtime) handlerFeatures() []*runtimeapi.RuntimeHandler {
-	own := &runtimeapi.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: true, UserNamespaces: userNamespaces()}
-	list := []*runtimeapi.RuntimeHandler{{Name: "", Features: own}, {Name: runtimeName, Features: own}}
+	builtin := &runtimeapi.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: true, UserNamespaces: userNamespaces()}
+	list := []*runtimeapi.RuntimeHandler{{Name: "", Features: builtin}, {Name: runtimeName, Features: builtin}}
 	for name, h := range r.cfg.Handlers {
 		list = append(list, &runtimeapi.RuntimeHandler{Name: name, Features: &runtimeapi.RuntimeHandlerFeatures{
 			RecursiveReadOnlyMounts: h.RecursiveReadOnlyMounts, UserNamespaces: h.UserNamespaces && userNamespaces()}})

@@ -14,7 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/images"
-	"hyperkube/internal/atomicfile"
+	"hyperkube/internal/host/atomicfile"
 )
 
 func imageOf(i *images.Image) *runtimeapi.Image {
@@ -28,7 +28,7 @@ func imageOf(i *images.Image) *runtimeapi.Image {
 	return out
 }
 
-// ListImages lists the images, or the one that the filter names.
+// ListImages lists all images, or the image that the filter selects.
 func (r *Runtime) ListImages(_ context.Context, req *runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
 	return &runtimeapi.ListImagesResponse{Images: r.listImages(req.GetFilter())}, nil
 }
@@ -47,7 +47,7 @@ func (r *Runtime) listImages(filter *runtimeapi.ImageFilter) []*runtimeapi.Image
 	return list
 }
 
-// ImageStatus describes an image; none is an empty answer.
+// ImageStatus returns the status of an image. The response is empty if the image does not exist.
 func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
 	i, err := r.images.Verify(req.GetImage().GetImage())
 	if errors.Is(err, images.ErrNotFound) {
@@ -58,19 +58,19 @@ func (r *Runtime) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequ
 	}
 	resp := &runtimeapi.ImageStatusResponse{Image: imageOf(i)}
 	if req.GetVerbose() {
-		resp.Info, err = verbose(imageInfoOf(i))
+		resp.Info, err = encodeVerbose(imageInfoOf(i))
 	}
 	return resp, err
 }
 
-// PullImage pulls an image. The built-in one is here already, or made again.
+// PullImage pulls an image. The built-in image is created again if necessary.
 func (r *Runtime) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
 	ref := req.GetImage().GetImage()
 	if have, err := r.images.Get(ref); err == nil && have.BuiltIn {
 		return &runtimeapi.PullImageResponse{ImageRef: have.ID}, nil
 	}
-	if r.cfg.BuiltIn != "" && images.NamesBuiltIn(ref, r.cfg.BuiltInImage) {
-		// It was removed, or has lost its layer; no registry has it.
+	if r.cfg.BuiltIn != "" && images.IsBuiltIn(ref, r.cfg.BuiltInImage) {
+		// The image was removed or lost its layer, and no registry has it.
 		i, err := r.images.BuiltIn(ctx, r.cfg.BuiltInImage, r.cfg.BuiltIn)
 		if err != nil {
 			return nil, err
@@ -80,7 +80,7 @@ func (r *Runtime) PullImage(ctx context.Context, req *runtimeapi.PullImageReques
 	a := req.GetAuth()
 	auth := images.Auth{Username: a.GetUsername(), Password: a.GetPassword(), Auth: a.GetAuth(),
 		IdentityToken: a.GetIdentityToken(), RegistryToken: a.GetRegistryToken()}
-	if !images.AtServer(ref, a.GetServerAddress()) {
+	if !images.MatchesServer(ref, a.GetServerAddress()) {
 		auth = images.Auth{}
 	}
 	i, err := r.images.Pull(ctx, ref, auth, r.cfg.Registries)
@@ -90,8 +90,7 @@ func (r *Runtime) PullImage(ctx context.Context, req *runtimeapi.PullImageReques
 	return &runtimeapi.PullImageResponse{ImageRef: i.ID}, nil
 }
 
-// RemoveImage removes an image with all its names. Containers of it keep their
-// files.
+// RemoveImage removes an image with all its names. Containers of the image keep their files.
 func (r *Runtime) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
 	if err := r.images.Remove(req.GetImage().GetImage(), r.layerUsed); err != nil {
 		return nil, err
@@ -99,7 +98,7 @@ func (r *Runtime) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequ
 	return &runtimeapi.RemoveImageResponse{}, nil
 }
 
-// layerUsed tells which layers containers use now.
+// layerUsed returns a function that reports whether containers currently use a layer.
 func (r *Runtime) layerUsed() func(string) bool {
 	used := map[string]bool{}
 	for _, c := range r.allContainers() {
@@ -110,11 +109,11 @@ func (r *Runtime) layerUsed() func(string) bool {
 	return func(layer string) bool { return used[layer] }
 }
 
-// ImageFsInfo measures images and containers. The images are walked, after what of
-// them nobody needs was removed.
+// ImageFsInfo returns the disk usage of images and containers. It removes unused layers before it
+// measures the image store.
 func (r *Runtime) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
-	if err := r.images.CollectLeft(r.layerUsed); err != nil {
-		r.log.Warn("layers that nobody needs cannot be removed", "error", err)
+	if err := r.images.CollectPending(r.layerUsed); err != nil {
+		r.log.Warn("removing unused image layers failed", "err", err)
 	}
 	now := time.Now().UnixNano()
 	usage, err := r.images.Usage()
@@ -125,13 +124,13 @@ func (r *Runtime) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (
 		return []*runtimeapi.FilesystemUsage{{Timestamp: now, FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: dir},
 			UsedBytes: value(u.Bytes), InodesUsed: value(u.Inodes)}}
 	}
-	own, err := images.DiskUsage(r.path("containers"))
+	containers, err := images.DiskUsage(r.path("containers"))
 	if err != nil {
 		return nil, err
 	}
 	return &runtimeapi.ImageFsInfoResponse{
 		ImageFilesystems:     at(r.path("images"), usage),
-		ContainerFilesystems: at(r.path("containers"), own),
+		ContainerFilesystems: at(r.path("containers"), containers),
 	}, nil
 }
 
@@ -151,10 +150,10 @@ func (r *Runtime) ImportImages(ctx context.Context, archive io.Reader) ([]string
 	return names, nil
 }
 
-// runtimeName is what Version tells.
+// runtimeName is the runtime name in the Version response.
 const runtimeName = "hyperkube"
 
-// Version tells who we are.
+// Version returns the name and version of the runtime.
 func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
 	_, version, _ := strings.Cut(r.cfg.BuiltInImage, ":")
 	if version == "" {
@@ -163,7 +162,7 @@ func (r *Runtime) Version(context.Context, *runtimeapi.VersionRequest) (*runtime
 	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: runtimeName, RuntimeVersion: version, RuntimeApiVersion: "v1"}, nil
 }
 
-// Status tells whether pods can be made.
+// Status returns the runtime conditions, which report whether pods can be created.
 func (r *Runtime) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	resp := &runtimeapi.StatusResponse{
 		Status:          &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{{Type: "RuntimeReady", Status: true}, r.networkCondition(ctx)}},
@@ -183,13 +182,12 @@ func (r *Runtime) cgroupVersion() int {
 	return 1
 }
 
-// RuntimeConfig tells that the kubelet is to write cgroups itself.
+// RuntimeConfig returns the cgroup driver: cgroupfs, so the kubelet manages cgroups itself.
 func (r *Runtime) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigRequest) (*runtimeapi.RuntimeConfigResponse, error) {
 	return &runtimeapi.RuntimeConfigResponse{Linux: &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: runtimeapi.CgroupDriver_CGROUPFS}}, nil
 }
 
-// UpdateRuntimeConfig takes the node's pod CIDRs, and keeps them for our
-// successor.
+// UpdateRuntimeConfig sets the node's pod CIDRs and stores them for the next runtime process.
 func (r *Runtime) UpdateRuntimeConfig(ctx context.Context, req *runtimeapi.UpdateRuntimeConfigRequest) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
 	text := req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()
 	if text == "" {
@@ -199,7 +197,7 @@ func (r *Runtime) UpdateRuntimeConfig(ctx context.Context, req *runtimeapi.Updat
 	if err != nil {
 		return nil, err
 	}
-	external, err := r.external()
+	external, err := r.cniNetwork()
 	if err != nil {
 		return nil, err
 	}
@@ -208,13 +206,13 @@ func (r *Runtime) UpdateRuntimeConfig(ctx context.Context, req *runtimeapi.Updat
 	if external == nil {
 		err = r.network.SetCIDRs(ctx, cidrs)
 	} else {
-		err = r.network.PlanCIDRs(cidrs) // for when there are no plugins any more
+		err = r.network.PlanCIDRs(cidrs) // used when no CNI plugins are configured any more
 	}
 	if err != nil {
 		return nil, err
 	}
 	if err := atomicfile.Write(atomicfile.File{Path: r.cidrFile(), Data: []byte(text), Mode: 0o600}); err != nil {
-		return nil, fmt.Errorf("keeping the pod CIDR: %w", err)
+		return nil, fmt.Errorf("storing pod CIDR: %w", err)
 	}
 	if external == nil {
 		r.mu.Lock()

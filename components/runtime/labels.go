@@ -13,7 +13,8 @@ import (
 	"hyperkube/components/runtime/selinux"
 )
 
-// labelFiles lets those with these labels read the sandbox's files.
+// labelFiles sets the SELinux label of the sandbox's files so that containers with these labels can
+// read them.
 func (r *Runtime) labelFiles(id string, labels *selinux.Labels) error {
 	files := sandbox.PathsIn(r.sandboxDir(id))
 	for _, file := range []string{files.Hosts, files.Hostname, files.ResolvConf} {
@@ -24,8 +25,8 @@ func (r *Runtime) labelFiles(id string, labels *selinux.Labels) error {
 	return nil
 }
 
-// label labels what a container is to use of the host: the pod's files, and the
-// mounts for which that is asked.
+// label sets the SELinux labels of host files that a container uses: the pod's files and the mounts
+// that request relabeling.
 func (r *Runtime) label(pod sandboxRecord, labels *selinux.Labels, mounts []*runtimeapi.Mount) error {
 	if r.selinux == nil {
 		return nil
@@ -41,7 +42,7 @@ func (r *Runtime) label(pod sandboxRecord, labels *selinux.Labels, mounts []*run
 		}
 		source, err := filepath.EvalSymlinks(m.GetHostPath())
 		if errors.Is(err, os.ErrNotExist) {
-			continue // it is made when it is mounted, or refused
+			continue // created or rejected by the mount
 		}
 		if err == nil {
 			err = r.selinux.Relabel(source, labels)

@@ -15,36 +15,36 @@ import (
 
 	"hyperkube/components/runtime/container"
 	"hyperkube/components/runtime/logs"
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/process"
 )
 
-// liveContainer is what belongs to a container while it runs.
+// liveContainer is the state of a running container.
 type liveContainer struct {
 	handle *process.Handle
-	holder *process.Handle // nil without terminal and stdin
+	// holder is the process that keeps the terminal or stdin open across restarts of the runtime. It
+	// is nil without terminal and stdin.
+	holder *process.Handle
 	log    *logs.Log
 
-	// stdout and stderr are read until they end; with a terminal stdout is
-	// its output.
+	// stdout and stderr are read until EOF. With a terminal, stdout is the output of the terminal.
 	stdout, stderr *os.File
 	out, err       logs.Hub
 	copies         sync.WaitGroup
-	// drained is closed when both streams have ended.
+	// drained is closed when both streams are at EOF.
 	drained chan struct{}
 
-	// console is the terminal, stdin the pipe without one; nil if there is
-	// none.
+	// console is the terminal. stdin is the pipe without a terminal. Nil if there is none.
 	console *os.File
-	inMu    sync.Mutex // guards what follows
+	stdinMu sync.Mutex // guards the fields below
 	stdin   *os.File
-	inputs  map[*os.File]bool // of those who are attached, see input
+	inputs  map[*os.File]bool // inputs of attach clients, see attachStdin
 
-	// exited is closed when the end is recorded.
+	// exited is closed when the exit is recorded.
 	exited chan struct{}
 }
 
-// letGo closes all files of a container that lives on without this process.
-func (c *containerState) letGo() {
+// closeFiles closes all files of a container that keeps running without this process.
+func (c *containerState) closeFiles() {
 	live := c.running()
 	if live == nil {
 		return
@@ -56,14 +56,14 @@ func (c *containerState) letGo() {
 	}
 }
 
-// StartContainer starts a container that was created.
+// StartContainer starts a created container.
 func (r *Runtime) StartContainer(ctx context.Context, req *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
 	c, err := r.findContainer(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	c.life.Lock()
-	defer c.life.Unlock()
+	c.lifecycleMu.Lock()
+	defer c.lifecycleMu.Unlock()
 	if p := c.get().Phase; p != phaseCreated {
 		return nil, fmt.Errorf("container is in %s state", containerPhase(p))
 	}
@@ -71,12 +71,12 @@ func (r *Runtime) StartContainer(ctx context.Context, req *runtimeapi.StartConta
 	if err != nil {
 		return nil, fmt.Errorf("sandbox %q not found: %w", c.sandbox, err)
 	}
-	if !s.takesContainers() {
+	if !s.acceptsContainers() {
 		return nil, fmt.Errorf("sandbox container %q is not running", c.sandbox)
 	}
 	if err := r.startContainer(c, s.get()); err != nil {
 		now := time.Now().UnixNano()
-		r.endContainer(c, func(rec *containerRecord) {
+		r.recordContainerExit(c, func(rec *containerRecord) {
 			rec.Phase, rec.Finished, rec.ExitCode = phaseExited, now, 128
 			rec.Reason, rec.Message = "StartError", err.Error()
 		})
@@ -110,7 +110,7 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 		return err
 	}
 	live := &liveContainer{exited: make(chan struct{}), drained: make(chan struct{})}
-	// Awaited before the container's program is executed.
+	// Before the container's program is executed, wait for this.
 	opened := make(chan error, 1)
 	go func() {
 		var err error
@@ -127,17 +127,23 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 			}
 			live.closeStreams()
 			if live.holder != nil {
-				endHolder(live.holder)
+				killHolder(live.holder)
 			}
 		}
 	}()
 	if !config.GetTty() {
+		defer func() {
+			if err != nil {
+				r.releaseOutput(c)
+			}
+		}()
 		if live.stdout, child.Stdout, err = r.outputFIFO(rec, "stdout"); err != nil {
 			return err
 		}
 		if live.stderr, child.Stderr, err = r.outputFIFO(rec, "stderr"); err != nil {
 			return err
 		}
+		r.keepOutput(c)
 		if config.GetStdin() {
 			if child.Stdin, live.stdin, err = r.inputFIFO(rec); err != nil {
 				return err
@@ -150,7 +156,7 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 	}
 	live.handle, live.console = running.Handle, running.Console
 	now := time.Now().UnixNano()
-	err = r.hold(pod, live)
+	err = r.startHolder(c.id, pod, live)
 	if err == nil {
 		err = r.changeContainer(c, func(rec *containerRecord) {
 			rec.Phase, rec.Started, rec.Boot = phaseRunning, now, r.boot
@@ -161,77 +167,79 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 		})
 	}
 	if err != nil {
-		// Nobody would know of it.
+		// The container would not be recorded as running.
 		_ = r.engineOf(rec).KillAll(rec.Cgroup)
 		_ = live.handle.Signal(unix.SIGKILL)
 		<-live.handle.Done()
 		return err
 	}
-	r.follow(c, live)
+	r.watchContainer(c, live)
 	return nil
 }
 
-// follow begins to carry a running container's output and waits for its end.
-func (r *Runtime) follow(c *containerState, live *liveContainer) {
+// watchContainer starts copying a running container's output and waits for its exit.
+func (r *Runtime) watchContainer(c *containerState, live *liveContainer) {
 	c.mu.Lock()
 	c.live = live
 	c.mu.Unlock()
-	carry := func(f *os.File, stream logs.Stream, hub *logs.Hub) {
-		if f == nil {
-			return
-		}
-		live.copies.Add(1)
-		r.watch.Go(func() {
-			defer live.copies.Done()
-			logs.Copy(f, stream, live.log, hub)
-		})
-	}
-	if live.console != nil {
-		carry(live.console, logs.Stdout, &live.out)
-	} else {
-		carry(live.stdout, logs.Stdout, &live.out)
-		carry(live.stderr, logs.Stderr, &live.err)
-	}
-	go func() {
-		live.copies.Wait()
-		close(live.drained)
-	}()
+	r.carry(c, live)
 	done := live.handle.Done()
-	r.watch.Go(func() {
+	r.watchers.Go(func() {
 		select {
 		case <-done:
 		case <-r.quit:
 		}
 		select {
-		case <-r.quit: // closing the handle ends it too
+		case <-r.quit: // closing the handle also closes Done
 			return
 		default:
 		}
-		r.ended(c, live, live.handle.Status())
+		r.handleContainerExit(c, live, live.handle.Status())
 	})
 }
 
-// drainTime bounds the wait for the rest of a dead container's output, which
-// only a process of another container could keep open.
-const drainTime = 2 * time.Second
+// carry starts to copy the container's output to its log.
+func (r *Runtime) carry(c *containerState, live *liveContainer) {
+	// Both spools are opened before either stream is copied: they find out what is in the log.
+	stdout, stderr := r.openSpool(c, live.log, "stdout", live.stdout), r.openSpool(c, live.log, "stderr", live.stderr)
+	start := func(f *os.File, spool *logs.Spool, stream logs.Stream, hub *logs.Hub) {
+		if f == nil {
+			return
+		}
+		live.copies.Add(1)
+		r.watchers.Go(func() {
+			defer live.copies.Done()
+			if spool != nil {
+				spool.Copy(f, stream, live.log, hub)
+			} else {
+				logs.Copy(f, stream, live.log, hub)
+			}
+		})
+	}
+	start(live.console, nil, logs.Stdout, &live.out)
+	start(live.stdout, stdout, logs.Stdout, &live.out)
+	start(live.stderr, stderr, logs.Stderr, &live.err)
+	go func() {
+		live.copies.Wait()
+		close(live.drained)
+	}()
+}
 
-// ended records the end of a container and takes apart what it needed to run.
-func (r *Runtime) ended(c *containerState, live *liveContainer, how process.Status) {
+// drainTimeout bounds the wait for the rest of a dead container's output, which
+// only a process of another container could keep open.
+const drainTimeout = 2 * time.Second
+
+// handleContainerExit records the exit of a container and deletes its runtime resources.
+func (r *Runtime) handleContainerExit(c *containerState, live *liveContainer, how process.Status) {
 	rec := c.get()
 	now := time.Now().UnixNano()
 	if rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() != runtimeapi.NamespaceMode_CONTAINER {
-		// In its own PID namespace all others have gone with the first.
+		// In a private PID namespace the kernel has killed all other processes.
 		if err := r.engineOf(rec).KillAll(rec.Cgroup); err != nil {
-			r.log.Warn("processes of a container that ended cannot be killed", "container", c.id, "error", err)
+			r.log.Warn("killing processes of exited container failed", "container", c.id, "err", err)
 		}
 	}
-	timer := time.NewTimer(drainTime)
-	select {
-	case <-live.drained:
-	case <-timer.C:
-	case <-r.quit: // what is known is still recorded
-	}
-	timer.Stop()
+	drained := r.awaitOutput(live) // if not, what is known is still recorded
 	reason, note := "Completed", ""
 	switch {
 	case !how.Known:
@@ -242,14 +250,21 @@ func (r *Runtime) ended(c *containerState, live *liveContainer, how process.Stat
 	default:
 		reason = "Error"
 	}
-	r.endContainer(c, func(rec *containerRecord) {
+	r.recordContainerExit(c, func(rec *containerRecord) {
 		rec.Phase, rec.Finished, rec.ExitCode = phaseExited, now, int32(how.Code)
 		rec.Reason, rec.Message = reason, note
 		rec.Process = processID{}
 	})
 	live.closeStreams()
+	if drained {
+		r.releaseOutput(c)
+	}
 	if live.holder != nil {
-		endHolder(live.holder)
+		if drained {
+			killHolder(live.holder)
+		} else {
+			live.holder.Close() // it keeps the terminal open for the successor
+		}
 	}
 	live.log.Close()
 	live.handle.Close()
@@ -259,16 +274,16 @@ func (r *Runtime) ended(c *containerState, live *liveContainer, how process.Stat
 	close(live.exited)
 	s, _ := r.findSandbox(c.sandbox)
 	r.emit(c.id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, s)
-	// Nobody waits for what follows.
-	c.life.Lock()
-	defer c.life.Unlock()
+	// No caller waits for the rest.
+	c.lifecycleMu.Lock()
+	defer c.lifecycleMu.Unlock()
 	if err := errors.Join(r.engineOf(rec).Delete(context.Background(), c.id, rec.Cgroup), r.unmount(c)); err != nil {
-		r.log.Warn("a container that ended cannot be tidied up", "container", c.id, "error", err)
+		r.log.Warn("cleaning up exited container failed", "container", c.id, "err", err)
 	}
 }
 
-// StopContainer stops a container, by force after the timeout. One that does
-// not run is no error.
+// StopContainer stops a container and kills it after the timeout. It is not an error if it does not
+// run.
 func (r *Runtime) StopContainer(ctx context.Context, req *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
 	c, err := r.findContainer(req.GetContainerId())
 	if errors.Is(err, errNotFound) {
@@ -283,23 +298,23 @@ func (r *Runtime) StopContainer(ctx context.Context, req *runtimeapi.StopContain
 	return &runtimeapi.StopContainerResponse{}, nil
 }
 
-// killTime is how long the kernel may take to end what was killed.
-const killTime = 2 * time.Minute
+// killTimeout is how long a process may take to exit after SIGKILL.
+const killTimeout = 2 * time.Minute
 
 func (r *Runtime) stopContainer(ctx context.Context, c *containerState, timeout time.Duration) error {
 	live := c.running()
 	if live == nil {
-		// One that is being started is waited for.
-		c.life.Lock()
+		// Wait for a start in progress.
+		c.lifecycleMu.Lock()
 		live = c.running()
-		c.life.Unlock()
+		c.lifecycleMu.Unlock()
 		if live == nil {
 			return nil
 		}
 	}
 	if timeout > 0 {
 		signal := parseSignal(c.get().StopSignal)
-		if err := live.handle.Signal(signal); err != nil && !errors.Is(err, process.ErrGone) {
+		if err := live.handle.Signal(signal); err != nil && !errors.Is(err, process.ErrNotFound) {
 			return fmt.Errorf("failed to stop container %q: %w", c.id, err)
 		}
 		timer := time.NewTimer(timeout)
@@ -312,10 +327,10 @@ func (r *Runtime) stopContainer(ctx context.Context, c *containerState, timeout 
 			return fmt.Errorf("failed to stop container %q: %w", c.id, ctx.Err())
 		}
 	}
-	if err := live.handle.Signal(unix.SIGKILL); err != nil && !errors.Is(err, process.ErrGone) {
+	if err := live.handle.Signal(unix.SIGKILL); err != nil && !errors.Is(err, process.ErrNotFound) {
 		return fmt.Errorf("failed to kill container %q: %w", c.id, err)
 	}
-	timer := time.NewTimer(killTime)
+	timer := time.NewTimer(killTimeout)
 	defer timer.Stop()
 	select {
 	case <-live.exited:
@@ -323,11 +338,11 @@ func (r *Runtime) stopContainer(ctx context.Context, c *containerState, timeout 
 	case <-ctx.Done():
 		return fmt.Errorf("failed to kill container %q: %w", c.id, ctx.Err())
 	case <-timer.C:
-		return fmt.Errorf("failed to kill container %q: it did not end within %s", c.id, killTime)
+		return fmt.Errorf("failed to kill container %q: it did not exit within %s", c.id, killTimeout)
 	}
 }
 
-// ReopenContainerLog opens the log anew after it was rotated away.
+// ReopenContainerLog opens a new log file after the old one was rotated.
 func (r *Runtime) ReopenContainerLog(_ context.Context, req *runtimeapi.ReopenContainerLogRequest) (*runtimeapi.ReopenContainerLogResponse, error) {
 	c, err := r.findContainer(req.GetContainerId())
 	if err != nil {

@@ -13,24 +13,22 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"hyperkube/internal/cgroup"
-	"hyperkube/internal/podnet"
+	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/pod/podnet"
 )
 
-// What was cAdvisor's to measure, by CRI (KEP-2371): a kubelet passes it on at
-// /metrics/cadvisor under the same names.
+// Container metrics that cAdvisor used to collect, served over CRI (KEP-2371). The kubelet exposes
+// them at /metrics/cadvisor under the same names.
 
-// commonLabels are of every metric, before its own.
+// commonLabels are the first labels of every metric.
 var commonLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
 
-// measured is all that the metrics of a container, or of a pod's network, are
-// made of.
-type measured struct {
+// measurement contains the values for the metrics of a container or a pod's network.
+type measurement struct {
 	stats   cgroup.Stats
 	details cgroup.Details
-	started int64 // nanoseconds
-	// used is of the container's own files, disk of the file system that they
-	// are on.
+	started int64 // nanoseconds since the epoch
+	// used is the disk usage of the container's writable layer. disk describes its file system.
 	used      uint64
 	disk      unix.Statfs_t
 	device    string
@@ -38,11 +36,11 @@ type measured struct {
 	traffic   podnet.Traffic
 }
 
-// processes is what a container's processes have open.
+// processes counts a container's processes, threads and open files.
 type processes struct{ count, threads, files, sockets uint64 }
 
-// reading is one value of a metric, with the values of its own labels.
-type reading struct {
+// metricValue is one value of a metric, with the values of its specific labels.
+type metricValue struct {
 	value  uint64
 	labels []string
 }
@@ -50,34 +48,34 @@ type reading struct {
 type metric struct {
 	name, help string
 	counter    bool
-	labels     []string // beside commonLabels
-	read       func(*measured) []reading
+	labels     []string // in addition to commonLabels
+	read       func(*measurement) []metricValue
 }
 
-func one(f func(*measured) uint64) func(*measured) []reading {
-	return func(m *measured) []reading { return []reading{{value: f(m)}} }
+func singleValue(f func(*measurement) uint64) func(*measurement) []metricValue {
+	return func(m *measurement) []metricValue { return []metricValue{{value: f(m)}} }
 }
 
-func onDevice(f func(*measured) uint64) func(*measured) []reading {
-	return func(m *measured) []reading { return []reading{{f(m), []string{deviceName(m.device)}}} }
+func onDevice(f func(*measurement) uint64) func(*measurement) []metricValue {
+	return func(m *measurement) []metricValue { return []metricValue{{f(m), []string{deviceName(m.device)}}} }
 }
 
-func onLink(f func(*podnet.Traffic) uint64) func(*measured) []reading {
-	return func(m *measured) []reading { return []reading{{f(&m.traffic), []string{"eth0"}}} }
+func onLink(f func(*podnet.Traffic) uint64) func(*measurement) []metricValue {
+	return func(m *measurement) []metricValue { return []metricValue{{f(&m.traffic), []string{"eth0"}}} }
 }
 
-func ofDevices(f func(cgroup.IO) uint64) func(*measured) []reading {
-	return func(m *measured) []reading {
-		var out []reading
+func ofDevices(f func(cgroup.IO) uint64) func(*measurement) []metricValue {
+	return func(m *measurement) []metricValue {
+		var out []metricValue
 		for device, io := range m.details.IO {
-			out = append(out, reading{f(io), []string{deviceName(device)}})
+			out = append(out, metricValue{f(io), []string{deviceName(device)}})
 		}
 		return out
 	}
 }
 
-// deviceName is the path of a block device, by which dashboards tell disks from what
-// is none; its numbers, "8:0", if it has no name.
+// deviceName returns the path of a block device, which dashboards use to select disks, or its
+// numbers, such as "8:0", if it has no name.
 func deviceName(numbers string) string {
 	if numbers == "" {
 		return ""
@@ -91,81 +89,80 @@ func deviceName(numbers string) string {
 
 func seconds(d time.Duration) uint64 { return uint64(d / time.Second) }
 
-// containerMetrics are of each container.
+// containerMetrics returns the metrics of each container.
 func containerMetrics() []metric {
 	device, cpu := []string{"device"}, []string{"cpu"}
 	return []metric{
-		{"container_blkio_device_usage_total", "Blkio device bytes usage", true, []string{"device", "major", "minor", "operation"}, func(m *measured) []reading {
-			var out []reading
+		{"container_blkio_device_usage_total", "Blkio device bytes usage", true, []string{"device", "major", "minor", "operation"}, func(m *measurement) []metricValue {
+			var out []metricValue
 			for device, io := range m.details.IO {
 				major, minor, _ := strings.Cut(device, ":")
 				name := deviceName(device)
-				out = append(out, reading{io.ReadBytes, []string{name, major, minor, "Read"}}, reading{io.WrittenBytes, []string{name, major, minor, "Write"}})
+				out = append(out, metricValue{io.ReadBytes, []string{name, major, minor, "Read"}}, metricValue{io.WrittenBytes, []string{name, major, minor, "Write"}})
 			}
 			return out
 		}},
-		{"container_cpu_cfs_periods_total", "Number of elapsed enforcement period intervals", true, nil, one(func(m *measured) uint64 { return m.details.Periods })},
-		{"container_cpu_cfs_throttled_periods_total", "Number of throttled period intervals", true, nil, one(func(m *measured) uint64 { return m.details.Throttled })},
-		{"container_cpu_cfs_throttled_seconds_total", "Total time duration the container has been throttled", true, nil, one(func(m *measured) uint64 { return seconds(m.details.ThrottledTime) })},
-		{"container_cpu_system_seconds_total", "Cumulative system cpu time consumed in seconds", true, nil, one(func(m *measured) uint64 { return seconds(m.details.System) })},
-		{"container_cpu_usage_seconds_total", "Cumulative cpu time consumed in seconds", true, cpu, func(m *measured) []reading {
-			return []reading{{m.stats.CPUNanoseconds / uint64(time.Second), []string{"total"}}}
+		{"container_cpu_cfs_periods_total", "Number of elapsed enforcement period intervals", true, nil, singleValue(func(m *measurement) uint64 { return m.details.Periods })},
+		{"container_cpu_cfs_throttled_periods_total", "Number of throttled period intervals", true, nil, singleValue(func(m *measurement) uint64 { return m.details.Throttled })},
+		{"container_cpu_cfs_throttled_seconds_total", "Total time duration the container has been throttled", true, nil, singleValue(func(m *measurement) uint64 { return seconds(m.details.ThrottledTime) })},
+		{"container_cpu_system_seconds_total", "Cumulative system cpu time consumed in seconds", true, nil, singleValue(func(m *measurement) uint64 { return seconds(m.details.System) })},
+		{"container_cpu_usage_seconds_total", "Cumulative cpu time consumed in seconds", true, cpu, func(m *measurement) []metricValue {
+			return []metricValue{{m.stats.CPUNanoseconds / uint64(time.Second), []string{"total"}}}
 		}},
-		{"container_cpu_user_seconds_total", "Cumulative user cpu time consumed in seconds", true, nil, one(func(m *measured) uint64 { return seconds(m.details.User) })},
-		{"container_file_descriptors", "Number of open file descriptors for the container", false, nil, one(func(m *measured) uint64 { return m.processes.files })},
-		{"container_fs_inodes_free", "Number of available Inodes", false, device, onDevice(func(m *measured) uint64 { return m.disk.Ffree })},
-		{"container_fs_inodes_total", "Number of Inodes", false, device, onDevice(func(m *measured) uint64 { return m.disk.Files })},
-		{"container_fs_limit_bytes", "Number of bytes that can be consumed by the container on this filesystem", false, device, onDevice(func(m *measured) uint64 { return m.disk.Blocks * uint64(m.disk.Bsize) })},
+		{"container_cpu_user_seconds_total", "Cumulative user cpu time consumed in seconds", true, nil, singleValue(func(m *measurement) uint64 { return seconds(m.details.User) })},
+		{"container_file_descriptors", "Number of open file descriptors for the container", false, nil, singleValue(func(m *measurement) uint64 { return m.processes.files })},
+		{"container_fs_inodes_free", "Number of available Inodes", false, device, onDevice(func(m *measurement) uint64 { return m.disk.Ffree })},
+		{"container_fs_inodes_total", "Number of Inodes", false, device, onDevice(func(m *measurement) uint64 { return m.disk.Files })},
+		{"container_fs_limit_bytes", "Number of bytes that can be consumed by the container on this filesystem", false, device, onDevice(func(m *measurement) uint64 { return m.disk.Blocks * uint64(m.disk.Bsize) })},
 		{"container_fs_reads_bytes_total", "Cumulative count of bytes read", true, device, ofDevices(func(io cgroup.IO) uint64 { return io.ReadBytes })},
 		{"container_fs_reads_total", "Cumulative count of reads completed", true, device, ofDevices(func(io cgroup.IO) uint64 { return io.Reads })},
-		{"container_fs_usage_bytes", "Number of bytes that are consumed by the container on this filesystem", false, device, onDevice(func(m *measured) uint64 { return m.used })},
+		{"container_fs_usage_bytes", "Number of bytes that are consumed by the container on this filesystem", false, device, onDevice(func(m *measurement) uint64 { return m.used })},
 		{"container_fs_writes_bytes_total", "Cumulative count of bytes written", true, device, ofDevices(func(io cgroup.IO) uint64 { return io.WrittenBytes })},
 		{"container_fs_writes_total", "Cumulative count of writes completed", true, device, ofDevices(func(io cgroup.IO) uint64 { return io.Writes })},
-		{"container_last_seen", "Last time a container was seen by the exporter", false, nil, one(func(m *measured) uint64 { return uint64(m.stats.Time.Unix()) })},
-		{"container_memory_cache", "Number of bytes of page cache memory", false, nil, one(func(m *measured) uint64 { return m.details.Cache })},
-		{"container_memory_failcnt", "Number of memory usage hits limits", true, nil, one(func(m *measured) uint64 { return m.details.LimitHits })},
-		{"container_memory_failures_total", "Cumulative count of memory allocation failures", true, []string{"failure_type", "scope"}, func(m *measured) []reading {
-			// Dashboards leave out one of the scopes, which are the same.
-			var out []reading
+		{"container_last_seen", "Last time a container was seen by the exporter", false, nil, singleValue(func(m *measurement) uint64 { return uint64(m.stats.Time.Unix()) })},
+		{"container_memory_cache", "Number of bytes of page cache memory", false, nil, singleValue(func(m *measurement) uint64 { return m.details.Cache })},
+		{"container_memory_failcnt", "Number of memory usage hits limits", true, nil, singleValue(func(m *measurement) uint64 { return m.details.LimitHits })},
+		{"container_memory_failures_total", "Cumulative count of memory allocation failures", true, []string{"failure_type", "scope"}, func(m *measurement) []metricValue {
+			// The scopes have equal values; dashboards select one of them.
+			var out []metricValue
 			for _, scope := range []string{"container", "hierarchy"} {
-				out = append(out, reading{m.stats.PageFaults, []string{"pgfault", scope}}, reading{m.stats.MajorPageFaults, []string{"pgmajfault", scope}})
+				out = append(out, metricValue{m.stats.PageFaults, []string{"pgfault", scope}}, metricValue{m.stats.MajorPageFaults, []string{"pgmajfault", scope}})
 			}
 			return out
 		}},
-		{"container_memory_kernel_usage", "Size of kernel memory allocated in bytes", false, nil, one(func(m *measured) uint64 { return m.details.Kernel })},
-		{"container_memory_mapped_file", "Size of memory mapped files in bytes", false, nil, one(func(m *measured) uint64 { return m.details.MappedFile })},
-		{"container_memory_max_usage_bytes", "Maximum memory usage recorded in bytes", false, nil, one(func(m *measured) uint64 { return max(m.details.MaxUsage, m.stats.MemoryUsage) })},
-		{"container_memory_rss", "Size of RSS in bytes", false, nil, one(func(m *measured) uint64 { return m.stats.MemoryRSS })},
-		{"container_memory_swap", "Container swap usage in bytes", false, nil, one(func(m *measured) uint64 { return m.stats.SwapUsage })},
-		{"container_memory_total_active_file_bytes", "Current total active file in bytes", false, nil, one(func(m *measured) uint64 { return m.details.ActiveFile })},
-		{"container_memory_total_inactive_file_bytes", "Current total inactive file in bytes", false, nil, one(func(m *measured) uint64 { return m.details.InactiveFile })},
-		{"container_memory_usage_bytes", "Current memory usage in bytes, including all memory regardless of when it was accessed", false, nil, one(func(m *measured) uint64 { return m.stats.MemoryUsage })},
-		{"container_memory_working_set_bytes", "Current working set in bytes", false, nil, one(func(m *measured) uint64 { return m.stats.MemoryWorkingSet })},
-		{"container_oom_events_total", "Count of out of memory events observed for the container", true, nil, one(func(m *measured) uint64 { return m.stats.OOMKills })},
-		{"container_processes", "Number of processes running inside the container", false, nil, one(func(m *measured) uint64 { return m.processes.count })},
-		{"container_sockets", "Number of open sockets for the container", false, nil, one(func(m *measured) uint64 { return m.processes.sockets })},
-		{"container_spec_cpu_period", "CPU period of the container", false, nil, one(func(m *measured) uint64 { return m.details.CPUPeriod })},
-		{"container_spec_cpu_quota", "CPU quota of the container", false, nil, func(m *measured) []reading {
+		{"container_memory_kernel_usage", "Size of kernel memory allocated in bytes", false, nil, singleValue(func(m *measurement) uint64 { return m.details.Kernel })},
+		{"container_memory_mapped_file", "Size of memory mapped files in bytes", false, nil, singleValue(func(m *measurement) uint64 { return m.details.MappedFile })},
+		{"container_memory_max_usage_bytes", "Maximum memory usage recorded in bytes", false, nil, singleValue(func(m *measurement) uint64 { return max(m.details.MaxUsage, m.stats.MemoryUsage) })},
+		{"container_memory_rss", "Size of RSS in bytes", false, nil, singleValue(func(m *measurement) uint64 { return m.stats.MemoryRSS })},
+		{"container_memory_swap", "Container swap usage in bytes", false, nil, singleValue(func(m *measurement) uint64 { return m.stats.SwapUsage })},
+		{"container_memory_total_active_file_bytes", "Current total active file in bytes", false, nil, singleValue(func(m *measurement) uint64 { return m.details.ActiveFile })},
+		{"container_memory_total_inactive_file_bytes", "Current total inactive file in bytes", false, nil, singleValue(func(m *measurement) uint64 { return m.details.InactiveFile })},
+		{"container_memory_usage_bytes", "Current memory usage in bytes, including all memory regardless of when it was accessed", false, nil, singleValue(func(m *measurement) uint64 { return m.stats.MemoryUsage })},
+		{"container_memory_working_set_bytes", "Current working set in bytes", false, nil, singleValue(func(m *measurement) uint64 { return m.stats.MemoryWorkingSet })},
+		{"container_oom_events_total", "Count of out of memory events observed for the container", true, nil, singleValue(func(m *measurement) uint64 { return m.stats.OOMKills })},
+		{"container_processes", "Number of processes running inside the container", false, nil, singleValue(func(m *measurement) uint64 { return m.processes.count })},
+		{"container_sockets", "Number of open sockets for the container", false, nil, singleValue(func(m *measurement) uint64 { return m.processes.sockets })},
+		{"container_spec_cpu_period", "CPU period of the container", false, nil, singleValue(func(m *measurement) uint64 { return m.details.CPUPeriod })},
+		{"container_spec_cpu_quota", "CPU quota of the container", false, nil, func(m *measurement) []metricValue {
 			if m.details.CPUQuota < 0 {
 				return nil
 			}
-			return []reading{{value: uint64(m.details.CPUQuota)}}
+			return []metricValue{{value: uint64(m.details.CPUQuota)}}
 		}},
-		{"container_spec_cpu_shares", "CPU share of the container", false, nil, one(func(m *measured) uint64 { return m.details.CPUShares })},
-		{"container_spec_memory_limit_bytes", "Memory limit for the container", false, nil, one(func(m *measured) uint64 { return m.stats.MemoryLimit })},
-		{"container_spec_memory_reservation_limit_bytes", "Memory reservation limit for the container", false, nil, one(func(m *measured) uint64 { return m.details.Reservation })},
-		{"container_spec_memory_swap_limit_bytes", "Memory swap limit for the container", false, nil, one(func(m *measured) uint64 { return m.details.SwapLimit })},
-		{"container_start_time_seconds", "Start time of the container since unix epoch in seconds", false, nil, one(func(m *measured) uint64 { return uint64(m.started / int64(time.Second)) })},
-		{"container_threads", "Number of threads running inside the container", false, nil, one(func(m *measured) uint64 { return m.processes.threads })},
-		{"container_threads_max", "Maximum number of threads allowed inside the container, infinity if value is zero", false, nil, one(func(m *measured) uint64 { return m.details.PidsLimit })},
+		{"container_spec_cpu_shares", "CPU share of the container", false, nil, singleValue(func(m *measurement) uint64 { return m.details.CPUShares })},
+		{"container_spec_memory_limit_bytes", "Memory limit for the container", false, nil, singleValue(func(m *measurement) uint64 { return m.stats.MemoryLimit })},
+		{"container_spec_memory_reservation_limit_bytes", "Memory reservation limit for the container", false, nil, singleValue(func(m *measurement) uint64 { return m.details.Reservation })},
+		{"container_spec_memory_swap_limit_bytes", "Memory swap limit for the container", false, nil, singleValue(func(m *measurement) uint64 { return m.details.SwapLimit })},
+		{"container_start_time_seconds", "Start time of the container since unix epoch in seconds", false, nil, singleValue(func(m *measurement) uint64 { return uint64(m.started / int64(time.Second)) })},
+		{"container_threads", "Number of threads running inside the container", false, nil, singleValue(func(m *measurement) uint64 { return m.processes.threads })},
+		{"container_threads_max", "Maximum number of threads allowed inside the container, infinity if value is zero", false, nil, singleValue(func(m *measurement) uint64 { return m.details.PidsLimit })},
 	}
 }
 
-// sandboxImage stands where others have the image of a sandbox's pause: dashboards
-// pass over what has none.
+// sandboxImage is the image label of a sandbox. Dashboards ignore series without an image.
 const sandboxImage = "pause"
 
-// networkMetrics are of each pod that has a network of its own.
+// networkMetrics returns the metrics of each pod that does not use the host network.
 func networkMetrics() []metric {
 	link := []string{"interface"}
 	return []metric{
@@ -180,7 +177,7 @@ func networkMetrics() []metric {
 	}
 }
 
-// ListMetricDescriptors tells of the metrics that ListPodSandboxMetrics has.
+// ListMetricDescriptors describes the metrics of ListPodSandboxMetrics.
 func (r *Runtime) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
 	resp := &runtimeapi.ListMetricDescriptorsResponse{}
 	for _, m := range append(containerMetrics(), networkMetrics()...) {
@@ -190,8 +187,8 @@ func (r *Runtime) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricD
 	return resp, nil
 }
 
-// readings are the values of metrics for who has the common labels.
-func readings(metrics []metric, m *measured, common []string, now time.Time) []*runtimeapi.Metric {
+// metricValues returns the values of metrics with the given common labels.
+func metricValues(metrics []metric, m *measurement, common []string, now time.Time) []*runtimeapi.Metric {
 	var out []*runtimeapi.Metric
 	for _, d := range metrics {
 		kind := runtimeapi.MetricType_GAUGE
@@ -206,7 +203,7 @@ func readings(metrics []metric, m *measured, common []string, now time.Time) []*
 	return out
 }
 
-// ListPodSandboxMetrics measures all pods that run.
+// ListPodSandboxMetrics returns the metrics of all running pods.
 func (r *Runtime) ListPodSandboxMetrics(context.Context, *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
 	return &runtimeapi.ListPodSandboxMetricsResponse{PodMetrics: r.podMetrics()}, nil
 }
@@ -228,14 +225,14 @@ func (r *Runtime) podMetrics() []*runtimeapi.PodSandboxMetrics {
 		}
 		meta := rec.config.GetMetadata()
 		pod := &runtimeapi.PodSandboxMetrics{PodSandboxId: rec.ID}
-		own := r.podCgroup(rec.config)
-		if own == r.defaultCgroup() { // many pods'
-			own = r.sandboxCgroup(rec.config, rec.ID)
+		cg := r.podCgroup(rec.config)
+		if cg == r.defaultCgroup() { // shared by several pods
+			cg = r.sandboxCgroup(rec.config, rec.ID)
 		}
 		if !hostNetwork(rec.config) {
 			if t, err := r.network.Traffic(rec.ID); err == nil {
-				pod.Metrics = readings(ofNetwork, &measured{traffic: t},
-					[]string{"POD", own, sandboxImage, rec.ID, meta.GetNamespace(), meta.GetName()}, now)
+				pod.Metrics = metricValues(ofNetwork, &measurement{traffic: t},
+					[]string{"POD", cg, sandboxImage, rec.ID, meta.GetNamespace(), meta.GetName()}, now)
 			}
 		}
 		for _, c := range r.containersOf(rec.ID) {
@@ -244,7 +241,7 @@ func (r *Runtime) podMetrics() []*runtimeapi.PodSandboxMetrics {
 				continue
 			}
 			crec := c.get()
-			pod.ContainerMetrics = append(pod.ContainerMetrics, &runtimeapi.ContainerMetrics{ContainerId: crec.ID, Metrics: readings(ofContainer, m,
+			pod.ContainerMetrics = append(pod.ContainerMetrics, &runtimeapi.ContainerMetrics{ContainerId: crec.ID, Metrics: metricValues(ofContainer, m,
 				[]string{crec.config.GetMetadata().GetName(), crec.Cgroup, crec.ImageRef, crec.ID, meta.GetNamespace(), meta.GetName()}, now)})
 		}
 		out = append(out, pod)
@@ -252,31 +249,31 @@ func (r *Runtime) podMetrics() []*runtimeapi.PodSandboxMetrics {
 	return out
 }
 
-// measure measures a container; nil if it does not run.
-func (r *Runtime) measure(c *containerState) *measured {
+// measure measures a container. It returns nil if the container does not run.
+func (r *Runtime) measure(c *containerState) *measurement {
 	rec := c.get()
 	if rec.Phase != phaseRunning {
 		return nil
 	}
 	stats, err := r.cgroups.Stats(rec.Cgroup)
 	if err != nil {
-		return nil // it ended meanwhile
+		return nil // it exited in the meantime
 	}
-	m := &measured{stats: stats, details: r.cgroups.Details(rec.Cgroup), started: rec.Started}
+	m := &measurement{stats: stats, details: r.cgroups.Details(rec.Cgroup), started: rec.Started}
 	upper := filepath.Join(r.containerDir(c.id), "upper")
-	usage, _ := c.disk.get(upper)
+	usage, _ := c.diskUsage.get(upper)
 	m.used = usage.Bytes
 	var st unix.Stat_t
 	if err := unix.Stat(upper, &st); err == nil {
 		m.device = fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
 	}
-	_ = unix.Statfs(upper, &m.disk) // zeros say that it is unknown
+	_ = unix.Statfs(upper, &m.disk) // zero values mean unknown
 	m.processes = r.countProcesses(rec.Cgroup)
 	return m
 }
 
-// countProcesses looks at each process of a container. Those that end
-// meanwhile count for less.
+// countProcesses counts the processes of a container and what they have open. Processes that exit
+// in the meantime are counted partially.
 func (r *Runtime) countProcesses(cgroupPath string) processes {
 	pids, err := r.cgroups.Pids(cgroupPath)
 	if err != nil {

@@ -9,33 +9,33 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// making is a sandbox or a container that is being made.
-type making struct {
-	// asked is the request for it as it came: making it changes the request.
-	asked proto.Message
-	// done is closed when it is there, or when it has failed.
+// creation is a sandbox or container that is being created.
+type creation struct {
+	// request is a copy of the original request, because creation modifies the request.
+	request proto.Message
+	// done is closed when the creation has succeeded or failed.
 	done chan struct{}
-	// made tells which, and may be read once done is closed.
-	made bool
+	// succeeded reports whether it succeeded. It may be read after done is closed.
+	succeeded bool
 }
 
-// reserve takes a name for an id, until release. Who asks for the same as a call that is
-// under way, whose caller may be gone, gets what that one makes: its id is returned instead.
-// What was made before, or is wanted otherwise, is an error.
-func (r *Runtime) reserve(ctx context.Context, kind, name, id string, asked proto.Message) (made string, err error) {
+// reserve reserves a name for an ID until release. If an identical request is already in progress
+// (its client may have disconnected), reserve waits and returns the ID that it creates. If the name
+// belongs to an existing object or to a different request, it returns an error.
+func (r *Runtime) reserve(ctx context.Context, kind, name, id string, request proto.Message) (made string, err error) {
 	for {
 		r.mu.Lock()
 		owner, taken := r.names[kind+name]
-		m := r.making[kind+name]
+		m := r.creations[kind+name]
 		if !taken {
 			r.names[kind+name] = id
-			r.making[kind+name] = &making{asked: proto.Clone(asked), done: make(chan struct{})}
+			r.creations[kind+name] = &creation{request: proto.Clone(request), done: make(chan struct{})}
 		}
 		r.mu.Unlock()
 		if !taken {
 			return "", nil
 		}
-		if m == nil || !proto.Equal(m.asked, asked) {
+		if m == nil || !proto.Equal(m.request, request) {
 			return "", fmt.Errorf("failed to reserve %s name %q: name %q is reserved for %q", kind, name, name, owner)
 		}
 		select {
@@ -43,28 +43,28 @@ func (r *Runtime) reserve(ctx context.Context, kind, name, id string, asked prot
 		case <-ctx.Done():
 			return "", ctx.Err()
 		}
-		if m.made {
+		if m.succeeded {
 			return owner, nil
 		}
 	}
 }
 
-// made says that what a name was taken for is there. The caller holds mu.
-func (r *Runtime) made(kind, name string) {
-	if m := r.making[kind+name]; m != nil {
-		m.made = true
+// markCreated marks the creation under a name as successful. The caller must hold mu.
+func (r *Runtime) markCreated(kind, name string) {
+	if m := r.creations[kind+name]; m != nil {
+		m.succeeded = true
 		close(m.done)
-		delete(r.making, kind+name)
+		delete(r.creations, kind+name)
 	}
 }
 
-// release gives a name up that was taken for what could not be made.
+// release releases a name after the creation has failed.
 func (r *Runtime) release(kind, name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.names, kind+name)
-	if m := r.making[kind+name]; m != nil {
+	if m := r.creations[kind+name]; m != nil {
 		close(m.done)
-		delete(r.making, kind+name)
+		delete(r.creations, kind+name)
 	}
 }

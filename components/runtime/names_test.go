@@ -12,14 +12,14 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestReserve: who asks for what another call is just making gets what comes of that, for
-// its caller may be gone; everybody else is refused.
+// TestReserve checks that a request identical to one in progress gets its result, and that other
+// requests for the name are rejected.
 func TestReserve(t *testing.T) {
 	asked := func(command string) *runtimeapi.CreateContainerRequest {
 		return &runtimeapi.CreateContainerRequest{PodSandboxId: "s", Config: &runtimeapi.ContainerConfig{Command: []string{command}}}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		r := &Runtime{names: map[string]string{}, making: map[string]*making{}}
+		r := &Runtime{names: map[string]string{}, creations: map[string]*creation{}}
 		reserve := func(ctx context.Context, id, command string) (string, error) {
 			return r.reserve(ctx, "container", "name", id, asked(command))
 		}
@@ -33,7 +33,7 @@ func TestReserve(t *testing.T) {
 		if made, err := r.reserve(t.Context(), "container", "name", "first", request); made != "" || err != nil {
 			t.Fatal(made, err)
 		}
-		// As it is made, its request is filled in.
+		// Creation modifies the request.
 		request.Config.Labels = map[string]string{"found": "out"}
 		refused("other", "b")
 		type answer struct {
@@ -57,17 +57,17 @@ func TestReserve(t *testing.T) {
 		}
 		leave()
 		if a := <-third; !errors.Is(a.err, context.Canceled) {
-			t.Errorf("whose caller has left: %+v", a)
+			t.Errorf("request of a disconnected client: %+v", a)
 		}
 		r.mu.Lock()
-		r.made("container", "name")
+		r.markCreated("container", "name")
 		r.mu.Unlock()
 		if a := <-second; a.made != "first" || a.err != nil {
 			t.Errorf("once it is made: %+v", a)
 		}
 		refused("late", "a")
 
-		// What fails leaves the name to those who wait.
+		// After a failure, a waiting request gets the name.
 		r.release("container", "name")
 		if made, err := reserve(t.Context(), "fourth", "a"); made != "" || err != nil {
 			t.Fatal(made, err)

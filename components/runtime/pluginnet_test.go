@@ -10,11 +10,11 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/process"
 )
 
-// TestNetworkOfAnother: the number of a sandbox's process that has ended may be that
-// of another process, whose network plugins must not get to change.
+// TestNetworkOfAnother checks that CNI plugins do not get the network namespace of an unrelated
+// process that has the PID of an exited sandbox process.
 func TestNetworkOfAnother(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -40,7 +40,7 @@ func TestNetworkOfAnother(t *testing.T) {
 		}
 		_ = first.Process.Kill()
 		_ = first.Wait()
-		// The next process gets this number plus one.
+		// The next process gets the PID after this one.
 		if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", fmt.Append(nil, pid-1), 0); err != nil {
 			t.Skip("this kernel does not give numbers on request:", err)
 		}
@@ -62,19 +62,19 @@ func TestNetworkOfAnother(t *testing.T) {
 	t.Skip("others were always quicker to take the number")
 }
 
-// TestMeasuringHoldsNobodyUp: a container can be looked at while its files are walked.
-func TestMeasuringHoldsNobodyUp(t *testing.T) {
+// TestMeasuringDoesNotBlockReads checks that a container's state can be read while its disk usage is
+// measured.
+func TestMeasuringDoesNotBlockReads(t *testing.T) {
 	c := &containerState{}
-	c.disk.mu.Lock() // as long as the walk takes
-	defer c.disk.mu.Unlock()
+	c.diskUsage.mu.Lock() // held during the directory walk
+	defer c.diskUsage.mu.Unlock()
 	c.get()
 	if c.running() != nil {
 		t.Error("it runs")
 	}
 }
 
-// TestForgetSandbox: a sandbox in which a container was made is not forgotten before
-// that is removed.
+// TestForgetSandbox checks that a sandbox with containers is not forgotten until they are removed.
 func TestForgetSandbox(t *testing.T) {
 	s, c := &sandboxState{id: "s", record: sandboxRecord{config: &runtimeapi.PodSandboxConfig{}}}, &containerState{id: "c", sandbox: "s"}
 	r := &Runtime{sandboxes: map[string]*sandboxState{"s": s}, containers: map[string]*containerState{"c": c}, names: map[string]string{}}

@@ -18,30 +18,28 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/selinux"
-	"hyperkube/internal/atomicfile"
+	"hyperkube/internal/host/atomicfile"
 )
 
-// Records are what of sandboxes and containers survives this process: one file
-// each, of lines of JSON of which the last whole one counts. They are not
-// synced: a power failure ends the processes they tell of, and a lost record is
-// a pod made anew.
+// Records contain the persistent state of sandboxes and containers. Each is a file with lines of
+// JSON, of which the last complete one is valid. They are not synced, because a power failure
+// terminates the processes that they describe, and a pod with a lost record is created again.
 //
-// A record changes five times while a container is made and started. Each new
-// file would cost the file system an inode, a name and the freeing of the old
-// one; a line more costs a tenth of that.
+// A record changes five times while a container is created and started. Replacing the file each
+// time would need a new inode and a rename; appending a line costs a tenth of that.
 
-// phase is how far a sandbox or container has come.
+// phase is the state of a sandbox or container.
 type phase string
 
 const (
-	phaseCreating phase = "creating" // half made: a successor removes it
+	phaseCreating phase = "creating" // incomplete: removed after a restart
 	phaseCreated  phase = "created"  // containers only
-	phaseStarting phase = "starting" // containers only: a successor ends it
+	phaseStarting phase = "starting" // containers only: resumed or terminated after a restart
 	phaseRunning  phase = "running"
 	phaseExited   phase = "exited"
 )
 
-// processID names a process for good.
+// processID identifies a process uniquely within a boot.
 type processID struct {
 	PID   int    `json:"pid,omitempty"`
 	Start uint64 `json:"start,omitempty"`
@@ -49,7 +47,7 @@ type processID struct {
 
 type sandboxRecord struct {
 	ID string `json:"id"`
-	// Boot is the boot that its process was started in.
+	// Boot is the boot ID at the start of its process.
 	Boot    string    `json:"boot"`
 	Phase   phase     `json:"phase"`
 	Created int64     `json:"created"` // nanoseconds
@@ -57,10 +55,10 @@ type sandboxRecord struct {
 	Process processID `json:"process"`
 	IPs     []string  `json:"ips,omitempty"`
 	Config  message   `json:"config"`
-	// CNI is the configuration of the plugins that have connected it; empty: it
-	// has a link of podnet's.
+	// CNI is the configuration of the CNI plugins that have connected it. Empty means the built-in
+	// network.
 	CNI []byte `json:"cni,omitempty"`
-	// Labels are nil where there is no SELinux.
+	// Labels are nil without SELinux.
 	Labels *selinux.Labels `json:"selinux,omitempty"`
 
 	config *runtimeapi.PodSandboxConfig
@@ -78,10 +76,10 @@ type containerRecord struct {
 	Reason   string    `json:"reason,omitempty"`
 	Message  string    `json:"message,omitempty"`
 	Process  processID `json:"process"`
-	// Holder keeps terminal or stdin open for our successor.
+	// Holder is the process that keeps the terminal or stdin open across restarts of the runtime.
 	Holder processID `json:"holder"`
-	// ImageID is the image's, ImageRef how it is shown; Layers keep the
-	// image's folders from being collected.
+	// ImageID is the ID of the image, ImageRef the reference to report. Layers protect the image's
+	// layers from garbage collection.
 	ImageID    string   `json:"imageID"`
 	ImageRef   string   `json:"imageRef"`
 	Layers     []string `json:"layers"`
@@ -90,9 +88,9 @@ type containerRecord struct {
 	LogPath    string   `json:"logPath,omitempty"`
 	StopSignal string   `json:"stopSignal,omitempty"`
 	User       *user    `json:"user,omitempty"`
-	// Volumes are images mounted into it: folders below its state.
+	// Volumes are the mount points of image volumes, below the container's state directory.
 	Volumes []string `json:"volumes,omitempty"`
-	// Labels are nil where there is no SELinux.
+	// Labels are nil without SELinux.
 	Labels *selinux.Labels `json:"selinux,omitempty"`
 	Config message         `json:"config"`
 
@@ -104,7 +102,7 @@ type user struct {
 	Groups   []int64
 }
 
-// message is a protobuf message in a record.
+// message is a marshaled protobuf message.
 type message []byte
 
 func marshal(m proto.Message) message {
@@ -117,23 +115,23 @@ func marshal(m proto.Message) message {
 
 const recordFile = "record.json"
 
-// recordSpace is what a record's file may take before its outdated lines are
-// left out, unless the record itself is so long.
-const recordSpace = 16 << 10
+// maxRecordFileSize is the file size above which outdated lines are removed, unless the record itself is
+// larger.
+const maxRecordFileSize = 16 << 10
 
-// save writes a record into its folder.
+// save writes a record to its directory.
 func save(dir string, record any) error {
 	data, err := json.Marshal(record)
 	if err == nil {
 		err = appendRecord(filepath.Join(dir, recordFile), data)
 	}
 	if err != nil {
-		return fmt.Errorf("recording: %w", err)
+		return fmt.Errorf("writing record: %w", err)
 	}
 	return nil
 }
 
-// appendRecord makes data the last line of file.
+// appendRecord appends data as the last line of file.
 func appendRecord(file string, data []byte) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -147,15 +145,15 @@ func appendRecord(file string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	if size := info.Size(); size > recordSpace && size > 3*int64(len(data)) {
-		return atomicfile.Write(atomicfile.File{Path: file, Data: append(data, '\n'), Mode: 0o600, Remakeable: true})
+	if size := info.Size(); size > maxRecordFileSize && size > 3*int64(len(data)) {
+		return atomicfile.Write(atomicfile.File{Path: file, Data: append(data, '\n'), Mode: 0o600, SkipSync: true})
 	}
-	// The line before may have been cut short by a full disk or a crash.
+	// The previous line may be truncated by a full disk or a crash.
 	_, err = f.Write(slices.Concat([]byte{'\n'}, data, []byte{'\n'}))
 	return err
 }
 
-// errDamaged tells of a record that cannot be read.
+// errDamaged reports a record that cannot be read.
 var errDamaged = errors.New("damaged record")
 
 func loadRecord(dir string, record any) error {
@@ -173,8 +171,8 @@ func loadRecord(dir string, record any) error {
 	return nil
 }
 
-// lastLine returns the last line that is JSON. One that was cut short never is,
-// for it lacks its closing brace.
+// lastLine returns the last line that is valid JSON. A truncated line never is, because its closing
+// brace is missing.
 func lastLine(data []byte) ([]byte, error) {
 	for len(data) > 0 {
 		at := bytes.LastIndexByte(data, '\n') + 1
@@ -183,7 +181,7 @@ func lastLine(data []byte) ([]byte, error) {
 		}
 		data = data[:max(at-1, 0)]
 	}
-	return nil, errors.New("no line is whole")
+	return nil, errors.New("no complete line")
 }
 
 func loadSandbox(dir string) (*sandboxRecord, error) {
@@ -208,24 +206,24 @@ func loadContainer(dir string) (*containerRecord, error) {
 	return r, nil
 }
 
-// newID returns a random id as container engines have them.
+// newID returns a random ID in the format of other container engines.
 func newID() string {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
 }
 
-// bootID tells this boot of the machine from others.
+// bootID returns the boot ID of the machine.
 func bootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return "", fmt.Errorf("reading the boot id: %w", err)
+		return "", fmt.Errorf("reading boot ID: %w", err)
 	}
 	return strings.TrimSpace(string(data)), nil
 }
 
-// find finds one of all by its id or an unambiguous beginning of it; what says
-// what it is. The caller holds the lock of all.
+// find looks up an object by its ID or an unambiguous prefix of it. what is the kind of object for
+// errors. The caller must hold the lock that guards all.
 func find[S any](what string, all map[string]*S, id string) (*S, error) {
 	if s := all[id]; s != nil {
 		return s, nil

@@ -36,7 +36,7 @@ func TestRecordLines(t *testing.T) {
 			if test.want == 0 != errors.Is(err, errDamaged) || got.N != test.want {
 				t.Errorf("read %d, %v; want %d", got.N, err, test.want)
 			}
-			// Whatever was there, the next record is read.
+			// The next record can be read after any content.
 			if err := save(dir, testRecord{9}); err != nil {
 				t.Fatal(err)
 			}
@@ -47,7 +47,7 @@ func TestRecordLines(t *testing.T) {
 	}
 }
 
-// TestRecordStaysSmall changes one record many times.
+// TestRecordStaysSmall changes one record many times and checks the file size.
 func TestRecordStaysSmall(t *testing.T) {
 	dir := t.TempDir()
 	text := strings.Repeat("x", 1000)
@@ -61,10 +61,10 @@ func TestRecordStaysSmall(t *testing.T) {
 		}
 	}
 	info, err := os.Stat(filepath.Join(dir, recordFile))
-	if err != nil || info.Size() > recordSpace+2000 {
+	if err != nil || info.Size() > maxRecordFileSize+2000 {
 		t.Errorf("the file has %d bytes, %v", info.Size(), err)
 	}
 	if err := save(filepath.Join(dir, "gone"), 1); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("a record without its folder: %v", err)
+		t.Errorf("a record without directory: %v", err)
 	}
 }

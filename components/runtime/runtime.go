@@ -28,16 +28,16 @@ import (
 	"hyperkube/components/runtime/importpb"
 	"hyperkube/components/runtime/sandbox"
 	"hyperkube/components/runtime/selinux"
-	"hyperkube/internal/cgroup"
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/podnet"
+	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/pod/podnet"
 )
 
-// maxMessage bounds a CRI message, as other runtimes do.
+// maxMessage is the maximum size of a CRI message, as in other runtimes.
 const maxMessage = 16 << 20
 
-// Runtime serves CRI.
+// Runtime implements CRI.
 type Runtime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	runtimeapi.UnimplementedImageServiceServer
@@ -48,46 +48,45 @@ type Runtime struct {
 	images   *images.Store
 	cgroups  *cgroup.Manager
 	runner   *container.Runner
-	engines  map[string]engine // by handler; not changed after New
+	engines  map[string]engine // by handler name; read-only after New
 	network  *podnet.Network
 	plugins  *cni.Plugins
-	journal  *hostchange.Journal
+	journal  *hostjournal.Journal
 	apparmor container.AppArmor
-	selinux  *selinux.Host // nil without
+	selinux  *selinux.Host // nil without SELinux
 	stream   streaming.Server
 	events   broker
 
 	ready chan struct{}
-	// watch is what follows processes and logs; Run waits for it.
-	watch sync.WaitGroup
-	// quit is closed when Run ends.
+	// watchers tracks goroutines that watch processes and logs. Run waits for them.
+	watchers sync.WaitGroup
+	// quit is closed when Run returns.
 	quit chan struct{}
-	// upgrade receives what Run is to make way for.
+	// upgrade receives the command of the program that should replace this one.
 	upgrade chan []string
 
-	// networkSetup is held while the pod network is set up and networkErr says how
-	// that went.
+	// networkSetup serializes setups of the pod network.
 	networkSetup sync.Mutex
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	sandboxes  map[string]*sandboxState
 	containers map[string]*containerState
-	// names are taken by sandboxes and containers: a repeated request must
-	// not make a second one.
+	// names are the reserved names of sandboxes and containers, so that a repeated request does not
+	// create a second one.
 	names map[string]string
-	// making are the names of what is being made.
-	making map[string]*making
-	// plugged are the sandboxes that this process has had plugins connect.
-	plugged    map[string]bool
-	networkErr error // why the pod network is not ready; nil if it is
+	// creations contains the creations in progress, by name.
+	creations map[string]*creation
+	// cniAttached contains the sandboxes that this process has connected with CNI plugins.
+	cniAttached map[string]bool
+	networkErr  error // why the pod network is not ready, or nil
 }
 
-// New validates cfg and makes the folders.
+// New validates cfg and creates the directories.
 func New(cfg Config) (*Runtime, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	// Containers' roots must be told of as the mount table has them.
+	// Paths of containers' roots must match those in the mount table.
 	for _, dir := range []*string{&cfg.Root, &cfg.State} {
 		real, err := layout.Resolve(*dir)
 		if err != nil {
@@ -97,7 +96,7 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	r := &Runtime{
 		cfg: cfg, log: cfg.Log, ready: make(chan struct{}), quit: make(chan struct{}), upgrade: make(chan []string, 1),
-		sandboxes: map[string]*sandboxState{}, containers: map[string]*containerState{}, names: map[string]string{}, making: map[string]*making{}, plugged: map[string]bool{},
+		sandboxes: map[string]*sandboxState{}, containers: map[string]*containerState{}, names: map[string]string{}, creations: map[string]*creation{}, cniAttached: map[string]bool{},
 		networkErr: errors.New("the pod network is being set up"),
 	}
 	var err error
@@ -106,13 +105,13 @@ func New(cfg Config) (*Runtime, error) {
 	}
 	for _, dir := range []string{r.cfg.Root, r.path("sandboxes"), r.path("containers")} {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return nil, fmt.Errorf("making the runtime's directories: %w", err)
+			return nil, fmt.Errorf("creating the runtime's directories: %w", err)
 		}
 	}
 	if r.cgroups, err = cgroup.Open(); err != nil {
 		return nil, err
 	}
-	r.makeEngines()
+	r.createEngines()
 	if r.images, err = images.Open(r.path("images"), r.log); err != nil {
 		return nil, err
 	}
@@ -120,13 +119,13 @@ func New(cfg Config) (*Runtime, error) {
 		return nil, err
 	}
 	if r.apparmor, err = container.DetectAppArmor(); err != nil {
-		r.log.Warn("containers run without the default AppArmor profile", "error", err)
+		r.log.Warn("default AppArmor profile not available, containers run without it", "err", err)
 	}
 	if r.selinux, err = selinux.Detect(); err != nil {
-		r.log.Warn("containers run without SELinux labels", "error", err)
+		r.log.Warn("SELinux not available, containers run without labels", "err", err)
 	}
-	// What is made in a directory has its label. Layers need one that containers may
-	// read: what they map is checked as the file below the overlay.
+	// New files inherit the label of their directory. Containers must be able to read the label of
+	// layers, because mapped files are checked against the lower file of the overlay.
 	for _, path := range []string{r.pauseProgram(), r.path("images", "tmp"), r.path("images", "layers")} {
 		if err := r.selinux.LabelForAll(path); err != nil {
 			return nil, err
@@ -145,36 +144,36 @@ func (r *Runtime) state(parts ...string) string {
 
 func (r *Runtime) pauseProgram() string { return r.path("pause") }
 
-// cidrFile keeps the pod CIDRs that UpdateRuntimeConfig brought.
+// cidrFile is the file that stores the pod CIDRs of UpdateRuntimeConfig.
 func (r *Runtime) cidrFile() string { return r.path("pod-cidrs") }
 
-// Ready is closed once CRI is served.
+// Ready returns a channel that is closed once CRI is served.
 func (r *Runtime) Ready() <-chan struct{} { return r.ready }
 
-// Run serves CRI until ctx ends. Containers live on.
+// Run serves CRI until ctx is cancelled. Containers keep running afterwards.
 func (r *Runtime) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer func() { _ = r.journal.Close() }()
-	if err := r.record(); err != nil {
+	if err := r.openJournal(); err != nil {
 		return err
 	}
-	if err := r.makeState(); err != nil {
+	if err := r.createStateDirs(); err != nil {
 		return err
 	}
 	if r.favorsDynamicCgroups() {
 		fast, err := favorDynamicCgroups()
 		if err != nil {
-			r.log.Info("containers start slower, for this kernel moves processes between cgroups slowly", "reason", err)
+			r.log.Info("fast cgroup migration (favordynmods) not available, containers start slower", "reason", err)
 		} else {
 			defer fast.Close()
 		}
 	}
-	if err := r.makeNetwork(); err != nil {
+	if err := r.createNetwork(); err != nil {
 		return err
 	}
 	defer r.network.Close()
-	defer r.stopWatching()
+	defer r.stopWatchers()
 	defer func() { _ = r.runner.Close() }()
 	if err := r.adopt(); err != nil {
 		return err
@@ -194,39 +193,39 @@ func (r *Runtime) Run(ctx context.Context) error {
 	}
 	defer func() { _ = r.stream.Stop() }()
 
-	r.watch.Go(func() { r.chooseNetwork(ctx) })
-	r.watch.Go(func() { r.network.Keep(ctx) })
-	r.watch.Go(func() { r.importImages(ctx) })
-	r.watch.Go(func() { r.images.Inspect(ctx) })
+	r.watchers.Go(func() { r.chooseNetwork(ctx) })
+	r.watchers.Go(func() { r.network.Maintain(ctx) })
+	r.watchers.Go(func() { r.importImages(ctx) })
+	r.watchers.Go(func() { r.images.Inspect(ctx) })
 	err = r.serve(ctx, listener)
-	cancel() // what follows and watches ends before what it works with
+	cancel() // stop goroutines before the resources they use are closed
 	return err
 }
 
-// record opens the journal and notes in it what this run changes of the host at once.
-func (r *Runtime) record() error {
+// openJournal opens the journal and records the host changes of this run.
+func (r *Runtime) openJournal() error {
 	if r.cfg.Journal != "" {
 		var err error
-		if r.journal, err = hostchange.Open(r.cfg.Journal); err != nil {
+		if r.journal, err = hostjournal.Open(r.cfg.Journal); err != nil {
 			return err
 		}
 	}
 	return r.journal.Record(
-		hostchange.Change{Kind: hostchange.Cgroup, Name: r.defaultCgroup()},
-		hostchange.Change{Kind: hostchange.Mount, Name: r.cfg.State},
+		hostjournal.Change{Kind: hostjournal.Cgroup, Name: r.defaultCgroup()},
+		hostjournal.Change{Kind: hostjournal.Mount, Name: r.cfg.State},
 	)
 }
 
-// makeNetwork makes the pods' network, of the ranges that were told last, and looks for
-// plugins that take its place. Nothing of it is set up.
-func (r *Runtime) makeNetwork() error {
+// createNetwork creates the built-in network with the most recent pod CIDRs, and the CNI plugins. It
+// does not change the host.
+func (r *Runtime) createNetwork() error {
 	cidrs := r.cfg.PodCIDRs
 	if data, err := os.ReadFile(r.cidrFile()); err == nil {
 		if saved, err := parseCIDRs(strings.TrimSpace(string(data))); err == nil {
 			cidrs = saved
 		}
 	}
-	r.plugins = cni.New(r.cfg.CNIConfDir, r.cfg.CNIBinDirs, r.path("cni"), r.othersPlugins()...)
+	r.plugins = cni.New(r.cfg.CNIConfDir, r.cfg.CNIBinDirs, r.path("cni"), r.otherCNICaches()...)
 	var err error
 	r.network, err = podnet.New(podnet.Config{
 		Bridge: r.cfg.LinkPrefix + "-br0", LinkPrefix: r.cfg.LinkPrefix, AddressDir: r.state("addresses"),
@@ -235,23 +234,23 @@ func (r *Runtime) makeNetwork() error {
 	return err
 }
 
-// chooseNetwork sets the pods' network up, or leaves that to plugins and follows what they can.
+// chooseNetwork sets up the built-in network, unless CNI plugins are configured.
 func (r *Runtime) chooseNetwork(ctx context.Context) {
-	if n, _ := r.external(); n == nil {
+	if n, _ := r.cniNetwork(); n == nil {
 		r.setupNetwork(ctx)
 		return
 	}
 	r.mu.Lock()
-	r.networkErr = errExternal
+	r.networkErr = errCNINetwork
 	r.mu.Unlock()
-	r.lookAtPlugins(ctx)
+	r.reconcileCNI(ctx)
 }
 
-// serve serves CRI on listener until ctx ends or another program is to take over, which
-// is an *UpgradeError.
+// serve serves CRI on listener until ctx is cancelled or an upgrade is requested, for which it
+// returns an *UpgradeError.
 func (r *Runtime) serve(ctx context.Context, listener net.Listener) error {
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
-		grpc.UnaryInterceptor(r.logged), grpc.WaitForHandlers(true))
+		grpc.UnaryInterceptor(r.logErrors), grpc.WaitForHandlers(true))
 	runtimeapi.RegisterRuntimeServiceServer(server, r)
 	runtimeapi.RegisterImageServiceServer(server, r)
 	importpb.Register(server, r)
@@ -266,24 +265,22 @@ func (r *Runtime) serve(ctx context.Context, listener net.Listener) error {
 	case argv := <-r.upgrade:
 		err = &UpgradeError{Argv: argv}
 	}
-	// Streams end by this, and calls that go on get a moment for their
-	// answers.
+	// Closing quit stops streams. Calls in flight get a short time to complete.
 	close(r.quit)
-	timer := time.AfterFunc(stopTime, server.Stop)
+	timer := time.AfterFunc(stopTimeout, server.Stop)
 	server.GracefulStop()
 	timer.Stop()
-	_ = <-served // says no more than that it was stopped
+	_ = <-served // no error other than that the server was stopped
 	return err
 }
 
-// stopTime bounds the wait for calls at the end.
-const stopTime = 500 * time.Millisecond
+// stopTimeout is how long calls in flight may take at shutdown.
+const stopTimeout = 500 * time.Millisecond
 
-// UpgradeError is what Run returns when another program is to take this one's
-// place, in the same process.
+// UpgradeError is returned by Run when another program should replace this one in the same process.
 type UpgradeError struct{ Argv []string }
 
-func (e *UpgradeError) Error() string { return "make way for " + e.Argv[0] }
+func (e *UpgradeError) Error() string { return "replace the runtime by " + e.Argv[0] }
 
 // Upgrade implements importpb.Server.
 func (r *Runtime) Upgrade(_ context.Context, argv []string) error {
@@ -297,12 +294,12 @@ func (r *Runtime) Upgrade(_ context.Context, argv []string) error {
 	case r.upgrade <- argv:
 		return nil
 	default:
-		return status.Error(codes.FailedPrecondition, "an upgrade is under way")
+		return status.Error(codes.FailedPrecondition, "an upgrade is in progress")
 	}
 }
 
-// stopWatching ends all that follows containers, and waits for it.
-func (r *Runtime) stopWatching() {
+// stopWatchers stops all goroutines that watch containers and waits for them.
+func (r *Runtime) stopWatchers() {
 	select {
 	case <-r.quit:
 	default:
@@ -315,46 +312,45 @@ func (r *Runtime) stopWatching() {
 		}
 	}
 	for _, c := range r.containers {
-		c.letGo()
+		c.closeFiles()
 	}
 	r.mu.Unlock()
-	r.watch.Wait()
+	r.watchers.Wait()
 }
 
-// listen opens the socket, in place of one that a dead predecessor left.
+// listen opens the socket. It replaces a stale socket of a previous process.
 func (r *Runtime) listen() (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(r.cfg.Socket), 0o755); err != nil {
-		return nil, fmt.Errorf("making the socket's directory: %w", err)
+		return nil, fmt.Errorf("creating directory of the socket: %w", err)
 	}
 	if c, err := net.Dial("unix", r.cfg.Socket); err == nil {
 		c.Close()
-		return nil, fmt.Errorf("another process serves %s", r.cfg.Socket)
+		return nil, fmt.Errorf("another process is serving %s", r.cfg.Socket)
 	}
 	if err := os.Remove(r.cfg.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("removing an old socket: %w", err)
+		return nil, fmt.Errorf("removing stale socket: %w", err)
 	}
 	l, err := net.Listen("unix", r.cfg.Socket)
 	if err != nil {
-		return nil, fmt.Errorf("opening the socket: %w", err)
+		return nil, fmt.Errorf("listening on the socket: %w", err)
 	}
 	if err := os.Chmod(r.cfg.Socket, 0o600); err != nil {
 		l.Close()
-		return nil, fmt.Errorf("protecting the socket: %w", err)
+		return nil, fmt.Errorf("setting mode of the socket: %w", err)
 	}
 	return l, nil
 }
 
-// setupNetwork makes the pod network and gives adopted pods their host ports
-// again.
+// setupNetwork sets up the built-in network and publishes the host ports of adopted pods.
 func (r *Runtime) setupNetwork(ctx context.Context) {
 	r.networkSetup.Lock()
 	defer r.networkSetup.Unlock()
 	err := r.network.Setup(ctx)
 	if err == nil {
-		err = r.restorePorts(ctx)
+		err = r.publishAdoptedPorts(ctx)
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, podnet.ErrNoCIDR) {
-		r.log.Error("the pod network cannot be set up", "error", err)
+		r.log.Error("setting up the node's built-in pod network failed", "err", err)
 	}
 	r.mu.Lock()
 	r.networkErr = err
@@ -367,13 +363,13 @@ func (r *Runtime) importImages(ctx context.Context) {
 	}
 	files, err := filepath.Glob(filepath.Join(r.cfg.ImagesDir, "*.tar"))
 	if err != nil {
-		r.log.Warn("images cannot be imported", "error", err)
+		r.log.Warn("listing image archives failed", "err", err)
 		return
 	}
 	for _, file := range files {
 		list, err := r.images.ImportFile(ctx, file)
 		if err != nil {
-			r.log.Warn("an image archive cannot be imported", "file", file, "error", err)
+			r.log.Warn("importing image archive failed", "file", file, "err", err)
 			continue
 		}
 		for _, image := range list {
@@ -382,20 +378,20 @@ func (r *Runtime) importImages(ctx context.Context) {
 	}
 }
 
-// logged writes a line for each call that fails.
-func (r *Runtime) logged(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+// logErrors logs each failed call.
+func (r *Runtime) logErrors(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
 	if err == nil {
 		return resp, nil
 	}
 	method, coded := info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:], grpcError(err)
 	if status.Code(coded) != codes.NotFound {
-		r.log.Warn("call failed", "method", method, "error", err)
+		r.log.Warn("call failed", "method", method, "err", err)
 	}
 	return resp, coded
 }
 
-// grpcError gives an error the code that the kubelet goes by.
+// grpcError converts an error to a gRPC status with the code that the kubelet expects.
 func grpcError(err error) error {
 	if err == nil {
 		return nil
@@ -415,7 +411,7 @@ func grpcError(err error) error {
 	return status.Error(code, err.Error())
 }
 
-// errNotFound tells of sandboxes and containers that are not there.
+// errNotFound reports that a sandbox or container does not exist.
 var errNotFound = errors.New("not found")
 
 func parseCIDRs(text string) ([]netip.Prefix, error) {
@@ -423,14 +419,14 @@ func parseCIDRs(text string) ([]netip.Prefix, error) {
 	for part := range strings.SplitSeq(text, ",") {
 		p, err := netip.ParsePrefix(strings.TrimSpace(part))
 		if err != nil {
-			return nil, fmt.Errorf("bad pod CIDR: %w", err)
+			return nil, fmt.Errorf("invalid pod CIDR: %w", err)
 		}
 		out = append(out, p)
 	}
 	return out, nil
 }
 
-// defaultCgroup is for pods that name no cgroup.
+// defaultCgroup returns the parent cgroup of pods that do not specify one.
 func (r *Runtime) defaultCgroup() string {
 	return filepath.Join("/", r.cfg.CgroupRoot, "hyperkube-pods")
 }

@@ -10,10 +10,10 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"hyperkube/internal/podnet"
+	"hyperkube/internal/pod/podnet"
 )
 
-// namespaceOptions of a pod.
+// namespaceOptions returns the namespace options of a pod.
 func namespaceOptions(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 	return c.GetLinux().GetSecurityContext().GetNamespaceOptions()
 }
@@ -26,12 +26,12 @@ func hostIPC(c *runtimeapi.PodSandboxConfig) bool {
 	return namespaceOptions(c).GetIpc() == runtimeapi.NamespaceMode_NODE
 }
 
-// sandboxCgroup is where a sandbox's own process is.
+// sandboxCgroup returns the cgroup of a sandbox's pause process.
 func (r *Runtime) sandboxCgroup(c *runtimeapi.PodSandboxConfig, id string) string {
 	return filepath.Join(r.podCgroup(c), id)
 }
 
-// podCgroup is where a pod's containers are.
+// podCgroup returns the parent cgroup of a pod's containers.
 func (r *Runtime) podCgroup(c *runtimeapi.PodSandboxConfig) string {
 	if parent := c.GetLinux().GetCgroupParent(); parent != "" {
 		return filepath.Join("/", parent)
@@ -46,7 +46,7 @@ func portMappings(list []*runtimeapi.PortMapping) ([]podnet.PortMapping, error) 
 			continue
 		}
 		if p.GetHostPort() < 0 || p.GetHostPort() > 65535 || p.GetContainerPort() < 1 || p.GetContainerPort() > 65535 {
-			return nil, fmt.Errorf("bad host port %d to %d", p.GetHostPort(), p.GetContainerPort())
+			return nil, fmt.Errorf("invalid host port %d for container port %d", p.GetHostPort(), p.GetContainerPort())
 		}
 		m := podnet.PortMapping{
 			Protocol: strings.ToLower(p.GetProtocol().String()),
@@ -55,7 +55,7 @@ func portMappings(list []*runtimeapi.PortMapping) ([]podnet.PortMapping, error) 
 		if p.GetHostIp() != "" {
 			ip, err := netip.ParseAddr(p.GetHostIp())
 			if err != nil {
-				return nil, fmt.Errorf("bad host IP of a host port: %w", err)
+				return nil, fmt.Errorf("invalid host IP of a host port: %w", err)
 			}
 			m.HostIP = ip
 		}

@@ -17,24 +17,25 @@ import (
 	"hyperkube/components/runtime/cni"
 	"hyperkube/components/runtime/container"
 	"hyperkube/components/runtime/sandbox"
-	"hyperkube/internal/cgroup"
-	"hyperkube/internal/podnet"
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/host/process"
+	"hyperkube/internal/pod/podnet"
 )
 
-// sandboxState is a sandbox that this process knows.
+// sandboxState is a sandbox that this process manages.
 type sandboxState struct {
 	id string
-	// life is held while it is made, stopped or removed.
-	life sync.Mutex
+	// lifecycleMu is locked while the sandbox is created, stopped or removed.
+	lifecycleMu sync.Mutex
+	// keep is held while the files that its process keeps are changed.
+	keep sync.Mutex
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	record sandboxRecord
-	// stopping: it is being stopped, so that nothing may start in it any more.
+	// stopping is true while the sandbox is being stopped. No container may be started then.
 	stopping bool
 	cpu      cpuSample
-	// handle is its process, nil if it has none. Set before the sandbox is
-	// known to others.
+	// handle is its process, or nil. It is set before the sandbox is visible to other goroutines.
 	handle *process.Handle
 }
 
@@ -44,15 +45,15 @@ func (s *sandboxState) get() sandboxRecord {
 	return s.record
 }
 
-// setStopping says that the sandbox is being stopped, or that this did not work out.
+// setStopping marks the sandbox as being stopped, or clears the mark if stopping has failed.
 func (s *sandboxState) setStopping(yes bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stopping = yes
 }
 
-// takesContainers tells whether containers may be started in the sandbox.
-func (s *sandboxState) takesContainers() bool {
+// acceptsContainers reports whether containers may be started in the sandbox.
+func (s *sandboxState) acceptsContainers() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.record.Phase == phaseRunning && !s.stopping
@@ -73,13 +74,13 @@ func (r *Runtime) changeSandbox(s *sandboxState, f func(*sandboxRecord)) error {
 	return nil
 }
 
-// endSandbox changes the record to say that the sandbox has ended, even if the
-// disk does not take it: what is on a full disk must still be removable. A
-// successor finds the end out by itself.
-func (r *Runtime) endSandbox(s *sandboxState, f func(*sandboxRecord)) {
+// recordSandboxExit updates the record after the sandbox has terminated. If the record cannot be written,
+// for example because the disk is full, it is updated in memory only, so that the sandbox can be
+// removed. After a restart, the runtime detects the termination again.
+func (r *Runtime) recordSandboxExit(s *sandboxState, f func(*sandboxRecord)) {
 	if err := r.changeSandbox(s, f); err != nil {
-		if !errors.Is(err, os.ErrNotExist) { // it was removed meanwhile
-			r.log.Error("the end of a sandbox cannot be recorded", "sandbox", s.id, "error", err)
+		if !errors.Is(err, os.ErrNotExist) { // it was removed in the meantime
+			r.log.Error("recording sandbox termination failed", "sandbox", s.id, "err", err)
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -91,11 +92,11 @@ func sandboxName(m *runtimeapi.PodSandboxMetadata) string {
 	return strings.Join([]string{m.GetName(), m.GetNamespace(), m.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
 }
 
-// RunPodSandbox makes a sandbox: namespaces, files, network.
+// RunPodSandbox creates a sandbox: namespaces, files and network.
 func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
 	config := req.GetConfig()
 	if config.GetMetadata().GetName() == "" {
-		return nil, errors.New("the sandbox has no metadata with a name")
+		return nil, errors.New("sandbox metadata has no name")
 	}
 	if h := req.GetRuntimeHandler(); r.engines[h] == nil {
 		return nil, fmt.Errorf("failed to get sandbox runtime: no runtime for %q is configured", h)
@@ -111,8 +112,8 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 	var external *cni.Network
 	if !hostNetwork(config) {
 		var err error
-		if external, err = r.external(); err == nil && external == nil {
-			err = r.ownNetwork(ctx)
+		if external, err = r.cniNetwork(); err == nil && external == nil {
+			err = r.ensureBuiltinNetwork(ctx)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("failed to setup network for sandbox: %w", err)
@@ -133,13 +134,13 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 		ID: id, Boot: r.boot, Phase: phaseCreating, Created: time.Now().UnixNano(),
 		Handler: req.GetRuntimeHandler(), Labels: labels, Config: marshal(config), config: config,
 	}}
-	s.life.Lock()
-	defer s.life.Unlock()
-	r.runner.Expect() // its containers
-	if err := r.makeSandbox(ctx, s, external); err != nil {
-		// Taken apart even when the caller is gone.
-		if undoErr := r.unmakeSandbox(context.WithoutCancel(ctx), s); undoErr != nil {
-			r.log.Warn("a sandbox that failed cannot be removed", "sandbox", id, "error", undoErr)
+	s.lifecycleMu.Lock()
+	defer s.lifecycleMu.Unlock()
+	r.runner.Prestart() // containers will follow
+	if err := r.setUpSandbox(ctx, s, external); err != nil {
+		// Clean up even if the client has disconnected.
+		if undoErr := r.tearDownSandbox(context.WithoutCancel(ctx), s); undoErr != nil {
+			r.log.Warn("removing failed sandbox failed", "sandbox", id, "err", undoErr)
 		}
 		_ = os.RemoveAll(r.sandboxDir(id))
 		r.selinux.Release(labels)
@@ -148,21 +149,21 @@ func (r *Runtime) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandb
 	}
 	r.mu.Lock()
 	r.sandboxes[id] = s
-	r.made("sandbox", name)
+	r.markCreated("sandbox", name)
 	r.mu.Unlock()
-	r.followSandbox(s)
+	r.watchSandbox(s)
 	r.emit(id, runtimeapi.ContainerEventType_CONTAINER_CREATED_EVENT, s)
 	r.emit(id, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT, s)
 	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
 }
 
-// makeSandbox makes what a sandbox is made of. external is the network of the
-// plugins that connect it, nil if this project's does.
-func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState, external *cni.Network) error {
+// setUpSandbox creates the resources of a sandbox. external is the CNI network that connects it, or
+// nil for the built-in network.
+func (r *Runtime) setUpSandbox(ctx context.Context, s *sandboxState, external *cni.Network) error {
 	id, config, labels := s.id, s.get().config, s.get().Labels
 	dir := r.sandboxDir(id)
 	if err := os.Mkdir(dir, 0o711); err != nil {
-		return fmt.Errorf("making the sandbox's directory: %w", err)
+		return fmt.Errorf("creating the sandbox's directory: %w", err)
 	}
 	if err := r.changeSandbox(s, func(*sandboxRecord) {}); err != nil {
 		return err
@@ -190,7 +191,7 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState, external *cn
 	}
 	if logDir := config.GetLogDirectory(); logDir != "" {
 		if err := os.MkdirAll(logDir, 0o755); err != nil {
-			return fmt.Errorf("making the pod's log directory: %w", err)
+			return fmt.Errorf("creating the pod's log directory: %w", err)
 		}
 	}
 	cg := r.sandboxCgroup(config, id)
@@ -203,7 +204,7 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState, external *cn
 		}
 	}
 	h, err := sandbox.Start(sandbox.Options{
-		ID: id, Program: r.pauseProgram(), Empty: r.state("empty"),
+		ID: id, Program: r.pauseProgram(), EmptyDir: r.state("empty"),
 		HostNetwork: shared, HostIPC: hostIPC(config), OOMScoreAdj: -998,
 		HostPID:  namespaceOptions(config).GetPid() == runtimeapi.NamespaceMode_NODE,
 		SharePID: namespaceOptions(config).GetPid() == runtimeapi.NamespaceMode_POD,
@@ -213,7 +214,7 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState, external *cn
 		return err
 	}
 	s.handle = h
-	if err := r.cgroups.Enter(cg, h.PID()); err != nil {
+	if err := r.cgroups.AddProcess(cg, h.PID()); err != nil {
 		return err
 	}
 	if err := r.connect(ctx, s, hostname, external); err != nil {
@@ -228,7 +229,7 @@ func (r *Runtime) makeSandbox(ctx context.Context, s *sandboxState, external *cn
 	})
 }
 
-// connect sets up the inside of the sandbox's namespaces, and its network.
+// connect configures the sandbox's namespaces and connects it to the network.
 func (r *Runtime) connect(ctx context.Context, s *sandboxState, hostname string, external *cni.Network) error {
 	config := s.get().config
 	shared := hostNetwork(config)
@@ -251,7 +252,7 @@ func (r *Runtime) connect(ctx context.Context, s *sandboxState, hostname string,
 		return podnet.Loopback(netns, inside)
 	}
 	if external != nil {
-		if err := r.plugIn(ctx, s, external, netns, inside); err != nil {
+		if err := r.attachCNI(ctx, s, external, netns, inside); err != nil {
 			return fmt.Errorf("failed to setup network for sandbox %q: %w", s.id, err)
 		}
 		return nil
@@ -273,26 +274,26 @@ func (r *Runtime) connect(ctx context.Context, s *sandboxState, hostname string,
 
 func (r *Runtime) shm(id string) string { return r.state("sandboxes", id, "shm") }
 
-// followSandbox tells when the sandbox's process ends by itself.
-func (r *Runtime) followSandbox(s *sandboxState) {
+// watchSandbox watches the sandbox's process and handles its unexpected exit.
+func (r *Runtime) watchSandbox(s *sandboxState) {
 	h := s.handle
 	if h == nil {
 		return
 	}
 	done := h.Done()
-	r.watch.Go(func() {
+	r.watchers.Go(func() {
 		select {
 		case <-done:
 		case <-r.quit:
 			return
 		}
 		select {
-		case <-r.quit: // closing the handle ends it too
+		case <-r.quit: // closing the handle also closes Done
 			return
 		default:
 		}
 		was := false
-		r.endSandbox(s, func(rec *sandboxRecord) {
+		r.recordSandboxExit(s, func(rec *sandboxRecord) {
 			was = rec.Phase == phaseRunning
 			rec.Phase = phaseExited
 			rec.Process = processID{}
@@ -303,15 +304,15 @@ func (r *Runtime) followSandbox(s *sandboxState) {
 	})
 }
 
-// unmakeSandbox takes apart what makeSandbox makes, as far as it came. It can
-// be repeated. Folder and record stay.
-func (r *Runtime) unmakeSandbox(ctx context.Context, s *sandboxState) error {
+// tearDownSandbox releases the resources that setUpSandbox has created, even partially. It is
+// idempotent. The directory and the record stay.
+func (r *Runtime) tearDownSandbox(ctx context.Context, s *sandboxState) error {
 	rec := s.get()
 	var errs []error
 	switch {
 	case hostNetwork(rec.config):
 	case len(rec.CNI) > 0:
-		errs = append(errs, r.unplug(ctx, s))
+		errs = append(errs, r.detachCNI(ctx, s))
 	default:
 		errs = append(errs, r.network.Detach(ctx, rec.ID))
 	}
@@ -325,7 +326,7 @@ func (r *Runtime) unmakeSandbox(ctx context.Context, s *sandboxState) error {
 	defer cancel()
 	cg := r.sandboxCgroup(rec.config, rec.ID)
 	errs = append(errs, r.cgroups.Kill(cg), r.cgroups.Remove(ctx, cg))
-	// Last, when nobody can use the addresses any more.
+	// Release the addresses last, when no process can use them any more.
 	errs = append(errs, r.network.Free(rec.ID))
 	return errors.Join(errs...)
 }
@@ -349,7 +350,8 @@ func (r *Runtime) containersOf(sandboxID string) []*containerState {
 	return list
 }
 
-// StopPodSandbox stops a sandbox with all in it. Nothing to stop is no error.
+// StopPodSandbox stops a sandbox and its containers. It is not an error if the sandbox does not
+// exist or is stopped.
 func (r *Runtime) StopPodSandbox(ctx context.Context, req *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
 	s, err := r.findSandbox(req.GetPodSandboxId())
 	if errors.Is(err, errNotFound) {
@@ -365,10 +367,10 @@ func (r *Runtime) StopPodSandbox(ctx context.Context, req *runtimeapi.StopPodSan
 }
 
 func (r *Runtime) stopSandbox(ctx context.Context, s *sandboxState) error {
-	s.life.Lock()
-	defer s.life.Unlock()
-	// Before its containers are stopped: one that is started behind that would run on
-	// in a sandbox that has ended.
+	s.lifecycleMu.Lock()
+	defer s.lifecycleMu.Unlock()
+	// Set this before the containers are stopped. Otherwise a container could be started in between
+	// and outlive the sandbox.
 	s.setStopping(true)
 	defer s.setStopping(false)
 	for _, c := range r.containersOf(s.id) {
@@ -376,11 +378,11 @@ func (r *Runtime) stopSandbox(ctx context.Context, s *sandboxState) error {
 			return fmt.Errorf("failed to stop container %q: %w", c.id, err)
 		}
 	}
-	if err := r.unmakeSandbox(ctx, s); err != nil {
+	if err := r.tearDownSandbox(ctx, s); err != nil {
 		return fmt.Errorf("failed to stop sandbox %q: %w", s.id, err)
 	}
 	was := false
-	r.endSandbox(s, func(rec *sandboxRecord) {
+	r.recordSandboxExit(s, func(rec *sandboxRecord) {
 		was = rec.Phase == phaseRunning
 		rec.Phase = phaseExited
 		rec.Process = processID{}
@@ -392,8 +394,8 @@ func (r *Runtime) stopSandbox(ctx context.Context, s *sandboxState) error {
 	return nil
 }
 
-// RemovePodSandbox removes a sandbox with all in it, stopped or not. Nothing
-// to remove is no error.
+// RemovePodSandbox removes a sandbox and its containers, running or not. It is not an error if the
+// sandbox does not exist.
 func (r *Runtime) RemovePodSandbox(ctx context.Context, req *runtimeapi.RemovePodSandboxRequest) (*runtimeapi.RemovePodSandboxResponse, error) {
 	s, err := r.findSandbox(req.GetPodSandboxId())
 	if errors.Is(err, errNotFound) {
@@ -410,8 +412,8 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, req *runtimeapi.RemovePo
 			return nil, fmt.Errorf("failed to remove container %q: %w", c.id, err)
 		}
 	}
-	s.life.Lock()
-	defer s.life.Unlock()
+	s.lifecycleMu.Lock()
+	defer s.lifecycleMu.Unlock()
 	id := s.id
 	if err := os.RemoveAll(r.sandboxDir(id)); err != nil {
 		return nil, fmt.Errorf("removing the sandbox's directory: %w", err)
@@ -431,8 +433,9 @@ func (r *Runtime) RemovePodSandbox(ctx context.Context, req *runtimeapi.RemovePo
 	return &runtimeapi.RemovePodSandboxResponse{}, nil
 }
 
-// forgetSandbox forgets a sandbox, and tells whether it was known, unless a container
-// was made in it until now, which it returns: that would never be removed.
+// forgetSandbox deletes the sandbox from the map and reports whether it was present. If a container
+// was created in the meantime, it returns that container and keeps the sandbox, because the
+// container would never be removed otherwise.
 func (r *Runtime) forgetSandbox(s *sandboxState) (left *containerState, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -450,7 +453,8 @@ func (r *Runtime) forgetSandbox(s *sandboxState) (left *containerState, known bo
 	return nil, known
 }
 
-// UpdatePodSandboxResources takes note: the pod's cgroup is the kubelet's.
+// UpdatePodSandboxResources only records the resources, because the kubelet manages the pod's
+// cgroup.
 func (r *Runtime) UpdatePodSandboxResources(_ context.Context, req *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
 	s, err := r.findSandbox(req.GetPodSandboxId())
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// sandboxStatus describes a sandbox.
+// sandboxStatus returns the CRI status of a sandbox.
 func sandboxStatus(rec sandboxRecord) *runtimeapi.PodSandboxStatus {
 	st := &runtimeapi.PodSandboxStatus{
 		Id: rec.ID, Metadata: rec.config.GetMetadata(), State: sandboxPhase(rec), CreatedAt: rec.Created,
@@ -39,7 +39,7 @@ func sandboxPhase(rec sandboxRecord) runtimeapi.PodSandboxState {
 	return runtimeapi.PodSandboxState_SANDBOX_NOTREADY
 }
 
-// PodSandboxStatus describes a sandbox and its containers.
+// PodSandboxStatus returns the status of a sandbox and its containers.
 func (r *Runtime) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
 	s, err := r.findSandbox(req.GetPodSandboxId())
 	if err != nil {
@@ -51,13 +51,12 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandbox
 		resp.ContainersStatuses = append(resp.ContainersStatuses, containerStatus(c.get()))
 	}
 	if req.GetVerbose() {
-		resp.Info, err = verbose(r.sandboxInfo(rec))
+		resp.Info, err = encodeVerbose(r.sandboxInfo(rec))
 	}
 	return resp, err
 }
 
-// ListPodSandbox lists the sandboxes that the filter lets through, the
-// youngest first.
+// ListPodSandbox lists the sandboxes that match the filter, newest first.
 func (r *Runtime) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
 	return &runtimeapi.ListPodSandboxResponse{Items: r.listSandboxes(req.GetFilter())}, nil
 }
@@ -72,7 +71,7 @@ func (r *Runtime) listSandboxes(filter *runtimeapi.PodSandboxFilter) []*runtimea
 	r.mu.Unlock()
 	for _, s := range all {
 		rec := s.get()
-		if !strings.HasPrefix(rec.ID, filter.GetId()) || !matches(filter.GetLabelSelector(), rec.config.GetLabels()) ||
+		if !strings.HasPrefix(rec.ID, filter.GetId()) || !labelsMatch(filter.GetLabelSelector(), rec.config.GetLabels()) ||
 			filter.GetState() != nil && filter.GetState().GetState() != sandboxPhase(rec) {
 			continue
 		}
@@ -85,7 +84,7 @@ func (r *Runtime) listSandboxes(filter *runtimeapi.PodSandboxFilter) []*runtimea
 	return items
 }
 
-func matches(selector, labels map[string]string) bool {
+func labelsMatch(selector, labels map[string]string) bool {
 	for k, v := range selector {
 		if have, ok := labels[k]; !ok || have != v {
 			return false

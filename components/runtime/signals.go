@@ -13,15 +13,15 @@ import (
 	"hyperkube/components/runtime/images"
 )
 
-// parseSignal reads a signal's name or number, with "SIG" or without; SIGTERM
-// if it says nothing known.
+// parseSignal parses a signal name or number, with or without "SIG". It returns SIGTERM for unknown
+// names.
 func parseSignal(name string) unix.Signal {
 	name = strings.ToUpper(strings.TrimSpace(name))
 	if n, err := strconv.Atoi(name); err == nil && n > 0 && n <= 64 {
 		return unix.Signal(n)
 	}
 	name = strings.TrimPrefix(name, "SIG")
-	// The kernel's real-time signals begin at 32, the C library's at 34.
+	// Real-time signals start at 34 for programs, because the C library reserves 32 and 33.
 	for prefix, base := range map[string]int{"RTMIN": 34, "RTMAX": 64} {
 		rest, ok := strings.CutPrefix(name, prefix)
 		if !ok {
@@ -53,7 +53,7 @@ func parseSignal(name string) unix.Signal {
 	return unix.SIGTERM
 }
 
-// signalNumber is a signal's name as CRI has it.
+// signalNumber converts a signal name to its CRI constant.
 func signalNumber(name string) runtimeapi.Signal {
 	if name == "" {
 		return runtimeapi.Signal_SIGNAL_SIGTERM

@@ -14,20 +14,21 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/images"
-	"hyperkube/internal/cgroup"
+	"hyperkube/internal/host/cgroup"
 )
 
-// cpuSample remembers CPU time, to tell a rate.
+// cpuSample stores a sample of CPU time, to compute a rate.
 type cpuSample struct {
 	time  time.Time
 	nanos uint64
 	rate  uint64
 }
 
-// rateWindow is the least time that a rate is told of.
+// rateWindow is the minimum time between two samples for a rate.
 const rateWindow = time.Second
 
-// next takes a sample and returns nanoseconds of CPU a second since the last.
+// next adds a sample and returns the rate since the previous one, in nanoseconds of CPU time per
+// second.
 func (s *cpuSample) next(now time.Time, nanos uint64) uint64 {
 	if s.time.IsZero() || nanos < s.nanos {
 		*s = cpuSample{time: now, nanos: nanos}
@@ -40,40 +41,40 @@ func (s *cpuSample) next(now time.Time, nanos uint64) uint64 {
 	return s.rate
 }
 
-// diskSample remembers how large a container's own files are: large trees are
-// walked less often. It has a lock of its own, for a walk may take minutes, in which
-// the container is to be seen, stopped and removed.
+// diskSample caches the disk usage of a container's writable layer, so that large trees are walked
+// less often. It has its own lock, because a walk may take minutes, in which the container must be
+// visible, stoppable and removable.
 type diskSample struct {
-	mu    sync.Mutex // guards what follows
-	usage images.Usage
-	valid time.Time // until when
-	taken time.Time
+	mu      sync.Mutex // guards the fields below
+	usage   images.Usage
+	expires time.Time // expiry of usage
+	taken   time.Time
 }
 
 func (s *diskSample) get(dir string) (images.Usage, time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	if now.Before(s.valid) {
+	if now.Before(s.expires) {
 		return s.usage, s.taken
 	}
 	usage, err := images.DiskUsage(dir)
 	if err != nil {
 		return s.usage, s.taken
 	}
-	// At most a hundredth of the time goes into it.
-	s.usage, s.taken, s.valid = usage, now, time.Now().Add(100*time.Since(now))
+	// Limit the measurement to 1 % of the time.
+	s.usage, s.taken, s.expires = usage, now, time.Now().Add(100*time.Since(now))
 	return s.usage, s.taken
 }
 
 func value(n uint64) *runtimeapi.UInt64Value { return &runtimeapi.UInt64Value{Value: n} }
 
 func cpuUsage(s cgroup.Stats, rate uint64, p *cgroup.Pressure) *runtimeapi.CpuUsage {
-	return &runtimeapi.CpuUsage{Timestamp: s.Time.UnixNano(), UsageCoreNanoSeconds: value(s.CPUNanoseconds), UsageNanoCores: value(rate), Psi: stalls(p)}
+	return &runtimeapi.CpuUsage{Timestamp: s.Time.UnixNano(), UsageCoreNanoSeconds: value(s.CPUNanoseconds), UsageNanoCores: value(rate), Psi: psiStats(p)}
 }
 
-// stalls are nil where the kernel does not tell of any.
-func stalls(p *cgroup.Pressure) *runtimeapi.PsiStats {
+// psiStats returns the PSI stats, or nil if the kernel does not support them.
+func psiStats(p *cgroup.Pressure) *runtimeapi.PsiStats {
 	if p == nil {
 		return nil
 	}
@@ -87,13 +88,13 @@ func ioUsage(s cgroup.Stats, p *cgroup.Pressure) *runtimeapi.IoUsage {
 	if p == nil {
 		return nil
 	}
-	return &runtimeapi.IoUsage{Timestamp: s.Time.UnixNano(), Psi: stalls(p)}
+	return &runtimeapi.IoUsage{Timestamp: s.Time.UnixNano(), Psi: psiStats(p)}
 }
 
 func memoryUsage(s cgroup.Stats, p *cgroup.Pressure) *runtimeapi.MemoryUsage {
 	m := &runtimeapi.MemoryUsage{
 		Timestamp: s.Time.UnixNano(), WorkingSetBytes: value(s.MemoryWorkingSet), UsageBytes: value(s.MemoryUsage),
-		RssBytes: value(s.MemoryRSS), PageFaults: value(s.PageFaults), MajorPageFaults: value(s.MajorPageFaults), Psi: stalls(p),
+		RssBytes: value(s.MemoryRSS), PageFaults: value(s.PageFaults), MajorPageFaults: value(s.MajorPageFaults), Psi: psiStats(p),
 	}
 	if s.MemoryLimit > s.MemoryWorkingSet {
 		m.AvailableBytes = value(s.MemoryLimit - s.MemoryWorkingSet)
@@ -101,11 +102,11 @@ func memoryUsage(s cgroup.Stats, p *cgroup.Pressure) *runtimeapi.MemoryUsage {
 	return m
 }
 
-// containerStats measures a container. One that does not run has what it has on the disk
-// alone, and no CPU time.
+// containerStats returns the stats of a container. For a container that does not run, they contain
+// the disk usage and zero CPU time.
 func (r *Runtime) containerStats(c *containerState) (*runtimeapi.ContainerStats, error) {
 	rec := c.get()
-	usage, taken := c.disk.get(filepath.Join(r.containerDir(c.id), "upper"))
+	usage, taken := c.diskUsage.get(filepath.Join(r.containerDir(c.id), "upper"))
 	out := &runtimeapi.ContainerStats{
 		Attributes: &runtimeapi.ContainerAttributes{Id: rec.ID, Metadata: rec.config.GetMetadata(), Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations()},
 		WritableLayer: &runtimeapi.FilesystemUsage{
@@ -118,7 +119,7 @@ func (r *Runtime) containerStats(c *containerState) (*runtimeapi.ContainerStats,
 	}
 	s, err := r.cgroups.Stats(rec.Cgroup)
 	if errors.Is(err, cgroup.ErrNotExist) {
-		return out, nil // it ended meanwhile
+		return out, nil // it exited in the meantime
 	}
 	if err != nil {
 		return nil, err
@@ -132,7 +133,7 @@ func (r *Runtime) containerStats(c *containerState) (*runtimeapi.ContainerStats,
 	return out, nil
 }
 
-// ContainerStats measures a container.
+// ContainerStats returns the stats of a container.
 func (r *Runtime) ContainerStats(_ context.Context, req *runtimeapi.ContainerStatsRequest) (*runtimeapi.ContainerStatsResponse, error) {
 	c, err := r.findContainer(req.GetContainerId())
 	if err != nil {
@@ -145,8 +146,7 @@ func (r *Runtime) ContainerStats(_ context.Context, req *runtimeapi.ContainerSta
 	return &runtimeapi.ContainerStatsResponse{Stats: s}, nil
 }
 
-// ListContainerStats measures the containers that the filter lets through, as
-// containerStats does.
+// ListContainerStats returns the stats of the containers that match the filter.
 func (r *Runtime) ListContainerStats(_ context.Context, req *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
 	list, err := r.listContainerStats(req.GetFilter())
 	return &runtimeapi.ListContainerStatsResponse{Stats: list}, err
@@ -156,7 +156,7 @@ func (r *Runtime) listContainerStats(filter *runtimeapi.ContainerStatsFilter) ([
 	var list []*runtimeapi.ContainerStats
 	for _, c := range r.allContainers() {
 		if !strings.HasPrefix(c.id, filter.GetId()) || !strings.HasPrefix(c.sandbox, filter.GetPodSandboxId()) ||
-			!matches(filter.GetLabelSelector(), c.get().config.GetLabels()) {
+			!labelsMatch(filter.GetLabelSelector(), c.get().config.GetLabels()) {
 			continue
 		}
 		s, err := r.containerStats(c)
@@ -168,7 +168,7 @@ func (r *Runtime) listContainerStats(filter *runtimeapi.ContainerStatsFilter) ([
 	return list, nil
 }
 
-// podStats measures a pod; nil if it does not run.
+// podStats returns the stats of a pod, or nil if it does not run.
 func (r *Runtime) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error) {
 	rec := s.get()
 	if rec.Phase != phaseRunning {
@@ -212,9 +212,8 @@ func (r *Runtime) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error)
 	return out, nil
 }
 
-// podUsage measures all processes of a pod. One without a cgroup of its own, as `crictl
-// runp` makes them, uses what its sandbox and its containers use together; nobody
-// counts for how long these waited.
+// podUsage returns the usage of all processes of a pod. For a pod without its own cgroup, as
+// created by `crictl runp`, it returns the sum of its sandbox and containers, without pressure.
 func (r *Runtime) podUsage(rec sandboxRecord) (cgroup.Stats, cgroup.Pressures, error) {
 	if pod := r.podCgroup(rec.config); pod != r.defaultCgroup() {
 		st, err := r.cgroups.Stats(pod)
@@ -230,7 +229,7 @@ func (r *Runtime) podUsage(rec sandboxRecord) (cgroup.Stats, cgroup.Pressures, e
 	for _, c := range r.containersOf(rec.ID) {
 		st, err := r.cgroups.Stats(c.get().Cgroup)
 		if errors.Is(err, cgroup.ErrNotExist) {
-			continue // it has ended
+			continue // it has exited
 		}
 		if err != nil {
 			return cgroup.Stats{}, cgroup.Pressures{}, err
@@ -248,7 +247,7 @@ func (r *Runtime) podUsage(rec sandboxRecord) (cgroup.Stats, cgroup.Pressures, e
 	return sum, cgroup.Pressures{}, nil
 }
 
-// PodSandboxStats measures a pod.
+// PodSandboxStats returns the stats of a pod.
 func (r *Runtime) PodSandboxStats(_ context.Context, req *runtimeapi.PodSandboxStatsRequest) (*runtimeapi.PodSandboxStatsResponse, error) {
 	s, err := r.findSandbox(req.GetPodSandboxId())
 	if err != nil {
@@ -258,7 +257,7 @@ func (r *Runtime) PodSandboxStats(_ context.Context, req *runtimeapi.PodSandboxS
 	return &runtimeapi.PodSandboxStatsResponse{Stats: st}, err
 }
 
-// ListPodSandboxStats measures the running pods that the filter lets through.
+// ListPodSandboxStats returns the stats of the running pods that match the filter.
 func (r *Runtime) ListPodSandboxStats(_ context.Context, req *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
 	list, err := r.listPodStats(req.GetFilter())
 	return &runtimeapi.ListPodSandboxStatsResponse{Stats: list}, err
@@ -273,7 +272,7 @@ func (r *Runtime) listPodStats(filter *runtimeapi.PodSandboxStatsFilter) ([]*run
 	r.mu.Unlock()
 	all = slices.DeleteFunc(all, func(s *sandboxState) bool {
 		rec := s.get()
-		return !strings.HasPrefix(rec.ID, filter.GetId()) || !matches(filter.GetLabelSelector(), rec.config.GetLabels())
+		return !strings.HasPrefix(rec.ID, filter.GetId()) || !labelsMatch(filter.GetLabelSelector(), rec.config.GetLabels())
 	})
 	var list []*runtimeapi.PodSandboxStats
 	for _, s := range all {

@@ -6,46 +6,48 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"hyperkube/components/runtime/logs"
 	"hyperkube/components/runtime/sandbox"
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/process"
 )
 
-// closeStdin ends a container's input, also for those who are attached.
+// closeStdin closes a container's stdin, including the duplicates of attach clients.
 func (l *liveContainer) closeStdin() {
-	l.inMu.Lock()
-	defer l.inMu.Unlock()
+	l.stdinMu.Lock()
+	defer l.stdinMu.Unlock()
 	if l.stdin != nil {
 		l.stdin.Close()
 		l.stdin = nil
 	}
-	for own := range l.inputs {
-		own.Close()
+	for in := range l.inputs {
+		in.Close()
 	}
 	l.inputs = nil
 }
 
-// closeStreams closes this side of all of the container's streams.
+// closeStreams closes the runtime's ends of the container's streams.
 func (l *liveContainer) closeStreams() {
 	closeAll(l.stdout, l.stderr, l.console)
 	l.closeStdin()
 }
 
-// closeAll closes files, of which any may be nil.
+// closeAll closes files. Any of them may be nil.
 func closeAll(files ...*os.File) {
 	for _, f := range files {
-		f.Close() // of nil no more than an error
+		f.Close() // Close on nil only returns an error
 	}
 }
 
-// input is a way into the container for one who is attached, nil if it takes no input:
-// when that is closed, a write ends that waits for the container to read. It must be
-// given to leave.
-func (l *liveContainer) input() (*os.File, error) {
-	l.inMu.Lock()
-	defer l.inMu.Unlock()
+// attachStdin returns a duplicate of the container's stdin for an attach client, or nil if the container
+// has none. Closing it interrupts a write that waits for the container to read. The caller must
+// pass it to detachStdin.
+func (l *liveContainer) attachStdin() (*os.File, error) {
+	l.stdinMu.Lock()
+	defer l.stdinMu.Unlock()
 	file := l.console
 	if file == nil {
 		file = l.stdin
@@ -53,29 +55,29 @@ func (l *liveContainer) input() (*os.File, error) {
 	if file == nil {
 		return nil, nil
 	}
-	own, err := duplicate(file)
+	in, err := duplicate(file)
 	if err != nil {
-		return nil, fmt.Errorf("opening a container's input: %w", err)
+		return nil, fmt.Errorf("opening the container's stdin: %w", err)
 	}
 	if l.inputs == nil {
 		l.inputs = map[*os.File]bool{}
 	}
-	l.inputs[own] = true
-	return own, nil
+	l.inputs[in] = true
+	return in, nil
 }
 
-// leave closes what input returned.
-func (l *liveContainer) leave(own *os.File) {
-	if own == nil {
+// detachStdin closes the file returned by attachStdin.
+func (l *liveContainer) detachStdin(in *os.File) {
+	if in == nil {
 		return
 	}
-	l.inMu.Lock()
-	defer l.inMu.Unlock()
-	delete(l.inputs, own)
-	own.Close()
+	l.stdinMu.Lock()
+	defer l.stdinMu.Unlock()
+	delete(l.inputs, in)
+	in.Close()
 }
 
-// duplicate opens another descriptor of a file.
+// duplicate duplicates a file descriptor.
 func duplicate(f *os.File) (*os.File, error) {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -92,8 +94,8 @@ func duplicate(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
-// endHolder ends a holder process, which closes what it held.
-func endHolder(h *process.Handle) {
+// killHolder kills the process that keeps a container's stdin or terminal open, which closes the file.
+func killHolder(h *process.Handle) {
 	if err := h.Signal(unix.SIGKILL); err == nil {
 		<-h.Done()
 	}
@@ -102,8 +104,9 @@ func endHolder(h *process.Handle) {
 
 func (r *Runtime) fifo(id, name string) string { return r.state("containers", id, name) }
 
-// hold starts a process that keeps terminal or stdin open beyond ours.
-func (r *Runtime) hold(pod sandboxRecord, live *liveContainer) error {
+// startHolder starts the container's holder: a process that keeps its terminal or stdin open when this
+// process exits. It does nothing if the container has neither.
+func (r *Runtime) startHolder(id string, pod sandboxRecord, live *liveContainer) error {
 	file := live.console
 	if file == nil {
 		file = live.stdin
@@ -111,30 +114,30 @@ func (r *Runtime) hold(pod sandboxRecord, live *liveContainer) error {
 	if file == nil {
 		return nil
 	}
-	// Passing it on makes it blocking for everybody, so we take it back.
-	h, err := sandbox.Hold(r.pauseProgram(), pod.ID, file)
+	// Passing the file to the holder makes it blocking here too. It is replaced by a duplicate below.
+	h, err := sandbox.StartHolder(r.pauseProgram(), id, file)
 	if err != nil {
 		return err
 	}
 	live.holder = h
-	if err := r.cgroups.Enter(r.sandboxCgroup(pod.config, pod.ID), h.PID()); err != nil {
+	if err := r.cgroups.AddProcess(r.sandboxCgroup(pod.config, pod.ID), h.PID()); err != nil {
 		return err
 	}
-	mine, err := sandbox.Held(h)
+	ours, err := sandbox.HeldFile(h)
 	if err != nil {
 		return err
 	}
 	file.Close()
 	if live.console != nil {
-		live.console = mine
+		live.console = ours
 	} else {
-		live.stdin = mine
+		live.stdin = ours
 	}
 	return nil
 }
 
-// makeFIFO makes a FIFO that the container may use, unless it is there.
-func (r *Runtime) makeFIFO(rec containerRecord, name string) (path string, err error) {
+// createFIFO creates a FIFO for the container, unless it exists.
+func (r *Runtime) createFIFO(rec containerRecord, name string) (path string, err error) {
 	path = r.fifo(rec.ID, name)
 	err = unix.Mkfifo(path, 0o600)
 	if errors.Is(err, unix.EEXIST) {
@@ -144,15 +147,15 @@ func (r *Runtime) makeFIFO(rec containerRecord, name string) (path string, err e
 		err = r.selinux.Label(path, rec.Labels)
 	}
 	if err != nil {
-		return "", fmt.Errorf("making the container's %s: %w", name, err)
+		return "", fmt.Errorf("creating the container's %s: %w", name, err)
 	}
 	return path, nil
 }
 
-// outputFIFO makes a FIFO and opens both ends: ours, and the container's,
-// which reads too so that it never has nobody to write to.
+// outputFIFO creates a FIFO and opens both ends. The container's end is also opened for reading, so
+// that a write never fails for lack of a reader.
 func (r *Runtime) outputFIFO(rec containerRecord, name string) (ours, theirs *os.File, err error) {
-	path, err := r.makeFIFO(rec, name)
+	path, err := r.createFIFO(rec, name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -166,13 +169,13 @@ func (r *Runtime) outputFIFO(rec containerRecord, name string) (ours, theirs *os
 	return ours, theirs, nil
 }
 
-// inputFIFO makes a FIFO for stdin and opens both ends.
+// inputFIFO creates a FIFO for stdin and opens both ends.
 func (r *Runtime) inputFIFO(rec containerRecord) (theirs, ours *os.File, err error) {
-	path, err := r.makeFIFO(rec, "stdin")
+	path, err := r.createFIFO(rec, "stdin")
 	if err != nil {
 		return nil, nil, err
 	}
-	// Opening one end alone would block.
+	// Opening a single end would block.
 	both, err := openBlocking(path, unix.O_RDWR)
 	if err != nil {
 		return nil, nil, fmt.Errorf("opening the container's stdin: %w", err)
@@ -186,6 +189,129 @@ func (r *Runtime) inputFIFO(rec containerRecord) (theirs, ours *os.File, err err
 		return nil, nil, fmt.Errorf("opening the container's stdin: %w", err)
 	}
 	return theirs, ours, nil
+}
+
+// spoolOf returns the file name of the spool of a container's stream.
+func spoolOf(stream string) string { return stream + ".spool" }
+
+// openSpool opens the spool of a container's stream: the file that buffers output before it is written
+// to the log. It returns nil if there is no stream or the spool cannot be opened. Without a spool,
+// lines are lost if this process is killed while it writes them to the log.
+func (r *Runtime) openSpool(c *containerState, log *logs.Log, stream string, fifo *os.File) *logs.Spool {
+	if fifo == nil {
+		return nil
+	}
+	spool, err := logs.OpenSpool(r.fifo(c.id, spoolOf(stream)), log)
+	if err != nil {
+		r.log.Warn("spooling container output failed, copying directly", "container", c.id, "stream", stream, "err", err)
+		return nil
+	}
+	return spool
+}
+
+// keepOutput has the sandbox's process keep the container's output FIFOs open. What the
+// container has written is then read by a successor even if this process is killed and
+// the container exits.
+func (r *Runtime) keepOutput(c *containerState) {
+	s, err := r.findSandbox(c.sandbox)
+	if err == nil && s.handle == nil {
+		err = process.ErrNotFound
+	}
+	if err == nil {
+		s.keep.Lock()
+		err = sandbox.Keep(s.handle, c.id, r.fifo(c.id, "stdout"), r.fifo(c.id, "stderr"))
+		s.keep.Unlock()
+	}
+	if err != nil {
+		r.log.Warn("container output will be lost while the runtime is not running", "container", c.id, "err", err)
+	}
+}
+
+// releaseOutput removes the container's output FIFOs, of which everything has been read
+// or which were never used.
+func (r *Runtime) releaseOutput(c *containerState) {
+	if !r.hasOutput(c) {
+		return
+	}
+	if s, err := r.findSandbox(c.sandbox); err == nil && s.handle != nil {
+		s.keep.Lock()
+		err = sandbox.Release(s.handle, c.id)
+		s.keep.Unlock()
+		// Nothing is kept by a sandbox that has ended or that an earlier version has started.
+		if err != nil && !errors.Is(err, process.ErrNotFound) && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EBADF) {
+			r.log.Warn("releasing container output failed", "container", c.id, "err", err)
+		}
+	}
+	for _, name := range []string{spoolOf("stdout"), spoolOf("stderr"), "stderr", "stdout"} {
+		if err := os.Remove(r.fifo(c.id, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			r.log.Warn("releasing container output failed", "container", c.id, "err", err)
+		}
+	}
+}
+
+// hasOutput reports whether the container has output FIFOs that were not released.
+func (r *Runtime) hasOutput(c *containerState) bool {
+	_, err := os.Lstat(r.fifo(c.id, "stdout"))
+	return err == nil
+}
+
+// awaitOutput waits until the output of a container whose processes have exited is in its
+// log, and reports whether it is. It is not if this process is stopped before.
+func (r *Runtime) awaitOutput(live *liveContainer) bool {
+	timer := time.NewTimer(drainTimeout)
+	defer timer.Stop()
+	select {
+	case <-live.drained:
+		return true
+	case <-timer.C:
+	case <-r.quit:
+		return false
+	}
+	// Another process keeps the streams open: what was written until now is all.
+	for _, f := range []*os.File{live.stdout, live.stderr} {
+		_ = f.SetReadDeadline(time.Unix(1, 0)) // a nil file returns an error
+	}
+	live.console.Close()
+	timer.Reset(drainTimeout)
+	select {
+	case <-live.drained:
+		return true
+	case <-timer.C: // the log's disk does not respond
+		return false
+	case <-r.quit:
+		return false
+	}
+}
+
+// drainOutput writes to the log what a container that has exited has left in its streams.
+func (r *Runtime) drainOutput(c *containerState) {
+	if rec := c.get(); rec.Boot != r.boot || !r.hasOutput(c) && !runs(rec.Holder) {
+		return
+	}
+	live := &liveContainer{drained: make(chan struct{})}
+	r.openStreams(c, live)
+	r.carry(c, live)
+	if r.awaitOutput(live) {
+		r.releaseOutput(c)
+	}
+	live.closeStreams()
+	live.log.Close()
+	if live.holder != nil {
+		killHolder(live.holder)
+	}
+}
+
+// runs reports whether a recorded process has not exited.
+func runs(id processID) bool {
+	if id.PID == 0 {
+		return false
+	}
+	h, err := process.Open(id.PID, id.Start)
+	if err != nil {
+		return false
+	}
+	h.Close()
+	return true
 }
 
 func openReader(path string) (*os.File, error) {

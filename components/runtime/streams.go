@@ -20,40 +20,40 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 
 	"hyperkube/components/runtime/logs"
-	"hyperkube/internal/linger"
+	"hyperkube/internal/serving/gracefulclose"
 )
 
-// errSlowWatcher ends the stream of who did not keep up.
+// errSlowWatcher terminates an event stream whose client did not keep up.
 var errSlowWatcher = errors.New("the watcher of container events is too slow")
 
-// startStreaming serves exec, attach and port-forward. Each request is for a
-// token that CRI gave out, valid once and for a minute.
+// startStreaming starts the server for exec, attach and port-forward. Each request needs a token
+// from a CRI call, which is valid once and for one minute.
 func (r *Runtime) startStreaming(ctx context.Context) error {
 	listener, err := net.Listen("tcp", r.cfg.StreamAddress)
 	if err != nil {
-		return fmt.Errorf("opening the streaming server: %w", err)
+		return fmt.Errorf("starting streaming server: %w", err)
 	}
 	config := streaming.DefaultConfig
 	config.Addr = listener.Addr().String()
 	config.BaseURL = &url.URL{Scheme: "http", Host: config.Addr, Path: "/"}
 	if r.stream, err = streaming.NewServer(config, (*streamer)(r)); err != nil {
 		listener.Close()
-		return fmt.Errorf("opening the streaming server: %w", err)
+		return fmt.Errorf("starting streaming server: %w", err)
 	}
 	server := &http.Server{Handler: r.stream, ReadHeaderTimeout: 30 * time.Second}
-	r.watch.Go(func() {
+	r.watchers.Go(func() {
 		<-ctx.Done()
 		server.Close()
 	})
-	r.watch.Go(func() {
-		if err := server.Serve(linger.Listener(listener)); err != nil && !errors.Is(err, http.ErrServerClosed) {
-			r.log.Error("the streaming server ended", "error", err)
+	r.watchers.Go(func() {
+		if err := server.Serve(gracefulclose.Listener(listener)); err != nil && !errors.Is(err, http.ErrServerClosed) {
+			r.log.Error("streaming server failed", "err", err)
 		}
 	})
 	return nil
 }
 
-// Exec prepares a command with streams.
+// Exec returns the URL of a command with streams.
 func (r *Runtime) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
 	if _, _, err := r.runningContainer(req.GetContainerId()); err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func (r *Runtime) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*runtime
 	return r.stream.GetExec(req)
 }
 
-// Attach prepares streams to a container's first process.
+// Attach returns the URL of the streams of a container's first process.
 func (r *Runtime) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
 	if _, _, err := r.runningContainer(req.GetContainerId()); err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func (r *Runtime) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*run
 	return r.stream.GetAttach(req)
 }
 
-// PortForward prepares streams to ports of a pod.
+// PortForward returns the URL of streams to ports of a pod.
 func (r *Runtime) PortForward(_ context.Context, req *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
 	s, err := r.findSandbox(req.GetPodSandboxId())
 	if err != nil {
@@ -81,12 +81,12 @@ func (r *Runtime) PortForward(_ context.Context, req *runtimeapi.PortForwardRequ
 	return r.stream.GetPortForward(req)
 }
 
-// streamer is a Runtime as the streaming server sees it.
+// streamer implements streaming.Runtime for a Runtime.
 type streamer Runtime
 
 var _ streaming.Runtime = (*streamer)(nil)
 
-// exitError tells the streaming server of an exit code.
+// exitError returns an exit code to the streaming server.
 type exitError struct{ code int }
 
 func (e exitError) Error() string   { return fmt.Sprintf("command terminated with exit code %d", e.code) }
@@ -158,14 +158,14 @@ func (s *streamer) Attach(ctx context.Context, id string, in io.Reader, out, err
 	}
 	inputOver := make(chan struct{})
 	if in != nil {
-		own, err := live.input()
+		stdin, err := live.attachStdin()
 		if err != nil {
 			return err
 		}
-		defer live.leave(own)
+		defer live.detachStdin(stdin)
 		go func() {
 			defer close(inputOver)
-			s.feed(live, own, in, config)
+			s.copyStdin(live, stdin, in, config)
 		}()
 	}
 	drained := make(chan struct{})
@@ -184,45 +184,44 @@ func (s *streamer) Attach(ctx context.Context, id string, in io.Reader, out, err
 		}
 	case <-ctx.Done():
 	case <-r.quit:
-	case <-after(in != nil && (out == nil && errs == nil || !tty && !config.GetStdinOnce()), inputOver):
-		// Who has no more to say to a container that goes on listening leaves it,
-		// as with `kubectl run --stdin --leave-stdin-open`.
+	case <-receiveIf(in != nil && (out == nil && errs == nil || !tty && !config.GetStdinOnce()), inputOver):
+		// A client whose input has ended detaches from a container that keeps stdin open, as with
+		// `kubectl run --stdin --leave-stdin-open`.
 	}
 	return nil
 }
 
-// after is ch if wanted, else a channel that blocks.
-func after(wanted bool, ch <-chan struct{}) <-chan struct{} {
-	if wanted {
+// receiveIf returns ch if enabled, else a nil channel, which blocks.
+func receiveIf(enabled bool, ch <-chan struct{}) <-chan struct{} {
+	if enabled {
 		return ch
 	}
 	return nil
 }
 
-// feed passes input on to a container by own, which may be nil, until there is no more
-// or own is closed.
-func (s *streamer) feed(live *liveContainer, own *os.File, in io.Reader, config *runtimeapi.ContainerConfig) {
-	if own == nil {
+// copyStdin copies input to a container until the input ends or stdin is closed. stdin is from
+// liveContainer.attachStdin and may be nil.
+func (s *streamer) copyStdin(live *liveContainer, stdin *os.File, in io.Reader, config *runtimeapi.ContainerConfig) {
+	if stdin == nil {
 		return
 	}
-	_, _ = io.Copy(own, in)
+	_, _ = io.Copy(stdin, in)
 	if live.console != nil || !config.GetStdinOnce() {
 		return
 	}
 	select {
-	case <-s.quit: // the container lives on, and so does its input
+	case <-s.quit: // the container and its stdin outlive this process
 		return
 	default:
 	}
-	// The first to attach is the only one: the container sees the end.
+	// With stdinOnce, the container's stdin is closed after the first attach client.
 	live.closeStdin()
 	if live.holder != nil {
 		_ = live.holder.Signal(unix.SIGKILL)
 	}
 }
 
-// PortForward implements streaming.Runtime: it calls the pod on its loopback
-// address.
+// PortForward implements streaming.Runtime. It connects to the pod's loopback address.
 func (s *streamer) PortForward(ctx context.Context, id string, port int32, stream io.ReadWriteCloser) error {
 	r := (*Runtime)(s)
 	defer stream.Close()
@@ -234,15 +233,14 @@ func (s *streamer) PortForward(ctx context.Context, id string, port int32, strea
 	if rec.Phase != phaseRunning || sandbox.handle == nil {
 		return fmt.Errorf("sandbox container %q is not running", id)
 	}
-	conn, err := dialInside(ctx, rec.Process.PID, port)
+	conn, err := dialInNetNS(ctx, rec.Process.PID, port)
 	if err != nil {
 		return fmt.Errorf("failed to execute portforward in network namespace of sandbox %q: %w", id, err)
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	// The end of one direction is passed on; the end of the pod's answers
-	// ends it all.
+	// EOF of the client is passed on to the pod. EOF of the pod ends the connection.
 	go func() {
 		_, _ = io.Copy(conn, stream)
 		_ = conn.CloseWrite()

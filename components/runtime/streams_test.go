@@ -12,13 +12,12 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// endless has always more to say.
+// endless is a reader without end.
 type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return len(p), nil }
 
-// TestFeedEnds: whoever is attached to a container that does not read, and leaves, is
-// gone.
+// TestFeedEnds checks that a client can detach from a container that does not read its stdin.
 func TestFeedEnds(t *testing.T) {
 	for _, once := range []bool{false, true} {
 		read, write, err := os.Pipe()
@@ -27,7 +26,7 @@ func TestFeedEnds(t *testing.T) {
 		}
 		defer read.Close()
 		live := &liveContainer{stdin: write}
-		own, err := live.input()
+		own, err := live.attachStdin()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,17 +34,17 @@ func TestFeedEnds(t *testing.T) {
 		over := make(chan struct{})
 		go func() {
 			defer close(over)
-			s.feed(live, own, endless{}, &runtimeapi.ContainerConfig{Stdin: true, StdinOnce: once})
+			s.copyStdin(live, own, endless{}, &runtimeapi.ContainerConfig{Stdin: true, StdinOnce: once})
 		}()
-		// Something has come, so that it is being written.
+		// Data arrived, so the write is in progress.
 		if _, err := read.Read(make([]byte, 1)); err != nil {
 			t.Fatal(err)
 		}
-		live.leave(own)
+		live.detachStdin(own)
 		select {
 		case <-over:
 		case <-time.After(time.Minute):
-			t.Fatal("the input of who has left is still passed on")
+			t.Fatal("the input of a detached client is still copied")
 		}
 		if len(live.inputs) > 0 || (live.stdin == nil) != once {
 			t.Errorf("once %v: %d inputs, stdin open %v", once, len(live.inputs), live.stdin != nil)
@@ -59,7 +58,7 @@ func TestFeedEnds(t *testing.T) {
 	}
 }
 
-// TestCloseStdin ends the input for all who are attached.
+// TestCloseStdin checks that closing stdin affects all attached clients.
 func TestCloseStdin(t *testing.T) {
 	read, write, err := os.Pipe()
 	if err != nil {
@@ -67,7 +66,7 @@ func TestCloseStdin(t *testing.T) {
 	}
 	defer read.Close()
 	live := &liveContainer{stdin: write}
-	own, err := live.input()
+	own, err := live.attachStdin()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,20 +74,20 @@ func TestCloseStdin(t *testing.T) {
 		t.Fatal(err)
 	}
 	live.closeStdin()
-	live.leave(own)
+	live.detachStdin(own)
 	if got, err := io.ReadAll(read); err != nil || !bytes.Equal(got, []byte("last")) {
 		t.Errorf("%q, %v", got, err)
 	}
-	if again, err := live.input(); again != nil || err != nil {
+	if again, err := live.attachStdin(); again != nil || err != nil {
 		t.Errorf("%v, %v: an input that has ended is opened again", again, err)
 	}
 }
 
-// TestNoStartInWhatIsStopped: a container is not started behind the end of its
-// sandbox's containers.
+// TestNoStartInWhatIsStopped checks that no container can be started while its sandbox is being
+// stopped.
 func TestNoStartInWhatIsStopped(t *testing.T) {
 	s := &sandboxState{id: "s", record: sandboxRecord{Phase: phaseRunning}}
-	if !s.takesContainers() {
+	if !s.acceptsContainers() {
 		t.Error("a sandbox that runs takes no containers")
 	}
 	c := &containerState{id: "c", sandbox: "s", record: containerRecord{Phase: phaseCreated}}
@@ -98,12 +97,12 @@ func TestNoStartInWhatIsStopped(t *testing.T) {
 		t.Errorf("%v, phase %v", err, c.get().Phase)
 	}
 	s.setStopping(false)
-	if !s.takesContainers() {
+	if !s.acceptsContainers() {
 		t.Error("a sandbox that could not be stopped takes no containers")
 	}
 }
 
-// TestDuplicate has the two ends apart.
+// TestDuplicate checks that duplicates can be closed independently.
 func TestDuplicate(t *testing.T) {
 	read, write, err := os.Pipe()
 	if err != nil {

@@ -15,10 +15,8 @@ import (
 	"hyperkube/components/runtime/selinux"
 )
 
-// What callers get beyond CRI's own fields when they ask for it, as `crictl
-// inspect` does. CRI leaves it to the runtime; scripts of operators look for the
-// namespaces, the cgroup and the command under the names that containerd has for
-// them.
+// Verbose status information, as shown by `crictl inspect`. CRI does not define its content.
+// Scripts of operators expect the namespaces, the cgroup and the command under containerd's names.
 
 type sandboxInfo struct {
 	PID           int                          `json:"pid"`
@@ -38,18 +36,18 @@ type containerInfo struct {
 	Handler   string                      `json:"runtimeHandler"`
 	Config    *runtimeapi.ContainerConfig `json:"config"`
 	Labels    *selinux.Labels             `json:"selinux,omitempty"`
-	// Spec is missing of containers that do not run.
+	// Spec is only set for running and created containers.
 	Spec *specs.Spec `json:"runtimeSpec,omitempty"`
 }
 
 type imageInfo struct {
-	// ChainID names the root that the layers make up together; it and RootFS are
-	// missing of images that were pulled before their layers' digests were kept.
+	// ChainID is the chain ID of all layers. It and RootFS are missing for images pulled by
+	// versions that did not store diff IDs.
 	ChainID string    `json:"chainID,omitempty"`
 	Spec    imageSpec `json:"imageSpec"`
 }
 
-// imageSpec is what is kept of an image's configuration, in its form.
+// imageSpec contains the stored part of an image configuration, in the same format.
 type imageSpec struct {
 	Architecture string        `json:"architecture"`
 	OS           string        `json:"os"`
@@ -62,11 +60,11 @@ type rootFS struct {
 	DiffIDs []string `json:"diff_ids"`
 }
 
-// verbose is the form in which CRI wants more information.
-func verbose(info any) (map[string]string, error) {
+// encodeVerbose encodes verbose status information for CRI.
+func encodeVerbose(info any) (map[string]string, error) {
 	data, err := json.Marshal(info)
 	if err != nil {
-		return nil, fmt.Errorf("telling more: %w", err)
+		return nil, fmt.Errorf("encoding verbose status: %w", err)
 	}
 	return map[string]string{"info": string(data)}, nil
 }
@@ -106,16 +104,15 @@ func (r *Runtime) containerInfo(c *containerState) containerInfo {
 	return containerInfo{SandboxID: rec.Sandbox, PID: rec.Process.PID, Cgroup: rec.Cgroup, Handler: rec.Handler, Config: rec.config, Labels: rec.Labels, Spec: r.specOf(c)}
 }
 
-// specOf is what a container was made from. It is not kept, for it is larger than
-// all else that is known of a container, but found out anew; nil where that cannot
-// be done any more, for the container's root is gone or a volume's source.
+// specOf builds the specification of a container. It is not stored, because it is larger than the
+// rest of the container's state. It returns nil if it cannot be built, for example because the
+// container's root or the source of a volume does not exist any more.
 func (r *Runtime) specOf(c *containerState) *specs.Spec {
 	rec := c.get()
 	if rec.Phase != phaseCreated && rec.Phase != phaseRunning {
 		return nil
 	}
-	// Building it makes the sources of mounts that are missing, which nobody
-	// asks for here.
+	// Building the specification would create missing mount sources.
 	for _, m := range rec.config.GetMounts() {
 		if _, err := os.Stat(m.GetHostPath()); m.GetImage().GetImage() == "" && err != nil {
 			return nil

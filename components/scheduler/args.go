@@ -14,7 +14,7 @@ import (
 	"hyperkube/components/scheduler/plugins"
 )
 
-// readArgs reads the arguments of plugins.
+// readArgs decodes and validates plugin arguments.
 // https://kubernetes.io/docs/reference/config-api/kube-scheduler-config.v1/
 func readArgs(list []configv1.PluginConfig) (plugins.Args, error) {
 	args := plugins.DefaultArgs()
@@ -27,7 +27,7 @@ func readArgs(list []configv1.PluginConfig) (plugins.Args, error) {
 		}
 		seen[c.Name] = true
 		if !known[c.Name] {
-			return args, fmt.Errorf("arguments for plugin %q, which does not exist", c.Name)
+			return args, fmt.Errorf("arguments of unknown plugin %q", c.Name)
 		}
 		if err := readOne(&args, c); err != nil {
 			return args, fmt.Errorf("arguments of plugin %q: %w", c.Name, err)
@@ -38,7 +38,7 @@ func readArgs(list []configv1.PluginConfig) (plugins.Args, error) {
 
 func readOne(args *plugins.Args, c *configv1.PluginConfig) error {
 	data := c.Args.Raw
-	if len(data) == 0 || slices.Contains(elsewhere, c.Name) {
+	if len(data) == 0 || slices.Contains(ignoredPlugins, c.Name) {
 		return nil
 	}
 	var meta struct{ Kind, APIVersion string }
@@ -46,7 +46,7 @@ func readOne(args *plugins.Args, c *configv1.PluginConfig) error {
 		return err
 	}
 	if meta.Kind != "" && meta.Kind != c.Name+"Args" || meta.APIVersion != "" && meta.APIVersion != configv1.SchemeGroupVersion.String() {
-		return fmt.Errorf("a %s of %s, not %sArgs of %s", meta.Kind, meta.APIVersion, c.Name, configv1.SchemeGroupVersion)
+		return fmt.Errorf("type is %s of %s, want %sArgs of %s", meta.Kind, meta.APIVersion, c.Name, configv1.SchemeGroupVersion)
 	}
 	switch c.Name {
 	case args.Fit.Name():
@@ -78,7 +78,7 @@ func readOne(args *plugins.Args, c *configv1.PluginConfig) error {
 		}
 		for _, r := range a.Resources {
 			if r.Weight > 1 {
-				return fmt.Errorf("resources: weight of %s: only 1 is possible", r.Name)
+				return fmt.Errorf("resources: weight of %s: only 1 is supported", r.Name)
 			}
 			args.Balanced.Resources = append(args.Balanced.Resources, corev1.ResourceName(r.Name))
 		}
@@ -119,7 +119,7 @@ func readOne(args *plugins.Args, c *configv1.PluginConfig) error {
 	case args.Preemption.Name():
 		return readPreemption(&args.Preemption, data)
 	default:
-		return errors.New("it takes none")
+		return errors.New("the plugin has no arguments")
 	}
 	return nil
 }
@@ -189,7 +189,7 @@ func readFit(p *plugins.NodeResourcesFit, data []byte) error {
 	return nil
 }
 
-// readShape reads scores for utilizations.
+// readShape decodes the points of a scoring function.
 func readShape(points []configv1.UtilizationShapePoint) ([]plugins.Point, error) {
 	var out []plugins.Point
 	for i, point := range points {
@@ -233,7 +233,7 @@ func readSpread(p *plugins.PodTopologySpread, data []byte) error {
 			return fmt.Errorf("defaultConstraints[%d].labelSelector: constraint must not define a selector, as they deduced for each pod", i)
 		}
 	}
-	// None at all is not the system's.
+	// An empty list is not nil: it disables the system defaults.
 	p.Defaults = append([]corev1.TopologySpreadConstraint{}, a.DefaultConstraints...)
 	return nil
 }

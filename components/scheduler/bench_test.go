@@ -15,8 +15,8 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// crowd is 500 nodes in three zones with 2000 pods of twenty applications, all
-// made by the given change.
+// crowd returns a state with 500 nodes in three zones and 2000 pods of twenty applications,
+// modified by change.
 func crowd(change ...func(*corev1.Pod)) *state.State {
 	s := state.New()
 	for i := range 500 {
@@ -29,8 +29,8 @@ func crowd(change ...func(*corev1.Pod)) *state.State {
 	return s
 }
 
-// spreadAndApart spreads over zones and keeps pods of a kind off each other's
-// nodes.
+// spreadAndApart adds a spread constraint over zones and an anti-affinity to pods of the same
+// application.
 func spreadAndApart(p *corev1.Pod) {
 	spread(corev1.LabelTopologyZone, 5)(p)
 	antiAffinity(corev1.LabelHostname)(p)
@@ -44,7 +44,7 @@ func likeAll(p *corev1.Pod) {
 	}}
 }
 
-// BenchmarkCycle places pods one after the other, as Run does without its API.
+// BenchmarkCycle schedules pods like Run, without an API server.
 func BenchmarkCycle(b *testing.B) {
 	for _, c := range []struct {
 		name   string
@@ -61,7 +61,7 @@ func BenchmarkCycle(b *testing.B) {
 			if err != nil {
 				b.Fatal(err)
 			}
-			a := newAsked(m, corev1.DefaultSchedulerName, &set)
+			a := newPluginMetrics(m, corev1.DefaultSchedulerName, &set)
 			var pods []*corev1.Pod
 			for i := range 400 {
 				pods = append(pods, pod(fmt.Sprintf("new%d", i), append([]func(*corev1.Pod){requests("10m"), labelled(map[string]string{"app": fmt.Sprintf("a%d", i%20)})}, c.change...)...))
@@ -83,7 +83,7 @@ func BenchmarkCycle(b *testing.B) {
 	}
 }
 
-// BenchmarkPreempt finds whom to evict, of 500 full nodes.
+// BenchmarkPreempt finds preemption victims on 500 full nodes.
 func BenchmarkPreempt(b *testing.B) {
 	s := crowd(func(p *corev1.Pod) { requests("1")(p) })
 	set := plugins.Default()

@@ -11,15 +11,15 @@ import (
 	"hyperkube/components/scheduler/plugins"
 )
 
-// elsewhere are upstream's plugins that are none here: what they do is always
-// done, or there is nothing of it to do. A configuration may name them.
-var elsewhere = []string{
+// ignoredPlugins are upstream's plugins that are not plugins here, because their function is always
+// active or does not exist. A configuration may contain them.
+var ignoredPlugins = []string{
 	"PrioritySort", "DefaultBinder",
 	"GangScheduling", "DeferredPodScheduling", "TopologyPlacementGenerator", "PodGroupPodsCount",
 }
 
-// choose applies what a profile enables and disables; p may be nil.
-func choose(args plugins.Args, p *configv1.Plugins) (plugins.Set, error) {
+// choosePlugins returns the plugins that a profile enables. p may be nil.
+func choosePlugins(args plugins.Args, p *configv1.Plugins) (plugins.Set, error) {
 	all := plugins.With(args)
 	if p == nil {
 		return all, nil
@@ -31,12 +31,12 @@ func choose(args plugins.Args, p *configv1.Plugins) (plugins.Set, error) {
 	} {
 		for _, e := range point.Enabled {
 			if !known[e.Name] {
-				errs = append(errs, fmt.Errorf("plugin %q does not exist", e.Name))
+				errs = append(errs, fmt.Errorf("unknown plugin %q", e.Name))
 			}
 		}
 		for _, d := range point.Disabled {
 			if d.Name != "*" && !known[d.Name] {
-				errs = append(errs, fmt.Errorf("plugin %q does not exist", d.Name))
+				errs = append(errs, fmt.Errorf("unknown plugin %q", d.Name))
 			}
 		}
 	}
@@ -44,12 +44,12 @@ func choose(args plugins.Args, p *configv1.Plugins) (plugins.Set, error) {
 		return plugins.Set{}, err
 	}
 	set := plugins.Set{}
-	set.PreEnqueue = pick("PreEnqueue", all.PreEnqueue, p.MultiPoint, p.PreEnqueue, &errs)
-	set.Filter = pick("Filter", all.Filter, p.MultiPoint, p.Filter, &errs)
+	set.PreEnqueue = pickPlugins("PreEnqueue", all.PreEnqueue, p.MultiPoint, p.PreEnqueue, &errs)
+	set.Filter = pickPlugins("Filter", all.Filter, p.MultiPoint, p.Filter, &errs)
 	if slices.ContainsFunc(set.Filter, func(f framework.Filter) bool { return f.Name() == all.Devices.Name() }) {
 		set.Devices = all.Devices
 	}
-	set.Score = pick("Score", all.Score, p.MultiPoint, p.Score, &errs)
+	set.Score = pickPlugins("Score", all.Score, p.MultiPoint, p.Score, &errs)
 	for i := range set.Score {
 		w := &set.Score[i]
 		for _, e := range slices.Concat(p.MultiPoint.Enabled, p.Score.Enabled) {
@@ -61,11 +61,11 @@ func choose(args plugins.Args, p *configv1.Plugins) (plugins.Set, error) {
 				w.Weight = int64(*e.Weight)
 			}
 			if w.Weight < 0 {
-				errs = append(errs, fmt.Errorf("plugin %q: its weight is negative", e.Name))
+				errs = append(errs, fmt.Errorf("plugin %q: negative weight", e.Name))
 			}
 		}
 	}
-	if len(pick("PostFilter", []framework.Plugin{all.Preemption}, p.MultiPoint, p.PostFilter, &errs)) > 0 {
+	if len(pickPlugins("PostFilter", []framework.Plugin{all.Preemption}, p.MultiPoint, p.PostFilter, &errs)) > 0 {
 		set.Preemption = all.Preemption
 	}
 	return set, errors.Join(errs...)
@@ -82,18 +82,17 @@ func knownNames(set plugins.Set) map[string]bool {
 	for _, p := range set.Score {
 		known[p.Name()] = true
 	}
-	for _, name := range elsewhere {
+	for _, name := range ignoredPlugins {
 		known[name] = true
 	}
 	return known
 }
 
-// pick returns those plugins of an extension point that are enabled, in the
-// order of all.
-func pick[P framework.Plugin](point string, all []P, multi, own configv1.PluginSet, errs *[]error) []P {
+// pickPlugins returns the enabled plugins of an extension point, in the order of all.
+func pickPlugins[P framework.Plugin](point string, all []P, multi, own configv1.PluginSet, errs *[]error) []P {
 	for _, e := range own.Enabled {
-		// DynamicResources is at most points, and all of it is chosen with its filter.
-		if !slices.Contains(elsewhere, e.Name) && e.Name != (plugins.DynamicResources{}).Name() && !slices.ContainsFunc(all, func(p P) bool { return p.Name() == e.Name }) {
+		// DynamicResources extends most points, and is enabled as a whole with its filter.
+		if !slices.Contains(ignoredPlugins, e.Name) && e.Name != (plugins.DynamicResources{}).Name() && !slices.ContainsFunc(all, func(p P) bool { return p.Name() == e.Name }) {
 			*errs = append(*errs, fmt.Errorf("plugin %q does not extend %s plugin", e.Name, point))
 		}
 	}

@@ -12,59 +12,58 @@ import (
 	"github.com/spf13/cobra"
 	configv1 "k8s.io/kube-scheduler/config/v1"
 
-	"hyperkube/internal/accepted"
+	"hyperkube/internal/base/compatflags"
+	"hyperkube/internal/base/logging"
 	"hyperkube/internal/client"
-	"hyperkube/internal/debugserver"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/leader"
-	"hyperkube/internal/logs"
-	"hyperkube/internal/measure"
-	"hyperkube/internal/zpages"
+	"hyperkube/internal/client/leaderelection"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/serving/componentmetrics"
+	"hyperkube/internal/serving/debugserver"
+	"hyperkube/internal/serving/zpages"
 )
 
-// component is the name of this component, of its lease and of who asks the API for it.
+// component is the name of this component, of its lease, and in its user agent.
 const component = "kube-scheduler"
 
 // options are the flags of kube-scheduler.
 type options struct {
 	kubeconfig, config string
-	serving            debugserver.Serving
+	serving            debugserver.SecurePortFlags
 	leaderElect        bool
-	election           leader.Election
-	format             logs.Format
+	election           leaderelection.Election
+	format             logging.Format
 	verbosity          int
 }
 
-// unused are upstream's flags for what is always so here, has no limit here, or
-// does not exist here.
-var unused = []accepted.Flag{
-	{Name: "pod-max-in-unschedulable-pods-duration", Why: "pods wait for five minutes at most"},
-	{Name: "write-config-to", Why: "the configuration is not written", Only: []string{""}},
+// unused are upstream's flags that configure what is fixed, unlimited, or missing here.
+var unused = []compatflags.Flag{
+	{Name: "pod-max-in-unschedulable-pods-duration", Why: "unschedulable pods are retried after five minutes"},
+	{Name: "write-config-to", Why: "writing the configuration is not supported", Only: []string{""}},
 }
 
-// NewCommand is `kube-scheduler`.
+// NewCommand returns the kube-scheduler command.
 func NewCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
 		Use:   component,
-		Short: "The scheduler: finds nodes for pods",
+		Short: "Run the scheduler, which assigns pods to nodes",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return o.run(cmd.Context(), cmd.Flags().Changed, zpages.FlagsOf(cmd.Flags()))
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Path of the kubeconfig with which to reach the API server.")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to the kubeconfig file with the location and credentials of the API server.")
 	o.serving.AddFlags(flags, layout.PortScheduler)
 	o.format.Flag(flags)
-	flags.IntVarP(&o.verbosity, "v", "v", 0, "Verbosity of logs: 4 and more is debugging.")
-	flags.StringVar(&o.config, "config", "", "Path of a KubeSchedulerConfiguration.")
+	flags.IntVarP(&o.verbosity, "v", "v", 0, "Log verbosity: 4 or more enables debug logs.")
+	flags.StringVar(&o.config, "config", "", "Path to a KubeSchedulerConfiguration file.")
 	o.election.AddFlags(flags, &o.leaderElect, component)
-	accepted.Add(flags, slices.Concat(accepted.Logging(), accepted.Metrics(), accepted.Versions(), accepted.Leading(), accepted.Client(), accepted.Serving(), unused)...)
+	compatflags.Add(flags, slices.Concat(compatflags.Logging(), compatflags.Metrics(), compatflags.Versions(), compatflags.LeaderElection(), compatflags.Client(), compatflags.Serving(), unused)...)
 	return cmd
 }
 
-// merge takes from a configuration what no flag says.
+// merge applies a configuration file. Flags that are set take precedence.
 func (o *options) merge(cfg *configv1.KubeSchedulerConfiguration, changed func(flag string) bool) {
 	if o.kubeconfig == "" {
 		o.kubeconfig = cfg.ClientConnection.Kubeconfig
@@ -98,7 +97,7 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
 	log := o.format.New(os.Stderr, level)
-	logs.Own(log)
+	logging.SetDefault(log)
 	file, err := loadConfig(o.config)
 	if err != nil {
 		return err
@@ -125,10 +124,10 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 	}
 	conf := debugserver.Config{Flags: flags, Level: level, ConfigName: "componentconfig", Configuration: func() any { return file }}
 	if o.leaderElect {
-		o.election.Health = leader.NewHealth()
-		conf.Live = []debugserver.Check{{Name: leader.HealthName, Check: o.election.Health.Check}}
+		o.election.Health = leaderelection.NewHealth()
+		conf.Live = []debugserver.Check{{Name: leaderelection.HealthName, Check: o.election.Health.Check}}
 	}
-	err = o.serving.Beside(ctx, s.Server(conf), func(ctx context.Context) error {
+	err = o.serving.RunWith(ctx, s.Server(conf), func(ctx context.Context) error {
 		clients.Informers.StartWithContext(ctx)
 		return o.lead(ctx, s, clients)
 	})
@@ -136,24 +135,24 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 	return err
 }
 
-// lead runs s, while it holds the lease if there is an election.
+// lead runs s. With leader election, it runs s only while it holds the lease.
 func (o *options) lead(ctx context.Context, s *Scheduler, clients *client.Clients) error {
 	if !o.leaderElect {
 		return s.Run(ctx)
 	}
-	name := o.election.Defaulted(component).Name
-	s.leaders.Lead(name, false)
-	return leader.Run(ctx, o.election, clients.Kube, nil, func(ctx context.Context) error {
-		s.leaders.Lead(name, true)
-		defer s.leaders.Lead(name, false)
+	name := o.election.WithDefaults(component).Name
+	s.leaders.SetLeader(name, false)
+	return leaderelection.Run(ctx, o.election, clients.Kube, nil, func(ctx context.Context) error {
+		s.leaders.SetLeader(name, true)
+		defer s.leaders.SetLeader(name, false)
 		return s.Run(ctx)
 	})
 }
 
-// Server completes the configuration of the scheduler's secure port.
+// Server fills in the scheduler's part of the secure port's configuration.
 func (s *Scheduler) Server(conf debugserver.Config) debugserver.Config {
 	conf.Component, conf.Metrics = component, s.Metrics()
-	conf.Paths = map[string]http.Handler{"/metrics/resources": measure.Handler(s.Resources())}
+	conf.Paths = map[string]http.Handler{"/metrics/resources": componentmetrics.Handler(s.Resources())}
 	conf.Checks = []debugserver.Check{{Name: "sched-handler-sync", Check: func() error {
 		if !s.Synced() {
 			return errors.New("handlers are not fully synchronized")

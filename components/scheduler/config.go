@@ -10,18 +10,18 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// loadConfig reads a KubeSchedulerConfiguration. With no path, an empty one.
+// loadConfig reads a KubeSchedulerConfiguration. If path is empty, it returns an empty one.
 func loadConfig(path string) (*configv1.KubeSchedulerConfiguration, error) {
 	if path == "" {
 		return &configv1.KubeSchedulerConfiguration{}, nil
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fmt.Errorf("reading the scheduler's configuration: %w", err)
+		return nil, fmt.Errorf("reading scheduler configuration: %w", err)
 	}
 	cfg, err := parseConfig(data)
 	if err != nil {
-		return nil, fmt.Errorf("reading the scheduler's configuration: %s: %w", path, err)
+		return nil, fmt.Errorf("reading scheduler configuration: %s: %w", path, err)
 	}
 	return cfg, nil
 }
@@ -32,18 +32,17 @@ func parseConfig(data []byte) (*configv1.KubeSchedulerConfiguration, error) {
 		return nil, err
 	}
 	if cfg.Kind != "KubeSchedulerConfiguration" || cfg.APIVersion != configv1.SchemeGroupVersion.String() {
-		return nil, fmt.Errorf("a %s of %s, not a KubeSchedulerConfiguration of %s", cfg.Kind, cfg.APIVersion, configv1.SchemeGroupVersion)
+		return nil, fmt.Errorf("type is %s of %s, want KubeSchedulerConfiguration of %s", cfg.Kind, cfg.APIVersion, configv1.SchemeGroupVersion)
 	}
 	for _, seconds := range []*int64{cfg.PodInitialBackoffSeconds, cfg.PodMaxBackoffSeconds} {
 		if seconds != nil && *seconds <= 0 {
-			return nil, errors.New("the seconds of backoff must be positive")
+			return nil, errors.New("podInitialBackoffSeconds and podMaxBackoffSeconds must be positive")
 		}
 	}
 	return &cfg, nil
 }
 
-// profiles makes the profiles of a configuration. What it does not say is as by
-// default.
+// profiles returns the profiles of a configuration. Unset fields have default values.
 func profiles(cfg *configv1.KubeSchedulerConfiguration) ([]Profile, error) {
 	var profiles []Profile
 	list, ignored := cfg.Profiles, ignoredByExtenders(cfg.Extenders)
@@ -63,7 +62,7 @@ func profiles(cfg *configv1.KubeSchedulerConfiguration) ([]Profile, error) {
 		if len(ignored) > 0 {
 			args.Fit.Ignored = ignored
 		}
-		if profile.Plugins, err = choose(args, p.Plugins); err != nil {
+		if profile.Plugins, err = choosePlugins(args, p.Plugins); err != nil {
 			return nil, fmt.Errorf("profile %q: %w", profile.SchedulerName, err)
 		}
 		profiles = append(profiles, profile)
@@ -71,8 +70,8 @@ func profiles(cfg *configv1.KubeSchedulerConfiguration) ([]Profile, error) {
 	return profiles, nil
 }
 
-// ignoredByExtenders are the resources that extenders alone account for: they win over
-// what a profile says to ignore.
+// ignoredByExtenders returns the resources that only extenders account for. They replace the
+// ignored resources of a profile.
 func ignoredByExtenders(extenders []configv1.Extender) map[corev1.ResourceName]bool {
 	out := map[corev1.ResourceName]bool{}
 	for i := range extenders {

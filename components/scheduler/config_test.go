@@ -71,12 +71,12 @@ profiles:
 		s.SetNode(n)
 	}
 	s.SetPod(state.NewPod(pod("q", requests("1"))), "b")
-	// The fuller of the nodes of the pool.
+	// The node of the pool with more requested resources.
 	n, failed := findNode(&framework.Cycle{Pod: state.NewPod(pod("p", requests("1"))), State: s}, &p, nil)
 	if n == nil || n.Name != "b" {
 		t.Errorf("placed on %v: %v", n, failed)
 	}
-	// The pod's services select it, and no node has the label.
+	// The pod's services select it, and no node has the topology label.
 	_, failed = findNode(&framework.Cycle{
 		Pod: state.NewPod(pod("p", requests("1"))), State: s,
 		SpreadSelector: func(*corev1.Pod) labels.Selector { return labels.SelectorFromSet(labels.Set{"app": "web"}) },
@@ -89,15 +89,15 @@ profiles:
 
 func TestBadConfigs(t *testing.T) {
 	for text, want := range map[string]string{
-		"apiVersion: v1\nkind: Pod\n":                                                                                      "not a KubeSchedulerConfiguration",
+		"apiVersion: v1\nkind: Pod\n":                                                                                      "want KubeSchedulerConfiguration",
 		configHead + "profile: []\n":                                                                                       "unknown field",
 		configHead + "podMaxBackoffSeconds: 0\n":                                                                           "must be positive",
-		configHead + "profiles: [{plugins: {filter: {enabled: [{name: Magic}]}}}]":                                         `plugin "Magic" does not exist`,
-		configHead + "profiles: [{plugins: {score: {disabled: [{name: Magic}]}}}]":                                         `plugin "Magic" does not exist`,
+		configHead + "profiles: [{plugins: {filter: {enabled: [{name: Magic}]}}}]":                                         `unknown plugin "Magic"`,
+		configHead + "profiles: [{plugins: {score: {disabled: [{name: Magic}]}}}]":                                         `unknown plugin "Magic"`,
 		configHead + "profiles: [{plugins: {filter: {enabled: [{name: ImageLocality}]}}}]":                                 `plugin "ImageLocality" does not extend Filter plugin`,
-		configHead + "profiles: [{pluginConfig: [{name: Magic, args: {}}]}]":                                               `arguments for plugin "Magic", which does not exist`,
+		configHead + "profiles: [{pluginConfig: [{name: Magic, args: {}}]}]":                                               `arguments of unknown plugin "Magic"`,
 		configHead + "profiles: [{pluginConfig: [{name: NodeAffinity}, {name: NodeAffinity}]}]":                            "repeated config for plugin NodeAffinity",
-		configHead + "profiles: [{pluginConfig: [{name: NodeAffinity, args: {kind: PodArgs}}]}]":                           "not NodeAffinityArgs",
+		configHead + "profiles: [{pluginConfig: [{name: NodeAffinity, args: {kind: PodArgs}}]}]":                           "want NodeAffinityArgs",
 		configHead + "profiles: [{pluginConfig: [{name: NodeResourcesFit, args: {strategy: {}}}]}]":                        "unknown field",
 		configHead + "profiles: [{pluginConfig: [{name: PodTopologySpread, args: {defaultConstraints: [{maxSkew: 1}]}}]}]": "it must be List",
 		configHead + "profiles: [{pluginConfig: [{name: InterPodAffinity, args: {hardPodAffinityWeight: 101}}]}]":          "not in valid range [0-100]",
@@ -129,7 +129,7 @@ func TestStrategies(t *testing.T) {
 	cpu := []plugins.WeightedResource{{Name: corev1.ResourceCPU, Weight: 1}}
 	for want, strategy := range map[int64]plugins.Strategy{
 		50: {Resources: cpu},
-		// 2 of 4 CPUs and twice the assumed 200 MiB of 8 GiB.
+		// 2 of 4 CPUs, and twice the default of 200 MiB of 8 GiB.
 		27: {Most: true},
 		80: {Resources: cpu, Shape: []plugins.Point{{Utilization: 0, Score: 100}, {Utilization: 50, Score: 80}, {Utilization: 100, Score: 0}}},
 	} {

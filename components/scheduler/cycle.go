@@ -12,26 +12,26 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// unfit says why no node takes a pod.
-type unfit struct {
+// fitError is the error that no node fits a pod.
+type fitError struct {
 	nodes   int
-	reasons map[string]int // by how many nodes
-	wake    framework.Event
-	err     error // the pod itself is at fault
-	// resolvable are the nodes where evictions may help, found by search.
+	reasons map[string]int // number of nodes by reason
+	events  framework.Event
+	err     error // the pod itself is invalid
+	// resolvable are the nodes on which preemption may help. They were found by search.
 	resolvable []*state.Node
 	search     *search
-	// refused says why no node takes the pod for now; reasons is empty then.
+	// refused is the reason of a filter that rejected all nodes; reasons is then empty.
 	refused string
-	// by are the checks that found nodes wanting, as bits.
-	by uint64
-	// preemption says why no eviction helps, "" when one does or none was
-	// thought of.
+	// rejectedBy is a bit set of the filters that rejected nodes.
+	rejectedBy uint64
+	// preemption is the reason why preemption does not help. It is empty if preemption helps or was
+	// not tried.
 	preemption string
 }
 
-// Error is the message of events and conditions.
-func (u *unfit) Error() string {
+// Error returns the message for events and conditions.
+func (u *fitError) Error() string {
 	if u.err != nil {
 		return u.err.Error()
 	}
@@ -57,38 +57,38 @@ func fitText(nodes int, reasons map[string]int) string {
 	return fmt.Sprintf("0/%d nodes are available: %s.", nodes, strings.Join(parts, ", "))
 }
 
-// search is what the filters of a profile make of the pod of a cycle.
+// search is the state of a profile's filters for the pod of a cycle.
 type search struct {
 	c      *framework.Cycle
 	checks []check
-	// only are the nodes worth checking, and onlyBy the plugins that say so;
-	// nil means all.
+	// only are the nodes that need to be checked, and onlyBy are the plugins that excluded the
+	// others. If nil, all nodes must be checked.
 	only   map[string]bool
 	onlyBy []string
-	// refused is of the first filter that refuses all nodes, with its wake.
+	// refused is the reason of the first filter that rejected all nodes; wake are its events.
 	refused string
-	by      string // which one that is
-	wake    framework.Event
-	// early: the filter that refuses comes before that of devices, which did
-	// not look at the pod therefore.
-	early bool
+	by      string // name of the filter that rejected all nodes
+	events  framework.Event
+	// refusedEarly is true if that filter runs before the DynamicResources filter, which therefore did not
+	// run.
+	refusedEarly bool
 }
 
 type check struct {
 	*framework.Check
-	wake  framework.Event
-	name  string
-	index int // among the profile's filters
-	nodes int // that it has looked at and that are not counted yet
+	events framework.Event
+	name   string
+	index  int // index in the profile's filters
+	nodes  int // number of evaluated nodes that are not in the metrics yet
 }
 
-func newSearch(c *framework.Cycle, set *plugins.Set, a *asked) (*search, error) {
+func newSearch(c *framework.Cycle, set *plugins.Set, a *pluginMetrics) (*search, error) {
 	s := &search{c: c}
 	for i, p := range set.Filter {
 		if s.refused != "" && set.Devices != nil && p.Name() == set.Devices.Name() {
-			s.early = true
+			s.refusedEarly = true
 		}
-		began := a.clock()
+		began := a.startTime()
 		k, err := p.Filter(c)
 		a.filter(i, p.Name(), k, err, began)
 		if err != nil {
@@ -103,11 +103,11 @@ func newSearch(c *framework.Cycle, set *plugins.Set, a *asked) (*search, error) 
 		}
 		if k.Refused != "" {
 			if s.refused == "" {
-				s.refused, s.by, s.wake = k.Refused, p.Name(), wake
+				s.refused, s.by, s.events = k.Refused, p.Name(), wake
 			}
 			continue
 		}
-		s.checks = append(s.checks, check{Check: k, wake: wake, name: p.Name(), index: i})
+		s.checks = append(s.checks, check{Check: k, events: wake, name: p.Name(), index: i})
 		if k.Only != nil {
 			s.onlyBy = append(s.onlyBy, p.Name())
 			if s.only == nil {
@@ -126,8 +126,8 @@ func newSearch(c *framework.Cycle, set *plugins.Set, a *asked) (*search, error) 
 	return s, nil
 }
 
-// move puts a pod on a node (by is 1) or takes it off (by is -1), to see what
-// would be. Whoever moves puts back.
+// move temporarily adds a pod to a node (by is 1) or removes it (by is -1). The caller must revert
+// it.
 func (s *search) move(p *state.Pod, n *state.Node, by int64) {
 	if by > 0 {
 		s.c.State.SetPod(p, n.Name)
@@ -141,9 +141,10 @@ func (s *search) move(p *state.Pod, n *state.Node, by int64) {
 	}
 }
 
-// check tells why a node does not fit, nil when it does, and what found so. Pods for which room is being made on the node, and which are not
-// less important, are there already; but the pod must fit without them too, for
-// they may never come, and its affinity may be to one of them.
+// check returns why a node does not fit and the filter that rejected it, or nil if the node fits.
+// Pods that are nominated to the node with at least the same priority count as running there. The
+// pod must also fit without them, because they may never be bound, and its affinity may depend on
+// them.
 func (s *search) check(n *state.Node) ([]framework.Reason, *check) {
 	if len(n.Nominated) > 0 {
 		var added []*state.Pod
@@ -179,9 +180,8 @@ func (s *search) checkBare(n *state.Node) ([]framework.Reason, *check) {
 	return nil, nil
 }
 
-// failure is what went wrong on any node that was checked, nil when nothing did.
-// A pod of which one node makes an error has something wrong with it, that would
-// go unnoticed if it went to another.
+// failure returns the error of a filter on any evaluated node, or nil. An error on one node means
+// that the pod is invalid, which would stay unnoticed if the pod was assigned to another node.
 func (s *search) failure() error {
 	for _, k := range s.checks {
 		if k.Failed == nil {
@@ -194,10 +194,9 @@ func (s *search) failure() error {
 	return nil
 }
 
-// findNode finds the best node for the pod of a cycle. It is pure but for chance,
-// which decides between equals.
-// A, which may be nil, learns what was asked of the plugins and how long it took.
-func findNode(c *framework.Cycle, set *plugins.Set, a *asked) (*state.Node, *unfit) {
+// findNode returns the best node for the pod of a cycle. It has no side effects; it chooses
+// randomly between nodes with the same score. a, which may be nil, records plugin metrics.
+func findNode(c *framework.Cycle, set *plugins.Set, a *pluginMetrics) (*state.Node, *fitError) {
 	candidates, failed := candidates(c, set, nil, a)
 	if failed != nil {
 		return nil, failed
@@ -205,53 +204,53 @@ func findNode(c *framework.Cycle, set *plugins.Set, a *asked) (*state.Node, *unf
 	return best(c, set, candidates, nil, a), nil
 }
 
-// others have a say on nodes that fit: they return which are left and note in failed
-// what is wrong with the rest.
-type others func(nodes []*state.Node, failed *unfit) ([]*state.Node, error)
+// nodeFilter filters the nodes that fit further. It returns the remaining nodes, and adds the reasons
+// for the others to failed.
+type nodeFilter func(nodes []*state.Node, failed *fitError) ([]*state.Node, error)
 
-// candidates returns the nodes that fit, in the cycle's room, or why there are none.
-// More may be nil.
-func candidates(c *framework.Cycle, set *plugins.Set, more others, a *asked) ([]*state.Node, *unfit) {
+// candidates returns the nodes that fit, in the cycle's Buffers, or an error if there are
+// none. more may be nil.
+func candidates(c *framework.Cycle, set *plugins.Set, more nodeFilter, a *pluginMetrics) ([]*state.Node, *fitError) {
 	if more == nil {
-		more = func(nodes []*state.Node, _ *unfit) ([]*state.Node, error) { return nodes, nil }
+		more = func(nodes []*state.Node, _ *fitError) ([]*state.Node, error) { return nodes, nil }
 	}
 	began := time.Now()
 	nodes := c.State.Nodes()
-	failed := &unfit{nodes: len(nodes), reasons: map[string]int{}, wake: framework.NodeAdded}
+	failed := &fitError{nodes: len(nodes), reasons: map[string]int{}, events: framework.NodeAdded}
 	s, err := newSearch(c, set, a)
 	if err != nil {
-		a.point("PreFilter", "Error", began)
+		a.observePoint("PreFilter", "Error", began)
 		failed.err = err
 		return nil, failed
 	}
 	failed.search = s
 	if s.refused != "" {
-		a.point("PreFilter", "UnschedulableAndUnresolvable", began)
+		a.observePoint("PreFilter", "UnschedulableAndUnresolvable", began)
 		failed.refused = s.refused
-		failed.wake |= s.wake
+		failed.events |= s.events
 		return nil, failed
 	}
-	a.point("PreFilter", "Success", began)
+	a.observePoint("PreFilter", "Success", began)
 	began = time.Now()
 	defer func() {
-		// That no node fits is a success of the search for one.
-		a.point("Filter", "Success", began)
+		// A search that finds no node counts as a success.
+		a.observePoint("Filter", "Success", began)
 		a.nodes(s)
 	}()
 	if len(nodes) > 0 {
-		a.one(s, nodes[0])
+		a.sampleNode(s, nodes[0])
 	}
-	// Room was made there, at some cost.
+	// Pods were preempted on the nominated node, so prefer it.
 	if n := c.State.NominatedNode(c.Pod.Object.UID); n != nil && (s.only == nil || s.only[n.Name]) {
 		if reasons, _ := s.check(n); reasons == nil {
-			if left, err := more([]*state.Node{n}, &unfit{reasons: map[string]int{}}); err == nil && len(left) > 0 {
+			if left, err := more([]*state.Node{n}, &fitError{reasons: map[string]int{}}); err == nil && len(left) > 0 {
 				return left, nil
 			}
 		}
 	}
-	room := c.Room
+	room := c.Buffers
 	if room == nil {
-		room = &framework.Room{}
+		room = &framework.Buffers{}
 	}
 	fitting := slices.Grow(room.Fitting[:0], len(nodes))
 	room.Fitting = fitting
@@ -282,14 +281,15 @@ func candidates(c *framework.Cycle, set *plugins.Set, more others, a *asked) ([]
 	return nil, failed
 }
 
-// try checks a node and adds it to those that fit, or to what is wrong.
-func (u *unfit) try(n *state.Node, fitting []*state.Node) []*state.Node {
+// try checks a node. It appends the node to fitting if it fits, and otherwise adds its reasons to
+// u.
+func (u *fitError) try(n *state.Node, fitting []*state.Node) []*state.Node {
 	reasons, by := u.search.check(n)
 	if reasons == nil {
 		return append(fitting, n)
 	}
-	u.wake |= by.wake
-	u.by |= 1 << by.index
+	u.events |= by.events
+	u.rejectedBy |= 1 << by.index
 	resolvable := true
 	for _, r := range reasons {
 		u.reasons[r.Text]++
@@ -301,8 +301,8 @@ func (u *unfit) try(n *state.Node, fitting []*state.Node) []*state.Node {
 	return fitting
 }
 
-// plugins are the names of those because of which the pod fits nowhere.
-func (u *unfit) plugins() []string {
+// plugins returns the names of the plugins that made the pod unschedulable.
+func (u *fitError) plugins() []string {
 	s := u.search
 	switch {
 	case s == nil || u.err != nil:
@@ -312,31 +312,31 @@ func (u *unfit) plugins() []string {
 	}
 	names := slices.Clone(s.onlyBy)
 	for i := range s.checks {
-		if k := &s.checks[i]; u.by&(1<<k.index) != 0 && !slices.Contains(names, k.name) {
+		if k := &s.checks[i]; u.rejectedBy&(1<<k.index) != 0 && !slices.Contains(names, k.name) {
 			names = append(names, k.name)
 		}
 	}
 	return names
 }
 
-// best returns the candidate with the highest weighted sum of scores, any of
-// them when several have it. Extra, which may be nil, is added to the sums.
-func best(c *framework.Cycle, set *plugins.Set, candidates []*state.Node, extra map[string]int64, a *asked) *state.Node {
+// best returns the candidate with the highest weighted sum of scores, a random one if there are
+// several. extra, which may be nil, is added to the sums.
+func best(c *framework.Cycle, set *plugins.Set, candidates []*state.Node, extra map[string]int64, a *pluginMetrics) *state.Node {
 	if len(candidates) == 1 {
 		return candidates[0]
 	}
 	start := time.Now()
-	defer func() { a.point("Score", "Success", start) }()
-	room := c.Room
+	defer func() { a.observePoint("Score", "Success", start) }()
+	room := c.Buffers
 	if room == nil {
-		room = &framework.Room{}
+		room = &framework.Buffers{}
 	}
 	room.Sums = slices.Grow(room.Sums[:0], len(candidates))[:len(candidates)]
 	room.Scores = slices.Grow(room.Scores[:0], len(candidates))[:len(candidates)]
 	sums, scores := room.Sums, room.Scores
 	clear(sums)
 	for i, p := range set.Score {
-		began := a.clock()
+		began := a.startTime()
 		if !p.Score.Score(c, candidates, scores) {
 			continue
 		}

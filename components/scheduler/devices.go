@@ -24,49 +24,48 @@ import (
 	"hyperkube/internal/client"
 )
 
-// expressionsKept is how many compiled expressions of selectors are kept.
-const expressionsKept = 50
+// maxExpressions is the maximum number of cached compiled selector expressions.
+const maxExpressions = 50
 
-// devices is framework.Devices. It is owned by the goroutine of Run, but for lister
-// and changed, once it is started. Nothing is known until a pod has asked for
-// devices.
+// devices implements framework.Devices. After the start, it belongs to the goroutine of Run, except
+// lister and changed. It is empty until a pod requests devices.
 type devices struct {
-	// changed rings when a claim changes.
-	changed *bell
-	wanted  bool // a pod has resource claims
-	started bool
-	synced  bool
+	// changed is notified when a claim changes.
+	changed   *broadcast
+	requested bool // whether a pod has requested devices
+	started   bool
+	synced    bool
 
 	classes     classLister
 	slices      resourcelisters.ResourceSliceLister
 	lister      resourcelisters.ResourceClaimLister
 	taintRules  resourcelisters.DeviceTaintRuleLister
 	expressions *cel.Cache
-	// patched are the slices with the taints of rules; nil: to be made.
+	// patched are the ResourceSlices with the taints of DeviceTaintRules; nil if outdated.
 	patched []*resourcev1.ResourceSlice
 
 	claims map[string]*resourcev1.ResourceClaim // by namespace/name
-	// extended are the claims that were made for pods' extended resources, by pod,
-	// and byResource the classes; nil: to be made.
+	// extended are the claims for pods' extended resources, by pod. byResource are the
+	// DeviceClasses of extended resources; nil if outdated.
 	extended   map[types.UID]*resourcev1.ResourceClaim
 	byResource map[corev1.ResourceName]*resourcev1.DeviceClass
-	// pending are the allocations that are being written, or were and have not
-	// come back. The value is the version that has them or, if they could not be
-	// written, has not; "" while that is not known.
+	// pending are the claims whose allocation is being written, or was written and is not in the
+	// cache yet. The value is the resource version that contains the result of the write, or ""
+	// until it is known.
 	pending map[types.UID]string
-	// had are the devices of claims, whose sum is allocated.
-	had       map[types.UID]*resourcev1.AllocationResult
-	allocated structured.AllocatedState
+	// allocations are the devices of each claim; allocated is the sum of them.
+	allocations map[types.UID]*resourcev1.AllocationResult
+	allocated   structured.AllocatedState
 }
 
 var _ framework.Devices = (*devices)(nil)
 
 func newDevices() *devices {
 	return &devices{
-		changed: newBell(),
+		changed: newBroadcast(),
 		claims:  map[string]*resourcev1.ResourceClaim{}, pending: map[types.UID]string{},
-		extended: map[types.UID]*resourcev1.ResourceClaim{},
-		had:      map[types.UID]*resourcev1.AllocationResult{},
+		extended:    map[types.UID]*resourcev1.ResourceClaim{},
+		allocations: map[types.UID]*resourcev1.AllocationResult{},
 		allocated: structured.AllocatedState{
 			AllocatedDevices: sets.New[structured.DeviceID](), AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
 			AggregatedCapacity: structured.NewConsumedCapacityCollection(),
@@ -74,32 +73,31 @@ func newDevices() *devices {
 	}
 }
 
-// devicesMessage is what has happened to devices.
+// devicesMessage is an event about devices.
 type devicesMessage struct {
 	claim *resourcev1.ResourceClaim
 	gone  bool
-	// written is a claim whose allocation was written, or failed to be; version
-	// is one of the claim after that, "" if it is gone.
+	// written is a claim after an attempt to write its allocation. version is a resource version of
+	// the claim after the attempt, or "" if the claim was deleted.
 	written *resourcev1.ResourceClaim
 	version string
-	// made is the claim that was made of written, which had none before; nil: it
-	// was there.
+	// made is the claim that was created from written, or nil if written already existed.
 	made *resourcev1.ResourceClaim
-	// changed: slices, classes or taint rules.
+	// changed is true if slices, classes or taint rules changed.
 	changed bool
-	// synced: all that is there is known.
+	// synced is true if all informers of devices are synced.
 	synced bool
 }
 
-// start has the informers started, which tell all to in. The goroutine that waits
-// for them ends with ctx.
+// start starts the informers, which send all events to in. A goroutine that waits for them exits
+// when ctx is canceled.
 func (d *devices) start(ctx context.Context, clients *client.Clients, in *inbox) error {
 	d.started = true
 	res := clients.Informers.Resource().V1()
 	d.classes = classLister{res.DeviceClasses().Lister()}
 	d.lister = res.ResourceClaims().Lister()
 	d.slices, d.taintRules = res.ResourceSlices().Lister(), res.DeviceTaintRules().Lister()
-	d.expressions = cel.NewCache(expressionsKept, cel.Features{EnableConsumableCapacity: true})
+	d.expressions = cel.NewCache(maxExpressions, cel.Features{EnableConsumableCapacity: true})
 	changed := func(any) { in.put(message{devices: &devicesMessage{changed: true}}) }
 	any := cache.ResourceEventHandlerFuncs{AddFunc: changed, UpdateFunc: func(_, o any) { changed(o) }, DeleteFunc: changed}
 	var synced []cache.DoneChecker
@@ -108,7 +106,7 @@ func (d *devices) start(ctx context.Context, clients *client.Clients, in *inbox)
 		handler  cache.ResourceEventHandler
 	}{
 		{res.ResourceClaims().Informer(), handler(func(claim *resourcev1.ResourceClaim, gone bool) {
-			d.changed.ring()
+			d.changed.notify()
 			in.put(message{devices: &devicesMessage{claim: claim, gone: gone}})
 		})},
 		{res.ResourceSlices().Informer(), any},
@@ -117,7 +115,7 @@ func (d *devices) start(ctx context.Context, clients *client.Clients, in *inbox)
 	} {
 		reg, err := w.informer.AddEventHandler(w.handler)
 		if err != nil {
-			return fmt.Errorf("preparing informers of devices: %w", err)
+			return fmt.Errorf("creating informers of devices: %w", err)
 		}
 		synced = append(synced, reg.HasSyncedChecker())
 	}
@@ -130,23 +128,23 @@ func (d *devices) start(ctx context.Context, clients *client.Clients, in *inbox)
 	return nil
 }
 
-// take takes a message in. It tells whether devices may have become free, and
-// which claim, by namespace/name, pods may wait for.
-func (d *devices) take(m *devicesMessage) (freed bool, claim string) {
+// process processes a message. It reports whether devices may have become free, and returns the key of
+// a claim that pods may be waiting for.
+func (d *devices) process(m *devicesMessage) (freed bool, claim string) {
 	switch {
 	case m.claim != nil:
 		claim = m.claim.Namespace + "/" + m.claim.Name
-		d.noteExtended(m.claim, m.gone)
+		d.updateExtended(m.claim, m.gone)
 		if m.gone {
 			delete(d.claims, claim)
 			delete(d.pending, m.claim.UID)
-			// A pod may have waited for the end of a claim of its own.
+			// A pod may be waiting for the deletion of its former claim.
 			return d.account(m.claim.UID, nil) || extendedOwner(m.claim) != "", claim
 		}
 		d.claims[claim] = m.claim
-		return d.settle(m.claim), claim
+		return d.updateAllocated(m.claim), claim
 	case m.made != nil:
-		return d.handOver(m), ""
+		return d.movePlanned(m), ""
 	case m.written != nil:
 		claim = m.written.Namespace + "/" + m.written.Name
 		now := d.claims[claim]
@@ -157,7 +155,7 @@ func (d *devices) take(m *devicesMessage) (freed bool, claim string) {
 		if _, ok := d.pending[now.UID]; ok {
 			d.pending[now.UID] = m.version
 		}
-		return d.settle(now), claim
+		return d.updateAllocated(now), claim
 	case m.changed:
 		d.patched, d.byResource = nil, nil
 		return true, ""
@@ -167,12 +165,12 @@ func (d *devices) take(m *devicesMessage) (freed bool, claim string) {
 	}
 }
 
-// settle accounts for a claim as it is known, unless it is older than what was
-// written of it.
-func (d *devices) settle(claim *resourcev1.ResourceClaim) bool {
+// updateAllocated updates the allocated devices with a claim, unless the claim is older than the scheduler's
+// last write.
+func (d *devices) updateAllocated(claim *resourcev1.ResourceClaim) bool {
 	if owner := extendedOwner(claim); owner != "" {
 		if _, ok := d.pending[framework.PlannedClaim(owner)]; ok {
-			return false // handOver does it
+			return false // handOver updates them
 		}
 	}
 	if written, ok := d.pending[claim.UID]; ok {
@@ -187,7 +185,7 @@ func (d *devices) settle(claim *resourcev1.ResourceClaim) bool {
 	return d.account(claim.UID, claim.Status.Allocation)
 }
 
-// assume shows the allocations of a reservation as made.
+// assume records the allocations of a reservation before they are written.
 func (d *devices) assume(r *framework.Reservation) {
 	if r == nil {
 		return
@@ -200,24 +198,24 @@ func (d *devices) assume(r *framework.Reservation) {
 	}
 }
 
-// account notes what a claim has now, nil for nothing, and tells whether it had
-// something before that it has no longer.
+// account sets the devices of a claim, which may be nil, and reports whether the claim had other
+// devices before.
 func (d *devices) account(claim types.UID, a *resourcev1.AllocationResult) bool {
-	was := d.had[claim]
+	was := d.allocations[claim]
 	if was == a {
 		return false
 	}
 	d.count(was, false)
 	d.count(a, true)
 	if a == nil {
-		delete(d.had, claim)
+		delete(d.allocations, claim)
 	} else {
-		d.had[claim] = a
+		d.allocations[claim] = a
 	}
 	return was != nil && a == nil
 }
 
-// count adds an allocation to what is allocated, or takes it off.
+// count adds an allocation to the allocated devices, or removes it.
 func (d *devices) count(a *resourcev1.AllocationResult, add bool) {
 	if a == nil {
 		return
@@ -225,7 +223,7 @@ func (d *devices) count(a *resourcev1.AllocationResult, add bool) {
 	for i := range a.Devices.Results {
 		r := &a.Devices.Results[i]
 		if ptr.Deref(r.AdminAccess, false) {
-			continue // it takes nothing from others
+			continue // admin access does not occupy the device
 		}
 		id := structured.MakeDeviceID(r.Driver, r.Pool, r.Device)
 		if r.ShareID == nil {
@@ -247,30 +245,30 @@ func (d *devices) count(a *resourcev1.AllocationResult, add bool) {
 	}
 }
 
-// Claim as framework.Devices.
+// Claim implements framework.Devices.
 func (d *devices) Claim(namespace, name string) *resourcev1.ResourceClaim {
 	return d.claims[namespace+"/"+name]
 }
 
-// Pending as framework.Devices.
+// Pending implements framework.Devices.
 func (d *devices) Pending(claim *resourcev1.ResourceClaim) bool {
 	_, ok := d.pending[claim.UID]
 	return ok
 }
 
-// Classes as framework.Devices.
+// Classes implements framework.Devices.
 func (d *devices) Classes() structured.DeviceClassLister { return d.classes }
 
-// Allocated as framework.Devices.
+// Allocated implements framework.Devices.
 func (d *devices) Allocated() structured.AllocatedState { return d.allocated }
 
-// Expressions as framework.Devices.
+// Expressions implements framework.Devices.
 func (d *devices) Expressions() *cel.Cache { return d.expressions }
 
-// Slices as framework.Devices.
+// Slices implements framework.Devices.
 func (d *devices) Slices() []*resourcev1.ResourceSlice {
 	if d.patched == nil {
-		// Listers from memory do not fail.
+		// Listers read from the cache and do not fail.
 		all, _ := d.slices.List(labels.Everything())
 		rules, _ := d.taintRules.List(labels.Everything())
 		d.patched = make([]*resourcev1.ResourceSlice, 0, len(all))
@@ -281,8 +279,8 @@ func (d *devices) Slices() []*resourcev1.ResourceSlice {
 	return d.patched
 }
 
-// withTaints returns a slice with the taints that rules add to its devices, in a copy
-// if there are any.
+// withTaints returns a slice with the taints that rules add to its devices. It returns a copy if
+// there are any.
 func withTaints(s *resourcev1.ResourceSlice, rules []*resourcev1.DeviceTaintRule) *resourcev1.ResourceSlice {
 	copied := false
 	for _, rule := range rules {
@@ -303,7 +301,7 @@ func withTaints(s *resourcev1.ResourceSlice, rules []*resourcev1.DeviceTaintRule
 	return s
 }
 
-// classLister is structured.DeviceClassLister.
+// classLister implements structured.DeviceClassLister.
 type classLister struct {
 	lister resourcelisters.DeviceClassLister
 }
@@ -313,10 +311,10 @@ func (c classLister) List() ([]*resourcev1.DeviceClass, error) {
 	return c.lister.List(labels.Everything())
 }
 
-// Get returns the class of a name.
+// Get returns a class by name.
 func (c classLister) Get(name string) (*resourcev1.DeviceClass, error) { return c.lister.Get(name) }
 
-// usesClaim tells whether a pod has the resource claim of a key, namespace/name.
+// usesClaim reports whether a pod uses the resource claim with a key, namespace/name.
 func usesClaim(pod *corev1.Pod, key string) bool {
 	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(r corev1.PodResourceClaim) bool {
 		name, _, err := resourceclaim.Name(pod, &r)
@@ -324,10 +322,9 @@ func usesClaim(pod *corev1.Pod, key string) bool {
 	})
 }
 
-// takeDevices takes in what has happened to devices, and tells what that is to
-// waiting pods.
-func (s *Scheduler) takeDevices(m *devicesMessage, now time.Time) framework.Event {
-	freed, claim := s.devices.take(m)
+// devicesChanged processes an event about devices, and returns the event for waiting pods.
+func (s *Scheduler) devicesChanged(m *devicesMessage, now time.Time) framework.Event {
+	freed, claim := s.devices.process(m)
 	if claim != "" {
 		s.queue.resourceClaimChanged(claim, now)
 	}
@@ -346,7 +343,7 @@ func (s *Scheduler) takeDevices(m *devicesMessage, now time.Time) framework.Even
 	return 0
 }
 
-// gate is the plugin because of which a pod must not be tried yet, "" for none.
+// gate returns the name of the PreEnqueue plugin that prevents a pod from being scheduled, or "".
 func (s *Scheduler) gate(pod *corev1.Pod) string {
 	set := &s.profiles[pod.Spec.SchedulerName].Plugins
 	for _, p := range set.PreEnqueue {
@@ -354,21 +351,21 @@ func (s *Scheduler) gate(pod *corev1.Pod) string {
 			return p.Name()
 		}
 	}
-	if set.Devices == nil || !framework.AsksDevices(pod) {
+	if set.Devices == nil || !framework.RequestsDevices(pod) {
 		return ""
 	}
-	s.devices.wanted = true
+	s.devices.requested = true
 	if !s.devices.synced || set.Devices.MissingClaim(s.devices, pod) != "" {
 		return set.Devices.Name()
 	}
 	return ""
 }
 
-// deviceConditions tells whether drivers have made a claim's devices ready for a
-// pod to be bound; an error is that they cannot.
+// deviceConditions reports whether the drivers have prepared a claim's devices for binding a pod.
+// It returns an error if a binding failure condition is set.
 func deviceConditions(claim *resourcev1.ResourceClaim) (bool, error) {
 	if claim.Status.Allocation == nil {
-		return false, fmt.Errorf("claim %s/%s is not allocated any more", claim.Namespace, claim.Name)
+		return false, fmt.Errorf("claim %s/%s is no longer allocated", claim.Namespace, claim.Name)
 	}
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		if len(r.BindingConditions) == 0 {

@@ -20,23 +20,23 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"hyperkube/internal/client"
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// deviceCluster is a scheduler over a fake API with nodes a and b, which have
-// gpus of a driver.
+// deviceCluster is a scheduler with a fake API server and the nodes a and b, which have the GPUs of
+// a driver.
 type deviceCluster struct {
 	*testing.T
 	ctx   context.Context
 	kube  *fake.Clientset
-	bound chan string // pod=node
+	bound chan string // in the form pod=node
 }
 
 func startDevices(t *testing.T, objects ...runtime.Object) *deviceCluster {
 	return startDevicesWith(t, func(*fake.Clientset) {}, objects...)
 }
 
-// startDevicesWith prepares the fake API before anything uses it.
+// startDevicesWith calls prepare with the fake client before it is used.
 func startDevicesWith(t *testing.T, prepare func(*fake.Clientset), objects ...runtime.Object) *deviceCluster {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -70,7 +70,7 @@ func startDevicesWith(t *testing.T, prepare func(*fake.Clientset), objects ...ru
 			return false, nil, nil
 		}
 		b := a.(clienttesting.CreateAction).GetObject().(*corev1.Binding)
-		// The client is locked here.
+		// The client's lock is held here.
 		pods := corev1.SchemeGroupVersion.WithResource("pods")
 		o, err := c.kube.Tracker().Get(pods, b.Namespace, b.Name)
 		if err != nil {
@@ -167,7 +167,7 @@ func (c *deviceCluster) nextBound() string {
 	}
 }
 
-// waits checks that a pod is told to be unschedulable for a reason.
+// waits checks that a pod is unschedulable with a message.
 func (c *deviceCluster) waits(pod, message string) {
 	c.Helper()
 	last := ""
@@ -197,7 +197,7 @@ func (c *deviceCluster) claim(name string) *resourcev1.ResourceClaim {
 	return got
 }
 
-// TestDevices: claims are allocated where their devices are, and only once.
+// TestDevices: claims are allocated on the node of the devices, and only once.
 func TestDevices(t *testing.T) {
 	c := startDevices(t, slice("b", nil, "gpu-0", "gpu-1"), claim("two", 2), claim("one", 1))
 	c.create(pod("p", claiming("two")))
@@ -209,7 +209,8 @@ func TestDevices(t *testing.T) {
 		len(got.Status.ReservedFor) != 1 || got.Status.ReservedFor[0].UID != "p" {
 		t.Fatalf("%+v", got)
 	}
-	// One more of the same claim follows it; for others nothing is left.
+	// Another pod with the same claim is bound to the same node. No devices are left for other
+	// claims.
 	c.create(pod("q", claiming("two")))
 	if got := c.nextBound(); got != "q=b" {
 		t.Fatalf("bound %s", got)
@@ -219,17 +220,17 @@ func TestDevices(t *testing.T) {
 	}
 	c.create(pod("r", claiming("one")))
 	c.waits("r", "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.")
-	// What is new is seen.
+	// A new slice makes the pod schedulable.
 	c.create(slice("a", nil, "gpu-0"))
 	if got := c.nextBound(); got != "r=a" {
 		t.Fatalf("bound %s", got)
 	}
-	// A pod waits unseen for a claim that is not there.
+	// A pod waits until its claim is created.
 	c.create(pod("s", claiming("later")))
 	c.create(slice("a2", nil))
 	c.create(claim("later", 1))
 	c.waits("s", "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.")
-	// Devices that are given back are taken.
+	// Deallocated devices are allocated again.
 	free := c.claim("two")
 	free.Status.Allocation, free.Status.ReservedFor = nil, nil
 	if _, err := c.kube.ResourceV1().ResourceClaims("default").UpdateStatus(c.ctx, free, metav1.UpdateOptions{}); err != nil {
@@ -240,8 +241,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-// TestDevicesElsewhere: an allocation that nobody uses is given up when the pod
-// cannot go there.
+// TestDevicesElsewhere: an unused allocation is removed if the pod does not fit its node.
 func TestDevicesElsewhere(t *testing.T) {
 	stuck := claim("c", 1)
 	stuck.Finalizers = []string{resourcev1.Finalizer}
@@ -260,7 +260,7 @@ func TestDevicesElsewhere(t *testing.T) {
 	}
 }
 
-// TestDeviceTaints: those of slices and of rules keep claims off devices.
+// TestDeviceTaints: devices with taints from slices or rules are not allocated.
 func TestDeviceTaints(t *testing.T) {
 	pool := "b"
 	taint := resourcev1.DeviceTaint{Key: "broken", Effect: resourcev1.DeviceTaintEffectNoSchedule}
@@ -278,8 +278,8 @@ func TestDeviceTaints(t *testing.T) {
 	}
 }
 
-// TestDeviceSelectorFails: a selector that fails on the device of one node keeps
-// the pod off the others too, and it is told why.
+// TestDeviceSelectorFails: a selector that fails for a device of one node makes the pod
+// unschedulable on all nodes, with a message.
 func TestDeviceSelectorFails(t *testing.T) {
 	able := slice("a", nil, "gpu-0")
 	yes := true
@@ -292,7 +292,7 @@ func TestDeviceSelectorFails(t *testing.T) {
 	c.waits("p", `running "DynamicResources" filter plugin: claim default/c: selector #0 on device gpu.example.com/b/gpu-0: CEL runtime error: no such key: exists. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields`)
 }
 
-// TestDeviceConditions: a pod is bound when the driver has made its device ready.
+// TestDeviceConditions: a pod is bound after the driver has prepared its device.
 func TestDeviceConditions(t *testing.T) {
 	s := slice("a", nil, "gpu-0")
 	s.Spec.Devices[0].BindingConditions = []string{"attached"}
@@ -306,23 +306,23 @@ func TestDeviceConditions(t *testing.T) {
 		})
 		return got
 	}
-	tell := func(kind string) {
+	setCondition := func(kind string) {
 		got := allocated()
 		got.Status.Devices = []resourcev1.AllocatedDeviceStatus{{Driver: "gpu.example.com", Pool: "a", Device: "gpu-0", Conditions: []metav1.Condition{{Type: kind, Status: metav1.ConditionTrue}}}}
 		if _, err := c.kube.ResourceV1().ResourceClaims("default").UpdateStatus(c.ctx, got, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	// What is broken is given back, and asked for again.
-	tell("broken")
-	tell("attached")
+	// A device whose preparation failed is deallocated, and the claim is allocated again.
+	setCondition("broken")
+	setCondition("attached")
 	if got := c.nextBound(); got != "p=a" {
 		t.Fatalf("bound %s", got)
 	}
 }
 
-// TestDevicesUnknown: whether an allocation was written is asked until there is an
-// answer; until then the devices are not given to others.
+// TestDevicesUnknown: after an unknown result of an allocation, the claim is read until the result
+// is known. Until then its devices are not allocated to other claims.
 func TestDevicesUnknown(t *testing.T) {
 	s := slice("a", nil, "gpu-0")
 	var lost, refused atomic.Bool
@@ -331,7 +331,7 @@ func TestDevicesUnknown(t *testing.T) {
 			if a.GetSubresource() != "status" || lost.Swap(true) {
 				return false, nil, nil
 			}
-			// It is written, but the answer is lost.
+			// It is written, but the response is lost.
 			got := a.(clienttesting.UpdateAction).GetObject().(*resourcev1.ResourceClaim).DeepCopy()
 			got.ResourceVersion = "1000"
 			return true, nil, errors.Join(kube.Tracker().Update(resourcev1.SchemeGroupVersion.WithResource("resourceclaims"), got, "default"), errors.New("the answer is lost"))
@@ -348,7 +348,7 @@ func TestDevicesUnknown(t *testing.T) {
 		t.Fatalf("bound %s", got)
 	}
 	if !refused.Load() {
-		t.Error("nobody asked what was written")
+		t.Error("the result of the write was not checked")
 	}
 	c.create(pod("q", claiming("two")))
 	c.waits("q", "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.")

@@ -20,9 +20,8 @@ import (
 	"hyperkube/components/scheduler/framework"
 )
 
-// bindClaims writes the allocations of a reservation, reserves the claims for the
-// pod and waits until the devices are ready. Waits is called before it does, if it
-// must.
+// bindClaims writes the allocations of a reservation, reserves the claims for the pod, and waits
+// until the devices are ready. If it must wait, it calls waits first.
 func (s *Scheduler) bindClaims(ctx context.Context, r *framework.Reservation, waits func()) error {
 	var unready []*resourcev1.ResourceClaim
 	for i := range r.Claims {
@@ -36,7 +35,7 @@ func (s *Scheduler) bindClaims(ctx context.Context, r *framework.Reservation, wa
 		}
 		if c.Made != nil {
 			s.inbox.put(message{devices: &devicesMessage{written: c.Claim, made: claim, version: claim.ResourceVersion}})
-			if err := s.tellExtended(ctx, c); err != nil {
+			if err := s.setExtendedStatus(ctx, c); err != nil {
 				return err
 			}
 		} else if c.Allocation != nil {
@@ -63,7 +62,7 @@ func (s *Scheduler) bindClaims(ctx context.Context, r *framework.Reservation, wa
 			err = fmt.Errorf("%w: claim=%s", late, claim.Name)
 		}
 		if err != nil && ctx.Err() == nil {
-			// The next attempt may find devices that will be.
+			// The next attempt may choose devices that become ready.
 			err = errors.Join(err, s.deallocate(ctx, claim))
 		}
 		if err != nil {
@@ -73,7 +72,7 @@ func (s *Scheduler) bindClaims(ctx context.Context, r *framework.Reservation, wa
 	return nil
 }
 
-// releaseClaims ends the reservation of a pod that is not bound after all.
+// releaseClaims removes the reservations of a pod that could not be bound.
 func (s *Scheduler) releaseClaims(ctx context.Context, r *framework.Reservation) {
 	for _, c := range r.Claims {
 		if len(c.Requests) > 0 {
@@ -81,22 +80,22 @@ func (s *Scheduler) releaseClaims(ctx context.Context, r *framework.Reservation)
 			continue
 		}
 		if err := s.unreserve(ctx, c); err != nil && ctx.Err() == nil {
-			s.cfg.Log.Warn("taking back a reservation failed", "claim", c.Claim.Namespace+"/"+c.Claim.Name, "err", err)
+			s.cfg.Log.Warn("removing claim reservation failed", "claim", c.Claim.Namespace+"/"+c.Claim.Name, "err", err)
 		}
 		if c.Allocation == nil {
 			continue
 		}
 		version, err := s.versionOf(ctx, c.Claim)
 		if err != nil {
-			return // ctx has ended
+			return // ctx is canceled
 		}
 		s.inbox.put(message{devices: &devicesMessage{written: c.Claim, version: version}})
 	}
 }
 
-// versionOf asks which version a claim has by now, "" if it is gone: what was
-// written of it, and whether at all, only the API server knows. It asks until there
-// is an answer, for until then the devices are neither free nor the claim's.
+// versionOf returns the current resource version of a claim, or "" if it was deleted. After a
+// failed write, only the API server knows whether the allocation was written. versionOf retries
+// until it gets a response, because until then it is unknown whether the devices are free.
 func (s *Scheduler) versionOf(ctx context.Context, claim *resourcev1.ResourceClaim) (version string, err error) {
 	again := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: math.MaxInt32, Cap: 10 * time.Second}
 	err = wait.ExponentialBackoffWithContext(ctx, again, func(ctx context.Context) (bool, error) {
@@ -112,8 +111,7 @@ func (s *Scheduler) versionOf(ctx context.Context, claim *resourcev1.ResourceCla
 	return version, err
 }
 
-// writeClaim allocates a claim, if that is to be done, and reserves it. claim is as
-// it is known.
+// writeClaim allocates a claim if necessary and reserves it. claim is the cached version.
 func (s *Scheduler) writeClaim(ctx context.Context, c framework.Claimed, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	claims := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(claim.Namespace)
 	name, uid := claim.Name, claim.UID
@@ -128,15 +126,15 @@ func (s *Scheduler) writeClaim(ctx context.Context, c framework.Claimed, claim *
 		first = false
 		switch {
 		case claim.UID != uid:
-			return errors.New("it was made anew meanwhile")
+			return errors.New("claim was recreated")
 		case claim.DeletionTimestamp != nil:
-			return errors.New("it is being deleted")
+			return errors.New("claim is being deleted")
 		case c.Allocation == nil && claim.Status.Allocation == nil:
-			return errors.New("it was deallocated meanwhile")
+			return errors.New("claim was deallocated")
 		case c.Allocation != nil && claim.Status.Allocation != nil:
-			return errors.New("it was allocated by others meanwhile")
+			return errors.New("claim was allocated by another scheduler")
 		}
-		// The finalizer comes first: an allocated claim must not vanish.
+		// Add the finalizer first, so that an allocated claim cannot be deleted.
 		if c.Allocation != nil && !slices.Contains(claim.Finalizers, resourcev1.Finalizer) {
 			next := claim.DeepCopy()
 			next.Finalizers = append(next.Finalizers, resourcev1.Finalizer)
@@ -163,24 +161,24 @@ func (s *Scheduler) writeClaim(ctx context.Context, c framework.Claimed, claim *
 	return claim, err
 }
 
-// awaitDevices waits until the devices of a claim, as it was written, are ready.
+// awaitDevices waits until the devices of a claim are ready. claim is the version that was written.
 func (s *Scheduler) awaitDevices(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	for {
 		changed := s.devices.changed.next()
 		now, err := s.devices.lister.ResourceClaims(claim.Namespace).Get(claim.Name)
 		switch {
 		case apierrors.IsNotFound(err):
-			return fmt.Errorf("claim %s/%s is gone", claim.Namespace, claim.Name)
+			return fmt.Errorf("claim %s/%s was deleted", claim.Namespace, claim.Name)
 		case err != nil:
 			return err
 		case now.UID != claim.UID:
-			return fmt.Errorf("claim %s/%s was made anew", claim.Namespace, claim.Name)
+			return fmt.Errorf("claim %s/%s was recreated", claim.Namespace, claim.Name)
 		}
 		order, err := resourceversion.CompareResourceVersion(now.ResourceVersion, claim.ResourceVersion)
 		if err != nil {
 			return err
 		}
-		if order >= 0 { // else the informer is behind
+		if order >= 0 { // otherwise the cache is stale
 			if ready, err := deviceConditions(now); ready || err != nil {
 				return err
 			}
@@ -193,8 +191,8 @@ func (s *Scheduler) awaitDevices(ctx context.Context, claim *resourcev1.Resource
 	}
 }
 
-// unreserve takes a pod off those that a claim is reserved for. The devices stay
-// the claim's: the next attempt uses or frees them.
+// unreserve removes a pod from the consumers of a claim. The claim stays allocated, and the next
+// attempt uses or deallocates it.
 func (s *Scheduler) unreserve(ctx context.Context, c framework.Claimed) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": c.Claim.UID},
@@ -205,12 +203,12 @@ func (s *Scheduler) unreserve(ctx context.Context, c framework.Claimed) error {
 	}
 	_, err = s.cfg.Clients.Kube.ResourceV1().ResourceClaims(c.Claim.Namespace).Patch(ctx, c.Claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // another claim of that name
+		return nil // another claim with that name
 	}
 	return err
 }
 
-// deallocate gives the devices of a claim back.
+// deallocate removes the allocation of a claim.
 func (s *Scheduler) deallocate(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	claims := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(claim.Namespace)
 	uid := claim.UID

@@ -16,13 +16,13 @@ import (
 	"hyperkube/components/scheduler/framework"
 )
 
-// Devices that a pod asks for as extended resources are in a claim that the
-// scheduler makes once it has chosen a node. Until that is written, and has come
-// back, what it is to have is accounted for under framework.PlannedClaim.
+// Devices that a pod requests as extended resources are allocated with a claim that the scheduler
+// creates after it has chosen a node. Until the created claim is in the cache, its allocation is
+// recorded under framework.PlannedClaim.
 // https://kep.k8s.io/5004
 
-// extendedOwner is the pod whose extended resources a claim is for; "": it is not
-// for such.
+// extendedOwner returns the pod whose extended resources a claim is for, or "" if it is a normal
+// claim.
 func extendedOwner(claim *resourcev1.ResourceClaim) types.UID {
 	if claim.Annotations[resourcev1.ExtendedResourceClaimAnnotation] != "true" {
 		return ""
@@ -33,15 +33,15 @@ func extendedOwner(claim *resourcev1.ResourceClaim) types.UID {
 	return ""
 }
 
-// ExtendedClaim as framework.Devices.
+// ExtendedClaim implements framework.Devices.
 func (d *devices) ExtendedClaim(pod types.UID) *resourcev1.ResourceClaim { return d.extended[pod] }
 
-// Class as framework.Devices. Of several classes that say they are the resource it
-// is the newest one, or the first by name.
+// Class implements framework.Devices. If several classes have the same extended resource name, it
+// returns the newest one, or the first by name.
 func (d *devices) Class(resource corev1.ResourceName) *resourcev1.DeviceClass {
 	if d.byResource == nil {
 		d.byResource = map[corev1.ResourceName]*resourcev1.DeviceClass{}
-		all, _ := d.classes.List() // from memory, which does not fail
+		all, _ := d.classes.List() // reads from the cache and does not fail
 		all = slices.Clone(all)
 		slices.SortFunc(all, func(a, b *resourcev1.DeviceClass) int {
 			return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(b.Name, a.Name))
@@ -58,8 +58,8 @@ func (d *devices) Class(resource corev1.ResourceName) *resourcev1.DeviceClass {
 	return d.byResource[resource]
 }
 
-// noteExtended keeps the claims of pods' extended resources.
-func (d *devices) noteExtended(claim *resourcev1.ResourceClaim, gone bool) {
+// updateExtended updates the claims for pods' extended resources.
+func (d *devices) updateExtended(claim *resourcev1.ResourceClaim, gone bool) {
 	owner := extendedOwner(claim)
 	switch was := d.extended[owner]; {
 	case owner == "":
@@ -70,20 +70,20 @@ func (d *devices) noteExtended(claim *resourcev1.ResourceClaim, gone bool) {
 	}
 }
 
-// handOver has the claim that was made have what was planned for it.
-func (d *devices) handOver(m *devicesMessage) bool {
+// movePlanned moves a planned allocation to the claim that was created for it.
+func (d *devices) movePlanned(m *devicesMessage) bool {
 	delete(d.pending, m.written.UID)
 	d.account(m.written.UID, nil)
 	d.pending[m.made.UID] = m.version
 	d.account(m.made.UID, m.made.Status.Allocation)
 	if now := d.claims[m.made.Namespace+"/"+m.made.Name]; now != nil && now.UID == m.made.UID {
-		return d.settle(now)
+		return d.updateAllocated(now)
 	}
 	return false
 }
 
-// makeClaim makes the claim of a reservation that has none yet, and returns it; or
-// the one that there is.
+// makeClaim creates the claim of a reservation for extended resources. It returns the created
+// claim, or the existing one.
 func (s *Scheduler) makeClaim(ctx context.Context, c *framework.Claimed) (*resourcev1.ResourceClaim, error) {
 	if len(c.Requests) == 0 {
 		return c.Claim, nil
@@ -92,25 +92,25 @@ func (s *Scheduler) makeClaim(ctx context.Context, c *framework.Claimed) (*resou
 	next.Name, next.UID = "", ""
 	made, err := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(next.Namespace).Create(ctx, next, metav1.CreateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("create claim for extended resources %s/%s: %w", c.Claim.Namespace, c.Claim.Name, err)
+		return nil, fmt.Errorf("creating claim for extended resources %s/%s: %w", c.Claim.Namespace, c.Claim.Name, err)
 	}
 	c.Made = made
 	return made, nil
 }
 
-// tellExtended writes to a pod's status which requests of which claim stand for its
-// extended resources.
-func (s *Scheduler) tellExtended(ctx context.Context, c *framework.Claimed) error {
+// setExtendedStatus sets the status of a pod that maps its extended resources to the requests of a
+// claim.
+func (s *Scheduler) setExtendedStatus(ctx context.Context, c *framework.Claimed) error {
 	err := s.patchStatus(ctx, c.Pod, map[string]any{"extendedResourceClaimStatus": corev1.PodExtendedResourceClaimStatus{
 		ResourceClaimName: c.Made.Name, RequestMappings: c.Requests,
 	}})
 	if err != nil {
-		return fmt.Errorf("update pod %s/%s ExtendedResourceClaimStatus: %w", c.Pod.Namespace, c.Pod.Name, err)
+		return fmt.Errorf("updating ExtendedResourceClaimStatus of pod %s/%s: %w", c.Pod.Namespace, c.Pod.Name, err)
 	}
 	return nil
 }
 
-// releaseExtended takes back the claim of a pod that is not bound after all.
+// releaseExtended deletes the claim for extended resources of a pod that could not be bound.
 func (s *Scheduler) releaseExtended(ctx context.Context, c framework.Claimed) {
 	s.inbox.put(message{devices: &devicesMessage{written: c.Claim}})
 	if c.Made == nil {
@@ -118,15 +118,15 @@ func (s *Scheduler) releaseExtended(ctx context.Context, c framework.Claimed) {
 	}
 	if err := s.deleteExtended(ctx, c.Made); err != nil {
 		if ctx.Err() == nil {
-			s.cfg.Log.Warn("deleting a claim for extended resources failed", "claim", c.Made.Namespace+"/"+c.Made.Name, "err", err)
+			s.cfg.Log.Warn("deleting claim for extended resources failed", "claim", c.Made.Namespace+"/"+c.Made.Name, "err", err)
 		}
 		return
 	}
 	s.inbox.put(message{devices: &devicesMessage{written: c.Made}})
 }
 
-// free gives the devices of a claim back. One for extended resources is of no more
-// use then.
+// free deallocates a claim. A claim for extended resources is deleted, because it is not needed any
+// more.
 func (s *Scheduler) free(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	if extendedOwner(claim) != "" {
 		return s.deleteExtended(ctx, claim)
@@ -134,7 +134,7 @@ func (s *Scheduler) free(ctx context.Context, claim *resourcev1.ResourceClaim) e
 	return s.deallocate(ctx, claim)
 }
 
-// deleteExtended deletes a claim for extended resources that nobody uses.
+// deleteExtended deletes an unused claim for extended resources.
 func (s *Scheduler) deleteExtended(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	claims := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(claim.Namespace)
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
@@ -150,7 +150,7 @@ func (s *Scheduler) deleteExtended(ctx context.Context, claim *resourcev1.Resour
 		err = claims.Delete(ctx, claim.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(claim.UID))})
 	}
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // another claim of that name
+		return nil // another claim with that name
 	}
 	return err
 }

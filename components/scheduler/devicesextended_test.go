@@ -14,10 +14,10 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// gpuClass is the resource of the class that the cluster has.
+// gpuClass is the implicit extended resource name of the cluster's DeviceClass.
 const gpuClass = "deviceclass.resource.kubernetes.io/gpu"
 
 func requesting(name, n string) func(*corev1.Pod) {
@@ -28,7 +28,7 @@ func requesting(name, n string) func(*corev1.Pod) {
 	}
 }
 
-// made returns the claim that was made for a pod.
+// made returns the claim that was created for a pod.
 func (c *deviceCluster) made(pod string) *resourcev1.ResourceClaim {
 	c.Helper()
 	p, err := c.kube.CoreV1().Pods("default").Get(c.ctx, pod, metav1.GetOptions{})
@@ -42,8 +42,8 @@ func (c *deviceCluster) made(pod string) *resourcev1.ResourceClaim {
 	return c.claim(s.ResourceClaimName)
 }
 
-// TestExtendedResources: what pods ask for as extended resources they get of a
-// class's devices, by a claim of their own.
+// TestExtendedResources: extended resources of pods are satisfied with devices of a class, with a
+// claim for each pod.
 func TestExtendedResources(t *testing.T) {
 	c := startDevices(t, slice("b", nil, "gpu-0", "gpu-1", "gpu-2"), claim("one", 1))
 	c.create(pod("p", requesting(gpuClass, "2")))
@@ -56,14 +56,14 @@ func TestExtendedResources(t *testing.T) {
 		!metav1.IsControlledBy(got, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}}) {
 		t.Fatalf("%+v", got)
 	}
-	// What is taken so is taken from claims, and the other way round.
+	// Devices for extended resources are not available for claims, and vice versa.
 	c.create(pod("q", claiming("one")))
 	if got := c.nextBound(); got != "q=b" {
 		t.Fatalf("bound %s", got)
 	}
 	c.create(pod("r", requesting(gpuClass, "1")))
 	c.waits("r", "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.")
-	// No class says yet that it is this.
+	// No class has this extended resource name yet.
 	c.create(pod("s", requesting("example.com/gpu", "2")))
 	c.waits("s", "0/2 nodes are available: 2 Insufficient example.com/gpu. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.")
 	class, err := c.kube.ResourceV1().DeviceClasses().Get(c.ctx, "gpu", metav1.GetOptions{})
@@ -76,7 +76,7 @@ func TestExtendedResources(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.waits("s", "0/2 nodes are available: 2 cannot allocate all claims. preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.")
-	// What is freed goes to those that wait.
+	// Deallocated devices are allocated to waiting pods.
 	free := c.made("p")
 	free.Status.Allocation, free.Status.ReservedFor = nil, nil
 	if _, err := c.kube.ResourceV1().ResourceClaims("default").UpdateStatus(c.ctx, free, metav1.UpdateOptions{}); err != nil {
@@ -87,8 +87,8 @@ func TestExtendedResources(t *testing.T) {
 	}
 }
 
-// TestExtendedResourcesPlugin: on a node where a device plugin has the resource it is
-// its.
+// TestExtendedResourcesPlugin: on a node with a device plugin for the resource, the device plugin's
+// devices are used.
 func TestExtendedResourcesPlugin(t *testing.T) {
 	have := node("c")
 	have.Status.Allocatable[gpuClass] = resource.MustParse("1")
@@ -102,8 +102,8 @@ func TestExtendedResourcesPlugin(t *testing.T) {
 	}
 }
 
-// TestExtendedResourcesAgain: the claim of an attempt that failed is deleted, and so
-// is one that an earlier scheduler left.
+// TestExtendedResourcesAgain: the claim of a failed attempt is deleted, as well as one that a
+// previous scheduler left.
 func TestExtendedResourcesAgain(t *testing.T) {
 	left := claim("left", 1)
 	controller := true

@@ -8,29 +8,29 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// mostHeldBack is how many events wait for their turn at most. Each takes some
-// 5 KB until it is written.
-const mostHeldBack = 4000
+// maxWaitingEvents is the maximum number of events that wait to be written. Each needs about 5 KB of
+// memory.
+const maxWaitingEvents = 4000
 
-// unhurried writes events one after the other, so that telling where pods went
-// does not take from the CPU that placing the next ones needs: the broadcaster
-// hands over each event by a goroutine of its own, and as many requests would be
-// under way as there are pods. Those that find too many waiting are not held back.
-type unhurried struct {
+// serialEventSink is an event sink that writes one event at a time, so that writing events does not take
+// CPU time from scheduling. The broadcaster writes each event in a separate goroutine, so without
+// this there would be as many concurrent requests as scheduled pods. Events above the limit of
+// waiting ones are written without a wait.
+type serialEventSink struct {
 	events.EventSink
-	// turn has room for the one that is being written.
-	turn chan struct{}
-	// waiting is how many wait for their turn, and most how many may.
-	waiting atomic.Int64
-	most    int64
+	// slot has capacity for the event that is being written.
+	slot chan struct{}
+	// waiting is the number of events that wait for turn, and most is the limit.
+	waiting    atomic.Int64
+	maxWaiting int64
 }
 
-func newUnhurried(sink events.EventSink) *unhurried {
-	return &unhurried{EventSink: sink, turn: make(chan struct{}, 1), most: mostHeldBack}
+func newSerialEventSink(sink events.EventSink) *serialEventSink {
+	return &serialEventSink{EventSink: sink, slot: make(chan struct{}, 1), maxWaiting: maxWaitingEvents}
 }
 
-// Create as events.EventSink.
-func (u *unhurried) Create(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
+// Create implements events.EventSink.
+func (u *serialEventSink) Create(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
 	done, ok := u.begin(ctx)
 	if !ok {
 		return event, nil
@@ -39,8 +39,8 @@ func (u *unhurried) Create(ctx context.Context, event *eventsv1.Event) (*eventsv
 	return u.EventSink.Create(ctx, event)
 }
 
-// Update as events.EventSink.
-func (u *unhurried) Update(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
+// Update implements events.EventSink.
+func (u *serialEventSink) Update(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
 	done, ok := u.begin(ctx)
 	if !ok {
 		return event, nil
@@ -49,8 +49,8 @@ func (u *unhurried) Update(ctx context.Context, event *eventsv1.Event) (*eventsv
 	return u.EventSink.Update(ctx, event)
 }
 
-// Patch as events.EventSink.
-func (u *unhurried) Patch(ctx context.Context, event *eventsv1.Event, data []byte) (*eventsv1.Event, error) {
+// Patch implements events.EventSink.
+func (u *serialEventSink) Patch(ctx context.Context, event *eventsv1.Event, data []byte) (*eventsv1.Event, error) {
 	done, ok := u.begin(ctx)
 	if !ok {
 		return event, nil
@@ -59,18 +59,18 @@ func (u *unhurried) Patch(ctx context.Context, event *eventsv1.Event, data []byt
 	return u.EventSink.Patch(ctx, event, data)
 }
 
-// begin waits for a turn, which the returned function ends. It returns false when
-// ctx has ended: the event is given up then, which is no error that anyone could
-// do something about.
-func (u *unhurried) begin(ctx context.Context) (func(), bool) {
-	if u.waiting.Add(1) > u.most {
+// begin waits until an event may be written; the caller calls the returned function afterwards. It
+// returns false if ctx is canceled. The event is then dropped without an error, because the caller
+// could not handle it.
+func (u *serialEventSink) begin(ctx context.Context) (func(), bool) {
+	if u.waiting.Add(1) > u.maxWaiting {
 		u.waiting.Add(-1)
 		return func() {}, true
 	}
 	defer u.waiting.Add(-1)
 	select {
-	case u.turn <- struct{}{}:
-		return func() { <-u.turn }, true
+	case u.slot <- struct{}{}:
+		return func() { <-u.slot }, true
 	case <-ctx.Done():
 		return nil, false
 	}

@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// gate is a sink in which events stay until they are let through.
+// gate is a sink that blocks events until the test releases them.
 type gate struct {
 	events.EventSink
 	through chan struct{}
@@ -39,11 +39,11 @@ func (g *gate) state() (inside, written int) {
 	return g.inside, len(g.written)
 }
 
-func TestEventsOneByOne(t *testing.T) {
+func TestSerialEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := &gate{through: make(chan struct{})}
-		sink := newUnhurried(g)
-		sink.most = 3
+		sink := newSerialEventSink(g)
+		sink.maxWaiting = 3
 		ctx, cancel := context.WithCancel(t.Context())
 		create := func(name string) {
 			go func() {
@@ -57,21 +57,21 @@ func TestEventsOneByOne(t *testing.T) {
 			t.Helper()
 			synctest.Wait()
 			if i, w := g.state(); i != inside || w != written {
-				t.Fatalf("%d are being written, %d are; want %d, %d", i, w, inside, written)
+				t.Fatalf("%d being written, %d written; want %d, %d", i, w, inside, written)
 			}
 		}
 		for _, name := range []string{"a", "b", "c", "d"} {
 			create(name)
 		}
 		expect(1, 0)
-		create("one too many to be held back")
+		create("above the limit")
 		expect(2, 0)
 		g.through <- struct{}{}
 		g.through <- struct{}{}
 		expect(1, 2)
 		g.through <- struct{}{}
 		expect(1, 3)
-		// The one that still waits is given up, the one under way is not.
+		// The event that still waits is dropped, the one being written is not.
 		create("e")
 		cancel()
 		expect(1, 3)

@@ -22,17 +22,17 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// extender is a process that has a say over HTTP.
+// extender is an external process that filters and scores nodes over HTTP.
 // https://kubernetes.io/docs/reference/config-api/kube-scheduler-config.v1/
 type extender struct {
 	cfg  *configv1.Extender
 	http *http.Client
-	// managed are the resources that bring pods to this extender; nil: all
-	// pods come.
+	// managed are the resources that a pod must request to be sent to this extender. If nil, all
+	// pods are sent.
 	managed map[corev1.ResourceName]bool
 }
 
-// maxExtenderAnswer bounds an answer, in bytes.
+// maxExtenderAnswer is the maximum size of a response, in bytes.
 const maxExtenderAnswer = 64 << 20
 
 func newExtender(cfg *configv1.Extender) (*extender, error) {
@@ -40,7 +40,7 @@ func newExtender(cfg *configv1.Extender) (*extender, error) {
 		return nil, fmt.Errorf("an extender has no urlPrefix")
 	}
 	if cfg.PrioritizeVerb != "" && cfg.Weight <= 0 {
-		return nil, fmt.Errorf("extender %s: its weight must be positive", cfg.URLPrefix)
+		return nil, fmt.Errorf("extender %s: weight must be positive", cfg.URLPrefix)
 	}
 	transport := &http.Transport{MaxIdleConnsPerHost: 16}
 	if t := cfg.TLSConfig; t != nil {
@@ -52,7 +52,7 @@ func newExtender(cfg *configv1.Extender) (*extender, error) {
 		if len(ca) > 0 {
 			conf.RootCAs = x509.NewCertPool()
 			if !conf.RootCAs.AppendCertsFromPEM(ca) {
-				return nil, fmt.Errorf("extender %s: its CAs hold no certificate", cfg.URLPrefix)
+				return nil, fmt.Errorf("extender %s: CA data contains no certificate", cfg.URLPrefix)
 			}
 		}
 		cert, err := dataOr(t.CertData, t.CertFile)
@@ -73,7 +73,7 @@ func newExtender(cfg *configv1.Extender) (*extender, error) {
 		transport.TLSClientConfig = conf
 	}
 	if conf := transport.TLSClientConfig; cfg.EnableHTTPS && (conf == nil || conf.RootCAs == nil) {
-		// Without a CA there is nobody to vouch for it, as upstream.
+		// Without a CA, the extender's certificate is not verified, like upstream.
 		if conf == nil {
 			conf = &tls.Config{MinVersion: tls.VersionTLS12}
 			transport.TLSClientConfig = conf
@@ -101,7 +101,7 @@ func dataOr(data []byte, file string) ([]byte, error) {
 	return os.ReadFile(file)
 }
 
-// interested tells whether the extender has a say on the pod.
+// interested reports whether a pod must be sent to the extender.
 func (e *extender) interested(pod *corev1.Pod) bool {
 	if e.managed == nil {
 		return true
@@ -123,33 +123,34 @@ func (e *extender) interested(pod *corev1.Pod) bool {
 	return false
 }
 
-// call posts in and decodes the answer into out.
+// call posts in and decodes the response into out.
 func (e *extender) call(ctx context.Context, verb string, in, out any) error {
 	body, err := json.Marshal(in)
 	if err != nil {
-		return fmt.Errorf("encoding for extender %s: %w", e.cfg.URLPrefix, err)
+		return fmt.Errorf("encoding request for extender %s: %w", e.cfg.URLPrefix, err)
 	}
 	url := strings.TrimRight(e.cfg.URLPrefix, "/") + "/" + verb
 	r, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
-		return fmt.Errorf("asking extender %s: %w", url, err)
+		return fmt.Errorf("calling extender %s: %w", url, err)
 	}
 	r.Header.Set("Content-Type", "application/json")
 	answer, err := e.http.Do(r)
 	if err != nil {
-		return fmt.Errorf("asking an extender: %w", err)
+		return fmt.Errorf("calling extender: %w", err)
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
 		return fmt.Errorf("failed %v with extender at URL %v, code %v", verb, url, answer.StatusCode)
 	}
 	if err := json.NewDecoder(io.LimitReader(answer.Body, maxExtenderAnswer)).Decode(out); err != nil {
-		return fmt.Errorf("decoding the answer of extender %s: %w", url, err)
+		return fmt.Errorf("decoding response of extender %s: %w", url, err)
 	}
 	return nil
 }
 
-// args speak of nodes by name to extenders that know them.
+// args returns the request for a pod. It contains only the names of the nodes if the extender
+// caches nodes.
 func (e *extender) args(pod *corev1.Pod, nodes []*state.Node) *extenderv1.ExtenderArgs {
 	args := &extenderv1.ExtenderArgs{Pod: pod}
 	if e.cfg.NodeCacheCapable {
@@ -167,7 +168,7 @@ func (e *extender) args(pod *corev1.Pod, nodes []*state.Node) *extenderv1.Extend
 	return args
 }
 
-// filter returns those of the nodes that the extender lets pass.
+// filter returns the nodes that pass the extender's filter.
 func (e *extender) filter(ctx context.Context, pod *corev1.Pod, nodes []*state.Node) ([]*state.Node, *extenderv1.ExtenderFilterResult, error) {
 	var result extenderv1.ExtenderFilterResult
 	if err := e.call(ctx, e.cfg.FilterVerb, e.args(pod, nodes), &result); err != nil {
@@ -196,7 +197,7 @@ func (e *extender) filter(ctx context.Context, pod *corev1.Pod, nodes []*state.N
 	return left, &result, nil
 }
 
-// bind has the extender bind a pod.
+// bind lets the extender bind a pod.
 func (e *extender) bind(ctx context.Context, b *corev1.Binding) error {
 	var result extenderv1.ExtenderBindingResult
 	err := e.call(ctx, e.cfg.BindVerb, &extenderv1.ExtenderBindingArgs{
@@ -208,8 +209,8 @@ func (e *extender) bind(ctx context.Context, b *corev1.Binding) error {
 	return err
 }
 
-// preempt asks the extender whose eviction from which of the nodes it agrees to; it
-// may leave out nodes, and name other pods of theirs.
+// preempt sends possible preemption victims to the extender. The extender may remove nodes, and
+// choose other victims on them.
 func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, found []*victims, now time.Time) ([]*victims, error) {
 	args := extenderv1.ExtenderPreemptionArgs{Pod: pod}
 	nodes := map[string]*state.Node{}
@@ -235,7 +236,7 @@ func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, found []*victim
 		}
 		args.NodeNameToVictims[v.node.Name] = whole
 	}
-	// The answer is by UID, whichever way it was asked.
+	// The response contains UIDs, whatever the format of the request.
 	var result extenderv1.ExtenderPreemptionResult
 	if err := e.call(ctx, e.cfg.PreemptVerb, &args, &result); err != nil {
 		return nil, err
@@ -266,8 +267,7 @@ func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, found []*victim
 	return left, nil
 }
 
-// extendPreempt asks all extenders, one after the other, which of the nodes may be
-// made room on, and by whose eviction.
+// extendPreempt lets all extenders in order choose the nodes and victims for preemption.
 func (s *Scheduler) extendPreempt(ctx context.Context, pod *corev1.Pod, found []*victims, now time.Time) ([]*victims, error) {
 	for _, e := range s.extended {
 		if e.cfg.PreemptVerb == "" || !e.interested(pod) || len(found) == 0 {
@@ -276,7 +276,7 @@ func (s *Scheduler) extendPreempt(ctx context.Context, pod *corev1.Pod, found []
 		left, err := e.preempt(ctx, pod, found, now)
 		if err != nil {
 			if e.cfg.Ignorable {
-				s.cfg.Log.Warn("an extender failed that may be ignored", "extender", e.cfg.URLPrefix, "err", err)
+				s.cfg.Log.Warn("ignoring failed extender", "extender", e.cfg.URLPrefix, "err", err)
 				continue
 			}
 			return nil, err
@@ -286,9 +286,9 @@ func (s *Scheduler) extendPreempt(ctx context.Context, pod *corev1.Pod, found []
 	return found, nil
 }
 
-// extendFilter asks all extenders which of the nodes fit, and notes in failed why
-// others do not: any event may change that.
-func (s *Scheduler) extendFilter(ctx context.Context, pod *corev1.Pod, nodes []*state.Node, failed *unfit) ([]*state.Node, error) {
+// extendFilter lets all extenders filter the nodes, and adds the reasons of rejected nodes to
+// failed. Any event may change an extender's result.
+func (s *Scheduler) extendFilter(ctx context.Context, pod *corev1.Pod, nodes []*state.Node, failed *fitError) ([]*state.Node, error) {
 	for _, e := range s.extended {
 		if e.cfg.FilterVerb == "" || !e.interested(pod) || len(nodes) == 0 {
 			continue
@@ -296,16 +296,16 @@ func (s *Scheduler) extendFilter(ctx context.Context, pod *corev1.Pod, nodes []*
 		left, result, err := e.filter(ctx, pod, nodes)
 		if err != nil {
 			if e.cfg.Ignorable {
-				s.cfg.Log.Warn("an extender failed that may be ignored", "extender", e.cfg.URLPrefix, "err", err)
+				s.cfg.Log.Warn("ignoring failed extender", "extender", e.cfg.URLPrefix, "err", err)
 				continue
 			}
 			return nil, err
 		}
 		if len(left) < len(nodes) {
-			failed.wake = framework.AnyEvent
+			failed.events = framework.AnyEvent
 		}
 		for _, n := range nodes {
-			// What is told to be for good comes first.
+			// An unresolvable failure takes precedence.
 			if text, ok := result.FailedAndUnresolvableNodes[n.Name]; ok {
 				failed.reasons[text]++
 			} else if text, ok := result.FailedNodes[n.Name]; ok {
@@ -318,7 +318,7 @@ func (s *Scheduler) extendFilter(ctx context.Context, pod *corev1.Pod, nodes []*
 	return nodes, nil
 }
 
-// extendScore asks all extenders which of the nodes they prefer.
+// extendScore returns the sum of all extenders' scores for each node.
 func (s *Scheduler) extendScore(ctx context.Context, pod *corev1.Pod, nodes []*state.Node) map[string]int64 {
 	if len(nodes) < 2 {
 		return nil
@@ -330,7 +330,7 @@ func (s *Scheduler) extendScore(ctx context.Context, pod *corev1.Pod, nodes []*s
 		}
 		var list extenderv1.HostPriorityList
 		if err := e.call(ctx, e.cfg.PrioritizeVerb, e.args(pod, nodes), &list); err != nil {
-			s.cfg.Log.Warn("an extender has no preference", "extender", e.cfg.URLPrefix, "err", err)
+			s.cfg.Log.Warn("extender scoring failed", "extender", e.cfg.URLPrefix, "err", err)
 			continue
 		}
 		for _, host := range list {

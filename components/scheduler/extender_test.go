@@ -23,7 +23,7 @@ import (
 	"hyperkube/internal/client"
 )
 
-// TestExtender: one that rules out node a, prefers c, and binds.
+// TestExtender: an extender that rejects node a, prefers node c, and binds.
 func TestExtender(t *testing.T) {
 	bound := make(chan string, 10)
 	mux := http.NewServeMux()
@@ -98,8 +98,8 @@ func TestExtender(t *testing.T) {
 	clients.Informers.Shutdown()
 }
 
-// TestExtenderAmong: what extenders say stands beside what filters say, they may ask
-// for no evictions, and one that fails has the pod tried again soon.
+// TestExtenderAmong: reasons of extenders and filters are merged, extenders can prevent preemption,
+// and a pod is retried soon after an extender failed.
 func TestExtenderAmong(t *testing.T) {
 	s := newIdle(t)
 	answer := func(r extenderv1.ExtenderFilterResult) *extender {
@@ -116,30 +116,30 @@ func TestExtenderAmong(t *testing.T) {
 	}
 	s.inbox.put(message{pod: pod("large", requests("3"), func(p *corev1.Pod) { p.Spec.NodeName = "a" })})
 	s.inbox.put(message{pod: pod("p", requests("2"), func(p *corev1.Pod) { p.Spec.Priority = new(int32(1)) })})
-	s.takeIn()
+	s.processInbox()
 	try := func() *decision {
 		t.Helper()
 		return s.attempt(t.Context(), s.queue.pop(time.Now()))
 	}
 	s.extended = []*extender{answer(extenderv1.ExtenderFilterResult{Error: "out of order"})}
-	if d := try(); !d.failed || d.item.place != backoff {
-		t.Errorf("with one that fails: %+v", d)
+	if d := try(); !d.failed || d.item.subQueue != backoffQ {
+		t.Errorf("with a failing extender: %+v", d)
 	}
 	d := s.queue.items["p"]
-	d.ready = time.Now()
+	d.backoffEnd = time.Now()
 	s.extended = []*extender{answer(extenderv1.ExtenderFilterResult{
 		NodeNames: &[]string{}, FailedNodes: extenderv1.FailedNodesMap{"b": "not now", "c": "not now"}, FailedAndUnresolvableNodes: extenderv1.FailedNodesMap{"c": "never"},
 	})}
 	got := try()
-	if want := "0/3 nodes are available: 1 Insufficient cpu, 1 never, 1 not now. preemption: found a potential placement for pod on node a, preempting 1 victims"; got.unfit != want {
-		t.Errorf("message %q, want %q", got.unfit, want)
+	if want := "0/3 nodes are available: 1 Insufficient cpu, 1 never, 1 not now. preemption: found a potential placement for pod on node a, preempting 1 victims"; got.reason != want {
+		t.Errorf("message %q, want %q", got.reason, want)
 	}
 	if len(got.victims) != 1 || got.victims[0].Name != "large" {
 		t.Errorf("victims %v", got.victims)
 	}
 }
 
-// TestExtenderPreempts: an extender has a say on who is evicted from where.
+// TestExtenderPreempts: an extender chooses the preemption victims.
 func TestExtenderPreempts(t *testing.T) {
 	meta := func(uids ...string) *extenderv1.MetaVictims {
 		v := &extenderv1.MetaVictims{}
@@ -150,19 +150,19 @@ func TestExtenderPreempts(t *testing.T) {
 	}
 	type answer map[string]*extenderv1.MetaVictims
 	for name, c := range map[string]struct {
-		answer          answer // nil: it fails
+		answer          answer // nil: the extender fails
 		ignorable, byID bool
-		want            string // "victim of node", or how the message ends
+		want            string // "victim of node", or the end of the message
 	}{
-		"one of two":            {answer{"b": meta("low-b")}, false, true, "low-b of b"},
-		"asked with whole pods": {answer{"a": meta("low-a")}, false, false, "low-a of a"},
-		"another pod":           {answer{"a": meta("lower-a")}, false, true, "lower-a of a"},
-		"no node":               {answer{}, false, true, "preemption: no candidate node for preemption"},
-		"nobody":                {answer{"a": meta()}, false, true, `preemption: expected at least one victim pod on node "a"`},
-		"nobody, ignored":       {answer{"a": meta(), "b": meta("low-b")}, true, true, "low-b of b"},
-		"a stranger":            {answer{"a": meta("low-b")}, false, true, "but the pod is not found on that node"},
-		"fails":                 {nil, false, true, "code 500"},
-		"fails, ignored":        {nil, true, true, "low-a of a"},
+		"one of two":             {answer{"b": meta("low-b")}, false, true, "low-b of b"},
+		"request with full pods": {answer{"a": meta("low-a")}, false, false, "low-a of a"},
+		"another pod":            {answer{"a": meta("lower-a")}, false, true, "lower-a of a"},
+		"no node left":           {answer{}, false, true, "preemption: no candidate node for preemption"},
+		"no victims":             {answer{"a": meta()}, false, true, `preemption: expected at least one victim pod on node "a"`},
+		"no victims, ignorable":  {answer{"a": meta(), "b": meta("low-b")}, true, true, "low-b of b"},
+		"unknown pod":            {answer{"a": meta("low-b")}, false, true, "but the pod is not found on that node"},
+		"fails":                  {nil, false, true, "code 500"},
+		"fails, ignorable":       {nil, true, true, "low-a of a"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newIdle(t)
@@ -187,17 +187,17 @@ func TestExtenderPreempts(t *testing.T) {
 			for _, n := range []string{"a", "b"} {
 				s.inbox.put(message{node: node(n)})
 			}
-			// The gentlest would be a's.
+			// Without the extender, node a would be chosen.
 			s.inbox.put(message{pod: pod("low-a", requests("3"), on("a", 1))})
 			s.inbox.put(message{pod: pod("lower-a", requests("0"), on("a", 0))})
 			s.inbox.put(message{pod: pod("low-b", requests("3"), on("b", 2))})
 			s.inbox.put(message{pod: pod("p", requests("3"), func(p *corev1.Pod) { p.Spec.Priority = new(int32(9)) })})
-			s.takeIn()
+			s.processInbox()
 			d := s.attempt(t.Context(), s.queue.pop(time.Now()))
 			if (len(asked.NodeNameToMetaVictims) == 2) != c.byID || (len(asked.NodeNameToVictims) == 2) == c.byID || asked.Pod == nil || asked.Pod.Name != "p" {
 				t.Errorf("asked %+v", asked)
 			}
-			got := d.unfit
+			got := d.reason
 			if len(d.victims) == 1 {
 				got = d.victims[0].Name + " of " + d.victims[0].Spec.NodeName
 			}
@@ -208,8 +208,8 @@ func TestExtenderPreempts(t *testing.T) {
 	}
 }
 
-// TestIgnoredByScheduler: a resource that an extender accounts for may be on no node,
-// whatever else is said to be ignored, and those that may fail are asked last.
+// TestIgnoredByScheduler: a resource that an extender manages need not exist on a node, regardless
+// of other ignored resources. Ignorable extenders are called last.
 func TestIgnoredByScheduler(t *testing.T) {
 	const extenders = `
 extenders:

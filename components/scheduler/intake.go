@@ -10,26 +10,25 @@ import (
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// takeIn applies what informers and writers told, and wakes those whom that may
-// help.
-func (s *Scheduler) takeIn() {
+// processInbox processes all messages, and moves pods in the queue that may have become schedulable.
+func (s *Scheduler) processInbox() {
 	now := time.Now()
 	var happened framework.Event
 	for _, m := range s.inbox.take() {
 		switch {
 		case m.failed != nil:
-			happened |= s.takeFailure(m.failed, now)
+			happened |= s.bindingFailed(m.failed, now)
 		case m.claim != "":
 			s.queue.claimChanged(m.claim, now)
 		case m.event != 0:
 			happened |= m.event
 		case m.devices != nil:
-			happened |= s.takeDevices(m.devices, now)
+			happened |= s.devicesChanged(m.devices, now)
 		case m.evicted != nil:
-			s.takeEvicted(m.evicted, m.err, now)
+			s.evictionDone(m.evicted, m.err, now)
 		case m.node != nil && m.gone:
 			s.state.RemoveNode(m.node.Name)
 			happened |= framework.NodeRemoved
@@ -37,42 +36,42 @@ func (s *Scheduler) takeIn() {
 			happened |= nodeEvent(s.state.Node(m.node.Name), m.node)
 			s.state.SetNode(m.node)
 		case m.pod != nil:
-			happened |= s.takePod(m.pod, m.gone, now)
+			happened |= s.podChanged(m.pod, m.gone, now)
 		}
 	}
-	s.queue.happened(happened, now)
+	s.queue.onEvent(happened, now)
 }
 
-// takeFailure takes back the placement of a pod whose binding failed.
-func (s *Scheduler) takeFailure(it *item, now time.Time) framework.Event {
+// bindingFailed removes a pod from its node because its binding failed.
+func (s *Scheduler) bindingFailed(it *item, now time.Time) framework.Event {
 	uid := it.pod.UID
-	// The pod may have been bound or gone meanwhile.
+	// The pod may have been bound or deleted before.
 	if !s.assumed[uid] {
 		return 0
 	}
 	delete(s.assumed, uid)
 	s.state.RemovePod(uid)
-	s.queue.again(it, now)
+	s.queue.addBackoff(it, now)
 	return framework.PodRemoved
 }
 
-// takeEvicted lets a pod go on that others were evicted for, or not.
-func (s *Scheduler) takeEvicted(pod *corev1.Pod, err error, now time.Time) {
+// evictionDone handles the result of evicting a pod's preemption victims.
+func (s *Scheduler) evictionDone(pod *corev1.Pod, err error, now time.Time) {
 	if err != nil {
-		s.state.Withdraw(pod.UID)
+		s.state.ClearNomination(pod.UID)
 	}
-	s.queue.release(pod.UID, err != nil, now)
+	s.queue.evictionDone(pod.UID, err != nil, now)
 }
 
-func (s *Scheduler) takePod(pod *corev1.Pod, gone bool, now time.Time) framework.Event {
+func (s *Scheduler) podChanged(pod *corev1.Pod, gone bool, now time.Time) framework.Event {
 	uid := pod.UID
 	switch {
-	case gone || podfacts.Terminal(pod):
+	case gone || podutil.Terminal(pod):
 		delete(s.assumed, uid)
-		return s.forget(uid) | s.leave(uid)
+		return s.forgetUnscheduled(uid) | s.removeFromNode(uid)
 	case pod.Spec.NodeName != "":
-		// Withdrawn in silence: the pod is now where room was made for it.
-		s.state.Withdraw(uid)
+		// No event: the pod is now on the node it was nominated to.
+		s.state.ClearNomination(uid)
 		s.queue.remove(uid)
 		e := framework.PodAdded
 		info := state.NewPod(pod)
@@ -83,9 +82,9 @@ func (s *Scheduler) takePod(pod *corev1.Pod, gone bool, now time.Time) framework
 		s.state.SetPod(info, pod.Spec.NodeName)
 		return e
 	case pod.DeletionTimestamp != nil:
-		// Its binding, should that be under way, is refused.
+		// A binding that is being written will fail.
 		delete(s.assumed, uid)
-		return s.forget(uid) | s.leave(uid)
+		return s.forgetUnscheduled(uid) | s.removeFromNode(uid)
 	}
 	if s.profiles[pod.Spec.SchedulerName] == nil {
 		return 0
@@ -98,9 +97,9 @@ func (s *Scheduler) takePod(pod *corev1.Pod, gone bool, now time.Time) framework
 	gate := s.gate(pod)
 	s.queue.set(pod, gate != "", now)
 	s.queue.gatedBy(uid, gate)
-	// What was nominated here and has not come back yet stays.
+	// Keep a nomination that was written but is not in the cache yet.
 	if is := pod.Status.NominatedNodeName; is != was && !s.assumed[uid] {
-		s.state.Withdraw(uid)
+		s.state.ClearNomination(uid)
 		if is != "" {
 			s.state.Nominate(state.NewPod(pod), is)
 		} else {
@@ -110,19 +109,19 @@ func (s *Scheduler) takePod(pod *corev1.Pod, gone bool, now time.Time) framework
 	return 0
 }
 
-// forget takes a pod without a node out of the queue. Its going makes room if
-// some was being made for it.
-func (s *Scheduler) forget(uid types.UID) framework.Event {
+// forgetUnscheduled removes an unscheduled pod from the queue. If the pod was nominated to a node, its
+// reserved resources become available.
+func (s *Scheduler) forgetUnscheduled(uid types.UID) framework.Event {
 	s.queue.remove(uid)
 	if s.state.NominatedNode(uid) == nil {
 		return 0
 	}
-	s.state.Withdraw(uid)
+	s.state.ClearNomination(uid)
 	return framework.PodRemoved
 }
 
-// leave takes a pod off its node.
-func (s *Scheduler) leave(uid types.UID) framework.Event {
+// removeFromNode removes a pod from its node.
+func (s *Scheduler) removeFromNode(uid types.UID) framework.Event {
 	if s.state.Pod(uid) == nil {
 		return 0
 	}
@@ -130,7 +129,7 @@ func (s *Scheduler) leave(uid types.UID) framework.Event {
 	return framework.PodRemoved
 }
 
-// podEvent tells what changed of a pod on a node that matters to waiting pods.
+// podEvent returns the changes of an assigned pod that affect unschedulable pods.
 func podEvent(old, now *state.Pod) framework.Event {
 	var e framework.Event
 	if !maps.Equal(old.Object.Labels, now.Object.Labels) || old.Object.DeletionTimestamp == nil && now.Object.DeletionTimestamp != nil {
@@ -142,7 +141,7 @@ func podEvent(old, now *state.Pod) framework.Event {
 	return e
 }
 
-// nodeEvent tells what changed of a node that matters to waiting pods.
+// nodeEvent returns the changes of a node that affect unschedulable pods.
 func nodeEvent(old *state.Node, now *corev1.Node) framework.Event {
 	if old == nil {
 		return framework.NodeAdded

@@ -29,7 +29,7 @@ func TestEvents(t *testing.T) {
 		{"resized down", pod("p", requests("2")), pod("p", requests("1")), framework.PodScaledDown},
 		{"resized up", pod("p", requests("1")), pod("p", requests("2")), 0},
 		{"labelled", pod("p"), pod("p", labelled(map[string]string{"a": "b"})), framework.PodLabelsChanged},
-		{"ending", pod("p"), pod("p", ending), framework.PodLabelsChanged},
+		{"terminating", pod("p"), pod("p", ending), framework.PodLabelsChanged},
 	} {
 		if got := podEvent(state.NewPod(c.old), state.NewPod(c.now)); got != c.want {
 			t.Errorf("%s: %b, want %b", c.name, got, c.want)
@@ -44,8 +44,8 @@ func TestEvents(t *testing.T) {
 		{"untainted", func(n *corev1.Node) { n.Spec.Taints = nil }, framework.NodeTaintsChanged},
 		{"cordoned", func(n *corev1.Node) { n.Spec.Unschedulable = true }, framework.NodeTaintsChanged},
 		{"labelled", zone("z"), framework.NodeLabelsChanged},
-		{"of more features", func(n *corev1.Node) { n.Status.DeclaredFeatures = []string{"f"} }, framework.NodeFeaturesChanged},
-		{"grown", func(n *corev1.Node) { n.Status.Allocatable[corev1.ResourceCPU] = resource.MustParse("8") }, framework.NodeAllocatableChanged},
+		{"more declared features", func(n *corev1.Node) { n.Status.DeclaredFeatures = []string{"f"} }, framework.NodeFeaturesChanged},
+		{"more allocatable resources", func(n *corev1.Node) { n.Status.Allocatable[corev1.ResourceCPU] = resource.MustParse("8") }, framework.NodeAllocatableChanged},
 	} {
 		s := state.New()
 		s.SetNode(node("a", tainted))
@@ -56,22 +56,22 @@ func TestEvents(t *testing.T) {
 	if nodeEvent(nil, node("a")) != framework.NodeAdded {
 		t.Error("a new node is no event")
 	}
-	// A pod without a node that changes is tried again.
+	// An unschedulable pod is retried after it was changed.
 	for name, change := range map[string]func(*corev1.Pod){
 		"tolerates": func(p *corev1.Pod) { p.Spec.Tolerations = []corev1.Toleration{{Operator: "Exists"}} },
 		"resized":   requests("1"),
 		"labelled":  labelled(map[string]string{"a": "b"}),
 	} {
-		if !differ(pod("p", requests("2")), pod("p", requests("2"), change)) {
-			t.Errorf("%s: not tried again", name)
+		if !schedulingChanged(pod("p", requests("2")), pod("p", requests("2"), change)) {
+			t.Errorf("%s: not retried", name)
 		}
 	}
-	if differ(pod("p"), pod("p", func(p *corev1.Pod) { p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled}} })) {
-		t.Error("tried again for what the scheduler itself wrote")
+	if schedulingChanged(pod("p"), pod("p", func(p *corev1.Pod) { p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled}} })) {
+		t.Error("retried because of the scheduler's own write")
 	}
 }
 
-// newIdle makes a scheduler that does not run: a test takes its messages in.
+// newIdle returns a scheduler that does not run: the test processes its messages.
 func newIdle(t *testing.T, objects ...runtime.Object) *Scheduler {
 	t.Helper()
 	kube := fake.NewClientset(objects...)
@@ -82,9 +82,9 @@ func newIdle(t *testing.T, objects ...runtime.Object) *Scheduler {
 	return s
 }
 
-// TestMadeAnew: a pod that was replaced while nobody looked, by one of its name, is
-// on its node no more.
-func TestMadeAnew(t *testing.T) {
+// TestRecreatedPod: a pod that was replaced by another pod of the same name between two lists is
+// removed from its node.
+func TestRecreatedPod(t *testing.T) {
 	s := newIdle(t)
 	h := handler(func(pod *corev1.Pod, gone bool) { s.inbox.put(message{pod: pod, gone: gone}) })
 	s.inbox.put(message{node: node("a")})
@@ -92,11 +92,11 @@ func TestMadeAnew(t *testing.T) {
 	h.OnAdd(pod("p", requests("3"), on), false)
 	waits := pod("w", func(p *corev1.Pod) { p.Spec.SchedulingGates = []corev1.PodSchedulingGate{{Name: "g"}} })
 	h.OnAdd(waits, false)
-	s.takeIn()
+	s.processInbox()
 	again := func(p *corev1.Pod) { p.UID = "again-" + p.UID }
 	h.OnUpdate(pod("p", requests("3"), on), pod("p", requests("1"), on, again))
 	h.OnUpdate(waits, pod("w", again))
-	s.takeIn()
+	s.processInbox()
 	if n := s.state.Node("a"); len(n.Pods) != 1 || n.Requested.CPU != 1000 {
 		t.Errorf("%d pods request %d", len(n.Pods), n.Requested.CPU)
 	}
@@ -105,13 +105,13 @@ func TestMadeAnew(t *testing.T) {
 	}
 }
 
-// TestAssumedEnds: a pod that is deleted while it is bound leaves its node, and is
-// not tried again when its binding fails.
-func TestAssumedEnds(t *testing.T) {
+// TestAssumedPodDeleted: a pod that is deleted while it is being bound is removed from its node, and is
+// not retried after its binding failed.
+func TestAssumedPodDeleted(t *testing.T) {
 	s := newIdle(t)
 	s.inbox.put(message{node: node("a")})
 	s.inbox.put(message{pod: pod("p", requests("3"))})
-	s.takeIn()
+	s.processInbox()
 	it := s.queue.pop(time.Now())
 	if d := s.attempt(t.Context(), it); d.node != "a" || len(s.state.Node("a").Pods) != 1 {
 		t.Fatalf("%+v", d)
@@ -119,13 +119,13 @@ func TestAssumedEnds(t *testing.T) {
 	now := metav1.Now()
 	s.inbox.put(message{pod: pod("p", requests("3"), func(p *corev1.Pod) { p.DeletionTimestamp, p.Finalizers = &now, []string{"f"} })})
 	s.inbox.put(message{failed: it})
-	s.takeIn()
+	s.processInbox()
 	if len(s.state.Node("a").Pods) != 0 || len(s.assumed) != 0 || len(s.queue.items) != 0 {
 		t.Errorf("%d pods, assumed %v, in the queue %v", len(s.state.Node("a").Pods), s.assumed, s.queue.items)
 	}
 }
 
-// TestErrorsBackOff: what no event will mend is tried again after a while.
+// TestErrorsBackOff: after an error that no event can resolve, the pod is retried with back-off.
 func TestErrorsBackOff(t *testing.T) {
 	s := newIdle(t)
 	s.inbox.put(message{node: node("a")})
@@ -135,14 +135,14 @@ func TestErrorsBackOff(t *testing.T) {
 			LabelSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "a", Operator: "Nonsense"}}},
 		}}
 	})})
-	s.takeIn()
+	s.processInbox()
 	it := s.queue.pop(time.Now())
-	if d := s.attempt(t.Context(), it); !d.failed || it.place != backoff {
-		t.Errorf("failed %v, at %v", d.failed, it.place)
+	if d := s.attempt(t.Context(), it); !d.failed || it.subQueue != backoffQ {
+		t.Errorf("error %v, retried at %v", d.failed, it.subQueue)
 	}
 }
 
-// TestDefaultSelector: owners of each kind select their pods for spreading.
+// TestDefaultSelector: owners of each kind select their pods for default spreading.
 func TestDefaultSelector(t *testing.T) {
 	s := newIdle(t)
 	factory := s.cfg.Clients.Informers
@@ -165,11 +165,11 @@ func TestDefaultSelector(t *testing.T) {
 		p := pod("p", labelled(map[string]string{"s": "t"}), func(p *corev1.Pod) {
 			p.OwnerReferences = []metav1.OwnerReference{{APIVersion: tc.version, Kind: tc.kind, Name: "o", UID: "o", Controller: ptr.To(true)}}
 		})
-		if got := s.informed.spreadSelector(p).String(); got != tc.want {
+		if got := s.listers.spreadSelector(p).String(); got != tc.want {
 			t.Errorf("%s: %s, want %s", tc.kind, got, tc.want)
 		}
 	}
-	if got := s.informed.spreadSelector(pod("alone")); !got.Empty() {
+	if got := s.listers.spreadSelector(pod("alone")); !got.Empty() {
 		t.Errorf("alone: %s", got)
 	}
 }

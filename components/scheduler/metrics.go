@@ -7,14 +7,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"hyperkube/components/scheduler/state"
-	"hyperkube/internal/measure"
+	"hyperkube/internal/serving/componentmetrics"
 )
 
-// metrics are upstream's of the same names.
+// metrics are upstream's scheduler metrics.
 // https://kubernetes.io/docs/reference/instrumentation/metrics/
 type metrics struct {
 	attempts    *prometheus.CounterVec
-	pending     [places]prometheus.Gauge
+	pending     [numSubQueues]prometheus.Gauge
 	duration    *prometheus.HistogramVec
 	sli         *prometheus.HistogramVec
 	podAttempts prometheus.Histogram
@@ -24,18 +24,18 @@ type metrics struct {
 	points      *prometheus.HistogramVec
 	incoming    *prometheus.CounterVec
 	binding     prometheus.Gauge
-	// evaluations and took are of plugins, unschedulable of pods that they keep
-	// from nodes.
+	// evaluations and took are by plugin. unschedulable is the number of pods that each plugin
+	// makes unschedulable.
 	evaluations           *prometheus.CounterVec
 	took                  *prometheus.HistogramVec
 	unschedulable         *prometheus.GaugeVec
 	entities              *prometheus.CounterVec
-	queued                [places]prometheus.Gauge
+	queued                [numSubQueues]prometheus.Gauge
 	flushed               prometheus.Counter
 	nodes, pods, unbounds prometheus.Gauge
 }
 
-// newMetrics makes the metrics, and registers them and others with r.
+// newMetrics creates the metrics, and registers them and others with r.
 func newMetrics(r prometheus.Registerer, others ...prometheus.Collector) (*metrics, error) {
 	m := &metrics{
 		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -103,10 +103,10 @@ func newMetrics(r prometheus.Registerer, others ...prometheus.Collector) (*metri
 		Help: "[BETA] The number of pods without a node, by the plugins because of which they have none. A pod counts for each of those plugins.",
 	}, []string{"plugin", "profile"})
 	m.entities = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "scheduler_queue_incoming_entities_total", Help: "[ALPHA] Number of what is scheduled at once that came to the queues, by event, queue and type, which is 'pod' for pods of no group.",
+		Name: "scheduler_queue_incoming_entities_total", Help: "[ALPHA] Number of entities added to scheduling queues by event, queue and entity type, which is 'pod' for pods of no group.",
 	}, []string{"queue", "event", "type"})
 	queued := prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "scheduler_queued_entities", Help: "[ALPHA] Number of what is scheduled at once and waits, by queue and type.",
+		Name: "scheduler_queued_entities", Help: "[ALPHA] Number of pending entities by queue and entity type.",
 	}, []string{"queue", "type"})
 	m.flushed = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "scheduler_pod_scheduled_after_flush_total", Help: "[ALPHA] Number of pods that got a node when they were tried only because they had waited for long.",
@@ -122,7 +122,7 @@ func newMetrics(r prometheus.Registerer, others ...prometheus.Collector) (*metri
 	}
 	all := []prometheus.Collector{
 		m.evaluations, m.took, m.unschedulable, m.entities, queued, m.flushed, size,
-		m.attempts, m.duration, m.sli, m.podAttempts, m.preemptions, m.victims, m.algorithm, m.points, m.incoming, goroutines, pending, measure.Build(nil),
+		m.attempts, m.duration, m.sli, m.podAttempts, m.preemptions, m.victims, m.algorithm, m.points, m.incoming, goroutines, pending, componentmetrics.Build(nil),
 	}
 	for _, c := range append(all, others...) {
 		if err := r.Register(c); err != nil {
@@ -132,35 +132,34 @@ func newMetrics(r prometheus.Registerer, others ...prometheus.Collector) (*metri
 	return m, nil
 }
 
-// queueNames are what metrics call the places of the queue.
-var queueNames = [places]string{active: "active", backoff: "backoff", waiting: "unschedulable", gated: "gated"}
+// queueNames are the queue names in metrics.
+var queueNames = [numSubQueues]string{activeQ: "active", backoffQ: "backoff", unschedulable: "unschedulable", gated: "gated"}
 
-// came counts a pod that came to a place of the queue.
-func (m *metrics) came(to place, cause string) {
+// queueAdd counts a pod that was added to a queue.
+func (m *metrics) queueAdd(to subQueue, cause string) {
 	m.incoming.WithLabelValues(queueNames[to], cause).Inc()
 	m.entities.WithLabelValues(queueNames[to], cause, "pod").Inc()
 }
 
-// blamed tells by how many more or less pods a plugin is to blame for that they have
-// no node.
-func (m *metrics) blamed(plugin, profile string, by float64) {
+// unschedulableAdd adds by to the number of pods that a plugin makes unschedulable.
+func (m *metrics) unschedulableAdd(plugin, profile string, by float64) {
 	m.unschedulable.WithLabelValues(plugin, profile).Add(by)
 }
 
-// point tells how long all plugins of an extension point of a profile took.
+// point records the duration of all plugins of an extension point.
 func (m *metrics) point(profile, point, status string, began time.Time) {
 	m.points.WithLabelValues(point, status, profile).Observe(time.Since(began).Seconds())
 }
 
-// cached tells how much is known, and how many pods are on their way to a node.
-func (m *metrics) cached(s *state.State, assumed int) {
+// cacheSize records the size of the scheduler's state and the number of assumed pods.
+func (m *metrics) cacheSize(s *state.State, assumed int) {
 	m.nodes.Set(float64(len(s.Nodes())))
 	m.pods.Set(float64(s.PodCount()))
 	m.unbounds.Set(float64(assumed))
 }
 
-// waiting tells how many pods are where in the queue.
-func (m *metrics) waiting(q *queue) {
+// pendingPods records the number of pods in each queue.
+func (m *metrics) pendingPods(q *queue) {
 	for at, gauge := range m.pending {
 		if gauge != nil {
 			gauge.Set(float64(q.counts[at]))
@@ -169,14 +168,14 @@ func (m *metrics) waiting(q *queue) {
 	}
 }
 
-// attempt tells how one attempt went: scheduled, unschedulable or error.
+// attempt records the result of an attempt: scheduled, unschedulable or error.
 func (m *metrics) attempt(profile, result string, took time.Duration) {
 	m.attempts.WithLabelValues(profile, result).Inc()
 	m.duration.WithLabelValues(profile, result).Observe(took.Seconds())
 }
 
-// placed tells how long a pod was waited for in all.
-func (m *metrics) placed(attempts int, took time.Duration) {
+// scheduled records the total scheduling time of a pod.
+func (m *metrics) scheduled(attempts int, took time.Duration) {
 	label := strconv.Itoa(attempts)
 	if attempts >= 15 {
 		label = "15+"

@@ -20,7 +20,7 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// world is a cluster as a naive model sees it.
+// world is the state of a cluster in a naive model.
 type world struct {
 	nodes []*corev1.Node
 	on    map[string][]*corev1.Pod
@@ -44,7 +44,7 @@ func matches(sel *metav1.LabelSelector, p *corev1.Pod) bool {
 	return err == nil && s.Matches(labels.Set(p.Labels))
 }
 
-// fits is what the documentation says, word by word and pod by pod.
+// fits implements the documentation literally, and iterates over all pods.
 func (w *world) fits(p *corev1.Pod, n *corev1.Node) bool {
 	cpu := p.Spec.Containers[0].Resources.Requests.Cpu().MilliValue()
 	for _, q := range w.on[n.Name] {
@@ -164,8 +164,8 @@ func (w *world) fits(p *corev1.Pod, n *corev1.Node) bool {
 	return true
 }
 
-// evict tells whom to evict from a node and how many of them budgets protect; ok
-// is false when nothing helps.
+// evict returns the preemption victims on a node and how many of them are protected by budgets. ok
+// is false if preemption does not help.
 func (w *world) evict(p *corev1.Pod, n *corev1.Node, budgets []*policyv1.PodDisruptionBudget) (gone []*corev1.Pod, violations int, ok bool) {
 	before := w.on[n.Name]
 	defer func() { w.on[n.Name] = before }()
@@ -289,7 +289,7 @@ func randomWorld(rng *rand.Rand) *world {
 	return w
 }
 
-// remember tells all that a state says, to see that it is put back.
+// remember returns a text with the whole state, to check that it is restored.
 func remember(s *state.State) string {
 	var lines []string
 	for _, n := range s.Nodes() {
@@ -298,7 +298,7 @@ func remember(s *state.State) string {
 			names = append(names, p.Object.Name)
 		}
 		slices.Sort(names)
-		lines = append(lines, fmt.Sprintf("%s %v %+v %v %d", n.Name, names, n.Requested, n.Ports, n.AssumedCPU))
+		lines = append(lines, fmt.Sprintf("%s %v %+v %v %d", n.Name, names, n.Requested, n.Ports, n.NonZeroCPU))
 	}
 	for _, c := range s.Classes() {
 		for _, t := range c.On {
@@ -310,22 +310,22 @@ func remember(s *state.State) string {
 	return strings.Join(lines, "\n")
 }
 
-// sumsOf are what best finds of each node.
-func sumsOf(c *framework.Cycle, set *plugins.Set, nodes []*state.Node, room *framework.Room) []int64 {
-	c.Room = room
+// sumsOf returns the scores that best computes for each node.
+func sumsOf(c *framework.Cycle, set *plugins.Set, nodes []*state.Node, room *framework.Buffers) []int64 {
+	c.Buffers = room
 	if best(c, set, nodes, nil, nil); len(nodes) < 2 {
 		return nil
 	}
 	return slices.Clone(room.Sums)
 }
 
-// TestAgainstModel compares which nodes fit, and whom to evict when none does,
-// with a model that counts everything anew for each question.
+// TestAgainstModel compares which nodes fit, and the preemption victims if none fits, with a naive
+// model that recounts all pods each time.
 func TestAgainstModel(t *testing.T) {
 	now := time.Unix(3000, 0)
 	set := plugins.Default()
 	evicted, placed := 0, 0
-	room := &framework.Room{}
+	room := &framework.Buffers{}
 	for seed := range uint64(4000) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		w := randomWorld(rng)
@@ -343,7 +343,7 @@ func TestAgainstModel(t *testing.T) {
 			budgets, read = append(budgets, b), append(read, newBudget(b))
 		}
 		before := remember(s)
-		cycle := &framework.Cycle{Pod: state.NewPod(p), State: s, Room: room}
+		cycle := &framework.Cycle{Pod: state.NewPod(p), State: s, Buffers: room}
 		fitting, failed := candidates(cycle, &set, nil, nil)
 		got, want := sets.New[string](), sets.New[string]()
 		for _, n := range fitting {
@@ -359,19 +359,19 @@ func TestAgainstModel(t *testing.T) {
 		}
 		if failed == nil {
 			placed++
-			cycle.Room = nil
+			cycle.Buffers = nil
 			fresh, _ := candidates(cycle, &set, nil, nil)
-			sums := sumsOf(cycle, &set, fresh, &framework.Room{})
+			sums := sumsOf(cycle, &set, fresh, &framework.Buffers{})
 			if again := sumsOf(cycle, &set, fitting, room); !slices.Equal(again, sums) {
-				t.Fatalf("seed %d: scores in the room of others %v, want %v", seed, again, sums)
+				t.Fatalf("seed %d: scores with reused buffers %v, want %v", seed, again, sums)
 			}
 			continue
 		}
 		v := preempt(failed, set.Preemption, read, now)
 		if after := remember(s); after != before {
-			t.Fatalf("seed %d: not put back:\n%s\nwas\n%s", seed, after, before)
+			t.Fatalf("seed %d: state not restored:\n%s\nwas\n%s", seed, after, before)
 		}
-		// The model's best of those nodes that are worth a look.
+		// The model's best node of those where preemption may help.
 		bestRank, bestGone := []int64(nil), map[string]string{}
 		for _, n := range failed.resolvable {
 			gone, violations, ok := w.evict(p, n.Object, budgets)
@@ -401,7 +401,7 @@ func TestAgainstModel(t *testing.T) {
 		}
 		if v == nil {
 			if bestRank != nil {
-				t.Fatalf("seed %d: nothing to evict (%s), want %v", seed, failed, bestGone)
+				t.Fatalf("seed %d: no victims (%s), want %v", seed, failed, bestGone)
 			}
 			continue
 		}
@@ -415,6 +415,6 @@ func TestAgainstModel(t *testing.T) {
 		}
 	}
 	if evicted < 100 || placed < 100 {
-		t.Errorf("%d evictions and %d placements prove little", evicted, placed)
+		t.Errorf("only %d evictions and %d placements", evicted, placed)
 	}
 }

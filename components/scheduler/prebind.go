@@ -7,17 +7,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// reserving are the pods that what comes with their node is being written for. They
-// are on no node yet, so that one which must make room for a more important pod
-// need not be deleted: it is only told to wait again. It may be used by many
-// goroutines.
+// reserving tracks pods whose reservations are being written. These pods are not on a node yet, so
+// they need not be deleted when they are preempted: the binding is canceled, and they are queued
+// again. It is safe for concurrent use.
 type reserving struct {
 	mu   sync.Mutex
 	pods map[types.UID]context.CancelCauseFunc // guarded by mu
 }
 
-// begin returns the context in which a pod's reservation is written, and what is to
-// be called once it is: that returns why it was called off, nil if it was not.
+// begin returns a context for writing a pod's reservation, and a function to call afterwards. The
+// function returns why the binding was canceled, or nil.
 func (r *reserving) begin(ctx context.Context, pod types.UID) (context.Context, func() error) {
 	off, cancel := context.WithCancelCause(ctx)
 	r.mu.Lock()
@@ -36,8 +35,9 @@ func (r *reserving) begin(ctx context.Context, pod types.UID) (context.Context, 
 	}
 }
 
-// callOff tells whether a pod's reservation was being written, and ends that.
-func (r *reserving) callOff(pod types.UID, why error) bool {
+// cancel cancels the writing of a pod's reservation with cause why, and reports whether one was in
+// progress.
+func (r *reserving) cancel(pod types.UID, why error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	cancel := r.pods[pod]

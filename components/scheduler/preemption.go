@@ -18,13 +18,13 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// budget is a PodDisruptionBudget and how many evictions it still allows.
+// budget is a PodDisruptionBudget with its parsed selector.
 type budget struct {
 	object   *policyv1.PodDisruptionBudget
 	selector labels.Selector
 }
 
-// newBudget reads a budget; nil when it speaks of no pods.
+// newBudget parses a budget. It returns nil if the budget selects no pods.
 func newBudget(object *policyv1.PodDisruptionBudget) *budget {
 	selector, err := metav1.LabelSelectorAsSelector(object.Spec.Selector)
 	if err != nil || selector.Empty() {
@@ -33,36 +33,37 @@ func newBudget(object *policyv1.PodDisruptionBudget) *budget {
 	return &budget{object, selector}
 }
 
-// victims are the pods to evict from one node, the most important first.
+// victims are the pods to preempt on a node, the most important first.
 type victims struct {
 	node *state.Node
 	pods []*state.Pod
-	// violations counts those whose eviction a budget forbids.
+	// violations is the number of victims that violate a budget.
 	violations int
 }
 
-// preempt finds the node where evicting others makes room for the pod that fits
-// nowhere, and whom to evict. Nil means none; failed.preemption says which, or
-// why none.
-// It is pure but for where it begins: when evictions may help on very many
-// nodes, not all are compared.
+// preempt finds a node on which preemption makes an unschedulable pod schedulable, and the victims.
+// It returns nil if there is none. It sets failed.preemption to the result or the reason.
+//
+// It has no side effects. If preemption may help on very many nodes, it compares only some of them
+// and starts at a random one.
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/
-func preempt(failed *unfit, p *plugins.DefaultPreemption, budgets []*budget, now time.Time) *victims {
+func preempt(failed *fitError, p *plugins.DefaultPreemption, budgets []*budget, now time.Time) *victims {
 	v, _ := preemptAmong(failed, p, budgets, now, func(found []*victims) ([]*victims, error) { return found, nil })
 	return v
 }
 
-// errNoCandidate is that extenders let nobody be evicted.
+// errNoCandidate means that extenders rejected all candidates.
 var errNoCandidate = errors.New("no candidate node for preemption")
 
-// preemptAmong is preempt among what narrow leaves of the nodes where it would help,
-// of which there is at least one. The error is narrow's, or that it left none.
-func preemptAmong(failed *unfit, p *plugins.DefaultPreemption, budgets []*budget, now time.Time, narrow func([]*victims) ([]*victims, error)) (*victims, error) {
+// preemptAmong is preempt with a function that filters the candidates. narrow is called with at
+// least one candidate. preemptAmong returns the error of narrow, or errNoCandidate if narrow
+// returns none.
+func preemptAmong(failed *fitError, p *plugins.DefaultPreemption, budgets []*budget, now time.Time, narrow func([]*victims) ([]*victims, error)) (*victims, error) {
 	if failed.search == nil || failed.nodes == 0 {
 		return nil, nil
 	}
-	if why := mayNotPreempt(failed); why != "" {
+	if why := preemptionForbidden(failed); why != "" {
 		failed.preemption = "preemption: " + why
 		return nil, nil
 	}
@@ -95,7 +96,7 @@ func preemptAmong(failed *unfit, p *plugins.DefaultPreemption, budgets []*budget
 			failed.preemption = "preemption: " + err.Error()
 			return nil, err
 		}
-		v := gentlest(left, now)
+		v := bestCandidate(left, now)
 		failed.preemption = fmt.Sprintf("preemption: found a potential placement for pod on node %s, preempting %d victims", v.node.Name, len(v.pods))
 		return v, nil
 	}
@@ -106,8 +107,8 @@ func preemptAmong(failed *unfit, p *plugins.DefaultPreemption, budgets []*budget
 	return nil, nil
 }
 
-// mayNotPreempt tells why the pod may not have others evicted.
-func mayNotPreempt(failed *unfit) string {
+// preemptionForbidden returns the reason why the pod must not preempt, or "".
+func preemptionForbidden(failed *fitError) string {
 	pod := failed.search.c.Pod
 	if policy := pod.Object.Spec.PreemptionPolicy; policy != nil && *policy == corev1.PreemptNever {
 		return "not eligible due to preemptionPolicy=Never."
@@ -124,7 +125,7 @@ func mayNotPreempt(failed *unfit) string {
 	return ""
 }
 
-// preempted tells whether a pod was evicted by a scheduler.
+// preempted reports whether a pod was preempted by a scheduler.
 func preempted(pod *corev1.Pod) bool {
 	for i := range pod.Status.Conditions {
 		c := &pod.Status.Conditions[i]
@@ -135,9 +136,9 @@ func preempted(pod *corev1.Pod) bool {
 	return false
 }
 
-// victims finds out whom to evict from a node: all pods of lower priority, less
-// those that can stay, tried in the order of their importance, those first that
-// budgets protect. Nil when the pod does not fit even so; then it says why.
+// victims returns the victims on a node: all pods of lower priority except those that can stay. It
+// tries to keep pods that budgets protect first, and then pods by importance. If preemption does
+// not help, it returns nil and the reasons.
 func (s *search) victims(n *state.Node, budgets []*budget, now time.Time) (*victims, []string) {
 	var lower []*state.Pod
 	for _, p := range n.Pods {
@@ -191,14 +192,14 @@ func (s *search) victims(n *state.Node, budgets []*budget, now time.Time) (*vict
 		spare(p)
 	}
 	if len(v.pods) == 0 {
-		// It is not pods that keep this one from the node.
+		// The pod does not fit for a reason other than existing pods.
 		return nil, []string{"No preemption victims found for incoming pod"}
 	}
 	slices.SortStableFunc(v.pods, func(a, b *state.Pod) int { return byImportance(a, b, now) })
 	return v, nil
 }
 
-// byImportance puts higher priorities first, and what has run longer.
+// byImportance sorts pods by descending priority, then by start time.
 func byImportance(a, b *state.Pod, now time.Time) int {
 	if a.Priority != b.Priority {
 		return cmp.Compare(b.Priority, a.Priority)
@@ -209,7 +210,7 @@ func byImportance(a, b *state.Pod, now time.Time) int {
 	return cmp.Compare(a.Object.UID, b.Object.UID)
 }
 
-// started is when a pod started; one that has not yet does so now.
+// started returns when a pod started, or now if it has not.
 func started(p *state.Pod, now time.Time) time.Time {
 	if t := p.Object.Status.StartTime; t != nil {
 		return t.Time
@@ -217,8 +218,8 @@ func started(p *state.Pod, now time.Time) time.Time {
 	return now
 }
 
-// split parts pods, in their order, into those whose eviction a budget would
-// forbid after that of those before, and the others.
+// split divides pods into those whose eviction would violate a budget, given the evictions of the
+// pods before them, and the others. It keeps the order.
 func split(pods []*state.Pod, budgets []*budget) (protected, rest []*state.Pod) {
 	allowed := make([]int32, len(budgets))
 	for i, b := range budgets {
@@ -230,7 +231,7 @@ func split(pods []*state.Pod, budgets []*budget) (protected, rest []*state.Pod) 
 			if len(p.Object.Labels) == 0 || b.object.Namespace != p.Object.Namespace || !b.selector.Matches(labels.Set(p.Object.Labels)) {
 				continue
 			}
-			// Its eviction is accounted for already.
+			// The budget already accounts for the eviction.
 			if _, ok := b.object.Status.DisruptedPods[p.Object.Name]; ok {
 				continue
 			}
@@ -246,10 +247,10 @@ func split(pods []*state.Pod, budgets []*budget) (protected, rest []*state.Pod) 
 	return protected, rest
 }
 
-// gentlest chooses among nodes: the fewest violated budgets, then the least
-// important of the most important victims, the smallest sum of priorities, the
-// fewest victims, and the most important of which started latest.
-func gentlest(all []*victims, now time.Time) *victims {
+// bestCandidate returns the candidate with the fewest budget violations, then with the lowest highest
+// priority of the victims, the smallest sum of priorities, the fewest victims, and the latest start
+// of the highest priority victims.
+func bestCandidate(all []*victims, now time.Time) *victims {
 	return slices.MinFunc(all, func(a, b *victims) int {
 		return cmp.Or(
 			cmp.Compare(a.violations, b.violations),
@@ -268,7 +269,7 @@ func highest(v *victims) int32 {
 	return v.pods[0].Priority
 }
 
-// sum makes every victim count, that of a negative priority too.
+// sum returns the sum of priorities, shifted so that every victim increases the sum.
 func sum(v *victims) int64 {
 	var total int64
 	for _, p := range v.pods {
@@ -277,7 +278,7 @@ func sum(v *victims) int64 {
 	return total
 }
 
-// earliest is when the first of the most important victims started.
+// earliest returns the earliest start of the highest priority victims.
 func earliest(v *victims, now time.Time) time.Time {
 	first := now
 	for _, p := range v.pods {

@@ -41,19 +41,19 @@ func TestPreemptionMessages(t *testing.T) {
 		pod       *corev1.Pod
 		want      string
 	}{
-		{"nobody to evict", []*corev1.Node{node("a")}, pod("q", requests("3")), "", pod("p", requests("3")),
+		{"no victims", []*corev1.Node{node("a")}, pod("q", requests("3")), "", pod("p", requests("3")),
 			"0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod."},
-		{"no help", []*corev1.Node{node("a")}, pod("q", requests("3")), "", pod("p", requests("5"), priority(1)),
+		{"preemption does not help", []*corev1.Node{node("a")}, pod("q", requests("3")), "", pod("p", requests("5"), priority(1)),
 			"0/1 nodes are available: 1 Insufficient cpu. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling."},
-		{"both", []*corev1.Node{node("a"), node("b", tainted)}, pod("q", requests("3")), "", pod("p", requests("3")),
+		{"different reasons", []*corev1.Node{node("a"), node("b", tainted)}, pod("q", requests("3")), "", pod("p", requests("3")),
 			"0/2 nodes are available: 1 Insufficient cpu, 1 node(s) had untolerated taint(s). preemption: 0/2 nodes are available: 1 No preemption victims found for incoming pod, 1 Preemption is not helpful for scheduling."},
 		{"never", []*corev1.Node{node("a")}, pod("q", requests("3")), "", pod("p", requests("3"), priority(1), func(p *corev1.Pod) { p.Spec.PreemptionPolicy = &never }),
 			"0/1 nodes are available: 1 Insufficient cpu. preemption: not eligible due to preemptionPolicy=Never."},
-		{"under way", []*corev1.Node{node("a")}, pod("q", requests("3"), evicted), "a", pod("p", requests("3"), priority(1)),
+		{"preemption in progress", []*corev1.Node{node("a")}, pod("q", requests("3"), evicted), "a", pod("p", requests("3"), priority(1)),
 			"0/1 nodes are available: 1 Insufficient cpu. preemption: not eligible due to a terminating pod on the nominated node."},
 		{"helps", []*corev1.Node{node("a")}, pod("q", requests("3")), "", pod("p", requests("3"), priority(1)),
 			"0/1 nodes are available: 1 Insufficient cpu. preemption: found a potential placement for pod on node a, preempting 1 victims"},
-		{"for one node", []*corev1.Node{node("a"), node("b")}, pod("q", requests("3")), "", pod("p", requests("3"), func(p *corev1.Pod) {
+		{"victims on one node", []*corev1.Node{node("a"), node("b")}, pod("q", requests("3")), "", pod("p", requests("3"), func(p *corev1.Pod) {
 			p.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
 				NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{"a"}}}}},
 			}}}
@@ -81,8 +81,8 @@ func TestPreemptionMessages(t *testing.T) {
 	}
 }
 
-// TestNominatedCounts: room made for a pod is not taken by one less important,
-// but by one more important.
+// TestNominatedCounts: resources reserved by a nominated pod are not available to less important
+// pods, but to more important ones.
 func TestNominatedCounts(t *testing.T) {
 	s := state.New()
 	s.SetNode(node("a"))
@@ -99,7 +99,7 @@ func TestNominatedCounts(t *testing.T) {
 	}
 }
 
-// bindable makes a fake API bind pods; it tells of each, as "pod node".
+// bindable makes a fake API server bind pods. The channel receives "pod node" for each.
 func bindable(kube *fake.Clientset) <-chan string {
 	bound := make(chan string, 100)
 	kube.PrependReactor("create", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -120,19 +120,19 @@ func bindable(kube *fake.Clientset) <-chan string {
 	return bound
 }
 
-// TestPreempts has a pod evicted for another, through a fake API.
+// TestPreempts: a pod is preempted for another, through a fake API server.
 func TestPreempts(t *testing.T) {
 	kube := fake.NewClientset(node("a"))
 	bound := bindable(kube)
 	var steps []string
-	told := make(chan struct{})
+	updated := make(chan struct{})
 	kube.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		patch := action.(clienttesting.PatchAction)
 		text := string(patch.GetPatch())
 		switch {
 		case patch.GetName() == "low" && strings.Contains(text, `"PreemptionByScheduler"`) &&
 			strings.Contains(text, "default-scheduler: preempting to accommodate a higher priority pod"):
-			steps = append(steps, "told low")
+			steps = append(steps, "condition of low")
 		case patch.GetName() == "high" && strings.Contains(text, `"nominatedNodeName":"a"`):
 			steps = append(steps, "nominated high")
 		}
@@ -140,7 +140,7 @@ func TestPreempts(t *testing.T) {
 	})
 	kube.PrependReactor("delete", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		steps = append(steps, "deleted "+action.(clienttesting.DeleteAction).GetName())
-		close(told)
+		close(updated)
 		return false, nil, nil
 	})
 	clients := &client.Clients{Kube: kube, Informers: informers.NewSharedInformerFactory(kube, 0)}
@@ -162,8 +162,8 @@ func TestPreempts(t *testing.T) {
 			t.Fatalf("bound %s", got)
 		}
 	}
-	<-told
-	if got := strings.Join(steps, ", "); got != "nominated high, told low, deleted low" {
+	<-updated
+	if got := strings.Join(steps, ", "); got != "nominated high, condition of low, deleted low" {
 		t.Errorf("steps: %s", got)
 	}
 	cancel()

@@ -12,224 +12,219 @@ import (
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 
 	"hyperkube/components/scheduler/framework"
-	"hyperkube/internal/podrefs"
+	"hyperkube/internal/api/podrefs"
 )
 
 const (
-	// The backoff by default.
+	// The default back-off.
 	initialBackoff = time.Second
 	maxBackoff     = 10 * time.Second
-	// maxWaiting is after how long a pod is tried again though nothing has
-	// happened that seems to help.
+	// maxWaiting is the time after which an unschedulable pod is retried even without an event.
 	maxWaiting = 5 * time.Minute
 )
 
-// place is where in the queue a pod is.
-type place uint8
+// subQueue is a part of the scheduling queue.
+type subQueue uint8
 
 const (
-	active  place = iota // to be tried, in order
-	backoff              // to be tried when its time has come, or nothing else is
-	waiting              // until something happens that may help
-	gated                // until its gates are gone
-	tried                // taken out, being placed
-	places
+	activeQ       subQueue = iota // pods to schedule, in order
+	backoffQ                      // pods to schedule after their back-off, or earlier if there are no others
+	unschedulable                 // unschedulable pods that wait for an event
+	gated                         // pods that a PreEnqueue plugin blocks
+	inFlight                      // pods being scheduled
+	numSubQueues
 )
 
-// item is one pod without a node.
+// item is a pod without a node.
 type item struct {
 	pod      *corev1.Pod
 	added    time.Time
-	first    time.Time // of the attempts
+	first    time.Time // first attempt
 	attempts int
-	place    place
-	// wake are the events that may help a waiting pod.
-	wake  framework.Event
-	ready time.Time // end of the backoff
-	// failing: the last attempt met an error, after which the backoff is waited
-	// out.
-	failing bool
-	// latest is when a waiting pod is tried again at the latest.
-	latest time.Time
-	// held: it stays waiting, whatever happens, until others have been
-	// evicted for it; missed is what happened meanwhile.
-	held   bool
-	missed string
-	// blamed are the names of the plugins because of which it has no node.
-	blamed []string
-	// flushed: it is tried because it has waited for long.
+	subQueue subQueue
+	// events are the events that may make the pod schedulable.
+	events     framework.Event
+	backoffEnd time.Time // end of the back-off
+	// failed is true if the last attempt failed with an error. Then the pod is not scheduled
+	// before the end of its back-off.
+	failed bool
+	// retryAt is when an unschedulable pod is retried without an event.
+	retryAt time.Time
+	// evicting is true while the pod's preemption victims are being evicted. The pod stays
+	// unschedulable until then. missed is the last event in the meantime that would have moved it.
+	evicting    bool
+	missedEvent string
+	// plugins are the names of the plugins that made the pod unschedulable.
+	plugins []string
+	// flushed is true if the pod is retried without an event.
 	flushed bool
-	index   int // in its heap
+	index   int // index in its heap
 }
 
-// queue holds the pods without a node. It is pure: the clock is an argument.
+// queue contains the pods without a node. The current time is passed to its methods.
 type queue struct {
 	items map[types.UID]*item
-	heaps [places]*itemHeap // nil for places without an order
-	// counts are how many are in each place.
-	counts [places]int
-	// came, unless nil, is told of each item that comes to a place, and why.
-	came func(to place, cause string)
-	// blamed, unless nil, is told by how many more or less pods a plugin is to
-	// blame for that they have no node.
-	blamed func(plugin, profile string, by float64)
-	// initial and most bound how long a pod that could not be placed waits at
-	// least before it is tried again.
-	initial, most time.Duration
+	heaps [numSubQueues]*itemHeap // nil for parts without an order
+	// counts are the numbers of pods in each part.
+	counts [numSubQueues]int
+	// onAdd, if not nil, is called for each pod that is added to a part, with the event that caused
+	// it.
+	onAdd func(to subQueue, cause string)
+	// onUnschedulable, if not nil, is called when the number of pods that a plugin makes unschedulable
+	// changes by by.
+	onUnschedulable func(plugin, profile string, by float64)
+	// initial and most are the initial and the maximum back-off of unschedulable pods.
+	initial, max time.Duration
 }
 
 func newQueue() *queue {
-	q := &queue{items: map[types.UID]*item{}, initial: initialBackoff, most: maxBackoff}
-	q.heaps[active] = &itemHeap{less: func(a, b *item) bool {
+	q := &queue{items: map[types.UID]*item{}, initial: initialBackoff, max: maxBackoff}
+	q.heaps[activeQ] = &itemHeap{less: func(a, b *item) bool {
 		if pa, pb := corev1helpers.PodPriority(a.pod), corev1helpers.PodPriority(b.pod); pa != pb {
 			return pa > pb
 		}
 		return a.added.Before(b.added)
 	}}
-	inOrder := q.heaps[active].less
-	q.heaps[backoff] = &itemHeap{less: func(a, b *item) bool {
-		// Those that met errors are the last, for they are not tried early; of
-		// the others whose backoffs end in the same second, the more important
-		// comes first.
-		if a.failing || b.failing {
-			return !a.failing || b.failing && a.ready.Before(b.ready)
+	inOrder := q.heaps[activeQ].less
+	q.heaps[backoffQ] = &itemHeap{less: func(a, b *item) bool {
+		// Pods whose last attempt failed with an error come last, because they are not scheduled
+		// before the end of their back-off. Of the others, if their back-off ends in the same
+		// second, the more important pod comes first.
+		if a.failed || b.failed {
+			return !a.failed || b.failed && a.backoffEnd.Before(b.backoffEnd)
 		}
-		if x, y := a.ready.Truncate(time.Second), b.ready.Truncate(time.Second); !x.Equal(y) {
+		if x, y := a.backoffEnd.Truncate(time.Second), b.backoffEnd.Truncate(time.Second); !x.Equal(y) {
 			return x.Before(y)
 		}
 		return inOrder(a, b)
 	}}
-	q.heaps[waiting] = &itemHeap{less: func(a, b *item) bool { return a.latest.Before(b.latest) }}
+	q.heaps[unschedulable] = &itemHeap{less: func(a, b *item) bool { return a.retryAt.Before(b.retryAt) }}
 	return q
 }
 
-// set adds a pod, or takes notice of its change: one that was turned down is
-// tried again when it changed in what a decision depends on.
+// set adds or updates a pod. An unschedulable pod is retried if the update may make it schedulable.
 func (q *queue) set(pod *corev1.Pod, isGated bool, now time.Time) {
 	it := q.items[pod.UID]
 	if it == nil {
-		it = &item{pod: pod, added: now, place: tried}
+		it = &item{pod: pod, added: now, subQueue: inFlight}
 		q.items[pod.UID] = it
-		q.counts[tried]++
-		q.put(it, placeOf(isGated), "PodAdd")
+		q.counts[inFlight]++
+		q.put(it, subQueueOf(isGated), "PodAdd")
 		return
 	}
 	old := it.pod
 	it.pod = pod
 	switch {
-	case it.place == tried:
-		// It is on its way to a node.
-	case isGated && it.place != gated:
+	case it.subQueue == inFlight:
+		// It is being scheduled.
+	case isGated && it.subQueue != gated:
 		q.put(it, gated, "PodUpdate")
-	case it.place == gated && !isGated:
+	case it.subQueue == gated && !isGated:
 		it.added = now
-		q.put(it, active, "PodUpdate")
-	case it.place == waiting && differ(old, pod):
-		q.retry(it, now, "PodUpdate")
-	case it.place == active:
-		heap.Fix(q.heaps[active], it.index)
+		q.put(it, activeQ, "PodUpdate")
+	case it.subQueue == unschedulable && schedulingChanged(old, pod):
+		q.requeue(it, now, "PodUpdate")
+	case it.subQueue == activeQ:
+		heap.Fix(q.heaps[activeQ], it.index)
 	}
 }
 
-// differ tells whether a pod without a node has changed in what decisions
-// depend on.
-func differ(a, b *corev1.Pod) bool {
+// schedulingChanged reports whether an update may make a pod schedulable.
+func schedulingChanged(a, b *corev1.Pod) bool {
 	if a.Generation != b.Generation || !maps.Equal(a.Labels, b.Labels) {
 		return true
 	}
-	// The generation stands for the spec, but for objects that have none.
+	// The generation changes with the spec. Objects without a generation are compared.
 	return a.Generation == 0 && !apiequality.Semantic.DeepEqual(&a.Spec, &b.Spec)
 }
 
-func placeOf(isGated bool) place {
+func subQueueOf(isGated bool) subQueue {
 	if isGated {
 		return gated
 	}
-	return active
+	return activeQ
 }
 
-// put moves an item from its place to another, because of what upstream's
-// metrics call so.
-func (q *queue) put(it *item, to place, cause string) {
-	if q.came != nil && to != tried {
-		q.came(to, cause)
+// put moves an item to a part of the queue. cause is upstream's name of the event in metrics.
+func (q *queue) put(it *item, to subQueue, cause string) {
+	if q.onAdd != nil && to != inFlight {
+		q.onAdd(to, cause)
 	}
 	q.take(it)
-	it.place = to
+	it.subQueue = to
 	q.counts[to]++
 	if h := q.heaps[to]; h != nil {
 		heap.Push(h, it)
 	}
 }
 
-// take takes an item out of its place.
+// take removes an item from its part of the queue.
 func (q *queue) take(it *item) {
-	q.counts[it.place]--
-	if h := q.heaps[it.place]; h != nil {
+	q.counts[it.subQueue]--
+	if h := q.heaps[it.subQueue]; h != nil {
 		heap.Remove(h, it.index)
 	}
 }
 
-// blame says that it is because of these plugins, and no others, that a pod has no
-// node.
-func (q *queue) blame(it *item, plugins ...string) {
-	if q.blamed != nil {
-		for _, name := range it.blamed {
-			q.blamed(name, it.pod.Spec.SchedulerName, -1)
+// setPlugins sets the plugins that make a pod unschedulable.
+func (q *queue) setPlugins(it *item, plugins ...string) {
+	if q.onUnschedulable != nil {
+		for _, name := range it.plugins {
+			q.onUnschedulable(name, it.pod.Spec.SchedulerName, -1)
 		}
 		for _, name := range plugins {
-			q.blamed(name, it.pod.Spec.SchedulerName, 1)
+			q.onUnschedulable(name, it.pod.Spec.SchedulerName, 1)
 		}
 	}
-	it.blamed = plugins
+	it.plugins = plugins
 }
 
-// gatedBy says which plugin keeps a pod from being tried, if it is gated.
+// gatedBy sets the plugin that blocks a gated pod.
 func (q *queue) gatedBy(uid types.UID, plugin string) {
-	if it := q.items[uid]; it != nil && it.place == gated {
-		q.blame(it, plugin)
+	if it := q.items[uid]; it != nil && it.subQueue == gated {
+		q.setPlugins(it, plugin)
 	}
 }
 
-// remove forgets a pod.
+// remove removes a pod.
 func (q *queue) remove(uid types.UID) {
 	if it := q.items[uid]; it != nil {
-		q.blame(it)
+		q.setPlugins(it)
 		q.take(it)
 		delete(q.items, uid)
 	}
 }
 
-// pop takes the next pod to try, nil if there is none now.
+// pop returns the next pod to schedule, or nil if there is none now.
 func (q *queue) pop(now time.Time) *item {
 	for {
-		it := q.heaps[backoff].first()
-		if it == nil || it.ready.After(now) {
+		it := q.heaps[backoffQ].first()
+		if it == nil || it.backoffEnd.After(now) {
 			break
 		}
-		q.put(it, active, "BackoffComplete")
+		q.put(it, activeQ, "BackoffComplete")
 	}
 	for {
-		it := q.heaps[waiting].first()
-		if it == nil || it.latest.After(now) {
+		it := q.heaps[unschedulable].first()
+		if it == nil || it.retryAt.After(now) {
 			break
 		}
-		it.held, it.missed, it.flushed = false, "", true
-		q.put(it, active, "UnschedulableTimeout")
+		it.evicting, it.missedEvent, it.flushed = false, "", true
+		q.put(it, activeQ, "UnschedulableTimeout")
 	}
-	it := q.heaps[active].first()
+	it := q.heaps[activeQ].first()
 	if it == nil {
-		// Nobody is kept from a node by one that has nothing to wait for.
+		// If there is nothing else to schedule, do not wait for the end of a back-off.
 		//
 		// https://kep.k8s.io/5142
-		it = q.heaps[backoff].first()
+		it = q.heaps[backoffQ].first()
 	}
-	if it == nil || it.failing && it.ready.After(now) {
+	if it == nil || it.failed && it.backoffEnd.After(now) {
 		return nil
 	}
-	it.failing = false
-	q.blame(it)
-	q.put(it, tried, "")
+	it.failed = false
+	q.setPlugins(it)
+	q.put(it, inFlight, "")
 	it.attempts++
 	if it.first.IsZero() {
 		it.first = now
@@ -237,110 +232,109 @@ func (q *queue) pop(now time.Time) *item {
 	return it
 }
 
-// nextReady is when the next backoff ends or the next pod has waited long
-// enough, zero if there is none.
+// nextReady returns when the next back-off ends or the next unschedulable pod must be retried, zero
+// if there is no such pod.
 func (q *queue) nextReady() time.Time {
 	var next time.Time
-	if it := q.heaps[backoff].first(); it != nil {
-		next = it.ready
+	if it := q.heaps[backoffQ].first(); it != nil {
+		next = it.backoffEnd
 	}
-	if it := q.heaps[waiting].first(); it != nil && (next.IsZero() || it.latest.Before(next)) {
-		next = it.latest
+	if it := q.heaps[unschedulable].first(); it != nil && (next.IsZero() || it.retryAt.Before(next)) {
+		next = it.retryAt
 	}
 	return next
 }
 
-// turnDown puts a pod that was tried where it waits for events.
-func (q *queue) turnDown(it *item, wake framework.Event, now time.Time) {
+// addUnschedulable marks a pod as unschedulable until one of the events in wake.
+func (q *queue) addUnschedulable(it *item, wake framework.Event, now time.Time) {
 	if q.items[it.pod.UID] != it {
 		return
 	}
-	it.wake, it.flushed = wake, false
-	it.ready = now.Add(q.backoffAfter(it.attempts))
-	it.latest = now.Add(maxWaiting)
-	q.put(it, waiting, "ScheduleAttemptFailure")
+	it.events, it.flushed = wake, false
+	it.backoffEnd = now.Add(q.backoffAfter(it.attempts))
+	it.retryAt = now.Add(maxWaiting)
+	q.put(it, unschedulable, "ScheduleAttemptFailure")
 }
 
-// again puts a pod that was tried, and failed for a reason of the moment, where
-// it is tried after its backoff.
-func (q *queue) again(it *item, now time.Time) {
+// addBackoff queues a pod for another attempt after its back-off, because the last one failed with an
+// error.
+func (q *queue) addBackoff(it *item, now time.Time) {
 	if q.items[it.pod.UID] != it {
 		return
 	}
-	it.ready, it.failing = now.Add(q.backoffAfter(it.attempts)), true
-	q.put(it, backoff, "ScheduleAttemptFailure")
+	it.backoffEnd, it.failed = now.Add(q.backoffAfter(it.attempts)), true
+	q.put(it, backoffQ, "ScheduleAttemptFailure")
 }
 
-// retry ends the waiting of a pod, unless it is held.
-func (q *queue) retry(it *item, now time.Time, cause string) {
+// requeue moves an unschedulable pod to activeQ or backoffQ, unless its victims are being evicted.
+func (q *queue) requeue(it *item, now time.Time, cause string) {
 	switch {
-	case it.held:
-		it.missed = cause
-	case it.ready.After(now):
-		q.put(it, backoff, cause)
+	case it.evicting:
+		it.missedEvent = cause
+	case it.backoffEnd.After(now):
+		q.put(it, backoffQ, cause)
 	default:
-		q.put(it, active, cause)
+		q.put(it, activeQ, cause)
 	}
 }
 
-// release ends the holding of a pod. It goes on waiting until those evicted for
-// it are gone, unless that, or something else that may help, has happened
-// already, or they were not evicted: failed.
-func (q *queue) release(uid types.UID, failed bool, now time.Time) {
+// evictionDone handles the end of evicting a pod's victims. The pod stays unschedulable until the
+// victims are deleted. It is retried immediately if an event was missed in the meantime, or if the
+// eviction failed.
+func (q *queue) evictionDone(uid types.UID, failed bool, now time.Time) {
 	it := q.items[uid]
-	if it == nil || !it.held {
+	if it == nil || !it.evicting {
 		return
 	}
-	missed := it.missed
-	it.held, it.missed = false, ""
+	missed := it.missedEvent
+	it.evicting, it.missedEvent = false, ""
 	if failed && missed == "" {
 		missed = "ScheduleAttemptFailure"
 	}
-	if it.place == waiting && missed != "" {
-		q.retry(it, now, missed)
+	if it.subQueue == unschedulable && missed != "" {
+		q.requeue(it, now, missed)
 	}
 }
 
-// happened wakes the pods that events may help.
-func (q *queue) happened(e framework.Event, now time.Time) {
+// onEvent retries the pods that an event may make schedulable.
+func (q *queue) onEvent(e framework.Event, now time.Time) {
 	if e == 0 {
 		return
 	}
-	// Those that are woken leave the heap.
-	for _, it := range slices.Clone(q.heaps[waiting].items) {
-		if it.wake&e != 0 {
-			q.retry(it, now, e.String())
+	// Clone, because retry removes items from the heap.
+	for _, it := range slices.Clone(q.heaps[unschedulable].items) {
+		if it.events&e != 0 {
+			q.requeue(it, now, e.String())
 		}
 	}
 }
 
-// claimChanged wakes the pods that a change of a claim, named by
-// namespace/name, may help: those that have it.
+// claimChanged retries the pods that use a changed claim. key is its namespace/name.
 func (q *queue) claimChanged(key string, now time.Time) {
-	for _, it := range slices.Clone(q.heaps[waiting].items) {
-		if it.wake&framework.ClaimChanged != 0 && hasClaim(it.pod, key) {
-			q.retry(it, now, "PersistentVolumeClaimUpdate")
+	for _, it := range slices.Clone(q.heaps[unschedulable].items) {
+		if it.events&framework.ClaimChanged != 0 && hasClaim(it.pod, key) {
+			q.requeue(it, now, "PersistentVolumeClaimUpdate")
 		}
 	}
 }
 
 // resourceClaimChanged is claimChanged for resource claims.
 func (q *queue) resourceClaimChanged(key string, now time.Time) {
-	for _, it := range slices.Clone(q.heaps[waiting].items) {
-		if it.wake&framework.ClaimChanged != 0 && len(it.pod.Spec.ResourceClaims) > 0 && usesClaim(it.pod, key) {
-			q.retry(it, now, "ResourceClaimUpdate")
+	for _, it := range slices.Clone(q.heaps[unschedulable].items) {
+		if it.events&framework.ClaimChanged != 0 && len(it.pod.Spec.ResourceClaims) > 0 && usesClaim(it.pod, key) {
+			q.requeue(it, now, "ResourceClaimUpdate")
 		}
 	}
 }
 
-// gatedWithClaims returns the gated pods that ask for devices.
+// gatedWithClaims returns the gated pods that request devices.
 func (q *queue) gatedWithClaims() []*item {
 	if q.counts[gated] == 0 {
 		return nil
 	}
 	var out []*item
 	for _, it := range q.items {
-		if it.place == gated && framework.AsksDevices(it.pod) {
+		if it.subQueue == gated && framework.RequestsDevices(it.pod) {
 			out = append(out, it)
 		}
 	}
@@ -356,10 +350,10 @@ func hasClaim(pod *corev1.Pod, key string) bool {
 
 func (q *queue) backoffAfter(attempts int) time.Duration {
 	d := q.initial
-	for i := 1; i < attempts && d < q.most; i++ {
+	for i := 1; i < attempts && d < q.max; i++ {
 		d *= 2
 	}
-	return min(d, q.most)
+	return min(d, q.max)
 }
 
 // itemHeap implements heap.Interface.
@@ -368,7 +362,7 @@ type itemHeap struct {
 	less  func(a, b *item) bool
 }
 
-// first returns the first item, nil if there is none.
+// first returns the first item, or nil.
 func (h *itemHeap) first() *item {
 	if len(h.items) == 0 {
 		return nil

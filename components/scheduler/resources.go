@@ -9,19 +9,19 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
 
-	"hyperkube/internal/measure"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
+	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Metrics are what the scheduler tells of itself.
+// Metrics returns the scheduler's metrics.
 func (s *Scheduler) Metrics() prometheus.Gatherer {
 	if s.registry == nil {
-		return measure.Page()
+		return componentmetrics.Page()
 	}
-	return measure.Page(s.registry)
+	return componentmetrics.Page(s.registry)
 }
 
-// Resources tell what all pods request and are limited to.
+// Resources returns the metrics of the requests and limits of all pods.
 func (s *Scheduler) Resources() prometheus.Gatherer {
 	r := prometheus.NewRegistry()
 	r.MustRegister(podResources{s.cfg.Clients.Informers.Core().V1().Pods().Lister()})
@@ -39,14 +39,13 @@ var (
 		"[STABLE] Resources limit for workloads on the cluster, broken down by pod. This shows the resource usage the scheduler and kubelet expect per pod for resources along with the unit for the resource if any.", podLabels, nil)
 )
 
-// Describe as prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (podResources) Describe(ch chan<- *prometheus.Desc) {
 	ch <- requestDesc
 	ch <- limitDesc
 }
 
-// Collect as prometheus.Collector. Pods that have ended on their node use nothing
-// any more.
+// Collect implements prometheus.Collector. It skips pods that have terminated on their node.
 func (c podResources) Collect(ch chan<- prometheus.Metric) {
 	pods, err := c.pods.List(labels.Everything())
 	if err != nil {
@@ -54,7 +53,7 @@ func (c podResources) Collect(ch chan<- prometheus.Metric) {
 		return
 	}
 	for _, p := range pods {
-		if p.Spec.NodeName != "" && podfacts.Terminal(p) {
+		if p.Spec.NodeName != "" && podutil.Terminal(p) {
 			continue
 		}
 		priority := ""
@@ -75,7 +74,7 @@ func (c podResources) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// unit of a resource, empty for those that are counted in their own.
+// unit returns the unit of a resource, or "" for countable resources.
 func unit(name corev1.ResourceName) string {
 	switch name {
 	case corev1.ResourceCPU:

@@ -1,9 +1,9 @@
-// Package scheduler finds nodes for pods: upstream's extension points, plugin
-// names and configuration over an own, incremental view of the cluster.
+// Package scheduler assigns nodes to pods. It has upstream's extension points, plugin names and
+// configuration, and maintains an incrementally updated view of the cluster.
 //
-// One goroutine owns that view and the queue, takes in what informers tell and
-// places one pod after the other; bindings are written by others meanwhile. So
-// nothing is copied and nothing is locked for a cycle.
+// One goroutine owns this view and the queue. It processes the informers' events and schedules one
+// pod at a time; other goroutines write the bindings concurrently. Therefore, a scheduling cycle
+// needs neither a snapshot nor locks.
 package scheduler
 
 import (
@@ -27,67 +27,63 @@ import (
 	"hyperkube/components/scheduler/plugins"
 	"hyperkube/components/scheduler/state"
 	"hyperkube/internal/client"
-	"hyperkube/internal/measure"
+	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Profile is a scheduler by name and what it runs.
+// Profile is a scheduler name with its plugins.
 type Profile struct {
 	SchedulerName string
 	Plugins       plugins.Set
 }
 
-// Config of a Scheduler.
+// Config configures a Scheduler.
 type Config struct {
-	// Clients of system:kube-scheduler.
+	// Clients authenticate as system:kube-scheduler.
 	Clients *client.Clients
-	// Profiles; nil is one, default-scheduler, with the default plugins.
+	// Profiles are the profiles; nil means default-scheduler with the default plugins.
 	Profiles []Profile
-	// Extenders are asked over HTTP, in order.
+	// Extenders are called over HTTP, in order.
 	Extenders []configv1.Extender
-	// Metrics is where the scheduler's metrics are registered; nil: in a registry
-	// of its own, which Scheduler.Metrics shows.
+	// Metrics registers the scheduler's metrics. If nil, Scheduler.Metrics returns them.
 	Metrics prometheus.Registerer
-	// InitialBackoff is how long a pod that could not be placed waits at least
-	// before it is tried again, doubled each time up to MaxBackoff; zero
-	// means one second and ten.
+	// InitialBackoff is the back-off of a pod after its first unsuccessful attempt. It doubles
+	// after each attempt up to MaxBackoff. Zero means one second and ten seconds.
 	InitialBackoff, MaxBackoff time.Duration
-	// Binders is how many bindings are written at the same time; zero means
-	// sixteen.
+	// Binders is the number of concurrent bindings; zero means sixteen.
 	Binders int
 	Log     *slog.Logger
 }
 
-// Scheduler places pods.
+// Scheduler assigns nodes to pods.
 type Scheduler struct {
 	cfg      Config
 	profiles map[string]*Profile
-	informed *informed
+	listers  *listers
 	volumes  *volumes
 	inbox    *inbox
 	ready    chan struct{}
 	metrics  *metrics
-	leaders  *measure.Leaders
-	// registry has the metrics; nil when they are registered elsewhere.
+	leaders  *componentmetrics.Leaders
+	// registry contains the metrics; nil if they are registered elsewhere.
 	registry *prometheus.Registry
 	extended []*extender
-	// reserving are pods whose reservations are being written.
+	// reserving are the pods whose reservations are being written.
 	reserving reserving
 
-	// Owned by the goroutine of Run.
+	// The fields below belong to the goroutine of Run.
 	state   *state.State
 	queue   *queue
 	devices *devices
-	// assumed are the pods whose binding is being written, or was and has
-	// not come back by the watch.
+	// assumed are the pods whose binding is being written, or was written and is not in the cache
+	// yet.
 	assumed map[types.UID]bool
-	// room is what attempts work in.
-	room framework.Room
-	// asked counts what the plugins of each profile are asked.
-	asked map[*Profile]*asked
+	// buffers contains the buffers that attempts reuse.
+	buffers framework.Buffers
+	// pluginMetrics are the plugin metrics of each profile.
+	pluginMetrics map[*Profile]*pluginMetrics
 }
 
-// New validates cfg and asks its informers for what is needed; they are started
-// by who composes the process.
+// New validates cfg and requests the informers. The caller starts them.
 func New(cfg Config) (*Scheduler, error) {
 	if cfg.Clients == nil {
 		return nil, errors.New("scheduler: no clients")
@@ -103,12 +99,12 @@ func New(cfg Config) (*Scheduler, error) {
 	}
 	s := &Scheduler{
 		cfg: cfg, profiles: map[string]*Profile{}, inbox: newInbox(), ready: make(chan struct{}),
-		state: state.New(), queue: newQueue(), devices: newDevices(), assumed: map[types.UID]bool{}, asked: map[*Profile]*asked{},
+		state: state.New(), queue: newQueue(), devices: newDevices(), assumed: map[types.UID]bool{}, pluginMetrics: map[*Profile]*pluginMetrics{},
 	}
 	for i := range cfg.Profiles {
 		p := &cfg.Profiles[i]
 		if s.profiles[p.SchedulerName] != nil {
-			return nil, fmt.Errorf("scheduler: two profiles are named %q", p.SchedulerName)
+			return nil, fmt.Errorf("scheduler: duplicate profile %q", p.SchedulerName)
 		}
 		s.profiles[p.SchedulerName] = p
 	}
@@ -116,10 +112,10 @@ func New(cfg Config) (*Scheduler, error) {
 		s.queue.initial = cfg.InitialBackoff
 	}
 	if cfg.MaxBackoff != 0 {
-		s.queue.most = cfg.MaxBackoff
+		s.queue.max = cfg.MaxBackoff
 	}
-	if s.queue.initial < 0 || s.queue.most < s.queue.initial {
-		return nil, fmt.Errorf("scheduler: a backoff from %s to %s", s.queue.initial, s.queue.most)
+	if s.queue.initial < 0 || s.queue.max < s.queue.initial {
+		return nil, fmt.Errorf("scheduler: invalid back-off: initial %s, maximum %s", s.queue.initial, s.queue.max)
 	}
 	for i := range cfg.Extenders {
 		e, err := newExtender(&cfg.Extenders[i])
@@ -128,7 +124,7 @@ func New(cfg Config) (*Scheduler, error) {
 		}
 		s.extended = append(s.extended, e)
 	}
-	// Those that may fail come last, and see what is left by those that count.
+	// Call ignorable extenders last, after the others have reduced the nodes.
 	slices.SortStableFunc(s.extended, func(a, b *extender) int {
 		switch {
 		case a.cfg.Ignorable == b.cfg.Ignorable:
@@ -139,7 +135,7 @@ func New(cfg Config) (*Scheduler, error) {
 		return 1
 	})
 	var err error
-	s.leaders = measure.NewLeaders()
+	s.leaders = componentmetrics.NewLeaders()
 	if cfg.Metrics == nil {
 		s.registry = prometheus.NewRegistry()
 		cfg.Metrics = s.registry
@@ -147,26 +143,26 @@ func New(cfg Config) (*Scheduler, error) {
 	if s.metrics, err = newMetrics(cfg.Metrics, s.leaders, cfg.Clients.Requests); err != nil {
 		return nil, fmt.Errorf("scheduler: registering metrics: %w", err)
 	}
-	s.queue.came, s.queue.blamed = s.metrics.came, s.metrics.blamed
+	s.queue.onAdd, s.queue.onUnschedulable = s.metrics.queueAdd, s.metrics.unschedulableAdd
 	for _, p := range s.profiles {
-		s.asked[p] = newAsked(s.metrics, p.SchedulerName, &p.Plugins)
+		s.pluginMetrics[p] = newPluginMetrics(s.metrics, p.SchedulerName, &p.Plugins)
 	}
-	if s.informed, err = newInformed(cfg.Clients.Informers, s.inbox); err != nil {
-		return nil, fmt.Errorf("scheduler: preparing informers: %w", err)
+	if s.listers, err = newListers(cfg.Clients.Informers, s.inbox); err != nil {
+		return nil, fmt.Errorf("scheduler: creating informers: %w", err)
 	}
 	if s.volumes, err = newVolumes(cfg.Clients.Informers, s.inbox); err != nil {
-		return nil, fmt.Errorf("scheduler: preparing informers: %w", err)
+		return nil, fmt.Errorf("scheduler: creating informers: %w", err)
 	}
-	s.informed.synced = append(s.informed.synced, s.volumes.synced...)
+	s.listers.synced = append(s.listers.synced, s.volumes.synced...)
 	return s, nil
 }
 
-// Ready is closed once all nodes and pods are known.
+// Ready is closed once all informers are synced.
 func (s *Scheduler) Ready() <-chan struct{} { return s.ready }
 
-// Synced tells whether all nodes and pods are known.
+// Synced reports whether all informers are synced.
 func (s *Scheduler) Synced() bool {
-	for _, synced := range s.informed.synced {
+	for _, synced := range s.listers.synced {
 		if !cache.IsDone(synced) {
 			return false
 		}
@@ -174,14 +170,14 @@ func (s *Scheduler) Synced() bool {
 	return true
 }
 
-// Run places pods until ctx ends; bindings under way are finished first.
+// Run schedules pods until ctx is canceled. It then waits for bindings in progress.
 func (s *Scheduler) Run(ctx context.Context) error {
-	if !cache.WaitFor(ctx, "", s.informed.synced...) {
+	if !cache.WaitFor(ctx, "", s.listers.synced...) {
 		return nil
 	}
-	broadcaster := events.NewBroadcaster(newUnhurried(&events.EventSinkImpl{Interface: s.cfg.Clients.Kube.EventsV1()}))
+	broadcaster := events.NewBroadcaster(newSerialEventSink(&events.EventSinkImpl{Interface: s.cfg.Clients.Kube.EventsV1()}))
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
-		return fmt.Errorf("scheduler: starting events: %w", err)
+		return fmt.Errorf("scheduler: starting event recorder: %w", err)
 	}
 	defer broadcaster.Shutdown()
 	recorders := map[string]events.EventRecorder{}
@@ -192,15 +188,15 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	defer w.stop()
 	close(s.ready)
 	for {
-		s.takeIn()
-		if s.devices.wanted && !s.devices.started {
+		s.processInbox()
+		if s.devices.requested && !s.devices.started {
 			if err := s.devices.start(ctx, s.cfg.Clients, s.inbox); err != nil {
 				return fmt.Errorf("scheduler: %w", err)
 			}
 		}
 		it := s.queue.pop(time.Now())
-		s.metrics.waiting(s.queue)
-		s.metrics.cached(s.state, len(s.assumed))
+		s.metrics.pendingPods(s.queue)
+		s.metrics.cacheSize(s.state, len(s.assumed))
 		if it == nil {
 			if !s.wait(ctx) {
 				return nil
@@ -217,8 +213,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	}
 }
 
-// wait blocks until something is in the inbox or a backoff ends. It returns
-// false when ctx has ended.
+// wait blocks until the inbox contains a message or a pod must be retried. It returns false if ctx
+// is canceled.
 func (s *Scheduler) wait(ctx context.Context) bool {
 	var expiry <-chan time.Time
 	if next := s.queue.nextReady(); !next.IsZero() {
@@ -235,7 +231,7 @@ func (s *Scheduler) wait(ctx context.Context) bool {
 	return true
 }
 
-// attempt tries to find a node for one pod, and returns what is to be written.
+// attempt tries to find a node for a pod, and returns what must be written.
 func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	start := time.Now()
 	profile := s.profiles[it.pod.Spec.SchedulerName]
@@ -243,10 +239,10 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 		item: it, pod: it.pod, profile: profile.SchedulerName,
 		start: start, first: it.first, attempts: it.attempts, flushed: it.flushed,
 	}
-	s.asked[profile].begin()
+	s.pluginMetrics[profile].begin()
 	info := state.NewPod(it.pod)
-	cycle := &framework.Cycle{Pod: info, State: s.state, Namespaces: s.informed.namespaceLabels, SpreadSelector: s.informed.spreadSelector, Volumes: s.volumes, Room: &s.room}
-	if profile.Plugins.Devices != nil && framework.AsksDevices(it.pod) {
+	cycle := &framework.Cycle{Pod: info, State: s.state, Namespaces: s.listers.namespaceLabels, SpreadSelector: s.listers.spreadSelector, Volumes: s.volumes, Buffers: &s.buffers}
+	if profile.Plugins.Devices != nil && framework.RequestsDevices(it.pod) {
 		cycle.Devices = s.devices
 	}
 	node, failed := s.find(ctx, cycle, profile)
@@ -257,64 +253,63 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	}
 	r, err := reserve(cycle, profile.Plugins.Filter, node)
 	if err != nil {
-		s.fail(ctx, d, info, &unfit{err: err}, profile)
+		s.fail(ctx, d, info, &fitError{err: err}, profile)
 		return d
 	}
 	d.reservation = r
 	s.volumes.assume(r)
 	s.devices.assume(r)
 	d.node = node.Name
-	s.state.Withdraw(it.pod.UID)
+	s.state.ClearNomination(it.pod.UID)
 	s.state.SetPod(info, node.Name)
 	s.assumed[it.pod.UID] = true
 	return d
 }
 
-// find is findNode with the extenders asked.
-func (s *Scheduler) find(ctx context.Context, cycle *framework.Cycle, profile *Profile) (*state.Node, *unfit) {
+// find is findNode with extenders.
+func (s *Scheduler) find(ctx context.Context, cycle *framework.Cycle, profile *Profile) (*state.Node, *fitError) {
 	if len(s.extended) == 0 {
-		return findNode(cycle, &profile.Plugins, s.asked[profile])
+		return findNode(cycle, &profile.Plugins, s.pluginMetrics[profile])
 	}
-	more := func(nodes []*state.Node, failed *unfit) ([]*state.Node, error) {
+	more := func(nodes []*state.Node, failed *fitError) ([]*state.Node, error) {
 		return s.extendFilter(ctx, cycle.Pod.Object, nodes, failed)
 	}
-	nodes, failed := candidates(cycle, &profile.Plugins, more, s.asked[profile])
+	nodes, failed := candidates(cycle, &profile.Plugins, more, s.pluginMetrics[profile])
 	if failed != nil {
 		return nil, failed
 	}
-	return best(cycle, &profile.Plugins, nodes, s.extendScore(ctx, cycle.Pod.Object, nodes), s.asked[profile]), nil
+	return best(cycle, &profile.Plugins, nodes, s.extendScore(ctx, cycle.Pod.Object, nodes), s.pluginMetrics[profile]), nil
 }
 
-// fail decides what becomes of a pod that fits nowhere: it waits, and others may
-// be evicted for it.
-func (s *Scheduler) fail(ctx context.Context, d *decision, info *state.Pod, failed *unfit, profile *Profile) {
+// fail handles a pod that fits no node: it queues the pod again, and tries preemption.
+func (s *Scheduler) fail(ctx context.Context, d *decision, info *state.Pod, failed *fitError, profile *Profile) {
 	now := time.Now()
 	pod := d.pod
 	d.failed = failed.err != nil
-	a := s.asked[profile]
+	a := s.pluginMetrics[profile]
 	defer a.nodes(failed.search)
-	s.queue.blame(d.item, failed.plugins()...)
+	s.queue.setPlugins(d.item, failed.plugins()...)
 	if failed.err != nil {
-		// No event tells when what went wrong is right again.
-		d.unfit = failed.Error()
-		s.queue.again(d.item, now)
+		// No event shows that the error is resolved.
+		d.reason = failed.Error()
+		s.queue.addBackoff(d.item, now)
 		return
 	}
 	if p := profile.Plugins.Devices; p != nil && failed.search != nil {
-		if d.freed = p.Freeable(failed.search.c); d.freed != nil {
-			d.unfit = failed.Error()
-			s.queue.turnDown(d.item, failed.wake|framework.ClaimChanged, now)
+		if d.deallocated = p.Freeable(failed.search.c); d.deallocated != nil {
+			d.reason = failed.Error()
+			s.queue.addUnschedulable(d.item, failed.events|framework.ClaimChanged, now)
 			return
 		}
 	}
-	if failed.search != nil && failed.search.early && failed.nodes > 0 {
-		// Upstream's plugin of devices misses here what it would have noted of
-		// the pod, which ends the search for victims and is told to all.
+	if failed.search != nil && failed.search.refusedEarly && failed.nodes > 0 {
+		// Here upstream's preemption fails because the PreFilter state of DynamicResources is
+		// missing, and the message contains this error. Use the same message.
 		failed.preemption = "not found"
 	} else if p := profile.Plugins.Preemption; p != nil && failed.search != nil && failed.nodes > 0 {
 		s.metrics.preemptions.Inc()
-		eligible := mayNotPreempt(failed) == ""
-		began := a.clock()
+		eligible := preemptionForbidden(failed) == ""
+		began := a.startTime()
 		v, err := preemptAmong(failed, p, s.budgets(), now, func(found []*victims) ([]*victims, error) {
 			return s.extendPreempt(ctx, pod, found, now)
 		})
@@ -323,44 +318,43 @@ func (s *Scheduler) fail(ctx context.Context, d *decision, info *state.Pod, fail
 		case v != nil:
 			status = "Success"
 		case err != nil:
-			// What was nominated stays: nothing says that it does not help any more.
+			// Keep the nomination, because it may still be useful.
 			eligible = false
 			if !errors.Is(err, errNoCandidate) {
 				status = "Error"
 			}
 		}
-		a.took(p.Name(), "PostFilter", status, began)
-		a.point("PostFilter", status, now)
+		a.observe(p.Name(), "PostFilter", status, began)
+		a.observePoint("PostFilter", status, now)
 		switch {
 		case v != nil:
-			failed.wake |= framework.PodRemoved
+			failed.events |= framework.PodRemoved
 			d.nominate(v.node.Name)
-			// Those less important that room was made for there do not fit
-			// any more.
+			// Less important pods that are nominated to the node no longer fit there.
 			for _, n := range slices.Clone(v.node.Nominated) {
 				if n.Priority < info.Priority {
-					d.denominated = append(d.denominated, n.Object)
-					s.state.Withdraw(n.Object.UID)
+					d.nominationCleared = append(d.nominationCleared, n.Object)
+					s.state.ClearNomination(n.Object.UID)
 				}
 			}
 			s.state.Nominate(info, v.node.Name)
 			for _, p := range v.pods {
 				d.victims = append(d.victims, p.Object)
 			}
-			d.item.held = true
+			d.item.evicting = true
 			s.metrics.victims.Observe(float64(len(v.pods)))
 		case eligible && (pod.Status.NominatedNodeName != "" || s.state.NominatedNode(pod.UID) != nil):
-			s.state.Withdraw(pod.UID)
+			s.state.ClearNomination(pod.UID)
 			d.nominate("")
 		}
 	}
-	d.unfit = failed.Error()
-	s.queue.turnDown(d.item, failed.wake, now)
+	d.reason = failed.Error()
+	s.queue.addUnschedulable(d.item, failed.events, now)
 }
 
-// budgets are those that evictions respect where they can.
+// budgets returns the budgets that preemption respects if possible.
 func (s *Scheduler) budgets() []*budget {
-	all, _ := s.informed.budgets.List(labels.Everything()) // from memory, which does not fail
+	all, _ := s.listers.budgets.List(labels.Everything()) // reads from the cache and does not fail
 	var out []*budget
 	for _, object := range all {
 		if b := newBudget(object); b != nil {

@@ -93,10 +93,10 @@ func TestFindNode(t *testing.T) {
 		want   string // the node, or the message
 	}{
 		{"no nodes", nil, nil, pod("p"), "no nodes available to schedule pods"},
-		{"room", []*corev1.Node{node("a")}, nil, pod("p", requests("4")), "a"},
-		{"no room", []*corev1.Node{node("a")}, map[string]*corev1.Pod{"a": pod("q", requests("1"))}, pod("p", requests("3500m")),
+		{"sufficient resources", []*corev1.Node{node("a")}, nil, pod("p", requests("4")), "a"},
+		{"insufficient resources", []*corev1.Node{node("a")}, map[string]*corev1.Pod{"a": pod("q", requests("1"))}, pod("p", requests("3500m")),
 			"0/1 nodes are available: 1 Insufficient cpu."},
-		{"most room wins", []*corev1.Node{node("a"), node("b")}, map[string]*corev1.Pod{"a": pod("q", requests("2"))}, pod("p", requests("1")), "b"},
+		{"most free resources", []*corev1.Node{node("a"), node("b")}, map[string]*corev1.Pod{"a": pod("q", requests("2"))}, pod("p", requests("1")), "b"},
 		{"cordoned", []*corev1.Node{node("a", func(n *corev1.Node) { n.Spec.Unschedulable = true })}, nil, pod("p"),
 			"0/1 nodes are available: 1 node(s) were unschedulable."},
 		{"tainted and full", []*corev1.Node{
@@ -112,7 +112,7 @@ func TestFindNode(t *testing.T) {
 		{"port taken", []*corev1.Node{node("a")}, map[string]*corev1.Pod{"a": pod("q", hostPort("", 80))}, pod("p", hostPort("127.0.0.1", 80)),
 			"0/1 nodes are available: 1 node(s) didn't have free ports for the requested pod ports."},
 		{"port on another address", []*corev1.Node{node("a")}, map[string]*corev1.Pod{"a": pod("q", hostPort("127.0.0.2", 80))}, pod("p", hostPort("127.0.0.1", 80)), "a"},
-		{"spread", []*corev1.Node{node("a", zone("1")), node("b", zone("2"))}, map[string]*corev1.Pod{"a": pod("q", labelled(web))},
+		{"spread over zones", []*corev1.Node{node("a", zone("1")), node("b", zone("2"))}, map[string]*corev1.Pod{"a": pod("q", labelled(web))},
 			pod("p", labelled(web), spread(corev1.LabelTopologyZone, 1)), "b"},
 		{"spread without label", []*corev1.Node{node("a")}, nil, pod("p", labelled(web), spread(corev1.LabelTopologyZone, 1)),
 			"0/1 nodes are available: 1 node(s) didn't match pod topology spread constraints (missing required label)."},
@@ -120,7 +120,7 @@ func TestFindNode(t *testing.T) {
 			pod("p", labelled(web), antiAffinity(corev1.LabelHostname)), "b"},
 		{"existing anti-affinity", []*corev1.Node{node("a")}, map[string]*corev1.Pod{"a": pod("q", labelled(web), antiAffinity(corev1.LabelHostname))},
 			pod("p", labelled(web)), "0/1 nodes are available: 1 node(s) didn't satisfy existing pods anti-affinity rules."},
-		{"image there", []*corev1.Node{node("a"), node("b", func(n *corev1.Node) {
+		{"image on the node", []*corev1.Node{node("a"), node("b", func(n *corev1.Node) {
 			n.Status.Images = []corev1.ContainerImage{{Names: []string{"i:latest"}, SizeBytes: 900 << 20}}
 		})}, nil, pod("p"), "b"},
 	} {
@@ -142,8 +142,7 @@ func TestFindNode(t *testing.T) {
 	}
 }
 
-// TestStateAgainstRecount changes a state at random and compares its sums with
-// those counted anew.
+// TestStateAgainstRecount makes random changes to a state and compares its sums with a recount.
 func TestStateAgainstRecount(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	s := state.New()
@@ -205,25 +204,25 @@ func TestQueue(t *testing.T) {
 	if got := strings.Join(order, " "); got != "high low later" {
 		t.Fatalf("order %q", got)
 	}
-	q.turnDown(last, framework.PodRemoved, now)
-	q.happened(framework.NodeAdded, now)
+	q.addUnschedulable(last, framework.PodRemoved, now)
+	q.onEvent(framework.NodeAdded, now)
 	if it := q.pop(now.Add(maxWaiting - 1)); it != nil {
-		t.Fatalf("%s was woken by what cannot help it", it.pod.Name)
+		t.Fatalf("%s was retried by an unrelated event", it.pod.Name)
 	}
 	if q.nextReady() != now.Add(maxWaiting) {
-		t.Fatalf("waits until %v", q.nextReady())
+		t.Fatalf("retried at %v", q.nextReady())
 	}
-	q.happened(framework.PodRemoved, now)
+	q.onEvent(framework.PodRemoved, now)
 	q.set(pod("fresh"), false, now)
 	if it := q.pop(now); it == nil || it.pod.Name != "fresh" {
-		t.Fatalf("popped %+v before one that does not back off", it)
+		t.Fatalf("popped %+v before a pod without back-off", it)
 	}
 	if it := q.pop(now); it != last || it.attempts != 2 {
-		t.Fatalf("popped %+v, want what backs off when there is nothing else", it)
+		t.Fatalf("popped %+v, want the pod in back-off because there is no other", it)
 	}
-	q.again(last, now)
+	q.addBackoff(last, now)
 	if it := q.pop(now); it != nil {
-		t.Fatal("no backoff after an error")
+		t.Fatal("no back-off after an error")
 	}
 	if q.nextReady() != now.Add(2*time.Second) {
 		t.Fatalf("ready at %v", q.nextReady())
@@ -233,45 +232,45 @@ func TestQueue(t *testing.T) {
 	}
 	q.set(pod("gated"), false, now)
 	if it := q.pop(now); it == nil || it.pod.Name != "gated" {
-		t.Fatal("not tried after its gates went")
+		t.Fatal("not scheduled after its gates were removed")
 	}
-	q.turnDown(last, framework.PodRemoved, now)
+	q.addUnschedulable(last, framework.PodRemoved, now)
 	if it := q.pop(now.Add(maxWaiting)); it != last {
-		t.Fatal("a pod was left over")
+		t.Fatal("the queue is not empty")
 	}
-	last.held = true
-	q.turnDown(last, framework.PodRemoved, now)
-	q.happened(framework.PodRemoved, now)
+	last.evicting = true
+	q.addUnschedulable(last, framework.PodRemoved, now)
+	q.onEvent(framework.PodRemoved, now)
 	if it := q.pop(now.Add(time.Minute)); it != nil {
-		t.Fatal("a held pod was woken")
+		t.Fatal("a held pod was retried")
 	}
-	q.release(last.pod.UID, false, now)
+	q.evictionDone(last.pod.UID, false, now)
 	if it := q.pop(now.Add(time.Minute)); it != last {
-		t.Fatal("not tried after it was released")
+		t.Fatal("not retried after it was released")
 	}
-	last.held = true
-	q.turnDown(last, framework.PodRemoved, now)
-	q.release(last.pod.UID, false, now)
+	last.evicting = true
+	q.addUnschedulable(last, framework.PodRemoved, now)
+	q.evictionDone(last.pod.UID, false, now)
 	if it := q.pop(now.Add(time.Minute)); it != nil {
-		t.Fatal("tried before its victims are gone")
+		t.Fatal("retried before its victims are deleted")
 	}
-	q.happened(framework.PodRemoved, now)
+	q.onEvent(framework.PodRemoved, now)
 	if it := q.pop(now.Add(time.Minute)); it != last {
-		t.Fatal("not tried after its victims went")
+		t.Fatal("not retried after its victims were deleted")
 	}
-	last.held = true
-	q.turnDown(last, framework.PodRemoved, now)
-	q.release(last.pod.UID, true, now)
+	last.evicting = true
+	q.addUnschedulable(last, framework.PodRemoved, now)
+	q.evictionDone(last.pod.UID, true, now)
 	if it := q.pop(now.Add(time.Minute)); it != last {
-		t.Fatal("not tried though its victims were not evicted")
+		t.Fatal("not retried although its victims were not evicted")
 	}
 	if q.backoffAfter(10) != maxBackoff {
-		t.Error("backoff has no bound")
+		t.Error("the back-off has no maximum")
 	}
 }
 
-// TestRun places pods through a fake API: what fits is bound, what does not
-// becomes so when room is made.
+// TestRun schedules pods with a fake API server: fitting pods are bound, others are bound when
+// resources become available.
 func TestRun(t *testing.T) {
 	kube := fake.NewClientset(node("a"))
 	bound := bindable(kube)

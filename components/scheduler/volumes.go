@@ -22,8 +22,8 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// volumes is framework.Volumes: what informers tell, and over it what was
-// decided and has not come back.
+// volumes implements framework.Volumes. It overlays the informers' caches with decisions that the
+// caches do not contain yet.
 type volumes struct {
 	claims      corelisters.PersistentVolumeClaimLister
 	volumes     corelisters.PersistentVolumeLister
@@ -33,12 +33,12 @@ type volumes struct {
 	capacities  storagelisters.CSIStorageCapacityLister
 	attachments storagelisters.VolumeAttachmentLister
 	synced      []cache.DoneChecker
-	// changed rings when a claim or a volume changes.
-	changed *bell
+	// changed is notified when a claim or a volume changes.
+	changed *broadcast
 
-	mu sync.Mutex // guards what follows
-	// assumed are by namespace/name, good while the informer has what they
-	// were made of.
+	mu sync.Mutex // guards the fields below
+	// assumedClaims are by namespace/name, assumedVolumes by name. They are valid until the cache
+	// contains a newer version of the object from which they were created.
 	assumedClaims  map[string]framework.Provisioned
 	assumedVolumes map[string]framework.Bound
 }
@@ -52,26 +52,26 @@ func newVolumes(factory informers.SharedInformerFactory, in *inbox) (*volumes, e
 		classes: store.StorageClasses().Lister(), drivers: store.CSIDrivers().Lister(), csiNodes: store.CSINodes().Lister(),
 		capacities: store.CSIStorageCapacities().Lister(), attachments: store.VolumeAttachments().Lister(),
 		assumedClaims: map[string]framework.Provisioned{}, assumedVolumes: map[string]framework.Bound{},
-		changed: newBell(),
+		changed: newBroadcast(),
 	}
 	event := func(e framework.Event) cache.ResourceEventHandler {
-		tell := func(any) { in.put(message{event: e}) }
-		return cache.ResourceEventHandlerFuncs{AddFunc: tell, UpdateFunc: func(_, _ any) { in.put(message{event: e}) }, DeleteFunc: tell}
+		notify := func(any) { in.put(message{event: e}) }
+		return cache.ResourceEventHandlerFuncs{AddFunc: notify, UpdateFunc: func(_, _ any) { in.put(message{event: e}) }, DeleteFunc: notify}
 	}
 	for _, w := range []struct {
 		informer cache.SharedIndexInformer
 		handler  cache.ResourceEventHandler
 	}{
 		{core.PersistentVolumeClaims().Informer(), handler(func(pvc *corev1.PersistentVolumeClaim, gone bool) {
-			v.claimSeen(pvc, gone)
-			v.changed.ring()
+			v.claimChanged(pvc, gone)
+			v.changed.notify()
 			if !gone {
 				in.put(message{claim: pvc.Namespace + "/" + pvc.Name})
 			}
 		})},
 		{core.PersistentVolumes().Informer(), handler(func(pv *corev1.PersistentVolume, gone bool) {
-			v.volumeSeen(pv, gone)
-			v.changed.ring()
+			v.volumeChanged(pv, gone)
+			v.changed.notify()
 			if !gone {
 				in.put(message{event: framework.VolumeChanged})
 			}
@@ -91,28 +91,28 @@ func newVolumes(factory informers.SharedInformerFactory, in *inbox) (*volumes, e
 	return v, nil
 }
 
-// claimSeen ends what was assumed of a claim that has changed since, or gone.
-func (v *volumes) claimSeen(pvc *corev1.PersistentVolumeClaim, gone bool) {
+// claimChanged removes the assumed version of a claim that was changed or deleted.
+func (v *volumes) claimChanged(pvc *corev1.PersistentVolumeClaim, gone bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	key := pvc.Namespace + "/" + pvc.Name
-	if a, ok := v.assumedClaims[key]; ok && outdates(pvc, gone, a.Was) {
+	if a, ok := v.assumedClaims[key]; ok && isNewer(pvc, gone, a.Was) {
 		delete(v.assumedClaims, key)
 	}
 }
 
-// volumeSeen is claimSeen for volumes.
-func (v *volumes) volumeSeen(pv *corev1.PersistentVolume, gone bool) {
+// volumeChanged is claimChanged for volumes.
+func (v *volumes) volumeChanged(pv *corev1.PersistentVolume, gone bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if a, ok := v.assumedVolumes[pv.Name]; ok && outdates(pv, gone, a.Was) {
+	if a, ok := v.assumedVolumes[pv.Name]; ok && isNewer(pv, gone, a.Was) {
 		delete(v.assumedVolumes, pv.Name)
 	}
 }
 
-// outdates tells whether an object, as an informer tells of it, perhaps later than
-// it shows it, is newer than was, or was is gone with it.
-func outdates(seen metav1.Object, gone bool, was metav1.Object) bool {
+// isNewer reports whether an informer event shows that an object is newer than was, or was
+// deleted. Events may be older than the cache.
+func isNewer(seen metav1.Object, gone bool, was metav1.Object) bool {
 	if gone {
 		return seen.GetUID() == was.GetUID()
 	}
@@ -120,7 +120,7 @@ func outdates(seen metav1.Object, gone bool, was metav1.Object) bool {
 	return err == nil && order > 0
 }
 
-// Claim as framework.Volumes.
+// Claim implements framework.Volumes.
 func (v *volumes) Claim(namespace, name string) *corev1.PersistentVolumeClaim {
 	pvc, err := v.claims.PersistentVolumeClaims(namespace).Get(name)
 	if err != nil {
@@ -138,7 +138,7 @@ func (v *volumes) Claim(namespace, name string) *corev1.PersistentVolumeClaim {
 	return pvc
 }
 
-// Volume as framework.Volumes.
+// Volume implements framework.Volumes.
 func (v *volumes) Volume(name string) *corev1.PersistentVolume {
 	pv, err := v.volumes.Get(name)
 	if err != nil {
@@ -159,9 +159,9 @@ func (v *volumes) assumed(pv *corev1.PersistentVolume) *corev1.PersistentVolume 
 	return pv
 }
 
-// VolumesOf as framework.Volumes.
+// VolumesOf implements framework.Volumes.
 func (v *volumes) VolumesOf(class string) []*corev1.PersistentVolume {
-	// A lister from memory does not fail, here and below.
+	// Listers read from the cache and do not fail, here and below.
 	all, _ := v.volumes.List(labels.Everything())
 	var out []*corev1.PersistentVolume
 	for _, pv := range all {
@@ -172,7 +172,7 @@ func (v *volumes) VolumesOf(class string) []*corev1.PersistentVolume {
 	return out
 }
 
-// Class as framework.Volumes.
+// Class implements framework.Volumes.
 func (v *volumes) Class(name string) *storagev1.StorageClass {
 	class, err := v.classes.Get(name)
 	if err != nil {
@@ -181,7 +181,7 @@ func (v *volumes) Class(name string) *storagev1.StorageClass {
 	return class
 }
 
-// Driver as framework.Volumes.
+// Driver implements framework.Volumes.
 func (v *volumes) Driver(name string) *storagev1.CSIDriver {
 	driver, err := v.drivers.Get(name)
 	if err != nil {
@@ -190,7 +190,7 @@ func (v *volumes) Driver(name string) *storagev1.CSIDriver {
 	return driver
 }
 
-// CSINode as framework.Volumes.
+// CSINode implements framework.Volumes.
 func (v *volumes) CSINode(name string) *storagev1.CSINode {
 	node, err := v.csiNodes.Get(name)
 	if err != nil {
@@ -199,19 +199,19 @@ func (v *volumes) CSINode(name string) *storagev1.CSINode {
 	return node
 }
 
-// Capacities as framework.Volumes.
+// Capacities implements framework.Volumes.
 func (v *volumes) Capacities() []*storagev1.CSIStorageCapacity {
 	all, _ := v.capacities.List(labels.Everything())
 	return all
 }
 
-// Attachments as framework.Volumes.
+// Attachments implements framework.Volumes.
 func (v *volumes) Attachments() []*storagev1.VolumeAttachment {
 	all, _ := v.attachments.List(labels.Everything())
 	return all
 }
 
-// assume shows a reservation as done.
+// assume records a reservation before it is written.
 func (v *volumes) assume(r *framework.Reservation) {
 	if r == nil {
 		return
@@ -226,7 +226,7 @@ func (v *volumes) assume(r *framework.Reservation) {
 	}
 }
 
-// forget takes an assumption back.
+// forget reverts assume.
 func (v *volumes) forget(r *framework.Reservation) {
 	if r == nil {
 		return
@@ -241,7 +241,7 @@ func (v *volumes) forget(r *framework.Reservation) {
 	}
 }
 
-// reserve asks the plugins what comes with a node.
+// reserve calls the Reserve plugins and merges their reservations.
 func reserve(c *framework.Cycle, filters []framework.Filter, n *state.Node) (*framework.Reservation, error) {
 	var all *framework.Reservation
 	for _, p := range filters {
@@ -267,7 +267,7 @@ func reserve(c *framework.Cycle, filters []framework.Filter, n *state.Node) (*fr
 	return all, nil
 }
 
-// bindVolumes writes a reservation and waits until the claims are bound.
+// bindVolumes writes the volumes of a reservation and waits until the claims are bound.
 func (s *Scheduler) bindVolumes(ctx context.Context, r *framework.Reservation, node string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, r.Timeout, errors.New("timed out waiting for the condition"))
 	defer cancel()
@@ -277,8 +277,8 @@ func (s *Scheduler) bindVolumes(ctx context.Context, r *framework.Reservation, n
 			return err
 		}
 	}
-	// written are the versions of claims with their node: that an older one has
-	// none is no withdrawal.
+	// written are the resource versions of claims with their selected node. Without a selected
+	// node, only newer versions mean that the provisioner rejected the node.
 	written := map[types.UID]string{}
 	for _, p := range r.Provision {
 		claim := p.Was
@@ -315,11 +315,11 @@ func (s *Scheduler) volumesBound(ctx context.Context, r *framework.Reservation, 
 	for _, want := range claims {
 		pvc, err := s.volumes.claims.PersistentVolumeClaims(want.Namespace).Get(want.Name)
 		if err != nil || pvc.UID != want.UID || pvc.DeletionTimestamp != nil {
-			return false, fmt.Errorf("claim %q is gone or being deleted", want.Namespace+"/"+want.Name)
+			return false, fmt.Errorf("claim %q was deleted or is being deleted", want.Namespace+"/"+want.Name)
 		}
 		if version, ok := written[want.UID]; ok && pvc.Annotations[volumehelpers.AnnSelectedNode] != node {
 			if order, err := resourceversion.CompareResourceVersion(pvc.ResourceVersion, version); err != nil || order < 0 {
-				return false, nil // the informer is behind
+				return false, nil // the cache is stale
 			}
 			return false, fmt.Errorf("provisioning failed for PVC %q", pvc.Name)
 		}
@@ -328,11 +328,11 @@ func (s *Scheduler) volumesBound(ctx context.Context, r *framework.Reservation, 
 		}
 		pv, err := s.volumes.volumes.Get(pvc.Spec.VolumeName)
 		if err != nil {
-			return false, nil // the informer is behind
+			return false, nil // the cache is stale
 		}
-		n, err := s.informed.nodes.Get(node)
+		n, err := s.listers.nodes.Get(node)
 		if err != nil {
-			return false, fmt.Errorf("node %q is gone", node)
+			return false, fmt.Errorf("node %q was deleted", node)
 		}
 		if err := volumehelpers.CheckNodeAffinity(pv, n.Labels); err != nil {
 			return false, fmt.Errorf("pv %q node affinity doesn't match node %q: %w", pv.Name, node, err)

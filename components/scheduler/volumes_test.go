@@ -22,8 +22,8 @@ import (
 	"hyperkube/internal/client"
 )
 
-// TestVolumes: a pod is bound only when its claim is, and tried again when the
-// provisioner will not have the node.
+// TestVolumes: a pod is bound after its claim is bound, and is retried when the provisioner rejects
+// the node.
 func TestVolumes(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -67,7 +67,7 @@ func TestVolumes(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
 
-	// selected waits until the scheduler has chosen a node.
+	// selected waits until the scheduler has selected a node for the claim.
 	selected := func() *corev1.PersistentVolumeClaim {
 		t.Helper()
 		for {
@@ -115,8 +115,8 @@ func TestVolumes(t *testing.T) {
 	clients.Informers.Shutdown()
 }
 
-// TestAssumptionsEnd: what was assumed of claims and volumes is forgotten once they
-// are newer, or gone, though nobody asks for them; not for what is told late.
+// TestAssumptionsEnd: assumed claims and volumes are removed after an event for a newer version or
+// a deletion, but not after an older event.
 func TestAssumptionsEnd(t *testing.T) {
 	s := newIdle(t)
 	claim := func(uid types.UID, version string) *corev1.PersistentVolumeClaim {
@@ -132,18 +132,18 @@ func TestAssumptionsEnd(t *testing.T) {
 		gone    bool
 		left    int
 	}{
-		{"told late", "u", "4", false, 1},
-		{"told of what it was made of", "u", "5", false, 1},
-		{"newer", "u", "6", false, 0},
-		{"gone", "u", "5", true, 0},
-		{"that one before is gone is told late", "before", "3", true, 1},
+		{"older event", "u", "4", false, 1},
+		{"event of the same version", "u", "5", false, 1},
+		{"event of a newer version", "u", "6", false, 0},
+		{"deletion", "u", "5", true, 0},
+		{"older deletion of a former object", "before", "3", true, 1},
 	} {
 		s.volumes.assume(&framework.Reservation{
 			Bind:      []framework.Bound{{Volume: volume("u", "5"), Was: volume("u", "5"), Claim: claim("u", "5")}},
 			Provision: []framework.Provisioned{{Claim: claim("u", "5"), Was: claim("u", "5")}},
 		})
-		s.volumes.claimSeen(claim(tc.uid, tc.version), tc.gone)
-		s.volumes.volumeSeen(volume(tc.uid, tc.version), tc.gone)
+		s.volumes.claimChanged(claim(tc.uid, tc.version), tc.gone)
+		s.volumes.volumeChanged(volume(tc.uid, tc.version), tc.gone)
 		if n, m := len(s.volumes.assumedClaims), len(s.volumes.assumedVolumes); n != tc.left || m != tc.left {
 			t.Errorf("%s: %d claims and %d volumes", tc.name, n, m)
 		}

@@ -20,37 +20,37 @@ import (
 	"hyperkube/components/scheduler/framework"
 )
 
-// decision is what an attempt came to: a node, or why there is none and what is
-// done about it. The goroutine of Run does not touch it once it is handed over.
+// decision is the result of an attempt: a node, or the reason why there is none and the resulting
+// actions. The goroutine of Run does not access it after passing it to a writer.
 type decision struct {
-	item     *item // only handed back
+	item     *item // only passed back
 	pod      *corev1.Pod
 	profile  string
-	start    time.Time // of the attempt
-	first    time.Time // of all attempts
+	start    time.Time // start of the attempt
+	first    time.Time // start of the first attempt
 	attempts int
-	flushed  bool // it was tried only because it had waited for long
+	flushed  bool // the pod was retried without an event
 
-	node string // to bind to
+	node string // the node to bind the pod to
 	// reservation is written before the binding; may be nil.
 	reservation *framework.Reservation
 
-	unfit  string // without a node, why
-	failed bool   // because the pod itself is at fault
-	// nominated is the pod's new nominated node, "" for none; nil leaves it.
+	reason string // reason, if there is no node
+	failed bool   // an error occurred
+	// nominated is the pod's new nominated node, "" for none. If nil, the nomination is not
+	// changed.
 	nominated *string
-	// victims are evicted for the pod.
+	// victims are the preemption victims.
 	victims []*corev1.Pod
-	// freed is a claim whose devices are given back, so that the pod may get
-	// others; nil for none.
-	freed *resourcev1.ResourceClaim
-	// denominated lose their nominated node.
-	denominated []*corev1.Pod
+	// deallocated is a claim to deallocate, so that other devices can be allocated; may be nil.
+	deallocated *resourcev1.ResourceClaim
+	// nominationCleared are pods whose nomination is removed.
+	nominationCleared []*corev1.Pod
 }
 
 func (d *decision) nominate(node string) { d.nominated = &node }
 
-// writers write decisions: those of one pod in order, those of many at once.
+// writers write decisions concurrently. The decisions of one pod are written in order.
 type writers struct {
 	work []chan *decision
 	done sync.WaitGroup
@@ -70,7 +70,7 @@ func (s *Scheduler) startWriters(ctx context.Context, recorders map[string]event
 	return w
 }
 
-// write hands a decision over; it returns false when ctx has ended.
+// write passes a decision to a writer. It returns false if ctx is canceled.
 func (w *writers) write(ctx context.Context, d *decision) bool {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(d.pod.UID))
@@ -90,11 +90,11 @@ func (w *writers) stop() {
 	w.done.Wait()
 }
 
-// write does not touch what Run owns.
+// write writes a decision. It does not access the fields that belong to the goroutine of Run.
 func (s *Scheduler) write(ctx context.Context, d *decision, recorder events.EventRecorder, waiting *sync.WaitGroup) {
 	switch {
 	case d.node != "" && d.reservation != nil:
-		// It may wait long for its volumes, others must not with it.
+		// The pod may wait long for its volumes; do not block other pods.
 		waiting.Go(func() { s.bind(ctx, d, recorder) })
 		return
 	case d.node != "":
@@ -105,18 +105,18 @@ func (s *Scheduler) write(ctx context.Context, d *decision, recorder events.Even
 	default:
 		s.metrics.attempt(d.profile, "unschedulable", time.Since(d.start))
 	}
-	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", note(d.unfit))
-	if err := s.tellUnschedulable(ctx, d); err != nil && ctx.Err() == nil {
-		s.cfg.Log.Warn("telling that a pod is unschedulable failed", "pod", name(d.pod), "err", err)
+	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", note(d.reason))
+	if err := s.setUnschedulable(ctx, d); err != nil && ctx.Err() == nil {
+		s.cfg.Log.Warn("updating status of unschedulable pod failed", "pod", name(d.pod), "err", err)
 	}
-	if d.freed != nil {
-		if err := s.free(ctx, d.freed); err != nil && ctx.Err() == nil {
-			s.cfg.Log.Warn("giving devices back failed", "claim", d.freed.Namespace+"/"+d.freed.Name, "err", err)
+	if d.deallocated != nil {
+		if err := s.free(ctx, d.deallocated); err != nil && ctx.Err() == nil {
+			s.cfg.Log.Warn("deallocating claim failed", "claim", d.deallocated.Namespace+"/"+d.deallocated.Name, "err", err)
 		}
 	}
-	for _, pod := range d.denominated {
+	for _, pod := range d.nominationCleared {
 		if err := s.patchStatus(ctx, pod, map[string]any{"nominatedNodeName": nil}); err != nil && ctx.Err() == nil {
-			s.cfg.Log.Warn("taking back a nominated node failed", "pod", name(pod), "err", err)
+			s.cfg.Log.Warn("clearing nominated node failed", "pod", name(pod), "err", err)
 		}
 	}
 	if d.nominated == nil || *d.nominated == "" {
@@ -124,7 +124,7 @@ func (s *Scheduler) write(ctx context.Context, d *decision, recorder events.Even
 	}
 	err := s.evict(ctx, d, recorder)
 	if err != nil && ctx.Err() == nil {
-		s.cfg.Log.Warn("evicting for a pod failed", "pod", name(d.pod), "err", err)
+		s.cfg.Log.Warn("evicting preemption victims failed", "pod", name(d.pod), "err", err)
 	}
 	s.inbox.put(message{evicted: d.pod, err: err})
 }
@@ -137,14 +137,14 @@ func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.Event
 		}
 		s.metrics.attempt(d.profile, "error", time.Since(d.start))
 		if ctx.Err() == nil {
-			s.tellUnbound(ctx, d, err, recorder)
+			s.reportBindFailure(ctx, d, err, recorder)
 		}
-		// The pod is tried again, and what is written then comes after this.
+		// The pod is queued again. Later decisions about it are written after this one.
 		s.inbox.put(message{failed: d.item})
 		return
 	}
 	s.metrics.attempt(d.profile, "scheduled", time.Since(d.start))
-	s.metrics.placed(d.attempts, time.Since(d.first))
+	s.metrics.scheduled(d.attempts, time.Since(d.first))
 	if d.flushed {
 		s.metrics.flushed.Inc()
 	}
@@ -152,7 +152,7 @@ func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.Event
 		"Successfully assigned %v/%v to %v", pod.Namespace, pod.Name, d.node)
 }
 
-// place writes what comes with the node of a decision, and then binds the pod.
+// place writes the reservation of a decision, and then binds the pod.
 func (s *Scheduler) place(ctx context.Context, d *decision, recorder events.EventRecorder) error {
 	pod := d.pod
 	if d.reservation != nil {
@@ -178,7 +178,7 @@ func (s *Scheduler) place(ctx context.Context, d *decision, recorder events.Even
 		if err == nil || !e.cfg.Ignorable {
 			return err
 		}
-		s.cfg.Log.Warn("an extender failed that may be ignored", "extender", e.cfg.URLPrefix, "err", err)
+		s.cfg.Log.Warn("ignoring failed extender", "extender", e.cfg.URLPrefix, "err", err)
 	}
 	s.metrics.binding.Inc()
 	defer s.metrics.binding.Dec()
@@ -191,9 +191,9 @@ func (s *Scheduler) place(ctx context.Context, d *decision, recorder events.Even
 	return nil
 }
 
-// tellUnbound tells a pod why it was not bound, unless it is gone, or bound after
-// all.
-func (s *Scheduler) tellUnbound(ctx context.Context, d *decision, why error, recorder events.EventRecorder) {
+// reportBindFailure reports that a pod could not be bound in its status and with an event, unless the pod
+// was deleted or is bound.
+func (s *Scheduler) reportBindFailure(ctx context.Context, d *decision, why error, recorder events.EventRecorder) {
 	now, err := s.cfg.Clients.Kube.CoreV1().Pods(d.pod.Namespace).Get(ctx, d.pod.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && now.UID != d.pod.UID {
 		return
@@ -201,29 +201,29 @@ func (s *Scheduler) tellUnbound(ctx context.Context, d *decision, why error, rec
 	s.cfg.Log.Warn("binding failed", "pod", name(d.pod), "node", d.node, "err", why)
 	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", note(why.Error()))
 	if err == nil && now.Spec.NodeName == "" {
-		d.pod, d.unfit, d.failed = now, why.Error(), true
+		d.pod, d.reason, d.failed = now, why.Error(), true
 		d.nominate("")
-		err = s.tellUnschedulable(ctx, d)
+		err = s.setUnschedulable(ctx, d)
 	}
 	if err != nil && ctx.Err() == nil {
-		s.cfg.Log.Warn("telling that a pod is unschedulable failed", "pod", name(d.pod), "err", err)
+		s.cfg.Log.Warn("updating status of unschedulable pod failed", "pod", name(d.pod), "err", err)
 	}
 }
 
-// mostNote is how long the note of an event may be.
-const mostNote = 1024
+// maxNote is the maximum length of an event's note.
+const maxNote = 1024
 
-// note makes a text short enough for an event.
+// note truncates a text to the maximum length.
 func note(text string) string {
 	const rest = " ..."
-	if len(text) <= mostNote {
+	if len(text) <= maxNote {
 		return text
 	}
-	return strings.ToValidUTF8(text[:mostNote-len(rest)], "") + rest
+	return strings.ToValidUTF8(text[:maxNote-len(rest)], "") + rest
 }
 
-// expect tells where a pod will be that waits for what comes with its node, so
-// that others leave it the place even if the scheduler ends meanwhile.
+// expect sets the nominated node of a pod that waits for its reservation, so that its resources
+// stay reserved even if the scheduler restarts.
 //
 // https://kep.k8s.io/5278
 func (s *Scheduler) expect(ctx context.Context, d *decision) {
@@ -232,11 +232,11 @@ func (s *Scheduler) expect(ctx context.Context, d *decision) {
 		return
 	}
 	if err := s.patchStatus(ctx, d.pod, map[string]any{"nominatedNodeName": d.node}); err != nil && ctx.Err() == nil {
-		s.cfg.Log.Warn("telling the expected node failed", "pod", name(d.pod), "err", err)
+		s.cfg.Log.Warn("setting nominated node failed", "pod", name(d.pod), "err", err)
 	}
 }
 
-// reserve writes what comes with a node.
+// reserve writes a reservation and waits until it is completed.
 func (s *Scheduler) reserve(ctx context.Context, d *decision, recorder events.EventRecorder) error {
 	r := d.reservation
 	if len(r.Bind)+len(r.Provision) > 0 {
@@ -257,16 +257,15 @@ func (s *Scheduler) reserve(ctx context.Context, d *decision, recorder events.Ev
 	return nil
 }
 
-// tellUnschedulable writes the PodScheduled condition and the nominated node, if
-// that says something new.
-func (s *Scheduler) tellUnschedulable(ctx context.Context, d *decision) error {
+// setUnschedulable updates the PodScheduled condition and the nominated node, if they changed.
+func (s *Scheduler) setUnschedulable(ctx context.Context, d *decision) error {
 	reason := corev1.PodReasonUnschedulable
 	if d.failed {
 		reason = corev1.PodReasonSchedulerError
 	}
 	condition := corev1.PodCondition{
 		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, ObservedGeneration: d.pod.Generation,
-		Reason: reason, Message: d.unfit, LastTransitionTime: metav1.Now(),
+		Reason: reason, Message: d.reason, LastTransitionTime: metav1.Now(),
 	}
 	same := d.nominated == nil || *d.nominated == d.pod.Status.NominatedNodeName
 	known := false
@@ -290,29 +289,30 @@ func (s *Scheduler) tellUnschedulable(ctx context.Context, d *decision) error {
 	return s.patchStatus(ctx, d.pod, status)
 }
 
-// patchStatus changes the status of a pod that may be gone.
+// patchStatus patches the status of a pod. It ignores that the pod was deleted.
 func (s *Scheduler) patchStatus(ctx context.Context, pod *corev1.Pod, status map[string]any) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})
 	if err != nil {
-		return fmt.Errorf("encoding a pod's status: %w", err)
+		return fmt.Errorf("encoding pod status: %w", err)
 	}
 	_, err = s.cfg.Clients.Kube.CoreV1().Pods(pod.Namespace).Patch(
 		ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
-	// Another pod of that name is a conflict.
+	// Conflict means that another pod has the name.
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}
 	return err
 }
 
-// evict deletes the victims of a decision, having told each why.
+// evict deletes the victims of a decision, after setting their DisruptionTarget condition and
+// emitting an event.
 func (s *Scheduler) evict(ctx context.Context, d *decision, recorder events.EventRecorder) error {
 	var errs []error
 	for _, victim := range d.victims {
 		if victim.DeletionTimestamp != nil {
 			continue
 		}
-		if s.reserving.callOff(victim.UID, errors.New("preempted by DefaultPreemption")) {
+		if s.reserving.cancel(victim.UID, errors.New("preempted by DefaultPreemption")) {
 			recorder.Eventf(victim, d.pod, corev1.EventTypeNormal, "Preempted", "Preempting",
 				"Preempted by pod %v on node %v (in kube-scheduler memory).", d.pod.UID, *d.nominated)
 			continue
@@ -330,7 +330,7 @@ func (s *Scheduler) evict(ctx context.Context, d *decision, recorder events.Even
 		}
 		switch {
 		case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-			continue // it is gone already
+			continue // already deleted
 		case err != nil:
 			errs = append(errs, fmt.Errorf("%s: %w", name(victim), err))
 			continue

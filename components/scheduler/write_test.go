@@ -20,7 +20,7 @@ import (
 	"hyperkube/internal/client"
 )
 
-// run runs a scheduler over a fake API until the test ends.
+// run runs a scheduler with a fake API server until the end of the test.
 func run(t *testing.T, kube *fake.Clientset) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
@@ -47,8 +47,7 @@ func run(t *testing.T, kube *fake.Clientset) context.Context {
 	return ctx
 }
 
-// TestUnbound: that a pod could not be bound stands in its conditions, and that it
-// is expected on a node no more.
+// TestUnbound: when the binding of a pod fails, its condition is set and its nomination is removed.
 func TestUnbound(t *testing.T) {
 	kube := fake.NewClientset(node("a"))
 	kube.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -80,14 +79,14 @@ func TestUnbound(t *testing.T) {
 			}
 			return
 		case <-ctx.Done():
-			t.Fatal("nothing is told")
+			t.Fatal("no event was emitted")
 		}
 	}
 }
 
-// TestCalledOff: a pod that waits for its volume on a node is not deleted for a more
-// important one, but waits again.
-func TestCalledOff(t *testing.T) {
+// TestBindingCanceled: a pod that waits for its volume is not deleted when it is preempted, but queued
+// again.
+func TestBindingCanceled(t *testing.T) {
 	mode, late := storagev1.VolumeBindingWaitForFirstConsumer, "late"
 	pvc := &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "c", UID: "c", ResourceVersion: "1"}}
 	pvc.Spec.StorageClassName = &late
@@ -98,7 +97,7 @@ func TestCalledOff(t *testing.T) {
 		return false, nil, nil
 	})
 	kube.PrependReactor("delete", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		t.Errorf("%s is deleted", a.(clienttesting.DeleteAction).GetName())
+		t.Errorf("%s was deleted", a.(clienttesting.DeleteAction).GetName())
 		return false, nil, nil
 	})
 	claims, err := kube.CoreV1().PersistentVolumeClaims("default").Watch(t.Context(), metav1.ListOptions{})

@@ -1,5 +1,5 @@
-// Package scrub removes what is in a volume. It runs in a pod on the volume's
-// node, for the controllers that recycle and delete volumes.
+// Package scrub deletes the content of a volume. It runs in a pod on the volume's node, for the
+// controllers that recycle and delete volumes.
 package scrub
 
 import (
@@ -11,49 +11,48 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// NewCommand makes the command.
+// NewCommand returns the `hyperkube scrub` command.
 func NewCommand() *cobra.Command {
 	return &cobra.Command{
-		Use: "scrub DIRECTORY [ENTRY]", Short: "Remove what is in a directory, or one entry of it",
+		Use: "scrub DIRECTORY [ENTRY]", Short: "Delete the content of a directory, or one entry of it",
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 2 {
-				return entry(args[0], args[1])
+				return removeEntry(args[0], args[1])
 			}
-			return all(args[0])
+			return removeAll(args[0])
 		},
 	}
 }
 
-// entry removes one entry. No link leads out of the directory: os.Root sees to
-// it.
-func entry(dir, name string) error {
+// removeEntry deletes one entry. os.Root prevents symlinks from leading out of the directory.
+func removeEntry(dir, name string) error {
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("opening the directory: %w", err)
+		return fmt.Errorf("opening directory: %w", err)
 	}
 	defer func() { _ = root.Close() }() // nothing was written to it
 	return remove(root, name)
 }
 
-// all removes every entry, and leaves the directory.
-func all(dir string) error {
+// removeAll deletes all entries of a directory but not the directory itself.
+func removeAll(dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return fmt.Errorf("opening the directory: %w", err)
+		return fmt.Errorf("opening directory: %w", err)
 	}
 	defer func() { _ = root.Close() }() // nothing was written to it
 	f, err := root.Open(".")
 	if err != nil {
-		return fmt.Errorf("reading the directory: %w", err)
+		return fmt.Errorf("reading directory: %w", err)
 	}
 	defer f.Close()
 	names, err := f.Readdirnames(-1)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("reading the directory: %w", err)
+		return fmt.Errorf("reading directory: %w", err)
 	}
 	var errs []error
 	for _, name := range names {
@@ -64,10 +63,10 @@ func all(dir string) error {
 
 func remove(root *os.Root, name string) error {
 	if name == "" || name == "." {
-		return errors.New("no entry named")
+		return errors.New("no entry specified")
 	}
 	if err := root.RemoveAll(name); err != nil {
-		return fmt.Errorf("removing: %w", err)
+		return fmt.Errorf("deleting entry: %w", err)
 	}
 	return nil
 }

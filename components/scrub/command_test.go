@@ -34,12 +34,12 @@ func TestScrub(t *testing.T) {
 	}
 	fill()
 	for _, bad := range []string{"..", "../" + filepath.Base(outside), "link/precious", ".", ""} {
-		if err := entry(dir, bad); err == nil {
+		if err := removeEntry(dir, bad); err == nil {
 			t.Errorf("%q was removed", bad)
 		}
 	}
 	for i := range 2 {
-		if err := entry(dir, "a"); err != nil || names() != 2 {
+		if err := removeEntry(dir, "a"); err != nil || names() != 2 {
 			t.Errorf("round %d: %v, %d left", i, err, names())
 		}
 	}
@@ -47,10 +47,10 @@ func TestScrub(t *testing.T) {
 		t.Fatal(err)
 	}
 	fill()
-	if err := all(dir); err != nil || names() != 0 {
+	if err := removeAll(dir); err != nil || names() != 0 {
 		t.Errorf("%v, %d left", err, names())
 	}
-	if err := entry(filepath.Join(dir, "absent"), "a"); err != nil {
+	if err := removeEntry(filepath.Join(dir, "absent"), "a"); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(precious); err != nil {

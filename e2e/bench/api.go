@@ -19,28 +19,26 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"hyperkube/internal/kubeconfig"
-	"hyperkube/internal/pki"
-	"hyperkube/internal/testport"
+	"hyperkube/internal/credentials/kubeconfig"
+	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/testing/testport"
 )
 
-// apiBench measures the API server apart from everything else: etcd, this
-// program as the client and the server are three processes on loopback, with
-// TLS between all. Nothing else of the machine is touched.
+// apiBench measures the API server alone. etcd, the client and the API server are three processes
+// that communicate over loopback with TLS. It does not change the machine.
 type apiBench struct {
 	binary string
-	// peer is an API server to measure in place of this program's, on this
-	// program's etcd; empty: none.
+	// peer is another API server binary to measure, with this program's etcd; empty: measure this
+	// program's.
 	peer string
-	// slice is how long one measurement of an operation lasts; there are
-	// rounds of each, and what is told is their median and their least.
+	// slice is the duration of one measurement of an operation. Each operation is measured rounds
+	// times; the output contains the median and the minimum.
 	slice  time.Duration
 	rounds int
-	// only names the operations to be measured; empty: all.
+	// only are the names of the operations to measure; empty: all.
 	only []string
-	// profiles is the folder that gets a CPU profile of each operation, and
-	// profiles of memory;
-	// empty: none are made.
+	// profiles is the directory for a CPU profile of each operation and for memory profiles; empty:
+	// no profiles.
 	profiles string
 
 	dir    string
@@ -82,7 +80,8 @@ func (a *apiBench) run(ctx context.Context) (err error) {
 	}
 	a.server, err = a.start("kube-apiserver", append(server, "--etcd-servers="+etcdURL, "--etcd-cafile="+set.EtcdCA.CertFile,
 		"--etcd-certfile="+set.APIServerEtcdClient.CertFile, "--etcd-keyfile="+set.APIServerEtcdClient.KeyFile,
-		// Upstream's takes no address of loopback to be told of; nobody asks this one.
+		// Upstream's API server does not accept a loopback address as advertise address. Nothing
+		// connects to this address.
 		"--bind-address=127.0.0.1", "--advertise-address=192.0.2.1", "--secure-port="+ports[2],
 		"--service-cluster-ip-range=10.96.0.0/16",
 		"--tls-cert-file="+set.APIServer.CertFile, "--tls-private-key-file="+set.APIServer.KeyFile,
@@ -98,8 +97,7 @@ func (a *apiBench) run(ctx context.Context) (err error) {
 	return a.measure(ctx)
 }
 
-// connect makes the configuration of an administrator, and waits until the
-// server answers.
+// connect creates an administrator's client configuration, and waits until the API server is ready.
 func (a *apiBench) connect(ctx context.Context, set *pki.Set, url string) error {
 	admin, err := set.CA.NewPair(pki.Client("bench", "system:masters"))
 	if err != nil {
@@ -130,7 +128,7 @@ func (a *apiBench) connect(ctx context.Context, set *pki.Set, url string) error 
 	}
 }
 
-// start starts a component, whose words are in a file beside its data.
+// start starts a component. Its output is written to a log file.
 func (a *apiBench) start(name string, command ...string) (*exec.Cmd, error) {
 	log, err := os.Create(filepath.Join(a.dir, name+".log"))
 	if err != nil {
@@ -144,11 +142,11 @@ func (a *apiBench) start(name string, command ...string) (*exec.Cmd, error) {
 }
 
 func stop(cmd *exec.Cmd) {
-	_ = cmd.Process.Kill() // its data goes, too
+	_ = cmd.Process.Kill() // a clean stop is not needed because the data is deleted
 	_ = cmd.Wait()
 }
 
-// used returns the CPU time that the server has taken.
+// used returns the CPU time of the API server.
 func (a *apiBench) used() time.Duration {
 	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", a.server.Process.Pid))
 	_, rest, _ := strings.Cut(string(stat), ") ")
@@ -161,7 +159,7 @@ func (a *apiBench) used() time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
-// memory returns the server's anonymous memory in MiB.
+// memory returns the anonymous memory of the API server in MiB.
 func (a *apiBench) memory() int {
 	status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", a.server.Process.Pid))
 	for line := range strings.SplitSeq(string(status), "\n") {
@@ -173,8 +171,8 @@ func (a *apiBench) memory() int {
 	return 0
 }
 
-// profile records the server's CPU from now on, for as long as an operation is
-// measured, until the returned function is called.
+// profile starts a CPU profile of the API server for the duration of an operation. The returned
+// function waits for its end.
 func (a *apiBench) profile(ctx context.Context, name string) func() error {
 	done := make(chan error, 1)
 	go func() {
@@ -184,8 +182,8 @@ func (a *apiBench) profile(ctx context.Context, name string) func() error {
 	return func() error { return <-done }
 }
 
-// record puts what the server tells below /debug/pprof/ into a file of the folder
-// for profiles, if there is one.
+// record writes a profile from /debug/pprof/ to a file in the profiles directory, if it is
+// configured.
 func (a *apiBench) record(ctx context.Context, what, name string) error {
 	if a.profiles == "" {
 		return nil

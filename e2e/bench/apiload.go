@@ -21,8 +21,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// The load: so many workers over so many connections, with so many pods in the
-// namespace and so many watchers of one object.
+// The load: the numbers of workers, connections, pods in the namespace, and watchers of one object.
 const (
 	apiWorkers     = 16
 	apiConnections = 4
@@ -31,22 +30,22 @@ const (
 	apiNamespace   = "bench"
 )
 
-// operation is one that is measured: do is called by workers, again and again.
-// Its budget is in milliseconds of the server's CPU.
+// operation is an operation to measure. The workers call do repeatedly. budget is the CPU time of
+// the API server in milliseconds.
 type operation struct {
 	name   string
 	budget float64
 	do     func(ctx context.Context, worker int) error
-	// each is how many things one call of do is; zero: one.
+	// each is the number of items per call of do; zero means one.
 	each int
-	// alone: one worker does it all.
+	// alone is true if there is only one worker.
 	alone bool
 }
 
-// fanOut is the operation of the watchers.
+// fanOut is the name of the operation with watchers.
 const fanOut = "watch-event"
 
-// choose takes the names of what is to be measured, separated by commas; empty: all.
+// choose sets the operations to measure from a comma-separated list; empty: all.
 func (a *apiBench) choose(names string) error {
 	if names == "" {
 		return nil
@@ -59,13 +58,13 @@ func (a *apiBench) choose(names string) error {
 	a.only = strings.Split(names, ",")
 	for _, name := range a.only {
 		if !slices.Contains(known, name) {
-			return fmt.Errorf("there is no operation %q: want some of %s", name, strings.Join(known, ", "))
+			return fmt.Errorf("unknown operation %q: valid are %s", name, strings.Join(known, ", "))
 		}
 	}
 	return nil
 }
 
-// measure prints the table.
+// measure measures all operations and prints the table.
 func (a *apiBench) measure(ctx context.Context) error {
 	proto, err := a.clients("application/vnd.kubernetes.protobuf")
 	if err != nil {
@@ -78,7 +77,7 @@ func (a *apiBench) measure(ctx context.Context) error {
 	if err := a.fill(ctx, proto); err != nil {
 		return err
 	}
-	fmt.Printf("API server apart, %d workers over %d connections, CPU of its process:\n", apiWorkers, apiConnections)
+	fmt.Printf("API server alone, %d workers over %d connections, CPU of its process:\n", apiWorkers, apiConnections)
 	fmt.Printf("%-28s %10s %10s %10s %10s %10s\n", "operation", "op/s", "median ms", "CPU ms", "least", "budget")
 	fan, err := a.watchers(ctx, proto)
 	if err != nil {
@@ -114,13 +113,13 @@ func (a *apiBench) measure(ctx context.Context) error {
 	return nil
 }
 
-// clients have a connection each.
+// clients returns clients with separate connections.
 func (a *apiBench) clients(media string) ([]kubernetes.Interface, error) {
 	var out []kubernetes.Interface
 	for range apiConnections {
 		c := rest.CopyConfig(a.config)
 		c.ContentType, c.AcceptContentTypes = media, media
-		// A proxy function keeps client-go from sharing one transport.
+		// A proxy function prevents client-go from sharing one transport.
 		c.Proxy = http.ProxyFromEnvironment
 		kube, err := kubernetes.NewForConfig(c)
 		if err != nil {
@@ -137,7 +136,7 @@ func apiPod(name string) *corev1.Pod {
 			Name: name, Labels: map[string]string{"app": "bench", "tier": "web"},
 			Annotations: map[string]string{"example.com/note": strings.Repeat("a", 200)},
 		},
-		Spec: corev1.PodSpec{SchedulerName: "nobody", Containers: []corev1.Container{{
+		Spec: corev1.PodSpec{SchedulerName: "none", Containers: []corev1.Container{{
 			Name: "c", Image: "registry.k8s.io/pause:3.10",
 			Env:   []corev1.EnvVar{{Name: "A", Value: "b"}, {Name: "C", Value: "d"}},
 			Ports: []corev1.ContainerPort{{ContainerPort: 80}},
@@ -145,7 +144,7 @@ func apiPod(name string) *corev1.Pod {
 	}
 }
 
-// fill makes the namespace and what is in it.
+// fill creates the namespace and its objects.
 func (a *apiBench) fill(ctx context.Context, clients []kubernetes.Interface) error {
 	core := clients[0].CoreV1()
 	if _, err := core.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: apiNamespace}}, metav1.CreateOptions{}); err != nil {
@@ -191,7 +190,7 @@ func (a *apiBench) operations(proto, plain []kubernetes.Interface) []operation {
 			return err
 		}},
 		{name: "list-pods", budget: 1.2, do: list(proto, "0")},
-		// All of them weigh 1.66 MB; what the budget's floor was measured for is a list of 1 MB.
+		// The response with all pods has 1.66 MB. The budget is for a list of 1 MB.
 		{name: "list-1mb", budget: 1.2, do: list(proto, "602")},
 		{name: "list-pods-json", budget: 4, do: list(plain, "0")},
 		{name: "create-pod", budget: 0.25, do: func(ctx context.Context, w int) error {
@@ -210,16 +209,16 @@ func (a *apiBench) operations(proto, plain []kubernetes.Interface) []operation {
 		{name: "apply-pod", budget: 0.9, do: func(ctx context.Context, w int) error {
 			return apply(ctx, w, "pods", fmt.Sprintf("applied-%d", w), fmt.Sprintf(`{"apiVersion":"v1","kind":"Pod",
 "metadata":{"name":"applied-%d","labels":{"app":"bench","tier":"web"},"annotations":{"example.com/note":"%d"}},
-"spec":{"schedulerName":"nobody","containers":[{"name":"c","image":"registry.k8s.io/pause:3.10",
+"spec":{"schedulerName":"none","containers":[{"name":"c","image":"registry.k8s.io/pause:3.10",
 "env":[{"name":"A","value":"b"},{"name":"C","value":"d"}],"ports":[{"containerPort":80}]}]}}`, w, n.Add(1)))
 		}},
 	}
 }
 
-// watchers begin to watch one object, and are told of each of its updates that
-// the operation makes.
+// watchers starts watches of one object, and returns the operation that updates it and waits until
+// all watchers have received the event.
 func (a *apiBench) watchers(ctx context.Context, clients []kubernetes.Interface) (operation, error) {
-	var told sync.WaitGroup
+	var received sync.WaitGroup
 	for i := range apiWatchers {
 		w, err := clients[i%len(clients)].CoreV1().ConfigMaps(apiNamespace).Watch(ctx, metav1.ListOptions{
 			FieldSelector: "metadata.name=fan", SendInitialEvents: new(bool), ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan,
@@ -230,7 +229,7 @@ func (a *apiBench) watchers(ctx context.Context, clients []kubernetes.Interface)
 		go func() {
 			for e := range w.ResultChan() {
 				if e.Type == watch.Modified {
-					told.Done()
+					received.Done()
 				}
 			}
 		}()
@@ -239,16 +238,16 @@ func (a *apiBench) watchers(ctx context.Context, clients []kubernetes.Interface)
 	if err != nil {
 		return operation{}, err
 	}
-	fan.ResourceVersion = "" // whatever there is
+	fan.ResourceVersion = "" // update unconditionally
 	n := 0
 	return operation{name: fanOut, budget: 0.020, each: apiWatchers, alone: true, do: func(ctx context.Context, _ int) error {
 		n++
 		fan.Data["i"] = strconv.Itoa(n)
-		told.Add(apiWatchers)
+		received.Add(apiWatchers)
 		if _, err := clients[0].CoreV1().ConfigMaps(apiNamespace).Update(ctx, fan, metav1.UpdateOptions{}); err != nil {
 			return err
 		}
-		told.Wait()
+		received.Wait()
 		return nil
 	}}, nil
 }
@@ -259,7 +258,7 @@ func (a *apiBench) one(ctx context.Context, op operation) error {
 	if op.alone {
 		workers = 1
 	}
-	if _, _, err := a.load(ctx, op, workers, a.slice/4); err != nil { // warm
+	if _, _, err := a.load(ctx, op, workers, a.slice/4); err != nil { // warm-up
 		return err
 	}
 	profiled := a.profile(ctx, op.name)
@@ -285,8 +284,8 @@ func (a *apiBench) one(ctx context.Context, op operation) error {
 	return profiled()
 }
 
-// load has workers do an operation for some time; it returns how often they
-// did and the median of how long that took.
+// load runs an operation with workers for a duration. It returns the number of calls and their
+// median duration.
 func (a *apiBench) load(ctx context.Context, op operation, workers int, length time.Duration) (int, time.Duration, error) {
 	took := make([][]time.Duration, workers)
 	failed := make([]error, workers)

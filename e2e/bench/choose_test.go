@@ -13,8 +13,8 @@ func TestChoose(t *testing.T) {
 	}{
 		{names: ""},
 		{names: "get-pod,watch-event", want: []string{"get-pod", "watch-event"}},
-		{names: "get-pod,get-pods", err: `no operation "get-pods": want some of apply-configmap, apply-pod, `},
-		{names: "get-pod,", err: `no operation ""`},
+		{names: "get-pod,get-pods", err: `unknown operation "get-pods": valid are apply-configmap, apply-pod, `},
+		{names: "get-pod,", err: `unknown operation ""`},
 	} {
 		a := &apiBench{}
 		switch err := a.choose(tc.names); {

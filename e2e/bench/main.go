@@ -1,7 +1,6 @@
-// Command bench measures a cluster of this program on this machine and prints
-// what docs/performance.md records. It needs root, takes away a cluster that is
-// there, and leaves none. With -part api it measures the API server apart, which
-// needs neither and touches nothing.
+// Command bench measures a cluster of this program on this machine and prints the figures that
+// docs/development/performance.md contains. It needs root. It removes an existing cluster, and leaves none
+// behind. With -part api it measures only the API server, which needs no root and changes nothing.
 package main
 
 import (
@@ -28,21 +27,21 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/runtimeclient"
-	"hyperkube/internal/testimage"
+	"hyperkube/internal/testing/testimage"
 )
 
 func main() {
-	binary := flag.String("binary", "bin/hyperkube", "The program to measure.")
-	idle := flag.Duration("idle", time.Minute, "How long to measure at rest.")
-	pods := flag.Int("pods", 50, "How many pods to start one by one, and in a Deployment.")
-	full := flag.Int("full", 200, "How many pods fill the node; 0 leaves that out.")
-	root := flag.String("root", "", "A folder for the cluster, instead of the usual places.")
-	part := flag.String("part", "all", "What to measure: all, cluster, node (of the cluster the runtime and the full node alone) or api.")
-	slice := flag.Duration("api-slice", time.Second, "How long one measurement of an operation of the API server lasts.")
-	rounds := flag.Int("api-rounds", 5, "How many measurements there are of each.")
-	peer := flag.String("api-server", "", "A kube-apiserver to measure in place of the program's own, to compare both.")
-	only := flag.String("api-only", "", "The operations to be measured, separated by commas; empty: all.")
-	profiles := flag.String("api-profiles", "", "A folder that gets a CPU profile of the API server for each operation, and profiles of its memory after all.")
+	binary := flag.String("binary", "bin/hyperkube", "Path to the program to measure.")
+	idle := flag.Duration("idle", time.Minute, "Duration of the measurement of the idle cluster.")
+	pods := flag.Int("pods", 50, "Number of pods to start one by one, and in a Deployment.")
+	full := flag.Int("full", 200, "Number of pods that fill the node; 0 disables this.")
+	root := flag.String("root", "", "Root directory of the cluster instead of the default paths.")
+	part := flag.String("part", "all", "What to measure: all, cluster, node (only the runtime and the full node of the cluster) or api.")
+	slice := flag.Duration("api-slice", time.Second, "Duration of one measurement of an API server operation.")
+	rounds := flag.Int("api-rounds", 5, "Number of measurements of each operation.")
+	peer := flag.String("api-server", "", "Path to a kube-apiserver to measure instead of this program's.")
+	only := flag.String("api-only", "", "Comma-separated list of operations to measure; empty means all.")
+	profiles := flag.String("api-profiles", "", "Directory for CPU profiles of the API server for each operation, and for memory profiles at the end.")
 	flag.Parse()
 	path, err := filepath.Abs(*binary)
 	if err == nil && *part != "cluster" && *part != "node" {
@@ -85,8 +84,8 @@ func (b *bench) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.command("reset")) }()
-	// Once to have the program in the page cache, as on any second run; the
-	// disk is empty again for what counts.
+	// The first run loads the program into the page cache, as any previous run would. The second
+	// run, which is measured, starts with an empty disk.
 	for _, round := range []string{"first run", "empty disk"} {
 		began := time.Now()
 		if err := b.command("up", "--kubelet-config="+config); err != nil {
@@ -152,7 +151,7 @@ func pod(name string) *corev1.Pod {
 	}
 }
 
-// podByPod measures from the create call to a watch that sees Running.
+// podByPod measures the time from the create request to the watch event with phase Running.
 func (b *bench) podByPod(ctx context.Context) error {
 	pods := b.kube.CoreV1().Pods("default")
 	var took []time.Duration
@@ -217,8 +216,8 @@ func (b *bench) deployment(ctx context.Context) error {
 	return b.emptied(ctx)
 }
 
-// emptied waits until the pods of the measurements are gone, so that their end
-// is no part of the next one.
+// emptied waits until the pods of the last measurement are deleted, so that their deletion does not
+// affect the next one.
 func (b *bench) emptied(ctx context.Context) error {
 	for {
 		pods, err := b.kube.CoreV1().Pods("default").List(ctx, metav1.ListOptions{Limit: 1})
@@ -232,19 +231,19 @@ func (b *bench) emptied(ctx context.Context) error {
 	}
 }
 
-// starts measures the runtime on a node where nothing has been removed yet.
+// starts measures the runtime on a node on which nothing has been removed yet.
 func (b *bench) starts(ctx context.Context) error {
 	return b.runtime(ctx, "bench", "")
 }
 
-// startsAgain measures it once more after many pods have gone: for a minute
-// ext4 passes over each inode that they had, for each that it makes.
+// startsAgain measures the runtime again after many pods were deleted. For a minute, ext4 skips
+// each freed inode for each inode that it allocates.
 func (b *bench) startsAgain(ctx context.Context) error {
 	return b.runtime(ctx, "bench-again", ", many pods having gone")
 }
 
-// runtime measures container create plus start, and commands in the last of them,
-// through CRI alone, in a sandbox of a name. When is told with the figures.
+// runtime measures the creation and start of containers, and commands in the last container, with
+// CRI requests only. name is the sandbox's name, and when is added to the output.
 func (b *bench) runtime(ctx context.Context, name, when string) error {
 	client, err := runtimeclient.Dial(b.layout().RuntimeSocket())
 	if err != nil {
@@ -276,7 +275,7 @@ func (b *bench) runtime(ctx context.Context, name, when string) error {
 				Image:    &runtimeapi.ImageSpec{Image: "busybox:bench"},
 				Command:  []string{"sleep", "3600"}, LogPath: fmt.Sprintf("bench-%d.log", i),
 				Linux: &runtimeapi.LinuxContainerConfig{SecurityContext: &runtimeapi.LinuxContainerSecurityContext{
-					// As the kubelet has it; by default a container would share its pod's processes.
+					// Like the kubelet; by default a container would share the pod's PID namespace.
 					NamespaceOptions: &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER},
 				}},
 			},
@@ -302,7 +301,7 @@ func spread(took []time.Duration) string {
 	return fmt.Sprintf("p50 %v, p90 %v, p99 %v", at(50), at(90), at(99))
 }
 
-// process is one of the project's, with kilobytes of memory and seconds of CPU.
+// process is a process of the project, with memory in kilobytes and CPU time in seconds.
 type process struct {
 	pid           int
 	name          string
@@ -319,8 +318,8 @@ func (p processes) pss() (sum int) {
 	return sum
 }
 
-// processes finds the project's processes: this program, its runtime and the
-// pods of the built-in image.
+// processes returns the project's processes: this program, its runtime, and the pods of the
+// built-in image.
 func (b *bench) processes() processes {
 	var out processes
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
@@ -362,7 +361,7 @@ func (b *bench) processes() processes {
 	return out
 }
 
-// atRest measures memory and CPU of a cluster that nobody uses.
+// atRest measures memory and CPU of an idle cluster.
 func (b *bench) atRest(context.Context) error {
 	before := map[int]float64{}
 	for _, p := range b.processes() {

@@ -18,10 +18,10 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/runtimeclient"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
-// layout is where the cluster is.
+// layout returns the paths of the cluster's node.
 func (b *bench) layout() layout.Node {
 	if b.root == "" {
 		return layout.Default()
@@ -29,8 +29,7 @@ func (b *bench) layout() layout.Node {
 	return layout.Under(b.root)
 }
 
-// mine tells whether a process belongs to the cluster that is measured, when
-// there may be others.
+// mine reports whether a process belongs to the measured cluster, because there may be others.
 func (b *bench) mine(pid int, words []string) bool {
 	if b.root == "" {
 		return true
@@ -44,14 +43,14 @@ func (b *bench) mine(pid int, words []string) bool {
 	return strings.Contains(string(groups), b.layout().CgroupRoot+"/")
 }
 
-// kubeletConfig lets the node have more pods than usual.
+// kubeletConfig writes a kubelet configuration with a larger pod limit.
 func (b *bench) kubeletConfig(dir string) (string, error) {
 	file := filepath.Join(dir, "kubelet.yaml")
 	text := fmt.Sprintf("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: %d\n", b.full+50)
 	return file, os.WriteFile(file, []byte(text), 0o600)
 }
 
-// execs measures commands in a container through CRI alone.
+// execs measures commands in a container with CRI requests only.
 func (b *bench) execs(ctx context.Context, client *runtimeclient.Client, container string) error {
 	var took []time.Duration
 	for range 30 {
@@ -61,7 +60,7 @@ func (b *bench) execs(ctx context.Context, client *runtimeclient.Client, contain
 			return err
 		}
 		if r.ExitCode != 0 {
-			return fmt.Errorf("a command ended with %d", r.ExitCode)
+			return fmt.Errorf("command exited with code %d", r.ExitCode)
 		}
 		took = append(took, time.Since(began))
 	}
@@ -69,8 +68,7 @@ func (b *bench) execs(ctx context.Context, client *runtimeclient.Client, contain
 	return nil
 }
 
-// afterRemovals measures sandboxes that are asked for while fifty others are
-// removed.
+// afterRemovals measures the creation of sandboxes while fifty others are removed.
 func (b *bench) afterRemovals(ctx context.Context) error {
 	client, err := runtimeclient.Dial(b.layout().RuntimeSocket())
 	if err != nil {
@@ -113,8 +111,7 @@ func (b *bench) afterRemovals(ctx context.Context) error {
 	return nil
 }
 
-// fullNode measures a node full of pods that do nothing, and the restart of its
-// runtime.
+// fullNode measures a node full of idle pods, and the restart of its runtime.
 func (b *bench) fullNode(ctx context.Context) error {
 	n := int32(b.full)
 	if n == 0 {
@@ -159,7 +156,7 @@ func (b *bench) fullNode(ctx context.Context) error {
 	return b.emptied(ctx)
 }
 
-// killRuntime measures how long the node is without a runtime that was killed.
+// killRuntime measures how long the restart of the killed runtime takes.
 func (b *bench) killRuntime(ctx context.Context) error {
 	file := b.layout().PIDFile("runtime")
 	data, err := os.ReadFile(file)
@@ -185,12 +182,12 @@ func (b *bench) killRuntime(ctx context.Context) error {
 				State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}}})
 			client.Close()
 			if err == nil {
-				fmt.Printf("the runtime, killed, is there again with %d running containers after %v\n", len(list.Containers), time.Since(began).Round(time.Millisecond))
+				fmt.Printf("runtime restarted after kill, with %d running containers, after %v\n", len(list.Containers), time.Since(began).Round(time.Millisecond))
 				return nil
 			}
 		}
 		if time.Since(began) > time.Minute {
-			return errors.New("the runtime was killed and is not there again")
+			return errors.New("the runtime was killed and did not restart")
 		}
 		time.Sleep(time.Millisecond)
 	}

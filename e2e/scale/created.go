@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// created measures an API server apart that clients have kept busy: pods were
-// created one by one, each has had its status patched, and lists were read.
+// created measures an API server alone after client activity: pods were created one by one, their
+// status was patched, and lists were read.
 func (b *bench) created(ctx context.Context, n int) (err error) {
 	s, err := newServers(ctx, b.binary)
 	if err != nil {
@@ -21,7 +21,7 @@ func (b *bench) created(ctx context.Context, n int) (err error) {
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
 	first := samplePod()
-	// They are smaller, about 1 KB.
+	// These pods are smaller, about 1 KB.
 	first.Spec.NodeName = ""
 	c := &first.Spec.Containers[0]
 	c.Env, c.EnvFrom = c.Env[:2], nil
@@ -29,7 +29,7 @@ func (b *bench) created(ctx context.Context, n int) (err error) {
 		return err
 	}
 	m := measure{bench: b, servers: s, pods: n}
-	fmt.Printf("%d pods created one by one, API server apart\n", n)
+	fmt.Printf("%d pods created one by one, API server alone\n", n)
 	busy := func(what string, n int, do func(ctx context.Context, i int) error) error {
 		before := cpuOf(s.api.Process.Pid)
 		group, ctx := errgroup.WithContext(ctx)
@@ -54,7 +54,7 @@ func (b *bench) created(ctx context.Context, n int) (err error) {
 		if err != nil {
 			return err
 		}
-		m.tell(what, "server CPU %.3f ms each, %v", (u.cpu-before).Seconds()*1e3/float64(n), u)
+		m.printLine(what, "server CPU %.3f ms each, %v", (u.cpu-before).Seconds()*1e3/float64(n), u)
 		return nil
 	}
 	pods := s.kube.CoreV1().Pods(namespace)

@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// frames reads the events of a watch in protobuf.
+// frames reads the events of a protobuf watch.
 type frames struct {
 	r   *bufio.Reader
 	buf []byte
@@ -19,7 +19,7 @@ type frames struct {
 
 func newFrames(r io.Reader) *frames { return &frames{r: bufio.NewReaderSize(r, 64<<10)} }
 
-// next returns an event, which is overwritten by the next one.
+// next returns an event. It is valid until the next call.
 func (f *frames) next() ([]byte, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(f.r, head[:]); err != nil {
@@ -34,7 +34,7 @@ func (f *frames) next() ([]byte, error) {
 	return f.buf, err
 }
 
-// field returns the first field of a number that is a string or a message.
+// field returns the first field with a number that is a string or a message.
 func field(data []byte, number protowire.Number) ([]byte, error) {
 	for len(data) > 0 {
 		n, typ, size := protowire.ConsumeTag(data)
@@ -54,9 +54,9 @@ func field(data []byte, number protowire.Number) ([]byte, error) {
 	return nil, nil
 }
 
-// eventType is ADDED and so on.
+// eventType returns the type of an event, for example ADDED.
 func eventType(frame []byte) string {
-	// An event comes bare, in upstream's framing.
+	// An event has no envelope in upstream's framing.
 	t, err := field(frame, 1)
 	if err != nil {
 		return ""
@@ -64,10 +64,10 @@ func eventType(frame []byte) string {
 	return string(t)
 }
 
-// continueOf is the token in a list in protobuf.
+// continueOf returns the continue token of a protobuf list.
 func continueOf(data []byte) (string, error) {
 	if len(data) < 4 || string(data[:4]) != "k8s\x00" {
-		return "", errors.New("the list is not in protobuf")
+		return "", errors.New("the list is not in protobuf format")
 	}
 	raw, err := field(data[4:], 2)
 	if err != nil {
@@ -79,7 +79,7 @@ func continueOf(data []byte) (string, error) {
 	}
 	var list metav1.ListMeta
 	if err := list.Unmarshal(meta); err != nil {
-		return "", fmt.Errorf("the list's metadata: %w", err)
+		return "", fmt.Errorf("decoding list metadata: %w", err)
 	}
 	return list.Continue, nil
 }

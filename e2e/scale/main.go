@@ -1,7 +1,7 @@
-// Command scale measures how memory and time of the API server grow with the
-// number of pods in the store, and prints what docs/performance.md records. It
-// starts an etcd and an API server of its own on free ports; with -up also a
-// whole cluster in the usual places, for which it needs root.
+// Command scale measures how memory and latency of the API server grow with the number of stored
+// pods, and prints the figures that docs/development/performance.md contains. It starts a separate etcd and API
+// server on free ports. With -up it also starts a whole cluster with the default paths, for which
+// it needs root.
 package main
 
 import (
@@ -20,14 +20,14 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	b := bench{}
-	sizes := flag.String("pods", "10000,30000,100000", "Numbers of pods to measure with.")
-	created := flag.Int("created", 20000, "How many pods to create one by one, for the memory of a server in use; 0 is none.")
-	flag.StringVar(&b.binary, "binary", "bin/hyperkube", "The program to measure.")
-	flag.BoolVar(&b.up, "up", false, "Measure `hyperkube up` as well; a cluster that is there is taken away.")
-	flag.StringVar(&b.root, "root", "", "Where that cluster is; empty is the usual places.")
-	flag.IntVar(&b.watchers, "watchers", 1000, "Watchers at the same time.")
-	flag.BoolVar(&b.profile, "profile", false, "Leave heap profiles in the working directory.")
-	flag.StringVar(&b.only, "only", "", "Parts to measure: start, list, select, informers, watch, slow, or up alone; empty is all.")
+	sizes := flag.String("pods", "10000,30000,100000", "Numbers of pods to measure.")
+	created := flag.Int("created", 20000, "Number of pods to create one by one, for the memory of an active API server; 0 disables this.")
+	flag.StringVar(&b.binary, "binary", "bin/hyperkube", "Path to the program to measure.")
+	flag.BoolVar(&b.up, "up", false, "Also measure `hyperkube up`; an existing cluster is removed.")
+	flag.StringVar(&b.root, "root", "", "Root directory of that cluster; empty means the default paths.")
+	flag.IntVar(&b.watchers, "watchers", 1000, "Number of concurrent watchers.")
+	flag.BoolVar(&b.profile, "profile", false, "Write heap profiles to the working directory.")
+	flag.StringVar(&b.only, "only", "", "Parts to measure: start, list, select, informers, watch, slow, or only up; empty means all.")
 	flag.Parse()
 	err := b.run(ctx, *created, *sizes)
 	if err != nil {
@@ -43,7 +43,7 @@ type bench struct {
 	only         string
 }
 
-// wants tells whether a part is to be measured.
+// wants reports whether a part must be measured.
 func (b *bench) wants(part string) bool {
 	return b.only == "" || strings.Contains(","+b.only+",", ","+part+",")
 }
@@ -57,7 +57,7 @@ func (b *bench) run(ctx context.Context, created int, sizes string) error {
 	apart := b.only != "up"
 	if created > 0 {
 		if err := b.created(ctx, created); err != nil {
-			return fmt.Errorf("%d pods created: %w", created, err)
+			return fmt.Errorf("creating %d pods: %w", created, err)
 		}
 	}
 	for text := range strings.FieldsFuncSeq(sizes, func(r rune) bool { return r == ',' }) {
@@ -67,7 +67,7 @@ func (b *bench) run(ctx context.Context, created int, sizes string) error {
 		}
 		if apart {
 			if err := b.apart(ctx, n); err != nil {
-				return fmt.Errorf("%d pods, API server apart: %w", n, err)
+				return fmt.Errorf("%d pods, API server alone: %w", n, err)
 			}
 		}
 		if !b.up {
@@ -80,7 +80,7 @@ func (b *bench) run(ctx context.Context, created int, sizes string) error {
 	return nil
 }
 
-// apart measures an API server that is a process of its own.
+// apart measures an API server in a separate process.
 func (b *bench) apart(ctx context.Context, n int) (err error) {
 	s, err := newServers(ctx, b.binary)
 	if err != nil {

@@ -13,16 +13,16 @@ import (
 	"time"
 )
 
-// measure is one run with one number of pods.
+// measure is a measurement with a number of pods.
 type measure struct {
 	*bench
 	*servers
-	// pods that there are, encoded the bytes of their values.
+	// pods is the number of pods, encoded the total size of their values in bytes.
 	pods, encoded int
 }
 
 func (m *measure) all(ctx context.Context) error {
-	fmt.Printf("%d pods of %d bytes, API server apart\n", m.pods, m.encoded/m.pods)
+	fmt.Printf("%d pods of %d bytes, API server alone\n", m.pods, m.encoded/m.pods)
 	for _, part := range []struct {
 		name string
 		run  func(context.Context) error
@@ -40,20 +40,20 @@ func (m *measure) all(ctx context.Context) error {
 	return nil
 }
 
-// tell prints one line.
-func (m *measure) tell(what, format string, args ...any) {
+// printLine prints one line.
+func (m *measure) printLine(what, format string, args ...any) {
 	fmt.Printf("  %-44s %s\n", what, fmt.Sprintf(format, args...))
 }
 
-// usage of a process.
+// usage is the resource usage of a process.
 type usage struct {
-	anonymous, pss int // bytes
+	anonymous, pss int // in bytes
 	cpu            time.Duration
 }
 
 func (u usage) String() string { return fmt.Sprintf("%d MB anonymous", u.anonymous/1e6) }
 
-// usageOf reads that of a process.
+// usageOf returns the usage of a process.
 func usageOf(pid int) (usage, error) {
 	var u usage
 	rollup, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
@@ -89,24 +89,24 @@ func cpuOf(pid int) time.Duration {
 	return time.Duration(user+system) * 10 * time.Millisecond
 }
 
-// settle is how long a server is left alone before its memory is measured.
+// settle is the delay before the memory of a server is measured.
 const settle = 5 * time.Second
 
-// resting is after how long a server is at rest.
+// resting is the delay after which a server is idle.
 const resting = 30 * time.Second
 
-// memory tells what the server uses.
+// memory prints the memory usage of the API server after a delay.
 func (m *measure) memory(what string, after time.Duration) error {
 	time.Sleep(after)
 	u, err := usageOf(m.api.Process.Pid)
 	if err != nil {
 		return err
 	}
-	m.tell(what, "%v, %.2f times the encoded pods", u, float64(u.anonymous)/float64(m.encoded))
+	m.printLine(what, "%v, %.2f times the encoded pods", u, float64(u.anonymous)/float64(m.encoded))
 	return m.heap(what)
 }
 
-// heap leaves a profile.
+// heap writes a heap profile.
 func (m *measure) heap(what string) error {
 	if !m.profile {
 		return nil
@@ -118,8 +118,8 @@ func (m *measure) heap(what string) error {
 	return os.WriteFile(fmt.Sprintf("heap-%d-%s.pprof", m.pods, strings.ReplaceAll(what, " ", "-")), data, 0o644)
 }
 
-// page asks for one page of a list and throws it away, but for the token of
-// the next.
+// page requests one page of a list and discards it. It returns the duration, the continue token,
+// and the size.
 func (m *measure) page(ctx context.Context, query map[string]string) (took time.Duration, next string, size int, err error) {
 	req := m.kube.CoreV1().RESTClient().Get().Namespace(namespace).Resource("pods")
 	for k, v := range query {
@@ -135,7 +135,7 @@ func (m *measure) page(ctx context.Context, query map[string]string) (took time.
 	return took, next, len(data), err
 }
 
-// warmStart starts the API server on what there is.
+// warmStart starts the API server with the existing data.
 func (m *measure) warmStart(ctx context.Context) error {
 	began := time.Now()
 	if err := m.startAPI(ctx); err != nil {
@@ -145,19 +145,19 @@ func (m *measure) warmStart(ctx context.Context) error {
 	if _, _, _, err := m.page(ctx, map[string]string{"limit": "500"}); err != nil {
 		return err
 	}
-	m.tell("start with a warm store: ready, first page", "%v, %v, CPU %v", ready.Round(time.Millisecond),
+	m.printLine("start with existing data: ready, first page", "%v, %v, CPU %v", ready.Round(time.Millisecond),
 		time.Since(began).Round(time.Millisecond), cpuOf(m.api.Process.Pid))
 	err := m.memory("memory after the start", settle)
 	return err
 }
 
-// atRest measures memory when nothing has happened for a while.
+// atRest measures the memory after an idle period.
 func (m *measure) atRest(context.Context) error {
 	err := m.memory("memory at rest", resting)
 	return err
 }
 
-// listPages reads all pods in pages.
+// listPages lists all pods in pages.
 func (m *measure) listPages(ctx context.Context) error {
 	for _, accept := range []string{"protobuf"} {
 		var took []time.Duration
@@ -177,13 +177,13 @@ func (m *measure) listPages(ctx context.Context) error {
 			query["continue"] = next
 		}
 		cpu := cpuOf(m.api.Process.Pid) - before
-		m.tell("LIST in pages of 500, "+accept, "%s, server CPU %.2f ms a page", spread(took), cpu.Seconds()*1e3/float64(pages))
+		m.printLine("LIST in pages of 500, "+accept, "%s, server CPU %.2f ms a page", spread(took), cpu.Seconds()*1e3/float64(pages))
 	}
 	err := m.memory("memory after that", settle)
 	return err
 }
 
-// selected lists the pods of a node, as kubelets do.
+// selected lists the pods of a node, like kubelets.
 func (m *measure) selected(ctx context.Context) error {
 	for _, selector := range []string{"spec.nodeName=node-0007", "spec.nodeName=node-0007,status.phase=Pending", "status.phase=Running"} {
 		var took []time.Duration
@@ -202,7 +202,7 @@ func (m *measure) selected(ctx context.Context) error {
 			}
 		}
 		cpu := cpuOf(m.api.Process.Pid) - before
-		m.tell("LIST by "+selector, "%d kB, %s, server CPU %.2f ms", size/1000, spread(took), cpu.Seconds()*1e3/float64(len(took)))
+		m.printLine("LIST by "+selector, "%d kB, %s, server CPU %.2f ms", size/1000, spread(took), cpu.Seconds()*1e3/float64(len(took)))
 	}
 	return nil
 }
@@ -215,7 +215,7 @@ func spread(took []time.Duration) string {
 	return fmt.Sprintf("p50 %v, p99 %v", at(50), at(99))
 }
 
-// informers has ten clients sync at once, as after a restart of the server.
+// informers measures ten clients that sync concurrently, like after a restart of the API server.
 func (m *measure) informers(ctx context.Context) error {
 	const n = 10
 	before, err := usageOf(m.api.Process.Pid)
@@ -256,13 +256,13 @@ func (m *measure) informers(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.tell("ten informers sync at once", "%v, server CPU %v, memory at most %+.1f %% (%d MB)", took.Round(time.Millisecond),
+	m.printLine("ten concurrent informer syncs", "%v, server CPU %v, peak memory %+.1f %% (%d MB)", took.Round(time.Millisecond),
 		(after.cpu - before.cpu).Round(time.Millisecond), 100*float64(most-before.anonymous)/float64(before.anonymous), most/1e6)
 	err = m.memory("memory after that", settle)
 	return err
 }
 
-// sync reads what there is as an informer does, without keeping it.
+// sync reads the initial events of a watch, like an informer, and discards them.
 func (m *measure) sync(ctx context.Context) error {
 	w, err := m.open(ctx, map[string]string{
 		"watch": "1", "sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true",
@@ -283,7 +283,7 @@ func (m *measure) sync(ctx context.Context) error {
 	}
 }
 
-// open begins a watch of pods over a connection of its own.
+// open starts a watch of pods over a separate connection.
 func (m *measure) open(ctx context.Context, query map[string]string) (io.ReadCloser, error) {
 	kube, err := m.client()
 	if err != nil {

@@ -21,25 +21,26 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"hyperkube/internal/pki"
-	"hyperkube/internal/testport"
+	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/testing/testport"
 )
 
-// servers are an etcd and an API server, each a process.
+// servers are the processes of an etcd and an API server.
 type servers struct {
 	binary, dir string
 	pki         *pki.Set
 	etcdURL     string
 	port        string
 	etcd, api   *exec.Cmd
-	release     func() // gives the ports back
-	// store is a client of etcd, rest and kube of the API server.
+	release     func() // releases the ports
+	// store is the client of etcd; rest and kube are the configuration and the client of the API
+	// server.
 	store *clientv3.Client
 	rest  *rest.Config
 	kube  kubernetes.Interface
 }
 
-// newServers starts both.
+// newServers starts both servers.
 func newServers(ctx context.Context, binary string) (s *servers, err error) {
 	dir, err := os.MkdirTemp("", "hyperkube-scale-")
 	if err != nil {
@@ -116,7 +117,7 @@ func (s *servers) startAPI(ctx context.Context) (err error) {
 	return waitReady(ctx, s.kube)
 }
 
-// waitReady asks until /readyz says ok.
+// waitReady waits until /readyz succeeds.
 func waitReady(ctx context.Context, kube kubernetes.Interface) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -126,13 +127,13 @@ func waitReady(ctx context.Context, kube kubernetes.Interface) error {
 			return nil
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("the API server does not get ready: %w", err)
+			return fmt.Errorf("waiting for the API server to become ready: %w", err)
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// stopAPI ends the API server.
+// stopAPI stops the API server.
 func (s *servers) stopAPI() error {
 	err := end(s.api)
 	s.api = nil
@@ -167,8 +168,8 @@ func etcdClient(url string, keys *pki.Set) (*clientv3.Client, error) {
 	})
 }
 
-// samplePod is 2 KB as it is stored. Its name, node and UID are replaced by
-// others of the same length.
+// samplePod returns a pod with a stored size of 2 KB. Copies of it get another name, node and UID
+// of the same length.
 func samplePod() *corev1.Pod {
 	env := make([]corev1.EnvVar, 8)
 	for i := range env {
@@ -180,7 +181,7 @@ func samplePod() *corev1.Pod {
 			Annotations: map[string]string{"example.com/note": strings.Repeat("a", 200)},
 		},
 		Spec: corev1.PodSpec{
-			SchedulerName: "nobody", NodeName: sampleNode,
+			SchedulerName: "none", NodeName: sampleNode,
 			Containers: []corev1.Container{{
 				Name: "main", Image: "registry.k8s.io/pause:3.10", Env: env, Ports: []corev1.ContainerPort{{ContainerPort: 80}},
 				EnvFrom: []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}},
@@ -193,15 +194,14 @@ const (
 	namespace  = "scale"
 	sampleName = "pod-000000"
 	sampleNode = "node-0000"
-	// perNode is how many pods a node has.
+	// perNode is the number of pods per node.
 	perNode = 100
-	// perTxn is how many pods are written in one transaction, writers how
-	// many of those are under way.
+	// perTxn is the number of pods per transaction, writers the number of concurrent transactions.
 	perTxn, writers = 100, 32
 )
 
-// fill writes n pods into etcd, with nobody looking, and returns the bytes of
-// their values.
+// fill writes n pods to etcd while the API server is stopped, and returns the total size of their
+// values.
 func (s *servers) fill(ctx context.Context, n int) (int, error) {
 	if err := makeSample(ctx, s.kube, samplePod()); err != nil {
 		return 0, err
@@ -212,7 +212,7 @@ func (s *servers) fill(ctx context.Context, n int) (int, error) {
 	return multiply(ctx, s.store, n, perTxn)
 }
 
-// makeSample has the API server store one pod.
+// makeSample creates one pod in the API server.
 func makeSample(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod) error {
 	core := kube.CoreV1()
 	if _, err := core.Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
@@ -228,8 +228,8 @@ func makeSample(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod)
 	return err
 }
 
-// multiply writes copies of the sample, n pods in all. Those of one transaction
-// stay together in etcd's log, of which it keeps thousands of entries in memory.
+// multiply writes copies of the sample to etcd, up to n pods. The pods of one transaction are one
+// entry in etcd's log; etcd keeps thousands of entries in memory.
 func multiply(ctx context.Context, store *clientv3.Client, n, perTxn int) (int, error) {
 	prefix := "/registry/pods/" + namespace + "/"
 	sample, err := store.Get(ctx, prefix+sampleName)

@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"hyperkube/internal/layout"
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/host/layout"
 )
 
 // whole measures a cluster of `hyperkube up`.
@@ -42,7 +42,7 @@ func (b *bench) whole(ctx context.Context, n int) (err error) {
 	if err := c.fill(ctx); err != nil {
 		return err
 	}
-	if err := c.tell(ctx, "memory after writing", settle); err != nil {
+	if err := c.printUsage(ctx, "memory after writing", settle); err != nil {
 		return err
 	}
 	if _, err := c.command(ctx, "stop"); err != nil {
@@ -53,23 +53,23 @@ func (b *bench) whole(ctx context.Context, n int) (err error) {
 		return err
 	}
 	fmt.Printf("  %-44s %v\n", "up again", took.Round(time.Millisecond))
-	if err := c.tell(ctx, "memory after that", settle); err != nil {
+	if err := c.printUsage(ctx, "memory after that", settle); err != nil {
 		return err
 	}
-	return c.tell(ctx, "memory at rest", resting)
+	return c.printUsage(ctx, "memory at rest", resting)
 }
 
 // upCluster is a cluster of `hyperkube up`.
 type upCluster struct {
 	*bench
-	config string // kubeconfig
+	config string // path of the kubeconfig
 	layout layout.Node
-	// pods that it has, and how many bytes these are together, encoded.
+	// pods is the number of pods, encoded the total size of their values in bytes.
 	pods, encoded int
 	kube          kubernetes.Interface
 }
 
-// command runs hyperkube, and tells how long that took.
+// command runs hyperkube and returns the duration.
 func (c *upCluster) command(ctx context.Context, name string) (time.Duration, error) {
 	args := []string{name}
 	if c.root != "" {
@@ -88,7 +88,7 @@ func (c *upCluster) command(ctx context.Context, name string) (time.Duration, er
 	return time.Since(began), nil
 }
 
-// fill makes the pods.
+// fill creates the pods.
 func (c *upCluster) fill(ctx context.Context) error {
 	rest, err := clientcmd.BuildConfigFromFlags("", c.config)
 	if err != nil {
@@ -106,7 +106,7 @@ func (c *upCluster) fill(ctx context.Context) error {
 		return err
 	}
 	defer store.Close()
-	// No node has it: the cluster would take it away else.
+	// The pods have no node, because the pod garbage collector would delete pods on missing nodes.
 	sample := samplePod()
 	sample.Spec.NodeName = ""
 	if err := makeSample(ctx, c.kube, sample); err != nil {
@@ -119,8 +119,8 @@ func (c *upCluster) fill(ctx context.Context) error {
 	return nil
 }
 
-// tell prints, after a while, what the main process uses.
-func (c *upCluster) tell(ctx context.Context, what string, after time.Duration) error {
+// printUsage prints the usage of the main process after a delay.
+func (c *upCluster) printUsage(ctx context.Context, what string, after time.Duration) error {
 	time.Sleep(after)
 	text, err := os.ReadFile(c.layout.PIDFile("hyperkube"))
 	if err != nil {

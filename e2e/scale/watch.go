@@ -18,32 +18,32 @@ import (
 )
 
 const (
-	// writes a second, for writing.
+	// writes per second, and the duration of writing
 	writeRate = 500
 	writing   = 5 * time.Second
-	// perConnection is how many watches share a connection.
+	// perConnection is the number of watches that share a connection.
 	perConnection = 100
-	// everything is how many watchers select nothing.
+	// everything is the number of watchers without a selector.
 	everything = 10
 )
 
-// client makes one with a connection of its own.
+// client returns a client with a separate connection.
 func (m *measure) client() (kubernetes.Interface, error) {
 	cfg := rest.CopyConfig(m.rest)
-	// With a function client-go does not share the connection.
+	// A proxy function prevents client-go from sharing the connection.
 	cfg.Proxy = http.ProxyFromEnvironment
 	return kubernetes.NewForConfig(cfg)
 }
 
-// follower is one watcher's measurements.
+// follower contains the measurements of one watcher.
 type follower struct {
 	seen atomic.Int64
 	mu   sync.Mutex
 	took []time.Duration
 }
 
-// watch has many watchers of which each but a few select the pods of one node,
-// and one that reads nothing, while pods are written.
+// watch measures writes of pods with many watchers, of which all but a few select the pods of one
+// node, and one watcher that does not read.
 func (m *measure) watch(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -82,7 +82,7 @@ func (m *measure) watch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.tell(fmt.Sprintf("%d watchers, each", m.watchers), "%d kB anonymous, %.2f ms of CPU to begin",
+	m.printLine(fmt.Sprintf("%d watchers, each", m.watchers), "%d kB anonymous, %.2f ms of CPU to begin",
 		(open.anonymous-before.anonymous)/1000/m.watchers, (open.cpu-before.cpu).Seconds()*1e3/float64(m.watchers))
 
 	took, err := m.write(ctx)
@@ -94,23 +94,23 @@ func (m *measure) watch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.tell(fmt.Sprintf("%d writes/s, the writers", writeRate), "%d writes, %s, server CPU %.2f ms", len(took), spread(took),
+	m.printLine(fmt.Sprintf("%d writes/s, the writers", writeRate), "%d writes, %s, server CPU %.2f ms", len(took), spread(took),
 		(after.cpu-open.cpu).Seconds()*1e3/float64(len(took)))
 	for name, f := range map[string]*follower{"by node": &narrow, "of everything": &wide} {
 		f.mu.Lock()
 		if len(f.took) > 0 {
-			m.tell("from a write to watchers "+name, "%d events, %s", len(f.took), spread(f.took))
+			m.printLine("from a write to watchers "+name, "%d events, %s", len(f.took), spread(f.took))
 		}
 		f.mu.Unlock()
 	}
 	if want := int64(len(took) * min(everything, m.watchers)); wide.seen.Load() != want {
-		return fmt.Errorf("watchers of everything saw %d events of %d", wide.seen.Load(), want)
+		return fmt.Errorf("watchers without selector received %d events of %d", wide.seen.Load(), want)
 	}
 	err = m.memory("memory after that", settle)
 	return err
 }
 
-// mark is what writes put before the time.
+// mark is the prefix of the timestamp in written values.
 var mark = []byte("written-at-")
 
 func (m *measure) follow(ctx context.Context, kube kubernetes.Interface, selector string, f *follower, started chan<- error) {
@@ -148,7 +148,7 @@ func (m *measure) follow(ctx context.Context, kube kubernetes.Interface, selecto
 	}
 }
 
-// write patches pods' status at a steady rate.
+// write patches the status of pods at a constant rate.
 func (m *measure) write(ctx context.Context) ([]time.Duration, error) {
 	const workers = 16
 	ticks := make(chan int)
@@ -160,7 +160,7 @@ func (m *measure) write(ctx context.Context) ([]time.Duration, error) {
 		wg.Go(func() {
 			for i := range ticks {
 				began := time.Now()
-				// Neighbours are of different nodes.
+				// Consecutive writes are to pods of different nodes.
 				name := fmt.Sprintf("pod-%06d", i*perNode%m.pods+i*perNode/m.pods%perNode)
 				patch := fmt.Appendf(nil, `{"status":{"message":"%s%d"}}`, mark, began.UnixNano())
 				_, err := m.kube.CoreV1().Pods(namespace).Patch(ctx, name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
@@ -181,8 +181,8 @@ func (m *measure) write(ctx context.Context) ([]time.Duration, error) {
 	return took, failed
 }
 
-// slow has a watcher that reads nothing, while pods are written, and then tells
-// whether it was cut off.
+// slow measures a watcher that does not read while pods are written, and prints whether its
+// connection was closed.
 func (m *measure) slow(ctx context.Context) error {
 	before, err := usageOf(m.api.Process.Pid)
 	if err != nil {
@@ -201,7 +201,7 @@ func (m *measure) slow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	m.tell("writes beside a watcher that reads nothing", "%s, memory %+d kB", spread(took), (after.anonymous-before.anonymous)/1000)
+	m.printLine("writes with a watcher that does not read", "%s, memory %+d kB", spread(took), (after.anonymous-before.anonymous)/1000)
 	const cut = 75 * time.Second
 	time.Sleep(cut)
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -213,8 +213,8 @@ func (m *measure) slow(ctx context.Context) error {
 		_, err = events.next()
 	}
 	if ctx.Err() != nil {
-		return errors.New("a watcher that reads nothing was not cut off")
+		return errors.New("the connection of a watcher that does not read was not closed")
 	}
-	m.tell("that watcher", "was cut off after %d events", n)
+	m.printLine("that watcher", "was disconnected after %d events", n)
 	return nil
 }

@@ -8,37 +8,35 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Column is a table column without a format. The type is "string", "integer"
-// or "boolean".
+// Column returns a table column without a format. typ is "string", "integer" or "boolean".
 func Column(name, typ, description string) metav1.TableColumnDefinition {
 	return metav1.TableColumnDefinition{Name: name, Type: typ, Description: description}
 }
 
-// WideColumn is a column that kubectl shows with -o wide alone.
+// WideColumn returns a column that kubectl only shows with -o wide.
 func WideColumn(name, typ, description string) metav1.TableColumnDefinition {
 	return metav1.TableColumnDefinition{Name: name, Type: typ, Description: description, Priority: 1}
 }
 
-// The wide columns of kinds with a pod template; Containers makes their cells.
+// The wide columns of kinds with a pod template. Containers returns their cells.
 var (
 	ContainersColumn = WideColumn("Containers", "string", "Names of each container in the template.")
 	ImagesColumn     = WideColumn("Images", "string", "Images referenced by each container in the template.")
 )
 
-// CreatedAtColumns are the columns of kinds that upstream prints with the time
-// of creation instead of the age; CreatedAtRow makes their rows.
+// CreatedAtColumns are the columns of kinds that upstream prints with the creation time instead of
+// the age. CreatedAtRow returns their rows.
 var CreatedAtColumns = []metav1.TableColumnDefinition{
 	NameColumn,
 	{Name: "Created At", Type: "date", Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"]},
 }
 
-// CreatedAtRow is the row for CreatedAtColumns.
+// CreatedAtRow returns the row for CreatedAtColumns.
 func CreatedAtRow(obj metav1.Object) []any {
 	return []any{obj.GetName(), obj.GetCreationTimestamp().UTC().Format(time.RFC3339)}
 }
 
-// Containers returns the names and the images of a pod's containers as a table
-// shows them.
+// Containers returns the names and images of a pod's containers for tables.
 func Containers(spec *corev1.PodSpec) (names, images string) {
 	n := make([]string, len(spec.Containers))
 	i := make([]string, len(spec.Containers))

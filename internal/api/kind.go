@@ -14,19 +14,19 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// AllVerbs is what most resources serve.
+// AllVerbs are the verbs that most resources support.
 var AllVerbs = []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"}
 
-// Kind describes a built-in kind whose published Go type is T, a pointer such
-// as *corev1.ConfigMap. Functions may be nil where a kind has nothing to say.
-// The comments of Resource and Update say what each field means.
+// Kind describes a built-in kind whose published Go type is T, a pointer such as *corev1.ConfigMap.
+// All functions except New and NewList may be nil. The comments of Resource and Update describe the
+// fields.
 type Kind[T Object] struct {
 	Names
 	Group, Version string
 	Scope          Scope
-	// Verbs: nil means AllVerbs.
+	// Verbs defaults to AllVerbs.
 	Verbs []string
-	// StoragePath: empty means Plural.
+	// StoragePath defaults to Plural.
 	StoragePath string
 
 	New     func() T
@@ -37,101 +37,100 @@ type Kind[T Object] struct {
 	Adopt         func(obj T)
 	Complete      func(obj T)
 	PrepareCreate func(ctx context.Context, obj T)
-	// Validate checks what is particular to the kind; metadata is checked
-	// as well, its name by ValidateName.
+	// Validate validates the fields that are specific to the kind. Metadata is validated
+	// separately, the name with ValidateName.
 	Validate func(ctx context.Context, obj T) field.ErrorList
-	// ValidateName checks metadata.name, or the prefix of a generated name.
-	// Nil means a DNS subdomain.
+	// ValidateName validates metadata.name, or the prefix of a generated name. If it is nil, names
+	// must be DNS subdomains.
 	ValidateName func(name string, prefix bool) []string
-	// DeclaredName: upstream has the name in its declarations, which do not look
-	// at prefixes of generated names.
+	// DeclaredName is set if upstream validates the name declaratively, which does not validate
+	// prefixes of generated names.
 	DeclaredName bool
-	// NameOf is ValidateName where the name has to fit what else is in obj.
+	// NameOf replaces ValidateName if the validation of the name depends on obj.
 	NameOf func(obj T) func(name string, prefix bool) []string
-	// PlainMeta: metadata is checked as that of custom resources is, names
-	// and finalizers among it. Such are kinds whose own checks upstream have
-	// always left metadata out.
+	// PlainMeta selects the metadata validation of custom resources, including names and
+	// finalizers. It is set for kinds whose own validation in upstream does not include metadata.
 	PlainMeta bool
-	// AnyFinalizers: those without a domain are taken as well. Such are kinds
-	// whose checks upstream are older, or younger, than that of finalizers.
+	// AnyFinalizers allows finalizers without a domain. It is set for kinds whose validation in
+	// upstream does not validate finalizers.
 	AnyFinalizers bool
-	// Repeats: what Validate finds twice is told twice.
-	Repeats      bool
-	Canonicalize func(obj T)
-	// Warnings' old is nil on create.
+	// ReportDuplicates is set if duplicate errors of Validate are reported twice.
+	ReportDuplicates bool
+	Canonicalize     func(obj T)
+	// Warnings returns warnings. old is nil on create.
 	Warnings func(ctx context.Context, obj, old T) []string
 
-	// Update at the object's own path. Metadata is checked as well.
+	// Update describes updates of the object itself. Metadata is validated as well.
 	Update                    KindUpdate[T]
 	AllowCreateOnUpdate       bool
 	ForbidUnconditionalUpdate bool
-	// Views: "status" and its like.
+	// Views describes subresources such as "status".
 	Views map[string]KindUpdate[T]
 	Scale *KindScale[T]
 
 	BeforeDelete       func(ctx context.Context, obj T, opts *metav1.DeleteOptions) bool
 	DefaultPropagation metav1.DeletionPropagation
-	// DeleteWarning is told to whom relies on DefaultPropagation.
+	// DeleteWarning is the warning for clients that rely on DefaultPropagation.
 	DeleteWarning string
 	Retain        func(obj T) bool
 
-	// Fields adds to metadata.name and metadata.namespace.
+	// Fields returns field selector fields in addition to metadata.name and metadata.namespace.
 	Fields     func(obj T) fields.Set
 	FieldNames []string
-	// NoField: as in Resource.
+	// NoField is described in Resource.
 	NoField string
-	// Direct has single ones of Fields that are selected by often.
+	// Direct contains individual Fields that are often used in selectors.
 	Direct map[string]KindDirect[T]
-	// Columns: nil means Name and Age.
+	// Columns defaults to Name and Age.
 	Columns []metav1.TableColumnDefinition
 	Row     func(obj T) []any
 	// RowOrder may be nil.
 	RowOrder func(a, b T) int
-	// RowConditions may be nil, as may be what it returns.
+	// RowConditions may be nil and may return nil.
 	RowConditions func(obj T) []metav1.TableRowCondition
-	// StoredAs: nil but for kinds served in two groups or versions.
+	// StoredAs is only set for kinds that are served in two groups or versions.
 	StoredAs *StoredAs
-	// StoredJSON: JSON in etcd.
+	// StoredJSON selects JSON as the encoding in etcd.
 	StoredJSON bool
 	Review     bool
 }
 
-// KindDirect is Direct for a known type.
+// KindDirect is Direct with a static type.
 type KindDirect[T Object] struct {
 	Of      func(obj T) string
 	Path    []int
 	Indexed bool
 }
 
-// KindUpdate is Update for a known type.
+// KindUpdate is Update with a static type.
 type KindUpdate[T Object] struct {
-	// Verbs: nil means get, patch and update.
+	// Verbs defaults to get, patch and update.
 	Verbs       []string
 	Prepare     func(ctx context.Context, obj, old T)
 	Validate    func(ctx context.Context, obj, old T) field.ErrorList
 	ResetFields [][]string
-	// Warnings: as in Update.
+	// Warnings is described in Update.
 	Warnings func(ctx context.Context, obj, old T) []string
-	// AsNew: metadata is checked as that of a new object too, where only a
-	// part of it need be. NewFirst: before what of it may not change.
+	// AsNew also validates the metadata like that of a new object. NewFirst reports these errors
+	// before those of immutable metadata.
 	AsNew, NewFirst bool
-	// Changes checks what may not change, of which is told before metadata as
-	// that of a new object; Validate does all the rest.
+	// Changes validates immutable fields; its errors are reported before those of AsNew. Validate
+	// does the rest.
 	Changes func(ctx context.Context, obj, old T) field.ErrorList
-	// AnyFinalizers: as in Kind.
+	// AnyFinalizers is described in Kind.
 	AnyFinalizers bool
-	// ApplyCreates: as in Update.
+	// ApplyCreates is described in Update.
 	ApplyCreates bool
 }
 
-// KindScale is Scale for a known type.
+// KindScale is Scale with a static type.
 type KindScale[T Object] struct {
 	SpecReplicasPath []string
 	Get              func(obj T) (spec, status int32, selector string)
 	Set              func(obj T, replicas int32)
 }
 
-// Resource erases the type. T must be a pointer type.
+// Resource converts k to a Resource, which has no static type. T must be a pointer type.
 func (k Kind[T]) Resource() *Resource {
 	if k.ListKind == "" {
 		k.ListKind = k.Kind + "List"
@@ -194,7 +193,7 @@ func (k Kind[T]) Resource() *Resource {
 		if k.PlainMeta && len(errs) == 0 {
 			errs = validatePlainMeta(obj, k.Scope)
 		}
-		return k.told(errs)
+		return k.clientErrors(errs)
 	}
 	if k.Warnings != nil {
 		r.Warnings = func(ctx context.Context, obj, old Object) []string {
@@ -293,8 +292,8 @@ func (u KindUpdate[T]) erase(k *Kind[T]) Update {
 		if u.AsNew && !u.NewFirst {
 			errs = append(errs, k.validateMeta(obj)...)
 		}
-		// The same is looked at by several of these.
-		errs = validate.Once(errs)
+		// Several of these functions validate the same fields.
+		errs = validate.DistinctAll(errs)
 		if u.Validate != nil {
 			errs = append(errs, validate.Tolerate(u.Validate(ctx, obj.(T), old.(T)), func() field.ErrorList {
 				if k.Validate == nil {
@@ -303,12 +302,12 @@ func (u KindUpdate[T]) erase(k *Kind[T]) Update {
 				return k.Validate(ctx, old.(T))
 			})...)
 		}
-		return k.told(errs)
+		return k.clientErrors(errs)
 	}
 	return out
 }
 
-// validateMeta checks the metadata of a new object.
+// validateMeta validates the metadata of a new object.
 func (k *Kind[T]) validateMeta(obj Object) field.ErrorList {
 	name := k.ValidateName
 	if k.NameOf != nil {
@@ -328,9 +327,9 @@ func (k *Kind[T]) validateMeta(obj Object) field.ErrorList {
 	return errs
 }
 
-// told are findings in the form and the order in which clients see them.
-func (k *Kind[T]) told(errs field.ErrorList) field.ErrorList {
-	if !k.Repeats {
+// clientErrors returns errors in the form and order in which clients see them.
+func (k *Kind[T]) clientErrors(errs field.ErrorList) field.ErrorList {
+	if !k.ReportDuplicates {
 		errs = validate.Distinct(errs)
 	}
 	return validate.UntaggedValues(validate.DeclaredLast(errs))

@@ -37,7 +37,7 @@ func resources() []*api.Resource {
 		node.Resources(), policy.Resources(), rbac.Resources(), scheduling.Resources(), storage.Resources())
 }
 
-// parse makes an object as a client sends it.
+// parse decodes an object like a request from a client.
 func parse(t *testing.T, text string) (*api.Resource, api.Object) {
 	t.Helper()
 	var meta metav1.TypeMeta
@@ -57,8 +57,7 @@ func parse(t *testing.T, text string) (*api.Resource, api.Object) {
 	return nil, nil
 }
 
-// create does what the API server does to a new object, and returns what is
-// wrong with it.
+// create processes a new object like the API server and returns the validation errors.
 func create(r *api.Resource, obj api.Object) field.ErrorList {
 	ctx := context.Background()
 	r.Default(obj)
@@ -78,7 +77,7 @@ func texts(errs field.ErrorList) []string {
 	return out
 }
 
-func TestEveryKindHoldsTogether(t *testing.T) {
+func TestKindsAreConsistent(t *testing.T) {
 	ctx := context.Background()
 	for _, r := range resources() {
 		t.Run(r.GVK().String(), func(t *testing.T) {
@@ -87,7 +86,7 @@ func TestEveryKindHoldsTogether(t *testing.T) {
 			again := empty.DeepCopyObject().(api.Object)
 			r.Default(again)
 			if !reflect.DeepEqual(empty, again) {
-				t.Error("defaults change what has been defaulted")
+				t.Error("defaulting is not idempotent")
 			}
 			r.PrepareCreate(ctx, empty)
 			r.Validate(ctx, empty)
@@ -106,7 +105,7 @@ func TestEveryKindHoldsTogether(t *testing.T) {
 			if r.Scale != nil {
 				r.Scale.Set(empty, 7)
 				if n, _, _ := r.Scale.Get(empty); n != 7 {
-					t.Errorf("scaled to 7 it is %d", n)
+					t.Errorf("scaled to 7, got %d", n)
 				}
 			}
 			cells := r.Row(empty)
@@ -153,7 +152,7 @@ spec:
     spec: {containers: [{name: a, image: "a:1"}, {name: b, image: "b:2"}]}
 `
 
-// edit replaces a part of a text that must be there.
+// edit replaces parts of a text. It panics if a part is missing.
 func edit(text string, pairs ...string) string {
 	for i := 0; i < len(pairs); i += 2 {
 		if !strings.Contains(text, pairs[i]) {
@@ -192,7 +191,7 @@ func TestCreate(t *testing.T) {
 			`spec.template.spec.restartPolicy: Unsupported value: "Never": supported values: "Always"`,
 		}},
 		{"role binding", binding, nil},
-		{"role of what", edit(binding, "kind: Role,", "kind: Rule,", "kind: User", "kind: Robot"), []string{
+		{"invalid role", edit(binding, "kind: Role,", "kind: Rule,", "kind: User", "kind: Robot"), []string{
 			`roleRef.kind: Unsupported value: "Rule": supported values: "Role", "ClusterRole"`,
 			`subjects[0].kind: Unsupported value: "Robot": supported values: "ServiceAccount", "User", "Group"`,
 		}},
@@ -203,7 +202,7 @@ func TestCreate(t *testing.T) {
 			"rules[0].verbs: Required value",
 		}},
 		{"slice", slice, nil},
-		{"slice of nonsense", edit(slice, "10.0.0.1", "127.0.0.1, nonsense", "[{port: 80}]", "[{port: 80, protocol: ICMP}, {port: 81}]"), []string{
+		{"invalid slice", edit(slice, "10.0.0.1", "127.0.0.1, nonsense", "[{port: 80}]", "[{port: 80, protocol: ICMP}, {port: 81}]"), []string{
 			`ports[0].protocol: Unsupported value: "ICMP": supported values: "SCTP", "TCP", "UDP"`,
 			`ports[1].name: Duplicate value: ""`,
 			"endpoints[0].addresses[0]: Invalid value: \"127.0.0.1\": may not be in the loopback range (127.0.0.0/8, ::1/128)",
@@ -246,11 +245,11 @@ func TestCreate(t *testing.T) {
 			`spec.resourceAttributes.namespace: Invalid value: "b": must match metadata.namespace`,
 		}},
 		{"job", `{apiVersion: batch/v1, kind: Job, metadata: {name: j, namespace: x}, spec: {template: {spec: {restartPolicy: Never, containers: [{name: a, image: a}]}}}}`, nil},
-		{"job that restarts", `{apiVersion: batch/v1, kind: Job, metadata: {name: j, namespace: x}, spec: {template: {spec: {containers: [{name: a, image: a}]}}}}`, []string{
+		{"job with restartPolicy Always", `{apiVersion: batch/v1, kind: Job, metadata: {name: j, namespace: x}, spec: {template: {spec: {containers: [{name: a, image: a}]}}}}`, []string{
 			`spec.template.spec.restartPolicy: Required value: valid values: "OnFailure", "Never"`,
 		}},
 		{"cron job", cron, nil},
-		{"cron job never", edit(cron, "*/5 * * * *", "* * 32 * *"), []string{
+		{"cron job with invalid schedule", edit(cron, "*/5 * * * *", "* * 32 * *"), []string{
 			`spec.schedule: Invalid value: "* * 32 * *": end of range (32) above maximum (31): 32`,
 		}},
 		{"stateful set", edit(web, "Deployment", "StatefulSet"), nil},
@@ -261,7 +260,7 @@ func TestCreate(t *testing.T) {
 			"spec.maxUnavailable: Invalid value: -1: must be greater than or equal to 0",
 		}},
 		{"ingress", ingress, nil},
-		{"ingress by address", edit(ingress, "a.example.com", "10.0.0.1", "path: /,", "path: a,"), []string{
+		{"ingress with IP address", edit(ingress, "a.example.com", "10.0.0.1", "path: /,", "path: a,"), []string{
 			`spec.rules[0].host: Invalid value: "10.0.0.1": must be a DNS name, not an IP address`,
 			`spec.rules[0].http.paths[0].path: Invalid value: "a": must be an absolute path`,
 		}},
@@ -303,7 +302,7 @@ volumeClaimTemplates: [{metadata: {name: d}, spec: {accessModes: [ReadWriteOnce]
 			`spec.selector: Invalid value: {"matchExpressions":[{"key":"app","operator":"Exists"}]}: field is immutable`,
 		}},
 		{"set's image", edit(web, "Deployment", "StatefulSet"), edit(web, "Deployment", "StatefulSet", "a:1", "a:2"), 2, nil},
-		{"set's claims with a kind", claims, edit(claims, "metadata: {name: d}", "apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: d}"), 1, nil},
+		{"claim templates with a kind", claims, edit(claims, "metadata: {name: d}", "apiVersion: v1, kind: PersistentVolumeClaim, metadata: {name: d}"), 1, nil},
 		{"set's claims", claims, edit(claims, "1Gi", "2Gi"), 2, []string{
 			`spec.volumeClaimTemplates: Invalid value: [{"name":"d","Spec":{"AccessModes":["ReadWriteOnce"],"Selector":null,"Resources":{"Limits":null,"Requests":{"storage":"2Gi"}},"VolumeName":"","StorageClassName":null,"VolumeMode":"Filesystem","DataSource":null,"DataSourceRef":null,"VolumeAttributesClassName":null},"Status":{"Phase":"Pending","AccessModes":null,"Capacity":null,"Conditions":null,"AllocatedResources":null,"AllocatedResourceStatuses":null,"CurrentVolumeAttributesClassName":null,"ModifyVolumeStatus":null,"HealthStatus":null}}]: field is immutable`,
 		}},

@@ -15,22 +15,22 @@ func subdomainName(name string, prefix bool) []string {
 }
 
 func validateMeta(obj metav1.Object, scope Scope, name func(string, bool) []string) field.ErrorList {
-	return inPlace(validation.ValidateObjectMetaAccessor(obj, bool(scope), name, field.NewPath("metadata")))
+	return clearDeclarative(validation.ValidateObjectMetaAccessor(obj, bool(scope), name, field.NewPath("metadata")))
 }
 
-// validatePlainMeta checks what all objects have in common: names need only
-// fit into paths.
+// validatePlainMeta validates the metadata that all objects have. Names only need to be valid path
+// segments.
 func validatePlainMeta(obj metav1.Object, scope Scope) field.ErrorList {
-	return inPlace(validation.ValidateObjectMetaAccessor(obj, bool(scope), path.ValidatePathSegmentName, field.NewPath("metadata")))
+	return clearDeclarative(validation.ValidateObjectMetaAccessor(obj, bool(scope), path.ValidatePathSegmentName, field.NewPath("metadata")))
 }
 
 func validateMetaUpdate(obj, old metav1.Object) field.ErrorList {
-	return inPlace(validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata")))
+	return clearDeclarative(validation.ValidateObjectMetaAccessorUpdate(obj, old, field.NewPath("metadata")))
 }
 
-// inPlace takes from findings the mark of those that declarations tell too,
-// which would come last: the server's kinds declare nothing of metadata.
-func inPlace(errs field.ErrorList) field.ErrorList {
+// clearDeclarative clears the CoveredByDeclarative mark of errors, which would move them to the end of the
+// list. The kinds in this server have no declarative validation of metadata.
+func clearDeclarative(errs field.ErrorList) field.ErrorList {
 	for _, e := range errs {
 		e.CoveredByDeclarative = false
 	}
@@ -43,14 +43,14 @@ var NameColumn = metav1.TableColumnDefinition{
 	Description: metav1.ObjectMeta{}.SwaggerDoc()["name"],
 }
 
-// AgeColumn is the age of an object, by its creation timestamp.
+// AgeColumn is the age of an object, computed from its creation timestamp.
 var AgeColumn = metav1.TableColumnDefinition{
 	Name: "Age", Type: "string",
 	Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"],
 }
 
-// CreatedColumn is when an object was made, in tables of kinds that upstream has
-// no columns for.
+// CreatedColumn is the creation time of an object. It is used for kinds without columns in
+// upstream.
 var CreatedColumn = metav1.TableColumnDefinition{
 	Name: "Created At", Type: "date",
 	Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"],
@@ -58,7 +58,7 @@ var CreatedColumn = metav1.TableColumnDefinition{
 
 var nameAndAge = []metav1.TableColumnDefinition{NameColumn, AgeColumn}
 
-// Age is how a table shows the time since t, e.g. "5d".
+// Age formats the time since t for tables, e.g. "5d".
 func Age(t metav1.Time) string {
 	if t.IsZero() {
 		return "<unknown>"

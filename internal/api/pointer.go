@@ -1,13 +1,13 @@
 package api
 
-// SetDefault gives a field that has no value a default.
+// SetDefault sets a field to a default value if it is nil.
 func SetDefault[T any](field **T, value T) {
 	if *field == nil {
 		*field = &value
 	}
 }
 
-// SetIfZero gives a field that is no pointer a default.
+// SetIfZero sets a non-pointer field to a default value if it is zero.
 func SetIfZero[T comparable](field *T, value T) {
 	var zero T
 	if *field == zero {
@@ -15,7 +15,7 @@ func SetIfZero[T comparable](field *T, value T) {
 	}
 }
 
-// ValueOf a field; zero when it has none.
+// ValueOf returns the value of a pointer field, or zero if it is nil.
 func ValueOf[T any](field *T) T {
 	if field == nil {
 		var zero T

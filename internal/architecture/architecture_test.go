@@ -20,45 +20,46 @@ const (
 	e2e        = module + "/e2e"
 )
 
-// root is where the module lies, seen from this package.
+// root is the path of the module root relative to this package.
 const root = "../.."
 
-// importable are the packages of the container runtime that other programs
-// may have: the rest brings libcontainer, which wants a program of its own.
+// importable lists the packages of the container runtime that other programs may import. The other
+// packages depend on libcontainer, which requires a separate program.
 var importable = map[string]bool{
 	components + "runtime/launch":        true,
 	components + "runtime/runtimeclient": true,
 	components + "runtime/importpb":      true,
 }
 
-// testDatabase is what the tests of any component may start for themselves.
+// testDatabase may be imported by the tests of every component.
 const testDatabase = components + "etcd"
 
-// keptOut are the packages that the main program must not depend on, and why.
-// A name that ends in a slash stands for all packages below it as well.
-var keptOut = []struct{ name, reason string }{
-	{"github.com/opencontainers/runc/libcontainer/", "containers are made by the runtime's own program, which is started again for each"},
-	{"github.com/godbus/dbus/", "it finds methods by name at run time, so that the linker keeps all of them: 35 MB; internal/dbus is enough"},
+// forbiddenDependencies lists the packages that the main program must not depend on, with the reason. A name with
+// a trailing slash also covers all packages below it.
+var forbiddenDependencies = []struct{ name, reason string }{
+	{"github.com/opencontainers/runc/libcontainer/", "containers are created by the separate runtime program"},
+	{"github.com/godbus/dbus/", "it finds methods by name at run time, so that the linker keeps all of them: 35 MB; internal/host/dbus is enough"},
 	{"k8s.io/kubernetes/", "only the published libraries are used"},
 	{"k8s.io/apiserver/pkg/server", "the generic server is what this project replaces"},
 	{"k8s.io/apiserver/pkg/registry/", "storage is internal/store"},
 	{"k8s.io/apiserver/pkg/storage/etcd3/", "storage is internal/store"},
-	// Its package delegator is but the few rules by which fairness tells what a list costs.
+	// The cacher's delegator package is allowed: it only contains the rules by which API priority
+	// and fairness estimates the cost of a list.
 	{"k8s.io/apiserver/pkg/storage/cacher", "the watch cache is internal/store"},
 	{"k8s.io/apiserver/pkg/storage/cacher/store/", "the watch cache is internal/store"},
 	{"k8s.io/apiserver/pkg/endpoints/filters/", "the filter chain is components/apiserver/filters"},
-	{"k8s.io/apiextensions-apiserver/pkg/apiserver", "it drags the generic server along"},
+	{"k8s.io/apiextensions-apiserver/pkg/apiserver", "it depends on the generic API server"},
 	{"k8s.io/apiextensions-apiserver/pkg/registry/", "storage is internal/store"},
 }
 
-// keptOutOfRuntime is the like for the container runtime's program.
-var keptOutOfRuntime = []struct{ name, reason string }{
+// forbiddenRuntimeDependencies lists the packages that the container runtime's program must not depend on.
+var forbiddenRuntimeDependencies = []struct{ name, reason string }{
 	{"text/template/", "it finds methods by name at run time, so that the linker keeps all of them: a quarter of the program"},
 	{"html/template/", "it is text/template"},
 	{"k8s.io/apimachinery/pkg/runtime", "a runtime needs no types of the API: 1 MB"},
 }
 
-// pkg is what go list tells of a package.
+// pkg is the part of the output of go list that the tests use.
 type pkg struct {
 	ImportPath   string
 	Imports      []string
@@ -66,17 +67,17 @@ type pkg struct {
 	XTestImports []string
 }
 
-// TestImports holds that a component imports no other, that only the cluster
-// composes them, and that what they share knows none of them.
+// TestImports checks that components do not import each other, that only the cluster component
+// imports all of them, and that shared packages do not import components.
 func TestImports(t *testing.T) {
-	noteSources(t)
+	walkSources(t)
 	packages := list(t, "1", "./...") // the container runtime needs cgo
 	if len(packages) < 2 {
 		t.Fatalf("go list names %d packages", len(packages))
 	}
 	for _, p := range packages {
 		for _, imported := range p.Imports {
-			if reason := forbidden(p.ImportPath, imported); reason != "" {
+			if reason := importViolation(p.ImportPath, imported); reason != "" {
 				t.Errorf("%s imports %s: %s", p.ImportPath, imported, reason)
 			}
 		}
@@ -84,25 +85,24 @@ func TestImports(t *testing.T) {
 			if imported == testDatabase && strings.HasPrefix(p.ImportPath, components) {
 				continue
 			}
-			if reason := forbidden(p.ImportPath, imported); reason != "" {
+			if reason := importViolation(p.ImportPath, imported); reason != "" {
 				t.Errorf("the tests of %s import %s: %s", p.ImportPath, imported, reason)
 			}
 		}
 	}
 }
 
-// TestDependencies holds that neither program has anything of what is to be kept
-// out of it.
+// TestDependencies checks that neither program depends on a package that it must not contain.
 func TestDependencies(t *testing.T) {
-	noteSources(t)
+	walkSources(t)
 	for _, program := range []struct {
 		name, cgo string
 		list      []string
 		keptOut   []struct{ name, reason string }
 	}{
-		{"main program", "0", []string{"."}, keptOut},
-		// The tags are those of scripts/build-runtime.
-		{"container runtime", "1", []string{"-tags=seccomp,netgo,osusergo,grpcnotrace", "./components/runtime/program"}, keptOutOfRuntime},
+		{"main program", "0", []string{"."}, forbiddenDependencies},
+		// The tags are the ones that scripts/build-runtime uses.
+		{"container runtime", "1", []string{"-tags=seccomp,netgo,osusergo,grpcnotrace", "./components/runtime/program"}, forbiddenRuntimeDependencies},
 	} {
 		found := 0
 		for _, p := range list(t, program.cgo, append([]string{"-deps"}, program.list...)...) {
@@ -119,7 +119,7 @@ func TestDependencies(t *testing.T) {
 	}
 }
 
-// TestForbidden shows what the rules say of imports that nobody has written.
+// TestForbidden tests the import rules with imports that do not occur in the code.
 func TestForbidden(t *testing.T) {
 	for _, test := range []struct {
 		importer, imported string
@@ -130,9 +130,9 @@ func TestForbidden(t *testing.T) {
 		{"hyperkube/components/cluster", "hyperkube/components/dns", true},
 		{"hyperkube/components/cluster", "hyperkube/components/runtime/launch", true},
 		{"hyperkube/components/cluster", "hyperkube/components/runtime/container", false},
-		{"hyperkube/components/kubelet/pods", "hyperkube/components/kubelet/cri", true},
-		{"hyperkube/components/kubelet/pods", "hyperkube/internal/podnet", true},
-		{"hyperkube/components/kubelet/pods", "hyperkube/components/runtime/launch", false},
+		{"hyperkube/components/kubelet/pod/pods", "hyperkube/components/kubelet/cri", true},
+		{"hyperkube/components/kubelet/pod/pods", "hyperkube/internal/pod/podnet", true},
+		{"hyperkube/components/kubelet/pod/pods", "hyperkube/components/runtime/launch", false},
 		{"hyperkube/components/dns", "hyperkube/components/cluster", false},
 		{"hyperkube/components/dns", "hyperkube/components/dnsx", false},
 		{"hyperkube/internal/store", "hyperkube/internal/api", true},
@@ -142,17 +142,17 @@ func TestForbidden(t *testing.T) {
 		{"hyperkube/components/dns", "hyperkube/e2e/bench", false},
 		{"hyperkube/components/dns", "net/http", true},
 	} {
-		reason := forbidden(test.importer, test.imported)
+		reason := importViolation(test.importer, test.imported)
 		if (reason == "") != test.ok {
 			t.Errorf("%s imports %s: %q", test.importer, test.imported, reason)
 		}
 	}
 }
 
-// forbidden says why one package must not import the other, or nothing.
-func forbidden(importer, imported string) string {
+// importViolation returns why importer must not import imported, or an empty string if it may.
+func importViolation(importer, imported string) string {
 	if below(imported, e2e) && !below(importer, e2e) {
-		return "nothing is made of tests"
+		return "only tests import e2e packages"
 	}
 	if !strings.HasPrefix(imported, components) {
 		return ""
@@ -160,34 +160,33 @@ func forbidden(importer, imported string) string {
 	to := component(imported)
 	switch {
 	case strings.HasPrefix(importer, internal):
-		return "what components share imports no component"
+		return "shared packages must not import components"
 	case strings.HasPrefix(importer, components) && component(importer) == to:
 		return ""
 	case to == "runtime" && !importable[imported]:
-		return "the container runtime is a program of its own"
+		return "the container runtime is a separate program"
 	case importer == module, strings.HasPrefix(importer, components) && component(importer) == "cluster":
 		return ""
 	case below(importer, e2e) && importable[imported]:
 		return ""
 	case below(importer, e2e):
-		return "a running cluster is tested from outside"
+		return "e2e tests must not import components"
 	}
-	return "no component imports another, but cluster composes them all"
+	return "components must not import each other, only cluster imports them all"
 }
 
-// component is the name of the component that a package below components/
-// belongs to.
+// component returns the name of the component that contains the package path.
 func component(path string) string {
 	name, _, _ := strings.Cut(strings.TrimPrefix(path, components), "/")
 	return name
 }
 
-// below says whether path is the package or lies below it.
+// below reports whether path is parent or a package below it.
 func below(path, parent string) bool {
 	return path == parent || strings.HasPrefix(path, parent+"/")
 }
 
-// matches says whether a name of keptOut stands for path.
+// matches reports whether name, an entry of forbiddenDependencies, covers path.
 func matches(path, name string) bool {
 	if parent, all := strings.CutSuffix(name, "/"); all {
 		return below(path, parent)
@@ -195,8 +194,7 @@ func matches(path, name string) bool {
 	return path == name
 }
 
-// list asks go for packages, with cgo ("1") or without, as the main program is
-// built ("0").
+// list runs go list with cgo set to "1" (enabled) or "0" (disabled, as for the main program).
 func list(t *testing.T, cgo string, arguments ...string) []pkg {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), "go",
@@ -224,9 +222,9 @@ func list(t *testing.T, cgo string, arguments ...string) []pkg {
 	}
 }
 
-// noteSources looks at every source file, as go list will: go test remembers
-// what a test itself has looked at, and runs it again when that has changed.
-func noteSources(t *testing.T) {
+// walkSources walks all source files that go list reads. The go test cache tracks only files that
+// the test process itself accesses, so without this walk a cached result would hide changes.
+func walkSources(t *testing.T) {
 	t.Helper()
 	for _, name := range []string{"go.mod", "main.go", "components", "internal", "e2e"} {
 		err := filepath.WalkDir(filepath.Join(root, name), func(string, fs.DirEntry, error) error { return nil })

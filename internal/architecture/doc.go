@@ -1,4 +1,3 @@
-// Package architecture holds no code: its test keeps the promises that
-// docs/design.md makes about who may import whom, and about what the main
-// program leaves out.
+// Package architecture contains no code. Its tests enforce the rules of docs/development/design.md about which
+// packages may import each other and which dependencies the main program must not have.
 package architecture

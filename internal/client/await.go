@@ -8,11 +8,11 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
 )
 
-// AwaitAPI asks an API server, which is another process, until it is ready or
-// ctx ends, and tells failed, if that is not nil, why it is not.
+// AwaitAPI polls an API server, which runs in another process, until it is ready or ctx is done. It
+// calls failed, if that is not nil, with the reason of each unsuccessful attempt.
 func AwaitAPI(ctx context.Context, kube kubernetes.Interface, failed func(error)) error {
 	wait := 20 * time.Millisecond
 	for {
@@ -30,8 +30,8 @@ func AwaitAPI(ctx context.Context, kube kubernetes.Interface, failed func(error)
 	}
 }
 
-// notReady names the first checks that have not passed by an answer of /readyz, which
-// tells of some thirty; err where it tells of none.
+// notReady returns an error that names the first failed checks in answer, the response of /readyz,
+// which contains about thirty checks. It returns err if answer does not contain a failed check.
 func notReady(answer []byte, err error) error {
 	var missing []string
 	for line := range strings.Lines(string(answer)) {
@@ -44,7 +44,7 @@ func notReady(answer []byte, err error) error {
 	case len(missing) == 0:
 		return err
 	case len(missing) > some:
-		return fmt.Errorf("it answers, but is not ready: %s and %d more", strings.Join(missing[:some], ", "), len(missing)-some)
+		return fmt.Errorf("API server is not ready: %s and %d more", strings.Join(missing[:some], ", "), len(missing)-some)
 	}
-	return fmt.Errorf("it answers, but is not ready: %s", strings.Join(missing, ", "))
+	return fmt.Errorf("API server is not ready: %s", strings.Join(missing, ", "))
 }

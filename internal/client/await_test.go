@@ -13,7 +13,7 @@ import (
 	"hyperkube/internal/client"
 )
 
-// TestAwaitAPI: who waits for an API server hears in a line what it is not ready for.
+// TestAwaitAPI checks that AwaitAPI reports in one line which checks have failed.
 func TestAwaitAPI(t *testing.T) {
 	answers := []string{
 		"[+]ping ok\n[-]etcd failed: reason withheld\nreadyz check failed\n",
@@ -37,8 +37,8 @@ func TestAwaitAPI(t *testing.T) {
 	if err := client.AwaitAPI(t.Context(), kube, func(err error) { said = append(said, err.Error()) }); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"it answers, but is not ready: etcd", "it answers, but is not ready: a, b, c and 2 more"}
+	want := []string{"API server is not ready: etcd", "API server is not ready: a, b, c and 2 more"}
 	if len(said) != 3 || !reflect.DeepEqual(said[:2], want) || said[2] == "" {
-		t.Errorf("it says %q, want %q", said, want)
+		t.Errorf("got %q, want %q", said, want)
 	}
 }

@@ -1,11 +1,10 @@
-// Package client is the one way of every component to the API: a *rest.Config,
-// over TLS or, in the same process, over an in-memory RoundTripper into the API
-// server's handler. All clients and informers are made from it. In one process
-// informers are fed straight from the watch cache with the same immutable
-// objects; components cannot tell.
+// Package client creates the API clients of all components from a *rest.Config. Requests go over
+// TLS or, in the process of the API server, over an in-memory RoundTripper to the API server's
+// handler. All clients and informers are created from the same configuration. In the process of the
+// API server, informers are fed from the watch cache and share its immutable objects. Components
+// cannot observe the difference.
 //
-// Nobody may write to an object that came from an informer or a lister: copy it
-// first (DeepCopy).
+// Callers must not modify an object from an informer or a lister. Copy it first (DeepCopy).
 package client
 
 import (
@@ -21,91 +20,90 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"hyperkube/internal/measure"
+	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Source feeds informers from memory.
+// Source feeds informers from the watch cache of an API server in the same process.
 type Source interface {
-	// ListWatch returns where to list and watch a kind's objects in all
-	// namespaces, or false when it is not served from memory. Its watch
-	// events carry shared objects, and it streams initial lists.
+	// ListWatch returns a ListerWatcher for the objects of a kind in all namespaces, or false if
+	// the source does not serve the kind. Its watch events carry shared objects, and it supports
+	// streaming of the initial list.
 	ListWatch(gvk schema.GroupVersionKind) (cache.ListerWatcher, bool)
 }
 
-// Config says how to reach the API.
+// Config specifies how to connect to the API server.
 type Config struct {
-	// REST is how requests are made. It is copied.
+	// REST is the client configuration. New copies it.
 	REST *rest.Config
-	// Source is not nil when the API server is in this process.
+	// Source is not nil if the API server runs in this process.
 	Source Source
-	// Requests measures the requests; nil: that of the Clients is made.
-	Requests *measure.Requests
+	// Requests records metrics of the requests. If it is nil, New creates one.
+	Requests *componentmetrics.Requests
 }
 
-// Clients is one user's way to the API.
+// Clients are the API clients of one user.
 type Clients struct {
 	REST     *rest.Config
 	Kube     kubernetes.Interface
 	Dynamic  dynamic.Interface
 	Metadata metadata.Interface
-	// Informers is shared by all that run under this user. Whoever composes
-	// the process starts it, after every component has asked for what it
-	// needs, and again when one asks later.
+	// Informers is shared by all components that run as this user. The composition root starts it
+	// after every component has requested its informers, and again when a component requests one
+	// later.
 	Informers informers.SharedInformerFactory
-	// Source is that of Config, for informers of kinds without a Go type in
-	// client-go; nil when the API server is elsewhere.
+	// Source is the Source of Config. It feeds informers of kinds without a Go type in client-go.
+	// It is nil if the API server runs in another process.
 	Source Source
-	// Requests measures what is asked of the API server.
-	Requests *measure.Requests
+	// Requests records metrics of the requests to the API server.
+	Requests *componentmetrics.Requests
 }
 
-// FromKubeconfig makes all clients of the kubeconfig at path, whose requests name agent as
-// what sends them. An empty path is the service account of the pod that this process is in.
+// FromKubeconfig creates the clients for the kubeconfig file at path. Requests have the user agent
+// agent. If path is empty, it uses the service account of the pod in which this process runs.
 func FromKubeconfig(path, agent string) (*Clients, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", path)
 	if err != nil {
-		return nil, fmt.Errorf("reading the kubeconfig: %w", err)
+		return nil, fmt.Errorf("reading kubeconfig: %w", err)
 	}
 	config.UserAgent = agent
 	return New(Config{REST: config})
 }
 
-// New makes all clients from cfg.
+// New creates all clients from cfg.
 func New(cfg Config) (*Clients, error) {
 	rc := rest.CopyConfig(cfg.REST)
-	// The limits of client-go guard a remote server from its clients; here
-	// the server's own fairness does.
+	// The client-side limits of client-go protect a server from its clients. Here, API priority and
+	// fairness of the server does that.
 	rc.QPS = -1
 	if rc.WarningHandler == nil && rc.WarningHandlerWithContext == nil {
-		// What is deprecated is the business of who wrote a component, not of
-		// who runs it.
+		// Deprecation warnings are for the developers of a component, not for its operators.
 		rc.WarningHandler = rest.NoWarnings{}
 	}
 	requests := cfg.Requests
 	if requests == nil {
-		requests = measure.NewRequests()
+		requests = componentmetrics.NewRequests()
 	}
 	counted := rest.CopyConfig(rc)
 	counted.Wrap(requests.Wrap)
-	counted.Wrap(func(next http.RoundTripper) http.RoundTripper { return initialLists{next} })
+	counted.Wrap(func(next http.RoundTripper) http.RoundTripper { return hideConnectionRefused{next} })
 	httpClient, err := rest.HTTPClientFor(counted)
 	if err != nil {
-		return nil, fmt.Errorf("making an API client: %w", err)
+		return nil, fmt.Errorf("creating API client: %w", err)
 	}
 	proto := rest.CopyConfig(rc)
 	proto.ContentType = "application/vnd.kubernetes.protobuf"
 	proto.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 	kube, err := kubernetes.NewForConfigAndClient(proto, httpClient)
 	if err != nil {
-		return nil, fmt.Errorf("making an API client: %w", err)
+		return nil, fmt.Errorf("creating API client: %w", err)
 	}
 	dyn, err := dynamic.NewForConfigAndClient(rc, httpClient)
 	if err != nil {
-		return nil, fmt.Errorf("making a dynamic API client: %w", err)
+		return nil, fmt.Errorf("creating dynamic API client: %w", err)
 	}
 	meta, err := metadata.NewForConfigAndClient(rc, httpClient)
 	if err != nil {
-		return nil, fmt.Errorf("making a metadata API client: %w", err)
+		return nil, fmt.Errorf("creating metadata API client: %w", err)
 	}
 	c := &Clients{
 		REST:      rc,
@@ -119,10 +117,10 @@ func New(cfg Config) (*Clients, error) {
 	return c, nil
 }
 
-// Builder makes the clients of single controllers, each under its own user.
+// Builder creates the clients of individual controllers, each with its own user.
 type Builder interface {
-	// For returns the clients of the controller of that name, e.g.
-	// "deployment-controller"; its user is the service account of that name
-	// in kube-system. Their Informers are those of the whole process.
+	// For returns the clients of the controller with the name, for example "deployment-controller".
+	// Their user is the service account of that name in kube-system. Their Informers are shared by
+	// the whole process.
 	For(name string) (*Clients, error)
 }

@@ -29,9 +29,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// newInformers returns a factory whose informers are fed by source, where that
-// has their kind, and else by kube. An informer is made when it is first asked
-// for, from wherever it is then fed.
+// newInformers returns a factory whose informers are fed by source if it serves their kind, and by
+// kube otherwise. An informer is created on first request.
 func newInformers(kube kubernetes.Interface, source Source) informers.SharedInformerFactory {
 	inner := informers.NewSharedInformerFactory(kube, 0)
 	if source == nil {
@@ -40,15 +39,15 @@ func newInformers(kube kubernetes.Interface, source Source) informers.SharedInfo
 	return &fedInformers{SharedInformerFactory: inner, source: source}
 }
 
-// fedInformers is a factory that makes informers of its own. All typed
-// accessors lead to its InformerFor, for the factory within would not know of
-// the source.
+// fedInformers is an informer factory that feeds its informers from source. It overrides the typed
+// accessors so that they call its InformerFor, because the accessors of the embedded factory would
+// bypass source.
 type fedInformers struct {
 	informers.SharedInformerFactory
 	source Source
 }
 
-// InformerFor as informers.SharedInformerFactory.
+// InformerFor implements informers.SharedInformerFactory.
 func (f *fedInformers) InformerFor(obj runtime.Object, fallback internalinterfaces.NewInformerFunc) cache.SharedIndexInformer {
 	return f.SharedInformerFactory.InformerFor(obj, func(kube kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
 		kinds, _, err := scheme.Scheme.ObjectKinds(obj)
@@ -66,60 +65,60 @@ func (f *fedInformers) InformerFor(obj runtime.Object, fallback internalinterfac
 	})
 }
 
-// Admissionregistration as informers.SharedInformerFactory.
+// Admissionregistration implements informers.SharedInformerFactory.
 func (f *fedInformers) Admissionregistration() admissionregistration.Interface {
 	return admissionregistration.New(f, "", nil)
 }
 
-// Apps as informers.SharedInformerFactory.
+// Apps implements informers.SharedInformerFactory.
 func (f *fedInformers) Apps() apps.Interface { return apps.New(f, "", nil) }
 
-// Autoscaling as informers.SharedInformerFactory.
+// Autoscaling implements informers.SharedInformerFactory.
 func (f *fedInformers) Autoscaling() autoscaling.Interface { return autoscaling.New(f, "", nil) }
 
-// Batch as informers.SharedInformerFactory.
+// Batch implements informers.SharedInformerFactory.
 func (f *fedInformers) Batch() batch.Interface { return batch.New(f, "", nil) }
 
-// Certificates as informers.SharedInformerFactory.
+// Certificates implements informers.SharedInformerFactory.
 func (f *fedInformers) Certificates() certificates.Interface { return certificates.New(f, "", nil) }
 
-// Coordination as informers.SharedInformerFactory.
+// Coordination implements informers.SharedInformerFactory.
 func (f *fedInformers) Coordination() coordination.Interface { return coordination.New(f, "", nil) }
 
-// Core as informers.SharedInformerFactory.
+// Core implements informers.SharedInformerFactory.
 func (f *fedInformers) Core() core.Interface { return core.New(f, "", nil) }
 
-// Discovery as informers.SharedInformerFactory.
+// Discovery implements informers.SharedInformerFactory.
 func (f *fedInformers) Discovery() discovery.Interface { return discovery.New(f, "", nil) }
 
-// Events as informers.SharedInformerFactory.
+// Events implements informers.SharedInformerFactory.
 func (f *fedInformers) Events() events.Interface { return events.New(f, "", nil) }
 
-// Flowcontrol as informers.SharedInformerFactory.
+// Flowcontrol implements informers.SharedInformerFactory.
 func (f *fedInformers) Flowcontrol() flowcontrol.Interface { return flowcontrol.New(f, "", nil) }
 
-// Networking as informers.SharedInformerFactory.
+// Networking implements informers.SharedInformerFactory.
 func (f *fedInformers) Networking() networking.Interface { return networking.New(f, "", nil) }
 
-// Node as informers.SharedInformerFactory.
+// Node implements informers.SharedInformerFactory.
 func (f *fedInformers) Node() node.Interface { return node.New(f, "", nil) }
 
-// Policy as informers.SharedInformerFactory.
+// Policy implements informers.SharedInformerFactory.
 func (f *fedInformers) Policy() policy.Interface { return policy.New(f, "", nil) }
 
-// Rbac as informers.SharedInformerFactory.
+// Rbac implements informers.SharedInformerFactory.
 func (f *fedInformers) Rbac() rbac.Interface { return rbac.New(f, "", nil) }
 
-// Resource as informers.SharedInformerFactory.
+// Resource implements informers.SharedInformerFactory.
 func (f *fedInformers) Resource() resource.Interface { return resource.New(f, "", nil) }
 
-// Scheduling as informers.SharedInformerFactory.
+// Scheduling implements informers.SharedInformerFactory.
 func (f *fedInformers) Scheduling() scheduling.Interface { return scheduling.New(f, "", nil) }
 
-// Storage as informers.SharedInformerFactory.
+// Storage implements informers.SharedInformerFactory.
 func (f *fedInformers) Storage() storage.Interface { return storage.New(f, "", nil) }
 
-// Storagemigration as informers.SharedInformerFactory.
+// Storagemigration implements informers.SharedInformerFactory.
 func (f *fedInformers) Storagemigration() storagemigration.Interface {
 	return storagemigration.New(f, "", nil)
 }

@@ -2,9 +2,9 @@ package client
 
 import "strconv"
 
-// Newer tells whether resource version a is later than b, both of one kind. They are
-// numbers that grow; of one that is no number, such as that of nothing, it can only be
-// told that it is another.
+// Newer reports whether resource version a is later than b. Both must be of the same kind of
+// object. Resource versions are increasing numbers. If one of them is not a number, such as the
+// empty version, Newer only reports whether they differ.
 func Newer(a, b string) bool {
 	x, errA := strconv.ParseUint(a, 10, 64)
 	y, errB := strconv.ParseUint(b, 10, 64)

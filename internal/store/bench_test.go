@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// benchCodec is as cheap as a codec can be, so that the store is measured.
+// benchCodec is as cheap as possible, so that benchmarks measure the store.
 type benchCodec struct{}
 
 func (benchCodec) Encode(runtime.Object) ([]byte, error) {
@@ -110,7 +110,7 @@ func BenchmarkCommit(b *testing.B) {
 	}
 }
 
-// A write and the linearizable read that follows it.
+// BenchmarkCommitAndRead measures a write and the linearizable read after it.
 func BenchmarkCommitAndRead(b *testing.B) {
 	s, c, entries := benchStore(b, 1)
 	ctx := context.Background()
@@ -126,7 +126,8 @@ func BenchmarkCommitAndRead(b *testing.B) {
 	}
 }
 
-// One write seen by watchers of everything; others are not woken.
+// benchFanOut measures one write that is delivered to all watchers of everything. Watchers of other
+// keys are not woken.
 func benchFanOut(b *testing.B, all, elsewhere int) {
 	s, c, entries := benchStore(b, 1)
 	ctx, cancel := context.WithCancel(context.Background())

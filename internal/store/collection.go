@@ -13,67 +13,68 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Collection is the objects of one resource: the cache of them, their recent
-// history and those who watch it.
+// Collection contains the objects of one resource: their cache, their recent history and their
+// watchers.
 type Collection struct {
 	store *Store
 	cfg   CollectionConfig
-	// prefix of the full keys, with its slash, e.g. "/registry/pods/".
+	// prefix of the full keys, with a trailing slash, e.g. "/registry/pods/".
 	prefix string
 
 	// ready is closed when the cache has been filled for the first time.
 	ready chan struct{}
-	// wanted is set by the first who asks for the cache to be filled.
-	wanted sync.Once
+	// fillOnce starts the fill of the cache on first use.
+	fillOnce sync.Once
 	// dropped is closed when the collection has been dropped from the store.
 	dropped chan struct{}
 
-	// replaying has room for the one who reads events of the past.
+	// replaying is a semaphore for one goroutine that reads past events.
 	replaying chan struct{}
 
-	// received counts the events from etcd, reads those for which the cache was
-	// brought up to what etcd had, fills how often it was filled.
+	// received counts the events from etcd, reads the waits for the cache to reach etcd's current
+	// revision, fills the fills of the cache.
 	received, reads, fills atomic.Uint64
-	// cacheLists and etcdLists are those from there; slow are watchers that were
-	// ended because they fell behind.
+	// cacheLists and etcdLists count the lists from the cache and from etcd. terminatedWatchers
+	// counts the watchers that were terminated because they fell behind.
 	cacheLists, etcdLists lists
-	slow                  atomic.Uint64
-	// incoming belongs to the goroutine that feeds the store.
+	terminatedWatchers    atomic.Uint64
+	// incoming is used only by the goroutine that feeds the store.
 	incoming []change
 
-	// view is a snapshot of current, nil when that has changed since.
+	// view is a snapshot of current. It is nil if current has changed since.
 	view atomic.Pointer[view]
 
-	// mu guards what follows. It is never held while something blocks.
+	// mu guards the fields below. It is never held during blocking operations.
 	mu sync.Mutex
-	// current has the entries; nil until it has been filled.
+	// current contains the entries. It is nil until the cache is filled.
 	current *contents
-	// revision of the last change in current, or at which it was filled.
+	// revision is the revision of the last change in current, or of the fill.
 	revision int64
-	// filling: changes go to pending until the fill has been installed.
+	// filling is set while the collection is read from etcd. Changes are appended to pending until
+	// then.
 	filling bool
 	pending []change
-	// generation counts fills that must begin anew; see refill.
+	// generation is incremented when a fill in progress must be repeated; see restart.
 	generation int
 	ring       ring
 	watchers   watcherIndex
-	// past are snapshots for reads at exact revisions, oldest use first.
+	// past contains snapshots for reads at exact revisions, least recently used first.
 	past []pastView
-	// firstEvent is the number of the ring's first event while nothing has
-	// been evicted; replayed: events from before it have been asked for.
+	// firstEvent is the number of the first event in the ring as long as none was evicted. replayed
+	// is set when earlier events have been requested from etcd.
 	firstEvent uint64
 	replayed   bool
 }
 
-// view is a snapshot: nobody writes to its contents.
+// view is a snapshot. Its contents must not be modified.
 type view struct {
 	*contents
-	// revision of the last change in it. It is what the collection was until
-	// the next change of it.
+	// revision is the revision of the last change in the snapshot. The snapshot is valid until the
+	// next change of the collection.
 	revision int64
 }
 
-// change is an event as etcd tells it.
+// change is an event from etcd.
 type change struct {
 	key      string
 	revision int64
@@ -96,42 +97,42 @@ func newCollection(s *Store, cfg CollectionConfig) *Collection {
 	return c
 }
 
-// Create, Update and Delete make operations for Commit. Object is owned by the
-// store from then on and must not be written to; its resourceVersion is
-// ignored. Expect is the entry that the change was made from. TTL is in
-// seconds, zero for none (upstream uses it for events).
+// Create returns an operation for Commit that creates an object. As with Update and Delete, the
+// store owns object from then on, so it must not be modified; its resourceVersion is ignored. ttl
+// is in seconds, zero for none (upstream uses it for events).
 func (c *Collection) Create(key string, object runtime.Object, ttl int64) Op {
 	return Op{collection: c, key: key, object: object, ttl: ttl}
 }
 
-// Update replaces expect by object. When that would store the very same bytes,
-// Commit writes nothing, but still makes sure that expect is what etcd has, and
-// returns expect. The ttl does not start anew then, as in upstream.
+// Update returns an operation that replaces expect, the entry that the change was made from, by
+// object. If the stored bytes would be the same, Commit does not write, but still checks that
+// expect is the current entry in etcd, and returns expect. As in upstream, the ttl is not renewed
+// then.
 func (c *Collection) Update(expect *Entry, object runtime.Object, ttl int64) Op {
 	return Op{collection: c, key: expect.key, object: object, expect: expect.revision, ttl: ttl, from: expect}
 }
 
-// Delete removes expect.
+// Delete returns an operation that deletes expect.
 func (c *Collection) Delete(expect *Entry) Op {
 	return Op{collection: c, key: expect.key, expect: expect.revision}
 }
 
-// FullKey is where etcd has the entry of a key.
+// FullKey returns the etcd key of an entry.
 func (c *Collection) FullKey(key string) string { return c.prefix + key }
 
-// PathOf is FullKey without the store's prefix, with its slash.
+// PathOf returns FullKey without the store's prefix, but with a leading slash.
 func (c *Collection) PathOf(key string) string {
 	return "/" + strings.TrimPrefix(c.prefix+key, c.store.prefix)
 }
 
-// Ready is closed once the cache has been filled.
+// Ready returns a channel that is closed when the cache has been filled.
 func (c *Collection) Ready() <-chan struct{} { return c.ready }
 
-// Store is what the collection is in.
+// Store returns the store of the collection.
 func (c *Collection) Store() *Store { return c.store }
 
-// Warm begins to fill the cache, if nobody has asked for it yet.
-func (c *Collection) Warm() { c.wanted.Do(func() { c.store.wantFill(c) }) }
+// Warm starts to fill the cache, if that has not happened yet.
+func (c *Collection) Warm() { c.fillOnce.Do(func() { c.store.wantFill(c) }) }
 
 func (c *Collection) filled() bool {
 	select {
@@ -142,7 +143,7 @@ func (c *Collection) filled() bool {
 	}
 }
 
-// Len returns how many entries the cache has.
+// Len returns the number of entries in the cache.
 func (c *Collection) Len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -152,11 +153,11 @@ func (c *Collection) Len() int {
 	return c.current.entries.Len()
 }
 
-// sampled is over how many entries Stats takes the mean.
-const sampled = 16
+// sampleSize is the number of entries from which Stats computes the mean size.
+const sampleSize = 16
 
-// Stats tells how many entries the cache has and about how many bytes each of
-// them takes in etcd; false when the cache has not been filled.
+// Stats returns the number of entries in the cache and their approximate mean size in etcd, in
+// bytes. ok is false if the cache has not been filled.
 func (c *Collection) Stats() (count, size int, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -166,62 +167,62 @@ func (c *Collection) Stats() (count, size int, ok bool) {
 	n, total := 0, 0
 	c.current.entries.Ascend(func(e *Entry) bool {
 		n, total = n+1, total+e.size
-		return n < sampled
+		return n < sampleSize
 	})
 	return c.current.entries.Len(), total / max(n, 1), true
 }
 
-// Counts are how often something has happened.
+// Counts are the event counters of a collection.
 type Counts struct {
-	// Received are the events that have come from etcd, Reads those reads from
-	// the cache that had to see all that was written before, Fills how often
-	// the cache was filled.
+	// Received counts the events from etcd, Reads the reads from the cache that had to include all
+	// previous writes, Fills the fills of the cache.
 	Received, Reads, Fills uint64
-	// Cache and Etcd are lists that were answered from there. Slow are watchers that
-	// fell behind what is remembered and were ended.
-	Cache, Etcd Lists
-	Slow        uint64
-	// Capacity is for how many recent events there is room now.
+	// Cache and Etcd count the lists from the cache and from etcd. TerminatedWatchers counts the
+	// watchers that were terminated because they fell behind the recorded history.
+	Cache, Etcd        Lists
+	TerminatedWatchers uint64
+	// Capacity is the number of recent events that the history can currently contain.
 	Capacity int
 }
 
-// Lists are so many that were answered from one place, for which so many objects were
-// Looked at, of these so many by a Match, and so many Told.
-type Lists struct{ Total, Looked, Matched, Told uint64 }
+// Lists counts lists that were served from one source. Fetched is the number of objects that were
+// fetched, Evaluated the number of those for which Match was evaluated, Returned the number that
+// were returned.
+type Lists struct{ Total, Fetched, Evaluated, Returned uint64 }
 
-// lists are Lists that are being counted.
-type lists struct{ total, looked, matched, told atomic.Uint64 }
+// lists contains the counters of Lists.
+type lists struct{ total, fetched, evaluated, returned atomic.Uint64 }
 
-func (l *lists) add(looked, told int, matched bool) {
+func (l *lists) add(evaluated, returned int, matched bool) {
 	l.total.Add(1)
-	l.looked.Add(uint64(looked))
+	l.fetched.Add(uint64(evaluated))
 	if matched {
-		l.matched.Add(uint64(looked))
+		l.evaluated.Add(uint64(evaluated))
 	}
-	l.told.Add(uint64(told))
+	l.returned.Add(uint64(returned))
 }
 
 func (l *lists) load() Lists {
-	return Lists{Total: l.total.Load(), Looked: l.looked.Load(), Matched: l.matched.Load(), Told: l.told.Load()}
+	return Lists{Total: l.total.Load(), Fetched: l.fetched.Load(), Evaluated: l.evaluated.Load(), Returned: l.returned.Load()}
 }
 
-// Counts returns what has happened so far.
+// Counts returns the current counters.
 func (c *Collection) Counts() Counts {
 	c.mu.Lock()
 	capacity := len(c.ring.events)
 	c.mu.Unlock()
 	return Counts{
 		Received: c.received.Load(), Reads: c.reads.Load(), Fills: c.fills.Load(),
-		Cache: c.cacheLists.load(), Etcd: c.etcdLists.load(), Slow: c.slow.Load(), Capacity: capacity,
+		Cache: c.cacheLists.load(), Etcd: c.etcdLists.load(), TerminatedWatchers: c.terminatedWatchers.Load(), Capacity: capacity,
 	}
 }
 
-// Revision is that up to which the cache of the store is.
+// Revision returns the revision up to which the cache of the store is complete.
 func (s *Store) Revision() int64 { return s.position.get() }
 
-// Cached returns the cache's entry without any wait, nil if there is none (or
-// the cache has not been filled). It may be stale: writes made from it fail
-// with ErrConflict then, which carries the current one.
+// Cached returns the entry in the cache without waiting. It returns nil if there is none or the
+// cache has not been filled. The entry may be stale; a write based on it then fails with
+// ErrConflict, and the error contains the current entry.
 func (c *Collection) Cached(key string) *Entry {
 	if v := c.view.Load(); v != nil {
 		return v.get(key)
@@ -234,10 +235,11 @@ func (c *Collection) Cached(key string) *Entry {
 	return c.current.get(key)
 }
 
-// Get returns an entry. Revision is as in ListOptions; ErrNotFound if there is
-// none.
+// Get returns an entry from the cache, or ErrNotFound if there is none. It waits until the cache
+// includes revision. Like ListOptions.Revision, zero does not wait, and a negative revision waits for
+// all writes that were committed before the call.
 func (c *Collection) Get(ctx context.Context, key string, revision int64) (*Entry, error) {
-	if err := c.reach(ctx, revision); err != nil {
+	if err := c.waitForRevision(ctx, revision); err != nil {
 		return nil, fmt.Errorf("getting %s %q: %w", c.cfg.Resource, key, err)
 	}
 	if e := c.Cached(key); e != nil {
@@ -246,7 +248,7 @@ func (c *Collection) Get(ctx context.Context, key string, revision int64) (*Entr
 	return nil, fmt.Errorf("%s %q: %w", c.cfg.Resource, key, ErrNotFound)
 }
 
-// isDropped tells whether the store has dropped the collection.
+// isDropped reports whether the collection was dropped from the store.
 func (c *Collection) isDropped() bool {
 	select {
 	case <-c.dropped:
@@ -277,9 +279,8 @@ func (c *Collection) fill(ctx context.Context) error {
 	}
 }
 
-// reach waits until the cache is as new as revision asks, which is as in
-// ListOptions.
-func (c *Collection) reach(ctx context.Context, revision int64) error {
+// waitForRevision waits until the cache includes revision, which has the meaning of ListOptions.Revision.
+func (c *Collection) waitForRevision(ctx context.Context, revision int64) error {
 	if err := c.fill(ctx); err != nil {
 		return err
 	}
@@ -296,22 +297,21 @@ func (c *Collection) reach(ctx context.Context, revision int64) error {
 			return err
 		}
 		if c.isDropped() {
-			return ErrStopped // it may have been before it was as new as that
+			return ErrStopped // the cache may not have reached the revision before it was dropped
 		}
-		if c.store.waited != nil {
-			c.store.waited(c.cfg.Resource.Group, c.cfg.Resource.Resource, time.Since(began))
+		if c.store.onWait != nil {
+			c.store.onWait(c.cfg.Resource.Group, c.cfg.Resource.Resource, time.Since(began))
 		}
 		c.reads.Add(1)
 		return nil
 	default:
-		return c.store.waitAsked(ctx, revision)
+		return c.store.waitForRequested(ctx, revision)
 	}
 }
 
-// snapshot returns the current entries and the revision at which they are
-// that. The cache must have been filled.
+// snapshot returns a snapshot of the entries and its revision. The cache must have been filled.
 func (c *Collection) snapshot() (*view, int64) {
-	// The position is read first: everything up to it is in the tree then.
+	// Read the position first: the entries then include everything up to it.
 	position := c.store.position.get()
 	v := c.view.Load()
 	if v == nil {
@@ -331,7 +331,7 @@ func (c *Collection) viewLocked() *view {
 	return v
 }
 
-// apply takes in changes, in the order of their revisions.
+// apply applies changes, which are sorted by revision.
 func (c *Collection) apply(changes []change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -348,7 +348,7 @@ func (c *Collection) applyLocked(changes []change) {
 	changed := false
 	for _, ch := range changes {
 		if ch.revision <= since {
-			continue // the fill was newer
+			continue // included in the fill
 		}
 		ev := Event{Revision: ch.revision}
 		if ch.value == nil {
@@ -357,7 +357,7 @@ func (c *Collection) applyLocked(changes []change) {
 				continue
 			}
 		} else {
-			ev.Current = c.store.own.claim(c, ch)
+			ev.Current = c.store.pending.claim(c, ch)
 			ev.Previous = c.current.put(ev.Current)
 		}
 		changed = true
@@ -373,7 +373,7 @@ func (c *Collection) applyLocked(changes []change) {
 	}
 }
 
-// beginFill makes changes wait for the entries that are now read from etcd.
+// beginFill starts to collect changes while the entries are read from etcd.
 func (c *Collection) beginFill() (generation int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -382,8 +382,8 @@ func (c *Collection) beginFill() (generation int) {
 	return c.generation
 }
 
-// endFill installs what was read at revision. It returns false when that is
-// of no use, because events were lost meanwhile.
+// endFill installs the entries that were read at revision. It returns false if they are unusable
+// because events were lost in between.
 func (c *Collection) endFill(generation int, kvs []*mvccpb.KeyValue, revision int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -399,14 +399,14 @@ func (c *Collection) endFill(generation int, kvs []*mvccpb.KeyValue, revision in
 	return true
 }
 
-// refill replaces all entries after events were lost. Whoever watches loses
-// its place, for what happened in between is not known any more. Entries of the
-// same history are kept.
+// refill replaces all entries after events were lost. All watches fail, because the changes in
+// between are unknown. If same is set, etcd has the same history as before, and unchanged entries
+// are kept.
 func (c *Collection) refill(kvs []*mvccpb.KeyValue, revision int64, same bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !same {
-		c.current = nil // others may have the same keys and revisions
+		c.current = nil // other objects may have the same keys and revisions
 	}
 	c.install(kvs, revision)
 	c.past = nil
@@ -433,8 +433,8 @@ func (c *Collection) install(kvs []*mvccpb.KeyValue, revision int64) {
 	c.view.Store(nil)
 }
 
-// read gets all entries from etcd, at a revision or with zero at the current
-// one, and returns which one that was. Large collections come in pieces.
+// read reads all entries from etcd at a revision, or at the current one if it is zero, and returns
+// that revision. Large collections are read in pieces.
 func (c *Collection) read(ctx context.Context, revision int64) ([]*mvccpb.KeyValue, int64, error) {
 	var kvs []*mvccpb.KeyValue
 	from := c.prefix
@@ -458,14 +458,13 @@ func (c *Collection) read(ctx context.Context, revision int64) ([]*mvccpb.KeyVal
 	}
 }
 
-// readPiece is how many keys are read from etcd at once.
+// readPiece is the number of keys per read from etcd.
 const readPiece = 2000
 
-// rangeEnd is the first key after all those that begin with prefix, which ends
-// with a slash.
+// rangeEnd returns the first key after all keys with the prefix, which has a trailing slash.
 func rangeEnd(prefix string) string { return strings.TrimSuffix(prefix, "/") + "0" }
 
-// waitError tells why a wait ended with ctx.
+// waitError returns the error of a wait that was interrupted by ctx.
 func waitError(ctx context.Context) error {
 	err := ctx.Err()
 	if errors.Is(err, context.DeadlineExceeded) {

@@ -11,19 +11,19 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// write is an Op made ready for etcd.
+// write is an Op that is prepared for etcd.
 type write struct {
 	op      Op
 	fullKey string
-	// entry that a put makes; nil for a deletion and for keep.
+	// entry is the new entry of a put; nil for a deletion and for keep.
 	entry *Entry
-	// stored is what etcd gets for entry.
+	// stored is the encoded value of entry.
 	stored []byte
-	// keep: the object would not change, only its revision is compared.
+	// keep is set if the object would not change. Then only its revision is compared.
 	keep bool
 }
 
-// operation is how upstream's metrics call the write.
+// operation returns the label of the write in upstream's metrics.
 func (w *write) operation() string {
 	switch {
 	case w.entry == nil && !w.keep:
@@ -34,25 +34,25 @@ func (w *write) operation() string {
 	return "update"
 }
 
-// Commit runs ops as one etcd transaction: all or none. No two ops may be of
-// one key. Two of one collection share a revision, so a client that loses its
-// watch between them and resumes from it misses the second: this is for what
-// belongs together, as the two addresses of a dual-stack Service do, and never
-// for the objects that a request names. The returned entries are in the order
-// of ops, nil for deletions; revision is that of the transaction. A lost race
-// is a *ConflictError. Nothing is returned before etcd has synced it to disk.
-// After an *UnsettledError, or the end of ctx, the transaction may have happened
-// or not.
+// Commit executes ops in one etcd transaction. Two ops must not have the same key. Ops of the same
+// collection get the same revision: a client whose watch breaks between their events and that
+// resumes from this revision misses the second event. Therefore use it only for objects that belong
+// together, such as the two IPAddresses of a dual-stack Service, and not for the objects of a
+// client's request.
+//
+// The returned entries are in the order of ops, nil for deletions. revision is the revision of the
+// transaction. If an object has changed in between, the error is a *ConflictError. Commit returns
+// after etcd has synced the transaction to disk. After an *UnsettledError, or if ctx is done, the
+// transaction may or may not have happened.
 func (s *Store) Commit(ctx context.Context, ops ...Op) (entries []*Entry, revision int64, err error) {
 	writes, err := s.prepare(ctx, ops)
 	if err != nil {
 		return nil, 0, err
 	}
-	// The watch tells the same writes; it then finds these entries and need
-	// not make its own.
+	// The watch reports the same writes. It then uses these entries instead of creating new ones.
 	for i := range writes {
 		if w := &writes[i]; w.entry != nil {
-			s.own.begin(w)
+			s.pending.begin(w)
 		}
 	}
 	began := s.now()
@@ -61,7 +61,7 @@ func (s *Store) Commit(ctx context.Context, ops ...Op) (entries []*Entry, revisi
 		s.observed(writes[i].operation(), writes[i].op.collection, began, err)
 	}
 	if err != nil || !resp.Succeeded {
-		s.own.abandon(writes)
+		s.pending.abandon(writes)
 	}
 	if err != nil {
 		return nil, 0, fmt.Errorf("writing %s %q: %w", ops[0].collection.cfg.Resource, ops[0].key, unsettled(ctx, err))
@@ -77,7 +77,7 @@ func (s *Store) Commit(ctx context.Context, ops ...Op) (entries []*Entry, revisi
 		case w.keep:
 			entries[i] = w.op.from
 		case w.entry != nil:
-			entries[i] = s.own.finish(w, revision)
+			entries[i] = s.pending.finish(w, revision)
 		}
 	}
 	return entries, revision, nil
@@ -92,21 +92,21 @@ func (s *Store) prepare(ctx context.Context, ops []Op) ([]write, error) {
 	for i, op := range ops {
 		c := op.collection
 		if c == nil || c.store != s {
-			return nil, fmt.Errorf("writing %q: not an operation of this store", op.key)
+			return nil, fmt.Errorf("writing %q: operation belongs to another store", op.key)
 		}
 		if op.key == "" {
 			return nil, fmt.Errorf("writing %s: empty key", c.cfg.Resource)
 		}
 		for _, other := range ops[:i] {
 			if other.collection == c && other.key == op.key {
-				return nil, fmt.Errorf("writing %s %q: twice in a transaction", c.cfg.Resource, op.key)
+				return nil, fmt.Errorf("writing %s %q: more than one operation in a transaction", c.cfg.Resource, op.key)
 			}
 		}
 		w := &writes[i]
 		w.op, w.fullKey = op, c.prefix+op.key
 		if op.object == nil {
 			if op.expect == 0 {
-				return nil, fmt.Errorf("writing %s %q: no object", c.cfg.Resource, op.key)
+				return nil, fmt.Errorf("writing %s %q: object is missing", c.cfg.Resource, op.key)
 			}
 			continue
 		}
@@ -138,9 +138,9 @@ func (s *Store) prepare(ctx context.Context, ops []Op) ([]write, error) {
 	return writes, nil
 }
 
-// fresh tells whether what etcd has of an entry is as a write would store it
-// now. How things are encrypted may have changed since the entry was decrypted:
-// keys are rotated, so the transformer is asked again.
+// fresh reports whether the value of an entry in etcd is encrypted as a write would encrypt it now.
+// The encryption configuration may have changed since the entry was decrypted, for example by key
+// rotation, so the transformer is called again.
 func (c *Collection) fresh(ctx context.Context, e *Entry) (bool, error) {
 	if c.cfg.Transformer == nil {
 		return true, nil
@@ -151,14 +151,13 @@ func (c *Collection) fresh(ctx context.Context, e *Entry) (bool, error) {
 		return false, err
 	}
 	if len(resp.Kvs) == 0 || resp.Kvs[0].ModRevision != e.revision {
-		return true, nil // the transaction will tell
+		return true, nil // the transaction detects the conflict
 	}
 	_, stale, err := c.cfg.Transformer.TransformFromStorage(ctx, resp.Kvs[0].Value, value.DefaultContext(fullKey))
 	return err == nil && !stale, nil
 }
 
-// transact runs the etcd transaction, once more when the lease that it was to
-// use turns out to have ended.
+// transact executes the etcd transaction. It retries once if a lease that it uses has expired.
 func (s *Store) transact(ctx context.Context, writes []write) (*clientv3.TxnResponse, error) {
 	cmps := make([]clientv3.Cmp, len(writes))
 	thens := make([]clientv3.Op, 0, len(writes))
@@ -177,20 +176,20 @@ func (s *Store) transact(ctx context.Context, writes []write) (*clientv3.TxnResp
 			case w.op.ttl > 0:
 				lease, err := s.leases.get(ctx, w.op.ttl)
 				if err != nil {
-					return nil, fmt.Errorf("getting a lease: %w", err)
+					return nil, fmt.Errorf("creating lease: %w", err)
 				}
 				leased = true
 				thens = append(thens, clientv3.OpPut(w.fullKey, "", clientv3.WithLease(lease)))
 				thens[len(thens)-1].WithValueBytes(w.stored)
 			default:
-				// As an argument the value would be copied twice.
+				// OpPut would copy the value twice.
 				thens = append(thens, clientv3.OpPut(w.fullKey, ""))
 				thens[len(thens)-1].WithValueBytes(w.stored)
 			}
 		}
 		resp, err := s.client.Txn(ctx).If(cmps...).Then(thens...).Else(elses...).Commit()
 		if leased && !again && errors.Is(err, rpctypes.ErrLeaseNotFound) {
-			// etcd refused all of it, so nothing has been written.
+			// The complete transaction was rejected, so nothing was written.
 			s.leases.reset()
 			continue
 		}
@@ -198,7 +197,7 @@ func (s *Store) transact(ctx context.Context, writes []write) (*clientv3.TxnResp
 	}
 }
 
-// conflict finds the operation that kept a transaction from happening.
+// conflict returns the error for the operation whose condition failed.
 func conflict(writes []write, resp *clientv3.TxnResponse) error {
 	for i := range writes {
 		w := &writes[i]

@@ -12,29 +12,29 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// compactKey is where the API servers of one etcd agree who compacts, upstream's
-// among them: its version counts the rounds, its value is the revision that the
-// next round compacts.
+// compactKey is the key with which the API servers of an etcd cluster, including upstream's,
+// coordinate compaction. Its version counts the rounds, its value is the revision that the next
+// round compacts.
 const compactKey = "compact_rev_key"
 
-// defaultCompactInterval is upstream's --etcd-compaction-interval.
+// defaultCompactInterval is the default of upstream's --etcd-compaction-interval.
 const defaultCompactInterval = 5 * time.Minute
 
-// Compactor makes etcd forget what is older than one to two intervals. It works
-// together with the compaction of other API servers, upstream's included.
+// Compactor compacts etcd's history that is older than one to two intervals. It coordinates with
+// the compaction of other API servers, including upstream's.
 type Compactor struct {
-	// Client of etcd.
+	// Client is the etcd client.
 	Client *clientv3.Client
-	// Interval between compactions; zero means five minutes.
+	// Interval is the interval between compactions. Zero means five minutes.
 	Interval time.Duration
-	// Compacted is told the revision before which etcd forgets, whoever of
-	// its API servers asked for that. It may be nil.
+	// Compacted is called with the revision of each compaction, including those of other API
+	// servers. It may be nil.
 	Compacted func(revision int64)
-	// Log receives what goes wrong. Nil: nothing.
+	// Log receives warnings. If it is nil, nothing is logged.
 	Log *slog.Logger
 }
 
-// Run compacts until ctx ends.
+// Run compacts until ctx is done.
 func (c *Compactor) Run(ctx context.Context) error {
 	if c.Client == nil {
 		return errors.New("compactor: no etcd client")
@@ -55,7 +55,7 @@ func (c *Compactor) Run(ctx context.Context) error {
 		next, current, err := c.compact(ctx, round, revision)
 		if err != nil {
 			if ctx.Err() == nil && c.Log != nil {
-				c.Log.Warn("cannot compact etcd", "revision", revision, "error", err)
+				c.Log.Warn("etcd compaction failed", "revision", revision, "err", err)
 			}
 			continue
 		}
@@ -63,9 +63,8 @@ func (c *Compactor) Run(ctx context.Context) error {
 	}
 }
 
-// compact makes etcd forget what is before revision, unless another has done
-// this round. It returns the round and the revision to call it with an interval
-// later.
+// compact compacts etcd up to revision, unless another API server has done this round already. It
+// returns the round and revision for the call after the next interval.
 func (c *Compactor) compact(ctx context.Context, round, revision int64) (next, current int64, err error) {
 	resp, err := c.Client.Txn(ctx).
 		If(clientv3.Compare(clientv3.Version(compactKey), "=", round)).
@@ -73,43 +72,42 @@ func (c *Compactor) compact(ctx context.Context, round, revision int64) (next, c
 		Else(clientv3.OpGet(compactKey)).
 		Commit()
 	if err != nil {
-		return 0, 0, fmt.Errorf("taking the round: %w", etcdError(err))
+		return 0, 0, fmt.Errorf("starting compaction round: %w", etcdError(err))
 	}
 	current = resp.Header.Revision
 	if !resp.Succeeded {
 		if kvs := resp.Responses[0].GetResponseRange().GetKvs(); len(kvs) > 0 {
 			if taken, err := strconv.ParseInt(string(kvs[0].Value), 10, 64); err == nil {
-				c.tell(taken)
+				c.notify(taken)
 			}
 			return kvs[0].Version, current, nil
 		}
-		return 0, current, nil // somebody deleted it
+		return 0, current, nil // the key was deleted
 	}
 	if revision == 0 {
-		return round + 1, current, nil // the first round only begins
+		return round + 1, current, nil // the first round only starts the interval
 	}
 	_, err = c.Client.Compact(ctx, revision)
 	if err != nil && !errors.Is(err, rpctypes.ErrCompacted) {
 		return 0, 0, fmt.Errorf("compacting: %w", etcdError(err))
 	}
-	c.tell(revision)
+	c.notify(revision)
 	return round + 1, current, nil
 }
 
-func (c *Compactor) tell(revision int64) {
+func (c *Compactor) notify(revision int64) {
 	if c.Compacted != nil && revision > 0 {
 		c.Compacted(revision)
 	}
 }
 
-// Forget makes lists of exactly a revision before this one fail with
-// ErrTooOld, as etcd's own do, though a cache could still answer them: who
-// reads on with an old token is to learn of it in time, in a collection that
-// has not changed since, too.
-func (s *Store) Forget(revision int64) {
+// SetCompacted makes lists at an exact revision before this one fail with ErrTooOld, as they would in
+// etcd, even if the cache could still serve them. So clients with an old continue token get the
+// same error for all collections, including those that have not changed.
+func (s *Store) SetCompacted(revision int64) {
 	for {
-		old := s.forgotten.Load()
-		if old >= revision || s.forgotten.CompareAndSwap(old, revision) {
+		old := s.compacted.Load()
+		if old >= revision || s.compacted.CompareAndSwap(old, revision) {
 			return
 		}
 	}

@@ -7,15 +7,15 @@ import (
 	"github.com/google/btree"
 )
 
-// contents are the entries of a collection by key, and by what its indexes tell
-// of them. It is for one goroutine, or for many that only read.
+// contents are the entries of a collection, sorted by key, with their indexes. It is not safe for
+// concurrent use, except for reads.
 type contents struct {
 	entries *btree.BTreeG[*Entry]
-	// indexes has those of CollectionConfig.Indexes, in that order.
+	// indexes contains the indexes of CollectionConfig.Indexes, in that order.
 	indexes []*btree.BTreeG[indexed]
 }
 
-// indexed is one entry's place in an index.
+// indexed is an entry in an index.
 type indexed struct {
 	value unique.Handle[string]
 	entry *Entry
@@ -30,7 +30,7 @@ func indexedLess(a, b indexed) bool {
 	return a.entry.key < b.entry.key
 }
 
-// treeDegree trades the bytes copied for a write against depth.
+// treeDegree is a compromise between the bytes copied per write and the depth of the tree.
 const treeDegree = 16
 
 func (c *Collection) newContents() *contents {
@@ -41,8 +41,8 @@ func (c *Collection) newContents() *contents {
 	return t
 }
 
-// indexes of the collection. Of what has to be decrypted there are none: that
-// may take long, and may fail now and work later.
+// indexes returns the indexes of the collection. Encrypted collections have none, because
+// decryption can take long and can fail temporarily.
 func (c *Collection) indexes() []Index {
 	if c.cfg.Transformer != nil {
 		return nil
@@ -50,7 +50,7 @@ func (c *Collection) indexes() []Index {
 	return c.cfg.Indexes
 }
 
-// clone costs next to nothing until one of both is changed.
+// clone returns a lazy copy. Nodes are copied when one of both is modified.
 func (t *contents) clone() *contents {
 	other := &contents{entries: t.entries.Clone()}
 	for _, x := range t.indexes {
@@ -59,13 +59,13 @@ func (t *contents) clone() *contents {
 	return other
 }
 
-// get returns nil when there is none.
+// get returns the entry with the key, or nil.
 func (t *contents) get(key string) *Entry {
 	e, _ := t.entries.Get(&Entry{key: key})
 	return e
 }
 
-// put replaces the entry with the key of e and returns it, or nil.
+// put inserts e and returns the entry that it replaces, or nil.
 func (t *contents) put(e *Entry) *Entry {
 	previous, _ := t.entries.ReplaceOrInsert(e)
 	for i, index := range e.collection.indexes() {
@@ -80,7 +80,7 @@ func (t *contents) put(e *Entry) *Entry {
 	return previous
 }
 
-// remove returns what was there, or nil.
+// remove removes the entry with the key and returns it, or nil.
 func (t *contents) remove(key string) *Entry {
 	previous, _ := t.entries.Delete(&Entry{key: key})
 	if previous == nil {
@@ -92,9 +92,9 @@ func (t *contents) remove(key string) *Entry {
 	return previous
 }
 
-// ascend calls f for all entries whose keys begin with prefix, from a key on,
-// in the order of keys, until it returns false. With an index it leaves out
-// those that have another value there.
+// ascend calls f for all entries with the key prefix, starting at the key from, in the order of
+// keys, until f returns false. If in is not negative, it only visits entries that have value in
+// that index.
 func (t *contents) ascend(prefix, from string, in int, value string, f func(*Entry) bool) {
 	pivot := &Entry{key: max(from, prefix)}
 	if in < 0 {
@@ -108,9 +108,8 @@ func (t *contents) ascend(prefix, from string, in int, value string, f func(*Ent
 	})
 }
 
-// ascendAll calls f for all entries with a prefix from pivot on. It does not look at
-// their keys but for the last: to wait for the memory of each takes longer than
-// all else that is done here.
+// ascendAll calls f for all entries with the prefix, starting at pivot. It compares only the last
+// key, because loading each key from memory takes longer than the rest of the loop.
 func (t *contents) ascendAll(pivot *Entry, prefix string, f func(*Entry) bool) {
 	if prefix == "" {
 		t.entries.AscendGreaterOrEqual(pivot, f)
@@ -123,7 +122,7 @@ func (t *contents) ascendAll(pivot *Entry, prefix string, f func(*Entry) bool) {
 	t.entries.AscendGreaterOrEqual(pivot, func(e *Entry) bool { return f(e) && e != last })
 }
 
-// lastWith returns the last entry whose key begins with a prefix, or nil.
+// lastWith returns the last entry with the key prefix, or nil.
 func (t *contents) lastWith(prefix string) (last *Entry) {
 	end := prefixEnd(prefix)
 	keep := func(e *Entry) bool {
@@ -135,12 +134,12 @@ func (t *contents) lastWith(prefix string) (last *Entry) {
 	if end > prefix {
 		t.entries.DescendLessOrEqual(&Entry{key: end}, keep)
 	} else {
-		t.entries.Descend(keep) // nothing comes behind
+		t.entries.Descend(keep) // no key sorts after the prefix
 	}
 	return last
 }
 
-// indexNamed returns the place of an index, or -1.
+// indexNamed returns the position of an index, or -1.
 func (c *Collection) indexNamed(name string) int {
 	if name != "" {
 		for i, index := range c.indexes() {

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// reverser encrypts by turning bytes around, behind a mark that tells its key.
+// reverser is a transformer that reverses bytes and prepends a mark that identifies the key.
 type reverser struct {
 	mark, stale byte
 	broken      atomic.Bool
@@ -59,8 +59,8 @@ func TestEncryption(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// One by an old key, one by an unknown one, one moved from elsewhere, one
-	// that decrypts to nonsense.
+	// Values encrypted with an old key and an unknown key, a value copied from another key, and an
+	// invalid plaintext.
 	data := a.Bytes()
 	old, _ := (&reverser{mark: 2}).TransformToStorage(ctx, data, value.DefaultContext("/registry/secrets/ns/old"))
 	put("ns/old", old)
@@ -90,7 +90,7 @@ func TestEncryption(t *testing.T) {
 			t.Errorf("%s: stale %v, error %v, bytes %q", e.Key(), e.Stale(), e.Err(), e.Bytes())
 		}
 	}
-	// The same object is written when its encryption is stale, and only then.
+	// An unchanged object is only written if its encryption is stale.
 	entries, _ := mustCommit(t, s, c.Update(page.Entries[3], configMap("ns/a", "1"), 0))
 	if entries[0] == page.Entries[3] || entries[0].Stale() {
 		t.Error("a stale value was not written again")
@@ -99,13 +99,13 @@ func TestEncryption(t *testing.T) {
 	if again[0] != entries[0] {
 		t.Error("a fresh value was written again")
 	}
-	// Keys may be replaced after the value was decrypted.
+	// Keys can be rotated after the value was decrypted.
 	transformer.rotated.Store(true)
 	if again, _ = mustCommit(t, s, c.Update(entries[0], configMap("ns/a", "1"), 0)); again[0] == entries[0] {
 		t.Error("a value of an old key was not written again")
 	}
 	transformer.rotated.Store(false)
-	// What failed for want of a key works when that is back.
+	// A value that could not be decrypted becomes readable when its key is available again.
 	put("ns/late", resp.Kvs[0].Value)
 	transformer.broken.Store(true)
 	late, _ := (&reverser{mark: 1}).TransformToStorage(ctx, data, value.DefaultContext("/registry/secrets/ns/late"))

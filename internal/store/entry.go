@@ -12,33 +12,32 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// Entry is one stored version of one object. It is immutable and shared by
-// the cache, by events and by whoever read it. What is derived from the stored
-// bytes is made at first use and may be dropped again when the version is no
-// longer the current one.
+// Entry is one stored version of an object. It is immutable and shared by the cache, events and
+// readers. Values derived from the stored bytes are computed on first use, and can be dropped when
+// the version is not the current one anymore.
 type Entry struct {
 	collection *Collection
 	key        string
 	revision   int64
-	// size of the stored bytes.
+	// size is the number of stored bytes.
 	size int
 
-	// mu serialises decryption and decoding.
+	// mu serializes decryption and decoding.
 	mu sync.Mutex
-	// stored is what etcd has. Without a transformer it never changes; with
-	// one it is guarded by mu and nil once plain is set.
+	// stored is the value in etcd. Without a transformer it never changes. With a transformer it is
+	// guarded by mu and becomes nil when plain is set.
 	stored []byte
-	// plain is set once when there is a transformer.
+	// plain is set once if there is a transformer.
 	plain atomic.Pointer[plain]
-	// part is what Part was told: one more than where it begins, and where it
-	// ends, in 32 bits each; none where that is no end; zero before.
+	// part is the result of Part: its start plus one and its end, 32 bits each; noPart if there is
+	// none; zero before the first call.
 	part atomic.Uint64
-	// weak finds the decoded object as long as anybody has it; held keeps it
-	// for as long as the store's bound allows. Most are wanted but once, by
-	// the next write, so that it takes a second time to be held.
+	// weak refers to the decoded object as long as it is used. held keeps it alive within the
+	// memory limit of the store. Most objects are decoded only once, for the next write, so an
+	// object is held only when it is requested a second time.
 	held atomic.Pointer[memo]
 	weak atomic.Pointer[weakObject]
-	// trimmed finds the trimmed one in the same way.
+	// trimmed is like weak for the trimmed object.
 	trimmed atomic.Pointer[weakObject]
 	memos   atomic.Pointer[memo]
 }
@@ -46,7 +45,7 @@ type Entry struct {
 // plain is a decrypted value.
 type plain struct {
 	data []byte
-	// stale: it was not encrypted the way a write would do it now.
+	// stale is set if a write would encrypt the value differently now.
 	stale bool
 }
 
@@ -54,7 +53,7 @@ func (c *Collection) newEntry(key string, revision int64, stored []byte) *Entry 
 	return &Entry{collection: c, key: key, revision: revision, stored: stored, size: len(stored)}
 }
 
-// Unstored makes an entry of an object that no etcd has.
+// Unstored creates an entry for an object that is not stored in etcd.
 func (c *Collection) Unstored(key string, obj runtime.Object) (*Entry, error) {
 	data, err := c.cfg.Codec.Encode(obj)
 	if err != nil {
@@ -65,33 +64,32 @@ func (c *Collection) Unstored(key string, obj runtime.Object) (*Entry, error) {
 	return e, nil
 }
 
-// Key below the collection, e.g. "default/web".
+// Key returns the key below the collection, e.g. "default/web".
 func (e *Entry) Key() string { return e.key }
 
-// Revision of the last write: the object's resourceVersion.
+// Revision returns the revision of the last write, which is the object's resourceVersion.
 func (e *Entry) Revision() int64 { return e.revision }
 
-// Object returns the decoded object, decoding it at first use. It is shared:
-// nobody may write to it. It lives for as long as somebody has it, or until the
-// next garbage collection; one that is asked for again meanwhile is kept within
-// the store's bound. The error wraps ErrCorrupt and names the key.
-func (e *Entry) Object() (runtime.Object, error) { return e.decoded(holding) }
+// Object returns the decoded object and decodes it on first use. The object is shared and must not
+// be modified. It is kept as long as it is used, or until the next garbage collection. If it is
+// requested again before that, it is kept within the memory limit of the store. The error wraps
+// ErrCorrupt and contains the key.
+func (e *Entry) Object() (runtime.Object, error) { return e.decoded(retainHeld) }
 
-// Shared is Object for those who keep what they get, such as informers: the
-// store does not keep it for them, but others get the same object meanwhile.
-func (e *Entry) Shared() (runtime.Object, error) { return e.decoded(sharing) }
+// Shared is like Object for callers that keep the object, such as informers. The store does not
+// keep it, but other callers get the same object as long as it is used.
+func (e *Entry) Shared() (runtime.Object, error) { return e.decoded(retainWeak) }
 
-// Peek is Object for those who look at it once: nothing is kept of what had to
-// be decoded.
-func (e *Entry) Peek() (runtime.Object, error) { return e.decoded(peeking) }
+// Peek is like Object for callers that use the object only once. A newly decoded object is not
+// kept.
+func (e *Entry) Peek() (runtime.Object, error) { return e.decoded(retainNone) }
 
-// Trimmed is Shared without what a Codec that is a Trimmer leaves out. Others
-// get the same object meanwhile who ask for it trimmed; Object and Shared know
-// nothing of it.
+// Trimmed is like Shared, but the object lacks the parts that the collection's Codec leaves out if
+// it is a Trimmer. Callers of Trimmed share the object; Object and Shared do not use it.
 func (e *Entry) Trimmed() (runtime.Object, error) {
 	codec, ok := e.collection.cfg.Codec.(Trimmer)
 	if !ok {
-		return e.decoded(sharing)
+		return e.decoded(retainWeak)
 	}
 	living := func() runtime.Object {
 		if w := e.trimmed.Load(); w != nil {
@@ -119,22 +117,22 @@ func (e *Entry) Trimmed() (runtime.Object, error) {
 	return obj, nil
 }
 
-// keeping is what becomes of an object that had to be decoded.
-type keeping int
+// retention specifies whether a decoded object is kept.
+type retention int
 
 const (
-	peeking keeping = iota
-	sharing
-	holding
+	retainNone retention = iota
+	retainWeak
+	retainHeld
 )
 
-func (e *Entry) decoded(keep keeping) (runtime.Object, error) {
-	if obj := e.living(keep); obj != nil {
+func (e *Entry) decoded(keep retention) (runtime.Object, error) {
+	if obj := e.existing(keep); obj != nil {
 		return obj, nil
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if obj := e.living(keep); obj != nil {
+	if obj := e.existing(keep); obj != nil {
 		return obj, nil
 	}
 	data, err := e.decrypt()
@@ -145,14 +143,14 @@ func (e *Entry) decoded(keep keeping) (runtime.Object, error) {
 	if err != nil {
 		return nil, e.corrupt(false, err)
 	}
-	if keep >= sharing {
+	if keep >= retainWeak {
 		e.weak.Store(weaken(obj))
 	}
 	return obj, nil
 }
 
-// living returns the object if there still is one.
-func (e *Entry) living(keep keeping) runtime.Object {
+// existing returns the decoded object if it still exists.
+func (e *Entry) existing(keep retention) runtime.Object {
 	if m := e.held.Load(); m != nil {
 		if obj := m.held(); obj != nil {
 			return obj
@@ -163,14 +161,14 @@ func (e *Entry) living(keep keeping) runtime.Object {
 		return nil
 	}
 	obj := w.get()
-	if obj != nil && keep == holding {
+	if obj != nil && keep == retainHeld {
 		e.collection.store.memos.hold(e, obj)
 	}
 	return obj
 }
 
-// Bytes returns what Codec.Encode made, decrypted; nobody may write to it. It
-// does not have the resourceVersion. It is nil when Err is not.
+// Bytes returns the decrypted bytes created by Codec.Encode. They must not be modified and do not
+// contain the resourceVersion. Bytes returns nil if Err does not.
 func (e *Entry) Bytes() []byte {
 	data, err := e.load()
 	if err != nil {
@@ -179,12 +177,12 @@ func (e *Entry) Bytes() []byte {
 	return data.data
 }
 
-// noPart is an Entry.part that ends before it begins.
+// noPart is the value of Entry.part if there is no part.
 const noPart = 1 << 32 * 2
 
-// Part returns what find tells of Bytes, from one index to another; nil when it tells
-// that there is none. It is asked but once, so that all callers have the same: who
-// goes through many entries need not look into each of them. The error is Err.
+// Part returns the range of Bytes that find returns, or nil if find reports that there is none.
+// find is called only once per entry, and the result is cached for all callers, so all of them must
+// use the same function. The error is that of Err.
 func (e *Entry) Part(find func(data []byte) (from, to int, ok bool)) ([]byte, error) {
 	data, err := e.load()
 	if err != nil {
@@ -205,15 +203,14 @@ func (e *Entry) Part(find func(data []byte) (from, to int, ok bool)) ([]byte, er
 	return data.data[from:to:to], nil
 }
 
-// Err tells why Bytes returns nil: the value cannot be decrypted. It wraps
-// ErrCorrupt and names the key.
+// Err returns an error if the value cannot be decrypted. It wraps ErrCorrupt and contains the key.
 func (e *Entry) Err() error {
 	_, err := e.load()
 	return err
 }
 
-// Stale tells whether the value is encrypted in another way than a write would
-// do it now, so that writing the same object again is worth while.
+// Stale reports whether a write would encrypt the value differently now, so that it should be
+// written again.
 func (e *Entry) Stale() bool {
 	data, err := e.load()
 	return err != nil || data.stale
@@ -231,8 +228,8 @@ func (e *Entry) load() (plain, error) {
 	return e.decrypt()
 }
 
-// decrypt wants mu held. Failures are not remembered: a key service may come
-// back.
+// decrypt decrypts the stored value. The caller holds mu. Errors are not cached, because a key
+// management service may become available again.
 func (e *Entry) decrypt() (plain, error) {
 	transformer := e.collection.cfg.Transformer
 	if transformer == nil {
@@ -252,7 +249,8 @@ func (e *Entry) decrypt() (plain, error) {
 	return p, nil
 }
 
-// errEncrypted is of a value that is encrypted although nothing of its kind is.
+// errEncrypted is the error for an encrypted value of a resource that is not configured for
+// encryption.
 var errEncrypted = errors.New("identity transformer tried to read encrypted data")
 
 func (e *Entry) corrupt(encrypted bool, err error) error {
@@ -264,17 +262,17 @@ func (e *Entry) corrupt(encrypted bool, err error) error {
 	return &CorruptError{Key: key, Path: path, Encrypted: encrypted, Revision: e.revision, Err: err}
 }
 
-// Unreadable is the error of an entry that was decoded, but cannot be read as
-// what it is asked for, for err. It wraps ErrCorrupt, err, and names the key.
+// Unreadable returns the error for an entry that was decoded but cannot be converted to the
+// requested form because of err. It wraps ErrCorrupt and err, and contains the key.
 func (e *Entry) Unreadable(err error) error {
 	return &CorruptError{Key: e.collection.FullKey(e.key), Path: e.collection.PathOf(e.key), Revision: e.revision, Err: err}
 }
 
-// Memo returns a value derived from the entry, made once by make and then
-// shared, such as its JSON. The cache may drop it at any time. slot is a small
-// number that tells uses apart; the length of the value is what it counts
-// against the store's bound. Callers for the same slot wait for each other;
-// make may call the entry's other methods, but not Memo for the same slot.
+// Memo returns a value that is derived from the entry by make, such as its JSON. The value is
+// created once and then shared, but the cache can drop it at any time. slot is a small number that
+// identifies the kind of value. The length of the value counts against the memory limit of the
+// store. Callers for the same slot wait for each other. make can call other methods of the entry,
+// but not Memo for the same slot.
 func (e *Entry) Memo(slot int, make func() ([]byte, error)) ([]byte, error) {
 	m := e.memo(slot)
 	if data := m.get(); data != nil {
@@ -293,7 +291,7 @@ func (e *Entry) Memo(slot int, make func() ([]byte, error)) ([]byte, error) {
 	return data, nil
 }
 
-// memo finds or adds the slot.
+// memo returns the memo of the slot, and adds it if needed.
 func (e *Entry) memo(slot int) *memo {
 	var added *memo
 	for {
@@ -313,8 +311,8 @@ func (e *Entry) memo(slot int) *memo {
 	}
 }
 
-// forget drops what can be derived again. Those who hold it keep it.
-func (e *Entry) forget() {
+// dropDerived drops derived values. Callers that use them keep them alive.
+func (e *Entry) dropDerived() {
 	e.weak.Store(nil)
 	e.trimmed.Store(nil)
 	if m := e.held.Load(); m != nil {

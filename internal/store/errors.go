@@ -11,63 +11,61 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// What etcd may answer to an operation; all are wrapped together with etcd's
-// own error.
+// Errors of the store. If etcd caused the error, etcd's error is wrapped too.
 var (
-	// ErrTooLarge: the transaction exceeds etcd's request limit.
+	// ErrTooLarge means that the transaction exceeds etcd's request size limit.
 	ErrTooLarge = errors.New("request is too large")
-	// ErrNoSpace: etcd's quota is used up; it takes no writes until it has
-	// been compacted, defragmented and disarmed.
+	// ErrNoSpace means that etcd's storage quota is exceeded. etcd rejects writes until it has been
+	// compacted and defragmented and its alarm has been disarmed.
 	ErrNoSpace = errors.New("database space exceeded")
-	// ErrUnavailable: etcd did not answer in time, has no leader or cannot
-	// be reached. A write that failed so may or may not have happened.
+	// ErrUnavailable means that etcd did not respond in time, has no leader or cannot be reached. A
+	// failed write may or may not have happened.
 	ErrUnavailable = errors.New("etcd is unavailable")
-	// ErrCorrupt: a stored value cannot be decrypted or decoded.
+	// ErrCorrupt means that a stored value cannot be decrypted or decoded.
 	ErrCorrupt = errors.New("corrupt object in storage")
-	// ErrStopped: the store has ended, or the collection was dropped.
+	// ErrStopped means that the store has stopped or the collection was dropped.
 	ErrStopped = errors.New("store has stopped")
 )
 
-// UnsettledError is of a write of which nobody knows whether it has happened,
-// because etcd's answer never came; it wraps ErrUnavailable. To try it again
-// could tell it as refused although it has happened.
+// UnsettledError is the error of a write whose outcome is unknown, because etcd did not respond. It
+// wraps ErrUnavailable. A retry could fail with a conflict although the write has happened.
 type UnsettledError struct {
-	// Err is etcd's own.
+	// Err is etcd's error.
 	Err error
 }
 
-// Error as the interface.
+// Error implements error.
 func (e *UnsettledError) Error() string { return e.Err.Error() }
 
-// Unwrap is for package errors.
+// Unwrap supports errors.Is and errors.As.
 func (e *UnsettledError) Unwrap() []error { return []error{ErrUnavailable, e.Err} }
 
-// unsettled is etcdError for the answer to a transaction that had until the end of ctx.
+// unsettled converts the error of a transaction with the context ctx. It is like etcdError, but
+// returns an UnsettledError if the outcome is unknown.
 func unsettled(ctx context.Context, err error) error {
 	if known := etcdError(err); !errors.Is(known, ErrUnavailable) {
 		return known
 	}
-	// An etcd in this process has words of its own for that end.
+	// The embedded etcd returns a different error when ctx is done.
 	if end := ctx.Err(); end != nil && !errors.Is(err, end) {
 		err = fmt.Errorf("%w: %w", err, end)
 	}
 	return &UnsettledError{err}
 }
 
-// CorruptError is of a stored value that cannot be read; it wraps ErrCorrupt.
+// CorruptError is the error of a stored value that cannot be read. It wraps ErrCorrupt.
 type CorruptError struct {
-	// Key of the value in etcd, with the prefix of all keys.
+	// Key is the full etcd key.
 	Key string
-	// Path is Key without that prefix, with its slash.
+	// Path is Key without the store's prefix, but with a leading slash.
 	Path string
-	// Encrypted: it could not be decrypted. Else what was decrypted could not
-	// be decoded.
+	// Encrypted is set if decryption failed. Otherwise decoding failed.
 	Encrypted bool
 	Revision  int64
 	Err       error
 }
 
-// Error as the interface.
+// Error implements error.
 func (e *CorruptError) Error() string {
 	doing := "decoding"
 	if e.Encrypted {
@@ -76,10 +74,10 @@ func (e *CorruptError) Error() string {
 	return fmt.Sprintf("%v: %s %s: %v", ErrCorrupt, doing, e.Key, e.Err)
 }
 
-// Unwrap is for package errors.
+// Unwrap supports errors.Is and errors.As.
 func (e *CorruptError) Unwrap() []error { return []error{ErrCorrupt, e.Err} }
 
-// etcdError gives an error of the etcd client one of this package's meanings.
+// etcdError wraps an error of the etcd client with the matching error of this package.
 func etcdError(err error) error {
 	switch {
 	case err == nil:
@@ -105,7 +103,7 @@ func etcdError(err error) error {
 	case codes.Unavailable, codes.DeadlineExceeded:
 		return fmt.Errorf("%w: %w", ErrUnavailable, err)
 	case codes.ResourceExhausted:
-		// gRPC's own limit on messages.
+		// The message size limit of gRPC.
 		return fmt.Errorf("%w: %w", ErrTooLarge, err)
 	}
 	return err

@@ -17,11 +17,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"hyperkube/internal/testetcd"
+	"hyperkube/internal/testing/testetcd"
 )
 
-// startEtcd runs an etcd member in dir and returns a client in process. How long a busy
-// disk takes is not what is tested: the member does not wait for it.
+// startEtcd runs an etcd member in dir and returns an in-process client. The member does not sync
+// to disk, so that tests do not depend on the speed of the disk.
 func startEtcd(t testing.TB, dir string) (*clientv3.Client, func()) {
 	t.Helper()
 	return startMember(t, testetcd.Config{Dir: dir})
@@ -36,8 +36,8 @@ func startMember(t testing.TB, cfg testetcd.Config) (*clientv3.Client, func()) {
 	return m.Client, m.Stop
 }
 
-// localRevision makes startEtcd's clients tell the current revision as those of
-// an embedded member do.
+// localRevision makes the clients of startEtcd return the current revision as those of an embedded
+// member do.
 var localRevision atomic.Bool
 
 type localKV struct {
@@ -86,7 +86,7 @@ func collectionConfig(path string) CollectionConfig {
 	return CollectionConfig{Resource: schema.GroupResource{Resource: path}, Path: path, Codec: testCodec{}}
 }
 
-// startStore runs a store; stop ends it and waits.
+// startStore runs a store. stop stops it and waits.
 func startStore(t testing.TB, cfg Config) (s *Store, stop func()) {
 	t.Helper()
 	s, err := New(cfg)
@@ -104,7 +104,7 @@ func startStore(t testing.TB, cfg Config) (s *Store, stop func()) {
 	}
 }
 
-// newStore runs an etcd and a store for the length of a test.
+// newStore runs an etcd and a store until the test is finished.
 func newStore(t testing.TB, cfg Config) *Store {
 	client, stopEtcd := startEtcd(t, t.TempDir())
 	cfg.Client = client
@@ -116,7 +116,7 @@ func newStore(t testing.TB, cfg Config) *Store {
 	return s
 }
 
-// testContext ends long after any sound test has.
+// testContext returns a context with a timeout that is much longer than a successful test.
 func testContext(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
@@ -160,7 +160,7 @@ func mustList(t testing.TB, c *Collection, opts ListOptions) *Page {
 	return page
 }
 
-// show writes entries as "key=value".
+// show formats entries as "key=value".
 func show(entries []*Entry) []string {
 	out := []string{}
 	for _, e := range entries {

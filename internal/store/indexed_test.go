@@ -4,8 +4,8 @@ import (
 	"testing"
 )
 
-// TestIndexedWatch holds that who watches by an index is not woken for what has
-// another value there, and sees objects that come and go.
+// TestIndexedWatch checks that a watcher with an index is not woken for objects with other index
+// values, and that it sees objects that start or stop to match.
 func TestIndexedWatch(t *testing.T) {
 	ctx := testContext(t)
 	s := newStore(t, Config{})
@@ -20,12 +20,12 @@ func TestIndexedWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustUpdate(t, mustCreate(t, c, "ns/b", "other"), "another")
-	mustList(t, c, ListOptions{Revision: -1}) // the cache has them now
+	mustList(t, c, ListOptions{Revision: -1}) // makes sure that the cache contains the writes
 	c.mu.Lock()
 	pending := w.pending
 	c.mu.Unlock()
 	if pending {
-		t.Error("woken for what it does not want")
+		t.Error("woken for an entry that does not match")
 	}
 	mustUpdate(t, mustUpdate(t, a, "lost"), "mine")
 	for n := 0; n < 2; {

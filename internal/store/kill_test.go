@@ -12,10 +12,10 @@ import (
 
 	"go.uber.org/goleak"
 
-	"hyperkube/internal/testetcd"
+	"hyperkube/internal/testing/testetcd"
 )
 
-var long = flag.Bool("long", false, "kill 200 times, and look for histories that do not fit for a minute")
+var long = flag.Bool("long", false, "kill 200 times, and check histories for a minute")
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("STORE_TEST_WRITE"); dir != "" {
@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// child is what the other process of TestKill hands startEtcd for a test.
+// child replaces testing.TB for startEtcd in the child process of TestKill.
 type child struct{ testing.TB }
 
 func (child) Helper() {}
@@ -34,8 +34,8 @@ func (child) Fatal(args ...any) {
 	os.Exit(1)
 }
 
-// writeUntilKilled creates, changes and deletes objects and prints each write
-// once it has been acknowledged: key, value ("-" when deleted), revision.
+// writeUntilKilled creates, updates and deletes objects and prints each acknowledged write: key,
+// value ("-" when deleted) and revision.
 func writeUntilKilled(dir string) int {
 	client, _ := startMember(child{}, testetcd.Config{Dir: dir, Fsync: true})
 	s, _ := startStore(child{}, Config{Client: client})
@@ -63,12 +63,11 @@ func writeUntilKilled(dir string) int {
 	}
 }
 
-// told is a write that was acknowledged.
-type told struct{ key, value string }
+// acknowledgedWrite is an acknowledged write.
+type acknowledgedWrite struct{ key, value string }
 
-// Every acknowledged write is there after the process was killed at any
-// instant, again and again on the same data, and a watch from before tells each
-// of them once.
+// TestKill kills the process at random times, repeatedly with the same data, and checks that no
+// acknowledged write is lost, and that a watch from before reports each of them once.
 func TestKill(t *testing.T) {
 	ctx := t.Context()
 	dir := t.TempDir()
@@ -78,9 +77,9 @@ func TestKill(t *testing.T) {
 	if *long {
 		rounds = 200
 	}
-	var before *seen
+	var before *watchClient
 	for round := range rounds {
-		writes := make(map[int64]told)
+		writes := make(map[int64]acknowledgedWrite)
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), "STORE_TEST_WRITE="+dir)
 		cmd.Stderr = os.Stderr
@@ -98,14 +97,14 @@ func TestKill(t *testing.T) {
 				t.Fatal(err)
 			}
 			acknowledged[key] = value
-			writes[revision] = told{key, value}
+			writes[revision] = acknowledgedWrite{key, value}
 			if n == 300+round%8*137 {
 				_ = cmd.Process.Kill()
 			}
 		}
 		_ = cmd.Wait()
 		if n < 300 {
-			t.Fatalf("round %d: the other process ended after %d writes", round, n)
+			t.Fatalf("round %d: the child process exited after %d writes", round, n)
 		}
 		client, stopEtcd := startEtcd(t, dir)
 		s, stop := startStore(t, Config{Client: client})
@@ -120,14 +119,14 @@ func TestKill(t *testing.T) {
 		got := make(map[string]string)
 		for _, e := range page.Entries {
 			if e.Revision() > revision {
-				// Written, but killed before that was told.
+				// Written, but killed before it was acknowledged.
 				delete(acknowledged, e.Key())
 				continue
 			}
 			got[e.Key()] = valueOf(e)
 		}
-		// One that is not there may have been deleted by a write that was
-		// not told; there is no more than one of these.
+		// A missing key may have been deleted by a write that was not acknowledged. There is at
+		// most one of these.
 		missing := 0
 		for key, value := range acknowledged {
 			if value != "-" && got[key] == "" {
@@ -148,24 +147,24 @@ func TestKill(t *testing.T) {
 		if before != nil {
 			before.follow(t, c, page.Revision, writes)
 			if !maps.Equal(before.objects, acknowledged) {
-				t.Errorf("round %d: the watch has told %v, there is %v", round, before.objects, acknowledged)
+				t.Errorf("round %d: the watch has reported %v, expected %v", round, before.objects, acknowledged)
 			}
 		}
-		before = &seen{revision: page.Revision, objects: maps.Clone(acknowledged)}
+		before = &watchClient{revision: page.Revision, objects: maps.Clone(acknowledged)}
 		stop()
 		stopEtcd()
 	}
 }
 
-// seen is what a client knows that lists and watches.
-type seen struct {
+// watchClient is the state of a client that lists and watches.
+type watchClient struct {
 	revision int64
 	objects  map[string]string
 }
 
-// follow takes over what a watch tells from then until the revision until. All
-// writes must be told, each once and in order.
-func (s *seen) follow(t *testing.T, c *Collection, until int64, writes map[int64]told) {
+// follow applies the events of a watch from s.revision to until. All writes must be reported, once
+// and in order.
+func (s *watchClient) follow(t *testing.T, c *Collection, until int64, writes map[int64]acknowledgedWrite) {
 	t.Helper()
 	w, err := c.Watch(t.Context(), WatchOptions{Since: s.revision})
 	if err != nil {
@@ -175,23 +174,23 @@ func (s *seen) follow(t *testing.T, c *Collection, until int64, writes map[int64
 	for len(writes) > 0 || s.revision < until {
 		batch, err := w.Next(t.Context())
 		if err != nil {
-			t.Fatalf("%d acknowledged writes were not told: %v", len(writes), err)
+			t.Fatalf("%d acknowledged writes were not reported: %v", len(writes), err)
 		}
 		for _, ev := range batch.Events {
 			if ev.Revision <= s.revision {
-				t.Errorf("revision %d was told after %d", ev.Revision, s.revision)
+				t.Errorf("revision %d was reported after %d", ev.Revision, s.revision)
 			}
 			s.revision = ev.Revision
-			var is told
+			var is acknowledgedWrite
 			if ev.Current == nil {
-				is = told{ev.Previous.Key(), "-"}
+				is = acknowledgedWrite{ev.Previous.Key(), "-"}
 				delete(s.objects, is.key)
 			} else {
-				is = told{ev.Current.Key(), valueOf(ev.Current)}
+				is = acknowledgedWrite{ev.Current.Key(), valueOf(ev.Current)}
 				s.objects[is.key] = is.value
 			}
 			if was, ok := writes[ev.Revision]; ok && was != is {
-				t.Errorf("at %d %v was told, %v was acknowledged", ev.Revision, is, was)
+				t.Errorf("at %d %v was reported, %v was acknowledged", ev.Revision, is, was)
 			}
 			delete(writes, ev.Revision)
 		}

@@ -9,34 +9,35 @@ import (
 )
 
 const (
-	// leaseShare is how long one lease is given to further keys. Keys live
-	// at most that much longer than they were asked to.
+	// leaseShare is the time during which one lease is used for new keys. Keys live at most this
+	// much longer than requested.
 	leaseShare = time.Minute
-	// leaseKeys is how many keys one lease is given to: ending a lease
-	// deletes them all in one transaction.
+	// leaseKeys is the maximum number of keys per lease, because an expired lease deletes all its
+	// keys in one transaction.
 	leaseKeys = 1000
 )
 
-// leases shares etcd leases between keys with the same time to live, for a
-// lease a key is a burden on etcd.
+// leases shares etcd leases between keys with the same time to live, because a lease per key would
+// be expensive for etcd.
 type leases struct {
 	client *clientv3.Client
-	// full, unless nil, is told how many keys a lease was given to at last.
-	full func(keys int)
+	// onFull is called with the number of keys of a lease when a new lease replaces it. It may be
+	// nil.
+	onFull func(keys int)
 
 	mu    sync.Mutex
 	byTTL map[int64]*lease
 }
 
 type lease struct {
-	// mu is held while the lease is granted, so that only one is.
+	// mu is held while the lease is granted, so that only one is granted.
 	mu    sync.Mutex
 	id    clientv3.LeaseID
 	until time.Time
 	keys  int
 }
 
-// get returns a lease that lives at least ttl seconds from now.
+// get returns a lease with a remaining lifetime of at least ttl seconds.
 func (l *leases) get(ctx context.Context, ttl int64) (clientv3.LeaseID, error) {
 	l.mu.Lock()
 	shared := l.byTTL[ttl]
@@ -53,20 +54,20 @@ func (l *leases) get(ctx context.Context, ttl int64) (clientv3.LeaseID, error) {
 		shared.keys++
 		return shared.id, nil
 	}
-	// Short lives must not double.
+	// Limit the additional lifetime of keys with a short ttl.
 	share := min(leaseShare, time.Duration(ttl)*time.Second/20)
 	granted, err := l.client.Grant(ctx, ttl+int64(share/time.Second))
 	if err != nil {
 		return 0, err
 	}
-	if shared.id != 0 && l.full != nil {
-		l.full(shared.keys)
+	if shared.id != 0 && l.onFull != nil {
+		l.onFull(shared.keys)
 	}
 	shared.id, shared.until, shared.keys = granted.ID, now.Add(share), 1
 	return shared.id, nil
 }
 
-// reset forgets all leases; etcd ends them in time.
+// reset forgets all leases. They expire in etcd.
 func (l *leases) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

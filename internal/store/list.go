@@ -5,15 +5,15 @@ import (
 	"fmt"
 )
 
-// pastView is a snapshot of an older revision.
+// pastView is a snapshot at an older revision.
 type pastView struct {
 	*view
-	// until is the revision of the next change: the view stands for
-	// revisions in [view.revision, until).
+	// until is the revision of the next change. The view is valid for revisions in [view.revision,
+	// until).
 	until int64
 }
 
-// maxPast is how many older snapshots a collection keeps.
+// maxPast is the maximum number of older snapshots that a collection keeps.
 const maxPast = 4
 
 // List returns a consistent page.
@@ -26,10 +26,10 @@ func (c *Collection) List(ctx context.Context, opts ListOptions) (*Page, error) 
 }
 
 func (c *Collection) list(ctx context.Context, opts ListOptions) (*Page, error) {
-	if opts.Exact && opts.Revision > 0 && opts.Revision < c.store.forgotten.Load() {
+	if opts.Exact && opts.Revision > 0 && opts.Revision < c.store.compacted.Load() {
 		return nil, ErrTooOld
 	}
-	if err := c.reach(ctx, opts.Revision); err != nil {
+	if err := c.waitForRevision(ctx, opts.Revision); err != nil {
 		return nil, err
 	}
 	v, revision := c.snapshot()
@@ -46,13 +46,13 @@ func (c *Collection) list(ctx context.Context, opts ListOptions) (*Page, error) 
 	page.Revision = revision
 	c.cacheLists.add(looked, len(page.Entries), opts.Match != nil)
 	if page.Next != "" {
-		c.keep(v)
+		c.keepSnapshot(v)
 	}
 	return page, nil
 }
 
-// page selects from a snapshot, by an index unless that is negative, and tells how
-// many entries it looked at.
+// page selects entries from a snapshot, with an index if index is not negative. looked is the
+// number of entries that were checked.
 func (v *view) page(opts ListOptions, index int) (page *Page, looked int) {
 	page = &Page{}
 	size := opts.Limit
@@ -82,8 +82,8 @@ func (v *view) page(opts ListOptions, index int) (page *Page, looked int) {
 	return page, looked
 }
 
-// keep remembers a snapshot for the next page.
-func (c *Collection) keep(v *view) {
+// keepSnapshot stores a snapshot for the next page.
+func (c *Collection) keepSnapshot(v *view) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.keepLocked(v)
@@ -91,7 +91,7 @@ func (c *Collection) keep(v *view) {
 
 func (c *Collection) keepLocked(v *view) {
 	if v.revision < c.ring.start || v.revision >= c.revision {
-		return // out of reach by now, of another history, or the ring can tell when it is wanted
+		return // too old, of another history, or can be restored from the ring later
 	}
 	for i, p := range c.past {
 		if p.revision == v.revision {
@@ -106,9 +106,8 @@ func (c *Collection) keepLocked(v *view) {
 	c.past = append(c.past, pastView{v, until})
 }
 
-// viewAt returns what the collection was at a revision before the current
-// one, by taking back the events since; nil when the ring does not reach so
-// far back.
+// viewAt returns the state of the collection at a revision before the current one, by reverting the
+// events since. It returns nil if the ring does not reach back to the revision.
 func (c *Collection) viewAt(revision int64) *view {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -141,8 +140,8 @@ func (c *Collection) viewAt(revision int64) *view {
 	return v
 }
 
-// prunePast lets go of snapshots that the ring no longer reaches, so that they
-// do not hold on to old entries for ever.
+// prunePast drops snapshots that are older than the ring, so that they do not keep old entries
+// alive.
 func (c *Collection) prunePast() {
 	kept := c.past[:0]
 	for _, p := range c.past {
@@ -166,10 +165,10 @@ func (c *Collection) listEtcd(ctx context.Context, opts ListOptions) (*Page, err
 	}
 	piece := int64(readPiece)
 	if opts.Limit > 0 {
-		// One more tells whether there is a next page.
+		// Read one more entry to detect whether there is a next page.
 		piece = min(piece, int64(opts.Limit)+1)
 	}
-	for ; ; piece = min(2*piece, readPiece) { // not many are what Match wants
+	for ; ; piece = min(2*piece, readPiece) { // read larger pieces if few entries match
 		resp, err := c.store.getRange(ctx, c, from, end, opts.Revision, piece)
 		if err != nil {
 			return nil, etcdError(err)
@@ -201,7 +200,7 @@ func (c *Collection) listEtcd(ctx context.Context, opts ListOptions) (*Page, err
 	}
 }
 
-// prefixEnd is the first key after all those that begin with prefix.
+// prefixEnd returns the first key after all keys with the prefix.
 func prefixEnd(prefix string) string {
 	end := []byte(prefix)
 	for i := len(end) - 1; i >= 0; i-- {

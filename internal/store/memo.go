@@ -7,23 +7,21 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// memo is one derived value of one entry: bytes of some slot, or the decoded
-// object.
+// memo is a value derived from an entry: the bytes of a slot, or the decoded object.
 type memo struct {
 	slot int
-	// sibling is the entry's next memo; it never changes once published.
+	// sibling is the next memo of the entry. It never changes after publication.
 	sibling *memo
-	// mu lets one caller make the value while others wait for it.
+	// mu is held while the value is created, so that other callers wait for it.
 	mu   sync.Mutex
 	data atomic.Pointer[[]byte]
 	// object is set instead of data for the decoded object of entry.
 	object atomic.Pointer[runtime.Object]
 	entry  *Entry
-	// used since the clock's hand last passed.
+	// used is set if the memo was used since the clock's hand passed it.
 	used atomic.Bool
 
-	// The clock's ring; nil while the memo is not in it. Guarded by the
-	// clock's lock.
+	// The links of the clock's ring, nil while the memo is not in it. Guarded by the clock's lock.
 	prev, next *memo
 	size       int
 }
@@ -53,15 +51,15 @@ func (m *memo) touch() {
 	}
 }
 
-// memoOverhead is what a memo costs beside its value.
+// memoOverhead is the memory size of a memo without its value.
 const memoOverhead = 128
 
-// decodedSize is about how many bytes an object takes that is stored in size.
+// decodedSize returns the approximate memory size of an object whose stored size is size.
 func decodedSize(size int) int { return 2*size + 512 }
 
-// memoClock bounds the bytes of all memos of a store. When they are too many
-// its hand goes round and drops those that nobody used since its last visit.
-// A hit takes no lock.
+// memoClock limits the memory of all memos of a store with the CLOCK algorithm: when the limit is
+// exceeded, its hand moves around and drops the memos that were not used since its last visit. A
+// cache hit takes no lock.
 type memoClock struct {
 	limit int
 
@@ -70,7 +68,7 @@ type memoClock struct {
 	used int
 }
 
-// add takes a value in. Values that would push out much else are not kept.
+// add stores a value. Large values that would displace many others are not kept.
 func (c *memoClock) add(m *memo, data []byte) {
 	size := len(data) + memoOverhead
 	if size > c.limit/4 || data == nil {
@@ -83,7 +81,7 @@ func (c *memoClock) add(m *memo, data []byte) {
 	c.insert(m, size)
 }
 
-// hold takes the decoded object of an entry in.
+// hold stores the decoded object of an entry.
 func (c *memoClock) hold(e *Entry, obj runtime.Object) {
 	size := decodedSize(e.size) + memoOverhead
 	if size > c.limit/4 {
@@ -99,14 +97,14 @@ func (c *memoClock) hold(e *Entry, obj runtime.Object) {
 	c.insert(m, size)
 }
 
-// insert wants mu held.
+// insert adds a memo to the ring. The caller holds mu.
 func (c *memoClock) insert(m *memo, size int) {
 	m.size = size
 	if c.hand == nil {
 		m.prev, m.next = m, m
 		c.hand = m
 	} else {
-		// Behind the hand, so that it comes round last.
+		// Insert it behind the hand, so that it is visited last.
 		m.prev, m.next = c.hand.prev, c.hand
 		m.prev.next, m.next.prev = m, m
 	}
@@ -121,7 +119,7 @@ func (c *memoClock) insert(m *memo, size int) {
 	}
 }
 
-// drop lets the value go before its time.
+// drop removes a memo from the cache.
 func (c *memoClock) drop(m *memo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -35,17 +35,17 @@ func TestMemo(t *testing.T) {
 	}
 	wg.Wait()
 	if made.Load() != 2 {
-		t.Errorf("made %d times", made.Load())
+		t.Errorf("created %d times", made.Load())
 	}
-	e.forget()
+	e.dropDerived()
 	if s.memos.used != 0 || s.memos.hand != nil {
-		t.Errorf("%d bytes are left", s.memos.used)
+		t.Errorf("%d bytes remain", s.memos.used)
 	}
 }
 
-// TestDecoded holds that decoded objects are bounded, that an object which
-// somebody has is not decoded again, and that looking at one keeps nothing.
-func TestDecoded(t *testing.T) {
+// TestDecodedObjectCache checks that the memory of decoded objects is limited, that an object in
+// use is not decoded again, and that Peek keeps nothing.
+func TestDecodedObjectCache(t *testing.T) {
 	s := &Store{memos: memoClock{limit: 10 * (decodedSize(20) + memoOverhead)}}
 	c := newCollection(s, collectionConfig("x"))
 	stored := []byte(`{"data":{"v":"12345"}}`)[:22]
@@ -54,12 +54,12 @@ func TestDecoded(t *testing.T) {
 
 	peeked := entry()
 	if _, err := peeked.Peek(); err != nil || held(peeked) || peeked.weak.Load() != nil {
-		t.Errorf("kept after a look: %v", err)
+		t.Errorf("kept after Peek: %v", err)
 	}
 	shared := entry()
 	one, err := shared.Shared()
 	if err != nil || held(shared) {
-		t.Fatal("kept for who keeps it", err)
+		t.Fatal("kept by Shared", err)
 	}
 	entries := make([]*Entry, 30)
 	for i := range entries {
@@ -69,7 +69,7 @@ func TestDecoded(t *testing.T) {
 			t.Fatal(err)
 		}
 		if held(entries[i]) {
-			t.Error("kept at first use")
+			t.Error("kept on first use")
 		}
 		if again, err := entries[i].Object(); err != nil || again != obj {
 			t.Error("decoded twice", err)
@@ -88,13 +88,13 @@ func TestDecoded(t *testing.T) {
 		runtime.GC()
 	}
 	if again, err := shared.Object(); err != nil || again != one {
-		t.Errorf("decoded again though somebody has it: %v", err)
+		t.Errorf("decoded again although it is in use: %v", err)
 	}
 	runtime.KeepAlive(one)
-	if entries[0].living(peeking) != nil {
-		t.Error("an object lives that nobody has")
+	if entries[0].existing(retainNone) != nil {
+		t.Error("an unused object was not collected")
 	}
-	shared.forget()
+	shared.dropDerived()
 	if held(shared) || shared.weak.Load() != nil {
 		t.Error("not forgotten")
 	}
@@ -121,7 +121,7 @@ func TestMemoBound(t *testing.T) {
 		}
 	}
 	for i := range entries {
-		get(0) // used all the time: stays
+		get(0) // used in each iteration, so it is kept
 		get(i)
 	}
 	if made != len(entries) {
@@ -141,7 +141,7 @@ func TestMemoBound(t *testing.T) {
 	}
 }
 
-// The ring keeps to its bounds, and what it drops moves its start.
+// TestRing checks that the ring respects its limits, and that dropping events moves its start.
 func TestRing(t *testing.T) {
 	s := &Store{memos: memoClock{limit: 1}}
 	c := newCollection(s, collectionConfig("x"))

@@ -15,12 +15,12 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-var modelSteps = flag.Int("model.steps", 400, "how many random operations the model test makes")
+var modelSteps = flag.Int("model.steps", 400, "number of random operations in the model test")
 
-// model is the naive store: all changes of one collection, in order.
+// model is a naive store that contains all changes of one collection in order.
 type model struct {
 	changes []modelChange
-	// start: nothing is known of revisions before it.
+	// start is the first known revision.
 	start int64
 }
 
@@ -91,7 +91,7 @@ func anyValue(string) bool { return true }
 
 func even(value string) bool { return strings.HasSuffix(value, "0") || strings.HasSuffix(value, "2") }
 
-// indexedConfig has an index that tells whether values are even.
+// indexedConfig returns a configuration with an index of whether values are even.
 func indexedConfig(path string) CollectionConfig {
 	cfg := collectionConfig(path)
 	cfg.Indexes = []Index{
@@ -105,7 +105,7 @@ func matcher(match func(string) bool) func(*Entry) bool {
 	return func(e *Entry) bool { return match(valueOf(e)) }
 }
 
-// modelWatch collects what a watcher sees.
+// modelWatch collects the events of a watcher.
 type modelWatch struct {
 	opts  WatchOptions
 	since int64
@@ -126,7 +126,7 @@ func (w *modelWatch) run(ctx context.Context, c *Collection, watcher *Watcher, u
 		}
 		for _, ev := range batch.Events {
 			if ev.Revision <= w.last || ev.Revision > batch.Revision {
-				// Events of one revision must come in one batch.
+				// Events of one revision must be in one batch.
 				w.err = fmt.Errorf("event at %d, batch to %d, after a batch to %d", ev.Revision, batch.Revision, w.last)
 				return
 			}
@@ -139,8 +139,7 @@ func (w *modelWatch) run(ctx context.Context, c *Collection, watcher *Watcher, u
 	}
 }
 
-// TestModel makes random operations and compares lists, exact lists and
-// watches with the model.
+// TestModel executes random operations and compares lists, exact lists and watches with the model.
 func TestModel(t *testing.T) {
 	defer localRevision.Store(false)
 	for _, history := range []int{0, 20} {
@@ -161,7 +160,7 @@ func testModel(t *testing.T, history int, rnd *rand.Rand) {
 	namespaces := []string{"a/", "b/", "bb/"}
 	randomKey := func() string { return namespaces[rnd.IntN(3)] + fmt.Sprint(rnd.IntN(8)) }
 
-	// Some objects from before the caches are filled.
+	// Create objects before the caches are filled.
 	for i := range 10 {
 		key := fmt.Sprintf("a/%d", i%8)
 		resp, err := s.client.Put(ctx, cols[i%2].prefix+key, `{"data":{"v":"old`+fmt.Sprint(i)+`"}}`)
@@ -196,7 +195,7 @@ func testModel(t *testing.T, history int, rnd *rand.Rand) {
 				i := (first + j) % 2
 				c, m, key := cols[i], models[i], randomKey()
 				text := fmt.Sprint("v", value)
-				// From the cache, stale or not: a conflict tells.
+				// Use the cache, even if it is stale; a conflict detects that.
 				switch current, err := c.Get(ctx, key, -1); {
 				case errors.Is(err, ErrNotFound):
 					ops = append(ops, c.Create(key, configMap(key, text), 0))
@@ -215,7 +214,7 @@ func testModel(t *testing.T, history int, rnd *rand.Rand) {
 			for _, f := range apply {
 				f(revision)
 			}
-		case action == 10: // somebody else deletes a namespace at one revision
+		case action == 10: // another client deletes a namespace in one revision
 			i := rnd.IntN(2)
 			resp, err := s.client.Delete(ctx, cols[i].prefix+"b/", clientv3.WithPrefix())
 			if err != nil {
@@ -228,7 +227,7 @@ func testModel(t *testing.T, history int, rnd *rand.Rand) {
 					models[i].remove(revision, key)
 				}
 			}
-		case action == 11: // foreign keys, which move the revision
+		case action == 11: // keys of other programs, which increment the revision
 			for _, key := range []string{"compact_rev_key", "/registry/unknown/x", "/registry/services/x", "/registry/services/specs"} {
 				resp, err := s.client.Put(ctx, key, "x")
 				if err != nil {
@@ -305,7 +304,7 @@ func testModel(t *testing.T, history int, rnd *rand.Rand) {
 			m := models[i]
 			defer func() {
 				if errors.Is(w.err, ErrTooOld) && history > 0 {
-					return // too slow
+					return // the watcher was too slow
 				}
 				if w.err != nil {
 					t.Errorf("watch %s: %v", w.name, w.err)
@@ -316,7 +315,7 @@ func testModel(t *testing.T, history int, rnd *rand.Rand) {
 			}()
 		}
 	}
-	// The last write of each key ends the watches.
+	// The last write of each key terminates the watches.
 	endMu.Lock()
 	end = revision + 1
 	endMu.Unlock()

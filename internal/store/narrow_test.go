@@ -4,9 +4,9 @@ import (
 	"testing"
 )
 
-// TestNarrow holds that a watcher that narrows what it wants is told the same,
-// and is not woken for the rest.
-func TestNarrow(t *testing.T) {
+// TestNarrowWatch checks that a watcher with narrowed options gets the same events and is not woken
+// for others.
+func TestNarrowWatch(t *testing.T) {
 	ctx := testContext(t)
 	s := newStore(t, Config{})
 	c := s.Collection(collectionConfig("configmaps"))
@@ -18,12 +18,12 @@ func TestNarrow(t *testing.T) {
 	defer w.Close()
 	other := mustCreate(t, c, "ns/b", "other")
 	mustUpdate(t, other, "another")
-	mustList(t, c, ListOptions{Revision: -1}) // the cache has them now
+	mustList(t, c, ListOptions{Revision: -1}) // makes sure that the cache contains the writes
 	c.mu.Lock()
 	pending := w.pending
 	c.mu.Unlock()
 	if pending {
-		t.Error("woken for what it does not want")
+		t.Error("woken for an entry that does not match")
 	}
 	left := mustUpdate(t, a, "lost")
 	mustUpdate(t, left, "mine")

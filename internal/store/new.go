@@ -14,7 +14,7 @@ import (
 	"github.com/google/btree"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
 )
 
 // Defaults of Config.
@@ -23,71 +23,70 @@ const (
 	defaultHistory = 4096
 )
 
-// historyBytes bounds, roughly, the stored bytes of a collection's recent events.
-// A few events are kept whatever their size.
+// historyBytes is the approximate limit of the stored bytes of a collection's recent events. A few
+// events are kept regardless of their size.
 const historyBytes = 8 << 20
 
-// memoBytes bounds the bytes of all values of Entry.Memo.
+// memoBytes is the limit of the bytes of all values of Entry.Memo.
 const memoBytes = 32 << 20
 
-// Store is one etcd and all collections in it.
+// Store caches the resources in one etcd cluster. It contains their collections.
 type Store struct {
 	client *clientv3.Client
-	// local tells the current revision where the client has a cheap way.
+	// local returns the current revision, if the client has a cheap way to get it; otherwise nil.
 	local currentRevisioner
-	// prefix of all keys, with its slash.
+	// prefix is the prefix of all keys, with a trailing slash.
 	prefix  string
 	history int
 	log     *slog.Logger
-	// observe is told of requests to etcd; it may be nil.
-	observe func(operation, group, resource string, took time.Duration, err error)
-	waited  func(group, resource string, took time.Duration)
-	// filled is told of caches that have all that there is; it may be nil.
-	filled func(group, resource string, took time.Duration)
+	// onRequest is called after each request to etcd; it may be nil.
+	onRequest func(operation, group, resource string, took time.Duration, err error)
+	onWait    func(group, resource string, took time.Duration)
+	// onFill is called when a cache was filled; it may be nil.
+	onFill func(group, resource string, took time.Duration)
 
 	position *position
 	current  currentReads
-	own      ownWrites
+	pending  pendingWrites
 	leases   leases
 	memos    memoClock
-	// nodes of trees that are not used any more.
+	// nodes contains unused tree nodes for reuse.
 	nodes *btree.FreeListG[*Entry]
 
-	// forgotten is the revision before which etcd has been compacted.
-	forgotten atomic.Int64
+	// compacted is the revision of the last compaction of etcd.
+	compacted atomic.Int64
 
 	running atomic.Bool
-	// done is closed when Run has ended.
+	// done is closed when Run has returned.
 	done chan struct{}
 
-	// wentBack has a token when etcd was seen at a revision before the
-	// position: it has been restored from a backup.
-	wentBack chan struct{}
-	// fills has a token when toFill is not empty.
+	// rolledBack receives a token when etcd was seen at a revision before the position, which means
+	// that it was restored from a backup.
+	rolledBack chan struct{}
+	// fills receives a token when toFill is not empty.
 	fills chan struct{}
 
 	mu          sync.Mutex
-	collections map[string]*Collection // by path; copied on write for routes
+	collections map[string]*Collection // by path; routes is updated with each change
 	toFill      []*Collection
-	// routes is the same, for readers without a lock.
+	// routes is a copy of collections for readers without a lock.
 	routes atomic.Pointer[routes]
 }
 
-// currentRevisioner is what an etcd in this process can do better than tell the
-// revision with each read: return it, linearizably, for next to nothing. The
-// client's KV may implement it.
+// currentRevisioner is implemented by the KV of an embedded etcd's client. It returns the current
+// revision linearizably, at almost no cost, without reading a key.
 type currentRevisioner interface {
 	CurrentRevision(ctx context.Context) (int64, error)
 }
 
-// routes finds the collection of a key.
+// routes maps keys to collections.
 type routes struct {
 	byPath map[string]*Collection
-	// depth is the highest number of slashes in a path.
+	// depth is the maximum number of slashes in a path.
 	depth int
 }
 
-// New validates cfg. Collections are added before or while Run runs.
+// New validates cfg and creates a store. Collections can be added before or while Run runs.
 func New(cfg Config) (*Store, error) {
 	if cfg.Client == nil {
 		return nil, errors.New("store: no etcd client")
@@ -109,16 +108,16 @@ func New(cfg Config) (*Store, error) {
 		prefix:      "/" + prefix + "/",
 		history:     cmp.Or(cfg.History, defaultHistory),
 		log:         log,
-		observe:     cfg.Observe,
-		waited:      cfg.Waited,
-		filled:      cfg.Filled,
+		onRequest:   cfg.OnRequest,
+		onWait:      cfg.OnWait,
+		onFill:      cfg.OnFill,
 		position:    newPosition(done),
-		own:         ownWrites{byKey: make(map[string]*ownWrite)},
-		leases:      leases{client: cfg.Client, full: cfg.Leased, byTTL: make(map[int64]*lease)},
+		pending:     pendingWrites{byKey: make(map[string]*pendingWrite)},
+		leases:      leases{client: cfg.Client, onFull: cfg.OnLeaseFull, byTTL: make(map[int64]*lease)},
 		memos:       memoClock{limit: memoBytes},
 		nodes:       btree.NewFreeListG[*Entry](64),
 		done:        done,
-		wentBack:    make(chan struct{}, 1),
+		rolledBack:  make(chan struct{}, 1),
 		fills:       make(chan struct{}, 1),
 		collections: make(map[string]*Collection),
 	}
@@ -127,9 +126,9 @@ func New(cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// Collection returns the collection of a resource, adding it at first use; the
-// same Path must come with the same configuration. Its cache fills when it is
-// first read or watched, or at once with Warm. No path may be below another.
+// Collection returns the collection of a resource and adds it on first use. Calls with the same
+// Path must have the same configuration. The cache is filled on the first read or watch, or when
+// Warm is called. A path must not be below another one.
 func (s *Store) Collection(cfg CollectionConfig) *Collection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,9 +142,8 @@ func (s *Store) Collection(cfg CollectionConfig) *Collection {
 	return c
 }
 
-// Drop forgets a collection and all that is cached of it, for a custom
-// resource that is gone. Its watches end with ErrStopped. What is in etcd
-// stays.
+// Drop removes a collection and its cache, for a custom resource that was deleted. Its watches fail
+// with ErrStopped. The data in etcd is not changed.
 func (s *Store) Drop(c *Collection) {
 	s.mu.Lock()
 	if s.collections[c.cfg.Path] != c {
@@ -153,8 +151,8 @@ func (s *Store) Drop(c *Collection) {
 		return
 	}
 	delete(s.collections, c.cfg.Path)
-	// Before its keys are of another, or nobody's: what is read of them then is
-	// not taken for all that there is.
+	// Close dropped before the keys are routed to another or no collection, so that an incomplete
+	// read of them is not considered complete.
 	close(c.dropped)
 	s.reroute()
 	s.mu.Unlock()
@@ -174,8 +172,8 @@ func (s *Store) reroute() {
 	s.routes.Store(r)
 }
 
-// route finds the collection with the longest path that a full key is below;
-// nil if there is none.
+// route returns the collection with the longest path that contains the full key, or nil if there is
+// none.
 func (s *Store) route(fullKey []byte) *Collection {
 	if len(fullKey) <= len(s.prefix) || string(fullKey[:len(s.prefix)]) != s.prefix {
 		return nil
@@ -195,7 +193,7 @@ func (s *Store) route(fullKey []byte) *Collection {
 	return found
 }
 
-// Healthy returns nil when etcd answers a linearizable read.
+// Healthy returns nil if etcd can serve a linearizable read.
 func (s *Store) Healthy(ctx context.Context) error {
 	if _, err := s.readCurrent(ctx); err != nil {
 		return fmt.Errorf("checking etcd: %w", err)
@@ -207,25 +205,25 @@ func (s *Store) currentRevision(ctx context.Context) (int64, error) {
 	return s.current.get(ctx, s.readShared)
 }
 
-// currentTimeout bounds a read of the current revision.
+// currentTimeout is the timeout for reading the current revision.
 const currentTimeout = 10 * time.Second
 
-// readShared is for many, none of which ends it.
+// readShared reads the current revision for concurrent callers. It does not depend on the context
+// of any of them.
 func (s *Store) readShared() (int64, error) {
 	if s.local != nil {
-		// An etcd in this process answers at once, or when its disk does: whatever
-		// it is told of time.
-		return s.learnCurrent(context.Background(), s.local.CurrentRevision)
+		// An embedded etcd responds immediately, or as soon as its disk does. A timeout has no
+		// effect.
+		return s.recordCurrent(context.Background(), s.local.CurrentRevision)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), currentTimeout)
 	defer cancel()
 	return s.readCurrent(ctx)
 }
 
-// readCurrent reads a key that does not exist, for the revision that comes
-// with the answer.
+// readCurrent reads a key that does not exist, because the response contains the current revision.
 func (s *Store) readCurrent(ctx context.Context) (int64, error) {
-	return s.learnCurrent(ctx, func(ctx context.Context) (int64, error) {
+	return s.recordCurrent(ctx, func(ctx context.Context) (int64, error) {
 		resp, err := s.client.Get(ctx, s.prefix, clientv3.WithKeysOnly())
 		if err != nil {
 			return 0, err
@@ -234,15 +232,15 @@ func (s *Store) readCurrent(ctx context.Context) (int64, error) {
 	})
 }
 
-// behind is for how long etcd may tell an earlier revision than its watch did:
-// a member tells its watchers of a write a moment before its own reads show it,
-// and of that moment's end it tells nobody.
-const behind = 100 * time.Millisecond
+// maxRevisionLag is the maximum time during which etcd may report an earlier revision than its watch did: a
+// member notifies its watchers of a write shortly before its reads include it, and there is no
+// event for the latter.
+const maxRevisionLag = 100 * time.Millisecond
 
-// learnCurrent asks etcd for its revision and notes it. One that is earlier
-// than what the caches had reached before, and stays so, means that etcd was
-// restored from a backup under the store.
-func (s *Store) learnCurrent(ctx context.Context, ask func(context.Context) (int64, error)) (int64, error) {
+// recordCurrent reads the current revision from etcd and records it. If it stays lower than the
+// revision that the caches have reached before, etcd was restored from a backup while the store was
+// running.
+func (s *Store) recordCurrent(ctx context.Context, ask func(context.Context) (int64, error)) (int64, error) {
 	wait := 50 * time.Microsecond
 	for {
 		position := s.position.get()
@@ -254,9 +252,9 @@ func (s *Store) learnCurrent(ctx context.Context, ask func(context.Context) (int
 			s.position.learn(revision)
 			return revision, nil
 		}
-		if wait > behind {
-			signal(s.wentBack)
-			return 0, fmt.Errorf("%w: it went back from revision %d to %d", ErrUnavailable, position, revision)
+		if wait > maxRevisionLag {
+			signal(s.rolledBack)
+			return 0, fmt.Errorf("%w: revision decreased from %d to %d", ErrUnavailable, position, revision)
 		}
 		if !lifecycle.Pause(ctx, wait) {
 			return 0, etcdError(ctx.Err())
@@ -265,8 +263,7 @@ func (s *Store) learnCurrent(ctx context.Context, ask func(context.Context) (int
 	}
 }
 
-// getRange reads keys in [from, end), at a revision or with zero at the
-// current one.
+// getRange reads the keys in [from, end) at a revision, or at the current one if it is zero.
 func (s *Store) getRange(ctx context.Context, c *Collection, from, end string, revision, limit int64) (*clientv3.GetResponse, error) {
 	began := s.now()
 	resp, err := s.client.Get(ctx, from, clientv3.WithRange(end), clientv3.WithRev(revision), clientv3.WithLimit(limit))
@@ -274,31 +271,30 @@ func (s *Store) getRange(ctx context.Context, c *Collection, from, end string, r
 	return resp, err
 }
 
-// now is when a request to etcd begins; zero when nobody observes them.
+// now returns the start time of a request to etcd, or zero if requests are not observed.
 func (s *Store) now() time.Time {
-	if s.observe == nil {
+	if s.onRequest == nil {
 		return time.Time{}
 	}
 	return time.Now()
 }
 
-// observed tells of a request to etcd that has ended.
+// observed reports a completed request to etcd.
 func (s *Store) observed(operation string, c *Collection, began time.Time, err error) {
-	if s.observe != nil {
-		s.observe(operation, c.cfg.Resource.Group, c.cfg.Resource.Resource, time.Since(began), err)
+	if s.onRequest != nil {
+		s.onRequest(operation, c.cfg.Resource.Group, c.cfg.Resource.Resource, time.Since(began), err)
 	}
 }
 
-// askedTimeout is how long a revision that a client named is waited for, as
-// upstream does.
-const askedTimeout = 3 * time.Second
+// requestedRevisionTimeout is the maximum time to wait for a revision that a client requested, as in upstream.
+const requestedRevisionTimeout = 3 * time.Second
 
-// waitAsked waits for a revision that may never come.
-func (s *Store) waitAsked(ctx context.Context, revision int64) error {
+// waitForRequested waits for a revision that a client requested and that may never be reached.
+func (s *Store) waitForRequested(ctx context.Context, revision int64) error {
 	if s.position.get() >= revision {
 		return nil
 	}
-	limited, cancel := context.WithTimeout(ctx, askedTimeout)
+	limited, cancel := context.WithTimeout(ctx, requestedRevisionTimeout)
 	defer cancel()
 	err := s.position.wait(limited, revision)
 	if err != nil && ctx.Err() == nil && limited.Err() != nil {

@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// position is the revision up to which the caches have everything, and those
-// who wait for it to advance.
+// position is the revision up to which the caches are complete, and the goroutines that wait for it
+// to advance.
 type position struct {
 	revision atomic.Int64
 	// known is the highest revision that etcd is known to have reached.
 	known atomic.Int64
-	// stopped is closed when it will not advance any more.
+	// stopped is closed when the position does not advance anymore.
 	stopped <-chan struct{}
-	// wanted has a token when somebody began to wait, answered when etcd
-	// answered a request for progress or nobody waits any more.
-	wanted, answered chan struct{}
+	// requested receives a token when a goroutine starts to wait. responded receives one when etcd has
+	// responded to a progress request, or no goroutine waits anymore.
+	requested, responded chan struct{}
 
 	mu      sync.Mutex
 	waiters waiterHeap
@@ -28,20 +28,20 @@ type position struct {
 type waiter struct {
 	revision int64
 	reached  chan struct{}
-	index    int // in the heap, -1 when not there any more
+	index    int // in the heap, -1 after removal
 }
 
 func newPosition(stopped <-chan struct{}) *position {
 	return &position{
-		stopped:  stopped,
-		wanted:   make(chan struct{}, 1),
-		answered: make(chan struct{}, 1),
+		stopped:   stopped,
+		requested: make(chan struct{}, 1),
+		responded: make(chan struct{}, 1),
 	}
 }
 
 func (p *position) get() int64 { return p.revision.Load() }
 
-// learn notes that etcd has reached a revision.
+// learn records that etcd has reached a revision.
 func (p *position) learn(revision int64) {
 	for {
 		old := p.known.Load()
@@ -51,8 +51,8 @@ func (p *position) learn(revision int64) {
 	}
 }
 
-// advance publishes that the caches have everything up to revision and wakes
-// who waited for that.
+// advance sets the position to revision, up to which the caches are complete, and wakes the
+// goroutines that wait for it.
 func (p *position) advance(revision int64) {
 	p.learn(revision)
 	p.mu.Lock()
@@ -67,11 +67,11 @@ func (p *position) advance(revision int64) {
 		close(heap.Pop(&p.waiters).(*waiter).reached)
 	}
 	if len(p.waiters) == 0 {
-		signal(p.answered)
+		signal(p.responded)
 	}
 }
 
-// reset is advance to a revision that may be lower.
+// reset is like advance, but the revision may be lower than before.
 func (p *position) reset(revision int64) {
 	if revision < p.get() {
 		p.mu.Lock()
@@ -82,7 +82,7 @@ func (p *position) reset(revision int64) {
 	p.advance(revision)
 }
 
-// wait blocks until the caches have everything up to revision.
+// wait blocks until the caches are complete up to revision.
 func (p *position) wait(ctx context.Context, revision int64) error {
 	if p.get() >= revision {
 		return nil
@@ -95,7 +95,7 @@ func (p *position) wait(ctx context.Context, revision int64) error {
 	w := &waiter{revision: revision, reached: make(chan struct{})}
 	heap.Push(&p.waiters, w)
 	p.mu.Unlock()
-	signal(p.wanted)
+	signal(p.requested)
 
 	select {
 	case <-w.reached:
@@ -114,7 +114,7 @@ func (p *position) wait(ctx context.Context, revision int64) error {
 	return fmt.Errorf("waiting for revision %d: %w", revision, waitError(ctx))
 }
 
-// lowest returns the lowest revision that is waited for, zero if none is.
+// lowest returns the lowest revision that a goroutine waits for, or zero if none waits.
 func (p *position) lowest() int64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,38 +125,39 @@ func (p *position) lowest() int64 {
 }
 
 const (
-	// progressDelay lets an event that is on its way arrive by itself.
+	// progressDelay is the delay before a progress request, because the awaited event often arrives
+	// by itself.
 	progressDelay = time.Millisecond
-	// progressAgain is when a request for progress is repeated: etcd drops
-	// those that come while the watch catches up.
-	progressAgain = 100 * time.Millisecond
+	// progressRetry is the interval after which a progress request is repeated, because etcd
+	// ignores requests while the watch catches up.
+	progressRetry = 100 * time.Millisecond
 )
 
-// askProgress asks etcd for progress for as long as somebody waits for a
-// revision, with one request under way at a time, until ctx ends.
-func (p *position) askProgress(ctx context.Context, request func(context.Context) error) {
+// requestProgress requests progress notifications from etcd while goroutines wait for a revision, one
+// request at a time, until ctx is done.
+func (p *position) requestProgress(ctx context.Context, request func(context.Context) error) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
 		select {
-		case <-p.wanted:
+		case <-p.requested:
 		case <-ctx.Done():
 			return
 		}
 		timer.Reset(progressDelay)
 		select {
-		case <-p.answered: // a late one, or nobody waits any more
+		case <-p.responded: // late response, or no goroutine waits
 		case <-timer.C:
 		case <-ctx.Done():
 			return
 		}
 		for p.lowest() > 0 {
-			// An error means that there is no watch now; it is repeated.
+			// An error means that there is no watch at the moment. The request is repeated.
 			_ = request(ctx)
-			timer.Reset(progressAgain)
+			timer.Reset(progressRetry)
 			answered := false
 			select {
-			case <-p.answered:
+			case <-p.responded:
 				answered = true
 			case <-timer.C:
 			case <-ctx.Done():
@@ -165,8 +166,7 @@ func (p *position) askProgress(ctx context.Context, request func(context.Context
 			if lowest := p.lowest(); !answered || lowest == 0 || lowest <= p.known.Load() {
 				continue
 			}
-			// etcd itself is not there yet. Asking right away would go
-			// round and round.
+			// etcd itself has not reached the revision yet. Wait, to avoid a busy loop.
 			select {
 			case <-timer.C:
 			case <-ctx.Done():
@@ -183,12 +183,11 @@ func signal(ch chan struct{}) {
 	}
 }
 
-// currentReads shares linearizable reads of etcd's revision between those who
-// ask for it at the same time.
+// currentReads shares linearizable reads of etcd's revision between concurrent callers.
 type currentReads struct {
 	mu sync.Mutex
-	// running was sent before a newcomer asked and is of no use to it; it
-	// shares next with all others who come until that is sent.
+	// running is the active read. It was sent before new callers arrived, so they cannot use its
+	// result; they share next, which is sent afterwards.
 	running, next *currentRead
 }
 
@@ -221,8 +220,8 @@ func (r *currentReads) get(ctx context.Context, read func() (int64, error)) (int
 	}
 }
 
-// run sends read after read while somebody wants the next. No caller's ctx
-// ends it, for it is for others too.
+// run sends reads one by one while callers wait for the next. It does not use the context of a
+// caller, because callers share the reads.
 func (r *currentReads) run(read *currentRead, send func() (int64, error)) {
 	for read != nil {
 		read.revision, read.err = send()
@@ -234,7 +233,7 @@ func (r *currentReads) run(read *currentRead, send func() (int64, error)) {
 	}
 }
 
-// waiterHeap has the lowest revision first.
+// waiterHeap is a heap with the lowest revision first.
 type waiterHeap []*waiter
 
 func (h waiterHeap) Len() int           { return len(h) }
@@ -244,14 +243,14 @@ func (h waiterHeap) Swap(i, j int) {
 	h[i].index, h[j].index = i, j
 }
 
-// Push and Pop are for container/heap.
+// Push implements heap.Interface.
 func (h *waiterHeap) Push(x any) {
 	w := x.(*waiter)
 	w.index = len(*h)
 	*h = append(*h, w)
 }
 
-// Pop removes the last.
+// Pop implements heap.Interface.
 func (h *waiterHeap) Pop() any {
 	old := *h
 	w := old[len(old)-1]

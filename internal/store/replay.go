@@ -11,15 +11,14 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// replayRevisions is how far back a replay goes at most. etcd walks through all
-// of its revisions since then, whatever they are about.
+// replayRevisions is the maximum number of revisions of a replay. etcd reads all revisions since
+// its start, including those of other keys.
 const replayRevisions = 5000
 
-// replay puts events from before the cache was filled into the ring, so that
-// clients of a store that ran before this one keep their places. It is done
-// once a collection, and only when somebody asks for a revision that is not
-// far back; else nothing happens. Failing is no error: what is not in the ring
-// is too old, as etcd's own compaction makes it.
+// replay adds events from before the cache was filled to the ring, so that clients of a previous
+// instance of the store can resume their watches. It is done once per collection, and only when a
+// client requests a revision that is not far in the past. A failure is not an error: events that
+// are not in the ring are treated like compacted ones.
 func (c *Collection) replay(ctx context.Context, since int64) error {
 	select {
 	case c.replaying <- struct{}{}:
@@ -29,8 +28,7 @@ func (c *Collection) replay(ctx context.Context, since int64) error {
 	}
 	c.mu.Lock()
 	end, generation := c.ring.start, c.generation
-	// Only a ring that still begins where the cache was filled can grow
-	// backwards.
+	// The ring can grow backwards only while it still starts at the revision of the fill.
 	useful := c.ring.first == c.firstEvent && since < end && since >= end-replayRevisions && !c.replayed
 	if useful {
 		c.replayed = true
@@ -42,13 +40,13 @@ func (c *Collection) replay(ctx context.Context, since int64) error {
 	events, start, err := c.readEvents(ctx, max(0, end-replayRevisions), end)
 	if err != nil {
 		if ctx.Err() != nil {
-			// Another may be more patient.
+			// Another caller may have more time.
 			c.mu.Lock()
 			c.replayed = false
 			c.mu.Unlock()
-			return fmt.Errorf("reading events of the past: %w", waitError(ctx))
+			return fmt.Errorf("reading past events: %w", waitError(ctx))
 		}
-		c.store.log.Warn("cannot read events of the past", "path", c.cfg.Path, "error", err)
+		c.store.log.Warn("reading past events failed", "path", c.cfg.Path, "err", err)
 		return nil
 	}
 	c.mu.Lock()
@@ -60,11 +58,11 @@ func (c *Collection) replay(ctx context.Context, since int64) error {
 	return nil
 }
 
-// errNoPrevious: etcd has been compacted while its past was read.
-var errNoPrevious = errors.New("the previous value is compacted")
+// errNoPrevious is returned when etcd was compacted while past events were read.
+var errNoPrevious = errors.New("previous value is compacted")
 
-// readEvents returns all events of the collection in (start, end], with start
-// at least since; it is later when etcd has been compacted in between.
+// readEvents returns all events of the collection in (start, end]. start is since, or later if etcd
+// has been compacted in between.
 func (c *Collection) readEvents(ctx context.Context, since, end int64) (events []Event, start int64, err error) {
 	for {
 		events, err = c.watchPast(ctx, since, end)
@@ -72,7 +70,7 @@ func (c *Collection) readEvents(ctx context.Context, since, end int64) (events [
 		if !errors.As(err, &compacted) {
 			return events, since, err
 		}
-		// Values at the compacted revision are there, those before are not.
+		// Values at the compacted revision are available, those before are not.
 		if compacted.revision <= since || compacted.revision >= end {
 			return nil, 0, err
 		}
@@ -80,7 +78,7 @@ func (c *Collection) readEvents(ctx context.Context, since, end int64) (events [
 	}
 }
 
-// compactedError tells the revision up to which etcd has forgotten.
+// compactedError contains the revision of the last compaction.
 type compactedError struct{ revision int64 }
 
 func (e *compactedError) Error() string { return fmt.Sprintf("compacted at %d", e.revision) }
@@ -88,14 +86,14 @@ func (e *compactedError) Error() string { return fmt.Sprintf("compacted at %d", 
 func (c *Collection) watchPast(ctx context.Context, since, end int64) ([]Event, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// A stream of its own, for progress concerns all watches of a stream.
+	// Use a separate stream, because progress notifications apply to all watches of a stream.
 	ctx = metadata.AppendToOutgoingContext(ctx, "hyperkube-replay", fmt.Sprintf("%p", c))
 	responses := c.store.client.Watch(ctx, c.prefix,
 		clientv3.WithPrefix(), clientv3.WithRev(since+1), clientv3.WithPrevKV(), clientv3.WithFragment())
 	var events []Event
 	last := make(map[string]*Entry)
-	// etcd tells no progress while a watch catches up, so it is asked again.
-	ask := time.NewTicker(progressAgain / 2)
+	// etcd does not report progress while a watch catches up, so repeat the request.
+	ask := time.NewTicker(progressRetry / 2)
 	defer ask.Stop()
 	for {
 		select {
@@ -133,8 +131,8 @@ func (c *Collection) watchPast(ctx context.Context, since, end int64) ([]Event, 
 	}
 }
 
-// pastEvent makes an event of what etcd tells with the previous value. last
-// has the version of each key that came last.
+// pastEvent converts an event of etcd with the previous value. last contains the latest version of
+// each key.
 func (c *Collection) pastEvent(kv *clientv3.Event, last map[string]*Entry) (Event, error) {
 	key := string(kv.Kv.Key[len(c.prefix):])
 	ev := Event{Revision: kv.Kv.ModRevision}
@@ -156,15 +154,15 @@ func (c *Collection) pastEvent(kv *clientv3.Event, last map[string]*Entry) (Even
 	return ev, nil
 }
 
-// prepend puts events before those that are there, as many of the last as
-// there is room for. All between start and the ring's own start are given.
+// prepend adds events before the present ones, as many of the latest as fit. events must contain
+// all events between start and the ring's own start.
 func (r *ring) prepend(events []Event, start int64) {
 	present := make([]Event, 0, r.next-r.first)
 	for n := r.first; n < r.next; n++ {
 		present = append(present, *r.at(n))
 	}
-	// Numbers count upwards only; places of watchers that are pending keep
-	// their numbers, so the old events go below the first.
+	// Event numbers only grow, and pending watchers keep their numbers, so the added events get
+	// numbers below the first.
 	room := max(0, min(r.maxEvents-len(present), int(r.first)))
 	bytes := r.bytes
 	for i, ev := range slices.Backward(events) {

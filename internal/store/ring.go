@@ -3,30 +3,29 @@ package store
 import "sort"
 
 const (
-	// ringMin is how many events a ring keeps whatever their size.
+	// ringMin is the number of events that a ring keeps regardless of their size.
 	ringMin = 64
-	// decodedEvents is how many events back the replaced version of an object
-	// keeps what was derived from it. Watchers ask for it right away or, when
-	// slow, derive it again.
+	// decodedEvents is the number of recent events for which the replaced version of an object
+	// keeps its derived values. Watchers need them immediately; slow watchers derive them again.
 	decodedEvents = 64
-	// eventOverhead is what an event costs beside the stored bytes.
+	// eventOverhead is the size of an event without the stored bytes.
 	eventOverhead = 200
 )
 
-// firstNumber leaves room for events from before.
+// firstNumber is the number of the first event. It leaves room for past events that are added
+// later.
 const firstNumber = 1 << 32
 
-// ring is the recent history of a collection. Events are numbered in the order
-// of their revisions; the ring has those in [first, next). It grows
-// as needed to maxEvents or maxBytes.
+// ring is the recent history of a collection. Events are numbered in the order of their revisions;
+// the ring contains those in [first, next). It grows as needed up to maxEvents or maxBytes.
 type ring struct {
 	maxEvents, maxBytes int
 
-	// events has a length that is a power of two; event n is at n mod that.
+	// events has a length that is a power of two. Event n is at index n modulo the length.
 	events      []Event
 	first, next uint64
-	// start: every event after this revision, up to the collection's
-	// revision, is here.
+	// start is the revision after which the ring contains all events, up to the collection's
+	// revision.
 	start int64
 	bytes int
 }
@@ -40,8 +39,8 @@ func eventSize(ev *Event) int {
 	return eventOverhead
 }
 
-// add appends an event, dropping old ones where there is no room, and returns
-// its number.
+// add appends an event, drops old events to stay within the limits, and returns the number of the
+// event.
 func (r *ring) add(ev Event) uint64 {
 	size := eventSize(&ev)
 	for n := r.next - r.first; n > 0; n = r.next - r.first {
@@ -59,7 +58,7 @@ func (r *ring) add(ev Event) uint64 {
 	r.bytes += size
 	if number >= r.first+decodedEvents {
 		if old := r.at(number - decodedEvents); old.Previous != nil {
-			old.Previous.forget()
+			old.Previous.dropDerived()
 		}
 	}
 	return number
@@ -70,7 +69,7 @@ func (r *ring) evict() {
 	r.start = ev.Revision
 	r.bytes -= eventSize(ev)
 	if ev.Previous != nil {
-		ev.Previous.forget()
+		ev.Previous.dropDerived()
 	}
 	*ev = Event{}
 	r.first++
@@ -85,8 +84,8 @@ func (r *ring) grow(n int) {
 	r.events = events
 }
 
-// after returns the number of the first event after a revision, which must not
-// be before start; next if there is none.
+// after returns the number of the first event after a revision, which must not be before start. It
+// returns next if there is none.
 func (r *ring) after(revision int64) uint64 {
 	n := sort.Search(int(r.next-r.first), func(i int) bool {
 		return r.at(r.first+uint64(i)).Revision > revision
@@ -94,8 +93,8 @@ func (r *ring) after(revision int64) uint64 {
 	return r.first + uint64(n)
 }
 
-// reset empties the ring; numbers go on, so that places from before are known
-// to be gone.
+// reset empties the ring. Numbers continue to grow, so that numbers from before are known to be
+// invalid.
 func (r *ring) reset(start int64) {
 	r.events = nil
 	r.next++

@@ -11,11 +11,11 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
 
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
 )
 
-// Run keeps the caches fed until ctx ends. A broken watch is resumed; it fails
-// only on what no retry can mend.
+// Run updates the caches until ctx is done. A broken watch is resumed. Run fails only on errors
+// that a retry cannot fix.
 func (s *Store) Run(ctx context.Context) error {
 	if s.running.Swap(true) {
 		return errors.New("store: already run")
@@ -26,13 +26,13 @@ func (s *Store) Run(ctx context.Context) error {
 	defer wg.Wait()
 	defer cancel()
 
-	// Its own metadata gives the store its own stream to etcd, so that
-	// progress is not held up by others' watches on the same client.
+	// Separate metadata gives the store a dedicated stream to etcd, so that other watches of the
+	// same client do not delay progress notifications.
 	watchCtx := metadata.AppendToOutgoingContext(clientv3.WithRequireLeader(ctx), "hyperkube-store", fmt.Sprintf("%p", s))
 	established := make(chan struct{})
 	wg.Go(func() { s.feed(watchCtx, established) })
 	wg.Go(func() {
-		s.position.askProgress(ctx, func(context.Context) error { return s.client.RequestProgress(watchCtx) })
+		s.position.requestProgress(ctx, func(context.Context) error { return s.client.RequestProgress(watchCtx) })
 	})
 	select {
 	case <-established:
@@ -64,7 +64,7 @@ func (s *Store) Run(ctx context.Context) error {
 	}
 }
 
-// maxFills is how many collections are read from etcd at the same time.
+// maxFills is the maximum number of collections that are read from etcd concurrently.
 const maxFills = 4
 
 func (s *Store) wantFill(c *Collection) {
@@ -74,7 +74,7 @@ func (s *Store) wantFill(c *Collection) {
 	signal(s.fills)
 }
 
-// fillCollection reads a collection for the first time, until that works.
+// fillCollection reads a collection for the first time, and retries until it succeeds.
 func (s *Store) fillCollection(ctx context.Context, c *Collection) {
 	var retry backoff
 	began := time.Now()
@@ -85,22 +85,21 @@ func (s *Store) fillCollection(ctx context.Context, c *Collection) {
 			return
 		}
 		if err == nil && c.endFill(generation, kvs, revision) {
-			if s.filled != nil {
-				s.filled(c.cfg.Resource.Group, c.cfg.Resource.Resource, time.Since(began))
+			if s.onFill != nil {
+				s.onFill(c.cfg.Resource.Group, c.cfg.Resource.Resource, time.Since(began))
 			}
 			return
 		}
 		if err != nil {
 			if ctx.Err() == nil {
-				s.log.Warn("cannot read a collection", "path", c.cfg.Path, "error", err)
+				s.log.Warn("reading collection failed, retrying", "path", c.cfg.Path, "err", err)
 			}
 			retry.wait(ctx)
 		}
 	}
 }
 
-// feed keeps a watch on all keys until ctx ends, and closes established when
-// the first is open.
+// feed watches all keys until ctx is done, and closes established when the first watch is open.
 func (s *Store) feed(ctx context.Context, established chan struct{}) {
 	var retry backoff
 	for ctx.Err() == nil {
@@ -108,24 +107,25 @@ func (s *Store) feed(ctx context.Context, established chan struct{}) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.log.Warn("the watch on etcd broke", "revision", s.position.get(), "error", err)
-		wentBack := errors.Is(err, errWentBack)
+		s.log.Warn("etcd watch broke", "revision", s.position.get(), "err", err)
+		wentBack := errors.Is(err, errRolledBack)
 		if wentBack {
-			s.forgotten.Store(0) // that was another history
+			s.compacted.Store(0) // belongs to another history
 		}
 		if wentBack || errors.Is(err, rpctypes.ErrCompacted) {
 			if err := s.relist(ctx, !wentBack); err != nil && ctx.Err() == nil {
-				s.log.Warn("cannot read all collections anew", "error", err)
+				s.log.Warn("reading all collections again failed", "err", err)
 			}
 		}
 		retry.wait(ctx)
 	}
 }
 
-// errWentBack: etcd is not the one any more that the caches were fed from.
-var errWentBack = errors.New("etcd went back to an earlier revision")
+// errRolledBack is returned when etcd has a lower revision than the caches, because it was restored
+// from a backup.
+var errRolledBack = errors.New("etcd went back to an earlier revision")
 
-// watchOnce opens a watch after the position and feeds from it until it ends.
+// watchOnce opens a watch after the position and processes its events until it breaks.
 func (s *Store) watchOnce(ctx context.Context, established *chan struct{}, retry *backoff) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -142,36 +142,36 @@ func (s *Store) watchOnce(ctx context.Context, established *chan struct{}, retry
 		var ok bool
 		select {
 		case resp, ok = <-responses:
-		case <-s.wentBack:
-			return errWentBack
+		case <-s.rolledBack:
+			return errRolledBack
 		}
 		if !ok {
-			return errors.New("closed by the client")
+			return errors.New("watch closed by the client")
 		}
 		if err := resp.Err(); err != nil {
 			return err
 		}
 		switch {
 		case resp.Created:
-			// A first watch begins with whatever comes after it. Nothing has
-			// been read so far: what is read next is at least as new.
+			// The first watch starts at the current revision. Nothing has been read so far, and
+			// later reads are at least as new.
 			if *established != nil {
 				s.position.advance(resp.Header.Revision)
 				close(*established)
 				*established = nil
 			}
 		case len(resp.Events) > 0:
-			retry.reset() // not before: one of what is compacted opens too
+			retry.reset() // not earlier, because a watch of a compacted revision also opens
 			touched = s.take(resp.Events, touched[:0])
 		default:
 			retry.reset()
 			s.position.advance(resp.Header.Revision)
-			signal(s.position.answered)
+			signal(s.position.responded)
 		}
 	}
 }
 
-// take gives events to their collections and then publishes the position.
+// take distributes events to their collections and then advances the position.
 func (s *Store) take(events []*clientv3.Event, touched []*Collection) []*Collection {
 	for _, ev := range events {
 		c := s.route(ev.Kv.Key)
@@ -196,15 +196,14 @@ func (s *Store) take(events []*clientv3.Event, touched []*Collection) []*Collect
 		clear(c.incoming)
 		c.incoming = c.incoming[:0]
 	}
-	// Not the header's revision: there may be more events up to that.
+	// Do not use the header's revision: there may be more events up to it.
 	s.position.advance(events[len(events)-1].Kv.ModRevision)
 	return touched
 }
 
-// relist reads all filled collections anew after events were lost, at one
-// revision, which then is the position. Until then the position stays, so that
-// nobody takes the old entries for new ones. Where the history is the same, entries
-// that are there are kept: what has their revision are they.
+// relist reads all filled collections again at one revision after events were lost, and sets the
+// position to it. Until then the position does not change, so that old entries are not mistaken for
+// new ones. If the history is the same, entries with an unchanged revision are kept.
 func (s *Store) relist(ctx context.Context, same bool) error {
 	resp, err := s.client.Get(ctx, s.prefix, clientv3.WithKeysOnly())
 	if err != nil {
@@ -229,14 +228,13 @@ func (s *Store) relist(ctx context.Context, same bool) error {
 	}
 	s.position.reset(revision)
 	select {
-	case <-s.wentBack: // that has been seen to
+	case <-s.rolledBack: // handled now
 	default:
 	}
 	return nil
 }
 
-// restart tells whether the collection has been filled. If it is just being
-// filled, that begins anew.
+// restart reports whether the collection has been filled. If a fill is in progress, it is repeated.
 func (c *Collection) restart() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -245,7 +243,7 @@ func (c *Collection) restart() bool {
 	return c.current != nil
 }
 
-// backoff waits longer each time, from 10 ms to 2 s.
+// backoff doubles the delay with each retry, from 10 ms to 2 s.
 type backoff struct{ next time.Duration }
 
 func (b *backoff) reset() { b.next = 0 }

@@ -1,13 +1,12 @@
-// Package store keeps API objects in etcd and in memory: transactions,
-// revisions, consistent lists and watches. It knows neither HTTP nor kinds:
+// Package store stores API objects in etcd and caches them in memory. It provides transactions,
+// resource versions, consistent lists and watches. It is independent of HTTP and of object kinds:
 // each resource is a Collection with a Codec.
 //
-// The contract (see docs/store.md). One etcd watch on the whole prefix feeds
-// every collection. An Entry is a key, a revision, the stored bytes and, once
-// someone needs it, the decoded object; all of it immutable and shared. Events
-// of one revision are published together. Reads that need a revision which the
-// cache has not reached ask etcd for progress and are woken by it. A slow
-// watcher is never waited for: it loses its place and gets ErrTooOld.
+// Design (see docs/development/store.md): One etcd watch on the whole prefix updates all collections. An Entry
+// consists of a key, a revision, the stored bytes and, when needed, the decoded object. It is
+// immutable and shared. Events of one revision are published together. Reads that need a revision
+// which the cache has not reached request a progress notification from etcd and wait for it. The
+// store never waits for a slow watcher: its watch fails with ErrTooOld.
 package store
 
 import (
@@ -23,108 +22,103 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// Errors of this package; all are wrapped with the key.
+// Errors of this package. They are wrapped with the key.
 var (
-	// ErrNotFound: no such key.
+	// ErrNotFound means that the key does not exist.
 	ErrNotFound = errors.New("not found")
-	// ErrExists: Create found the key taken.
+	// ErrExists is returned by Create if the key exists.
 	ErrExists = errors.New("already exists")
-	// ErrConflict: an operation expected another revision of its key than
-	// etcd has.
+	// ErrConflict means that the revision of the key in etcd is not the expected one.
 	ErrConflict = errors.New("revision conflict")
-	// ErrTooOld: the revision is compacted, or out of the ring's reach.
+	// ErrTooOld means that the revision is compacted or older than the recorded history.
 	ErrTooOld = errors.New("too old resource version")
-	// ErrTooNew: the revision has not been reached yet within the deadline.
+	// ErrTooNew means that the revision was not reached before the deadline.
 	ErrTooNew = errors.New("too large resource version")
 )
 
 // Codec encodes and decodes the objects of one collection.
 type Codec interface {
-	// Encode returns the bytes to store, e.g. protobuf behind "k8s\0". The
-	// object must have no resourceVersion set.
+	// Encode returns the bytes to store, e.g. protobuf with the prefix "k8s\0". The resourceVersion
+	// of the object must be empty.
 	Encode(obj runtime.Object) ([]byte, error)
-	// Decode is Encode's reverse: a new object, defaulted, with its
-	// resourceVersion set to revision.
+	// Decode reverses Encode. It returns a new, defaulted object with resourceVersion set to
+	// revision.
 	Decode(data []byte, revision int64) (runtime.Object, error)
 }
 
-// Trimmer is what a Codec may do besides.
+// Trimmer is an optional interface of a Codec.
 type Trimmer interface {
-	// DecodeTrimmed is Decode without what those can do without who keep many
-	// objects and write none of them back as they are.
+	// DecodeTrimmed is like Decode, but leaves out parts that are not needed by callers that keep
+	// many objects and do not write them back unchanged.
 	DecodeTrimmed(data []byte, revision int64) (runtime.Object, error)
 }
 
-// Config of a Store.
+// Config configures a Store.
 type Config struct {
-	// Client of etcd, over the network or in process.
+	// Client is the etcd client, either over the network or in process.
 	Client *clientv3.Client
-	// Prefix of all keys, "/registry" by default.
+	// Prefix is the prefix of all keys. Default: "/registry".
 	Prefix string
-	// History is how many recent events a collection remembers at most for
-	// watches from older revisions; zero means 4096.
+	// History is the maximum number of recent events per collection that are kept for watches from
+	// older revisions. Zero means 4096.
 	History int
-	// Observe, unless nil, is told of each request to etcd about the objects of
-	// a resource: get, list, create, update or delete. It is called by several
-	// goroutines and must be quick.
-	Observe func(operation, group, resource string, took time.Duration, err error)
-	// Waited, unless nil, is told how long reads that must see all that was
-	// written before waited for the cache to have it. It is called by several
-	// goroutines and must be quick.
-	Waited func(group, resource string, took time.Duration)
-	// Filled, unless nil, is told how long it took until the cache of a resource
-	// had all that there is, and Leased how many objects were given a lease that is
-	// given to no more. Both are called by several goroutines and must be quick.
-	Filled func(group, resource string, took time.Duration)
-	Leased func(objects int)
-	// Log receives what goes wrong in the background. Nil: nothing.
+	// OnRequest is called after each etcd request for objects of a resource: get, list, create,
+	// update or delete. It may be nil, must be safe for concurrent use and must be fast.
+	OnRequest func(operation, group, resource string, took time.Duration, err error)
+	// OnWait is called with the time that a consistent read has waited for the cache to include all
+	// previous writes. It may be nil, must be safe for concurrent use and must be fast.
+	OnWait func(group, resource string, took time.Duration)
+	// OnFill is called with the time it took to fill the cache of a resource. OnLeaseFull is called
+	// with the number of objects of a lease that is not used for further objects. Both may be nil,
+	// must be safe for concurrent use and must be fast.
+	OnFill      func(group, resource string, took time.Duration)
+	OnLeaseFull func(objects int)
+	// Log receives warnings of background work. If it is nil, nothing is logged.
 	Log *slog.Logger
 }
 
 // CollectionConfig describes the objects of one resource.
 type CollectionConfig struct {
 	Resource schema.GroupResource
-	// Path below the store's prefix, without slashes around it.
+	// Path is the path below the store's prefix, without leading and trailing slash.
 	Path  string
 	Codec Codec
-	// Transformer encrypts what is stored; nil stores as is.
+	// Transformer encrypts the stored values. If it is nil, they are not encrypted.
 	Transformer value.Transformer
-	// Indexes by which lists and watches find their entries. What is encrypted
-	// is not indexed.
+	// Indexes are used by lists and watches to find entries. Encrypted collections are not indexed.
 	Indexes []Index
 }
 
-// Index is something that many ask for by its value, such as the pods of a node.
+// Index is an attribute that is often used for selection, such as the node of a pod.
 type Index struct {
 	Name string
-	// Of returns the value of an entry, always the same one. It is called for
-	// every change, with the collection locked, so it must be quick.
+	// Of returns the value of an entry, which must not depend on anything else. It is called for
+	// each change while the collection is locked, so it must be fast.
 	Of func(*Entry) string
 }
 
-// Op is one operation of a transaction. Make it with the methods of
-// Collection.
+// Op is an operation of a transaction. Create it with the methods of Collection.
 type Op struct {
 	collection *Collection
 	key        string
 	object     runtime.Object // nil: delete
-	expect     int64          // 0: must not exist; >0: that mod revision
-	ttl        int64          // seconds; 0: none
-	from       *Entry         // what expect is the revision of, for updates
+	expect     int64          // 0: must not exist; >0: expected mod revision
+	ttl        int64          // in seconds; 0: none
+	from       *Entry         // for updates: the entry with the revision expect
 }
 
-// Store is where the operation is to be committed.
+// Store returns the store of the operation.
 func (o Op) Store() *Store { return o.collection.store }
 
-// Key of the operation, below its collection.
+// Key returns the key of the operation, relative to its collection.
 func (o Op) Key() string { return o.key }
 
-// ConflictError tells which operation of a transaction failed and what stands
-// there instead. It wraps ErrConflict, ErrExists or ErrNotFound.
+// ConflictError contains the operation of a transaction that failed and the current entry. It wraps
+// ErrConflict, ErrExists or ErrNotFound.
 type ConflictError struct {
 	Resource schema.GroupResource
 	Key      string
-	// Current is what etcd has at the key, nil if nothing.
+	// Current is the current entry of the key in etcd, or nil if there is none.
 	Current *Entry
 	Err     error
 }
@@ -132,86 +126,81 @@ type ConflictError struct {
 func (e *ConflictError) Error() string { return fmt.Sprintf("%s %q: %v", e.Resource, e.Key, e.Err) }
 func (e *ConflictError) Unwrap() error { return e.Err }
 
-// Event is a change of one key. Of Current and Previous at least one is not
-// nil: Current is nil when the key was deleted, Previous when it was created.
-// For a deletion Previous has the revision of the last write, and Revision is
-// that of the deletion.
+// Event is a change of one key. Current is nil if the key was deleted, Previous is nil if it was
+// created. For a deletion, Revision is the revision of the deletion and Previous has that of the
+// last write.
 type Event struct {
 	Revision          int64
 	Current, Previous *Entry
 }
 
-// WatchOptions of Collection.Watch.
+// WatchOptions are the options of Collection.Watch.
 type WatchOptions struct {
-	// Since is the revision after which events are wanted; those after it
-	// are delivered without a gap or an error says so. Zero: from now on.
+	// Since is the revision after which the watch starts. All events after it are delivered without
+	// gaps, or the watch fails. Zero starts at the current revision.
 	Since int64
-	// Prefix of keys, "" for all, "ns/" for a namespace.
+	// Prefix is the prefix of the watched keys: "" for all, "ns/" for a namespace.
 	Prefix string
-	// Key, when set, is the only key wanted, and Prefix is ignored.
+	// Key selects a single key. If it is set, Prefix is ignored.
 	Key string
-	// Match, when not nil, tells whether an entry is wanted. An event is
-	// delivered when its Current or its Previous matches; the receiver makes
-	// of it an addition, change or removal by asking Match again. It is
-	// called for each watcher, maybe concurrently, and must be cheap.
+	// Match selects entries. An event is delivered if its Current or its Previous matches; the
+	// receiver calls Match again to distinguish additions, changes and removals. It is called for
+	// each watcher, possibly concurrently, and must be fast. It may be nil.
 	Match func(*Entry) bool
-	// Index, when it names one, leaves out entries that have another Value
-	// there; the watcher does not even wake for them. It may be ignored, so
-	// Match has to ask for the same.
+	// Index, if it names an index, restricts the watch to entries with Value in that index. The
+	// watcher is not woken for other entries. The store may ignore it, so Match must select the
+	// same entries.
 	Index, Value string
-	// Narrow: Match costs next to nothing once the entry is decoded, and never
-	// blocks. It is asked before the watcher is woken, so that hundreds that
-	// want different objects of a collection do not all wake for each.
+	// Narrow specifies that Match is very fast once the entry is decoded and never blocks. It is
+	// then called before the watcher is woken, so that a change does not wake hundreds of watchers
+	// of other objects.
 	Narrow bool
 }
 
-// Batch is what Watcher.Next returns.
+// Batch is the result of Watcher.Next.
 type Batch struct {
-	// Events in the order of their revisions; all of one revision are in one
-	// batch. The slice is the caller's until the next call of Next.
+	// Events are sorted by revision. All events of a revision are in the same batch. The slice is
+	// valid until the next call of Next.
 	Events []Event
-	// Revision up to which the watcher has now seen everything: with no
-	// events this is progress (a bookmark's revision).
+	// Revision is the revision up to which the watcher has received all events. Without events, the
+	// batch is a progress notification (a bookmark).
 	Revision int64
 }
 
-// ListOptions of Collection.List.
+// ListOptions are the options of Collection.List.
 type ListOptions struct {
-	// Prefix of keys, "" for all, "ns/" for a namespace.
+	// Prefix is the prefix of the listed keys: "" for all, "ns/" for a namespace.
 	Prefix string
-	// From is the first key wanted (inclusive), for the next page; "" begins
-	// at the prefix's first.
+	// From is the first key of the page (inclusive); "" starts at the first key with the prefix.
 	From string
-	// Revision and Exact say how fresh: Revision < 0 is linearizable (at
-	// least what is committed when the call is made); 0 is whatever the
-	// cache has; > 0 is at least that revision, or with Exact just that one
-	// (ErrTooOld when neither the cache nor etcd can tell any more).
+	// Revision and Exact specify the consistency. Revision < 0 is linearizable: the list includes
+	// all writes committed before the call. 0 is the current state of the cache. > 0 is at least
+	// that revision or, with Exact, exactly that revision (ErrTooOld if it is available neither in
+	// the cache nor in etcd).
 	Revision int64
 	Exact    bool
-	// Limit of entries; zero is no limit. Match is applied before it.
+	// Limit is the maximum number of matching entries. Zero means no limit.
 	Limit int
-	// Match, when not nil, tells which entries are wanted.
+	// Match selects entries. It may be nil.
 	Match func(*Entry) bool
-	// Index, when it names one, leaves out entries that have another Value
-	// there without looking at them. It may be ignored, so Match has to ask
-	// for the same.
+	// Index, if it names an index, restricts the list to entries with Value in that index, without
+	// checking others. The store may ignore it, so Match must select the same entries.
 	Index, Value string
 }
 
-// Page is what List returns.
+// Page is the result of List.
 type Page struct {
-	// Revision at which the list is consistent.
+	// Revision is the revision at which the list is consistent.
 	Revision int64
-	// Entries in key order. The slice is the caller's, the entries shared.
+	// Entries are sorted by key. The caller owns the slice; the entries are shared.
 	Entries []*Entry
-	// Next is the key to continue From, "" when the list is complete.
+	// Next is the From key of the next page, or "" if the list is complete.
 	Next string
-	// Remaining counts the entries not listed, when no Match was given;
-	// else -1.
+	// Remaining is the number of remaining entries, or -1 if Match was set.
 	Remaining int64
 }
 
-// CurrentRevision asks etcd for its revision, with a linearizable read.
+// CurrentRevision returns the current revision of etcd. It is linearizable.
 func (s *Store) CurrentRevision(ctx context.Context) (int64, error) {
 	return s.currentRevision(ctx)
 }

@@ -59,7 +59,7 @@ func TestCommitGetListWatch(t *testing.T) {
 		t.Errorf("progress: %v %v", batch, err)
 	}
 
-	// Lost races.
+	// Conflicting writes.
 	var conflict *ConflictError
 	_, _, err = s.Commit(ctx, c.Update(a, configMap("a", "3"), 0))
 	if !errors.Is(err, ErrConflict) || !errors.As(err, &conflict) || valueOf(conflict.Current) != "2" {
@@ -67,14 +67,14 @@ func TestCommitGetListWatch(t *testing.T) {
 	}
 	_, _, err = s.Commit(ctx, c.Create("ns/a", configMap("a", "3"), 0))
 	if !errors.Is(err, ErrExists) || !errors.As(err, &conflict) || conflict.Current.Revision() != a2.Revision() {
-		t.Errorf("create of what exists: %v", err)
+		t.Errorf("create of an existing key: %v", err)
 	}
 	_, _, err = s.Commit(ctx, c.Delete(b))
 	if !errors.Is(err, ErrNotFound) || !errors.As(err, &conflict) || conflict.Current != nil {
-		t.Errorf("delete of what is gone: %v", err)
+		t.Errorf("delete of a deleted key: %v", err)
 	}
 	if _, err := c.Get(ctx, "ns/b", 0); !errors.Is(err, ErrNotFound) {
-		t.Errorf("get of what is gone: %v", err)
+		t.Errorf("get of a deleted key: %v", err)
 	}
 	canceled, cancel := context.WithCancel(ctx)
 	cancel()
@@ -83,7 +83,8 @@ func TestCommitGetListWatch(t *testing.T) {
 	}
 }
 
-// A slow watcher loses its place; one that nothing concerned does not.
+// TestSlowWatcher checks that the watch of a slow watcher fails, and that a watcher without
+// matching events is not considered slow.
 func TestSlowWatcher(t *testing.T) {
 	ctx := testContext(t)
 	s := newStore(t, Config{History: 64})
@@ -127,12 +128,12 @@ func TestSlowWatcher(t *testing.T) {
 	idlePrefix.Close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if x := &c.watchers; len(x.all)+len(x.byKey)+len(x.byNamespace)+len(x.others) != 0 {
-		t.Errorf("closed watchers are still there: %+v", x)
+	if x := &c.watchers; len(x.all)+len(x.byKey)+len(x.byNamespace)+len(x.byPrefix) != 0 {
+		t.Errorf("closed watchers are still registered: %+v", x)
 	}
 }
 
-// Only watchers whom the key concerns are woken.
+// TestWatchersNotWoken checks that only watchers that match the key are woken.
 func TestWatchersNotWoken(t *testing.T) {
 	ctx := testContext(t)
 	s := newStore(t, Config{})
@@ -167,7 +168,7 @@ func TestRevisions(t *testing.T) {
 	s := newStore(t, Config{})
 	c := s.Collection(collectionConfig("configmaps"))
 	a := mustCreate(t, c, "ns/a", "1")
-	// A foreign key moves the revision without an event.
+	// A key outside of the collections increments the revision without an event.
 	foreign, err := s.client.Put(ctx, "compact_rev_key", "x")
 	if err != nil {
 		t.Fatal(err)
@@ -196,7 +197,7 @@ func TestRevisions(t *testing.T) {
 	if e, err := c.Get(ctx, "ns/a", a.Revision()); err != nil || e.Revision() != a.Revision() {
 		t.Errorf("get: %v %v", e, err)
 	}
-	// Many at once share what they ask etcd.
+	// Concurrent callers share the requests to etcd.
 	var wg sync.WaitGroup
 	for range 100 {
 		wg.Go(func() {
@@ -224,14 +225,14 @@ func TestTransactionOverCollections(t *testing.T) {
 	if batch, err := w.Next(ctx); err != nil || len(batch.Events) != 1 || batch.Events[0].Current != entries[1] {
 		t.Errorf("the watch does not have the writer's entry: %v %v", batch, err)
 	}
-	// The address is taken: nothing of it happens.
+	// The address exists, so the transaction has no effect.
 	_, _, err = s.Commit(ctx, a.Create("ns/b", configMap("b", "1"), 0), b.Create("10.0.0.1", configMap("b", "1"), 0))
 	var conflict *ConflictError
 	if !errors.As(err, &conflict) || conflict.Resource.Resource != "ipaddresses" || !errors.Is(err, ErrExists) {
 		t.Errorf("conflict: %v", err)
 	}
 	if _, err := a.Get(ctx, "ns/b", -1); !errors.Is(err, ErrNotFound) {
-		t.Errorf("half a transaction: %v", err)
+		t.Errorf("partial transaction: %v", err)
 	}
 	for name, ops := range map[string][]Op{
 		"none":          nil,
@@ -267,23 +268,23 @@ func TestUpdateWithoutChange(t *testing.T) {
 	}
 	b := mustUpdate(t, a, "2")
 	if _, _, err := s.Commit(ctx, c.Update(a, configMap("ns/a", "1"), 0)); !errors.Is(err, ErrConflict) {
-		t.Errorf("an old entry passed as the current one: %v", err)
+		t.Errorf("an old entry was accepted as current: %v", err)
 	}
 	_ = b
 }
 
-// TestLeased holds that it is told how many keys a lease was given to.
-func TestLeased(t *testing.T) {
+// TestOnLeaseFull checks that OnLeaseFull is called with the number of keys of a lease.
+func TestOnLeaseFull(t *testing.T) {
 	ctx := testContext(t)
-	var told []int
-	s := newStore(t, Config{Leased: func(keys int) { told = append(told, keys) }})
+	var reported []int
+	s := newStore(t, Config{OnLeaseFull: func(keys int) { reported = append(reported, keys) }})
 	for range leaseKeys + 1 {
 		if _, err := s.leases.get(ctx, 3600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if !slices.Equal(told, []int{leaseKeys}) {
-		t.Errorf("leases were given to %v keys", told)
+	if !slices.Equal(reported, []int{leaseKeys}) {
+		t.Errorf("leases were used for %v keys", reported)
 	}
 }
 
@@ -304,16 +305,16 @@ func TestTTL(t *testing.T) {
 	if err != nil || ttl.GrantedTTL < 3600 || ttl.GrantedTTL > 3700 {
 		t.Errorf("time to live: %v %v", ttl, err)
 	}
-	// A change of nothing writes nothing, and the time goes on.
+	// An update without changes writes nothing and does not renew the ttl.
 	if same, _ := mustCommit(t, s, c.Update(ops[0], configMap("x", "1"), 3600)); same[0].Revision() != ops[0].Revision() {
-		t.Errorf("a change of nothing made revision %d of %d", same[0].Revision(), ops[0].Revision())
+		t.Errorf("an update without changes created revision %d of %d", same[0].Revision(), ops[0].Revision())
 	}
 	w, err := c.Watch(ctx, WatchOptions{Since: ops[4].Revision()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	// The end of the lease deletes all of them at one revision.
+	// Revoking the lease deletes all its keys in one revision.
 	if _, err := s.client.Revoke(ctx, resp.Leases[0].ID); err != nil {
 		t.Fatal(err)
 	}
@@ -321,7 +322,7 @@ func TestTTL(t *testing.T) {
 	if err != nil || len(batch.Events) != 5 || batch.Events[0].Revision != batch.Events[4].Revision {
 		t.Errorf("deletions: %v %v", batch, err)
 	}
-	// The store still has the lease that is gone; it takes another.
+	// The store still uses the revoked lease and must create a new one.
 	mustCommit(t, s, c.Create("ns/again", configMap("x", "1"), 3600))
 }
 
@@ -329,15 +330,15 @@ func TestCompactor(t *testing.T) {
 	ctx := testContext(t)
 	s := newStore(t, Config{})
 	c := s.Collection(collectionConfig("configmaps"))
-	var told []int64
-	one, two := &Compactor{Client: s.client, Compacted: s.Forget}, &Compactor{Client: s.client, Compacted: func(r int64) { told = append(told, r) }}
+	var reported []int64
+	one, two := &Compactor{Client: s.client, Compacted: s.SetCompacted}, &Compactor{Client: s.client, Compacted: func(r int64) { reported = append(reported, r) }}
 	a := mustCreate(t, c, "ns/a", "1")
 	first := a.Revision()
 	round1, revision1, err := one.compact(ctx, 0, 0)
 	if err != nil || round1 != 1 {
 		t.Fatal(round1, revision1, err)
 	}
-	// The second comes late and learns the round.
+	// The second compactor starts later and learns the current round.
 	round2, revision2, err := two.compact(ctx, 0, 0)
 	if err != nil || round2 != 1 || revision2 != revision1 {
 		t.Fatal(round2, revision2, err)
@@ -349,10 +350,10 @@ func TestCompactor(t *testing.T) {
 	if round2, _, err = two.compact(ctx, round2, revision2); err != nil || round2 != 2 {
 		t.Fatal(round2, err)
 	}
-	if len(told) != 1 || told[0] != revision1 {
-		t.Errorf("told of %v, not of %d", told, revision1)
+	if len(reported) != 1 || reported[0] != revision1 {
+		t.Errorf("Compacted called with %v, want %d", reported, revision1)
 	}
-	// What the cache still knows is as old as what etcd has forgotten.
+	// Revisions that are compacted in etcd are too old, even if the cache still has them.
 	if _, err := c.List(ctx, ListOptions{Revision: first, Exact: true}); !errors.Is(err, ErrTooOld) {
 		t.Errorf("a list at %d: %v", first, err)
 	}
@@ -361,7 +362,7 @@ func TestCompactor(t *testing.T) {
 	}
 	_, err = s.client.Get(ctx, "x", clientv3.WithRev(revision1-1))
 	if !errors.Is(etcdError(err), ErrTooOld) {
-		t.Errorf("what is before %d is still there: %v", revision1, err)
+		t.Errorf("revisions before %d still exist: %v", revision1, err)
 	}
 	if _, err := s.client.Get(ctx, "x", clientv3.WithRev(revision1)); err != nil {
 		t.Error(err)
@@ -394,18 +395,18 @@ func TestDropAndStop(t *testing.T) {
 	s.Drop(c)
 	s.Drop(c)
 	if _, err := w.Next(ctx); !errors.Is(err, ErrStopped) {
-		t.Errorf("watch of what was dropped: %v", err)
+		t.Errorf("watch of a dropped collection: %v", err)
 	}
 	if _, err := c.List(ctx, ListOptions{}); !errors.Is(err, ErrStopped) {
-		t.Errorf("list of what was dropped: %v", err)
+		t.Errorf("list of a dropped collection: %v", err)
 	}
-	// One that began to watch when it was not dropped yet is told too.
+	// A watcher that started while the collection was being dropped gets the error as well.
 	late := &Watcher{collection: c, wake: make(chan struct{}, 1)}
 	if begun, err := late.begin(); begun || !errors.Is(err, ErrStopped) {
-		t.Errorf("watching what was dropped meanwhile: %v, %v", begun, err)
+		t.Errorf("starting a watch of a dropped collection: %v, %v", begun, err)
 	}
-	if err := c.reach(ctx, -1); !errors.Is(err, ErrStopped) {
-		t.Errorf("reading what was dropped: %v", err)
+	if err := c.waitForRevision(ctx, -1); !errors.Is(err, ErrStopped) {
+		t.Errorf("reading a dropped collection: %v", err)
 	}
 	again := s.Collection(collectionConfig("example.com/foos"))
 	if page := mustList(t, again, ListOptions{}); again == c || len(page.Entries) != 1 {
@@ -484,6 +485,6 @@ func TestErrors(t *testing.T) {
 	late, cancel := context.WithTimeout(t.Context(), 0)
 	defer cancel()
 	if err := unsettled(late, rpctypes.ErrTimeout); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, rpctypes.ErrTimeout) {
-		t.Errorf("of a transaction that had no more time: %v", err)
+		t.Errorf("of a transaction after its deadline: %v", err)
 	}
 }

@@ -7,40 +7,41 @@ import (
 	"sync/atomic"
 )
 
-// errClosed: Next was called after Close.
+// errClosed is returned by Next after Close.
 var errClosed = fmt.Errorf("watcher is closed: %w", ErrStopped)
 
-// Watcher is a place in a collection's history.
+// Watcher is a position in the history of a collection.
 type Watcher struct {
 	collection *Collection
 	opts       WatchOptions
-	// wake has a token when there may be something for Next.
+	// wake receives a token when Next may have something to return.
 	wake chan struct{}
-	// progress was asked for.
+	// progress is set when a progress notification is requested.
 	progress atomic.Bool
-	// found and events are reused by Next.
+	// found and events are buffers that Next reuses.
 	found, events []Event
 
-	// What follows is guarded by the collection's lock.
+	// The lock of the collection guards the fields below.
 
-	// pending: event number first and those after it have not been looked
-	// at. Without it, no event up to now concerns the watcher.
+	// pending is set if the events from number first on have not been checked. Otherwise no event
+	// up to now matches the watcher.
 	pending bool
 	first   uint64
-	// since: events up to this revision are not wanted.
+	// since is the revision up to which events are skipped.
 	since int64
-	// err ends the watch.
+	// err is the error with which the watch has failed.
 	err error
-	// list is where in the index the watcher is, index its place there.
+	// list is the watcherIndex bucket that contains the watcher, index its position there.
 	list  *[]*Watcher
 	index int
 }
 
-// maxBatch is after how many events a batch ends, once their revision does.
+// maxBatch is the number of events after which a batch is complete, unless the next event has the
+// same revision.
 const maxBatch = 256
 
-// Watch begins a watch. ErrTooOld when the ring no longer has the events after
-// opts.Since. The watcher must be closed. ctx is for the beginning only.
+// Watch starts a watch. It returns ErrTooOld if the ring does not contain the events after
+// opts.Since anymore. The caller must close the watcher. ctx only applies to the start.
 func (c *Collection) Watch(ctx context.Context, opts WatchOptions) (*Watcher, error) {
 	if err := c.fill(ctx); err != nil {
 		return nil, fmt.Errorf("watching %s: %w", c.cfg.Resource, err)
@@ -64,14 +65,14 @@ func (c *Collection) Watch(ctx context.Context, opts WatchOptions) (*Watcher, er
 	return nil, fmt.Errorf("watching %s: %w", c.cfg.Resource, &TooOldError{Since: opts.Since, Oldest: start})
 }
 
-// begin takes the watcher's place, or returns false when that is gone.
+// begin registers the watcher. It returns false if its start revision is not available anymore.
 func (w *Watcher) begin() (bool, error) {
 	c := w.collection
 	position := c.store.position.get()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.isDropped() {
-		return false, ErrStopped // those who watch have been told already
+		return false, ErrStopped // existing watchers have already failed
 	}
 	w.since = w.opts.Since
 	switch {
@@ -87,9 +88,9 @@ func (w *Watcher) begin() (bool, error) {
 	return true, nil
 }
 
-// Next blocks until there is something after the watcher's place, or progress
-// was asked for, or ctx ends. ErrTooOld when the watcher was too slow and its
-// place is gone from the ring: the watch is over then. It is for one goroutine.
+// Next blocks until there are events, a progress notification was requested, or ctx is done. It
+// returns ErrTooOld if the watcher was too slow and its position is not in the ring anymore; the
+// watch is then terminated. Calls must not be concurrent.
 func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 	for {
 		batch, err := w.take()
@@ -97,12 +98,12 @@ func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 			return batch, err
 		}
 		if w.progress.Swap(false) {
-			if err := w.collection.reach(ctx, -1); err == nil {
+			if err := w.collection.waitForRevision(ctx, -1); err == nil {
 				return w.take()
 			} else if ctx.Err() != nil {
 				return Batch{}, err
 			}
-			// Without etcd there is no progress to tell.
+			// Without etcd there is no progress to report.
 		}
 		select {
 		case <-w.wake:
@@ -114,7 +115,7 @@ func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 	}
 }
 
-// take returns what there is now.
+// take returns the available events.
 func (w *Watcher) take() (Batch, error) {
 	c := w.collection
 	for {
@@ -125,7 +126,7 @@ func (w *Watcher) take() (Batch, error) {
 			return Batch{}, w.err
 		}
 		revision := max(position, c.revision, w.since)
-		clear(w.found) // who waits for long keeps nothing of it
+		clear(w.found) // a waiting watcher must not keep entries alive
 		w.found = w.found[:0]
 		more := false
 		if w.pending {
@@ -133,7 +134,7 @@ func (w *Watcher) take() (Batch, error) {
 				w.err = fmt.Errorf("watching %s: %w: the watcher is too slow", c.cfg.Resource, ErrTooOld)
 				c.watchers.remove(w)
 				c.mu.Unlock()
-				c.slow.Add(1)
+				c.terminatedWatchers.Add(1)
 				return Batch{}, w.err
 			}
 			revision, more = w.collect(revision)
@@ -158,9 +159,8 @@ func (w *Watcher) take() (Batch, error) {
 	}
 }
 
-// collect copies the events that concern the watcher, as far as key and prefix
-// tell, and moves its place. It returns up to which revision the watcher has
-// seen everything then, and whether there is more.
+// collect copies the events that match by key and prefix and advances the watcher. It returns the
+// revision up to which the watcher has seen all events, and whether there are more.
 func (w *Watcher) collect(revision int64) (int64, bool) {
 	r := &w.collection.ring
 	n := w.first
@@ -192,18 +192,17 @@ func (w *Watcher) concerns(key string) bool {
 	return strings.HasPrefix(key, w.opts.Prefix)
 }
 
-// RequestProgress makes Next return soon, with no events if there are none but
-// with a Revision at least as new as etcd's when this was called. Safe from
-// any goroutine.
+// RequestProgress makes Next return soon, possibly without events, with a Revision that is at least
+// etcd's revision at the time of this call. It is safe for concurrent use.
 func (w *Watcher) RequestProgress() {
 	w.progress.Store(true)
 	signal(w.wake)
 }
 
-// Tell sends nil to changed whenever something has happened, and at last the error with
-// which the watch is over, until ctx ends: for who reads again what is watched and selects
-// among more than this. It calls Next, and is for one goroutine as that is.
-func (w *Watcher) Tell(ctx context.Context, changed chan<- error) {
+// Notify sends nil to changed after each change, and finally the error with which the watch failed,
+// until ctx is done. It is for callers that read the objects again after a change and wait for
+// other events too. It calls Next, so it must not be called concurrently with Next.
+func (w *Watcher) Notify(ctx context.Context, changed chan<- error) {
 	for {
 		_, err := w.Next(ctx)
 		select {
@@ -217,8 +216,7 @@ func (w *Watcher) Tell(ctx context.Context, changed chan<- error) {
 	}
 }
 
-// Close ends the watch and frees its place. Safe from any goroutine and more
-// than once.
+// Close terminates the watch. It is safe for concurrent use and can be called more than once.
 func (w *Watcher) Close() {
 	c := w.collection
 	c.mu.Lock()
@@ -230,17 +228,17 @@ func (w *Watcher) Close() {
 	signal(w.wake)
 }
 
-// watcherIndex finds the watchers that an event concerns, as far as its key
-// tells. The zero value is empty.
+// watcherIndex finds the watchers that may match an event, by its key and indexes. The zero value
+// is empty.
 type watcherIndex struct {
 	all []*Watcher
-	// byKey and byNamespace have those with a Key, or with a Prefix that
-	// ends with its only slash.
+	// byKey and byNamespace contain watchers with a Key, or with a Prefix that has a single,
+	// trailing slash.
 	byKey, byNamespace map[string]*[]*Watcher
-	// byIndex has those with an Index, by its place and their Value.
+	// byIndex contains watchers with an Index, by the position of the index and their Value.
 	byIndex []map[string]*[]*Watcher
-	// others have other prefixes.
-	others []*Watcher
+	// byPrefix contains watchers with other prefixes.
+	byPrefix []*Watcher
 }
 
 func (x *watcherIndex) add(w *Watcher) {
@@ -269,7 +267,7 @@ func (x *watcherIndex) add(w *Watcher) {
 	case strings.IndexByte(prefix, '/') == len(prefix)-1:
 		w.list = bucket(&x.byNamespace, prefix)
 	default:
-		w.list = &x.others
+		w.list = &x.byPrefix
 	}
 	w.index = len(*w.list)
 	*w.list = append(*w.list, w)
@@ -297,7 +295,7 @@ func (x *watcherIndex) remove(w *Watcher) {
 	w.list = nil
 }
 
-// notify marks event number n as pending for all whom it concerns.
+// notify marks event number n as pending for all watchers that may match it.
 func (x *watcherIndex) notify(n uint64, key string, ev *Event) {
 	for _, w := range x.all {
 		w.mark(n, ev)
@@ -316,7 +314,7 @@ func (x *watcherIndex) notify(n uint64, key string, ev *Event) {
 			}
 		}
 	}
-	for _, w := range x.others {
+	for _, w := range x.byPrefix {
 		if strings.HasPrefix(key, w.opts.Prefix) {
 			w.mark(n, ev)
 		}
@@ -324,7 +322,7 @@ func (x *watcherIndex) notify(n uint64, key string, ev *Event) {
 	x.notifyIndexed(n, key, ev)
 }
 
-// notifyIndexed is notify for those who watch by an index.
+// notifyIndexed is like notify for watchers with an index.
 func (x *watcherIndex) notifyIndexed(n uint64, key string, ev *Event) {
 	for i, watchers := range x.byIndex {
 		if len(watchers) == 0 {
@@ -363,16 +361,16 @@ func (w *Watcher) mark(n uint64, ev *Event) {
 	}
 }
 
-// wants tells whether the watcher is to look at an event.
+// wants reports whether the watcher must be woken for an event.
 func (w *Watcher) wants(ev *Event) bool {
 	match := w.opts.Match
 	if match == nil || !w.opts.Narrow || w.collection.cfg.Transformer != nil {
-		return true // to decrypt may take long
+		return true // decryption may take long
 	}
 	return ev.Current != nil && match(ev.Current) || ev.Previous != nil && match(ev.Previous)
 }
 
-// fail ends all watches.
+// fail terminates all watches with err.
 func (x *watcherIndex) fail(err error) {
 	end := func(list []*Watcher) {
 		for _, w := range list {
@@ -382,7 +380,7 @@ func (x *watcherIndex) fail(err error) {
 		}
 	}
 	end(x.all)
-	end(x.others)
+	end(x.byPrefix)
 	for _, list := range x.byKey {
 		end(*list)
 	}
@@ -397,7 +395,7 @@ func (x *watcherIndex) fail(err error) {
 	*x = watcherIndex{}
 }
 
-// TooOldError is an ErrTooOld that knows after which revision a watch can begin.
+// TooOldError is an ErrTooOld that contains the oldest revision at which a watch can start.
 type TooOldError struct{ Since, Oldest int64 }
 
 func (e *TooOldError) Error() string { return fmt.Sprintf("%v: %d (%d)", ErrTooOld, e.Since, e.Oldest) }

@@ -8,25 +8,25 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// weakObject finds a decoded object for as long as anybody has it, without
-// keeping it. So all informers of a process share their objects with each other
-// and with those who read now and then, whatever the bound of the store is.
+// weakObject refers to a decoded object without keeping it alive. With it, all informers of a
+// process share their objects with each other and with other readers, independent of the memory
+// limit of the store.
 type weakObject struct {
 	kind    reflect.Type
 	pointer weak.Pointer[byte]
 }
 
-// weaken returns nil for what is no pointer, which no published type is.
+// weaken returns nil if obj is not a pointer. All published types are pointers.
 func weaken(obj runtime.Object) *weakObject {
 	v := reflect.ValueOf(obj)
 	if v.Kind() != reflect.Pointer || v.Type().Elem().Size() == 0 {
 		return nil
 	}
-	// The first byte stands for the whole: weak pointers are to allocations.
+	// A weak pointer to the first byte represents the whole allocation.
 	return &weakObject{kind: v.Type().Elem(), pointer: weak.Make((*byte)(v.UnsafePointer()))}
 }
 
-// get returns the object, or nil when it is gone.
+// get returns the object, or nil if it was collected.
 func (w *weakObject) get() runtime.Object {
 	p := w.pointer.Value()
 	if p == nil {

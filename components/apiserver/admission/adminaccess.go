@@ -10,9 +10,8 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// adminAccess lets claims reach devices that others have in namespaces only that
-// are marked for it. Upstream counts it to the validation of claims: it always
-// runs.
+// adminAccess allows claims to request admin access to devices only in namespaces that carry the
+// admin access label. Upstream does this check in the validation of claims, so it always runs.
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#admin-access
 type adminAccess struct {
@@ -49,8 +48,8 @@ func (p *adminAccess) Validate(ctx context.Context, a admission.Attributes, _ ad
 	return nil
 }
 
-// adminNamespace is nil if claims of the namespace may reach devices that others
-// have, and else what is wrong with the field at path.
+// adminNamespace returns nil if claims in the namespace may request admin access to devices.
+// Otherwise it returns the error of the field at path.
 func adminNamespace(ctx context.Context, all namespaces, name string, path *field.Path) *field.Error {
 	ns, err := all.get(ctx, name)
 	if err != nil {

@@ -1,10 +1,10 @@
-// Package admission changes and refuses writes after authorization: the plugins
-// that a kube-apiserver runs, one file each, in its order.
+// Package admission mutates and validates write requests after authorization. It contains the
+// admission plugins of kube-apiserver, one per file, and runs them in upstream's order.
 //
-// Plugins decide by informers. Where an informer has not what is asked for, the
-// API itself is asked, so that nothing depends on how far an informer is;
-// plugins that must see all objects of a kind wait for their informer on the
-// first request that needs it. Objects are of the published v1 types.
+// Plugins read from informers. If an informer does not have an object, the plugin queries the API,
+// so that no decision depends on how far the informer lags behind. Plugins that must see all
+// objects of a kind wait for their informer on the first request that needs it. Objects are of the
+// published v1 types.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/
 package admission
@@ -25,56 +25,56 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Config says which plugins run and what they decide by.
+// Config configures the plugins and the data that they use.
 type Config struct {
 	// Informers must not have been started.
 	Informers informers.SharedInformerFactory
-	// Kube is a superuser's way to the same API.
+	// Kube is a client of this API server with superuser permissions.
 	Kube kubernetes.Interface
-	// Pods reads pods; nil means an informer, which keeps all of them decoded.
+	// Pods reads pods. Nil means a pod informer, which keeps all pods decoded.
 	Pods Pods
-	// Authorizer is asked by plugins that guard a verb.
+	// Authorizer is called by plugins that check permissions.
 	Authorizer authorizer.Authorizer
-	// Enable and Disable are --enable-admission-plugins and
+	// Enable and Disable are the values of --enable-admission-plugins and
 	// --disable-admission-plugins.
 	Enable, Disable []string
-	// Files are the configurations of plugins by their names, as
-	// LoadConfiguration returns them.
+	// Files are the plugin configurations by plugin name, as returned by LoadConfiguration.
 	Files map[string][]byte
-	// TolerationSeconds that pods get which do not say; nil: five minutes.
+	// TolerationSeconds are added to pods that do not set their own. Nil means five minutes.
 	TolerationSeconds *TolerationSeconds
-	// Kinds finds the resource of a kind; "" when it is not served.
+	// Kinds returns the resource of a kind, or "" if the kind is not served.
 	Kinds func(schema.GroupVersionKind) (resource string, namespaced bool)
-	// Extra are plugins made elsewhere, by their names: webhooks, policies,
-	// quota. Those of upstream's names run in upstream's place when they are
-	// on; others always, at the end.
+	// Extra are plugins constructed elsewhere (webhooks, policies, quota), by name. A plugin with
+	// the name of an upstream plugin runs in its position if that plugin is enabled. All others
+	// always run, after the upstream plugins.
 	Extra map[string]admission.Interface
-	// Last is asked after all: the check of escalation. May be nil.
+	// Last runs after all other plugins: the privilege escalation check. It may be nil.
 	Last admission.ValidationInterface
-	// Serves tells which resources the API has. Plugins whose resources it
-	// has not are left out. Nil means all.
+	// Serves reports whether the API serves a resource. Plugins whose resources are not served are
+	// left out. Nil means that all are served.
 	Serves func(schema.GroupVersionResource) bool
-	// Metrics is where metrics are registered. It may be nil.
+	// Metrics is the registry for metrics. It may be nil.
 	Metrics prometheus.Registerer
 }
 
-// maker makes a plugin, or nil where the API does not serve what it needs.
-type maker func(*Config) (admission.Interface, error)
+// pluginFactory constructs a plugin. It returns nil if the API does not serve the resources that the plugin
+// needs.
+type pluginFactory func(*Config) (admission.Interface, error)
 
-// known is one of upstream's plugins.
-type known struct {
+// pluginSpec describes an upstream plugin.
+type pluginSpec struct {
 	name string
-	// on tells whether it runs unless disabled.
-	on bool
-	// make is nil for those made elsewhere, and for those of features that this
-	// server has not: their kinds or fields are not served.
-	make maker
+	// enabledByDefault reports whether the plugin is enabled by default.
+	enabledByDefault bool
+	// factory is nil for plugins that are constructed elsewhere, and for plugins of features that this
+	// server does not have because their kinds or fields are not served.
+	factory pluginFactory
 }
 
-// order is upstream's.
+// pluginOrder lists the plugins in upstream's order.
 //
 // https://github.com/kubernetes/kubernetes/blob/master/pkg/kubeapiserver/options/plugins.go
-var order = []known{
+var pluginOrder = []pluginSpec{
 	{"AlwaysAdmit", false, newAlwaysAdmit},
 	{"NamespaceAutoProvision", false, newNamespaceAutoProvision},
 	{"NamespaceLifecycle", true, newNamespaceLifecycle},
@@ -118,15 +118,15 @@ var order = []known{
 	{"AlwaysDeny", false, newAlwaysDeny},
 }
 
-// Chain asks its plugins one after another. It is safe for several goroutines.
+// Chain runs its plugins in order. It is safe for concurrent use.
 type Chain struct {
 	names    []string
 	mutating []mutating
-	// validating come after all mutating ones.
+	// validating plugins run after all mutating plugins.
 	validating []validating
-	durations  *durations
-	// admitting and checking time all of them.
-	admitting, checking *timer
+	durations  *durationMetrics
+	// admitTimer and validateTimer measure the total duration of all plugins.
+	admitTimer, validateTimer *timer
 }
 
 // mutating and validating are plugins with their timers, which may be nil.
@@ -146,10 +146,10 @@ var (
 	_ admission.ValidationInterface = (*Chain)(nil)
 )
 
-// New makes the chain and registers with the informers that it needs.
+// New returns a chain and registers its event handlers with the informers.
 func New(cfg Config) (*Chain, error) {
 	if cfg.Informers == nil || cfg.Kube == nil {
-		return nil, errors.New("admission takes informers and a client")
+		return nil, errors.New("admission requires informers and a client")
 	}
 	if cfg.Serves == nil {
 		cfg.Serves = func(schema.GroupVersionResource) bool { return true }
@@ -157,19 +157,19 @@ func New(cfg Config) (*Chain, error) {
 	if err := checkNames(cfg.Enable, cfg.Disable); err != nil {
 		return nil, err
 	}
-	measured, err := newDurations(cfg.Metrics)
+	measured, err := newDurationMetrics(cfg.Metrics)
 	if err != nil {
-		return nil, fmt.Errorf("metrics of admission: %w", err)
+		return nil, fmt.Errorf("registering admission metrics: %w", err)
 	}
-	c := &Chain{durations: measured, admitting: measured.step("admit"), checking: measured.step("validate")}
-	for _, k := range order {
-		on := (k.on || slices.Contains(cfg.Enable, k.name)) && !slices.Contains(cfg.Disable, k.name)
+	c := &Chain{durations: measured, admitTimer: measured.step("admit"), validateTimer: measured.step("validate")}
+	for _, k := range pluginOrder {
+		on := (k.enabledByDefault || slices.Contains(cfg.Enable, k.name)) && !slices.Contains(cfg.Disable, k.name)
 		switch extra := cfg.Extra[k.name]; {
 		case !on:
 		case extra != nil:
 			c.add(k.name, extra)
-		case k.make != nil:
-			plugin, err := k.make(&cfg)
+		case k.factory != nil:
+			plugin, err := k.factory(&cfg)
 			if err != nil {
 				return nil, fmt.Errorf("admission plugin %s: %w", k.name, err)
 			}
@@ -180,7 +180,7 @@ func New(cfg Config) (*Chain, error) {
 	}
 	var others []string
 	for name := range cfg.Extra {
-		if !slices.ContainsFunc(order, func(k known) bool { return k.name == name }) {
+		if !slices.ContainsFunc(pluginOrder, func(k pluginSpec) bool { return k.name == name }) {
 			others = append(others, name)
 		}
 	}
@@ -189,7 +189,7 @@ func New(cfg Config) (*Chain, error) {
 		c.add(name, cfg.Extra[name])
 	}
 	if cfg.Serves(resourcev1.SchemeGroupVersion.WithResource("resourceclaims")) {
-		c.validating = append(c.validating, validating{ValidationInterface: newAdminAccess(&cfg)}, validating{ValidationInterface: newClaimWriters(&cfg)})
+		c.validating = append(c.validating, validating{ValidationInterface: newAdminAccess(&cfg)}, validating{ValidationInterface: newClaimStatusAuthorization(&cfg)})
 	}
 	if cfg.Last != nil {
 		c.validating = append(c.validating, validating{ValidationInterface: cfg.Last})
@@ -197,12 +197,12 @@ func New(cfg Config) (*Chain, error) {
 	return c, nil
 }
 
-// checkNames says which names are unknown, and which are in both lists.
+// checkNames returns an error if a name is unknown or is in both lists.
 func checkNames(enable, disable []string) error {
 	var errs []error
 	unknown := func(flag string, names []string) {
 		for _, name := range names {
-			if !slices.ContainsFunc(order, func(k known) bool { return k.name == name }) {
+			if !slices.ContainsFunc(pluginOrder, func(k pluginSpec) bool { return k.name == name }) {
 				errs = append(errs, fmt.Errorf("%s plugin %q is unknown", flag, name))
 			}
 		}
@@ -232,7 +232,7 @@ func (c *Chain) add(name string, plugin admission.Interface) {
 	}
 }
 
-// Plugins names the plugins that run, in order.
+// Plugins returns the names of the enabled plugins, in order.
 func (c *Chain) Plugins() []string { return slices.Clone(c.names) }
 
 // Handles implements admission.Interface.
@@ -241,14 +241,14 @@ func (c *Chain) Handles(op admission.Operation) bool {
 		slices.ContainsFunc(c.validating, func(p validating) bool { return p.Handles(op) })
 }
 
-// Admit implements admission.MutationInterface. When a webhook or a policy
-// asks for it, all are asked a second time: plugins see what webhooks changed,
-// and those what plugins made of that.
+// Admit implements admission.MutationInterface. If a webhook or a policy requests reinvocation, all
+// plugins run a second time: built-in plugins see the changes of webhooks, and webhooks see the
+// changes of built-in plugins.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#reinvocation-policy
 func (c *Chain) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
 	began := time.Now()
-	defer func() { c.admitting.took(a.GetOperation(), began, err) }()
+	defer func() { c.admitTimer.observe(a.GetOperation(), began, err) }()
 	if err := c.admit(ctx, a, o); err != nil {
 		return err
 	}
@@ -267,7 +267,7 @@ func (c *Chain) admit(ctx context.Context, a admission.Attributes, o admission.O
 		}
 		began := time.Now()
 		err := p.Admit(ctx, a, o)
-		p.timer.took(a.GetOperation(), began, err)
+		p.timer.observe(a.GetOperation(), began, err)
 		if err != nil {
 			return err
 		}
@@ -278,14 +278,14 @@ func (c *Chain) admit(ctx context.Context, a admission.Attributes, o admission.O
 // Validate implements admission.ValidationInterface.
 func (c *Chain) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
 	start := time.Now()
-	defer func() { c.checking.took(a.GetOperation(), start, err) }()
+	defer func() { c.validateTimer.observe(a.GetOperation(), start, err) }()
 	for _, p := range c.validating {
 		if !p.Handles(a.GetOperation()) {
 			continue
 		}
 		began := time.Now()
 		err := p.Validate(ctx, a, o)
-		p.timer.took(a.GetOperation(), began, err)
+		p.timer.observe(a.GetOperation(), began, err)
 		if err != nil {
 			return err
 		}
@@ -293,7 +293,7 @@ func (c *Chain) Validate(ctx context.Context, a admission.Attributes, o admissio
 	return nil
 }
 
-// operations are those that a plugin wants to see. Plugins embed it.
+// operations lists the operations that a plugin handles. Plugins embed it.
 type operations []admission.Operation
 
 // Handles implements admission.Interface.
@@ -305,13 +305,13 @@ var (
 	onCreateUpdate = operations{admission.Create, admission.Update}
 )
 
-// is tells whether the request is for a resource itself.
-func is(a admission.Attributes, group, resource string) bool {
+// isRequestFor reports whether the request is for the resource itself, not for a subresource.
+func isRequestFor(a admission.Attributes, group, resource string) bool {
 	r := a.GetResource()
 	return r.Resource == resource && r.Group == group && a.GetSubresource() == ""
 }
 
-// forbid is the answer of most plugins.
+// forbid returns the Forbidden error that most plugins use.
 func forbid(a admission.Attributes, format string, args ...any) error {
 	return admission.NewForbidden(a, fmt.Errorf(format, args...))
 }

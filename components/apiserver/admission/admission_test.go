@@ -20,19 +20,18 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// chain makes a chain of the named plugins alone, over objects whose informers
-// are filled.
+// chain returns a chain of only the named plugins, with synced informers that contain objs.
 func chain(t testing.TB, cfg Config, plugins []string, objs ...runtime.Object) (*Chain, kubernetes.Interface) {
 	t.Helper()
 	kube := fake.NewClientset(objs...)
 	inf := informers.NewSharedInformerFactory(kube, 0)
 	cfg.Kube, cfg.Informers = kube, inf
-	for _, k := range order {
+	for _, k := range pluginOrder {
 		if slices.Contains(plugins, k.name) {
-			if !k.on {
+			if !k.enabledByDefault {
 				cfg.Enable = append(cfg.Enable, k.name)
 			}
-		} else if k.on {
+		} else if k.enabledByDefault {
 			cfg.Disable = append(cfg.Disable, k.name)
 		}
 	}
@@ -50,7 +49,7 @@ func chain(t testing.TB, cfg Config, plugins []string, objs ...runtime.Object) (
 	return c, kube
 }
 
-// write is one request.
+// write describes one write request.
 type write struct {
 	op       admission.Operation
 	resource string // "group/resource", the group may be empty
@@ -60,7 +59,7 @@ type write struct {
 	user     user.Info
 }
 
-// ask asks the chain as the API server does.
+// ask runs a request through the chain as the API server does.
 func ask(t testing.TB, c *Chain, w write) error {
 	t.Helper()
 	if w.op == "" {
@@ -81,7 +80,7 @@ func ask(t testing.TB, c *Chain, w write) error {
 	return c.Validate(t.Context(), a, nil)
 }
 
-// wantErr fails unless err says text; an empty text means no error.
+// wantErr fails the test unless err contains text. An empty text means no error.
 func wantErr(t testing.TB, err error, text string) {
 	t.Helper()
 	if text == "" && err != nil || text != "" && (err == nil || !strings.Contains(err.Error(), text)) {
@@ -135,7 +134,7 @@ func TestDefaultPlugins(t *testing.T) {
 	if got := strings.Join(c.Plugins(), " "); got != want {
 		t.Errorf("got %s", got)
 	}
-	// As a server has them: with who may do what, and with policies and webhooks.
+	// A configuration as in a server: with an authorizer, policies and webhooks.
 	whole := cfg
 	whole.Authorizer = authorizer.AuthorizerFunc(func(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 		return authorizer.DecisionNoOpinion, "", nil
@@ -195,7 +194,7 @@ func TestNamespaceLifecycle(t *testing.T) {
 		t.Errorf("no cause in %v", err)
 	}
 
-	// What was made a moment ago is found though the informer has not heard.
+	// A namespace that was just created is found although the informer has not seen it.
 	if _, err := kube.CoreV1().Namespaces().Create(t.Context(), ns("fresh", corev1.NamespaceActive), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +251,7 @@ func TestSimplePlugins(t *testing.T) {
 	wantErr(t, ask(t, deny, write{resource: "/pods", obj: pod(nil)}), "admission control is denying all modifications")
 }
 
-// TestEveryImageIsPulled: whatever of a pod names an image asks its registry.
+// TestEveryImageIsPulled checks that every image reference of a pod gets pull policy Always.
 func TestEveryImageIsPulled(t *testing.T) {
 	c, _ := chain(t, Config{}, []string{"AlwaysPullImages"})
 	p := pod(func(p *corev1.Pod) {
@@ -271,8 +270,8 @@ func TestEveryImageIsPulled(t *testing.T) {
 	}
 }
 
-// TestExtendedResourceToleration: a pod that asks for an extended resource stands the
-// taint of its name, once, and nothing besides.
+// TestExtendedResourceToleration checks that a pod that requests an extended resource gets exactly
+// one toleration for the taint with the name of the resource.
 func TestExtendedResourceToleration(t *testing.T) {
 	c, _ := chain(t, Config{}, []string{"ExtendedResourceToleration"})
 	asks := func(names ...corev1.ResourceName) (r corev1.ResourceRequirements) {

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// hardAntiAffinity lets required anti-affinity of pods be about nodes alone.
+// hardAntiAffinity allows required pod anti-affinity only with the hostname topology key.
 type hardAntiAffinity struct{ operations }
 
 func newHardAntiAffinity(*Config) (admission.Interface, error) {
@@ -19,7 +19,7 @@ func newHardAntiAffinity(*Config) (admission.Interface, error) {
 // Validate implements admission.ValidationInterface.
 func (hardAntiAffinity) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
-	if !ok || !is(a, "", "pods") || pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAntiAffinity == nil {
+	if !ok || !isRequestFor(a, "", "pods") || pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAntiAffinity == nil {
 		return nil
 	}
 	for _, term := range pod.Spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution {

@@ -11,7 +11,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// namespaceAutoProvision creates the namespaces that objects are created in.
+// namespaceAutoProvision creates the missing namespaces of new objects.
 type namespaceAutoProvision struct {
 	operations
 	lister corelisters.NamespaceLister

@@ -12,7 +12,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// byNode is of plugins that judge changes of a pod by the node that it is on.
+// byNode is embedded by plugins that check changes of a pod against the pod's node.
 type byNode struct {
 	operations
 	nodes corelisters.NodeLister
@@ -23,8 +23,8 @@ func newByNode(cfg *Config) byNode {
 	return byNode{onUpdate, cfg.Informers.Core().V1().Nodes().Lister(), cfg.Kube}
 }
 
-// changedOnNode returns a pod on a node whose spec is changed by way of one of the
-// subresources ("" for the pod itself), and the pod as it was; nil for all else.
+// changedOnNode returns the new and old version of a pod that is assigned to a node and whose spec
+// changes through one of the subresources ("" for the pod itself). Otherwise it returns nil.
 func changedOnNode(a admission.Attributes, subresources ...string) (pod, old *corev1.Pod) {
 	r := a.GetResource()
 	if r.Group != "" || r.Resource != "pods" || !slices.Contains(subresources, a.GetSubresource()) {
@@ -38,8 +38,8 @@ func changedOnNode(a admission.Attributes, subresources ...string) (pod, old *co
 	return pod, old
 }
 
-// nodeOf returns the node that a pod is on, which may be newer than the cache; it is
-// not to be changed. Without one the request is refused.
+// nodeOf returns the pod's node, from the API if the cache does not have it. The node must not be
+// modified. If the node does not exist, the returned error rejects the request.
 func (p byNode) nodeOf(ctx context.Context, a admission.Attributes, pod *corev1.Pod) (*corev1.Node, error) {
 	node, err := p.nodes.Get(pod.Spec.NodeName)
 	if err != nil {

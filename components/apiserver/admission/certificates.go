@@ -19,9 +19,9 @@ import (
 	"hyperkube/components/apiserver/authz"
 )
 
-// maySigner tells whether the user holds a verb on a signer, by its name or by
-// its whole domain.
-func maySigner(ctx context.Context, may authorizer.Authorizer, u user.Info, verb, signer string) bool {
+// allowedForSigner reports whether the user is allowed the verb on a signer, by the signer's name or by
+// the wildcard of its domain.
+func allowedForSigner(ctx context.Context, may authorizer.Authorizer, u user.Info, verb, signer string) bool {
 	domain, _, _ := strings.Cut(signer, "/")
 	for _, name := range []string{signer, domain + "/*"} {
 		decision, _, _ := may.Authorize(ctx, authorizer.AttributesRecord{
@@ -34,11 +34,11 @@ func maySigner(ctx context.Context, may authorizer.Authorizer, u user.Info, verb
 	return false
 }
 
-// certificateApproval guards the approval of signing requests: one must hold
-// the verb "approve" on their signer.
+// certificateApproval allows the approval of certificate signing requests only to users with the
+// verb "approve" on the signer.
 type certificateApproval struct {
 	operations
-	may authorizer.Authorizer
+	authorizer authorizer.Authorizer
 }
 
 func newCertificateApproval(cfg *Config) (admission.Interface, error) {
@@ -55,19 +55,19 @@ func (p certificateApproval) Validate(ctx context.Context, a admission.Attribute
 	}
 	csr, ok := a.GetOldObject().(*certificatesv1.CertificateSigningRequest)
 	if !ok {
-		return unexpected(a, a.GetOldObject())
+		return unexpectedType(a, a.GetOldObject())
 	}
-	if !maySigner(ctx, p.may, a.GetUserInfo(), "approve", csr.Spec.SignerName) {
+	if !allowedForSigner(ctx, p.authorizer, a.GetUserInfo(), "approve", csr.Spec.SignerName) {
 		return forbid(a, "user not permitted to approve requests with signerName %q", csr.Spec.SignerName)
 	}
 	return nil
 }
 
-// certificateSigning guards the certificate of signing requests: one must hold
-// the verb "sign" on their signer.
+// certificateSigning allows writing the certificate of signing requests only to users with the verb
+// "sign" on the signer.
 type certificateSigning struct {
 	operations
-	may authorizer.Authorizer
+	authorizer authorizer.Authorizer
 }
 
 func newCertificateSigning(cfg *Config) (admission.Interface, error) {
@@ -90,40 +90,40 @@ func (p certificateSigning) Validate(ctx context.Context, a admission.Attributes
 	}
 	old, ok := a.GetOldObject().(*certificatesv1.CertificateSigningRequest)
 	if !ok {
-		return unexpected(a, a.GetOldObject())
+		return unexpectedType(a, a.GetOldObject())
 	}
 	csr, ok := a.GetObject().(*certificatesv1.CertificateSigningRequest)
 	if !ok {
-		return unexpected(a, nil)
+		return unexpectedType(a, nil)
 	}
 	if slices.Equal(old.Status.Certificate, csr.Status.Certificate) && equality.Semantic.DeepEqual(old.Status.Conditions, csr.Status.Conditions) {
 		return nil
 	}
-	if !maySigner(ctx, p.may, a.GetUserInfo(), "sign", old.Spec.SignerName) {
+	if !allowedForSigner(ctx, p.authorizer, a.GetUserInfo(), "sign", old.Spec.SignerName) {
 		return forbid(a, "user not permitted to sign requests with signerName %q", old.Spec.SignerName)
 	}
 	return nil
 }
 
-// podRequest guards the answer to a request for a pod's certificate in the same
-// way. Upstream counts that to the kind's validation.
+// podRequest applies the same check to the status of PodCertificateRequests. Upstream does it in
+// the validation of the kind.
 func (p certificateSigning) podRequest(ctx context.Context, a admission.Attributes) error {
 	old, ok := a.GetOldObject().(*certificatesv1.PodCertificateRequest)
 	if !ok {
-		return unexpected(a, a.GetOldObject())
+		return unexpectedType(a, a.GetOldObject())
 	}
 	r, ok := a.GetObject().(*certificatesv1.PodCertificateRequest)
 	if !ok {
-		return unexpected(a, nil)
+		return unexpectedType(a, nil)
 	}
-	if equality.Semantic.DeepEqual(old.Status, r.Status) || maySigner(ctx, p.may, a.GetUserInfo(), "sign", old.Spec.SignerName) {
+	if equality.Semantic.DeepEqual(old.Status, r.Status) || allowedForSigner(ctx, p.authorizer, a.GetUserInfo(), "sign", old.Spec.SignerName) {
 		return nil
 	}
 	return apierrors.NewInvalid(a.GetKind().GroupKind(), r.Name, field.ErrorList{field.Forbidden(field.NewPath("spec", "signerName"),
 		fmt.Sprintf("User %q is not permitted to \"sign\" for signer %q", a.GetUserInfo().GetName(), old.Spec.SignerName))})
 }
 
-// certificateSubject refuses requests for a superuser's certificate.
+// certificateSubject rejects certificate signing requests for the group system:masters.
 type certificateSubject struct{ operations }
 
 func newCertificateSubject(*Config) (admission.Interface, error) {
@@ -137,7 +137,7 @@ func (certificateSubject) Validate(_ context.Context, a admission.Attributes, _ 
 	}
 	csr, ok := a.GetObject().(*certificatesv1.CertificateSigningRequest)
 	if !ok {
-		return unexpected(a, nil)
+		return unexpectedType(a, nil)
 	}
 	if csr.Spec.SignerName != certificatesv1.KubeAPIServerClientSignerName {
 		return nil
@@ -152,7 +152,7 @@ func (certificateSubject) Validate(_ context.Context, a admission.Attributes, _ 
 	return nil
 }
 
-// certificateRequest returns what csr asks a signer to sign, or refuses a for it.
+// certificateRequest parses the PEM-encoded request of csr. The returned error rejects a.
 func certificateRequest(a admission.Attributes, csr *certificatesv1.CertificateSigningRequest) (*x509.CertificateRequest, error) {
 	block, _ := pem.Decode(csr.Spec.Request)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {
@@ -170,11 +170,11 @@ func isSigningRequest(a admission.Attributes) bool {
 	return r.Group == certificatesv1.GroupName && r.Resource == "certificatesigningrequests"
 }
 
-// trustBundleAttest guards trust bundles of a signer: one must hold the verb
-// "attest" on it.
+// trustBundleAttest allows writing a signer's trust bundles only to users with the verb "attest" on
+// the signer.
 type trustBundleAttest struct {
 	operations
-	may authorizer.Authorizer
+	authorizer authorizer.Authorizer
 }
 
 func newTrustBundleAttest(cfg *Config) (admission.Interface, error) {
@@ -186,22 +186,22 @@ func newTrustBundleAttest(cfg *Config) (admission.Interface, error) {
 
 // Validate implements admission.ValidationInterface.
 func (p trustBundleAttest) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if !is(a, certificatesv1.GroupName, "clustertrustbundles") {
+	if !isRequestFor(a, certificatesv1.GroupName, "clustertrustbundles") {
 		return nil
 	}
 	bundle, ok := a.GetObject().(*certificatesv1.ClusterTrustBundle)
 	if !ok {
-		return unexpected(a, nil)
+		return unexpectedType(a, nil)
 	}
 	signer := bundle.Spec.SignerName
 	if signer == "" {
 		return nil
 	}
-	// Who migrates what is stored, or collects it, need not vouch for it.
-	if a.GetOperation() == admission.Update && authz.OnlyForCollection(bundle, a.GetOldObject()) {
+	// Storage migration and garbage collection do not need the permission.
+	if a.GetOperation() == admission.Update && authz.OnlyGarbageCollectionFields(bundle, a.GetOldObject()) {
 		return nil
 	}
-	if maySigner(ctx, p.may, a.GetUserInfo(), "attest", signer) {
+	if allowedForSigner(ctx, p.authorizer, a.GetUserInfo(), "attest", signer) {
 		return nil
 	}
 	return forbid(a, "user not permitted to attest for signerName %q", signer)

@@ -13,11 +13,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// LoadConfiguration reads --admission-control-config-file, an
-// AdmissionConfiguration, and the files that it names, relative to its own
-// place. It returns the configurations of plugins by their names. Files that
-// are the whole configuration of ImagePolicyWebhook or of PodNodeSelector, from
-// before there were AdmissionConfigurations, are taken as such.
+// LoadConfiguration reads the file of --admission-control-config-file, an AdmissionConfiguration,
+// and the files that it refers to, relative to its own directory. It returns the plugin
+// configurations by plugin name. A file that contains only the configuration of ImagePolicyWebhook
+// or PodNodeSelector, a format older than AdmissionConfiguration, is accepted as well.
 //
 // https://kubernetes.io/docs/reference/config-api/apiserver-config.v1/
 func LoadConfiguration(path string) (map[string][]byte, error) {
@@ -30,7 +29,7 @@ func LoadConfiguration(path string) (map[string][]byte, error) {
 	obj, err := runtime.Decode(serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder(), data)
 	if err != nil {
 		untyped := runtime.IsMissingVersion(err) || runtime.IsMissingKind(err) || runtime.IsNotRegisteredError(err)
-		if old := beforeVersions(data); untyped && old != nil {
+		if old := decodeLegacyConfiguration(data); untyped && old != nil {
 			return old, nil
 		}
 		return nil, fmt.Errorf("admission control configuration %s: %w", path, err)
@@ -42,7 +41,7 @@ func LoadConfiguration(path string) (map[string][]byte, error) {
 	out := map[string][]byte{}
 	for _, p := range cfg.Plugins {
 		if _, ok := out[p.Name]; ok {
-			continue // the first counts
+			continue // the first entry takes precedence
 		}
 		switch {
 		case p.Configuration != nil:
@@ -60,9 +59,9 @@ func LoadConfiguration(path string) (map[string][]byte, error) {
 	return out, nil
 }
 
-// beforeVersions takes a file that is the configuration of the plugins that had
-// one before there were versions; nil if it is none.
-func beforeVersions(data []byte) map[string][]byte {
+// decodeLegacyConfiguration returns the plugin configurations of a file in the unversioned format, or nil if
+// the file does not have that format.
+func decodeLegacyConfiguration(data []byte) map[string][]byte {
 	var content map[string]any
 	if yaml.Unmarshal(data, &content) != nil {
 		return nil
@@ -75,8 +74,8 @@ func beforeVersions(data []byte) map[string][]byte {
 	return map[string][]byte{"ImagePolicyWebhook": data, "PodNodeSelector": data}
 }
 
-// decodeConfiguration reads the configuration of a plugin, which must be of
-// kind Configuration in apiVersion and have no other fields than into has.
+// decodeConfiguration decodes the configuration of a plugin, which must be of kind Configuration in
+// apiVersion. Fields that into does not have are an error.
 func decodeConfiguration(data []byte, apiVersion string, into any) error {
 	var kind struct {
 		APIVersion string `json:"apiVersion"`

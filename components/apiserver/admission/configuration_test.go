@@ -19,7 +19,7 @@ func TestLoadConfiguration(t *testing.T) {
 	write("limits.yaml", "limits: []")
 	for name, tc := range map[string]struct {
 		text string
-		want map[string]string // a piece of each
+		want map[string]string // a substring of each configuration
 		err  string
 	}{
 		"inline and by path": {`---
@@ -49,6 +49,6 @@ func TestLoadConfiguration(t *testing.T) {
 		})
 	}
 	if _, err := LoadConfiguration(filepath.Join(dir, "none")); err == nil {
-		t.Error("a missing file was read")
+		t.Error("a missing file is accepted")
 	}
 }

@@ -220,14 +220,14 @@ func TestDeclaredFeatures(t *testing.T) {
 	}
 }
 
-// may allows "verb resource/subresource namespace".
+// may allows requests of the form "verb resource/subresource namespace".
 type may map[string]bool
 
 func (m may) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if m[fmt.Sprintf("%s %s/%s %s", a.GetVerb(), a.GetResource(), a.GetSubresource(), a.GetNamespace())] {
 		return authorizer.DecisionAllow, "", nil
 	}
-	return authorizer.DecisionNoOpinion, "nobody said so", nil
+	return authorizer.DecisionNoOpinion, "no rule matched", nil
 }
 
 func (m may) ConditionsAwareAuthorize(ctx context.Context, a authorizer.Attributes) authorizer.ConditionsAwareDecision {
@@ -256,7 +256,7 @@ func TestOwnerReferences(t *testing.T) {
 			}
 		})
 	}
-	const cannotDelete = "cannot set an ownerRef on a resource you can't delete: nobody said so, <nil>"
+	const cannotDelete = "cannot set an ownerRef on a resource you can't delete: no rule matched, <nil>"
 	for name, tc := range map[string]struct {
 		may      may
 		obj, old *corev1.Pod
@@ -268,7 +268,7 @@ func TestOwnerReferences(t *testing.T) {
 		"unchanged":              {nil, owned(&yes, "ReplicaSet"), owned(&yes, "ReplicaSet"), "", ""},
 		"taken off":              {nil, owned(nil), owned(nil, "ReplicaSet"), "", cannotDelete},
 		"the status":             {nil, owned(nil, "ReplicaSet"), nil, "status", ""},
-		"may not block":          {may{"delete pods/ ns": true}, owned(&yes, "ReplicaSet"), nil, "", "cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on: nobody said so, <nil>"},
+		"may not block":          {may{"delete pods/ ns": true}, owned(&yes, "ReplicaSet"), nil, "", "cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on: no rule matched, <nil>"},
 		"may block":              {may{"delete pods/ ns": true, "update replicasets/finalizers ns": true}, owned(&yes, "ReplicaSet"), owned(nil, "ReplicaSet"), "", ""},
 		"may block of a cluster": {may{"delete pods/ ns": true, "update nodes/finalizers ": true}, owned(&yes, "Node"), nil, "", ""},
 		"unknown kind":           {may{"delete pods/ ns": true}, owned(&yes, "Moon"), nil, "", "cannot set blockOwnerDeletion in this case because cannot find RESTMapping for APIVersion apps/v1 Kind Moon"},
@@ -329,7 +329,7 @@ func TestImagePolicy(t *testing.T) {
 		before := asked
 		wantErr(t, ask(t, c, write{resource: "/pods", ns: "ns", obj: of("good")}), "")
 		if asked != before {
-			t.Error("the answer was not remembered")
+			t.Error("the response was not cached")
 		}
 		wantErr(t, ask(t, c, write{resource: "/pods", ns: "ns", obj: of("bad")}), "image policy webhook backend denied one or more images: it is bad")
 		wantErr(t, ask(t, c, write{resource: "/pods", ns: "ns", obj: of("silent")}), "one or more images rejected by webhook backend")

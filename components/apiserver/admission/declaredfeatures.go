@@ -9,11 +9,11 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apiserver/pkg/admission"
 
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// declaredFeatures refuses changes of a pod that its node does not say it can
-// make: nodes may be older than the API server.
+// declaredFeatures rejects pod changes that need features that the pod's node does not declare.
+// Nodes may be older than the API server.
 //
 // https://kep.k8s.io/5328
 type declaredFeatures struct{ byNode }
@@ -43,8 +43,8 @@ func (p declaredFeatures) Validate(ctx context.Context, a admission.Attributes, 
 	return nil
 }
 
-// featuresOfUpdate are those, by name and in order, that a node needs to make a
-// running pod another.
+// featuresOfUpdate returns the sorted names of the features that a node needs to change a running
+// pod from old to now.
 func featuresOfUpdate(old, now *corev1.PodSpec) []string {
 	var needed []string
 	if !apiequality.Semantic.DeepEqual(old.Resources, now.Resources) {
@@ -52,7 +52,7 @@ func featuresOfUpdate(old, now *corev1.PodSpec) []string {
 	}
 	for i := range min(len(old.InitContainers), len(now.InitContainers)) {
 		c := &old.InitContainers[i]
-		if !podfacts.Sidecar(c) && !apiequality.Semantic.DeepEqual(c.Resources, now.InitContainers[i].Resources) {
+		if !podutil.Sidecar(c) && !apiequality.Semantic.DeepEqual(c.Resources, now.InitContainers[i].Resources) {
 			return append(needed, "InPlacePodVerticalScalingInitContainers")
 		}
 	}

@@ -10,18 +10,18 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// durations are how long plugins and steps took. A nil one measures nothing.
-// Looking a series up costs more than observing, so what was found is kept.
-type durations struct {
+// durationMetrics contains the histograms of plugin and step durations. If it is nil, nothing is
+// measured. Looking up a series costs more than observing it, so observers are cached.
+type durationMetrics struct {
 	plugins, steps *prometheus.HistogramVec
 }
 
-// newDurations registers with r, which may be nil.
-func newDurations(r prometheus.Registerer) (*durations, error) {
+// newDurationMetrics registers the histograms with r, which may be nil.
+func newDurationMetrics(r prometheus.Registerer) (*durationMetrics, error) {
 	if r == nil {
 		return nil, nil
 	}
-	d := &durations{
+	d := &durationMetrics{
 		plugins: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "apiserver_admission_controller_admission_duration_seconds",
 			Help:    "[STABLE] Admission controller latency histogram in seconds, identified by name and broken out for each operation and API resource and type (validate or admit).",
@@ -41,48 +41,48 @@ func newDurations(r prometheus.Registerer) (*durations, error) {
 	return d, nil
 }
 
-// timer observes what one plugin, or a step, does.
+// timer observes the duration of one plugin or step.
 type timer struct {
-	of func(op admission.Operation, rejected string) prometheus.Observer
-	// admitted are the observers of what was let pass, by the operation's place
-	// in all; each is made when it is first needed.
+	observer func(op admission.Operation, rejected string) prometheus.Observer
+	// admitted are the observers for admitted requests, by the operation's index in all. Each is
+	// created at first use.
 	admitted [4]atomic.Pointer[prometheus.Observer]
 }
 
-// plugin returns the timer of a plugin's part ("admit" or "validate"); nil
-// where nothing is measured.
-func (d *durations) plugin(name, part string) *timer {
+// plugin returns the timer for one phase of a plugin ("admit" or "validate"), or nil if nothing is
+// measured.
+func (d *durationMetrics) plugin(name, part string) *timer {
 	if d == nil {
 		return nil
 	}
-	return &timer{of: func(op admission.Operation, rejected string) prometheus.Observer {
+	return &timer{observer: func(op admission.Operation, rejected string) prometheus.Observer {
 		return d.plugins.WithLabelValues(name, part, string(op), rejected)
 	}}
 }
 
-// step returns the timer of all plugins' part.
-func (d *durations) step(part string) *timer {
+// step returns the timer for one phase of all plugins.
+func (d *durationMetrics) step(part string) *timer {
 	if d == nil {
 		return nil
 	}
-	return &timer{of: func(op admission.Operation, rejected string) prometheus.Observer {
+	return &timer{observer: func(op admission.Operation, rejected string) prometheus.Observer {
 		return d.steps.WithLabelValues(part, string(op), rejected)
 	}}
 }
 
-// took observes what began then and ended with err.
-func (t *timer) took(op admission.Operation, began time.Time, err error) {
+// observe observes a call that started at began and returned err.
+func (t *timer) observe(op admission.Operation, began time.Time, err error) {
 	if t == nil {
 		return
 	}
 	i := slices.Index(all, op)
 	if err != nil || i < 0 || i >= len(t.admitted) {
-		t.of(op, strconv.FormatBool(err != nil)).Observe(time.Since(began).Seconds())
+		t.observer(op, strconv.FormatBool(err != nil)).Observe(time.Since(began).Seconds())
 		return
 	}
 	to := t.admitted[i].Load()
 	if to == nil {
-		made := t.of(op, "false")
+		made := t.observer(op, "false")
 		to = &made
 		t.admitted[i].Store(to)
 	}

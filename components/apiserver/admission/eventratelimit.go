@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/lru"
 )
 
-// limitType is what a limit of events is counted by.
+// limitType is the key by which an event rate limit counts.
 type limitType string
 
 const (
@@ -27,15 +27,13 @@ const (
 	limitSource    limitType = "SourceAndObject"
 )
 
-// eventLimit is one limit of the plugin's configuration.
+// eventLimit is one limit in the plugin's configuration.
 type eventLimit struct {
 	Type limitType `json:"type"`
-	// QPS is how many events a second each key may bring, Burst how many at
-	// once.
+	// QPS is the number of events per second for each key, Burst the maximum burst.
 	QPS   int32 `json:"qps"`
 	Burst int32 `json:"burst"`
-	// CacheSize is of how many keys the last events are remembered; zero means
-	// 4096.
+	// CacheSize is the number of keys in the LRU cache. Zero means 4096.
 	CacheSize int32 `json:"cacheSize,omitempty"`
 }
 
@@ -72,16 +70,16 @@ func (c *eventLimits) validate() error {
 	return errs.ToAggregate()
 }
 
-// eventRateLimit refuses events that come too fast.
+// eventRateLimit rejects events that exceed the configured rates.
 type eventRateLimit struct {
 	operations
 	meters []*eventMeter
 }
 
-// eventMeter counts events by their keys. It is safe for several goroutines.
+// eventMeter limits the rate of events by key. It is safe for concurrent use.
 type eventMeter struct {
 	limit eventLimit
-	// buckets are flowcontrol.RateLimiters by keys; it has a lock of its own.
+	// buckets contains a flowcontrol.RateLimiter for each key. It has its own lock.
 	buckets *lru.Cache
 }
 
@@ -111,25 +109,24 @@ func newEventRateLimit(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// Validate implements admission.ValidationInterface. Every meter counts every
-// event, also one that another has refused.
+// Validate implements admission.ValidationInterface. Every meter counts every event, even if
+// another meter has rejected it.
 func (p *eventRateLimit) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if !is(a, corev1.GroupName, "events") && !is(a, eventsv1.GroupName, "events") {
+	if !isRequestFor(a, corev1.GroupName, "events") && !isRequestFor(a, eventsv1.GroupName, "events") {
 		return nil
 	}
 	var refused error
 	for _, m := range p.meters {
-		if err := m.take(a); err != nil {
+		if err := m.allow(a); err != nil {
 			refused = err
 		}
 	}
 	return refused
 }
 
-func (m *eventMeter) take(a admission.Attributes) error {
+func (m *eventMeter) allow(a admission.Attributes) error {
 	key := m.limit.Type.key(a)
-	// Two that come first at the same time may each have a bucket for a moment,
-	// of which one stays.
+	// Two concurrent first requests may briefly use two buckets. Only one of them is kept.
 	bucket, ok := m.buckets.Get(key)
 	if !ok {
 		bucket = flowcontrol.NewTokenBucketRateLimiter(float32(m.limit.QPS), int(m.limit.Burst))

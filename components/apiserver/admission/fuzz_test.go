@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// FuzzConfiguration reads files of any content, and what they say of single
-// plugins.
+// FuzzConfiguration parses arbitrary files and the plugin configurations in them.
 func FuzzConfiguration(f *testing.F) {
 	f.Add("{apiVersion: apiserver.config.k8s.io/v1, kind: AdmissionConfiguration, plugins: [{name: EventRateLimit, configuration: {apiVersion: eventratelimit.admission.k8s.io/v1alpha1, kind: Configuration, limits: [{type: Server, qps: 1, burst: 2}]}}]}")
 	f.Add("podNodeSelectorPluginConfig: {a: b=c}")

@@ -22,30 +22,30 @@ import (
 )
 
 const (
-	// imageAuditPrefix of annotations of audit events.
+	// imageAuditPrefix is the prefix of the audit annotations.
 	imageAuditPrefix = "imagepolicywebhook.image-policy.k8s.io/"
-	// imageFailedOpen marks pods that nobody has judged.
+	// imageFailedOpen marks pods that were admitted without a review.
 	imageFailedOpen = "alpha.image-policy.k8s.io/failed-open"
 )
 
-// imagePolicy asks a server whether the images of a pod may be used.
+// imagePolicy asks an external webhook whether the images of a pod are allowed.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#imagepolicywebhook
 type imagePolicy struct {
 	operations
 	hook *webhook.GenericWebhook
-	// answers are ImageReviewStatuses by the JSON of what was asked.
-	answers           *utilcache.LRUExpireCache
+	// cache caches ImageReviewStatuses by the JSON of the review's spec.
+	cache             *utilcache.LRUExpireCache
 	allowTTL, denyTTL time.Duration
-	// open lets pods pass when the server does not answer.
-	open bool
+	// failOpen admits pods when the webhook does not respond.
+	failOpen bool
 }
 
-// imagePolicyConfig is the plugin's configuration. Times of 0 are the default's,
-// of -1 none.
+// imagePolicyConfig is the plugin's configuration. For durations, 0 means the default and -1
+// disables the cache or backoff.
 type imagePolicyConfig struct {
 	KubeConfigFile string `json:"kubeConfigFile"`
-	// AllowTTL and DenyTTL are seconds for which answers are remembered.
+	// AllowTTL and DenyTTL are the cache lifetimes in seconds.
 	AllowTTL int64 `json:"allowTTL"`
 	DenyTTL  int64 `json:"denyTTL"`
 	// RetryBackoff is in milliseconds.
@@ -69,7 +69,7 @@ func newImagePolicy(cfg *Config) (admission.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &imagePolicy{operations: onCreateUpdate, answers: utilcache.NewLRUExpireCache(1024), open: c.DefaultAllow}
+	p := &imagePolicy{operations: onCreateUpdate, cache: utilcache.NewLRUExpireCache(1024), failOpen: c.DefaultAllow}
 	if p.allowTTL, err = durationWithin(c.AllowTTL, time.Second, time.Second, 30*time.Minute, 5*time.Minute); err != nil {
 		return nil, err
 	}
@@ -92,8 +92,8 @@ func newImagePolicy(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// durationWithin is n units, which must be longer than least and not longer
-// than most.
+// durationWithin returns n units, which must be greater than least and at most most. For 0 it
+// returns otherwise, for -1 it returns 0.
 func durationWithin(n int64, unit, least, most, otherwise time.Duration) (time.Duration, error) {
 	switch n {
 	case -1:
@@ -139,24 +139,24 @@ func (p *imagePolicy) Validate(ctx context.Context, a admission.Attributes, _ ad
 			review.Spec.Annotations[k] = v
 		}
 	}
-	return p.judge(ctx, a, pod, &review)
+	return p.review(ctx, a, pod, &review)
 }
 
-func (p *imagePolicy) judge(ctx context.Context, a admission.Attributes, pod *corev1.Pod, review *imagepolicy.ImageReview) error {
+func (p *imagePolicy) review(ctx context.Context, a admission.Attributes, pod *corev1.Pod, review *imagepolicy.ImageReview) error {
 	key, err := json.Marshal(review.Spec)
 	if err != nil {
 		return admission.NewForbidden(a, err)
 	}
-	if found, ok := p.answers.Get(string(key)); ok {
+	if found, ok := p.cache.Get(string(key)); ok {
 		if status, ok := found.(imagepolicy.ImageReviewStatus); ok {
 			review.Status = status
 		}
 	} else {
-		if err := p.ask(ctx, review); err != nil {
-			if !p.open {
+		if err := p.callWebhook(ctx, review); err != nil {
+			if !p.failOpen {
 				return admission.NewForbidden(a, err)
 			}
-			// It is told both in the audit event and on the pod.
+			// Record it in both the audit event and the pod.
 			_ = a.AddAnnotation(imageAuditPrefix+"failed-open", "true")
 			if pod.Annotations == nil {
 				pod.Annotations = map[string]string{}
@@ -168,7 +168,7 @@ func (p *imagePolicy) judge(ctx context.Context, a admission.Attributes, pod *co
 		if review.Status.Allowed {
 			ttl = p.allowTTL
 		}
-		p.answers.Add(string(key), review.Status, ttl)
+		p.cache.Add(string(key), review.Status, ttl)
 	}
 	for k, v := range review.Status.AuditAnnotations {
 		_ = a.AddAnnotation(imageAuditPrefix+k, v)
@@ -183,8 +183,8 @@ func (p *imagePolicy) judge(ctx context.Context, a admission.Attributes, pod *co
 	}
 }
 
-// ask fills the status of review.
-func (p *imagePolicy) ask(ctx context.Context, review *imagepolicy.ImageReview) error {
+// callWebhook sends the review to the webhook and fills its status.
+func (p *imagePolicy) callWebhook(ctx context.Context, review *imagepolicy.ImageReview) error {
 	result := p.hook.WithExponentialBackoff(ctx, func() rest.Result {
 		return p.hook.RestClient.Post().Body(review).Do(ctx)
 	})

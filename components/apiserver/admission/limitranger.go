@@ -17,18 +17,18 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	resourcehelper "k8s.io/component-helpers/resource"
 
-	"hyperkube/components/apiserver/informed"
+	"hyperkube/components/apiserver/syncgate"
 )
 
-// limitRanger fills in and enforces the LimitRanges of a namespace.
+// limitRanger applies the defaults of a namespace's LimitRanges and enforces their limits.
 //
 // https://kubernetes.io/docs/concepts/policy/limit-range/
 type limitRanger struct {
 	operations
-	lister corelisters.LimitRangeLister
-	gate   *informed.Gate
-	kube   kubernetes.Interface
-	asked  *asked[*corev1.LimitRange]
+	lister   corelisters.LimitRangeLister
+	gate     *syncgate.Gate
+	kube     kubernetes.Interface
+	apiCache *namespaceCache[*corev1.LimitRange]
 }
 
 func newLimitRanger(cfg *Config) (admission.Interface, error) {
@@ -36,15 +36,15 @@ func newLimitRanger(cfg *Config) (admission.Interface, error) {
 		return nil, nil
 	}
 	inf := cfg.Informers.Core().V1().LimitRanges()
-	return &limitRanger{operations: onCreateUpdate, lister: inf.Lister(), gate: informed.NewGate(inf.Informer().HasSyncedChecker()), kube: cfg.Kube, asked: newAsked[*corev1.LimitRange]()}, nil
+	return &limitRanger{operations: onCreateUpdate, lister: inf.Lister(), gate: syncgate.NewGate(inf.Informer().HasSyncedChecker()), kube: cfg.Kube, apiCache: newNamespaceCache[*corev1.LimitRange]()}, nil
 }
 
-// ranges returns those that apply to the request, none for most.
+// ranges returns the LimitRanges that apply to the request. Most requests have none.
 func (p *limitRanger) ranges(ctx context.Context, a admission.Attributes) ([]*corev1.LimitRange, error) {
 	switch {
-	case a.GetOperation() == admission.Create && is(a, "", "pods"):
+	case a.GetOperation() == admission.Create && isRequestFor(a, "", "pods"):
 	case a.GetOperation() == admission.Update && a.GetResource().Group == "" && a.GetResource().Resource == "pods" && a.GetSubresource() == "resize":
-	case is(a, "", "persistentvolumeclaims"):
+	case isRequestFor(a, "", "persistentvolumeclaims"):
 		if old, ok := a.GetOldObject().(*corev1.PersistentVolumeClaim); ok && old != nil && old.DeletionTimestamp != nil {
 			return nil, nil
 		}
@@ -59,7 +59,7 @@ func (p *limitRanger) ranges(ctx context.Context, a admission.Attributes) ([]*co
 		return nil, apierrors.NewInternalError(err)
 	}
 	if len(found) == 0 {
-		if found, err = p.ask(ctx, a.GetNamespace()); err != nil {
+		if found, err = p.listFromAPI(ctx, a.GetNamespace()); err != nil {
 			return nil, err
 		}
 	}
@@ -67,10 +67,11 @@ func (p *limitRanger) ranges(ctx context.Context, a admission.Attributes) ([]*co
 	return found, nil
 }
 
-// ask asks the API: who has just made the first LimitRange of a namespace wants
-// it in force. The slice is the caller's, the objects are shared.
-func (p *limitRanger) ask(ctx context.Context, namespace string) ([]*corev1.LimitRange, error) {
-	found, err := p.asked.about(namespace, func() (found []*corev1.LimitRange, _ error) {
+// listFromAPI lists the LimitRanges through the API, because a client that has just created the first
+// LimitRange of a namespace expects it to take effect. The caller owns the slice, but the objects
+// are shared.
+func (p *limitRanger) listFromAPI(ctx context.Context, namespace string) ([]*corev1.LimitRange, error) {
+	found, err := p.apiCache.get(namespace, func() (found []*corev1.LimitRange, _ error) {
 		list, err := p.kube.CoreV1().LimitRanges(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return nil, err
@@ -102,7 +103,7 @@ func (p *limitRanger) Admit(ctx context.Context, a admission.Attributes, _ admis
 	return nil
 }
 
-// fillDefaults gives containers the requests and limits that they leave unset.
+// fillDefaults sets the default requests and limits of containers that do not set them.
 func fillDefaults(pod *corev1.Pod, lr *corev1.LimitRange) {
 	requests, limits := corev1.ResourceList{}, corev1.ResourceList{}
 	for i := range lr.Spec.Limits {
@@ -188,7 +189,7 @@ func checkPod(lr *corev1.LimitRange, pod *corev1.Pod) []error {
 				}
 			}
 		case corev1.LimitTypePod:
-			// What its runtime class adds is not the pod's to answer for.
+			// The overhead of the runtime class does not count against the pod's limits.
 			opts := resourcehelper.PodResourcesOptions{ExcludeOverhead: true}
 			errs = append(errs, checkItem(item, resourcehelper.PodRequests(pod, opts), resourcehelper.PodLimits(pod, opts))...)
 		}
@@ -204,10 +205,10 @@ func checkClaim(lr *corev1.LimitRange, pvc *corev1.PersistentVolumeClaim) []erro
 			continue
 		}
 		requests := pvc.Spec.Resources.Requests
-		errs = each(errs, item.Min, func(name corev1.ResourceName, want resource.Quantity) error {
+		errs = forEachResource(errs, item.Min, func(name corev1.ResourceName, want resource.Quantity) error {
 			return checkMin(item.Type, name, want, requests, nil)
 		})
-		errs = each(errs, item.Max, func(name corev1.ResourceName, want resource.Quantity) error {
+		errs = forEachResource(errs, item.Max, func(name corev1.ResourceName, want resource.Quantity) error {
 			req, ok := requests[name]
 			switch {
 			case !ok:
@@ -221,8 +222,8 @@ func checkClaim(lr *corev1.LimitRange, pvc *corev1.PersistentVolumeClaim) []erro
 	return errs
 }
 
-// each checks every resource of a list, in the order of their names.
-func each(errs []error, list corev1.ResourceList, check func(corev1.ResourceName, resource.Quantity) error) []error {
+// forEachResource calls check for every resource of a list, sorted by name, and appends the errors.
+func forEachResource(errs []error, list corev1.ResourceList, check func(corev1.ResourceName, resource.Quantity) error) []error {
 	names := make([]corev1.ResourceName, 0, len(list))
 	for name := range list {
 		names = append(names, name)
@@ -238,10 +239,10 @@ func each(errs []error, list corev1.ResourceList, check func(corev1.ResourceName
 
 func checkItem(item *corev1.LimitRangeItem, requests, limits corev1.ResourceList) []error {
 	var errs []error
-	errs = each(errs, item.Min, func(name corev1.ResourceName, want resource.Quantity) error {
+	errs = forEachResource(errs, item.Min, func(name corev1.ResourceName, want resource.Quantity) error {
 		return checkMin(item.Type, name, want, requests, limits)
 	})
-	errs = each(errs, item.Max, func(name corev1.ResourceName, want resource.Quantity) error {
+	errs = forEachResource(errs, item.Max, func(name corev1.ResourceName, want resource.Quantity) error {
 		req, hasReq := requests[name]
 		lim, hasLim := limits[name]
 		switch {
@@ -254,7 +255,7 @@ func checkItem(item *corev1.LimitRangeItem, requests, limits corev1.ResourceList
 		}
 		return nil
 	})
-	return each(errs, item.MaxLimitRequestRatio, func(name corev1.ResourceName, want resource.Quantity) error {
+	return forEachResource(errs, item.MaxLimitRequestRatio, func(name corev1.ResourceName, want resource.Quantity) error {
 		return checkRatio(item.Type, name, want, requests, limits)
 	})
 }

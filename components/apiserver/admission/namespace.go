@@ -15,24 +15,24 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// immortal namespaces cannot be deleted.
-var immortal = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic}
+// protectedNamespaces lists the namespaces that cannot be deleted.
+var protectedNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic}
 
-// namespaceLifecycle refuses to create in namespaces that do not exist or are
-// being deleted, and to delete those that the cluster needs.
+// namespaceLifecycle rejects the creation of objects in namespaces that do not exist or are being
+// deleted, and the deletion of namespaces that the cluster needs.
 type namespaceLifecycle struct {
 	operations
 	lister corelisters.NamespaceLister
 	kube   kubernetes.Interface
 
 	mu sync.Mutex // guards deleted
-	// deleted holds until when namespaces, whose deletion came by, are looked
-	// up in the API: the informer may not have heard of it.
+	// deleted contains recently deleted namespaces. Until the stored time they are read from the
+	// API because the informer may not have seen the deletion.
 	deleted map[string]time.Time
 }
 
-// distrust is how long the informer is not believed after a deletion.
-const distrust = 30 * time.Second
+// informerBypassTime is how long the informer is bypassed after a deletion.
+const informerBypassTime = 30 * time.Second
 
 func newNamespaceLifecycle(cfg *Config) (admission.Interface, error) {
 	return &namespaceLifecycle{
@@ -43,16 +43,16 @@ func newNamespaceLifecycle(cfg *Config) (admission.Interface, error) {
 	}, nil
 }
 
-// Admit implements admission.MutationInterface: it comes before all others, so
-// that nothing is made for a namespace that is not there.
+// Admit implements admission.MutationInterface. The check runs in the mutating phase, before all
+// other plugins, so that no plugin creates anything for a namespace that does not exist.
 func (p *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	r := a.GetResource()
 	if r.Group == "" && r.Resource == "namespaces" {
 		if a.GetOperation() == admission.Delete {
-			if slices.Contains(immortal, a.GetName()) {
+			if slices.Contains(protectedNamespaces, a.GetName()) {
 				return apierrors.NewForbidden(r.GroupResource(), a.GetName(), errors.New("this namespace may not be deleted"))
 			}
-			p.distrust(a.GetName())
+			p.bypassInformer(a.GetName())
 		}
 		return nil
 	}
@@ -60,12 +60,12 @@ func (p *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, 
 	if namespace == "" || a.GetOperation() == admission.Delete {
 		return nil
 	}
-	// One may always ask what one may do.
+	// Access reviews are always allowed.
 	if r.Group == "authorization.k8s.io" && r.Resource == "localsubjectaccessreviews" {
 		return nil
 	}
 	ns, err := p.lister.Get(namespace)
-	if err != nil || p.distrusted(namespace) {
+	if err != nil || p.bypassesInformer(namespace) {
 		ns, err = p.kube.CoreV1().Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return apierrors.NewNotFound(corev1.Resource("namespaces"), namespace)
@@ -88,7 +88,7 @@ func (p *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, 
 	return err
 }
 
-func (p *namespaceLifecycle) distrust(namespace string) {
+func (p *namespaceLifecycle) bypassInformer(namespace string) {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -97,17 +97,17 @@ func (p *namespaceLifecycle) distrust(namespace string) {
 			delete(p.deleted, name)
 		}
 	}
-	p.deleted[namespace] = now.Add(distrust)
+	p.deleted[namespace] = now.Add(informerBypassTime)
 }
 
-func (p *namespaceLifecycle) distrusted(namespace string) bool {
+func (p *namespaceLifecycle) bypassesInformer(namespace string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	until, ok := p.deleted[namespace]
 	return ok && time.Now().Before(until)
 }
 
-// namespaceExists refuses everything in namespaces that do not exist.
+// namespaceExists rejects all requests in namespaces that do not exist.
 type namespaceExists struct {
 	operations
 	lister corelisters.NamespaceLister

@@ -12,11 +12,11 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// audience allows tokens for whom the pod names, the API server (which is meant
-// by no audience) included, and for those that somebody lets the node ask for.
+// checkAudience allows token requests for the audiences that the pod's volumes name, including the empty
+// audience (the API server), and for audiences that an RBAC rule allows the node to request.
 //
 // https://kep.k8s.io/4412
-func (p *nodeRestriction) audience(ctx context.Context, a admission.Attributes, req *authenticationv1.TokenRequest, pod *corev1.Pod) error {
+func (p *nodeRestriction) checkAudience(ctx context.Context, a admission.Attributes, req *authenticationv1.TokenRequest, pod *corev1.Pod) error {
 	if len(req.Spec.Audiences) > 1 {
 		return forbid(a, "node may only request 0 or 1 audiences")
 	}
@@ -24,7 +24,7 @@ func (p *nodeRestriction) audience(ctx context.Context, a admission.Attributes, 
 	if len(req.Spec.Audiences) == 1 {
 		want = req.Spec.Audiences[0]
 	}
-	named, err := p.names(ctx, pod, want)
+	named, err := p.requestsAudience(ctx, pod, want)
 	if err != nil {
 		return forbid(a, "error validating audience %q: %w", want, err)
 	}
@@ -32,7 +32,7 @@ func (p *nodeRestriction) audience(ctx context.Context, a admission.Attributes, 
 		return nil
 	}
 	who := a.GetUserInfo().GetName()
-	ok, err := p.asks(ctx, a, "request-serviceaccounts-token-audience", want, a.GetName())
+	ok, err := p.isAuthorized(ctx, a, "request-serviceaccounts-token-audience", want, a.GetName())
 	switch {
 	case ok:
 		return nil
@@ -42,25 +42,24 @@ func (p *nodeRestriction) audience(ctx context.Context, a admission.Attributes, 
 	return forbid(a, "%s is not authorized to request tokens for audience %q", who, want)
 }
 
-// asks tells whether the node may do verb to resource, in the name of a service
-// account of the request's namespace.
-func (p *nodeRestriction) asks(ctx context.Context, a admission.Attributes, verb, resource, account string) (bool, error) {
-	if p.may == nil {
+// isAuthorized reports whether the node is authorized for verb on resource, with a service account of the
+// request's namespace as the name.
+func (p *nodeRestriction) isAuthorized(ctx context.Context, a admission.Attributes, verb, resource, account string) (bool, error) {
+	if p.authorizer == nil {
 		return false, nil
 	}
 	r := a.GetResource()
-	// Some authorizers allow in spite of an error.
-	decision, _, err := p.may.Authorize(ctx, authorizer.AttributesRecord{
+	// Some authorizers return both an allow decision and an error.
+	decision, _, err := p.authorizer.Authorize(ctx, authorizer.AttributesRecord{
 		User: a.GetUserInfo(), Verb: verb, Namespace: a.GetNamespace(), APIGroup: r.Group, APIVersion: r.Version,
 		Resource: resource, Name: account, ResourceRequest: true,
 	})
 	return decision == authorizer.DecisionAllow, err
 }
 
-// names tells whether a volume of the pod has a token for the audience, its own
-// or its driver's. What could not be looked up is an error only if nothing else
-// has one.
-func (p *nodeRestriction) names(ctx context.Context, pod *corev1.Pod, audience string) (bool, error) {
+// requestsAudience reports whether a volume of the pod requests a token for the audience, itself or through
+// its CSI driver. Lookup errors are returned only if no other volume matches.
+func (p *nodeRestriction) requestsAudience(ctx context.Context, pod *corev1.Pod, audience string) (bool, error) {
 	var errs []error
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
@@ -71,7 +70,7 @@ func (p *nodeRestriction) names(ctx context.Context, pod *corev1.Pod, audience s
 				}
 			}
 		}
-		driver, err := p.driver(ctx, pod, v)
+		driver, err := p.csiDriver(ctx, pod, v)
 		if err != nil {
 			errs = append(errs, err)
 		}
@@ -92,9 +91,9 @@ func (p *nodeRestriction) names(ctx context.Context, pod *corev1.Pod, audience s
 	return false, utilerrors.NewAggregate(errs)
 }
 
-// driver is that of a CSI volume, by way of its claim where it has one; else it
-// is empty.
-func (p *nodeRestriction) driver(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (string, error) {
+// csiDriver returns the name of the CSI driver of a volume, looked up through its claim if it has one,
+// or "" for other volumes.
+func (p *nodeRestriction) csiDriver(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (string, error) {
 	var claim string
 	switch {
 	case v.Ephemeral != nil && v.Ephemeral.VolumeClaimTemplate != nil:

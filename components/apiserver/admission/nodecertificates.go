@@ -12,9 +12,8 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// podCertificate keeps a node from asking for certificates of pods that do not
-// run on it. What is refused without being forbidden may be the fault of a
-// cache that is a little behind: the kubelet tries again.
+// podCertificate rejects a node's requests for certificates of pods that do not run on it. Errors
+// other than Forbidden may be caused by a cache that lags behind, so the kubelet retries.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#pod-certificate-requests
 func (p *nodeRestriction) podCertificate(ctx context.Context, node string, a admission.Attributes) error {
@@ -26,7 +25,7 @@ func (p *nodeRestriction) podCertificate(ctx context.Context, node string, a adm
 	}
 	req, ok := a.GetObject().(*certificatesv1.PodCertificateRequest)
 	if !ok {
-		return unexpected(a, nil)
+		return unexpectedType(a, nil)
 	}
 	spec := &req.Spec
 	if string(spec.NodeName) != node {
@@ -70,12 +69,12 @@ func (p *nodeRestriction) podCertificate(ctx context.Context, node string, a adm
 		return fmt.Errorf("PodCertificateRequest for pod %q names service account UID %q, which differs from the running service account (%q)",
 			ref, spec.ServiceAccountUID, sa.UID)
 	}
-	return p.signer(ctx, a, req, pod)
+	return p.checkSigner(ctx, a, req, pod)
 }
 
-// signer allows certificates of those signers that the pod names, and of those
-// that somebody lets the node ask on behalf of the account.
-func (p *nodeRestriction) signer(ctx context.Context, a admission.Attributes, req *certificatesv1.PodCertificateRequest, pod *corev1.Pod) error {
+// checkSigner allows certificate requests for signers that the pod's volumes name, and for signers that
+// an RBAC rule allows the node to request on behalf of the service account.
+func (p *nodeRestriction) checkSigner(ctx context.Context, a admission.Attributes, req *certificatesv1.PodCertificateRequest, pod *corev1.Pod) error {
 	signer := req.Spec.SignerName
 	for i := range pod.Spec.Volumes {
 		if projected := pod.Spec.Volumes[i].Projected; projected != nil {
@@ -86,8 +85,8 @@ func (p *nodeRestriction) signer(ctx context.Context, a admission.Attributes, re
 			}
 		}
 	}
-	// A rule's resource has no room for a slash.
-	ok, err := p.asks(ctx, a, "request-serviceaccounts-podcertificate-signer", strings.ReplaceAll(signer, "/", ":"), req.Spec.ServiceAccountName)
+	// Resource names in RBAC rules cannot contain a slash.
+	ok, err := p.isAuthorized(ctx, a, "request-serviceaccounts-podcertificate-signer", strings.ReplaceAll(signer, "/", ":"), req.Spec.ServiceAccountName)
 	switch {
 	case ok:
 		return nil
@@ -97,7 +96,7 @@ func (p *nodeRestriction) signer(ctx context.Context, a admission.Attributes, re
 	return forbid(a, "pod %q does not mount a podCertificate projected volume for signer %q", a.GetNamespace()+"/"+req.Spec.PodName, signer)
 }
 
-// isMirror tells whether a pod shows what a node runs by itself.
+// isMirror reports whether the pod is a mirror pod, that is, represents a static pod.
 func isMirror(pod *corev1.Pod) bool {
 	_, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return ok

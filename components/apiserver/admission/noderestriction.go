@@ -22,15 +22,15 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// nodeRestriction keeps kubelets to their own node and its pods, where
-// authorization cannot see it from the request alone.
+// nodeRestriction limits kubelets to their own node and its pods where authorization cannot decide
+// from the request alone.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#noderestriction
 type nodeRestriction struct {
 	operations
-	pods Pods
-	kube kubernetes.Interface
-	may  authorizer.Authorizer
+	pods       Pods
+	kube       kubernetes.Interface
+	authorizer authorizer.Authorizer
 }
 
 func newNodeRestriction(cfg *Config) (admission.Interface, error) {
@@ -38,12 +38,12 @@ func newNodeRestriction(cfg *Config) (admission.Interface, error) {
 		operations: operations{admission.Create, admission.Update, admission.Delete},
 		pods:       cfg.pods(),
 		kube:       cfg.Kube,
-		may:        cfg.Authorizer,
+		authorizer: cfg.Authorizer,
 	}, nil
 }
 
-// Admit implements admission.MutationInterface, as upstream's does, though it
-// changes nothing: it comes before plugins that fill in what it looks for.
+// Admit implements admission.MutationInterface, as in upstream, although it changes nothing. It
+// must run before plugins that set the fields that it checks.
 func (p *nodeRestriction) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	u := a.GetUserInfo()
 	node, ok := authz.NodeName(u)
@@ -86,8 +86,8 @@ func (p *nodeRestriction) Admit(ctx context.Context, a admission.Attributes, _ a
 	return nil
 }
 
-// unexpected is the answer where the object is not what it must be.
-func unexpected(a admission.Attributes, obj any) error {
+// unexpectedType returns the error for an object of an unexpected type.
+func unexpectedType(a admission.Attributes, obj any) error {
 	if obj == nil {
 		obj = a.GetObject()
 	}
@@ -105,7 +105,7 @@ func nodeItself(node string, a admission.Attributes) error {
 	if a.GetOperation() == admission.Create {
 		n, ok := a.GetObject().(*corev1.Node)
 		if !ok {
-			return unexpected(a, nil)
+			return unexpectedType(a, nil)
 		}
 		if n.Spec.ConfigSource != nil {
 			return forbid(a, "node %q is not allowed to create pods with a non-nil configSource", node)
@@ -119,20 +119,20 @@ func nodeItself(node string, a admission.Attributes) error {
 	}
 	n, ok := a.GetObject().(*corev1.Node)
 	if !ok {
-		return unexpected(a, nil)
+		return unexpectedType(a, nil)
 	}
 	old, ok := a.GetOldObject().(*corev1.Node)
 	if !ok {
-		return unexpected(a, a.GetOldObject())
+		return unexpectedType(a, a.GetOldObject())
 	}
 	if n.Spec.ConfigSource != nil && !equality.Semantic.DeepEqual(n.Spec.ConfigSource, old.Spec.ConfigSource) {
 		return forbid(a, "node %q is not allowed to update configSource to a new non-nil configSource", node)
 	}
-	// A node that could take its taints away could draw pods to itself.
+	// A node that can remove its taints could attract pods.
 	if !equality.Semantic.DeepEqual(n.Spec.Taints, old.Spec.Taints) {
 		return forbid(a, "node %q is not allowed to modify taints", node)
 	}
-	// One that could name an owner could have itself collected.
+	// A node that can set an owner could have itself garbage collected.
 	if !equality.Semantic.DeepEqual(n.OwnerReferences, old.OwnerReferences) {
 		return forbid(a, "node %q is not allowed to modify ownerReferences", node)
 	}
@@ -142,8 +142,7 @@ func nodeItself(node string, a admission.Attributes) error {
 	return nil
 }
 
-// forbiddenLabels lists the labels that changed and that kubelets may not
-// write.
+// forbiddenLabels returns the changed labels that kubelets may not write.
 func forbiddenLabels(labels, old map[string]string) []string {
 	var bad []string
 	check := func(key string) {
@@ -180,13 +179,13 @@ func claimStatus(node string, a admission.Attributes) error {
 	}
 	old, ok := a.GetOldObject().(*corev1.PersistentVolumeClaim)
 	if !ok {
-		return unexpected(a, a.GetOldObject())
+		return unexpectedType(a, a.GetOldObject())
 	}
 	pvc, ok := a.GetObject().(*corev1.PersistentVolumeClaim)
 	if !ok {
-		return unexpected(a, nil)
+		return unexpectedType(a, nil)
 	}
-	// What expanding a volume on its node changes, and nothing else.
+	// Only fields that change when a volume is expanded on the node may differ.
 	o, n := old.DeepCopy(), pvc.DeepCopy()
 	for _, c := range []*corev1.PersistentVolumeClaim{o, n} {
 		c.ResourceVersion = ""
@@ -202,14 +201,14 @@ func claimStatus(node string, a admission.Attributes) error {
 	return nil
 }
 
-// token allows tokens for pods that are on the node.
+// token allows tokens only for pods that run on the node.
 func (p *nodeRestriction) token(ctx context.Context, node string, a admission.Attributes) error {
 	if a.GetOperation() != admission.Create || a.GetSubresource() != "token" {
 		return nil
 	}
 	req, ok := a.GetObject().(*authenticationv1.TokenRequest)
 	if !ok {
-		return unexpected(a, nil)
+		return unexpectedType(a, nil)
 	}
 	ref := req.Spec.BoundObjectRef
 	if ref == nil || ref.APIVersion != "v1" || ref.Kind != "Pod" || ref.Name == "" {
@@ -220,7 +219,7 @@ func (p *nodeRestriction) token(ctx context.Context, node string, a admission.At
 	}
 	pod, err := p.find(ctx, a.GetNamespace(), ref.Name)
 	if err == nil && ref.UID != pod.UID {
-		// The informer may still have an earlier pod of this name.
+		// The informer may still have a previous pod with this name.
 		pod, err = p.kube.CoreV1().Pods(a.GetNamespace()).Get(ctx, ref.Name, metav1.GetOptions{})
 	}
 	if apierrors.IsNotFound(err) {
@@ -235,7 +234,7 @@ func (p *nodeRestriction) token(ctx context.Context, node string, a admission.At
 	if pod.Spec.NodeName != node {
 		return forbid(a, "node requested token bound to a pod scheduled on a different node")
 	}
-	return p.audience(ctx, a, req, pod)
+	return p.checkAudience(ctx, a, req, pod)
 }
 
 func lease(node string, a admission.Attributes) error {
@@ -246,7 +245,7 @@ func lease(node string, a admission.Attributes) error {
 	if a.GetOperation() == admission.Create {
 		l, ok := a.GetObject().(*coordinationv1.Lease)
 		if !ok {
-			return unexpected(a, nil)
+			return unexpectedType(a, nil)
 		}
 		name = l.Name
 	}
@@ -261,7 +260,7 @@ func csiNode(node string, a admission.Attributes) error {
 	if a.GetOperation() == admission.Create {
 		meta, ok := a.GetObject().(metav1.Object)
 		if !ok {
-			return unexpected(a, nil)
+			return unexpectedType(a, nil)
 		}
 		name = meta.GetName()
 	}
@@ -280,13 +279,13 @@ func resourceSlice(node string, a admission.Attributes) error {
 	case admission.Delete:
 		obj, what = a.GetOldObject(), "delete"
 	default:
-		// The name of the node cannot be changed.
+		// The node name is immutable.
 		return nil
 	}
 	slice, ok := obj.(*resourcev1.ResourceSlice)
 	if !ok {
-		// Another version of the type has another shape and the same rule.
-		return unexpected(a, obj)
+		// Other versions of the type are rejected because the check needs this version.
+		return unexpectedType(a, obj)
 	}
 	if slice.Spec.NodeName == nil || *slice.Spec.NodeName != node {
 		return forbid(a, "can only %s ResourceSlice with the same NodeName as the requesting node", what)
@@ -294,14 +293,14 @@ func resourceSlice(node string, a admission.Attributes) error {
 	return nil
 }
 
-// signingRequest keeps a node from asking for another's certificate.
+// signingRequest rejects a node's requests for certificates of other nodes.
 func signingRequest(node string, a admission.Attributes) error {
 	if a.GetOperation() != admission.Create || a.GetSubresource() != "" {
 		return nil
 	}
 	csr, ok := a.GetObject().(*certificatesv1.CertificateSigningRequest)
 	if !ok {
-		return unexpected(a, nil)
+		return unexpectedType(a, nil)
 	}
 	switch csr.Spec.SignerName {
 	case certificatesv1.KubeletServingSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName:

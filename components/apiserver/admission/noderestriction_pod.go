@@ -3,7 +3,7 @@ package admission
 import (
 	"context"
 
-	"hyperkube/internal/podrefs"
+	"hyperkube/internal/api/podrefs"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -40,11 +40,11 @@ func (p *nodeRestriction) pod(ctx context.Context, node string, a admission.Attr
 	}
 }
 
-// newPod allows mirror pods that belong to the node and refer to nothing.
+// newPod allows only mirror pods that are assigned to the node and refer to no other objects.
 func (p *nodeRestriction) newPod(ctx context.Context, node string, a admission.Attributes) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok {
-		return unexpected(a, nil)
+		return unexpectedType(a, nil)
 	}
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; !mirror {
 		return forbid(a, "pod does not have %q annotation, node %q can only create mirror pods", corev1.MirrorPodAnnotationKey, node)
@@ -77,7 +77,7 @@ func (p *nodeRestriction) newPod(ctx context.Context, node string, a admission.A
 	if owner.UID != n.UID {
 		return forbid(a, "node %s UID mismatch: expected %s got %s", owner.Name, owner.UID, n.UID)
 	}
-	if what := podrefs.First(pod); what != "" {
+	if what := podrefs.FirstAPIReference(pod); what != "" {
 		return forbid(a, "node %q can not create pods that reference %s", node, what)
 	}
 	return nil
@@ -89,11 +89,11 @@ func podStatus(node string, a admission.Attributes) error {
 	}
 	old, ok := a.GetOldObject().(*corev1.Pod)
 	if !ok {
-		return unexpected(a, a.GetOldObject())
+		return unexpectedType(a, a.GetOldObject())
 	}
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok {
-		return unexpected(a, nil)
+		return unexpectedType(a, nil)
 	}
 	if old.Spec.NodeName != node {
 		return forbid(a, "node %q can only update pod status for pods with spec.nodeName set to itself", node)
@@ -121,7 +121,7 @@ func (p *nodeRestriction) eviction(ctx context.Context, node string, a admission
 	if name == "" {
 		meta, ok := a.GetObject().(metav1.Object)
 		if !ok {
-			return unexpected(a, nil)
+			return unexpectedType(a, nil)
 		}
 		if name = meta.GetName(); name == "" {
 			return forbid(a, "could not determine pod from request data")

@@ -17,14 +17,14 @@ import (
 // nodeSelectorAnnotation of a namespace restricts its pods to nodes.
 const nodeSelectorAnnotation = "scheduler.alpha.kubernetes.io/node-selector"
 
-// podNodeSelector gives pods the node selector of their namespace.
+// podNodeSelector adds the node selector of the namespace to its pods.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#podnodeselector
 type podNodeSelector struct {
 	operations
 	namespaces namespaces
-	// clusterWide is for namespaces without the annotation; allowed, unless
-	// empty, is all that pods of a namespace may select.
+	// clusterWide applies to namespaces without the annotation. allowed are the only labels that
+	// pods of a namespace may select, if not empty.
 	clusterWide labels.Set
 	allowed     map[string]labels.Set
 }
@@ -53,10 +53,10 @@ func newPodNodeSelector(cfg *Config) (admission.Interface, error) {
 // Admit implements admission.MutationInterface.
 func (p *podNodeSelector) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
-	if !ok || !is(a, "", "pods") {
+	if !ok || !isRequestFor(a, "", "pods") {
 		return nil
 	}
-	want, err := p.of(ctx, a.GetNamespace())
+	want, err := p.namespaceSelector(ctx, a.GetNamespace())
 	if err != nil {
 		return err
 	}
@@ -69,18 +69,18 @@ func (p *podNodeSelector) Admit(ctx context.Context, a admission.Attributes, _ a
 // Validate implements admission.ValidationInterface.
 func (p *podNodeSelector) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
-	if !ok || !is(a, "", "pods") {
+	if !ok || !isRequestFor(a, "", "pods") {
 		return nil
 	}
-	want, err := p.of(ctx, a.GetNamespace())
+	want, err := p.namespaceSelector(ctx, a.GetNamespace())
 	if err != nil {
 		return err
 	}
 	return p.check(a, pod, want)
 }
 
-// check refuses a pod that selects other nodes than those of its namespace, or by
-// labels that its namespace may not.
+// check rejects a pod whose node selector conflicts with the selector of its namespace, or uses
+// labels that are not allowed in the namespace.
 func (p *podNodeSelector) check(a admission.Attributes, pod *corev1.Pod, want labels.Set) error {
 	if labels.Conflicts(want, pod.Spec.NodeSelector) {
 		return apierrors.NewForbidden(a.GetResource().GroupResource(), pod.Name, fmt.Errorf("pod node label selector conflicts with its namespace node label selector"))
@@ -95,8 +95,8 @@ func (p *podNodeSelector) check(a admission.Attributes, pod *corev1.Pod, want la
 	return nil
 }
 
-// of is the selector of a namespace.
-func (p *podNodeSelector) of(ctx context.Context, name string) (labels.Set, error) {
+// namespaceSelector returns the node selector of a namespace.
+func (p *podNodeSelector) namespaceSelector(ctx context.Context, name string) (labels.Set, error) {
 	ns, err := p.namespaces.get(ctx, name)
 	if err != nil {
 		return nil, err
@@ -107,7 +107,8 @@ func (p *podNodeSelector) of(ctx context.Context, name string) (labels.Set, erro
 	return p.clusterWide, nil
 }
 
-// namespaces finds namespaces, those too of which the informer has not heard.
+// namespaces reads namespaces from the informer, and from the API if the informer does not have
+// them.
 type namespaces struct {
 	lister corelisters.NamespaceLister
 	kube   kubernetes.Interface

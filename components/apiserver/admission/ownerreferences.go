@@ -14,9 +14,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// ownerReferences lets only those change the owners of an object who may
-// delete it, for the garbage collector would; and only those make an owner
-// wait for it who may set the owner's finalizers.
+// ownerReferences allows changes of an object's owners only to users that may delete the object,
+// because the garbage collector could then delete it. It allows setting blockOwnerDeletion only to
+// users that may set finalizers on the owner.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#ownerreferencespermissionenforcement
 type ownerReferences struct {
@@ -35,7 +35,7 @@ func newOwnerReferences(cfg *Config) (admission.Interface, error) {
 // Validate implements admission.ValidationInterface.
 func (p *ownerReferences) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	r := a.GetResource()
-	// The status of a pod cannot change its owners.
+	// A status update of a pod cannot change its owners.
 	if r.Group == "" && r.Resource == "pods" && a.GetSubresource() == "status" {
 		return nil
 	}
@@ -66,7 +66,7 @@ func (p *ownerReferences) Validate(ctx context.Context, a admission.Attributes, 
 			Resource: resource, Subresource: "finalizers", Name: ref.Name, ResourceRequest: true,
 		}
 		if namespaced {
-			ask.Namespace = a.GetNamespace() // owners are of the same
+			ask.Namespace = a.GetNamespace() // owners are in the same namespace
 		}
 		decision, reason, err := p.authorizer.Authorize(ctx, ask)
 		if decision != authorizer.DecisionAllow {
@@ -83,8 +83,7 @@ func ownersOf(obj runtime.Object) []metav1.OwnerReference {
 	return nil
 }
 
-// newlyBlocking are those of owners that wait for the object and did not
-// before.
+// newlyBlocking returns the owners for which blockOwnerDeletion is set now and was not set before.
 func newlyBlocking(owners, before []metav1.OwnerReference) (out []metav1.OwnerReference) {
 	blocks := func(r metav1.OwnerReference) bool { return ptr.Deref(r.BlockOwnerDeletion, false) }
 	did := map[types.UID]bool{}

@@ -18,18 +18,18 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// PolicyParams lets nobody show themselves, by the messages of a policy, what
-// they may not read: who writes a policy must be allowed to get all objects of
-// the kind that parameterizes it, and who binds one to get, or list, those that
-// the binding refers to. It belongs to the kinds and so is always on.
+// PolicyParams prevents users from reading objects through the messages of a policy that they are
+// not allowed to read directly. The author of a policy must be allowed to get all objects of the
+// parameter kind. The author of a binding must be allowed to get, or list, the objects that the
+// binding refers to. The check is part of these kinds and therefore always enabled.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy/#parameter-resources
 type PolicyParams struct {
 	// Authorizer must not be nil.
 	Authorizer authorizer.Authorizer
-	// Kube is where the policies of bindings are read; it must not be nil.
+	// Kube reads the policies that bindings refer to. It must not be nil.
 	Kube kubernetes.Interface
-	// Resource finds the plural name of a kind; "" when it is not served.
+	// Resource returns the plural name of a kind, or "" if the kind is not served.
 	Resource func(schema.GroupVersionKind) string
 }
 
@@ -55,7 +55,7 @@ func (p PolicyParams) Validate(ctx context.Context, a admission.Attributes, _ ad
 		return p.binding(ctx, a, ref, policy)
 	}
 	kind, u := paramKindOf(a.GetObject()), a.GetUserInfo()
-	if kind == nil || apiequality.Semantic.DeepEqual(kind, paramKindOf(a.GetOldObject())) || isMaster(u) {
+	if kind == nil || apiequality.Semantic.DeepEqual(kind, paramKindOf(a.GetOldObject())) || isSuperuser(u) {
 		return nil
 	}
 	attrs := authorizer.AttributesRecord{
@@ -77,7 +77,7 @@ func (p PolicyParams) Validate(ctx context.Context, a admission.Attributes, _ ad
 	return forbidField(a, "paramKind", err)
 }
 
-// forbidField is the answer about a field of spec.
+// forbidField returns an Invalid error for a forbidden value of a field of spec.
 func forbidField(a admission.Attributes, name string, err error) error {
 	named := a.GetName()
 	if meta, ok := a.GetObject().(metav1.Object); ok {
@@ -86,8 +86,8 @@ func forbidField(a admission.Attributes, name string, err error) error {
 	return apierrors.NewInvalid(a.GetKind().GroupKind(), named, field.ErrorList{field.Forbidden(field.NewPath("spec", name), err.Error())})
 }
 
-// paramRefOf returns which objects a binding, if it is one, has its policy
-// parameterized by (nil: by none), and the policy's name.
+// paramRefOf returns a binding's reference to parameters, which may be nil, and the name of its
+// policy. It returns false if obj is not a binding.
 func paramRefOf(obj runtime.Object) (ref *admissionv1.ParamRef, policy string, ok bool) {
 	switch b := obj.(type) {
 	case *admissionv1.ValidatingAdmissionPolicyBinding:
@@ -98,14 +98,15 @@ func paramRefOf(obj runtime.Object) (ref *admissionv1.ParamRef, policy string, o
 	return nil, "", false
 }
 
-// binding judges who writes a binding. Where it cannot be told what the objects
-// are, only those may bind it who may read everything.
+// binding checks the permissions of the author of a binding. If the parameter kind cannot be
+// determined, the author must be allowed to read all resources.
 func (p PolicyParams) binding(ctx context.Context, a admission.Attributes, ref *admissionv1.ParamRef, policy string) error {
 	u := a.GetUserInfo()
-	if ref == nil || isMaster(u) {
+	if ref == nil || isSuperuser(u) {
 		return nil
 	}
-	// Selectors are compared by where they are, as upstream compares them: one that is set is always asked about.
+	// As in upstream, selectors are compared by pointer, so a selector that is set always triggers
+	// the check.
 	if old, was, ok := paramRefOf(a.GetOldObject()); ok && old != nil && *old == *ref && was == policy {
 		return nil
 	}
@@ -139,7 +140,7 @@ func (p PolicyParams) binding(ctx context.Context, a admission.Attributes, ref *
 		return nil
 	case unknown != "":
 		err = fmt.Errorf(`%s to determine minimum required permissions and user %v does not have "%v" permission for all groups, versions and resources`, unknown, u, attrs.Verb)
-	case mutates: // with the words in upstream's order
+	case mutates: // words in upstream's order
 		err = fmt.Errorf(`user %v does not have "%v" permission on the object referenced by paramRef`, attrs.Verb, u)
 	default:
 		err = fmt.Errorf(`user %v does not have "%v" permission on the object referenced by paramRef`, u, attrs.Verb)
@@ -147,7 +148,7 @@ func (p PolicyParams) binding(ctx context.Context, a admission.Attributes, ref *
 	return forbidField(a, "paramRef", err)
 }
 
-// paramKind is that of the policy of a binding; nil: it has none.
+// paramKind returns the parameter kind of a binding's policy, or nil if it has none.
 func (p PolicyParams) paramKind(ctx context.Context, binding runtime.Object, policy string) (*admissionv1.ParamKind, error) {
 	api := p.Kube.AdmissionregistrationV1()
 	if _, ok := binding.(*admissionv1.MutatingAdmissionPolicyBinding); ok {
@@ -164,7 +165,7 @@ func (p PolicyParams) paramKind(ctx context.Context, binding runtime.Object, pol
 	return found.Spec.ParamKind, nil
 }
 
-func isMaster(u user.Info) bool {
+func isSuperuser(u user.Info) bool {
 	if u == nil {
 		return false
 	}

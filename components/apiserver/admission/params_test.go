@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// reader may get one resource.
+// reader is an authorizer that allows get of one resource.
 type reader string
 
 func (r reader) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -47,7 +47,7 @@ func TestPolicyParams(t *testing.T) {
 	}{
 		{"may not read them", "configmaps", bob, nil, true},
 		{"may read them", "secrets", bob, nil, false},
-		{"master", "", &user.DefaultInfo{Groups: []string{"system:masters"}}, nil, false},
+		{"superuser", "", &user.DefaultInfo{Groups: []string{"system:masters"}}, nil, false},
 		{"as before", "", bob, policy, false},
 		{"none before", "", bob, &admissionv1.ValidatingAdmissionPolicy{}, true},
 	} {
@@ -65,7 +65,7 @@ func TestPolicyParams(t *testing.T) {
 	}
 }
 
-// TestPolicyParamsOfBindings has bindings written by who may get one ConfigMap.
+// TestPolicyParamsOfBindings creates bindings as a user that may get a single ConfigMap.
 func TestPolicyParamsOfBindings(t *testing.T) {
 	of := func(apiVersion, kind string) *admissionv1.ParamKind {
 		return &admissionv1.ParamKind{APIVersion: apiVersion, Kind: kind}
@@ -104,7 +104,7 @@ func TestPolicyParamsOfBindings(t *testing.T) {
 		{name: "by a selector", policy: "maps", ref: &admissionv1.ParamRef{Namespace: "ns", Selector: &metav1.LabelSelector{}}, err: `"list" ` + noRight},
 		{name: "of another kind", policy: "secrets", ref: one, err: noRight},
 		{name: "as before", policy: "secrets", ref: one, old: &admissionv1.ParamRef{Name: "one", Namespace: "ns"}},
-		{name: "master", policy: "secrets", ref: one, group: "system:masters"},
+		{name: "superuser", policy: "secrets", ref: one, group: "system:masters"},
 		{name: "no policy", policy: "absent", ref: one, err: `unable to get policy absent to determine minimum required permissions and user &{bob`},
 		{name: "no version", policy: "broken", ref: one, err: `unable to parse paramKind &ParamKind{APIVersion:a/b/c,Kind:X,} to determine`},
 		{name: "no resource", policy: "strange", ref: one, err: `unable to resolve paramKind &ParamKind{APIVersion:x/v1,Kind:X,} to determine`},

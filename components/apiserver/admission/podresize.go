@@ -13,14 +13,14 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
-// Causes of a refusal, by which autoscalers tell that trying again is of no use.
+// Causes of rejections after which autoscalers should not retry.
 const (
 	causeNodeCapacity metav1.CauseType = "NodeCapacity"
 	causePlatform     metav1.CauseType = "UnsupportedPlatform"
 )
 
-// becauseOf adds a cause to an answer.
-func becauseOf(cause metav1.CauseType, err error) error {
+// withCause adds a cause to a status error.
+func withCause(cause metav1.CauseType, err error) error {
 	var status *apierrors.StatusError
 	if errors.As(err, &status) && status.ErrStatus.Details != nil {
 		status.ErrStatus.Details.Causes = append(status.ErrStatus.Details.Causes, metav1.StatusCause{Type: cause})
@@ -28,7 +28,7 @@ func becauseOf(cause metav1.CauseType, err error) error {
 	return err
 }
 
-// podResize refuses to resize a pod to more than its node has.
+// podResize rejects resizing a pod beyond the capacity of its node.
 //
 // https://kubernetes.io/docs/tasks/configure-pod-container/resize-container-resources/
 type podResize struct{ byNode }
@@ -56,10 +56,10 @@ func (p podResize) Validate(ctx context.Context, a admission.Attributes, _ admis
 		more = append(more, fmt.Sprintf("memory, requested: %d, allocatable: %d", q, n))
 	}
 	if len(more) > 0 {
-		return becauseOf(causeNodeCapacity, forbid(a, "node didn't have enough allocatable resources: %s", strings.Join(more, "; ")))
+		return withCause(causeNodeCapacity, forbid(a, "node didn't have enough allocatable resources: %s", strings.Join(more, "; ")))
 	}
 	if os := node.Labels[corev1.LabelOSStable]; os != "linux" {
-		return becauseOf(causePlatform, forbid(a, "pod resize is only supported on linux nodes, node %q is %q", node.Name, os))
+		return withCause(causePlatform, forbid(a, "pod resize is only supported on linux nodes, node %q is %q", node.Name, os))
 	}
 	return nil
 }

@@ -8,16 +8,15 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// Pods reads pods as a cache has them. They are shared, and nobody writes to
-// them.
+// Pods reads pods from a cache. The pods are shared and must not be modified.
 type Pods interface {
-	// Pod returns false when the cache has none: it may be behind.
+	// Pod returns false if the cache does not have the pod. The cache may lag behind.
 	Pod(namespace, name string) (*corev1.Pod, bool)
-	// ListPods returns all of a namespace.
+	// ListPods returns all pods of a namespace.
 	ListPods(ctx context.Context, namespace string) ([]*corev1.Pod, error)
 }
 
-// pods returns Config.Pods, or those of an informer.
+// pods returns Config.Pods, or pods from the informer if it is nil.
 func (c *Config) pods() Pods {
 	if c.Pods != nil {
 		return c.Pods
@@ -27,13 +26,13 @@ func (c *Config) pods() Pods {
 
 type informedPods struct{ lister corelisters.PodLister }
 
-// Pod as Pods.
+// Pod implements Pods.
 func (p informedPods) Pod(namespace, name string) (*corev1.Pod, bool) {
 	pod, err := p.lister.Pods(namespace).Get(name)
 	return pod, err == nil
 }
 
-// ListPods as Pods.
+// ListPods implements Pods.
 func (p informedPods) ListPods(_ context.Context, namespace string) ([]*corev1.Pod, error) {
 	return p.lister.Pods(namespace).List(labels.Everything())
 }

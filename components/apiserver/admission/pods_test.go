@@ -86,7 +86,7 @@ func TestServiceAccountMounts(t *testing.T) {
 	if len(p.Spec.Containers[1].VolumeMounts) != 1 {
 		t.Error("mounted over the container's own mount")
 	}
-	// Once more, as when a webhook makes it run again.
+	// Run the plugin again, as for a reinvocation after a webhook.
 	wantErr(t, ask(t, c, write{resource: "/pods", ns: "ns", obj: p}), "")
 	if len(p.Spec.Volumes) != 1 || len(p.Spec.Containers[0].VolumeMounts) != 1 {
 		t.Error("mounted twice")
@@ -101,7 +101,7 @@ func TestServiceAccountMounts(t *testing.T) {
 	p = pod(func(p *corev1.Pod) { p.Spec.ServiceAccountName, p.Spec.AutomountServiceAccountToken = "quiet", &yes })
 	wantErr(t, ask(t, c, write{resource: "/pods", ns: "ns", obj: p}), "")
 	if len(p.Spec.Volumes) != 1 {
-		t.Error("the pod's own wish was not heard")
+		t.Error("the pod's own setting was ignored")
 	}
 }
 
@@ -143,7 +143,7 @@ func TestServiceAccountRefuses(t *testing.T) {
 				Sources: []corev1.VolumeProjection{{DownwardAPI: &corev1.DownwardAPIProjection{}}, {PodCertificate: &corev1.PodCertificateProjection{}}},
 			}}}}
 		}, "a mirror pod may not use PodCertificate volume projections"},
-		{"mirror that tells of itself", func(p *corev1.Pod) {
+		{"mirror pod with its own reference", func(p *corev1.Pod) {
 			mirror(p)
 			p.Spec.Volumes = []corev1.Volume{{Name: "e"}, {Name: "v", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
 				Sources: []corev1.VolumeProjection{{DownwardAPI: &corev1.DownwardAPIProjection{}}},
@@ -174,7 +174,7 @@ func TestServiceAccountRefuses(t *testing.T) {
 		})
 	}
 
-	// The default account is waited for.
+	// The plugin waits for the default service account.
 	var first sync.Once
 	missed := make(chan struct{})
 	kube.(*fake.Clientset).PrependReactor("get", "serviceaccounts", func(clienttesting.Action) (handled bool, _ runtime.Object, err error) {
@@ -324,7 +324,7 @@ func TestLimitRanger(t *testing.T) {
 		{Type: "Pod", Max: list("cpu", "3")},
 		{Type: "PersistentVolumeClaim", Min: list("storage", "1Gi"), Max: list("storage", "10Gi")},
 	}}}, &corev1.LimitRange{ObjectMeta: metav1.ObjectMeta{Namespace: "unset", Name: "l"}, Spec: corev1.LimitRangeSpec{Limits: []corev1.LimitRangeItem{
-		// What only bounds is no default, unless for containers that have a limit.
+		// A min or max is not a default, except a max for containers without a limit.
 		{Type: "Container", Min: list("cpu", "50m"), MaxLimitRequestRatio: list("cpu", "10")},
 		{Type: "Container", Max: list("cpu", "2")},
 		{Type: "PersistentVolumeClaim", Max: list("storage", "10Gi")},

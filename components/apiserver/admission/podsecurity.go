@@ -17,8 +17,7 @@ import (
 	"k8s.io/pod-security-admission/policy"
 )
 
-// podSecurity holds pods to the standard that their namespace's labels ask
-// for.
+// podSecurity enforces the Pod Security Standard that the labels of a pod's namespace select.
 //
 // https://kubernetes.io/docs/concepts/security/pod-security-admission/
 type podSecurity struct {
@@ -30,9 +29,9 @@ type podSecurity struct {
 func newPodSecurity(cfg *Config) (admission.Interface, error) {
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
 	if err != nil {
-		return nil, fmt.Errorf("making the checks: %w", err)
+		return nil, fmt.Errorf("creating pod security evaluator: %w", err)
 	}
-	// Without a file: everybody is privileged.
+	// Without a configuration file the privileged level applies.
 	configuration, err := psaload.LoadFromData(cfg.Files["PodSecurity"])
 	if err != nil {
 		return nil, err
@@ -76,7 +75,7 @@ func (p *podSecurity) Validate(ctx context.Context, a admission.Attributes, _ ad
 		warning.AddWarning(ctx, "", w)
 	}
 	for k, v := range result.AuditAnnotations {
-		// A second value for one key is refused, which does no harm.
+		// A second value for the same key is rejected, which is harmless.
 		_ = a.AddAnnotation(psaapi.AuditAnnotationPrefix+k, v)
 	}
 	if result.Allowed {
@@ -101,7 +100,7 @@ func (p *podSecurity) Validate(ctx context.Context, a admission.Attributes, _ ad
 	return err
 }
 
-// podAttributes shows a request to the library.
+// podAttributes adapts admission.Attributes to the library's interface.
 type podAttributes struct{ admission.Attributes }
 
 func (p podAttributes) GetOperation() admissionv1.Operation {

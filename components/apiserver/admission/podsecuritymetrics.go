@@ -11,15 +11,15 @@ import (
 	"k8s.io/pod-security-admission/metrics"
 )
 
-// securityMetrics tell how often pods were held to a standard, as the library's
-// own do, which are global to the process. It implements metrics.Recorder.
+// securityMetrics counts Pod Security evaluations, exemptions and errors. The metrics are those of
+// the library, whose own metrics are global to the process. It implements metrics.Recorder.
 type securityMetrics struct {
 	current                         psaapi.Version
 	evaluations, exemptions, errors *prometheus.CounterVec
 }
 
-// newSecurityMetrics registers the metrics, unless r is nil. Current is the
-// version of this server.
+// newSecurityMetrics registers the metrics with r unless r is nil. current is the version of this
+// server.
 func newSecurityMetrics(r prometheus.Registerer, current psaapi.Version) (*securityMetrics, error) {
 	m := &securityMetrics{
 		current: current,
@@ -49,30 +49,30 @@ func newSecurityMetrics(r prometheus.Registerer, current psaapi.Version) (*secur
 	return m, nil
 }
 
-// RecordEvaluation as metrics.Recorder.
+// RecordEvaluation implements metrics.Recorder.
 func (m *securityMetrics) RecordEvaluation(d metrics.Decision, by psaapi.LevelVersion, mode metrics.Mode, a psaapi.Attributes) {
 	version := by.Version.String()
 	switch {
-	case by.Version.Latest() || by.Level == psaapi.LevelPrivileged: // which is the same at all versions
+	case by.Version.Latest() || by.Level == psaapi.LevelPrivileged: // the privileged level is the same in all versions
 		version = "latest"
 	case m.current.Older(by.Version):
 		version = "future"
 	}
-	m.evaluations.WithLabelValues(string(d), string(by.Level), version, string(mode), strings.ToLower(string(a.GetOperation())), checked(a), a.GetSubresource()).Inc()
+	m.evaluations.WithLabelValues(string(d), string(by.Level), version, string(mode), strings.ToLower(string(a.GetOperation())), resourceLabel(a), a.GetSubresource()).Inc()
 }
 
-// RecordExemption as metrics.Recorder.
+// RecordExemption implements metrics.Recorder.
 func (m *securityMetrics) RecordExemption(a psaapi.Attributes) {
-	m.exemptions.WithLabelValues(strings.ToLower(string(a.GetOperation())), checked(a), a.GetSubresource()).Inc()
+	m.exemptions.WithLabelValues(strings.ToLower(string(a.GetOperation())), resourceLabel(a), a.GetSubresource()).Inc()
 }
 
-// RecordError as metrics.Recorder.
+// RecordError implements metrics.Recorder.
 func (m *securityMetrics) RecordError(fatal bool, a psaapi.Attributes) {
-	m.errors.WithLabelValues(strconv.FormatBool(fatal), strings.ToLower(string(a.GetOperation())), checked(a), a.GetSubresource()).Inc()
+	m.errors.WithLabelValues(strconv.FormatBool(fatal), strings.ToLower(string(a.GetOperation())), resourceLabel(a), a.GetSubresource()).Inc()
 }
 
-// checked is how metrics call what is held to a standard.
-func checked(a psaapi.Attributes) string {
+// resourceLabel returns the metric label for the type of the checked object.
+func resourceLabel(a psaapi.Attributes) string {
 	switch a.GetResource().GroupResource() {
 	case corev1.Resource("pods"):
 		return "pod"

@@ -14,16 +14,16 @@ import (
 	"k8s.io/client-go/kubernetes"
 	schedulinglisters "k8s.io/client-go/listers/scheduling/v1"
 
-	"hyperkube/components/apiserver/informed"
+	"hyperkube/components/apiserver/syncgate"
 )
 
-// priority writes the number behind its class into every pod, and keeps the
-// default class the only one.
+// priority sets the priority of pods from their PriorityClass, and rejects a second global default
+// class.
 type priority struct {
 	operations
 	lister schedulinglisters.PriorityClassLister
 	kube   kubernetes.Interface
-	gate   *informed.Gate
+	gate   *syncgate.Gate
 }
 
 func newPriority(cfg *Config) (admission.Interface, error) {
@@ -35,13 +35,13 @@ func newPriority(cfg *Config) (admission.Interface, error) {
 		operations: onCreateUpdate,
 		lister:     inf.Lister(),
 		kube:       cfg.Kube,
-		gate:       informed.NewGate(inf.Informer().HasSyncedChecker()),
+		gate:       syncgate.NewGate(inf.Informer().HasSyncedChecker()),
 	}, nil
 }
 
 // Admit implements admission.MutationInterface.
 func (p *priority) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if !is(a, "", "pods") {
+	if !isRequestFor(a, "", "pods") {
 		return nil
 	}
 	pod, ok := a.GetObject().(*corev1.Pod)
@@ -53,7 +53,7 @@ func (p *priority) Admit(ctx context.Context, a admission.Attributes, _ admissio
 		if !ok {
 			return nil
 		}
-		// Whoever replaces a pod by its manifest does not know the number.
+		// A client that replaces a pod by its manifest does not set the priority.
 		if pod.Spec.Priority == nil && old.Spec.Priority != nil {
 			v := *old.Spec.Priority
 			pod.Spec.Priority = &v
@@ -89,8 +89,8 @@ func (p *priority) Admit(ctx context.Context, a admission.Attributes, _ admissio
 	return nil
 }
 
-// class returns the class of that name, or for the empty name the default one
-// or nil.
+// class returns the class of that name. For an empty name it returns the default class, which may
+// be nil.
 func (p *priority) class(ctx context.Context, name string) (*schedulingv1.PriorityClass, error) {
 	if name == "" {
 		if err := p.gate.Wait(ctx); err != nil {
@@ -102,13 +102,13 @@ func (p *priority) class(ctx context.Context, name string) (*schedulingv1.Priori
 		return class, nil
 	}
 	if len(path.IsValidPathSegmentName(name)) > 0 {
-		return nil, apierrors.NewNotFound(schedulingv1.Resource("priorityclasses"), name) // nothing can be called so
+		return nil, apierrors.NewNotFound(schedulingv1.Resource("priorityclasses"), name) // not a valid object name
 	}
 	return p.kube.SchedulingV1().PriorityClasses().Get(ctx, name, metav1.GetOptions{})
 }
 
-// defaultClass returns the lowest of those that are marked so, for a race can
-// mark two.
+// defaultClass returns the global default class with the lowest value, because a race can create
+// two of them.
 func (p *priority) defaultClass() (*schedulingv1.PriorityClass, error) {
 	all, err := p.lister.List(labels.Everything())
 	if err != nil {
@@ -125,7 +125,7 @@ func (p *priority) defaultClass() (*schedulingv1.PriorityClass, error) {
 
 // Validate implements admission.ValidationInterface.
 func (p *priority) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if !is(a, schedulingv1.GroupName, "priorityclasses") {
+	if !isRequestFor(a, schedulingv1.GroupName, "priorityclasses") {
 		return nil
 	}
 	class, ok := a.GetObject().(*schedulingv1.PriorityClass)

@@ -24,57 +24,58 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/utils/lru"
 
-	"hyperkube/components/apiserver/informed"
 	"hyperkube/components/apiserver/request"
-	"hyperkube/internal/quota"
+	"hyperkube/components/apiserver/syncgate"
+	"hyperkube/internal/api/quota"
 )
 
 const (
-	// quotaAttempts to reserve from a quota that others write too.
+	// quotaAttempts limits the retries to reserve from a quota on write conflicts.
 	quotaAttempts = 10
-	// quotasKept is of how many quotas the last written state is remembered.
-	quotasKept = 1000
+	// writtenQuotasSize is the number of quotas for which the last written state is cached.
+	writtenQuotasSize = 1000
 )
 
-// resourceQuota reserves what a new or changed object uses in the status of the
-// namespace's ResourceQuotas, or refuses it. It comes last, so that nothing is
-// reserved for what another plugin refuses.
+// resourceQuota reserves the resources of a new or changed object in the status of the namespace's
+// ResourceQuotas, or rejects the request. It runs last, so that nothing is reserved for requests
+// that other plugins reject.
 //
 // https://kubernetes.io/docs/concepts/policy/resource-quotas/
 type resourceQuota struct {
 	operations
 	kube       kubernetes.Interface
 	lister     corelisters.ResourceQuotaLister
-	gate       *informed.Gate
-	asked      *asked[*corev1.ResourceQuota]
+	gate       *syncgate.Gate
+	apiCache   *namespaceCache[*corev1.ResourceQuota]
 	evaluators quotav1.Registry
-	// limited may only be used where a quota covers them.
+	// limited lists resources that may only be used where a quota covers them.
 	limited []quotaconfig.LimitedResource
-	// written are quotas as this plugin wrote them (of type ledger), by
-	// namespace and name: the informer may be behind. It has a lock of its own.
+	// written caches quotas as last written by this plugin (type writtenQuota), by namespace and name,
+	// because the informer may lag behind. It has its own lock.
 	written *lru.Cache
 
 	mu sync.Mutex
-	// turns are of the namespaces with requests at work: one of each at a time
-	// reserves. Guarded by mu.
-	turns map[string]*turn
+	// locks contains a lock for each namespace with active requests, so that only one request per
+	// namespace reserves at a time. Guarded by mu.
+	locks map[string]*namespaceLock
 }
 
-// ledger is a quota as this plugin wrote it.
-type ledger struct {
+// writtenQuota is a quota as last written by this plugin.
+type writtenQuota struct {
 	quota *corev1.ResourceQuota
-	// line is the same for all that was written with nobody else's write
-	// between.
-	line *line
+	// sequence identifies an uninterrupted sequence of writes by this plugin: it changes when another
+	// client has written the quota in between.
+	sequence *writeSequence
 }
 
-// line is compared by address, so it has one of its own.
-type line struct{ _ byte }
+// writeSequence is compared by address. It is not empty so that each one has a distinct address.
+type writeSequence struct{ _ byte }
 
-// turn is taken by putting into its channel.
-type turn struct {
-	taken chan struct{}
-	// users have it or wait for it; guarded by resourceQuota.mu.
+// namespaceLock is a lock. Sending to its channel acquires it.
+type namespaceLock struct {
+	held chan struct{}
+	// users is the number of requests that hold the lock or wait for it. Guarded by
+	// resourceQuota.mu.
 	users int
 }
 
@@ -91,16 +92,16 @@ func newResourceQuota(cfg *Config) (admission.Interface, error) {
 		operations: onCreateUpdate,
 		kube:       cfg.Kube,
 		lister:     inf.Lister(),
-		gate:       informed.NewGate(inf.Informer().HasSyncedChecker()),
-		asked:      newAsked[*corev1.ResourceQuota](),
+		gate:       syncgate.NewGate(inf.Informer().HasSyncedChecker()),
+		apiCache:   newNamespaceCache[*corev1.ResourceQuota](),
 		evaluators: quota.New(nil, time.Now),
 		limited:    limited,
-		written:    lru.New(quotasKept),
-		turns:      map[string]*turn{},
+		written:    lru.New(writtenQuotasSize),
+		locks:      map[string]*namespaceLock{},
 	}, nil
 }
 
-// limitedResources are those of the plugin's configuration.
+// limitedResources returns the limited resources of the plugin's configuration.
 //
 // https://kubernetes.io/docs/concepts/policy/resource-quotas/#limit-priority-class-consumption-by-default
 func limitedResources(data []byte) ([]quotaconfig.LimitedResource, error) {
@@ -140,7 +141,7 @@ func (p *resourceQuota) Validate(ctx context.Context, a admission.Attributes, _ 
 	if some, err := p.find(ctx, namespace); err != nil || len(some) == 0 && len(p.limited) == 0 {
 		return err
 	}
-	done, err := p.wait(ctx, namespace)
+	done, err := p.lock(ctx, namespace)
 	if err != nil {
 		return apierrors.NewInternalError(fmt.Errorf("resource quota evaluation timed out: %w", err))
 	}
@@ -152,7 +153,8 @@ func (p *resourceQuota) Validate(ctx context.Context, a admission.Attributes, _ 
 	return p.reserve(ctx, a, evaluator, quotas)
 }
 
-// devices is what claims are measured by: too rarely for informers.
+// devices returns readers of the device data with which claims are evaluated. It is needed too
+// rarely to justify informers.
 func (p *resourceQuota) devices(ctx context.Context) quota.Devices {
 	return quota.Devices{
 		Classes: func() ([]*resourcev1.DeviceClass, error) {
@@ -188,13 +190,13 @@ func pointers[T any](items []T) []*T {
 	return out
 }
 
-// wait takes the namespace's turn; done gives it back.
-func (p *resourceQuota) wait(ctx context.Context, namespace string) (done func(), err error) {
+// lock acquires the namespace's lock. done releases it.
+func (p *resourceQuota) lock(ctx context.Context, namespace string) (done func(), err error) {
 	p.mu.Lock()
-	t := p.turns[namespace]
+	t := p.locks[namespace]
 	if t == nil {
-		t = &turn{taken: make(chan struct{}, 1)}
-		p.turns[namespace] = t
+		t = &namespaceLock{held: make(chan struct{}, 1)}
+		p.locks[namespace] = t
 	}
 	t.users++
 	p.mu.Unlock()
@@ -202,24 +204,23 @@ func (p *resourceQuota) wait(ctx context.Context, namespace string) (done func()
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		if t.users--; t.users == 0 {
-			delete(p.turns, namespace)
+			delete(p.locks, namespace)
 		}
 	}
 	select {
-	case t.taken <- struct{}{}:
-		return func() { <-t.taken; leave() }, nil
+	case t.held <- struct{}{}:
+		return func() { <-t.held; leave() }, nil
 	case <-ctx.Done():
 		leave()
 		return nil, ctx.Err()
 	}
 }
 
-// find are the namespace's as the informer knows them, or, if it knows none, as
-// the API does.
+// find returns the namespace's quotas from the informer or, if the informer has none, from the API.
 func (p *resourceQuota) find(ctx context.Context, namespace string) ([]*corev1.ResourceQuota, error) {
 	found, err := p.lister.ResourceQuotas(namespace).List(labels.Everything())
 	if err == nil && len(found) == 0 {
-		found, err = p.asked.about(namespace, func() (found []*corev1.ResourceQuota, _ error) {
+		found, err = p.apiCache.get(namespace, func() (found []*corev1.ResourceQuota, _ error) {
 			list, err := p.kube.CoreV1().ResourceQuotas(namespace).List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return nil, err
@@ -236,7 +237,7 @@ func (p *resourceQuota) find(ctx context.Context, namespace string) ([]*corev1.R
 	return found, nil
 }
 
-// quotas are the namespace's, each as new as is known here, by name.
+// quotas returns the latest known state of the namespace's quotas, sorted by name.
 func (p *resourceQuota) quotas(ctx context.Context, namespace string) ([]corev1.ResourceQuota, error) {
 	found, err := p.find(ctx, namespace)
 	if err != nil {
@@ -245,7 +246,7 @@ func (p *resourceQuota) quotas(ctx context.Context, namespace string) ([]corev1.
 	out := make([]corev1.ResourceQuota, 0, len(found))
 	for _, q := range found {
 		if own, ok := p.written.Get(q.Namespace + "/" + q.Name); ok {
-			own, ok := own.(ledger)
+			own, ok := own.(writtenQuota)
 			switch {
 			case ok && own.quota.UID == q.UID && newer(own.quota, q):
 				q = own.quota
@@ -259,16 +260,16 @@ func (p *resourceQuota) quotas(ctx context.Context, namespace string) ([]corev1.
 	return out, nil
 }
 
-// newer tells whether a is a later state than b.
+// newer reports whether a has a higher resource version than b.
 func newer(a, b *corev1.ResourceQuota) bool {
 	c, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
 	return err == nil && c > 0
 }
 
-// reserve checks the request against quotas and writes those of which it uses
-// some. Quotas that others wrote meanwhile are read and checked again.
+// reserve checks the request against quotas and writes those whose usage changes. After a write
+// conflict it reads the quota again and repeats the check.
 //
-// What is reserved is given back when the request fails nevertheless.
+// The reservation is released if the request fails later.
 func (p *resourceQuota) reserve(ctx context.Context, a admission.Attributes, evaluator quotav1.Evaluator, quotas []corev1.ResourceQuota) error {
 	for attempt := 1; ; attempt++ {
 		next, err := resourcequota.CheckRequest(quotas, a, evaluator, p.limited)
@@ -285,10 +286,10 @@ func (p *resourceQuota) reserve(ctx context.Context, a admission.Attributes, eva
 			written, err := client.UpdateStatus(ctx, &next[i], metav1.UpdateOptions{})
 			switch {
 			case err == nil:
-				p.noted(ctx, &quotas[i], written)
+				p.recordWrite(ctx, &quotas[i], written)
 				continue
 			case apierrors.IsNotFound(err):
-				continue // it limits nothing any more
+				continue // the quota was deleted
 			case !apierrors.IsConflict(err):
 				return err
 			}
@@ -312,27 +313,27 @@ func (p *resourceQuota) reserve(ctx context.Context, a admission.Attributes, eva
 	}
 }
 
-// noted remembers written, which was made from base, and how to give back what
-// it reserves.
-func (p *resourceQuota) noted(ctx context.Context, base, written *corev1.ResourceQuota) {
+// recordWrite caches the written quota, which was made from base, and registers a rollback that releases
+// the reservation if the request fails.
+func (p *resourceQuota) recordWrite(ctx context.Context, base, written *corev1.ResourceQuota) {
 	key := written.Namespace + "/" + written.Name
-	now := ledger{quota: written, line: &line{}}
+	now := writtenQuota{quota: written, sequence: &writeSequence{}}
 	if before, ok := p.written.Get(key); ok {
-		if before, ok := before.(ledger); ok && before.quota.UID == base.UID && before.quota.ResourceVersion == base.ResourceVersion {
-			now.line = before.line
+		if before, ok := before.(writtenQuota); ok && before.quota.UID == base.UID && before.quota.ResourceVersion == base.ResourceVersion {
+			now.sequence = before.sequence
 		}
 	}
 	p.written.Add(key, now)
 	reserved := quotav1.Subtract(written.Status.Used, base.Status.Used)
-	request.OnFailure(ctx, func(ctx context.Context) { p.giveBack(ctx, key, now.line, reserved) })
+	request.OnFailure(ctx, func(ctx context.Context) { p.release(ctx, key, now.sequence, reserved) })
 }
 
-// giveBack takes reserved off a quota, unless someone else has written it since
-// it was reserved: the controller has then counted what there is, and what
-// failed is not in it. What cannot be given back is found by its next count.
-func (p *resourceQuota) giveBack(ctx context.Context, key string, since *line, reserved corev1.ResourceList) {
+// release releases a reservation, unless another client has written the quota since. In that case
+// the quota controller has already recalculated the usage without the failed request. If the
+// release fails, the next recalculation corrects the usage.
+func (p *resourceQuota) release(ctx context.Context, key string, since *writeSequence, reserved corev1.ResourceList) {
 	namespace, _, _ := strings.Cut(key, "/")
-	done, err := p.wait(ctx, namespace)
+	done, err := p.lock(ctx, namespace)
 	if err != nil {
 		return
 	}
@@ -341,14 +342,15 @@ func (p *resourceQuota) giveBack(ctx context.Context, key string, since *line, r
 	if !ok {
 		return
 	}
-	own, ok := found.(ledger)
-	if !ok || own.line != since {
+	own, ok := found.(writtenQuota)
+	if !ok || own.sequence != since {
 		return
 	}
 	next := own.quota.DeepCopy()
 	next.Status.Used = quotav1.SubtractWithNonNegativeResult(next.Status.Used, reserved)
-	// Based on the state that this plugin wrote: another's is a conflict.
+	// The update is based on the state that this plugin wrote, so another client's write causes a
+	// conflict.
 	if written, err := p.kube.CoreV1().ResourceQuotas(namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{}); err == nil {
-		p.written.Add(key, ledger{quota: written, line: own.line})
+		p.written.Add(key, writtenQuota{quota: written, sequence: own.sequence})
 	}
 }

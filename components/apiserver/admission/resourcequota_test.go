@@ -21,12 +21,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/lru"
 
-	"hyperkube/components/apiserver/informed"
 	"hyperkube/components/apiserver/request"
-	"hyperkube/internal/quota"
+	"hyperkube/components/apiserver/syncgate"
+	"hyperkube/internal/api/quota"
 )
 
-// amounts makes a list of "name=quantity" words.
+// amounts parses a list of "name=quantity" words.
 func amounts(t testing.TB, words string) corev1.ResourceList {
 	t.Helper()
 	out := corev1.ResourceList{}
@@ -54,7 +54,7 @@ func TestResourceQuota(t *testing.T) {
 		quotas []*corev1.ResourceQuota
 		w      write
 		err    string
-		used   string // of the first quota
+		used   string // usage of the first quota
 	}{
 		{"no quota", nil, write{resource: "/pods", obj: pod(nil)}, "", ""},
 		{"room", []*corev1.ResourceQuota{quotaOf(t, "q", "pods=2 count/pods=3", "pods=1 count/pods=1")}, write{resource: "/pods", obj: pod(nil)}, "", "pods=2 count/pods=2"},
@@ -113,22 +113,22 @@ func sameAmounts(a, b corev1.ResourceList) bool {
 	return true
 }
 
-// TestResourceQuotaAsked has a quota in force of which the informer has not heard.
-func TestResourceQuotaAsked(t *testing.T) {
+// TestResourceQuotaBeforeInformer checks that a quota takes effect before the informer has it.
+func TestResourceQuotaBeforeInformer(t *testing.T) {
 	kube := fake.NewClientset(quotaOf(t, "q", "pods=1", "pods=1"))
-	p := &resourceQuota{kube: kube, lister: corelisters.NewResourceQuotaLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})), gate: informed.NewGate(),
-		asked: newAsked[*corev1.ResourceQuota](), evaluators: quota.New(nil, time.Now), written: lru.New(quotasKept), turns: map[string]*turn{}}
+	p := &resourceQuota{kube: kube, lister: corelisters.NewResourceQuotaLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})), gate: syncgate.NewGate(),
+		apiCache: newNamespaceCache[*corev1.ResourceQuota](), evaluators: quota.New(nil, time.Now), written: lru.New(writtenQuotasSize), locks: map[string]*namespaceLock{}}
 	for range 2 {
 		err := p.Validate(t.Context(), admission.NewAttributesRecord(pod(nil), nil, corev1.SchemeGroupVersion.WithKind("Pod"), "ns", "p",
 			corev1.SchemeGroupVersion.WithResource("pods"), "", admission.Create, nil, false, &user.DefaultInfo{Name: "ann"}), nil)
 		wantErr(t, err, "exceeded quota: q, requested: pods=1, used: pods=1, limited: pods=1")
 	}
 	if asked := len(kube.Actions()); asked != 1 {
-		t.Errorf("asked the API %d times", asked)
+		t.Errorf("%d API requests", asked)
 	}
 }
 
-// TestResourceQuotaConflict reserves though others write the quota as well.
+// TestResourceQuotaConflict checks that a reservation succeeds after write conflicts.
 func TestResourceQuotaConflict(t *testing.T) {
 	c, kube := chain(t, Config{}, []string{"ResourceQuota"}, quotaOf(t, "q", "pods=10", "pods=0"))
 	conflicts := 2
@@ -148,15 +148,15 @@ func TestResourceQuotaConflict(t *testing.T) {
 	}
 }
 
-// TestResourceQuotaTurns lets many take from one quota: none waits for ever,
-// and no turn is left.
-func TestResourceQuotaTurns(t *testing.T) {
-	p := &resourceQuota{turns: map[string]*turn{}}
+// TestResourceQuotaLocks reserves concurrently in one namespace. No request blocks forever and no
+// lock is left behind.
+func TestResourceQuotaLocks(t *testing.T) {
+	p := &resourceQuota{locks: map[string]*namespaceLock{}}
 	var wg sync.WaitGroup
 	n := 0
 	for range 50 {
 		wg.Go(func() {
-			done, err := p.wait(t.Context(), "ns")
+			done, err := p.lock(t.Context(), "ns")
 			if err != nil {
 				t.Error(err)
 				return
@@ -166,17 +166,17 @@ func TestResourceQuotaTurns(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n != 50 || len(p.turns) != 0 {
-		t.Errorf("%d, %v", n, p.turns)
+	if n != 50 || len(p.locks) != 0 {
+		t.Errorf("%d, %v", n, p.locks)
 	}
 }
 
-// TestResourceQuotaGivenBack lets requests fail after they were allowed: what
-// they reserved is given back, unless another has counted anew since.
-func TestResourceQuotaGivenBack(t *testing.T) {
+// TestResourceQuotaReleased checks that the reservation of a request that fails after admission is
+// released, unless another client has recalculated the usage since.
+func TestResourceQuotaReleased(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
-		others bool // write the quota between the reservation and the failure
+		others bool // another client writes the quota between the reservation and the failure
 		used   string
 	}{
 		{"alone", false, "pods=2"},
@@ -209,7 +209,7 @@ func TestResourceQuotaGivenBack(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			// Another request that succeeds.
+			// Another request succeeds.
 			if err := c.Validate(t.Context(), attributes(), nil); err != nil {
 				t.Fatal(err)
 			}

@@ -15,8 +15,7 @@ import (
 	nodelisters "k8s.io/client-go/listers/node/v1"
 )
 
-// runtimeClass writes into pods what their runtime class costs and where it
-// runs.
+// runtimeClass sets the overhead and the scheduling constraints of a pod's RuntimeClass.
 type runtimeClass struct {
 	operations
 	lister nodelisters.RuntimeClassLister
@@ -30,9 +29,9 @@ func newRuntimeClass(cfg *Config) (admission.Interface, error) {
 	return &runtimeClass{operations: onCreate, lister: cfg.Informers.Node().V1().RuntimeClasses().Lister(), kube: cfg.Kube}, nil
 }
 
-// of returns the pod and its class, either of which may be nil.
-func (p *runtimeClass) of(ctx context.Context, a admission.Attributes) (*corev1.Pod, *nodev1.RuntimeClass, error) {
-	if !is(a, "", "pods") {
+// podAndClass returns the pod and its RuntimeClass. Either may be nil.
+func (p *runtimeClass) podAndClass(ctx context.Context, a admission.Attributes) (*corev1.Pod, *nodev1.RuntimeClass, error) {
+	if !isRequestFor(a, "", "pods") {
 		return nil, nil, nil
 	}
 	pod, ok := a.GetObject().(*corev1.Pod)
@@ -55,7 +54,7 @@ func (p *runtimeClass) of(ctx context.Context, a admission.Attributes) (*corev1.
 
 // Admit implements admission.MutationInterface.
 func (p *runtimeClass) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	pod, class, err := p.of(ctx, a)
+	pod, class, err := p.podAndClass(ctx, a)
 	if err != nil || class == nil {
 		return err
 	}
@@ -84,7 +83,7 @@ func (p *runtimeClass) Admit(ctx context.Context, a admission.Attributes, _ admi
 
 // Validate implements admission.ValidationInterface.
 func (p *runtimeClass) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	pod, class, err := p.of(ctx, a)
+	pod, class, err := p.podAndClass(ctx, a)
 	if err != nil || pod == nil {
 		return err
 	}

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"hyperkube/internal/podrefs"
+	"hyperkube/internal/api/podrefs"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,21 +23,20 @@ const (
 	defaultAccount   = "default"
 	tokenVolume      = "kube-api-access"
 	tokenMountPath   = "/var/run/secrets/kubernetes.io/serviceaccount"
-	tokenExpiration  = 60*60 + 7 // seconds; the odd number marks what admission added
+	tokenExpiration  = 60*60 + 7 // seconds; the odd number marks tokens that admission added
 	rootCAConfigMap  = "kube-root-ca.crt"
-	accountPatience  = 1500 * time.Millisecond
+	accountTimeout   = 1500 * time.Millisecond
 	enforceMountable = "kubernetes.io/enforce-mountable-secrets"
 )
 
-// serviceAccounts gives every pod a service account, and its token to every
-// container.
+// serviceAccounts sets the service account of pods and mounts its token into every container.
 type serviceAccounts struct {
 	operations
 	lister corelisters.ServiceAccountLister
 	kube   kubernetes.Interface
 
 	mu sync.Mutex // guards changed
-	// changed is closed and replaced when there is another account.
+	// changed is closed and replaced when a service account is added.
 	changed chan struct{}
 }
 
@@ -56,8 +55,8 @@ func newServiceAccount(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// applies tells whether the request makes a pod. What a pod has stays.
-func (p *serviceAccounts) applies(a admission.Attributes) (*corev1.Pod, bool) {
+// podToAdmit returns the pod if the request creates a pod or adds containers to one.
+func (p *serviceAccounts) podToAdmit(a admission.Attributes) (*corev1.Pod, bool) {
 	r := a.GetResource()
 	if r.Group != "" || r.Resource != "pods" {
 		return nil, false
@@ -78,12 +77,12 @@ func (p *serviceAccounts) applies(a admission.Attributes) (*corev1.Pod, bool) {
 
 // Admit implements admission.MutationInterface.
 func (p *serviceAccounts) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
-	pod, ok := p.applies(a)
+	pod, ok := p.podToAdmit(a)
 	if !ok || a.GetOperation() != admission.Create {
 		return nil
 	}
-	// A mirror pod shows what a node runs already: changing it would make
-	// the kubelet replace it.
+	// A mirror pod represents a pod that already runs on the node. If admission changed it, the
+	// kubelet would replace it.
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 		return p.Validate(ctx, a, o)
 	}
@@ -94,7 +93,7 @@ func (p *serviceAccounts) Admit(ctx context.Context, a admission.Attributes, o a
 	if spec.ServiceAccountName == "" {
 		spec.ServiceAccountName = defaultAccount
 	}
-	// The published type has the name twice.
+	// The published type has two fields for the name.
 	spec.DeprecatedServiceAccount = spec.ServiceAccountName
 	sa, err := p.account(ctx, a.GetNamespace(), spec.ServiceAccountName)
 	if err != nil {
@@ -111,7 +110,7 @@ func (p *serviceAccounts) Admit(ctx context.Context, a admission.Attributes, o a
 
 // Validate implements admission.ValidationInterface.
 func (p *serviceAccounts) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	pod, ok := p.applies(a)
+	pod, ok := p.podToAdmit(a)
 	if !ok {
 		return nil
 	}
@@ -131,8 +130,8 @@ func (p *serviceAccounts) Validate(ctx context.Context, a admission.Attributes, 
 	return nil
 }
 
-// validateMirror keeps whoever has a node's credentials from having Secrets
-// and tokens put into pods.
+// validateMirror prevents a client with a node's credentials from getting Secrets and tokens
+// mounted into mirror pods.
 func validateMirror(a admission.Attributes, pod *corev1.Pod) error {
 	if pod.Spec.ServiceAccountName != "" {
 		return forbid(a, "a mirror pod may not reference service accounts")
@@ -161,7 +160,7 @@ func validateMirror(a admission.Attributes, pod *corev1.Pod) error {
 	return nil
 }
 
-// limitSecrets allows only Secrets that the account names.
+// limitSecrets allows only Secrets that the service account lists.
 func limitSecrets(a admission.Attributes, sa *corev1.ServiceAccount, pod *corev1.Pod) error {
 	mountable, pullable := map[string]bool{}, map[string]bool{}
 	for _, s := range sa.Secrets {
@@ -213,8 +212,8 @@ func limitSecrets(a admission.Attributes, sa *corev1.ServiceAccount, pod *corev1
 	return nil
 }
 
-// account finds a service account. That named default is made by a controller
-// once there is a namespace, so for it the pod waits a moment.
+// account returns a service account. A controller creates the one named "default" after the
+// namespace, so the request waits briefly for it.
 func (p *serviceAccounts) account(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
 	if sa, err := p.lister.ServiceAccounts(namespace).Get(name); err == nil {
 		return sa, nil
@@ -233,7 +232,7 @@ func (p *serviceAccounts) account(ctx context.Context, namespace, name string) (
 			return nil, err
 		}
 		if timeout == nil {
-			timer := time.NewTimer(accountPatience)
+			timer := time.NewTimer(accountTimeout)
 			defer timer.Stop()
 			timeout = timer.C
 		}
@@ -254,8 +253,8 @@ func automounts(sa *corev1.ServiceAccount, pod *corev1.Pod) bool {
 	return sa.AutomountServiceAccountToken == nil || *sa.AutomountServiceAccountToken
 }
 
-// mountToken mounts the volume of the account's token into all containers that
-// have nothing else there. A volume that is there already is used.
+// mountToken mounts the token volume into all containers that have no other mount at its path. It
+// uses an existing token volume if there is one.
 func mountToken(spec *corev1.PodSpec) {
 	name, there := "", false
 	for i := range spec.Volumes {
@@ -288,8 +287,8 @@ func mountToken(spec *corev1.PodSpec) {
 	}
 }
 
-// tokenSource is the token, the authority that the API server's certificate is
-// verified by, and the namespace.
+// tokenSource returns the projected volume with the token, the CA bundle of the API server's
+// certificate, and the namespace.
 func tokenSource() corev1.VolumeSource {
 	mode, expiration := corev1.ProjectedVolumeSourceDefaultMode, int64(tokenExpiration)
 	return corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{

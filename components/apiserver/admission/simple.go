@@ -11,7 +11,7 @@ import (
 // all is every operation.
 var all = operations{admission.Create, admission.Update, admission.Delete, admission.Connect}
 
-// alwaysAdmit does nothing; it is known for the flags' sake.
+// alwaysAdmit does nothing. It exists so that the flags accept its name.
 type alwaysAdmit struct{ operations }
 
 func newAlwaysAdmit(*Config) (admission.Interface, error) { return alwaysAdmit{all}, nil }
@@ -21,7 +21,7 @@ func (alwaysAdmit) Validate(context.Context, admission.Attributes, admission.Obj
 	return nil
 }
 
-// alwaysDeny refuses everything.
+// alwaysDeny rejects all requests.
 type alwaysDeny struct{ operations }
 
 func newAlwaysDeny(*Config) (admission.Interface, error) { return alwaysDeny{all}, nil }
@@ -31,8 +31,8 @@ func (alwaysDeny) Validate(_ context.Context, a admission.Attributes, _ admissio
 	return admission.NewForbidden(a, errors.New("admission control is denying all modifications"))
 }
 
-// alwaysPullImages makes the kubelet ask the registry for every image, so that
-// having the name of a private one does not do.
+// alwaysPullImages sets the pull policy of all images to Always, so that pods can use private
+// images only with valid registry credentials.
 type alwaysPullImages struct{ operations }
 
 func newAlwaysPullImages(*Config) (admission.Interface, error) {
@@ -62,7 +62,7 @@ func (alwaysPullImages) Admit(_ context.Context, a admission.Attributes, _ admis
 	return nil
 }
 
-// denyExternalIPs refuses new external addresses of Services.
+// denyExternalIPs rejects new external IPs of Services.
 type denyExternalIPs struct{ operations }
 
 func newDenyExternalIPs(*Config) (admission.Interface, error) {
@@ -72,7 +72,7 @@ func newDenyExternalIPs(*Config) (admission.Interface, error) {
 // Validate implements admission.ValidationInterface.
 func (denyExternalIPs) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	svc, ok := a.GetObject().(*corev1.Service)
-	if !ok || !is(a, "", "services") {
+	if !ok || !isRequestFor(a, "", "services") {
 		return nil
 	}
 	had := map[string]bool{}

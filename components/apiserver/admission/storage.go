@@ -18,7 +18,7 @@ import (
 	storagelisters "k8s.io/client-go/listers/storage/v1"
 	"k8s.io/utils/ptr"
 
-	"hyperkube/components/apiserver/informed"
+	"hyperkube/components/apiserver/syncgate"
 )
 
 var (
@@ -26,11 +26,11 @@ var (
 	storageClasses = storagev1.SchemeGroupVersion.WithResource("storageclasses")
 )
 
-// betaClassAnnotation names a claim's class the old way.
+// betaClassAnnotation is the former annotation for a claim's storage class.
 const betaClassAnnotation = corev1.BetaStorageClassAnnotation
 
-// latest returns the default of several: the newest, by name if there are two.
-func latest[T metav1.Object](all []T, isDefault func(T) bool) (T, bool) {
+// newestDefault returns the newest default class, and the first by name if several are equally new.
+func newestDefault[T metav1.Object](all []T, isDefault func(T) bool) (T, bool) {
 	defaults := slices.DeleteFunc(slices.Clone(all), func(c T) bool { return !isDefault(c) })
 	if len(defaults) == 0 {
 		var none T
@@ -42,11 +42,11 @@ func latest[T metav1.Object](all []T, isDefault func(T) bool) (T, bool) {
 	}), true
 }
 
-// defaultStorageClass names the default class in claims that name none.
+// defaultStorageClass sets the default storage class on claims that do not name one.
 type defaultStorageClass struct {
 	operations
 	lister storagelisters.StorageClassLister
-	gate   *informed.Gate
+	gate   *syncgate.Gate
 }
 
 func newDefaultStorageClass(cfg *Config) (admission.Interface, error) {
@@ -54,13 +54,13 @@ func newDefaultStorageClass(cfg *Config) (admission.Interface, error) {
 		return nil, nil
 	}
 	inf := cfg.Informers.Storage().V1().StorageClasses()
-	return &defaultStorageClass{operations: onCreate, lister: inf.Lister(), gate: informed.NewGate(inf.Informer().HasSyncedChecker())}, nil
+	return &defaultStorageClass{operations: onCreate, lister: inf.Lister(), gate: syncgate.NewGate(inf.Informer().HasSyncedChecker())}, nil
 }
 
 // Admit implements admission.MutationInterface.
 func (p *defaultStorageClass) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pvc, ok := a.GetObject().(*corev1.PersistentVolumeClaim)
-	if !ok || !is(a, "", "persistentvolumeclaims") || pvc.Spec.StorageClassName != nil {
+	if !ok || !isRequestFor(a, "", "persistentvolumeclaims") || pvc.Spec.StorageClassName != nil {
 		return nil
 	}
 	if _, named := pvc.Annotations[betaClassAnnotation]; named {
@@ -73,7 +73,7 @@ func (p *defaultStorageClass) Admit(ctx context.Context, a admission.Attributes,
 	if err != nil {
 		return admission.NewForbidden(a, err)
 	}
-	class, ok := latest(all, func(c *storagev1.StorageClass) bool {
+	class, ok := newestDefault(all, func(c *storagev1.StorageClass) bool {
 		return c.Annotations["storageclass.kubernetes.io/is-default-class"] == "true" ||
 			c.Annotations["storageclass.beta.kubernetes.io/is-default-class"] == "true"
 	})
@@ -84,12 +84,11 @@ func (p *defaultStorageClass) Admit(ctx context.Context, a admission.Attributes,
 	return nil
 }
 
-// storageInUse gives claims and volumes the finalizer that keeps them while
-// they are in use.
+// storageInUse adds the finalizer that protects claims and volumes while they are in use.
 type storageInUse struct{ operations }
 
 func newStorageInUse(cfg *Config) (admission.Interface, error) {
-	// The finalizer needs a controller that takes it away again.
+	// The finalizer needs a controller that removes it.
 	if !cfg.Serves(claims) {
 		return nil, nil
 	}
@@ -105,22 +104,22 @@ func (storageInUse) Admit(_ context.Context, a admission.Attributes, _ admission
 	}
 	switch obj := a.GetObject().(type) {
 	case *corev1.PersistentVolumeClaim:
-		if is(a, "", "persistentvolumeclaims") {
+		if isRequestFor(a, "", "persistentvolumeclaims") {
 			add(&obj.ObjectMeta, "kubernetes.io/pvc-protection")
 		}
 	case *corev1.PersistentVolume:
-		if is(a, "", "persistentvolumes") {
+		if isRequestFor(a, "", "persistentvolumes") {
 			add(&obj.ObjectMeta, "kubernetes.io/pv-protection")
 		}
 	case *storagev1.VolumeAttributesClass:
-		if is(a, "storage.k8s.io", "volumeattributesclasses") {
+		if isRequestFor(a, "storage.k8s.io", "volumeattributesclasses") {
 			add(&obj.ObjectMeta, "kubernetes.io/vac-protection")
 		}
 	}
 	return nil
 }
 
-// claimResize lets claims grow only where their class can.
+// claimResize allows claims to grow only if their storage class allows expansion.
 type claimResize struct {
 	operations
 	lister storagelisters.StorageClassLister
@@ -136,7 +135,7 @@ func newClaimResize(cfg *Config) (admission.Interface, error) {
 
 // Validate implements admission.ValidationInterface.
 func (p *claimResize) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if !is(a, "", "persistentvolumeclaims") {
+	if !isRequestFor(a, "", "persistentvolumeclaims") {
 		return nil
 	}
 	pvc, ok := a.GetObject().(*corev1.PersistentVolumeClaim)
@@ -183,11 +182,11 @@ func (p *claimResize) expands(ctx context.Context, pvc, old *corev1.PersistentVo
 	return ptr.Deref(class.AllowVolumeExpansion, false)
 }
 
-// defaultIngressClass names the default class in Ingresses that name none.
+// defaultIngressClass sets the default class on Ingresses that do not name one.
 type defaultIngressClass struct {
 	operations
 	lister networkinglisters.IngressClassLister
-	gate   *informed.Gate
+	gate   *syncgate.Gate
 }
 
 func newDefaultIngressClass(cfg *Config) (admission.Interface, error) {
@@ -195,13 +194,13 @@ func newDefaultIngressClass(cfg *Config) (admission.Interface, error) {
 		return nil, nil
 	}
 	inf := cfg.Informers.Networking().V1().IngressClasses()
-	return &defaultIngressClass{operations: onCreate, lister: inf.Lister(), gate: informed.NewGate(inf.Informer().HasSyncedChecker())}, nil
+	return &defaultIngressClass{operations: onCreate, lister: inf.Lister(), gate: syncgate.NewGate(inf.Informer().HasSyncedChecker())}, nil
 }
 
 // Admit implements admission.MutationInterface.
 func (p *defaultIngressClass) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	ing, ok := a.GetObject().(*networkingv1.Ingress)
-	if !ok || !is(a, networkingv1.GroupName, "ingresses") || ing.Spec.IngressClassName != nil {
+	if !ok || !isRequestFor(a, networkingv1.GroupName, "ingresses") || ing.Spec.IngressClassName != nil {
 		return nil
 	}
 	if ing.Annotations["kubernetes.io/ingress.class"] != "" {
@@ -214,7 +213,7 @@ func (p *defaultIngressClass) Admit(ctx context.Context, a admission.Attributes,
 	if err != nil {
 		return admission.NewForbidden(a, err)
 	}
-	class, ok := latest(all, func(c *networkingv1.IngressClass) bool {
+	class, ok := newestDefault(all, func(c *networkingv1.IngressClass) bool {
 		return c.Annotations[networkingv1.AnnotationIsDefaultIngressClass] == "true"
 	})
 	if ok {

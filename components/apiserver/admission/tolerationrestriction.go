@@ -12,20 +12,20 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// Annotations of namespaces with tolerations as JSON.
+// Annotations of namespaces that contain tolerations as JSON.
 const (
 	defaultTolerationsAnnotation = "scheduler.alpha.kubernetes.io/defaultTolerations"
 	allowedTolerationsAnnotation = "scheduler.alpha.kubernetes.io/tolerationsWhitelist"
 )
 
-// tolerationRestriction gives pods the tolerations of their namespace and
-// refuses those that it does not allow.
+// tolerationRestriction adds the default tolerations of the namespace to its pods and rejects pods
+// with tolerations that the namespace does not allow.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#podtolerationrestriction
 type tolerationRestriction struct {
 	operations
 	namespaces namespaces
-	// clusterWide is for namespaces without the annotations.
+	// clusterWide applies to namespaces without the annotations.
 	clusterWide tolerationLists
 }
 
@@ -49,19 +49,19 @@ func newTolerationRestriction(cfg *Config) (admission.Interface, error) {
 // Admit implements admission.MutationInterface.
 func (p *tolerationRestriction) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
-	if !ok || !is(a, "", "pods") {
+	if !ok || !isRequestFor(a, "", "pods") {
 		return nil
 	}
 	var add []corev1.Toleration
 	if a.GetOperation() == admission.Create {
 		var err error
-		if add, err = p.of(ctx, a.GetNamespace(), defaultTolerationsAnnotation, p.clusterWide.Default); err != nil {
+		if add, err = p.namespaceTolerations(ctx, a.GetNamespace(), defaultTolerationsAnnotation, p.clusterWide.Default); err != nil {
 			return err
 		}
 	}
 	add = append(slices.Clone(add), pod.Spec.Tolerations...)
-	if podAsks(pod) {
-		// Only pods that ask for nothing are kept off nodes short of memory.
+	if hasComputeResources(pod) {
+		// Only BestEffort pods are kept off nodes under memory pressure.
 		add = append(add, corev1.Toleration{Key: corev1.TaintNodeMemoryPressure, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})
 	}
 	if len(add) > 0 {
@@ -73,10 +73,10 @@ func (p *tolerationRestriction) Admit(ctx context.Context, a admission.Attribute
 // Validate implements admission.ValidationInterface.
 func (p *tolerationRestriction) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
-	if !ok || !is(a, "", "pods") || len(pod.Spec.Tolerations) == 0 {
+	if !ok || !isRequestFor(a, "", "pods") || len(pod.Spec.Tolerations) == 0 {
 		return nil
 	}
-	allowed, err := p.of(ctx, a.GetNamespace(), allowedTolerationsAnnotation, p.clusterWide.Whitelist)
+	allowed, err := p.namespaceTolerations(ctx, a.GetNamespace(), allowedTolerationsAnnotation, p.clusterWide.Whitelist)
 	if err != nil || len(allowed) == 0 {
 		return err
 	}
@@ -88,8 +88,9 @@ func (p *tolerationRestriction) Validate(ctx context.Context, a admission.Attrib
 	return nil
 }
 
-// of reads an annotation of the namespace; otherwise is for one without.
-func (p *tolerationRestriction) of(ctx context.Context, namespace, annotation string, otherwise []corev1.Toleration) ([]corev1.Toleration, error) {
+// namespaceTolerations returns the tolerations in an annotation of the namespace, or otherwise if the namespace does
+// not have the annotation.
+func (p *tolerationRestriction) namespaceTolerations(ctx context.Context, namespace, annotation string, otherwise []corev1.Toleration) ([]corev1.Toleration, error) {
 	ns, err := p.namespaces.get(ctx, namespace)
 	if err != nil {
 		return nil, err
@@ -105,8 +106,8 @@ func (p *tolerationRestriction) of(ctx context.Context, namespace, annotation st
 	return out, json.Unmarshal([]byte(text), &out)
 }
 
-// podAsks tells whether any container asks for or is limited in CPU or memory.
-func podAsks(pod *corev1.Pod) bool {
+// hasComputeResources reports whether any container has a CPU or memory request or limit.
+func hasComputeResources(pod *corev1.Pod) bool {
 	asks := func(r corev1.ResourceRequirements) bool {
 		for _, list := range []corev1.ResourceList{r.Requests, r.Limits} {
 			for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory} {
@@ -123,8 +124,8 @@ func podAsks(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c corev1.Container) bool { return asks(c.Resources) })
 }
 
-// mergeTolerations leaves out what another of the list covers; of equal ones
-// the first stays.
+// mergeTolerations removes tolerations that another one in the list covers. Of equal ones the first
+// is kept.
 func mergeTolerations(all []corev1.Toleration) []corev1.Toleration {
 	var out []corev1.Toleration
 	for i := range all {
@@ -138,7 +139,7 @@ func mergeTolerations(all []corev1.Toleration) []corev1.Toleration {
 	return out
 }
 
-// covers tells whether all that t tolerates is tolerated by wide too.
+// covers reports whether wide tolerates everything that t tolerates.
 func covers(wide, t *corev1.Toleration) bool {
 	switch {
 	case apiequality.Semantic.DeepEqual(wide, t):

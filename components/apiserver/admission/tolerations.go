@@ -9,11 +9,11 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// TolerationSeconds is how long pods stay on a node that has gone.
+// TolerationSeconds is how long pods stay on a node that is not ready or unreachable.
 type TolerationSeconds struct{ NotReady, Unreachable int64 }
 
-// defaultTolerations gives pods that say nothing about nodes that are not
-// ready or not reachable five minutes on such.
+// defaultTolerations adds tolerations for the not-ready and unreachable taints, by default for five
+// minutes, to pods that do not have them.
 type defaultTolerations struct {
 	operations
 	seconds TolerationSeconds
@@ -28,7 +28,7 @@ func newDefaultTolerations(cfg *Config) (admission.Interface, error) {
 
 // Admit implements admission.MutationInterface.
 func (p defaultTolerations) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if !is(a, "", "pods") {
+	if !isRequestFor(a, "", "pods") {
 		return nil
 	}
 	pod, ok := a.GetObject().(*corev1.Pod)
@@ -52,14 +52,15 @@ func (p defaultTolerations) Admit(_ context.Context, a admission.Attributes, _ a
 	return nil
 }
 
-// taintNodes keeps pods off new nodes until they are ready.
+// taintNodes adds the not-ready taint to new nodes, so that no pods are scheduled on them until
+// they are ready.
 type taintNodes struct{ operations }
 
 func newTaintNodes(*Config) (admission.Interface, error) { return taintNodes{onCreate}, nil }
 
 // Admit implements admission.MutationInterface.
 func (taintNodes) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if !is(a, "", "nodes") {
+	if !isRequestFor(a, "", "nodes") {
 		return nil
 	}
 	node, ok := a.GetObject().(*corev1.Node)
@@ -73,8 +74,8 @@ func (taintNodes) Admit(_ context.Context, a admission.Attributes, _ admission.O
 	return nil
 }
 
-// extendedResourceToleration lets pods that ask for an extended resource onto
-// nodes that are kept for it.
+// extendedResourceToleration adds tolerations for dedicated nodes to pods that request an extended
+// resource.
 type extendedResourceToleration struct{ operations }
 
 func newExtendedResourceToleration(*Config) (admission.Interface, error) {
@@ -83,7 +84,7 @@ func newExtendedResourceToleration(*Config) (admission.Interface, error) {
 
 // Admit implements admission.MutationInterface.
 func (extendedResourceToleration) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
-	if !is(a, "", "pods") {
+	if !isRequestFor(a, "", "pods") {
 		return nil
 	}
 	pod, ok := a.GetObject().(*corev1.Pod)

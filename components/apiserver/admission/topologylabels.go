@@ -10,8 +10,8 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// podTopologyLabels copies the zone and the region of a node to the pods that
-// are put on it, by way of the binding where there is one.
+// podTopologyLabels copies the zone and region labels of a node to the pods that are assigned to
+// it, either on creation or through the binding subresource.
 //
 // https://kep.k8s.io/4742
 type podTopologyLabels struct {
@@ -43,8 +43,8 @@ func (p *podTopologyLabels) Admit(ctx context.Context, a admission.Attributes, _
 	return nil
 }
 
-// copy does nothing for a node that is not known: a pod can be put on a node
-// that has not registered yet.
+// copy does nothing if the node does not exist: a pod can be assigned to a node that has not
+// registered yet.
 func (p *podTopologyLabels) copy(ctx context.Context, to *metav1.ObjectMeta, name string) {
 	node, err := p.nodes.Get(name)
 	if err != nil {

@@ -1,11 +1,9 @@
-// Package aggregation makes one API of several servers': APIServices name the
-// groups and versions that this server or another one serves. Requests for
-// another's are passed on in the name of who sent them; discovery and OpenAPI
-// show all of them together.
+// Package aggregation combines the APIs of several servers into one. An APIService names the
+// server, this one or another, that serves a group and version. Requests for other servers are
+// proxied with the identity of the user. Discovery and OpenAPI include all of them.
 //
-// It costs nothing while there are no other servers: one watch of the
-// APIServices, and one look at an empty map for each request. Each server that
-// there is has a goroutine that looks whether it answers.
+// Without other servers the cost is one watch of the APIServices and one lookup in an empty map per
+// request. For each other server there is a goroutine that checks its availability.
 //
 // https://kubernetes.io/docs/concepts/extend-kubernetes/api-extension/apiserver-aggregation/
 package aggregation
@@ -34,101 +32,102 @@ import (
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
 	"hyperkube/components/apiserver/registry"
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/store"
 )
 
-// Config of an Aggregator.
+// Config is the configuration of an Aggregator.
 type Config struct {
-	// Registry tells what this server serves, and has APIServices, Services
-	// and EndpointSlices.
+	// Registry contains the resources of this server, including APIServices, Services and
+	// EndpointSlices.
 	Registry *registry.Registry
-	// REST is a superuser's way to this server, to write APIServices.
+	// REST configures a client of this server with superuser permissions, which writes APIServices.
 	REST *clientrest.Config
-	// ClientCert returns the certificate by which other servers know this
-	// one. It is asked for every connection. Nil, or nil returned: none.
+	// ClientCert returns the client certificate with which this server authenticates to other
+	// servers. It is called for every connection. If it is nil or returns nil, no certificate is
+	// sent.
 	ClientCert func() (*tls.Certificate, error)
-	// EndpointRouting reaches other servers at the addresses of their pods
-	// and not at that of their Service: --enable-aggregator-routing.
+	// EndpointRouting connects to the pod addresses of other servers instead of the cluster IP of
+	// their Service: --enable-aggregator-routing.
 	EndpointRouting bool
-	// Lost, unless nil, is told of requests that could not be passed on: whether
-	// the other server is known to have what was asked for, and the answer's status.
-	Lost func(info *apirequest.RequestInfo, method string, known bool, code int)
+	// ProxyFailed, unless nil, is called for requests that could not be proxied. known reports whether the
+	// other server is known to serve the resource, and code is the response status.
+	ProxyFailed func(info *apirequest.RequestInfo, method string, known bool, code int)
 	// Log must not be nil.
 	Log *slog.Logger
 }
 
-// Aggregator knows the APIServices. Its methods are safe for several
-// goroutines.
+// Aggregator tracks the APIServices and proxies requests to their servers. It is safe for
+// concurrent use.
 type Aggregator struct {
-	cfg      Config
-	services *registry.Resource
-	client   apiregistrationclient.APIServiceInterface
-	builtIn  map[schema.GroupVersion]Priority
-	current  atomic.Pointer[snapshot]
-	lost     *prometheus.CounterVec
-	// outdated counts certificates of other servers as they should not be.
-	outdated *outdated
-	// holder is how transports get the client certificate; nil without one. All have
-	// the same, for the library keeps a transport for each.
+	cfg              Config
+	services         *registry.Resource
+	client           apiregistrationclient.APIServiceInterface
+	builtIn          map[schema.GroupVersion]Priority
+	current          atomic.Pointer[snapshot]
+	unavailableTotal *prometheus.CounterVec
+	// certificateMetrics counts other servers' certificates that do not meet current requirements.
+	certificateMetrics *certificateMetrics
+	// holder provides the client certificate to transports. It is nil if there is none. All
+	// transports share it because the library caches one transport per holder.
 	holder *transport.GetCertHolder
-	// ready is closed once all APIServices that there were are known.
+	// ready is closed once all APIServices that existed at startup have been processed.
 	ready chan struct{}
 	known sync.Once
 
-	mu sync.Mutex // guards entries, and who writes current
-	// entries are the known APIServices by name.
+	mu sync.Mutex // guards entries and serializes writes of current
+	// entries are the APIServices by name.
 	entries map[string]*entry
-	// probes are the goroutines that look after other servers.
+	// probes are the goroutines that check the availability of other servers.
 	probes sync.WaitGroup
 }
 
 // entry is one APIService.
 type entry struct {
-	// object is shared: nobody writes to it.
+	// object is shared and must not be modified.
 	object *apiregistrationv1.APIService
-	// backend is the other server; nil for what is served here.
+	// backend is the other server. It is nil for groups that this server serves.
 	backend *backend
 	stop    context.CancelFunc
 }
 
-// snapshot is what requests are answered by. It is never changed.
+// snapshot is the immutable state that requests read.
 type snapshot struct {
 	generation uint64
 	remote     map[schema.GroupVersion]*backend
 	priorities map[schema.GroupVersion]Priority
 }
 
-// New validates cfg.
+// New validates cfg and returns an Aggregator.
 func New(cfg Config) (*Aggregator, error) {
 	if cfg.Registry == nil || cfg.REST == nil || cfg.Log == nil {
-		return nil, errors.New("aggregation takes a registry, a way to the API and a log")
+		return nil, errors.New("aggregation requires a registry, a client configuration and a logger")
 	}
-	a := &Aggregator{cfg: cfg, builtIn: builtIn(), entries: map[string]*entry{}, lost: newLost(), outdated: newOutdated(), ready: make(chan struct{})}
+	a := &Aggregator{cfg: cfg, builtIn: builtIn(), entries: map[string]*entry{}, unavailableTotal: newUnavailableTotal(), certificateMetrics: newCertificateMetrics(), ready: make(chan struct{})}
 	if cfg.ClientCert != nil {
 		a.holder = &transport.GetCertHolder{GetCert: cfg.ClientCert}
 	}
 	a.services = cfg.Registry.Lookup(apiregistrationv1.SchemeGroupVersion.WithResource("apiservices"))
 	if a.services == nil {
-		return nil, errors.New("aggregation takes a registry that has APIServices")
+		return nil, errors.New("aggregation requires a registry with APIServices")
 	}
 	group, err := apiregistrationclient.NewForConfig(cfg.REST)
 	if err != nil {
-		return nil, fmt.Errorf("making a client of APIServices: %w", err)
+		return nil, fmt.Errorf("creating APIService client: %w", err)
 	}
 	a.client = group.APIServices()
 	a.current.Store(&snapshot{})
 	return a, nil
 }
 
-// Ready is closed once all APIServices that there were are known.
+// Ready is closed once all APIServices that existed at startup have been processed.
 func (a *Aggregator) Ready() <-chan struct{} { return a.ready }
 
-// pause before what failed is tried again.
-const pause = time.Second
+// retryDelay is the delay before a failed operation is retried.
+const retryDelay = time.Second
 
-// Run follows the APIServices until ctx ends. The registry must have all custom
-// resources by now: APIServices of others are thought to be left over.
+// Run watches the APIServices until ctx is canceled. All custom resources must be registered
+// before, because Run deletes managed APIServices without a registered group and version.
 func (a *Aggregator) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer a.probes.Wait()
@@ -140,16 +139,16 @@ func (a *Aggregator) Run(ctx context.Context) error {
 			break
 		}
 		if !errors.Is(err, store.ErrTooOld) {
-			a.cfg.Log.ErrorContext(ctx, "APIServices could not be followed", "error", err)
+			a.cfg.Log.WarnContext(ctx, "watching APIServices failed", "err", err)
 		}
-		lifecycle.Pause(ctx, pause)
+		lifecycle.Pause(ctx, retryDelay)
 	}
 	return nil
 }
 
-// follow takes in all APIServices, and then every change of them and of what
-// this server serves, until ctx ends or something fails. What it starts for them
-// goes on until life ends.
+// follow lists all APIServices, and then processes every change of them and of the resources that
+// this server serves, until ctx is canceled or an error occurs. Goroutines that it starts for them
+// run until life is canceled.
 func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -181,7 +180,7 @@ func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 		batch store.Batch
 		err   error
 	}
-	// The next batch is asked for when the one before has been dealt with.
+	// The next batch is requested after the previous one has been processed.
 	results, more := make(chan result), make(chan struct{}, 1)
 	done := make(chan struct{})
 	defer func() { cancel(); <-done }()
@@ -208,8 +207,8 @@ func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 		changed := a.cfg.Registry.Changed()
 		var again <-chan time.Time
 		if err := r.register(ctx); err != nil && ctx.Err() == nil {
-			a.cfg.Log.ErrorContext(ctx, "APIServices could not be registered", "error", err)
-			again = time.After(pause)
+			a.cfg.Log.WarnContext(ctx, "registering APIServices failed", "err", err)
+			again = time.After(retryDelay)
 		}
 		select {
 		case <-ctx.Done():
@@ -233,18 +232,18 @@ func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 	}
 }
 
-// read returns the object of an entry, or nil if it cannot be read.
+// read decodes the object of an entry. It returns nil if that fails.
 func (a *Aggregator) read(e *store.Entry) *apiregistrationv1.APIService {
 	obj, err := a.services.Read(e)
 	if err != nil {
-		a.cfg.Log.Error("an APIService cannot be read and is left out", "name", e.Key(), "error", err)
+		a.cfg.Log.Error("decoding APIService failed, ignoring it", "apiservice", e.Key(), "err", err)
 		return nil
 	}
 	s, _ := obj.(*apiregistrationv1.APIService)
 	return s
 }
 
-// objects are the known APIServices. They are shared.
+// objects returns the APIServices by name. They are shared.
 func (a *Aggregator) objects() map[string]*apiregistrationv1.APIService {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -264,8 +263,8 @@ func (a *Aggregator) object(name string) *apiregistrationv1.APIService {
 	return nil
 }
 
-// set takes an APIService in. Where another server is named its probe is
-// started, or started anew if anything about the server is new; it ends with life.
+// set adds or updates an APIService. For an APIService of another server it starts the probe, or
+// restarts it if the server's settings have changed. The probe runs until life is canceled.
 func (a *Aggregator) set(life context.Context, s *apiregistrationv1.APIService) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -273,7 +272,7 @@ func (a *Aggregator) set(life context.Context, s *apiregistrationv1.APIService) 
 	next := &entry{object: s}
 	a.entries[s.Name] = next
 	if old != nil {
-		a.note(old.object, s)
+		a.countUnavailable(old.object, s)
 	}
 	if old != nil && old.backend != nil {
 		if old.object.UID == s.UID && reflect.DeepEqual(old.object.Spec, s.Spec) {
@@ -301,7 +300,7 @@ func (a *Aggregator) forget(name string) {
 	delete(a.entries, name)
 }
 
-// publish makes what is known what requests are answered by.
+// publish builds the snapshot that requests read from the current state.
 func (a *Aggregator) publish() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -324,21 +323,21 @@ func groupVersion(s *apiregistrationv1.APIService) schema.GroupVersion {
 	return schema.GroupVersion{Group: s.Spec.Group, Version: s.Spec.Version}
 }
 
-// Handler returns who answers requests for a path below /api or /apis if that
-// is another server, else nil.
+// Handler returns the handler for a path below /api or /apis if another server serves it, and nil
+// otherwise.
 func (a *Aggregator) Handler(path string) http.Handler {
 	remote := a.current.Load().remote
 	if len(remote) == 0 {
 		return nil
 	}
-	if b := remote[ofPath(path)]; b != nil {
+	if b := remote[groupVersionOfPath(path)]; b != nil {
 		return b
 	}
 	return nil
 }
 
-// ofPath is the group and version of /api/VERSION… or /apis/GROUP/VERSION….
-func ofPath(path string) schema.GroupVersion {
+// groupVersionOfPath returns the group and version of /api/VERSION… or /apis/GROUP/VERSION….
+func groupVersionOfPath(path string) schema.GroupVersion {
 	if rest, ok := strings.CutPrefix(path, "/apis/"); ok {
 		group, rest, _ := strings.Cut(rest, "/")
 		version, _, _ := strings.Cut(rest, "/")
@@ -348,7 +347,7 @@ func ofPath(path string) schema.GroupVersion {
 	return schema.GroupVersion{Version: version}
 }
 
-// remotes are the other servers. The map is the caller's.
-func (a *Aggregator) remotes() map[schema.GroupVersion]*backend {
+// backends returns the other servers. The caller owns the map.
+func (a *Aggregator) backends() map[schema.GroupVersion]*backend {
 	return maps.Clone(a.current.Load().remote)
 }

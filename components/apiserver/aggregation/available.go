@@ -17,20 +17,19 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 
 	"hyperkube/components/apiserver/registry"
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/store"
 )
 
-// How often a server is asked that answers, and one that does not: what goes
-// on in the network between is not told by any event.
+// Intervals of availability checks, for available and for unavailable servers. Checks must be
+// periodic because network failures cause no event.
 const (
-	probeEvery   = 30 * time.Second
-	probeSoonest = 50 * time.Millisecond
+	probeInterval    = 30 * time.Second
+	probeMinInterval = 50 * time.Millisecond
 )
 
-// probe looks whether the server is there, whenever its Service or that one's
-// endpoints change and from time to time, and writes down what it finds, until
-// ctx ends.
+// probe checks the availability of the server periodically, and whenever its Service or
+// EndpointSlices change, and writes the result to the APIService's status, until ctx is canceled.
 func (b *backend) probe(ctx context.Context) {
 	changed := make(chan struct{}, 1)
 	b.probes.Go(func() {
@@ -51,12 +50,12 @@ func (b *backend) probe(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		wait := probeEvery
+		wait := probeInterval
 		if err != nil {
-			b.cfg.Log.WarnContext(ctx, "the state of an APIService could not be written", "name", b.name, "error", err)
+			b.cfg.Log.WarnContext(ctx, "writing APIService status failed", "apiservice", b.name, "err", err)
 		}
 		if err != nil || condition.Reason == reasonFailed {
-			wait = min(probeEvery, probeSoonest<<min(failures, 10))
+			wait = min(probeInterval, probeMinInterval<<min(failures, 10))
 			failures++
 		} else {
 			failures = 0
@@ -64,7 +63,7 @@ func (b *backend) probe(ctx context.Context) {
 		if condition.Status == apiregistrationv1.ConditionTrue {
 			b.discover(ctx)
 		} else {
-			b.lost()
+			b.markStale()
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -79,7 +78,7 @@ func (b *backend) probe(ctx context.Context) {
 	}
 }
 
-// isSlice tells whether an entry is a slice of the Service.
+// isSlice reports whether an entry is an EndpointSlice of the Service.
 func (b *backend) isSlice(e *store.Entry) bool {
 	obj, err := b.directory.slices.Read(e)
 	if err != nil {
@@ -88,12 +87,12 @@ func (b *backend) isSlice(e *store.Entry) bool {
 	return obj.GetLabels()[discoveryv1.LabelServiceName] == b.service
 }
 
-// follow tells of every change of what opts selects, until ctx ends.
+// follow signals on changed for every change of an object that opts selects, until ctx is canceled.
 func (b *backend) follow(ctx context.Context, res *registry.Resource, opts store.WatchOptions, changed chan<- struct{}) {
 	for res != nil && ctx.Err() == nil {
 		if err := b.watch(ctx, res, opts, changed); ctx.Err() == nil && !errors.Is(err, store.ErrTooOld) {
-			b.cfg.Log.WarnContext(ctx, "the Service of an APIService could not be followed", "name", b.name, "error", err)
-			lifecycle.Pause(ctx, pause)
+			b.cfg.Log.WarnContext(ctx, "watching Service of APIService failed", "apiservice", b.name, "err", err)
+			lifecycle.Pause(ctx, retryDelay)
 		}
 	}
 }
@@ -105,7 +104,7 @@ func (b *backend) watch(ctx context.Context, res *registry.Resource, opts store.
 	}
 	defer w.Close()
 	for {
-		// What came before the watch counts as a change, too.
+		// Changes before the start of the watch count as a change.
 		select {
 		case changed <- struct{}{}:
 		default:
@@ -122,13 +121,13 @@ func (b *backend) watch(ctx context.Context, res *registry.Resource, opts store.
 	}
 }
 
-// Reasons of the condition Available, as clients know them.
+// Reasons of the condition Available, as in upstream.
 const (
 	reasonFailed = "FailedDiscoveryCheck"
 	reasonPassed = "Passed"
 )
 
-// check returns the condition that is true now.
+// check determines the current condition.
 func (b *backend) check(ctx context.Context) (apiregistrationv1.APIServiceCondition, error) {
 	no := func(status apiregistrationv1.ConditionStatus, reason, message string, args ...any) (apiregistrationv1.APIServiceCondition, error) {
 		return apiregistrationv1.APIServiceCondition{
@@ -159,21 +158,21 @@ func (b *backend) check(ctx context.Context) (apiregistrationv1.APIServiceCondit
 			return no(isFalse, "MissingEndpoints", "endpointslices for service/%s in %q have no addresses with port name %q", b.service, b.namespace, port.Name)
 		}
 	}
-	if err := b.ask(ctx); err != nil {
+	if err := b.checkReachable(ctx); err != nil {
 		return no(isFalse, reasonFailed, "%v", err)
 	}
 	return no(apiregistrationv1.ConditionTrue, reasonPassed, "all checks passed")
 }
 
-// serves tells whether a slice has a ready endpoint and the port.
+// serves reports whether a slice has a ready endpoint and the port.
 func serves(s *discoveryv1.EndpointSlice, port string) bool {
 	return slices.ContainsFunc(s.Endpoints, func(ep discoveryv1.Endpoint) bool { return isReady(&ep) }) &&
 		slices.ContainsFunc(s.Ports, func(p discoveryv1.EndpointPort) bool { return p.Name != nil && *p.Name == port && p.Port != nil })
 }
 
-// ask asks for what every server has. Several ask at the same time, for one of
-// several endpoints may not answer; one answer is enough.
-func (b *backend) ask(ctx context.Context) error {
+// checkReachable requests the discovery document. It sends several requests at the same time because one of
+// several endpoints may not respond. One response is enough.
+func (b *backend) checkReachable(ctx context.Context) error {
 	const attempts = 5
 	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
 	defer cancel()
@@ -199,7 +198,7 @@ func (b *backend) ask(ctx context.Context) error {
 	return err
 }
 
-// write writes the condition down if it is news.
+// write updates the condition in the APIService's status if it has changed.
 func (b *backend) write(ctx context.Context, condition apiregistrationv1.APIServiceCondition) error {
 	s := b.object(b.name)
 	for range 3 {
@@ -214,15 +213,15 @@ func (b *backend) write(ctx context.Context, condition apiregistrationv1.APIServ
 		_, err := b.client.UpdateStatus(ctx, changed, metav1.UpdateOptions{})
 		switch {
 		case err == nil:
-			b.cfg.Log.InfoContext(ctx, "availability of an APIService", "name", b.name, "status", condition.Status, "reason", condition.Reason)
+			b.cfg.Log.InfoContext(ctx, "APIService availability changed", "apiservice", b.name, "status", condition.Status, "reason", condition.Reason)
 			return nil
 		case apierrors.IsNotFound(err):
 			return nil
 		case !apierrors.IsConflict(err):
 			return err
 		}
-		// Somebody else wrote it; what they wrote may be older than what the
-		// watch has told.
+		// Another client wrote the APIService, possibly a version that is older than the one from
+		// the watch.
 		fresh, err := b.client.Get(ctx, b.name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
@@ -230,9 +229,9 @@ func (b *backend) write(ctx context.Context, condition apiregistrationv1.APIServ
 		case err != nil:
 			return err
 		case fresh.UID != s.UID || !equality.Semantic.DeepEqual(fresh.Spec, s.Spec):
-			return nil // it is another one now, and has a probe of its own
+			return nil // the APIService was replaced; the new one has its own probe
 		}
 		s = fresh
 	}
-	return errors.New("others keep changing it")
+	return errors.New("too many conflicting updates")
 }

@@ -24,37 +24,37 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 
-	"hyperkube/internal/upgrade"
+	"hyperkube/internal/serving/upgradeproxy"
 )
 
-// backend is the server of one group and version elsewhere. It is made anew
-// when its APIService changes. It is safe for several goroutines.
+// backend proxies requests for one group and version to another server. It is replaced when its
+// APIService changes. It is safe for concurrent use.
 type backend struct {
 	*Aggregator
 	directory *directory
-	// name of the APIService, and where it leads to.
+	// name is that of the APIService. The other fields specify the group version and the Service.
 	name      string
 	gv        schema.GroupVersion
 	namespace string
 	service   string
 	port      int32
-	// transport is how it is reached; nil with err when that cannot be.
+	// transport connects to the server. It is nil, with err set, if the configuration is invalid.
 	transport http.RoundTripper
 	err       error
-	// available is what the APIService's condition says.
+	// available is the APIService's condition Available.
 	available atomic.Bool
-	// found is what its discovery said last; nil when it never answered.
-	found atomic.Pointer[found]
+	// discovered is the last discovery result. It is nil if the server has never responded.
+	discovered atomic.Pointer[discovered]
 
 	mu sync.Mutex // guards document
-	// document is its OpenAPI v2, as it was last read.
+	// document is the server's OpenAPI v2 document as last read.
 	document *document
 }
 
-// found is what a server says of one group and version.
-type found struct {
+// discovered is the discovery result of a server for one group and version.
+type discovered struct {
 	version apidiscoveryv2.APIVersionDiscovery
-	// stale: it did not answer when it was last asked.
+	// stale means that the server did not respond to the last request.
 	stale bool
 }
 
@@ -72,17 +72,17 @@ func (a *Aggregator) newBackend(s *apiregistrationv1.APIService) *backend {
 		ServerName: b.service + "." + b.namespace + ".svc",
 		CAData:     s.Spec.CABundle, GetCertHolder: a.holder,
 	}}
-	cfg.Wrap(x509metrics.NewDeprecatedCertificateRoundTripperWrapperConstructor(a.outdated.names, a.outdated.signatures))
+	cfg.Wrap(x509metrics.NewDeprecatedCertificateRoundTripperWrapperConstructor(a.certificateMetrics.names, a.certificateMetrics.signatures))
 	b.transport, b.err = transport.New(cfg)
 	b.available.Store(helper.IsAPIServiceConditionTrue(s, apiregistrationv1.Available))
 	return b
 }
 
-// discoveryTimeout bounds requests for discovery: clients ask for all of it
-// and shall not wait for one that hangs.
+// discoveryTimeout limits discovery requests, so that clients that request complete discovery do
+// not wait for an unresponsive server.
 const discoveryTimeout = 5 * time.Second
 
-// ServeHTTP passes a request on in the name of its user.
+// ServeHTTP proxies a request with the identity of its user.
 func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if !b.available.Load() {
 		b.fail(w, req, "service unavailable", http.StatusServiceUnavailable)
@@ -100,7 +100,7 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	host, err := b.host(ctx)
 	if err != nil {
-		b.cfg.Log.DebugContext(ctx, "an aggregated server cannot be found", "apiservice", b.name, "error", err)
+		b.cfg.Log.DebugContext(ctx, "resolving aggregated server failed", "apiservice", b.name, "err", err)
 		b.fail(w, req, "service unavailable", http.StatusServiceUnavailable)
 		return
 	}
@@ -113,69 +113,69 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	out := req.WithContext(ctx)
 	out.Header = req.Header.Clone()
 	if id := w.Header()["Audit-Id"]; len(id) > 0 {
-		out.Header["Audit-Id"] = id // the other server's audit log is of the same request
+		out.Header["Audit-Id"] = id // the other server's audit log uses the same ID
 	}
 	out.URL, out.Host = location, host
 	rt := transport.NewAuthProxyRoundTripper(u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra(), b.transport)
 	upgrading := httpstream.IsUpgradeRequest(req)
 	if upgrading {
-		// Connections that are taken over are dialled past the round tripper.
+		// Upgraded connections bypass the round tripper.
 		transport.SetAuthProxyHeaders(out, u.GetName(), u.GetUID(), u.GetGroups(), u.GetExtra())
 	}
-	h := upgrade.NewHandler(location, rt, true, upgrading, unavailable{b, req.Context().Err})
-	// A client that followed a redirection would show its credentials elsewhere.
+	h := upgradeproxy.NewHandler(location, rt, true, upgrading, unavailable{b, req.Context().Err})
+	// A client that follows a redirect would send its credentials to another server.
 	h.RejectForwardingRedirects = true
 	h.ServeHTTP(w, out)
 }
 
-// fail answers in place of the server.
+// fail responds with an error in place of the server.
 func (b *backend) fail(w http.ResponseWriter, req *http.Request, text string, code int) {
 	http.Error(w, text, code)
-	b.lose(req, code)
+	b.reportFailure(req, code)
 }
 
-// lose counts a request that the server did not answer.
-func (b *backend) lose(req *http.Request, code int) {
+// reportFailure reports a request that the server did not answer to Config.ProxyFailed.
+func (b *backend) reportFailure(req *http.Request, code int) {
 	info, ok := apirequest.RequestInfoFrom(req.Context())
-	if !ok || b.cfg.Lost == nil {
+	if !ok || b.cfg.ProxyFailed == nil {
 		return
 	}
-	f := b.found.Load()
+	f := b.discovered.Load()
 	known := f != nil && slices.ContainsFunc(f.version.Resources, func(r apidiscoveryv2.APIResourceDiscovery) bool {
 		return r.Resource == info.Resource && (info.Subresource == "" ||
 			slices.ContainsFunc(r.Subresources, func(s apidiscoveryv2.APISubresourceDiscovery) bool { return s.Subresource == info.Subresource }))
 	})
-	b.cfg.Lost(info, req.Method, known, code)
+	b.cfg.ProxyFailed(info, req.Method, known, code)
 }
 
-// unavailable answers for servers that do not.
+// unavailable responds for servers that cannot be reached.
 type unavailable struct {
-	of *backend
-	// ended tells why the whole request has ended, if it has.
-	ended func() error
+	backend *backend
+	// requestErr returns the error of the request's context, if it is done.
+	requestErr func() error
 }
 
-// Error as proxy.ErrorResponder.
+// Error implements proxy.ErrorResponder.
 func (u unavailable) Error(w http.ResponseWriter, req *http.Request, err error) {
-	if errors.Is(u.ended(), context.DeadlineExceeded) {
+	if errors.Is(u.requestErr(), context.DeadlineExceeded) {
 		status := apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0).Status()
 		if text, merr := json.Marshal(status); merr == nil {
 			w.Header().Set("Content-Type", "application/json")
 			w.WriteHeader(int(status.Code))
 			_, _ = w.Write(text)
-			u.of.lose(req, int(status.Code))
+			u.backend.reportFailure(req, int(status.Code))
 			return
 		}
 	}
-	u.of.fail(w, req, err.Error(), http.StatusServiceUnavailable)
+	u.backend.fail(w, req, err.Error(), http.StatusServiceUnavailable)
 }
 
 func (b *backend) host(ctx context.Context) (string, error) {
 	return b.directory.resolve(ctx, b.namespace, b.service, b.port, b.cfg.EndpointRouting)
 }
 
-// get asks the server in the aggregator's own name, whether it is available or
-// not. The caller closes the body.
+// get sends a request with the aggregator's own identity, regardless of the server's availability.
+// The caller closes the body.
 func (b *backend) get(ctx context.Context, path string, header http.Header) (*http.Response, error) {
 	if b.err != nil {
 		return nil, b.err
@@ -187,7 +187,7 @@ func (b *backend) get(ctx context.Context, path string, header http.Header) (*ht
 	at := url.URL{Scheme: "https", Host: host, Path: path}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at.String(), nil)
 	if err != nil {
-		return nil, fmt.Errorf("asking %s: %w", at.String(), err)
+		return nil, fmt.Errorf("requesting %s: %w", at.String(), err)
 	}
 	maps.Copy(req.Header, header)
 	transport.SetAuthProxyHeaders(req, "system:kube-aggregator", "", []string{"system:masters"}, nil)
@@ -199,16 +199,16 @@ func (b *backend) get(ctx context.Context, path string, header http.Header) (*ht
 	return resp, nil
 }
 
-// statusError is that a server answered with another status than was hoped for.
+// statusError is the error for an unexpected HTTP status.
 type statusError struct {
 	at   *url.URL
 	code int
 }
 
-// Error as the interface.
+// Error implements error.
 func (e *statusError) Error() string { return fmt.Sprintf("bad status from %v: %d", e.at, e.code) }
 
-// path is where discovery of the group and version is.
+// path returns the discovery path of the group and version.
 func (b *backend) path() string {
 	if b.gv.Group == "" {
 		return "/api/" + b.gv.Version

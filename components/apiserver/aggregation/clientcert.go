@@ -4,16 +4,16 @@ import (
 	"crypto/tls"
 	"errors"
 
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/pki"
 )
 
-// ClientCert returns a function that returns the certificate of two files,
-// which it reads again when they have changed. The first read is made now.
+// ClientCert returns a function that returns the certificate of two files. The function reads the
+// files again when they have changed. ClientCert itself reads them once.
 func ClientCert(certFile, keyFile string) (func() (*tls.Certificate, error), error) {
 	if certFile == "" || keyFile == "" {
-		return nil, errors.New("the front proxy's client certificate takes a certificate and a key")
+		return nil, errors.New("the front proxy's client certificate requires a certificate and a key")
 	}
-	files := &pki.Files{What: "reading the front proxy's client certificate", CertFile: certFile, KeyFile: keyFile}
+	files := &pki.Files{Context: "reading the front proxy's client certificate", CertFile: certFile, KeyFile: keyFile}
 	_, err := files.Certificate()
 	return files.Certificate, err
 }

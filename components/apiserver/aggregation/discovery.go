@@ -20,10 +20,10 @@ import (
 
 var _ discovery.Aggregation = (*Aggregator)(nil)
 
-// Generation changes with what the other methods that discovery uses return.
+// Generation changes whenever the result of the other discovery methods changes.
 func (a *Aggregator) Generation() uint64 { return a.current.Load().generation }
 
-// Priority tells where a group and version are shown.
+// Priority returns the discovery priorities of a group and version.
 func (a *Aggregator) Priority(gv schema.GroupVersion) (group, version int32) {
 	p, ok := a.builtIn[gv]
 	if set, is := a.current.Load().priorities[gv]; is {
@@ -35,12 +35,12 @@ func (a *Aggregator) Priority(gv schema.GroupVersion) (group, version int32) {
 	return p.Group, p.Version
 }
 
-// Versions are what other servers serve.
+// Versions returns the groups and versions of other servers.
 func (a *Aggregator) Versions() []discovery.Version {
 	var out []discovery.Version
 	for gv, b := range a.current.Load().remote {
 		v := apidiscoveryv2.APIVersionDiscovery{Freshness: apidiscoveryv2.DiscoveryFreshnessStale}
-		if f := b.found.Load(); f != nil {
+		if f := b.discovered.Load(); f != nil {
 			v = f.version
 			v.Freshness = apidiscoveryv2.DiscoveryFreshnessCurrent
 			if f.stale {
@@ -53,39 +53,39 @@ func (a *Aggregator) Versions() []discovery.Version {
 	return out
 }
 
-// discover asks the server what it serves, and tells if that is news.
+// discover requests the server's discovery document and publishes it if it has changed.
 func (b *backend) discover(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
 	defer cancel()
 	v, err := b.fetch(ctx)
 	if err != nil {
-		b.cfg.Log.DebugContext(ctx, "discovery of an aggregated server failed", "apiservice", b.name, "error", err)
-		b.lost()
+		b.cfg.Log.DebugContext(ctx, "discovery of aggregated server failed", "apiservice", b.name, "err", err)
+		b.markStale()
 		return
 	}
-	next := &found{version: *v}
-	if old := b.found.Swap(next); old == nil || !reflect.DeepEqual(old, next) {
+	next := &discovered{version: *v}
+	if old := b.discovered.Swap(next); old == nil || !reflect.DeepEqual(old, next) {
 		b.publish()
 	}
 }
 
-// lost remembers that the server did not answer.
-func (b *backend) lost() {
-	old := b.found.Load()
+// markStale marks the discovery result as stale.
+func (b *backend) markStale() {
+	old := b.discovered.Load()
 	if old == nil || old.stale {
 		return
 	}
-	b.found.Store(&found{version: old.version, stale: true})
+	b.discovered.Store(&discovered{version: old.version, stale: true})
 	b.publish()
 }
 
-// maxDocument bounds what is read of a server's answers.
+// maxDocument limits the size of documents read from a server.
 const maxDocument = 64 << 20
 
 const acceptDiscovery = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// fetch reads the discovery of the group and version: the document of all, or
-// from servers that have none that of this version alone.
+// fetch returns the discovery of the group and version. It reads the aggregated document, or, from
+// servers that do not have one, the document of this version.
 func (b *backend) fetch(ctx context.Context) (*apidiscoveryv2.APIVersionDiscovery, error) {
 	root := "/apis"
 	if b.gv.Group == "" {
@@ -140,7 +140,7 @@ func (b *backend) pick(all *apidiscoveryv2.APIGroupDiscoveryList) (*apidiscovery
 	return &apidiscoveryv2.APIVersionDiscovery{Version: b.gv.Version}, nil
 }
 
-// complete sets kinds that are missing: some clients take them for granted.
+// complete sets missing kinds, because some clients dereference them without a check.
 func complete(v *apidiscoveryv2.APIVersionDiscovery) {
 	for i := range v.Resources {
 		r := &v.Resources[i]
@@ -155,7 +155,7 @@ func complete(v *apidiscoveryv2.APIVersionDiscovery) {
 	}
 }
 
-// convert makes the newer form of discovery of the older one.
+// convert converts unaggregated discovery to the aggregated form.
 func convert(gv schema.GroupVersion, resources []metav1.APIResource) (*apidiscoveryv2.APIVersionDiscovery, error) {
 	out := &apidiscoveryv2.APIVersionDiscovery{Version: gv.Version}
 	at := map[string]int{}
@@ -184,7 +184,7 @@ func convert(gv schema.GroupVersion, resources []metav1.APIResource) (*apidiscov
 		in := &resources[i]
 		name, sub, isSub := strings.Cut(in.Name, "/")
 		if name == "" {
-			return nil, errors.New("reading discovery: a resource without a name")
+			return nil, errors.New("reading discovery: resource without a name")
 		}
 		r := entry(name, in.Namespaced)
 		if isSub {

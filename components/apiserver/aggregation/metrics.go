@@ -10,40 +10,40 @@ import (
 var unavailableDesc = prometheus.NewDesc("aggregator_unavailable_apiservice",
 	"[ALPHA] Gauge of APIServices which are marked as unavailable broken down by APIService name.", []string{"name"}, nil)
 
-// Collectors are the metrics of the APIServices.
+// Collectors returns the metrics of the APIServices.
 func (a *Aggregator) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{availability{a}, a.lost, a.outdated.names, a.outdated.signatures}
+	return []prometheus.Collector{availability{a}, a.unavailableTotal, a.certificateMetrics.names, a.certificateMetrics.signatures}
 }
 
-func newLost() *prometheus.CounterVec {
+func newUnavailableTotal() *prometheus.CounterVec {
 	return prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "aggregator_unavailable_apiservice_total",
 		Help: "[ALPHA] Counter of APIServices which are marked as unavailable broken down by APIService name and reason.",
 	}, []string{"name", "reason"})
 }
 
-// outdated counts certificates of other servers that name none in the way that is
-// looked at, and those signed by SHA-1.
-type outdated struct{ names, signatures *metrics.Counter }
+// certificateMetrics counts connections to other servers whose certificate has no subject alternative names
+// or is signed with SHA-1.
+type certificateMetrics struct{ names, signatures *metrics.Counter }
 
-func newOutdated() *outdated {
+func newCertificateMetrics() *certificateMetrics {
 	counter := func(name, help string) *metrics.Counter {
 		return metrics.NewCounter(&metrics.CounterOpts{
 			Name: "apiserver_kube_aggregator_" + name, StabilityLevel: metrics.ALPHA,
 			Help: "Counts the number of requests to servers " + help + " (either/or, based on the runtime environment)",
 		})
 	}
-	o := &outdated{
+	o := &certificateMetrics{
 		names:      counter("x509_missing_san_total", "missing SAN extension in their serving certificate OR the number of connection failures due to the lack of x509 certificate SAN extension missing"),
 		signatures: counter("x509_insecure_sha1_total", "with insecure SHA1 signatures in their serving certificate OR the number of connection failures due to the insecure SHA1 signatures"),
 	}
-	// The library's counters are made when they are registered.
+	// The library initializes its counters when they are registered.
 	metrics.NewKubeRegistry().MustRegister(o.names, o.signatures)
 	return o
 }
 
-// note counts an APIService that has become unavailable.
-func (a *Aggregator) note(old, s *apiregistrationv1.APIService) {
+// countUnavailable counts the transition of an APIService to unavailable.
+func (a *Aggregator) countUnavailable(old, s *apiregistrationv1.APIService) {
 	if old == nil || !helper.IsAPIServiceConditionTrue(old, apiregistrationv1.Available) || helper.IsAPIServiceConditionTrue(s, apiregistrationv1.Available) {
 		return
 	}
@@ -51,20 +51,20 @@ func (a *Aggregator) note(old, s *apiregistrationv1.APIService) {
 	if is := helper.GetAPIServiceConditionByType(s, apiregistrationv1.Available); is != nil {
 		reason = is.Reason
 	}
-	a.lost.WithLabelValues(s.Name, reason).Inc()
+	a.unavailableTotal.WithLabelValues(s.Name, reason).Inc()
 }
 
-// availability tells of all APIServices when somebody looks.
-type availability struct{ of *Aggregator }
+// availability collects the availability of all APIServices on each scrape.
+type availability struct{ aggregator *Aggregator }
 
-// Describe is prometheus.Collector's.
+// Describe implements prometheus.Collector.
 func (availability) Describe(ch chan<- *prometheus.Desc) { ch <- unavailableDesc }
 
-// Collect is prometheus.Collector's.
+// Collect implements prometheus.Collector.
 func (c availability) Collect(ch chan<- prometheus.Metric) {
-	c.of.mu.Lock()
-	defer c.of.mu.Unlock()
-	for name, e := range c.of.entries {
+	c.aggregator.mu.Lock()
+	defer c.aggregator.mu.Unlock()
+	for name, e := range c.aggregator.entries {
 		value := 1.0
 		if helper.IsAPIServiceConditionTrue(e.object, apiregistrationv1.Available) {
 			value = 0

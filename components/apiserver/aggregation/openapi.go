@@ -24,17 +24,17 @@ type document struct {
 	definitions map[string]json.RawMessage
 }
 
-// askAll asks all other servers that are available at the same time, and tells
-// whether all of them answered.
-func askAll[T any](ctx context.Context, a *Aggregator, ask func(*backend, context.Context) (T, error), take func(*backend, T)) bool {
+// queryBackends calls ask for all available servers concurrently, and take for each result. It reports
+// whether all servers responded.
+func queryBackends[T any](ctx context.Context, a *Aggregator, ask func(*backend, context.Context) (T, error), take func(*backend, T)) bool {
 	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
 	defer cancel()
 	var wg sync.WaitGroup
-	var mu sync.Mutex // guards what take writes to, and whole
+	var mu sync.Mutex // guards the data that take writes, and whole
 	whole := true
-	for _, b := range a.remotes() {
+	for _, b := range a.backends() {
 		if !b.available.Load() {
-			continue // when that changes, so does the generation
+			continue // the generation changes when the server becomes available
 		}
 		wg.Go(func() {
 			got, err := ask(b, ctx)
@@ -43,9 +43,9 @@ func askAll[T any](ctx context.Context, a *Aggregator, ask func(*backend, contex
 			if err != nil {
 				var bad *statusError
 				if !errors.As(err, &bad) || bad.code >= http.StatusInternalServerError {
-					whole = false // others say that they have none
+					whole = false // other status codes mean that the server has no document
 				}
-				b.cfg.Log.DebugContext(ctx, "OpenAPI of an aggregated server", "apiservice", b.name, "error", err)
+				b.cfg.Log.DebugContext(ctx, "reading OpenAPI of aggregated server failed", "apiservice", b.name, "err", err)
 				return
 			}
 			take(b, got)
@@ -55,11 +55,11 @@ func askAll[T any](ctx context.Context, a *Aggregator, ask func(*backend, contex
 	return whole
 }
 
-// OpenAPIV3 lists the documents of other servers, by their path below
-// /openapi/v3/, and where each is.
+// OpenAPIV3 returns the URLs of other servers' documents by their path below /openapi/v3/. whole is
+// false if a server did not respond.
 func (a *Aggregator) OpenAPIV3(ctx context.Context) (paths map[string]string, whole bool) {
 	paths = map[string]string{}
-	whole = askAll(ctx, a, (*backend).openAPIV3, func(b *backend, at string) {
+	whole = queryBackends(ctx, a, (*backend).openAPIV3, func(b *backend, at string) {
 		if at != "" {
 			paths[strings.TrimPrefix(b.path(), "/")] = at
 		}
@@ -67,7 +67,7 @@ func (a *Aggregator) OpenAPIV3(ctx context.Context) (paths map[string]string, wh
 	return paths, whole
 }
 
-// openAPIV3 tells where the document is; empty: there is none.
+// openAPIV3 returns the URL of the document, or "" if there is none.
 func (b *backend) openAPIV3(ctx context.Context) (string, error) {
 	data, _, err := b.read(ctx, "/openapi/v3", "application/json")
 	if err != nil {
@@ -84,14 +84,15 @@ func (b *backend) openAPIV3(ctx context.Context) (string, error) {
 	return index.Paths[strings.TrimPrefix(b.path(), "/")].ServerRelativeURL, nil
 }
 
-// OpenAPIV3Handler returns who answers for /openapi/v3/ and path, nil if that
-// is not another server.
+// OpenAPIV3Handler returns the handler for a path below /openapi/v3/ if another server serves it,
+// and nil otherwise.
 func (a *Aggregator) OpenAPIV3Handler(path string) http.Handler { return a.Handler("/" + path) }
 
-// OpenAPIV2 returns the paths and definitions of other servers.
+// OpenAPIV2 returns the paths and definitions of other servers. whole is false if a server did not
+// respond.
 func (a *Aggregator) OpenAPIV2(ctx context.Context) (parts []openapi.Part, whole bool) {
 	of := map[string]openapi.Part{}
-	whole = askAll(ctx, a, (*backend).openAPIV2, func(b *backend, doc *document) {
+	whole = queryBackends(ctx, a, (*backend).openAPIV2, func(b *backend, doc *document) {
 		part := openapi.Part{Paths: map[string]json.RawMessage{}, Hidden: map[string]json.RawMessage{}, Definitions: doc.definitions}
 		for path, item := range doc.paths {
 			if path == b.path()+"/" || strings.HasPrefix(path, b.path()+"/") {
@@ -102,14 +103,14 @@ func (a *Aggregator) OpenAPIV2(ctx context.Context) (parts []openapi.Part, whole
 		}
 		of[b.name] = part
 	})
-	// Names depend on the order, which is not to be that of the answers.
+	// Definition names depend on the order of the parts, so the order must be stable.
 	for _, name := range slices.Sorted(maps.Keys(of)) {
 		parts = append(parts, of[name])
 	}
 	return parts, whole
 }
 
-// openAPIV2 asks for the document, and gets it only if it has changed.
+// openAPIV2 requests the document unless it is unchanged.
 func (b *backend) openAPIV2(ctx context.Context) (*document, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -2,24 +2,24 @@ package aggregation
 
 import "k8s.io/apimachinery/pkg/runtime/schema"
 
-// Priority is where discovery shows a group and a version in it: the higher
-// the earlier.
+// Priority determines the position of a group, and of a version in its group, in discovery. Higher
+// values come first.
 type Priority struct {
 	Group, Version int32
 }
 
-// customResources is the priority of groups that custom resources define.
+// customResources is the default priority of groups of custom resources.
 var customResources = Priority{Group: 1000, Version: 100}
 
-// builtIn is the order that Kubernetes gives to its own groups. It is public
-// behaviour: clients prefer what comes first.
+// builtIn returns the priorities of Kubernetes' own groups. They are visible to clients, which
+// prefer the first version.
 func builtIn() map[schema.GroupVersion]Priority {
 	gv := func(group, version string) schema.GroupVersion {
 		return schema.GroupVersion{Group: group, Version: version}
 	}
 	return map[schema.GroupVersion]Priority{
 		gv("", "v1"): {18000, 1},
-		// This one has no APIService; it is always the first.
+		// This group has no APIService. It is always the first.
 		gv("apiregistration.k8s.io", "v1"):       {20001, 15},
 		gv("apps", "v1"):                         {17800, 15},
 		gv("events.k8s.io", "v1"):                {17750, 15},

@@ -14,37 +14,38 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 )
 
-// The label of APIServices that the server keeps: those of its own groups are
-// written when it starts, and left to whoever changes them until it starts
-// again; those of custom resources follow their definitions.
+// The label of APIServices that this server manages. APIServices of built-in groups are written at
+// startup, and changes by clients are kept until the next start. APIServices of custom resources
+// follow their definitions.
 const (
 	managedLabel   = "kube-aggregator.kubernetes.io/automanaged"
 	managedOnStart = "onstart"
 	managedAlways  = "true"
 )
 
-// registrar keeps an APIService for each group and version that this server
-// serves. It is not for use by several goroutines.
+// registrar maintains an APIService for each group and version that this server serves. It is not
+// safe for concurrent use.
 type registrar struct {
 	*Aggregator
-	// started: those that are written on start have been.
+	// started is true once the APIServices that are written at startup have been written.
 	started bool
 }
 
-// atOnce is how many APIServices are written at the same time.
-const atOnce = 8
+// writeConcurrency is how many APIServices are written concurrently.
+const writeConcurrency = 8
 
-// register writes what is missing or wrong, and deletes what is left over.
+// register creates or updates APIServices that are missing or wrong, and deletes those that are
+// obsolete.
 func (r *registrar) register(ctx context.Context) error {
-	want := r.wanted()
+	want := r.desired()
 	have := r.objects()
 	var mu sync.Mutex
 	var errs []error
 	var g errgroup.Group
-	g.SetLimit(atOnce)
+	g.SetLimit(writeConcurrency)
 	do := func(name string, f func() error) {
 		g.Go(func() error {
-			// What others did in the meantime comes by as an event.
+			// Concurrent changes by other clients arrive as events.
 			if err := f(); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -80,7 +81,7 @@ func (r *registrar) register(ctx context.Context) error {
 				return r.client.Delete(ctx, name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(s.UID))})
 			})
 		case s.Spec.Service == nil && !isLocal(s):
-			// It named another server before.
+			// It referred to another server before.
 			do(name, func() error {
 				changed := s.DeepCopy()
 				helper.SetAPIServiceCondition(changed, helper.NewLocalAvailableAPIServiceCondition())
@@ -97,7 +98,7 @@ func (r *registrar) register(ctx context.Context) error {
 	return nil
 }
 
-// manages tells whether the server may change an APIService now.
+// manages reports whether the server may change an APIService now.
 func (r *registrar) manages(s *apiregistrationv1.APIService) bool {
 	switch s.Labels[managedLabel] {
 	case managedAlways:
@@ -113,8 +114,8 @@ func isLocal(s *apiregistrationv1.APIService) bool {
 	return c != nil && c.Status == apiregistrationv1.ConditionTrue && c.Reason == "Local"
 }
 
-// wanted are the APIServices of what is served here, by name.
-func (r *registrar) wanted() map[string]*apiregistrationv1.APIService {
+// desired returns the desired APIServices of the groups that this server serves, by name.
+func (r *registrar) desired() map[string]*apiregistrationv1.APIService {
 	out := map[string]*apiregistrationv1.APIService{}
 	for _, gv := range r.cfg.Registry.GroupVersions() {
 		if gv.Group == apiregistrationv1.GroupName {

@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// directory finds Services and their endpoints.
+// directory looks up Services and their EndpointSlices.
 type directory struct {
 	services, slices *registry.Resource
 }
@@ -29,8 +29,7 @@ func newDirectory(reg *registry.Registry) *directory {
 	}
 }
 
-// service returns a Service; the error is store.ErrNotFound if there is none.
-// It is shared.
+// service returns a Service, or store.ErrNotFound if there is none. The Service is shared.
 func (d *directory) service(ctx context.Context, namespace, name string) (*corev1.Service, error) {
 	if d.services == nil {
 		return nil, store.ErrNotFound
@@ -53,7 +52,7 @@ func (d *directory) service(ctx context.Context, namespace, name string) (*corev
 	return svc, nil
 }
 
-// slicesOf returns the endpoint slices of a Service, which are shared.
+// slicesOf returns the EndpointSlices of a Service. They are shared.
 func (d *directory) slicesOf(ctx context.Context, namespace, name string) ([]*discoveryv1.EndpointSlice, error) {
 	if d.slices == nil {
 		return nil, nil
@@ -84,7 +83,7 @@ func portOf(svc *corev1.Service, port int32) (*corev1.ServicePort, bool) {
 	return nil, false
 }
 
-// resolve returns the host and port at which a Service is reached.
+// resolve returns the host and port of a Service, or of one of its endpoints if endpoints is true.
 func (d *directory) resolve(ctx context.Context, namespace, name string, port int32, endpoints bool) (string, error) {
 	svc, err := d.service(ctx, namespace, name)
 	if err != nil {
@@ -115,16 +114,16 @@ func (d *directory) resolve(ctx context.Context, namespace, name string, port in
 	if len(svc.Spec.IPFamilies) > 0 {
 		family = svc.Spec.IPFamilies[0]
 	}
-	host := pick(all, at.Name, discoveryv1.AddressType(family))
+	host := pickEndpoint(all, at.Name, discoveryv1.AddressType(family))
 	if host == "" {
 		return "", fmt.Errorf("no endpoints available for service %q", svc.Name)
 	}
 	return host, nil
 }
 
-// pick returns any ready endpoint of a named port, of the preferred family if
-// that has one; "" if there is none.
-func pick(all []*discoveryv1.EndpointSlice, port string, family discoveryv1.AddressType) string {
+// pickEndpoint returns the address of a ready endpoint for a named port, preferably of the given family, or
+// "" if there is none.
+func pickEndpoint(all []*discoveryv1.EndpointSlice, port string, family discoveryv1.AddressType) string {
 	var preferred, others []string
 	for _, s := range all {
 		i := slices.IndexFunc(s.Ports, func(p discoveryv1.EndpointPort) bool {

@@ -1,6 +1,6 @@
-// Package audit records who did what, as a policy says, in upstream's events
-// and with upstream's backends. It stands in the filter chain and takes what
-// it records of bodies from the wire, so that nothing else pays for it.
+// Package audit records requests according to an audit policy, with upstream's events and backends.
+// It is part of the filter chain and captures request and response bodies from the wire, so that
+// the other code has no auditing cost.
 //
 // https://kubernetes.io/docs/tasks/debug/debug-cluster/audit/
 package audit
@@ -23,7 +23,7 @@ import (
 
 type event = auditapi.Event
 
-// Auditor records requests. It is safe for use by several goroutines.
+// Auditor records requests. It is safe for concurrent use.
 type Auditor struct {
 	policy  audit.PolicyRuleEvaluator
 	backend audit.Backend
@@ -34,10 +34,10 @@ func newAuditor(policy audit.PolicyRuleEvaluator, backend audit.Backend) *Audito
 	return &Auditor{policy: policy, backend: backend, ready: make(chan struct{})}
 }
 
-// Ready is closed once events are taken.
+// Ready is closed once events are accepted.
 func (a *Auditor) Ready() <-chan struct{} { return a.ready }
 
-// Run sends events until ctx ends, and then those that wait.
+// Run sends events until ctx is canceled, and then flushes the buffered ones.
 func (a *Auditor) Run(ctx context.Context) error {
 	if err := a.backend.Run(ctx.Done()); err != nil {
 		return fmt.Errorf("starting audit: %w", err)
@@ -48,8 +48,8 @@ func (a *Auditor) Run(ctx context.Context) error {
 	return nil
 }
 
-// begin makes the event of a request, whose context has an audit context; nil
-// when the policy wants none.
+// begin creates the audit event of a request, whose context must have an audit context. It returns
+// nil if the policy does not record the request.
 func (a *Auditor) begin(req *http.Request, received time.Time) (*audit.AuditContext, audit.RequestAuditConfig, error) {
 	ctx := req.Context()
 	var none audit.RequestAuditConfig
@@ -75,7 +75,7 @@ func (a *Auditor) begin(req *http.Request, received time.Time) (*audit.AuditCont
 	return ac, rules, nil
 }
 
-// Serve calls next and records how that went.
+// Serve calls next and records the request.
 func (a *Auditor) Serve(w http.ResponseWriter, req *http.Request, received time.Time, next http.Handler) {
 	ac, rules, err := a.begin(req, received)
 	if err != nil {
@@ -93,20 +93,21 @@ func (a *Auditor) Serve(w http.ResponseWriter, req *http.Request, received time.
 		return
 	}
 	info, _ := apirequest.RequestInfoFrom(ctx)
-	t := newTrail(w, ac, rules, info, ctx)
-	t.long = request.LongRunning(info)
-	req = t.listen(req)
+	t := newRequestRecord(w, ac, rules, info, ctx)
+	t.longRunning = request.LongRunning(info)
+	req = t.captureBodies(req)
 	defer func() {
 		v := recover()
 		t.end(v)
 		if v != nil {
-			panic(v) // the filter chain answers for it
+			panic(v) // the filter chain recovers from the panic
 		}
 	}()
 	next.ServeHTTP(t, req)
 }
 
-// Refused is Serve for requests that fail before much is known of them.
+// Refused is like Serve for requests that are rejected early, for example because authentication
+// fails.
 func (a *Auditor) Refused(w http.ResponseWriter, req *http.Request, received time.Time, message string, next http.Handler) {
 	ac, rules, err := a.begin(req, received)
 	if err != nil || ac == nil {
@@ -115,8 +116,8 @@ func (a *Auditor) Refused(w http.ResponseWriter, req *http.Request, received tim
 	}
 	ac.SetEventResponseStatus(&metav1.Status{Message: message})
 	info, _ := apirequest.RequestInfoFrom(req.Context())
-	t := newTrail(w, ac, rules, info, req.Context())
-	t.long = true // its last stage is that the answer has begun
+	t := newRequestRecord(w, ac, rules, info, req.Context())
+	t.longRunning = true // its last stage is ResponseStarted
 	next.ServeHTTP(t, req)
 	if t.code >= http.StatusBadRequest {
 		t.logResponse()

@@ -116,9 +116,9 @@ func TestLevels(t *testing.T) {
 	}
 }
 
-// TestUnderstood: of what was understood the record has what it was taken for, of
-// what was not nothing; and what came of a deletion is told at every level.
-func TestUnderstood(t *testing.T) {
+// TestRecordedObject checks that the event has the decoded object if decoding succeeded, and no
+// object otherwise, and that the status of a deletion is recorded at every level.
+func TestRecordedObject(t *testing.T) {
 	a, events := start(t)
 	answer := func(code int, body string, taken *corev1.ConfigMap) http.HandlerFunc {
 		return func(w http.ResponseWriter, req *http.Request) {
@@ -168,7 +168,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestRotation: logs that nobody says a word about do not fill the disk.
+// TestRotation checks that audit logs are limited in size and number by default.
 func TestRotation(t *testing.T) {
 	var cfg Config
 	cfg.Flags(pflag.NewFlagSet("", pflag.ContinueOnError))
@@ -177,7 +177,7 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-func TestOff(t *testing.T) {
+func TestDisabled(t *testing.T) {
 	if a, err := New(Config{}); a != nil || err != nil {
 		t.Errorf("without configuration: %v, %v", a, err)
 	}

@@ -22,7 +22,7 @@ import (
 	auditwebhook "k8s.io/apiserver/plugin/pkg/audit/webhook"
 )
 
-// How events are handed to a backend.
+// Modes of delivering events to a backend.
 const (
 	ModeBatch          = "batch"
 	ModeBlocking       = "blocking"
@@ -31,73 +31,74 @@ const (
 
 var modes = []string{ModeBatch, ModeBlocking, ModeBlockingStrict}
 
-// Sending says how events are handed to a backend.
-type Sending struct {
-	// Mode is one of those above. A request fails in the strict one when its
-	// event cannot be stored.
+// BackendConfig configures how events are delivered to a backend.
+type BackendConfig struct {
+	// Mode is one of the modes above. In the strict mode a request fails if its event cannot be
+	// stored.
 	Mode     string
 	Batch    buffered.BatchConfig
 	Truncate bool
 	Sizes    truncate.Config
-	// Version in which events are written.
+	// Version is the API version of the written events.
 	Version string
 }
 
-// Config of an Auditor, which is off without a policy or without a backend.
+// Config is the configuration of an Auditor. Auditing is disabled without a policy or without a
+// backend.
 type Config struct {
-	// PolicyFile says what is recorded of which requests.
+	// PolicyFile is the file with the audit policy.
 	PolicyFile string
-	// Path of the log, "-" for standard output; empty: none.
+	// Path of the log file, "-" for standard output, or empty for no log.
 	Path string
-	// MaxAge of old logs in days, MaxBackups how many of them, MaxSize in
-	// megabytes from which on the log is rotated. Zeros: no limit.
+	// MaxAge is the retention of old logs in days, MaxBackups their number, and MaxSize the size in
+	// megabytes at which the log is rotated. Zero means no limit.
 	MaxAge, MaxBackups, MaxSize int
 	// Format is "json" or "legacy".
 	Format   string
 	Compress bool
-	Log      Sending
-	// WebhookFile is a kubeconfig of where events are sent; empty: nowhere.
+	Log      BackendConfig
+	// WebhookFile is a kubeconfig of the server that receives events. Empty means no webhook.
 	WebhookFile string
-	// WebhookBackoff is how long after the first failure it is tried again.
+	// WebhookBackoff is the delay before the first retry.
 	WebhookBackoff time.Duration
-	Webhook        Sending
+	Webhook        BackendConfig
 }
 
-// Flags adds upstream's flags, which set c.
+// Flags adds upstream's audit flags, which set the fields of c.
 func (c *Config) Flags(f *pflag.FlagSet) {
-	f.StringVar(&c.PolicyFile, "audit-policy-file", "", "Policy of what is recorded of which requests.")
-	f.StringVar(&c.Path, "audit-log-path", "", "File of audit events; '-' means standard output.")
-	f.IntVar(&c.MaxAge, "audit-log-maxage", 366, "Days for which old audit logs are kept; 0: for ever.")
-	f.IntVar(&c.MaxBackups, "audit-log-maxbackup", 100, "Old audit logs that are kept; 0: all.")
-	f.IntVar(&c.MaxSize, "audit-log-maxsize", 100, "Megabytes from which on the audit log is rotated; 0: 100.")
-	f.StringVar(&c.Format, "audit-log-format", auditlog.FormatJson, "Format of audit events: json or legacy.")
-	f.BoolVar(&c.Compress, "audit-log-compress", false, "Compress rotated audit logs.")
+	f.StringVar(&c.PolicyFile, "audit-policy-file", "", "Path to the file that defines the audit policy configuration.")
+	f.StringVar(&c.Path, "audit-log-path", "", "If set, all requests coming to the apiserver will be logged to this file. '-' means standard out.")
+	f.IntVar(&c.MaxAge, "audit-log-maxage", 366, "The maximum number of days to retain old audit log files. Zero means no limit.")
+	f.IntVar(&c.MaxBackups, "audit-log-maxbackup", 100, "The maximum number of old audit log files to retain. Zero means no limit.")
+	f.IntVar(&c.MaxSize, "audit-log-maxsize", 100, "The maximum size in megabytes of the audit log file before it gets rotated. Zero means 100.")
+	f.StringVar(&c.Format, "audit-log-format", auditlog.FormatJson, "Format of saved audits: json or legacy.")
+	f.BoolVar(&c.Compress, "audit-log-compress", false, "If set, the rotated log files will be compressed using gzip.")
 	c.Log.flags(f, "log", ModeBlocking, buffered.BatchConfig{BufferSize: 10000, MaxBatchSize: 1})
-	f.StringVar(&c.WebhookFile, "audit-webhook-config-file", "", "Kubeconfig of where audit events are sent.")
-	f.DurationVar(&c.WebhookBackoff, "audit-webhook-initial-backoff", 10*time.Second, "How long after the first failure sending is tried again.")
+	f.StringVar(&c.WebhookFile, "audit-webhook-config-file", "", "Path to a kubeconfig formatted file that defines the audit webhook configuration.")
+	f.DurationVar(&c.WebhookBackoff, "audit-webhook-initial-backoff", 10*time.Second, "The amount of time to wait before retrying the first failed request.")
 	c.Webhook.flags(f, "webhook", ModeBatch, buffered.BatchConfig{
 		BufferSize: 10000, MaxBatchSize: 400, MaxBatchWait: 30 * time.Second,
 		ThrottleEnable: true, ThrottleQPS: 10, ThrottleBurst: 15, AsyncDelegate: true,
 	})
 }
 
-func (s *Sending) flags(f *pflag.FlagSet, name, mode string, batch buffered.BatchConfig) {
+func (s *BackendConfig) flags(f *pflag.FlagSet, name, mode string, batch buffered.BatchConfig) {
 	s.Batch = batch
 	at := func(flag string) string { return "audit-" + name + "-" + flag }
-	f.StringVar(&s.Mode, at("mode"), mode, "How events are handed over: batch, blocking or blocking-strict.")
-	f.StringVar(&s.Version, at("version"), auditv1.SchemeGroupVersion.String(), "Version in which events are written.")
-	f.IntVar(&s.Batch.BufferSize, at("batch-buffer-size"), batch.BufferSize, "Events that wait for a batch.")
-	f.IntVar(&s.Batch.MaxBatchSize, at("batch-max-size"), batch.MaxBatchSize, "Events of a batch.")
-	f.DurationVar(&s.Batch.MaxBatchWait, at("batch-max-wait"), batch.MaxBatchWait, "How long a batch is waited for.")
-	f.BoolVar(&s.Batch.ThrottleEnable, at("batch-throttle-enable"), batch.ThrottleEnable, "Limit the rate of batches.")
-	f.Float32Var(&s.Batch.ThrottleQPS, at("batch-throttle-qps"), batch.ThrottleQPS, "Batches a second.")
-	f.IntVar(&s.Batch.ThrottleBurst, at("batch-throttle-burst"), batch.ThrottleBurst, "Batches at the same time.")
-	f.BoolVar(&s.Truncate, at("truncate-enabled"), false, "Shorten events and batches that are too large.")
-	f.Int64Var(&s.Sizes.MaxBatchSize, at("truncate-max-batch-size"), 10<<20, "Bytes of a batch.")
-	f.Int64Var(&s.Sizes.MaxEventSize, at("truncate-max-event-size"), 100<<10, "Bytes of an event; larger ones lose request and response.")
+	f.StringVar(&s.Mode, at("mode"), mode, "Strategy for sending audit events: batch, blocking or blocking-strict.")
+	f.StringVar(&s.Version, at("version"), auditv1.SchemeGroupVersion.String(), "API group and version used for serializing audit events.")
+	f.IntVar(&s.Batch.BufferSize, at("batch-buffer-size"), batch.BufferSize, "The size of the buffer to store events before batching and writing. Only used in batch mode.")
+	f.IntVar(&s.Batch.MaxBatchSize, at("batch-max-size"), batch.MaxBatchSize, "The maximum size of a batch. Only used in batch mode.")
+	f.DurationVar(&s.Batch.MaxBatchWait, at("batch-max-wait"), batch.MaxBatchWait, "The amount of time to wait before force writing the batch that hadn't reached the max size. Only used in batch mode.")
+	f.BoolVar(&s.Batch.ThrottleEnable, at("batch-throttle-enable"), batch.ThrottleEnable, "Whether batching throttling is enabled. Only used in batch mode.")
+	f.Float32Var(&s.Batch.ThrottleQPS, at("batch-throttle-qps"), batch.ThrottleQPS, "Maximum average number of batches per second. Only used in batch mode.")
+	f.IntVar(&s.Batch.ThrottleBurst, at("batch-throttle-burst"), batch.ThrottleBurst, "Maximum number of requests sent at the same moment if ThrottleQPS was not utilized before. Only used in batch mode.")
+	f.BoolVar(&s.Truncate, at("truncate-enabled"), false, "Whether event and batch truncating is enabled.")
+	f.Int64Var(&s.Sizes.MaxBatchSize, at("truncate-max-batch-size"), 10<<20, "Maximum size of the batch sent to the underlying backend, in bytes.")
+	f.Int64Var(&s.Sizes.MaxEventSize, at("truncate-max-event-size"), 100<<10, "Maximum size of the audit event sent to the underlying backend, in bytes. The request and response of larger events are removed.")
 }
 
-func (s *Sending) check(name string) (schema.GroupVersion, error) {
+func (s *BackendConfig) check(name string) (schema.GroupVersion, error) {
 	gv, err := schema.ParseGroupVersion(s.Version)
 	switch {
 	case !slices.Contains(modes, s.Mode):
@@ -112,16 +113,16 @@ func (s *Sending) check(name string) (schema.GroupVersion, error) {
 	return gv, nil
 }
 
-// lenient lets requests go on whose event could not be stored.
+// lenient lets requests continue if their event could not be stored.
 type lenient struct{ audit.Backend }
 
-// ProcessEvents as audit.Backend.
+// ProcessEvents implements audit.Backend.
 func (l lenient) ProcessEvents(events ...*event) bool {
 	l.Backend.ProcessEvents(events...)
 	return true
 }
 
-func (s *Sending) wrap(b audit.Backend, gv schema.GroupVersion) audit.Backend {
+func (s *BackendConfig) wrap(b audit.Backend, gv schema.GroupVersion) audit.Backend {
 	switch s.Mode {
 	case ModeBatch:
 		b = buffered.NewBackend(b, s.Batch)
@@ -134,7 +135,7 @@ func (s *Sending) wrap(b audit.Backend, gv schema.GroupVersion) audit.Backend {
 	return b
 }
 
-// New makes an Auditor; nil when cfg records nothing.
+// New returns an Auditor, or nil if cfg disables auditing.
 func New(cfg Config) (*Auditor, error) {
 	if cfg.PolicyFile == "" && cfg.Path == "" && cfg.WebhookFile == "" {
 		return nil, nil
@@ -159,7 +160,7 @@ func New(cfg Config) (*Auditor, error) {
 		backends = append(backends, cfg.Webhook.wrap(b, gv))
 	}
 	if cfg.PolicyFile == "" || len(backends) == 0 {
-		return nil, nil // upstream records nothing then either
+		return nil, nil // as in upstream, auditing is disabled
 	}
 	p, err := policy.LoadPolicyFromFile(cfg.PolicyFile)
 	if err != nil {

@@ -8,8 +8,7 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// FuzzPolicy reads files of any content as a policy. Whatever is taken for one
-// can be asked.
+// FuzzPolicy parses arbitrary files as a policy and evaluates the policies that are accepted.
 func FuzzPolicy(f *testing.F) {
 	const head = "{apiVersion: audit.k8s.io/v1, kind: Policy, "
 	f.Add(head + "rules: [{level: Metadata}]}")

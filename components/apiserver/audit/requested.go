@@ -8,16 +8,15 @@ import (
 	"k8s.io/apiserver/pkg/audit"
 )
 
-type trailKey struct{}
+type requestRecordKey struct{}
 
-// Requested records the object that a request of a context brought, as it was
-// understood: of the version gv, and defaulted. It does nothing for requests that
-// are not on record.
+// Requested records the decoded and defaulted request object, which is of version gv. It does
+// nothing for requests that are not audited.
 func Requested(ctx context.Context, obj runtime.Object, gv schema.GroupVersion) {
-	t, ok := ctx.Value(trailKey{}).(*trail)
+	t, ok := ctx.Value(requestRecordKey{}).(*requestRecord)
 	if !ok || t.ac != audit.AuditContextFrom(ctx) {
-		return // of the request that has made this one, perhaps
+		return // the trail may belong to the request that caused this internal request
 	}
-	t.requested = true
-	audit.LogRequestObject(ctx, obj, gv, t.gvr(), t.info.Subresource, plain{})
+	t.objectRecorded = true
+	audit.LogRequestObject(ctx, obj, gv, t.gvr(), t.info.Subresource, jsonSerializer{})
 }

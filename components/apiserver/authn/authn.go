@@ -1,9 +1,9 @@
-// Package authn tells who a request is from.
+// Package authn authenticates requests.
 //
-// In this order: a front proxy's headers, a client certificate, a bearer token
-// (of a file, of a service account, for bootstrapping), and anonymous. The
-// expensive part of each is done once: a certificate's chain for as long as
-// its connections live, a token's signature while it is in use.
+// The authenticators are tried in this order: the headers of a front proxy, a client certificate, a
+// bearer token (from a file, of a service account, or for bootstrapping), and anonymous. The
+// expensive part of each is done once: a certificate chain is verified once for the lifetime of its
+// connections, and a token's signature once while the token is in use.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/authentication/
 package authn
@@ -29,46 +29,42 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Config says who is let in. Everything may be left out.
+// Config configures the authenticators. All fields except Log are optional.
 type Config struct {
-	// ClientCAFile is the file of authorities of client certificates.
+	// ClientCAFile is the CA bundle for client certificates.
 	ClientCAFile string
-	// FrontProxyCAFile is the file of authorities of front proxies; FrontProxy
-	// says the rest.
+	// FrontProxyCAFile is the CA bundle for certificates of front proxies. FrontProxy contains the
+	// other settings.
 	FrontProxyCAFile string
 	FrontProxy       FrontProxy
-	// TokenFile is a CSV file of tokens: --token-auth-file.
+	// TokenFile is a CSV file of static tokens: --token-auth-file.
 	TokenFile string
-	// ServiceAccounts verifies their tokens: a *tokens.Verifier.
+	// ServiceAccounts verifies service account tokens: a *tokens.Verifier.
 	ServiceAccounts authenticator.Token
-	// BootstrapTokens, when not nil, is where the tokens of joining machines
-	// are read.
+	// BootstrapTokens, unless nil, reads the bootstrap tokens with which nodes join.
 	BootstrapTokens kubernetes.Interface
-	// ConfigFile is an AuthenticationConfiguration: issuers of tokens, and who
-	// may come without credentials. It is read again when it changes.
-	// --authentication-config.
+	// ConfigFile is an AuthenticationConfiguration, which configures token issuers and anonymous
+	// access. It is reloaded when it changes. --authentication-config.
 	ConfigFile string
-	// OIDC is an issuer of tokens, instead of those of ConfigFile; nil: none.
+	// OIDC is a token issuer configured by flags instead of ConfigFile. Nil means none.
 	OIDC *OIDC
-	// Issuers are the server's own, which no other may claim to be.
+	// Issuers are the issuers of this server's own tokens. No other issuer may use these names.
 	Issuers []string
-	// Webhook is asked whose a bearer token is, after all others.
+	// Webhook authenticates bearer tokens after all other authenticators.
 	Webhook Webhook
-	// Tokens are further authenticators of bearer tokens, asked last.
+	// Tokens are additional authenticators of bearer tokens. They are tried last.
 	Tokens []authenticator.Token
-	// Audiences are those of the API server, for tokens that do not know of
-	// audiences.
+	// Audiences are those of the API server. They apply to tokens without audiences.
 	Audiences authenticator.Audiences
-	// Anonymous lets requests without credentials in as system:anonymous. If
-	// AnonymousPaths is not empty, only those to these paths.
+	// Anonymous authenticates requests without credentials as system:anonymous. If AnonymousPaths
+	// is not empty, this is limited to these paths.
 	Anonymous      bool
 	AnonymousPaths []string
 	// Log must not be nil.
 	Log *slog.Logger
 }
 
-// Authenticator tells who a request is from. Its methods are safe for several
-// goroutines.
+// Authenticator authenticates requests. It is safe for concurrent use.
 type Authenticator struct {
 	cfg      Config
 	bundles  []*CABundle
@@ -78,9 +74,9 @@ type Authenticator struct {
 	tokens   []authenticator.Token
 	issuers  *issuers
 	proxies  proxyHeaders
-	// joined is what ClientCAs returned last.
+	// joined caches the last result of ClientCAs.
 	joined atomic.Pointer[joinedPools]
-	// changed has room for the news that bundles are others.
+	// changed is a buffered channel that signals changes of the CA bundles.
 	changed chan struct{}
 }
 
@@ -89,10 +85,10 @@ var (
 	_ authenticator.Token   = (*Authenticator)(nil)
 )
 
-// New reads the files that cfg names.
+// New reads the files that cfg names and returns an Authenticator.
 func New(cfg Config) (*Authenticator, error) {
 	if cfg.Log == nil {
-		return nil, errors.New("authentication takes a log")
+		return nil, errors.New("authentication requires a logger")
 	}
 	a := &Authenticator{cfg: cfg, changed: make(chan struct{}, 1), proxies: proxyHeaders{FrontProxy{}.Defaulted(), cfg.FrontProxy.Defaulted()}}
 	var err error
@@ -113,7 +109,7 @@ func New(cfg Config) (*Authenticator, error) {
 		if a.clientCA, err = LoadCABundle(cfg.ClientCAFile); err != nil {
 			return nil, err
 		}
-		if a.proxyCA != nil && len(cfg.FrontProxy.AllowedNames) == 0 && overlap(a.clientCA.PEM(), a.proxyCA.PEM()) {
+		if a.proxyCA != nil && len(cfg.FrontProxy.AllowedNames) == 0 && shareCertificate(a.clientCA.PEM(), a.proxyCA.PEM()) {
 			return nil, errOverlap
 		}
 		a.bundles = append(a.bundles, a.clientCA)
@@ -133,8 +129,8 @@ func New(cfg Config) (*Authenticator, error) {
 		b := bootstrapTokens{kube: cfg.BootstrapTokens, now: time.Now}
 		a.tokens = append(a.tokens, authenticator.WrapAudienceAgnosticToken(cfg.Audiences, b))
 	}
-	// What verifies by signatures, and what asks others, comes after what
-	// knows its tokens.
+	// Authenticators that verify signatures or call other servers are tried after those that look
+	// tokens up locally.
 	if cfg.ConfigFile != "" && cfg.OIDC != nil {
 		return nil, errors.New("authentication-config file and oidc-* flags are mutually exclusive")
 	}
@@ -158,23 +154,23 @@ func New(cfg Config) (*Authenticator, error) {
 	return a, nil
 }
 
-// Run follows the files that may change until ctx ends.
+// Run watches the files that may change until ctx is canceled.
 func (a *Authenticator) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, b := range a.bundles {
-		g.Go(func() error { return b.Run(ctx, a.cfg.Log, a.tell) })
+		g.Go(func() error { return b.Run(ctx, a.cfg.Log, a.notifyChanged) })
 	}
 	if a.issuers != nil {
 		g.Go(func() error { return a.issuers.run(ctx) })
 	}
-	// There may be no file to follow.
+	// There may be no file to watch.
 	<-ctx.Done()
 	return g.Wait()
 }
 
-// ClientCAs are the authorities that a TLS server shall name to its clients,
-// those of front proxies included; nil if there are none. It is to be asked
-// for every connection (tls.Config.GetConfigForClient), for they may change.
+// ClientCAs returns the CAs that a TLS server announces to its clients, including those of front
+// proxies, or nil if there are none. Call it for every connection (tls.Config.GetConfigForClient),
+// because the CAs may change.
 func (a *Authenticator) ClientCAs() *x509.CertPool {
 	if len(a.bundles) == 0 {
 		return nil
@@ -183,10 +179,10 @@ func (a *Authenticator) ClientCAs() *x509.CertPool {
 	for i, b := range a.bundles {
 		now[i] = b.current.Load()
 	}
-	if known := a.joined.Load(); known != nil && slices.Equal(known.of, now) {
+	if known := a.joined.Load(); known != nil && slices.Equal(known.sources, now) {
 		return known.pool
 	}
-	next := &joinedPools{of: now, pool: x509.NewCertPool()}
+	next := &joinedPools{sources: now, pool: x509.NewCertPool()}
 	for _, p := range now {
 		next.pool.AppendCertsFromPEM(p.pem)
 	}
@@ -194,15 +190,14 @@ func (a *Authenticator) ClientCAs() *x509.CertPool {
 	return next.pool
 }
 
-// joinedPools is one pool of the contents of several files.
+// joinedPools is a certificate pool made from several files.
 type joinedPools struct {
-	of   []*caPool
-	pool *x509.CertPool
+	sources []*caPool
+	pool    *x509.CertPool
 }
 
-// CABundles are the present files of client and front proxy authorities, for
-// the ConfigMap kube-system/extension-apiserver-authentication. Either may be
-// nil.
+// CABundles returns the current CA bundles for clients and front proxies, for the ConfigMap
+// kube-system/extension-apiserver-authentication. Either may be nil.
 func (a *Authenticator) CABundles() (client, frontProxy []byte) {
 	if a.clientCA != nil {
 		client = a.clientCA.PEM()
@@ -213,29 +208,29 @@ func (a *Authenticator) CABundles() (client, frontProxy []byte) {
 	return client, frontProxy
 }
 
-// Changed is received from, by one, when CABundles may return something else.
+// Changed signals that the result of CABundles may have changed. It supports a single receiver.
 func (a *Authenticator) Changed() <-chan struct{} { return a.changed }
 
-func (a *Authenticator) tell() {
+func (a *Authenticator) notifyChanged() {
 	select {
 	case a.changed <- struct{}{}:
 	default:
 	}
 }
 
-// AuthenticateRequest tells who req is from. Without credentials, and without
-// anonymous access, it is false; with wrong ones it is an error, and never
-// anonymous. Credentials that were used are removed from the headers, and so is
-// what front proxies say, whoever says it: nobody behind is to believe it.
+// AuthenticateRequest authenticates req. Without credentials it returns false if anonymous access
+// is not allowed. Wrong credentials are an error and never fall back to anonymous. It removes the
+// credentials that it used from the headers. It always removes the headers of front proxies, so
+// that no later handler trusts them.
 func (a *Authenticator) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
-	resp, ok, err := a.sender(req)
+	resp, ok, err := a.authenticate(req)
 	if ok && err == nil {
 		a.proxies.clear(req.Header)
 	}
 	return resp, ok, err
 }
 
-func (a *Authenticator) sender(req *http.Request) (*authenticator.Response, bool, error) {
+func (a *Authenticator) authenticate(req *http.Request) (*authenticator.Response, bool, error) {
 	var errs []error
 	for _, r := range a.requests {
 		resp, ok, err := r.AuthenticateRequest(req)
@@ -252,13 +247,13 @@ func (a *Authenticator) sender(req *http.Request) (*authenticator.Response, bool
 	if !a.anonymousAllowed(req.URL.Path) {
 		return nil, false, nil
 	}
-	// Whoever is anonymous is so for every audience.
+	// Anonymous users are valid for every audience.
 	audiences, _ := authenticator.AudiencesFrom(req.Context())
 	return &authenticator.Response{User: anonymous, Audiences: audiences}, true, nil
 }
 
-// anonymousAllowed tells whether a request without credentials may go to a
-// path. A configuration file that says something about that has the say.
+// anonymousAllowed reports whether a request without credentials is allowed for a path. Settings in
+// the configuration file take precedence.
 func (a *Authenticator) anonymousAllowed(path string) bool {
 	if a.issuers != nil {
 		if cfg := a.issuers.current.Load().anonymous; cfg != nil {
@@ -268,7 +263,7 @@ func (a *Authenticator) anonymousAllowed(path string) bool {
 	return a.cfg.Anonymous && (len(a.cfg.AnonymousPaths) == 0 || slices.Contains(a.cfg.AnonymousPaths, path))
 }
 
-// AuthenticateToken tells whose bearer token it is, for TokenReview as well.
+// AuthenticateToken authenticates a bearer token. TokenReview uses it as well.
 func (a *Authenticator) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	var errs []error
 	for _, t := range a.tokens {
@@ -283,10 +278,10 @@ func (a *Authenticator) AuthenticateToken(ctx context.Context, token string) (*a
 	return nil, false, utilerrors.NewAggregate(errs)
 }
 
-// anonymous is shared; nobody writes to a user.
+// anonymous is shared and must not be modified.
 var anonymous = &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}
 
-// authenticated adds the group of all that are.
+// authenticated adds the group system:authenticated.
 func authenticated(resp *authenticator.Response) *authenticator.Response {
 	u := resp.User
 	if u.GetName() == user.Anonymous {

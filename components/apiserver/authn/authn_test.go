@@ -22,8 +22,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"hyperkube/internal/pki"
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/testing/testwait"
 )
 
 type env struct {
@@ -136,7 +136,7 @@ func TestRequests(t *testing.T) {
 				}
 				for h := range req.Header {
 					if strings.HasPrefix(h, "X-Remote-") {
-						t.Errorf("%s: %s is passed on", attempt, h)
+						t.Errorf("%s: %s is forwarded", attempt, h)
 					}
 				}
 				if resp.User.GetName() != tt.user || !slices.Equal(resp.User.GetGroups(), tt.groups) {
@@ -183,7 +183,7 @@ func TestAnonymous(t *testing.T) {
 	}
 }
 
-func TestRememberedVerdicts(t *testing.T) {
+func TestVerificationCache(t *testing.T) {
 	e := newEnv(t, nil)
 	v := newVerifier(e.a.clientCA)
 	now := time.Now()
@@ -199,7 +199,7 @@ func TestRememberedVerdicts(t *testing.T) {
 	}
 	now = leaf.NotAfter.Add(time.Second)
 	if _, err := v.verify(state); err == nil {
-		t.Error("an expired certificate was remembered")
+		t.Error("an expired certificate is accepted from the cache")
 	}
 }
 
@@ -225,15 +225,15 @@ func TestReload(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Rubbish changes nothing.
+	// An invalid file is ignored.
 	replace([]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"))
 	replace(next.CA.CertPEM)
-	testwait.Until(t, "the authorities to be read again", func() bool {
+	testwait.Until(t, "the CA bundle to be reloaded", func() bool {
 		_, ok, _ := e.a.AuthenticateRequest(request(newCert))
 		return ok
 	})
 	if _, ok, _ := e.a.AuthenticateRequest(request(oldCert)); ok {
-		t.Error("a remembered certificate outlived its authority")
+		t.Error("a cached verification is used after the CA was removed")
 	}
 	cancel()
 	if err := <-done; err != nil {
@@ -300,7 +300,7 @@ func FuzzFrontProxyHeaders(f *testing.F) {
 	f.Add("X-Remote-Group", "system:masters", "X-Remote-Extra-%2", "")
 	eve := cert(f, e.set.CA, pki.Client("eve"))
 	f.Fuzz(func(t *testing.T, k1, v1, k2, v2 string) {
-		// Whatever the headers, without the proxy's certificate they mean nothing.
+		// Without the proxy's certificate the headers must be ignored.
 		r := request(eve)
 		r.Header[k1] = []string{v1}
 		r.Header[k2] = append(r.Header[k2], v2)
@@ -328,7 +328,8 @@ func BenchmarkClientCertificate(b *testing.B) {
 	}
 }
 
-// TestOverlap: authorities of clients must not be those of any front proxy.
+// TestOverlap checks that client CAs and front proxy CAs must not overlap if all proxy names are
+// allowed.
 func TestOverlap(t *testing.T) {
 	set, err := pki.Ensure(t.TempDir(), pki.Config{})
 	if err != nil {

@@ -17,9 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// bootstrapTokens authenticates machines that join, by the tokens that are
-// kept in Secrets of kube-system. Few come by, so the Secrets are read through
-// the API, each time.
+// bootstrapTokens authenticates joining nodes by the bootstrap tokens in Secrets of kube-system.
+// Such requests are rare, so the Secrets are read through the API each time.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/bootstrap-tokens/
 type bootstrapTokens struct {
@@ -34,7 +33,7 @@ var (
 	bootstrapGroupSyntax = regexp.MustCompile(`^system:bootstrappers:[a-z0-9:-]{0,255}[a-z0-9]$`)
 )
 
-// errBootstrapToken tells a client no more than that.
+// errBootstrapToken intentionally has no details because clients see it.
 var errBootstrapToken = errors.New("the bootstrap token is not valid")
 
 // AuthenticateToken implements authenticator.Token.
@@ -58,7 +57,7 @@ func (b bootstrapTokens) AuthenticateToken(ctx context.Context, token string) (*
 	return &authenticator.Response{User: &user.DefaultInfo{Name: "system:bootstrap:" + id, Groups: groups}}, true, nil
 }
 
-// check returns the groups that the token's Secret gives.
+// check verifies the token against its Secret and returns the Secret's groups.
 func (b bootstrapTokens) check(secret *corev1.Secret, id, secretPart string) ([]string, bool) {
 	data := func(key string) string { return string(secret.Data[key]) }
 	switch {

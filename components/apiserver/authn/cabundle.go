@@ -12,24 +12,23 @@ import (
 	"os"
 	"sync/atomic"
 
-	"hyperkube/internal/configfile"
+	"hyperkube/internal/base/configfile"
 )
 
-// CABundle is a file of certificate authorities that is read again when it
-// changes. Its methods are safe for several goroutines.
+// CABundle is a CA bundle file that is reloaded when it changes. It is safe for concurrent use.
 type CABundle struct {
 	path    string
 	current atomic.Pointer[caPool]
 }
 
-// caPool is one content of the file. Whoever remembers what it verified
-// remembers with which pool.
+// caPool is one version of the file. Cached verification results refer to the pool with which they
+// were made.
 type caPool struct {
 	pool *x509.CertPool
 	pem  []byte
 }
 
-// LoadCABundle reads the file for the first time. Call Run to follow it.
+// LoadCABundle reads the file. Call Run to watch it.
 func LoadCABundle(path string) (*CABundle, error) {
 	b := &CABundle{path: path}
 	if err := b.reload(); err != nil {
@@ -38,23 +37,23 @@ func LoadCABundle(path string) (*CABundle, error) {
 	return b, nil
 }
 
-// PEM is the present content. It is not to be changed.
+// PEM returns the current content. It must not be modified.
 func (b *CABundle) PEM() []byte { return b.current.Load().pem }
 
 func (b *CABundle) reload() error {
 	data, err := os.ReadFile(b.path)
 	if err != nil {
-		return fmt.Errorf("reading certificate authorities: %w", err)
+		return fmt.Errorf("reading CA bundle: %w", err)
 	}
 	if old := b.current.Load(); old != nil && bytes.Equal(old.pem, data) {
 		return nil
 	}
 	pool, n, err := parsePool(data)
 	if err != nil {
-		return fmt.Errorf("reading certificate authorities in %s: %w", b.path, err)
+		return fmt.Errorf("parsing CA bundle %s: %w", b.path, err)
 	}
 	if n == 0 {
-		return fmt.Errorf("reading certificate authorities: there are none in %s", b.path)
+		return fmt.Errorf("reading CA bundle: no certificates in %s", b.path)
 	}
 	b.current.Store(&caPool{pool: pool, pem: data})
 	return nil
@@ -80,17 +79,17 @@ func parsePool(data []byte) (*x509.CertPool, int, error) {
 	}
 }
 
-// Run follows the file until ctx ends, and calls changed whenever it has been
-// read again. A content that cannot be used is logged and the one before stays.
+// Run watches the file until ctx is canceled, and calls changed after each reload. If the new
+// content is invalid, Run logs an error and keeps the previous content.
 func (b *CABundle) Run(ctx context.Context, log *slog.Logger, changed func()) error {
 	seen := sha256.Sum256(b.PEM())
 	return configfile.Follow(ctx, b.path, log, func() {
 		if err := b.reload(); err != nil && !errors.Is(err, os.ErrNotExist) {
-			log.ErrorContext(ctx, "certificate authorities not reloaded", "file", b.path, "error", err)
+			log.ErrorContext(ctx, "reloading CA bundle failed", "file", b.path, "err", err)
 		}
 		if now := sha256.Sum256(b.PEM()); now != seen {
 			seen = now
-			log.InfoContext(ctx, "certificate authorities reloaded", "file", b.path)
+			log.InfoContext(ctx, "CA bundle reloaded", "file", b.path)
 			changed()
 		}
 	})

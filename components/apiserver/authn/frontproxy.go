@@ -12,29 +12,28 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 )
 
-// FrontProxy says which proxies may tell who a request is from.
+// FrontProxy configures which proxies may set the user of a request.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/
 type FrontProxy struct {
-	// CA signs the proxies' certificates: --requestheader-client-ca-file.
+	// CA verifies the proxies' certificates: --requestheader-client-ca-file.
 	CA *CABundle
-	// AllowedNames are the common names of proxies; empty allows all that CA
-	// has signed.
+	// AllowedNames are the common names of proxies. If empty, all certificates signed by CA are
+	// allowed.
 	AllowedNames []string
-	// Headers that tell; empty ones mean X-Remote-User, X-Remote-Uid,
+	// The headers that contain the user. The defaults are X-Remote-User, X-Remote-Uid,
 	// X-Remote-Group and X-Remote-Extra-.
 	UsernameHeaders, UIDHeaders, GroupHeaders, ExtraHeaderPrefixes []string
 }
 
-// frontProxy believes the headers of requests that come with a proxy's
-// certificate.
+// frontProxy authenticates by the headers of requests that are sent with a proxy's certificate.
 type frontProxy struct {
 	*verifier
 	names   []string
 	headers authenticator.Request
 }
 
-// Defaulted returns f with the usual headers where it names none.
+// Defaulted returns f with default headers for empty fields.
 func (f FrontProxy) Defaulted() FrontProxy {
 	or := func(headers []string, usual string) []string {
 		if len(headers) == 0 {
@@ -49,11 +48,11 @@ func (f FrontProxy) Defaulted() FrontProxy {
 	return f
 }
 
-// errOverlap: whoever has a certificate could say to be anybody.
+// errOverlap prevents that a holder of any client certificate can impersonate arbitrary users.
 var errOverlap = errors.New("--requestheader-client-ca-file and --client-ca-file contain overlapping certificates; --requestheader-allowed-names must be specified to ensure regular client certificates cannot set authenticating proxy headers for arbitrary users")
 
-// overlap tells whether two bundles in PEM have a certificate in common.
-func overlap(a, b []byte) bool {
+// shareCertificate reports whether two PEM bundles have a certificate in common.
+func shareCertificate(a, b []byte) bool {
 	one, err := certutil.ParseCertsPEM(a)
 	if err != nil {
 		return false
@@ -76,8 +75,8 @@ func newFrontProxy(cfg FrontProxy) (*frontProxy, error) {
 
 // AuthenticateRequest implements authenticator.Request.
 func (f *frontProxy) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
-	// Every client's certificate comes by here, most of them from another
-	// authority: those are no error but nobody's business here.
+	// Requests with any client certificate reach this code, most of them signed by another CA.
+	// Those are not an error but are ignored here.
 	known, err := f.verify(req.TLS)
 	if known == nil || err != nil {
 		return nil, false, nil
@@ -88,10 +87,10 @@ func (f *frontProxy) AuthenticateRequest(req *http.Request) (*authenticator.Resp
 	return f.headers.AuthenticateRequest(req)
 }
 
-// proxyHeaders are the headers of front proxies of any kind.
+// proxyHeaders lists the headers of front proxies.
 type proxyHeaders []FrontProxy
 
-// clear removes them.
+// clear removes the headers.
 func (p proxyHeaders) clear(h http.Header) {
 	for _, f := range p {
 		headerrequest.ClearAuthenticationHeaders(h, headerrequest.StaticStringSlice(f.UsernameHeaders), headerrequest.StaticStringSlice(f.UIDHeaders),

@@ -24,26 +24,25 @@ import (
 	authenticationcel "k8s.io/apiserver/pkg/authentication/cel"
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/oidc"
 
-	"hyperkube/internal/configfile"
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/configfile"
+	"hyperkube/internal/base/lifecycle"
 )
 
-// OIDC is the one issuer of tokens that flags can tell of: --oidc-*.
+// OIDC is the token issuer that flags configure: --oidc-*.
 type OIDC struct {
 	IssuerURL, ClientID string
-	// CAFile verifies the issuer's server; empty: the machine's authorities.
+	// CAFile verifies the issuer's server certificate. If empty, the host's root CAs are used.
 	CAFile string
-	// UsernameClaim is "sub" when empty. Names have the issuer in front
-	// unless the claim is "email", or UsernamePrefix says something else;
-	// "-" means nothing.
+	// UsernameClaim is "sub" by default. The username is prefixed with the issuer unless the claim
+	// is "email" or UsernamePrefix is set. The prefix "-" means no prefix.
 	UsernameClaim, UsernamePrefix string
 	GroupsClaim, GroupsPrefix     string
-	// SigningAlgs are RS256 when empty.
+	// SigningAlgs is RS256 by default.
 	SigningAlgs    []string
 	RequiredClaims map[string]string
 }
 
-// configuration says the same in the form of a file.
+// configuration converts the flags to an AuthenticationConfiguration.
 func (o *OIDC) configuration() (*apiserver.AuthenticationConfiguration, error) {
 	if o.IssuerURL == "" || o.ClientID == "" {
 		return nil, errors.New("oidc-issuer-url and oidc-client-id must be specified together when any oidc-* flags are set")
@@ -70,7 +69,7 @@ func (o *OIDC) configuration() (*apiserver.AuthenticationConfiguration, error) {
 	if o.CAFile != "" {
 		ca, err := os.ReadFile(o.CAFile)
 		if err != nil {
-			return nil, fmt.Errorf("reading the authorities of the OpenID issuer: %w", err)
+			return nil, fmt.Errorf("reading CA bundle of the OpenID Connect issuer: %w", err)
 		}
 		jwt.Issuer.CertificateAuthority = string(ca)
 	}
@@ -83,7 +82,7 @@ func (o *OIDC) configuration() (*apiserver.AuthenticationConfiguration, error) {
 	return &apiserver.AuthenticationConfiguration{JWT: []apiserver.JWTAuthenticator{jwt}}, nil
 }
 
-// parseConfiguration reads an AuthenticationConfiguration of any version.
+// parseConfiguration decodes an AuthenticationConfiguration of any version.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/authentication/#using-authentication-configuration
 func parseConfiguration(data []byte) (*apiserver.AuthenticationConfiguration, error) {
@@ -94,51 +93,52 @@ func parseConfiguration(data []byte) (*apiserver.AuthenticationConfiguration, er
 	}
 	obj, err := runtime.Decode(serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDecoder(), data)
 	if err != nil {
-		return nil, fmt.Errorf("reading the authentication configuration: %w", err)
+		return nil, fmt.Errorf("reading authentication configuration: %w", err)
 	}
 	cfg, ok := obj.(*apiserver.AuthenticationConfiguration)
 	if !ok {
-		return nil, fmt.Errorf("reading the authentication configuration: expected AuthenticationConfiguration, got %T", obj)
+		return nil, fmt.Errorf("reading authentication configuration: expected AuthenticationConfiguration, got %T", obj)
 	}
 	return cfg, nil
 }
 
-// issuers authenticates the tokens of OpenID issuers. It is an
-// authenticator.Token; what it does is replaced when its file changes.
+// issuers authenticates tokens of OpenID Connect issuers. It implements authenticator.Token. Its
+// authenticators are replaced when the file changes.
 type issuers struct {
 	file string
 	algs []string
-	// disallowed are issuers that are the server itself.
+	// disallowed are the issuers of the server itself.
 	disallowed []string
 	compiler   authenticationcel.Compiler
 	log        *slog.Logger
 
-	// ctx ends with Run; the library's authenticators live as long.
-	ctx     context.Context //nolint:containedctx // it is that of what current holds
-	end     context.CancelFunc
+	// ctx is canceled when Run returns. It limits the lifetime of the library's authenticators.
+	ctx     context.Context //nolint:containedctx // it belongs to the authenticators in current
+	cancel  context.CancelFunc
 	current atomic.Pointer[generation]
-	// read is the file's content that is used, or was last refused for good;
-	// only New and Run use it.
-	read []byte
+	// lastRead is the file content in use, or the content last rejected as invalid. Only New and Run
+	// use it.
+	lastRead []byte
 }
 
-// generation is one content of the file.
+// generation contains the authenticators made from one version of the file.
 type generation struct {
 	tokens    []oidc.AuthenticatorTokenWithHealthCheck
 	anonymous *apiserver.AnonymousAuthConfig
-	end       context.CancelFunc
+	cancel    context.CancelFunc
 }
 
-// newIssuers reads the file, or takes what flags say if it is empty.
+// newIssuers reads the file or, if file is empty, uses the flags.
 func newIssuers(file string, flags *OIDC, disallowed []string, log *slog.Logger) (*issuers, error) {
 	i := &issuers{file: file, disallowed: disallowed, log: log, compiler: authenticationcel.NewDefaultCompiler()}
 	var cfg *apiserver.AuthenticationConfiguration
 	var err error
 	if file != "" {
-		// All that the library knows; a token's issuer has its say in which.
+		// All algorithms of the library are allowed. The issuer's keys determine which ones are
+		// used.
 		i.algs = oidc.AllValidSigningAlgorithms()
-		if i.read, err = os.ReadFile(file); err == nil {
-			cfg, err = parseConfiguration(i.read)
+		if i.lastRead, err = os.ReadFile(file); err == nil {
+			cfg, err = parseConfiguration(i.lastRead)
 		}
 	} else {
 		i.algs = flags.SigningAlgs
@@ -147,24 +147,24 @@ func newIssuers(file string, flags *OIDC, disallowed []string, log *slog.Logger)
 	if err != nil {
 		return nil, err
 	}
-	i.ctx, i.end = context.WithCancel(context.Background())
+	i.ctx, i.cancel = context.WithCancel(context.Background())
 	g, err := i.build(cfg)
 	if err != nil {
-		i.end()
+		i.cancel()
 		return nil, err
 	}
 	i.current.Store(g)
 	return i, nil
 }
 
-// build makes the authenticators of cfg. They find their keys in the
-// background, so that an issuer that does not answer holds nobody up.
+// build creates the authenticators of cfg. They fetch their keys in the background, so an issuer
+// that does not respond does not block the startup.
 func (i *issuers) build(cfg *apiserver.AuthenticationConfiguration) (*generation, error) {
 	if err := validation.ValidateAuthenticationConfiguration(i.compiler, cfg, i.disallowed).ToAggregate(); err != nil {
 		return nil, fmt.Errorf("authentication configuration: %w", err)
 	}
 	ctx, end := context.WithCancel(i.ctx)
-	g := &generation{end: end, anonymous: cfg.Anonymous}
+	g := &generation{cancel: end, anonymous: cfg.Anonymous}
 	for _, jwt := range cfg.JWT {
 		opts := oidc.Options{
 			JWTAuthenticator: jwt, Compiler: i.compiler, SupportedSigningAlgs: i.algs, DisallowedIssuers: i.disallowed,
@@ -182,10 +182,10 @@ func (i *issuers) build(cfg *apiserver.AuthenticationConfiguration) (*generation
 	return g, nil
 }
 
-// caContent is a bundle of authorities as the library wants it.
+// caContent is a PEM bundle that implements oidc.CAContentProvider.
 type caContent string
 
-// CurrentCABundleContent as oidc.CAContentProvider.
+// CurrentCABundleContent implements oidc.CAContentProvider.
 func (c caContent) CurrentCABundleContent() []byte { return []byte(c) }
 
 // AuthenticateToken implements authenticator.Token.
@@ -203,34 +203,34 @@ func (i *issuers) AuthenticateToken(ctx context.Context, token string) (*authent
 	return nil, false, utilerrors.NewAggregate(errs)
 }
 
-// How long a new configuration's issuers may take to answer before it is given
-// up, and how often they are asked for it: the library tells by no event.
+// How long the issuers of a new configuration may take to become healthy before the configuration
+// is rejected, and how often their health is polled: the library has no notification for it.
 const (
-	healthyWithin = time.Minute
-	healthyEvery  = 250 * time.Millisecond
+	healthTimeout      = time.Minute
+	healthPollInterval = 250 * time.Millisecond
 )
 
-// run follows the file until ctx ends.
+// run watches the file until ctx is canceled.
 func (i *issuers) run(ctx context.Context) error {
-	defer i.end()
+	defer i.cancel()
 	if i.file == "" {
 		<-ctx.Done()
 		return nil
 	}
-	return configfile.FollowRetrying(ctx, i.file, i.log, func() bool { return i.look(ctx) })
+	return configfile.FollowRetrying(ctx, i.file, i.log, func() bool { return i.reload(ctx) })
 }
 
-// look reads the file, and takes what is new in it over once it works. It
-// returns false when that is to be tried again, for an issuer may answer later.
-func (i *issuers) look(ctx context.Context) (done bool) {
+// reload reads the file, and applies a new configuration once its issuers are healthy. It returns
+// false if that should be retried because an issuer may respond later.
+func (i *issuers) reload(ctx context.Context) (done bool) {
 	data, err := os.ReadFile(i.file)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
-			i.log.ErrorContext(ctx, "authentication configuration not reloaded", "error", err)
+			i.log.ErrorContext(ctx, "reloading authentication configuration failed", "err", err)
 		}
 		return true
 	}
-	if bytes.Equal(data, i.read) {
+	if bytes.Equal(data, i.lastRead) {
 		return true
 	}
 	cfg, err := parseConfiguration(data)
@@ -242,27 +242,27 @@ func (i *issuers) look(ctx context.Context) (done bool) {
 		next, err = i.build(cfg)
 	}
 	if err != nil {
-		i.read = data // which will never be right
-		i.log.ErrorContext(ctx, "authentication configuration not reloaded", "error", err)
+		i.lastRead = data // an invalid file is not retried
+		i.log.ErrorContext(ctx, "reloading authentication configuration failed", "err", err)
 		return true
 	}
 	if err := next.healthy(ctx); err != nil {
-		next.end()
+		next.cancel()
 		if ctx.Err() == nil {
-			i.log.ErrorContext(ctx, "authentication configuration not reloaded", "error", err)
+			i.log.ErrorContext(ctx, "reloading authentication configuration failed", "err", err)
 		}
 		return false
 	}
-	i.read = data
+	i.lastRead = data
 	old := i.current.Swap(next)
-	old.end()
+	old.cancel()
 	i.log.InfoContext(ctx, "authentication configuration reloaded", "file", i.file)
 	return true
 }
 
-// healthy waits until all issuers have answered.
+// healthy waits until all issuers are healthy.
 func (g *generation) healthy(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, healthyWithin)
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
 	for {
 		var errs []error
@@ -274,13 +274,13 @@ func (g *generation) healthy(ctx context.Context) error {
 		if len(errs) == 0 {
 			return nil
 		}
-		if !lifecycle.Pause(ctx, healthyEvery) {
+		if !lifecycle.Pause(ctx, healthPollInterval) {
 			return utilerrors.NewAggregate(errs)
 		}
 	}
 }
 
-// anonymousAllowed tells whether a request without credentials may go to a path.
+// anonymousAllowed reports whether cfg allows a request without credentials for a path.
 func anonymousAllowed(cfg *apiserver.AnonymousAuthConfig, path string) bool {
 	if !cfg.Enabled {
 		return false

@@ -24,15 +24,15 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// issuer is an OpenID provider.
+// issuer is an OpenID Connect provider.
 type issuer struct {
 	*httptest.Server
 	signer jose.Signer
 	ca     string
-	// down makes it answer nothing but errors.
+	// down makes all responses errors.
 	down atomic.Bool
 }
 
@@ -85,7 +85,7 @@ func (i *issuer) config(more string) string {
 		"\n    audiences: [kube]\n    certificateAuthority: |\n      " + strings.ReplaceAll(strings.TrimSpace(i.ca), "\n", "\n      ") + "\n" + more
 }
 
-// run runs a until the test ends.
+// run runs a in the background until the test ends.
 func run(t *testing.T, a *Authenticator) {
 	t.Helper()
 	done := make(chan error, 1)
@@ -98,10 +98,10 @@ func run(t *testing.T, a *Authenticator) {
 	})
 }
 
-// until asks again until the answer is good: keys come in the background.
+// until retries until the result is good, because keys are fetched in the background.
 func until(t *testing.T, a *Authenticator, token string, good func(*authenticator.Response, error) bool) {
 	t.Helper()
-	testwait.Succeed(t, "an answer that is good", func() error {
+	testwait.Succeed(t, "a good result", func() error {
 		resp, _, err := a.AuthenticateToken(t.Context(), token)
 		if good(resp, err) {
 			return nil
@@ -192,7 +192,7 @@ anonymous:
 	if !anonymous("/livez") || anonymous("/api") {
 		t.Error("anonymous requests are not limited by path")
 	}
-	// What is wrong changes nothing; what is right is taken over.
+	// An invalid configuration is ignored, a valid one is applied.
 	write("kind: nonsense")
 	write(i.config("  claimMappings:\n    username: {claim: sub, prefix: 'new:'}\n" + rules[strings.Index(rules, "anonymous:"):]))
 	claims["sub"] = "joe"
@@ -207,7 +207,7 @@ anonymous:
 		t.Fatal(err)
 	}
 	if !anonymous("/api") {
-		t.Error("the flag does not count where the file says nothing")
+		t.Error("the flag is ignored although the file does not configure it")
 	}
 	for name, text := range map[string]string{
 		"own issuer": i.config("  claimMappings:\n    username: {claim: sub, prefix: ''}\n"),
@@ -222,9 +222,8 @@ anonymous:
 	}
 }
 
-// TestConfigurationReload looks at the file as Run does: who may come unnamed
-// stays as it was at the start, and an issuer that does not answer yet is asked
-// again.
+// TestConfigurationReload reads the file as Run does. It checks that the anonymous settings do not
+// change after startup, and that an issuer that is not healthy yet is retried.
 func TestConfigurationReload(t *testing.T) {
 	i := newIssuer(t)
 	file := filepath.Join(t.TempDir(), "config")
@@ -243,11 +242,11 @@ func TestConfigurationReload(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer a.issuers.end()
+	defer a.issuers.cancel()
 	first := a.issuers.current.Load()
 	for _, text := range []string{"", "anonymous: {enabled: true}\n", "anonymous: {enabled: false}\n"} {
 		write(i.config(mapping + text))
-		if !a.issuers.look(t.Context()) || a.issuers.current.Load() != first {
+		if !a.issuers.reload(t.Context()) || a.issuers.current.Load() != first {
 			t.Errorf("anonymous requests follow the file: %q", text)
 		}
 	}
@@ -256,12 +255,12 @@ func TestConfigurationReload(t *testing.T) {
 	write(late.config(mapping + anonymous))
 	short, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	if a.issuers.look(short) || a.issuers.current.Load() != first {
-		t.Error("an issuer that does not answer is used")
+	if a.issuers.reload(short) || a.issuers.current.Load() != first {
+		t.Error("an unhealthy issuer is used")
 	}
 	late.down.Store(false)
-	if !a.issuers.look(t.Context()) || a.issuers.current.Load() == first {
-		t.Error("an issuer that answers at last is not used")
+	if !a.issuers.reload(t.Context()) || a.issuers.current.Load() == first {
+		t.Error("an issuer that became healthy is not used")
 	}
 }
 
@@ -299,9 +298,9 @@ func TestWebhook(t *testing.T) {
 		}
 	}
 	if asked != 1 {
-		t.Errorf("asked %d times", asked)
+		t.Errorf("%d requests", asked)
 	}
 	if _, ok, _ := a.AuthenticateToken(t.Context(), "bad"); ok {
-		t.Error("a bad token is good")
+		t.Error("an invalid token is accepted")
 	}
 }

@@ -10,22 +10,21 @@ import (
 	"k8s.io/apiserver/plugin/pkg/authenticator/token/webhook"
 )
 
-// Webhook asks another server whose a bearer token is.
+// Webhook configures a webhook that authenticates bearer tokens.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/authentication/#webhook-token-authentication
 type Webhook struct {
-	// ConfigFile is a kubeconfig of the server:
-	// --authentication-token-webhook-config-file. Empty: there is none.
+	// ConfigFile is a kubeconfig of the server: --authentication-token-webhook-config-file. Empty
+	// means no webhook.
 	ConfigFile string
-	// Version of the TokenReview: "v1" or "v1beta1", which is also meant by
-	// an empty one.
+	// Version of the TokenReview: "v1" or "v1beta1". The default is "v1beta1".
 	Version string
-	// CacheTTL is how long answers are remembered; zero: not at all.
+	// CacheTTL is how long responses are cached. Zero disables the cache.
 	CacheTTL time.Duration
 }
 
-// webhookBackoff is the first pause before a server that does not answer is
-// asked again; it is asked five times.
+// webhookBackoff is the first delay before a request to an unresponsive server is retried. There
+// are five attempts.
 const webhookBackoff = 500 * time.Millisecond
 
 func newWebhook(cfg Webhook, audiences authenticator.Audiences) (authenticator.Token, error) {
@@ -34,11 +33,11 @@ func newWebhook(cfg Webhook, audiences authenticator.Audiences) (authenticator.T
 	}
 	at, err := utilwebhook.LoadKubeconfig(cfg.ConfigFile, nil)
 	if err != nil {
-		return nil, fmt.Errorf("reading the configuration of the authentication webhook: %w", err)
+		return nil, fmt.Errorf("reading configuration of authentication webhook: %w", err)
 	}
 	w, err := webhook.New(at, cfg.Version, audiences, utilwebhook.DefaultRetryBackoffWithInitialDelay(webhookBackoff))
 	if err != nil {
-		return nil, fmt.Errorf("making the authentication webhook: %w", err)
+		return nil, fmt.Errorf("creating authentication webhook: %w", err)
 	}
 	if cfg.CacheTTL == 0 {
 		return w, nil

@@ -19,37 +19,37 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 )
 
-// verifier verifies client certificates against a bundle, each once while it
-// is in memory. The TLS stack parses a certificate once a connection or less
-// often, so the pointer stands for the connection: what is remembered goes
-// when the last connection with it closes.
+// verifier verifies client certificates against a CA bundle, and caches the result while the
+// certificate is in memory. The TLS stack parses a certificate at most once per connection, so the
+// pointer to it identifies the connection: the cached result is dropped when the last connection
+// with the certificate closes.
 type verifier struct {
 	bundle *CABundle
-	// seen holds *verdict by weak.Pointer[x509.Certificate].
-	seen sync.Map
-	now  func() time.Time
+	// cache contains a *verdict for each weak.Pointer[x509.Certificate].
+	cache sync.Map
+	now   func() time.Time
 }
 
-// verdict is the result of a verification.
-type verdict struct {
+// verification is a cached verification result.
+type verification struct {
 	pool *caPool
-	// until is when the first certificate of the chain expires; for failures
-	// it is soon, for time may cure them.
+	// until is when the first certificate of the chain expires. Failures are cached only briefly
+	// because they may be temporary.
 	until time.Time
-	// failure is why the certificate is not good.
+	// failure is the reason why verification failed.
 	failure error
-	// resp is nil when the certificate names nobody.
+	// resp is nil if the certificate has no common name.
 	resp *authenticator.Response
 	err  error
 }
 
-// failureLife is how long a failure is remembered.
-const failureLife = time.Minute
+// failureTTL is how long a failure is cached.
+const failureTTL = time.Minute
 
 func newVerifier(bundle *CABundle) *verifier { return &verifier{bundle: bundle, now: time.Now} }
 
-// verify returns nil without an error when there is no certificate.
-func (v *verifier) verify(state *tls.ConnectionState) (*verdict, error) {
+// verify returns nil and no error if there is no certificate.
+func (v *verifier) verify(state *tls.ConnectionState) (*verification, error) {
 	if state == nil || len(state.PeerCertificates) == 0 {
 		return nil, nil
 	}
@@ -57,8 +57,8 @@ func (v *verifier) verify(state *tls.ConnectionState) (*verdict, error) {
 	key := weak.Make(leaf)
 	pool := v.bundle.current.Load()
 	now := v.now()
-	if got, ok := v.seen.Load(key); ok {
-		if known, ok := got.(*verdict); ok && known.pool == pool && now.Before(known.until) {
+	if got, ok := v.cache.Load(key); ok {
+		if known, ok := got.(*verification); ok && known.pool == pool && now.Before(known.until) {
 			if known.failure != nil {
 				return nil, known.failure
 			}
@@ -76,16 +76,16 @@ func (v *verifier) verify(state *tls.ConnectionState) (*verdict, error) {
 			opts.Intermediates.AddCert(c)
 		}
 	}
-	known := &verdict{pool: pool}
+	known := &verification{pool: pool}
 	chains, err := leaf.Verify(opts)
 	if err != nil {
 		known.failure = fmt.Errorf("verifying certificate SN=%d, SKID=%s, AKID=%s failed: %w",
 			leaf.SerialNumber, colonHex(leaf.SubjectKeyId), colonHex(leaf.AuthorityKeyId), err)
 		if opts.Intermediates != nil {
-			// Another connection may bring the intermediates that are missing.
+			// Another connection may send the missing intermediates, so the failure is not cached.
 			return nil, known.failure
 		}
-		known.until = now.Add(failureLife)
+		known.until = now.Add(failureTTL)
 	} else {
 		known.until = leaf.NotAfter
 		for _, c := range chains[0] {
@@ -95,8 +95,8 @@ func (v *verifier) verify(state *tls.ConnectionState) (*verdict, error) {
 		}
 		known.resp, known.err = userOf(leaf)
 	}
-	if _, again := v.seen.Swap(key, known); !again {
-		runtime.AddCleanup(leaf, func(key weak.Pointer[x509.Certificate]) { v.seen.Delete(key) }, key)
+	if _, again := v.cache.Swap(key, known); !again {
+		runtime.AddCleanup(leaf, func(key weak.Pointer[x509.Certificate]) { v.cache.Delete(key) }, key)
 	}
 	if known.failure != nil {
 		return nil, known.failure
@@ -104,8 +104,8 @@ func (v *verifier) verify(state *tls.ConnectionState) (*verdict, error) {
 	return known, nil
 }
 
-// clientCert authenticates by client certificates: the common name is the
-// user, organizations are its groups.
+// clientCert authenticates by client certificates. The common name is the user name, the
+// organizations are its groups.
 type clientCert struct{ *verifier }
 
 // AuthenticateRequest implements authenticator.Request.
@@ -117,7 +117,7 @@ func (c clientCert) AuthenticateRequest(req *http.Request) (*authenticator.Respo
 	return known.resp, known.resp != nil, known.err
 }
 
-// userOf is nil when the certificate names nobody.
+// userOf returns the user of a certificate, or nil if the certificate has no common name.
 func userOf(cert *x509.Certificate) (*authenticator.Response, error) {
 	if cert.Subject.CommonName == "" {
 		return nil, nil
@@ -135,7 +135,7 @@ func userOf(cert *x509.Certificate) (*authenticator.Response, error) {
 	}}), nil
 }
 
-// uidOf reads Kubernetes' own attribute of the subject.
+// uidOf returns Kubernetes' UID attribute of the subject.
 func uidOf(cert *x509.Certificate) (string, error) {
 	var uid string
 	found := 0

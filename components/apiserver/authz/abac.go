@@ -16,12 +16,12 @@ import (
 	"sigs.k8s.io/json"
 )
 
-// abac decides by a file of policies, one JSON object a line.
+// abac authorizes by a file of policies, one JSON object per line.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/abac/
 type abac []abacPolicy
 
-// abacPolicy is one line. What is empty matches nothing, "*" everything.
+// abacPolicy is one line. Empty fields match nothing, "*" matches everything.
 type abacPolicy struct {
 	metav1.TypeMeta `json:",inline"`
 	Spec            abacSpec `json:"spec"`
@@ -37,9 +37,8 @@ type abacSpec struct {
 	NonResourcePath string `json:"nonResourcePath,omitempty"`
 }
 
-// formerPolicy is a line without version and kind. What is empty matches
-// everything.
-type formerPolicy struct {
+// legacyPolicy is a line in the unversioned format. Empty fields match everything.
+type legacyPolicy struct {
 	metav1.TypeMeta `json:",inline"`
 	User            string `json:"user,omitempty"`
 	Group           string `json:"group,omitempty"`
@@ -48,8 +47,8 @@ type formerPolicy struct {
 	Namespace       string `json:"namespace,omitempty"`
 }
 
-// policy is what the line means today.
-func (f formerPolicy) policy() abacPolicy {
+// convert converts the line to the current format.
+func (f legacyPolicy) convert() abacPolicy {
 	spec := abacSpec{User: f.User, Group: f.Group, Readonly: f.Readonly, APIGroup: "*", Resource: f.Resource, Namespace: f.Namespace}
 	if f.User == "" && f.Group == "" {
 		spec.Group = "*"
@@ -109,9 +108,9 @@ func parsePolicy(line []byte) (abacPolicy, error) {
 	var strict []error
 	var err error
 	if of.APIVersion == "" && of.Kind == "" {
-		var former formerPolicy
+		var former legacyPolicy
 		strict, err = json.UnmarshalStrict(line, &former)
-		p = former.policy()
+		p = former.convert()
 	} else {
 		strict, err = json.UnmarshalStrict(line, &p)
 		if err == nil && (p.APIVersion != abacVersion || p.Kind != "Policy") {
@@ -121,7 +120,7 @@ func parsePolicy(line []byte) (abacPolicy, error) {
 	if err = errors.Join(append(strict, err)...); err != nil {
 		return abacPolicy{}, err
 	}
-	// Nobody who is not known is among all.
+	// "*" does not include unauthenticated users.
 	if p.Spec.User == "*" || p.Spec.Group == "*" {
 		p.Spec.User, p.Spec.Group = "", user.AllAuthenticated
 	}

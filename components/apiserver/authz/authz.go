@@ -1,5 +1,5 @@
-// Package authz tells what a user may do: superusers, then the modes of
-// --authorization-mode in their order, of which the first that has an opinion
+// Package authz authorizes requests. Superusers are always allowed. Otherwise the modes of
+// --authorization-mode are evaluated in order, and the first one that does not return no opinion
 // decides.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/authorization/
@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Modes of authorization.
+// Authorization modes.
 const (
 	ModeAlwaysAllow = "AlwaysAllow"
 	ModeAlwaysDeny  = "AlwaysDeny"
@@ -36,53 +36,50 @@ const (
 	ModeABAC        = "ABAC"
 )
 
-// Config says who decides.
+// Config is the configuration of an Authorizer.
 type Config struct {
-	// Modes in the order in which they are asked; nil means Node and RBAC.
+	// Modes in the order of evaluation. Nil means Node and RBAC.
 	Modes []string
-	// Informers and Kube are needed for Node and RBAC. Kube must be a
-	// superuser's.
+	// Informers and Kube are required for Node and RBAC. Kube must have superuser permissions.
 	Informers informers.SharedInformerFactory
 	Kube      kubernetes.Interface
-	// Pods tells of pods; nil means an informer, which keeps all of them
+	// Pods is the source of pods for the Node mode. Nil means an informer, which keeps all pods
 	// decoded.
 	Pods Pods
-	// Webhook is for the mode of that name.
+	// Webhook configures the Webhook mode.
 	Webhook Webhook
-	// PolicyFile has the policies of the mode ABAC.
+	// PolicyFile contains the policies of the ABAC mode.
 	PolicyFile string
-	// ConfigFile is an AuthorizationConfiguration instead of all that, with
-	// the same modes and any number of webhooks: --authorization-config. It
-	// is read again when it changes.
+	// ConfigFile is an AuthorizationConfiguration that replaces the fields above. It has the same
+	// modes and any number of webhooks: --authorization-config. It is reloaded when it changes.
 	ConfigFile string
-	// Log tells of that; it may be nil without a file.
+	// Log receives messages about reloads. It may be nil if there is no ConfigFile.
 	Log *slog.Logger
 }
 
-// Pods tells of pods and what becomes of them.
+// Pods is a source of pods and their changes.
 type Pods interface {
-	// Follow calls set for all pods that are on a node and when one of them
-	// changes, removed when a pod is gone, and listed once all that there
-	// were have been told. It may begin again: those that is tells false of
-	// are gone then. One goroutine makes the calls, and none of them keeps a
-	// pod. It returns when ctx ends.
+	// Follow calls set for all pods that are assigned to a node and when one of them changes,
+	// removed when a pod is deleted, and listed once all existing pods have been passed to set. It
+	// may list again after an interruption. Pods for which the function is returns false were
+	// deleted in the meantime. All calls are made by one goroutine, and the callbacks must not
+	// retain a pod. Follow returns when ctx is canceled.
 	Follow(ctx context.Context, set func(*corev1.Pod), removed func(namespace, name string), listed func(is func(namespace, name string) bool)) error
 }
 
-// Authorizer decides. Its methods are safe for several goroutines.
+// Authorizer authorizes requests. It is safe for concurrent use.
 type Authorizer struct {
 	cfg Config
-	// chain is asked in order. It is replaced when the file changes.
-	chain atomic.Pointer[[]link]
-	// What is on, wherever it is in the chain; else nil.
+	// chain is evaluated in order. It is replaced when the file changes.
+	chain atomic.Pointer[[]namedAuthorizer]
+	// The authorizers of the enabled modes, nil if disabled.
 	rbac *RBAC
 	node *nodeAuthorizer
 	abac abac
-	// compiler of match conditions is made when it is first needed.
+	// compiler of match conditions. It is created at first use.
 	compiler func() authorizationcel.Compiler
-	// read is the file's content that was last tried; only New and Run use
-	// it.
-	read []byte
+	// lastRead is the file content that was last processed. Only New and Run use it.
+	lastRead []byte
 }
 
 var (
@@ -90,8 +87,8 @@ var (
 	_ authorizer.RuleResolver = (*Authorizer)(nil)
 )
 
-// New makes an authorizer and registers with the informers that it needs,
-// which must not have been started.
+// New returns an authorizer and registers event handlers with the informers that it needs, which
+// must not have been started.
 func New(cfg Config) (*Authorizer, error) {
 	a := &Authorizer{cfg: cfg, compiler: sync.OnceValue(authorizationcel.NewDefaultCompiler)}
 	var modes *apiserver.AuthorizationConfiguration
@@ -100,13 +97,13 @@ func New(cfg Config) (*Authorizer, error) {
 			return nil, errors.New("--authorization-config can not be specified when --authorization-mode or --authorization-webhook-* flags are defined")
 		}
 		if cfg.Log == nil {
-			return nil, errors.New("following the authorization configuration takes a log")
+			return nil, errors.New("watching the authorization configuration requires a logger")
 		}
 		var err error
-		if a.read, err = os.ReadFile(cfg.ConfigFile); err != nil {
-			return nil, fmt.Errorf("reading the authorization configuration: %w", err)
+		if a.lastRead, err = os.ReadFile(cfg.ConfigFile); err != nil {
+			return nil, fmt.Errorf("reading authorization configuration: %w", err)
 		}
-		if modes, err = parse(a.read, a.compiler()); err != nil {
+		if modes, err = parseConfiguration(a.lastRead, a.compiler()); err != nil {
 			return nil, err
 		}
 	} else {
@@ -115,14 +112,14 @@ func New(cfg Config) (*Authorizer, error) {
 			names = []string{ModeNode, ModeRBAC}
 		}
 		if len(names) == 0 {
-			return nil, errors.New("at least one authorization mode must be given")
+			return nil, errors.New("at least one authorization mode must be specified")
 		}
 		for i, mode := range names {
 			if slices.Contains(names[:i], mode) {
-				return nil, fmt.Errorf("authorization mode %s is given twice", mode)
+				return nil, fmt.Errorf("authorization mode %s is specified more than once", mode)
 			}
 		}
-		modes = ofFlags(names, cfg.Webhook)
+		modes = configurationFromFlags(names, cfg.Webhook)
 	}
 	for _, m := range modes.Authorizers {
 		if err := a.prepare(string(m.Type)); err != nil {
@@ -137,10 +134,11 @@ func New(cfg Config) (*Authorizer, error) {
 	return a, nil
 }
 
-// prepare makes what a mode decides by, once.
+// prepare creates the authorizer of the Node, RBAC or ABAC mode. The other modes need no preparation.
+// It is called once per mode.
 func (a *Authorizer) prepare(mode string) error {
 	if (mode == ModeNode || mode == ModeRBAC) && (a.cfg.Informers == nil || a.cfg.Kube == nil) {
-		return fmt.Errorf("authorization mode %s takes informers and a client", mode)
+		return fmt.Errorf("authorization mode %s requires informers and a client", mode)
 	}
 	var err error
 	switch mode {
@@ -150,31 +148,31 @@ func (a *Authorizer) prepare(mode string) error {
 		a.rbac, err = NewRBAC(a.cfg.Informers)
 	case ModeABAC:
 		if a.abac, err = loadABAC(a.cfg.PolicyFile); err == nil && a.abac == nil {
-			a.abac = abac{} // the file is there and has no policy
+			a.abac = abac{} // the file exists and contains no policy
 		}
 	}
 	return err
 }
 
-// link is one authorizer of the chain, by its name in the configuration.
-type link struct {
+// namedAuthorizer is one authorizer of the chain, with its name in the configuration.
+type namedAuthorizer struct {
 	authorizer.UnconditionalAuthorizer
 	name string
 }
 
-// always decides the same about everything.
-type always struct {
+// fixedDecision returns the same decision for all requests.
+type fixedDecision struct {
 	decision authorizer.Decision
 	reason   string
 }
 
 // Authorize implements authorizer.UnconditionalAuthorizer.
-func (a always) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
+func (a fixedDecision) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 	return a.decision, a.reason, nil
 }
 
 // RulesFor implements authorizer.RuleResolver.
-func (a always) RulesFor(context.Context, user.Info, string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
+func (a fixedDecision) RulesFor(context.Context, user.Info, string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	if a.decision != authorizer.DecisionAllow {
 		return nil, nil, false, nil
 	}
@@ -188,12 +186,12 @@ func allRules() ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo
 		[]authorizer.NonResourceRuleInfo{&authorizer.DefaultNonResourceRuleInfo{Verbs: all, NonResourceURLs: all}}
 }
 
-// isSuperuser tells whether u may do everything, whatever is configured.
+// isSuperuser reports whether u may do everything regardless of the configuration.
 func isSuperuser(u user.Info) bool {
 	return u != nil && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
 }
 
-// Authorize decides about one request.
+// Authorize implements authorizer.Authorizer.
 func (a *Authorizer) Authorize(ctx context.Context, attrs authorizer.Attributes) (authorizer.Decision, string, error) {
 	u := attrs.GetUser()
 	if u == nil {
@@ -219,18 +217,18 @@ func (a *Authorizer) Authorize(ctx context.Context, attrs authorizer.Attributes)
 	return authorizer.DecisionNoOpinion, strings.Join(reasons, "\n"), utilerrors.NewAggregate(errs)
 }
 
-// ConditionsAwareAuthorize is Authorize; there are no conditions.
+// ConditionsAwareAuthorize is like Authorize, because conditions are not supported.
 func (a *Authorizer) ConditionsAwareAuthorize(ctx context.Context, attrs authorizer.Attributes) authorizer.ConditionsAwareDecision {
 	return authorizer.ConditionsAwareDecisionFromParts(a.Authorize(ctx, attrs))
 }
 
-// EvaluateConditions fails; there are no conditions.
+// EvaluateConditions always fails, because conditions are not supported.
 func (a *Authorizer) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData) (authorizer.Decision, string, error) {
 	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported
 }
 
-// RulesFor lists what u may do in a namespace, for SelfSubjectRulesReview. The
-// list is incomplete (true) where a mode cannot list.
+// RulesFor lists the permissions of u in a namespace, for SelfSubjectRulesReview. The list is
+// incomplete (true) if a mode cannot list its rules.
 func (a *Authorizer) RulesFor(ctx context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	var res []authorizer.ResourceRuleInfo
 	var urls []authorizer.NonResourceRuleInfo
@@ -251,8 +249,8 @@ func (a *Authorizer) RulesFor(ctx context.Context, u user.Info, namespace string
 	return res, urls, incomplete, utilerrors.NewAggregate(errs)
 }
 
-// Ready tells whether all that the authorizer decides by is known. Requests
-// that come before wait for it.
+// Ready reports whether all informers that the authorizer uses have synced. Earlier requests wait
+// for that.
 func (a *Authorizer) Ready() bool {
 	return (a.rbac == nil || a.rbac.gate.Ready()) && (a.node == nil || a.node.gate.Ready())
 }

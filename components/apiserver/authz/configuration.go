@@ -20,27 +20,24 @@ import (
 	"k8s.io/apiserver/plugin/pkg/authorizer/webhook"
 	webhookmetrics "k8s.io/apiserver/plugin/pkg/authorizer/webhook/metrics"
 
-	"hyperkube/internal/configfile"
+	"hyperkube/internal/base/configfile"
 )
 
-// Webhook asks another server what somebody may do, for the mode Webhook of
-// flags.
+// Webhook configures the Webhook mode of the flags: another server that authorizes requests.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/webhook/
 type Webhook struct {
 	// ConfigFile is a kubeconfig of the server:
 	// --authorization-webhook-config-file.
 	ConfigFile string
-	// Version of the SubjectAccessReview: "v1" or "v1beta1", which is also
-	// meant by an empty one.
+	// Version of the SubjectAccessReview: "v1" or "v1beta1". The default is "v1beta1".
 	Version string
-	// AuthorizedTTL and UnauthorizedTTL are how long answers are remembered;
-	// zero: not at all.
+	// AuthorizedTTL and UnauthorizedTTL are how long responses are cached. Zero disables the cache.
 	AuthorizedTTL, UnauthorizedTTL time.Duration
 }
 
-// ofFlags says in the form of a file what flags say.
-func ofFlags(modes []string, hook Webhook) *apiserver.AuthorizationConfiguration {
+// configurationFromFlags converts the flags to an AuthorizationConfiguration.
+func configurationFromFlags(modes []string, hook Webhook) *apiserver.AuthorizationConfiguration {
 	out := &apiserver.AuthorizationConfiguration{}
 	for _, mode := range modes {
 		a := apiserver.AuthorizerConfiguration{Type: apiserver.AuthorizerType(mode), Name: defaultName(mode)}
@@ -64,7 +61,7 @@ func ofFlags(modes []string, hook Webhook) *apiserver.AuthorizationConfiguration
 	return out
 }
 
-// defaultName is that of an authorizer which only a flag names.
+// defaultName returns the name of an authorizer that is configured by flags.
 func defaultName(mode string) string {
 	if mode == ModeWebhook {
 		return "default"
@@ -72,13 +69,13 @@ func defaultName(mode string) string {
 	return string(bytes.ToLower([]byte(mode)))
 }
 
-// parse reads an AuthorizationConfiguration of any version.
+// parseConfiguration decodes an AuthorizationConfiguration of any version.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/authorization/#using-configuration-file-for-authorization
-func parse(data []byte, compiler authorizationcel.Compiler) (*apiserver.AuthorizationConfiguration, error) {
+func parseConfiguration(data []byte, compiler authorizationcel.Compiler) (*apiserver.AuthorizationConfiguration, error) {
 	cfg, err := load.LoadFromData(data)
 	if err != nil {
-		return nil, fmt.Errorf("reading the authorization configuration: %w", err)
+		return nil, fmt.Errorf("reading authorization configuration: %w", err)
 	}
 	known := sets.New(ModeAlwaysAllow, ModeAlwaysDeny, ModeABAC, ModeWebhook, ModeRBAC, ModeNode)
 	if err := validation.ValidateAuthorizationConfiguration(compiler, nil, cfg, known, sets.New(ModeWebhook)).ToAggregate(); err != nil {
@@ -87,20 +84,20 @@ func parse(data []byte, compiler authorizationcel.Compiler) (*apiserver.Authoriz
 	return cfg, nil
 }
 
-// build makes the chain of cfg. Modes that look at informers or files must
-// have been on from the start.
-func (a *Authorizer) build(cfg *apiserver.AuthorizationConfiguration) ([]link, error) {
-	var chain []link
+// build creates the chain of cfg. Modes that use informers or files must have been enabled at
+// startup.
+func (a *Authorizer) build(cfg *apiserver.AuthorizationConfiguration) ([]namedAuthorizer, error) {
+	var chain []namedAuthorizer
 	absent := func(mode string) error {
 		return fmt.Errorf("authorizer type %s is not allowed if it was not enabled at initial server startup", mode)
 	}
 	for _, c := range cfg.Authorizers {
-		add := func(a authorizer.UnconditionalAuthorizer) { chain = append(chain, link{a, c.Name}) }
+		add := func(a authorizer.UnconditionalAuthorizer) { chain = append(chain, namedAuthorizer{a, c.Name}) }
 		switch mode := string(c.Type); mode {
 		case ModeAlwaysAllow:
-			add(always{decision: authorizer.DecisionAllow})
+			add(fixedDecision{decision: authorizer.DecisionAllow})
 		case ModeAlwaysDeny:
-			add(always{decision: authorizer.DecisionNoOpinion, reason: "Everything is forbidden."})
+			add(fixedDecision{decision: authorizer.DecisionNoOpinion, reason: "Everything is forbidden."})
 		case ModeNode:
 			if a.node == nil {
 				return nil, absent(mode)
@@ -129,17 +126,17 @@ func (a *Authorizer) build(cfg *apiserver.AuthorizationConfiguration) ([]link, e
 	return chain, nil
 }
 
-// webhookBackoff is the first pause before a server that does not answer is
-// asked again; it is asked five times.
+// webhookBackoff is the first delay before a request to an unresponsive server is retried. There
+// are five attempts.
 const webhookBackoff = 500 * time.Millisecond
 
 func (a *Authorizer) webhook(name string, cfg *apiserver.WebhookConfiguration) (authorizer.UnconditionalAuthorizer, error) {
 	if cfg == nil || cfg.ConnectionInfo.KubeConfigFile == nil || *cfg.ConnectionInfo.KubeConfigFile == "" {
-		return nil, errors.New("authorization mode Webhook takes a configuration")
+		return nil, errors.New("authorization mode Webhook requires a configuration file")
 	}
 	at, err := utilwebhook.LoadKubeconfig(*cfg.ConnectionInfo.KubeConfigFile, nil)
 	if err != nil {
-		return nil, fmt.Errorf("reading the configuration of the authorization webhook %s: %w", name, err)
+		return nil, fmt.Errorf("reading configuration of authorization webhook %s: %w", name, err)
 	}
 	if cfg.Timeout.Duration != 0 {
 		at.Timeout = cfg.Timeout.Duration
@@ -159,13 +156,13 @@ func (a *Authorizer) webhook(name string, cfg *apiserver.WebhookConfiguration) (
 		utilwebhook.DefaultRetryBackoffWithInitialDelay(webhookBackoff), onError, cfg.MatchConditions, name,
 		webhookmetrics.NoopAuthorizerMetrics{}, a.compiler())
 	if err != nil {
-		return nil, fmt.Errorf("making the authorization webhook %s: %w", name, err)
+		return nil, fmt.Errorf("creating authorization webhook %s: %w", name, err)
 	}
 	return w, nil
 }
 
-// Run follows the configuration file, if there is one, until ctx ends. A
-// content that cannot be used is logged and the one before stays.
+// Run watches the configuration file, if there is one, until ctx is canceled. If the new content is
+// invalid, Run logs an error and keeps the previous configuration.
 func (a *Authorizer) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	if a.node != nil && a.cfg.Pods != nil {
@@ -185,21 +182,21 @@ func (a *Authorizer) followFile(ctx context.Context) error {
 		data, err := os.ReadFile(a.cfg.ConfigFile)
 		if err != nil {
 			if !errors.Is(err, os.ErrNotExist) {
-				log.ErrorContext(ctx, "authorization configuration not reloaded", "error", err)
+				log.ErrorContext(ctx, "reloading authorization configuration failed", "err", err)
 			}
 			return
 		}
-		if bytes.Equal(data, a.read) {
+		if bytes.Equal(data, a.lastRead) {
 			return
 		}
-		a.read = data
-		cfg, err := parse(data, a.compiler())
-		var chain []link
+		a.lastRead = data
+		cfg, err := parseConfiguration(data, a.compiler())
+		var chain []namedAuthorizer
 		if err == nil {
 			chain, err = a.build(cfg)
 		}
 		if err != nil {
-			log.ErrorContext(ctx, "authorization configuration not reloaded", "error", err)
+			log.ErrorContext(ctx, "reloading authorization configuration failed", "err", err)
 			return
 		}
 		a.chain.Store(&chain)

@@ -16,10 +16,10 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// hook is a webhook that allows "jane", denies "joe" and has no answer about "nobody".
+// hook is a webhook that allows "jane", denies "joe" and returns no opinion about "joan".
 func hook(t *testing.T, asked *atomic.Int32, last *atomic.Pointer[authorizationv1.SubjectAccessReviewSpec]) (kubeconfig string) {
 	t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -27,7 +27,7 @@ func hook(t *testing.T, asked *atomic.Int32, last *atomic.Pointer[authorizationv
 		var review authorizationv1.SubjectAccessReview
 		_ = json.NewDecoder(req.Body).Decode(&review)
 		last.Store(review.Spec.DeepCopy())
-		if review.Spec.User == "nobody" {
+		if review.Spec.User == "joan" {
 			http.Error(w, "not today", http.StatusForbidden)
 			return
 		}
@@ -73,7 +73,7 @@ func TestWebhook(t *testing.T) {
 	decide(t, a, asks("jane", "x"), authorizer.DecisionAllow, "as the hook says")
 	decide(t, a, asks("jane", "x"), authorizer.DecisionAllow, "")
 	if asked.Load() != 1 {
-		t.Errorf("asked %d times", asked.Load())
+		t.Errorf("%d requests", asked.Load())
 	}
 	decide(t, a, asks("joe", "x"), authorizer.DecisionDeny, "as the hook says")
 	decide(t, a, asks("jim", "x"), authorizer.DecisionNoOpinion, "Everything is forbidden.")
@@ -126,15 +126,15 @@ func TestAuthorizationConfiguration(t *testing.T) {
 	})
 	decide(t, a, asks("joe", "other"), authorizer.DecisionAllow, "")
 	if asked.Load() != 0 {
-		t.Error("the webhook is asked though its conditions are not met")
+		t.Error("the webhook is called although its match conditions are not met")
 	}
 	decide(t, a, asks("joe", "guarded"), authorizer.DecisionDeny, "as the hook says")
 	if s := last.Load(); s.ResourceAttributes.Resource != "pods" || s.Groups[0] != "g" {
-		t.Errorf("asked for %+v", s)
+		t.Errorf("request: %+v", s)
 	}
-	write("- {type: Node, name: node}\n") // was not on
+	write("- {type: Node, name: node}\n") // not enabled at startup
 	write(allow)
-	testwait.Until(t, "the configuration to be read again", func() bool {
+	testwait.Until(t, "the configuration to be reloaded", func() bool {
 		d, _, _ := a.Authorize(ctx, asks("joe", "guarded"))
 		return d == authorizer.DecisionAllow
 	})
@@ -146,8 +146,8 @@ func TestAuthorizationConfiguration(t *testing.T) {
 	}
 }
 
-// TestFailurePolicy: whether a webhook that does not answer says no is for its
-// configuration to say.
+// TestFailurePolicy checks that the configuration determines whether a webhook failure denies the
+// request.
 func TestFailurePolicy(t *testing.T) {
 	var asked atomic.Int32
 	var last atomic.Pointer[authorizationv1.SubjectAccessReviewSpec]
@@ -175,12 +175,12 @@ authorizers:
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, why, err := a.Authorize(t.Context(), asks("nobody", "x")); got != want {
+		if got, why, err := a.Authorize(t.Context(), asks("joan", "x")); got != want {
 			t.Errorf("%s: %v, %q, %v", policy, got, why, err)
 		}
 	}
 	if asked.Load() != 2 {
-		t.Errorf("asked %d times", asked.Load())
+		t.Errorf("%d requests", asked.Load())
 	}
 }
 
@@ -219,9 +219,8 @@ func TestABAC(t *testing.T) {
 	}
 }
 
-// TestFormerABAC reads lines of the first form, and holds that "*" stands for those
-// who are known alone.
-func TestFormerABAC(t *testing.T) {
+// TestLegacyABAC checks the unversioned format, and that "*" matches only authenticated users.
+func TestLegacyABAC(t *testing.T) {
 	const known = user.AllAuthenticated
 	on := func(who, group, verb, namespace, resource string) authorizer.Attributes {
 		a := authorizer.AttributesRecord{User: &user.DefaultInfo{Name: who, Groups: []string{group}}, Verb: verb, Namespace: namespace, Resource: resource, APIGroup: "apps", ResourceRequest: true}

@@ -21,24 +21,24 @@ import (
 	"k8s.io/component-helpers/auth/rbac/validation"
 )
 
-// Escalation refuses writes of roles and bindings by which somebody would give
-// away more than they have. It is validating admission.
+// Escalation rejects writes of roles and bindings through which a user would grant more permissions
+// than the user has. It is a validating admission plugin.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping
 type Escalation struct {
-	rbac *RBAC
-	kube kubernetes.Interface
-	may  authorizer.Authorizer
+	rbac       *RBAC
+	kube       kubernetes.Interface
+	authorizer authorizer.Authorizer
 }
 
 var _ admission.ValidationInterface = (*Escalation)(nil)
 
-// Escalation returns the check, an *Escalation, or nil without the mode RBAC.
+// Escalation returns the escalation check, an *Escalation, or nil if RBAC is not enabled.
 func (a *Authorizer) Escalation() admission.ValidationInterface {
 	if a.rbac == nil {
 		return nil
 	}
-	return &Escalation{rbac: a.rbac, kube: a.cfg.Kube, may: a}
+	return &Escalation{rbac: a.rbac, kube: a.cfg.Kube, authorizer: a}
 }
 
 // Handles implements admission.Interface.
@@ -51,7 +51,7 @@ func (e *Escalation) Validate(ctx context.Context, a admission.Attributes, _ adm
 	if a.GetResource().Group != rbacv1.GroupName || a.GetSubresource() != "" || isSuperuser(a.GetUserInfo()) {
 		return nil
 	}
-	if a.GetOperation() == admission.Update && OnlyForCollection(a.GetObject(), a.GetOldObject()) {
+	if a.GetOperation() == admission.Update && OnlyGarbageCollectionFields(a.GetObject(), a.GetOldObject()) {
 		return nil
 	}
 	switch obj := a.GetObject().(type) {
@@ -68,10 +68,10 @@ func (e *Escalation) Validate(ctx context.Context, a admission.Attributes, _ adm
 	return nil
 }
 
-// OnlyForCollection tells whether an update changes no more than what has the
-// object collected as garbage. All else wants the rights that the object gives:
-// a label alone can have a role's rules become part of another's.
-func OnlyForCollection(obj, old runtime.Object) bool {
+// OnlyGarbageCollectionFields reports whether an update changes only owner references, finalizers and managed
+// fields, that is, what garbage collection uses. All other changes need the permissions that the
+// object grants: a label alone can aggregate a role's rules into another role.
+func OnlyGarbageCollectionFields(obj, old runtime.Object) bool {
 	if obj == nil || old == nil {
 		return false
 	}
@@ -87,24 +87,24 @@ func OnlyForCollection(obj, old runtime.Object) bool {
 	to.SetOwnerReferences(from.GetOwnerReferences())
 	to.SetFinalizers(from.GetFinalizers())
 	to.SetManagedFields(from.GetManagedFields())
-	// An update may leave the version out, or have that of what it was made from.
+	// An update may omit the resource version, or contain that of the object it is based on.
 	to.SetResourceVersion(from.GetResourceVersion())
 	return equality.Semantic.DeepEqual(changed, old)
 }
 
-// aggregates tells whether a role gathers the rules of others. It may be nil.
+// aggregates reports whether a role has an aggregation rule. role may be nil.
 func aggregates(role *rbacv1.ClusterRole) bool {
 	return role != nil && role.AggregationRule != nil && len(role.AggregationRule.ClusterRoleSelectors) > 0
 }
 
-// everything is what only an administrator has.
-var everything = []rbacv1.PolicyRule{
+// clusterAdminRules is the set of rules that only a cluster administrator has.
+var clusterAdminRules = []rbacv1.PolicyRule{
 	{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}},
 	{Verbs: []string{"*"}, NonResourceURLs: []string{"*"}},
 }
 
 func (e *Escalation) role(ctx context.Context, a admission.Attributes, name string, rules []rbacv1.PolicyRule, aggregates bool) error {
-	// As the request has it: a new role has no name in the path.
+	// Use the name in the request: a new role has no name in the path.
 	escalates := a.GetName()
 	if info, ok := request.RequestInfoFrom(ctx); ok {
 		escalates = info.Name
@@ -113,13 +113,13 @@ func (e *Escalation) role(ctx context.Context, a admission.Attributes, name stri
 		return nil
 	}
 	resource := a.GetResource().GroupResource()
-	if err := e.covered(ctx, a.GetUserInfo(), a.GetNamespace(), rules); err != nil {
+	if err := e.checkCovered(ctx, a.GetUserInfo(), a.GetNamespace(), rules); err != nil {
 		return apierrors.NewForbidden(resource, name, err)
 	}
-	// A role that gathers the rules of others can come to hold anything, and
-	// one that did may not be kept from it either.
+	// A role with an aggregation rule can gain any permission. This also applies to an update that
+	// removes the aggregation rule.
 	if aggregates {
-		if err := e.covered(ctx, a.GetUserInfo(), a.GetNamespace(), everything); err != nil {
+		if err := e.checkCovered(ctx, a.GetUserInfo(), a.GetNamespace(), clusterAdminRules); err != nil {
 			return apierrors.NewForbidden(resource, name, errors.New("must have cluster-admin privileges to use the aggregationRule"))
 		}
 	}
@@ -138,14 +138,14 @@ func (e *Escalation) binding(ctx context.Context, a admission.Attributes, name, 
 	if err != nil {
 		return err
 	}
-	if err := e.covered(ctx, a.GetUserInfo(), namespace, rules); err != nil {
+	if err := e.checkCovered(ctx, a.GetUserInfo(), namespace, rules); err != nil {
 		return apierrors.NewForbidden(a.GetResource().GroupResource(), name, err)
 	}
 	return nil
 }
 
-// rules are those of a role as it is stored: it is often made right before the
-// binding, and an informer may not know of it, or of what has been added to it.
+// rules returns the stored rules of a role. It bypasses the informers because the role is often
+// created or changed right before the binding.
 func (e *Escalation) rules(ctx context.Context, ref *rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
 	if ref.Kind == "ClusterRole" {
 		role, err := e.kube.RbacV1().ClusterRoles().Get(ctx, ref.Name, metav1.GetOptions{})
@@ -161,20 +161,20 @@ func (e *Escalation) rules(ctx context.Context, ref *rbacv1.RoleRef, namespace s
 		}
 		return role.Rules, nil
 	}
-	return e.rbac.RoleRules(ref, namespace) // which says what is wrong with it
+	return e.rbac.RoleRules(ref, namespace) // returns the error for an invalid reference
 }
 
-// allowed tells whether the user holds the verb that lifts the check.
+// allowed reports whether the user holds the verb that bypasses the check.
 func (e *Escalation) allowed(ctx context.Context, a admission.Attributes, verb, resource, name string) bool {
-	decision, _, _ := e.may.Authorize(ctx, authorizer.AttributesRecord{
+	decision, _, _ := e.authorizer.Authorize(ctx, authorizer.AttributesRecord{
 		User: a.GetUserInfo(), Verb: verb, Namespace: a.GetNamespace(),
 		APIGroup: rbacv1.GroupName, APIVersion: "*", Resource: resource, Name: name, ResourceRequest: true,
 	})
 	return decision == authorizer.DecisionAllow
 }
 
-// covered is nil when u holds all rules in the namespace.
-func (e *Escalation) covered(ctx context.Context, u user.Info, namespace string, rules []rbacv1.PolicyRule) error {
+// checkCovered returns nil if u holds all rules in the namespace.
+func (e *Escalation) checkCovered(ctx context.Context, u user.Info, namespace string, rules []rbacv1.PolicyRule) error {
 	own, resolveErr := e.rbac.PolicyRules(ctx, u, namespace)
 	ok, missing := validation.Covers(own, rules)
 	if ok {
@@ -193,7 +193,7 @@ func (e *Escalation) covered(ctx context.Context, u user.Info, namespace string,
 	return errors.New(msg)
 }
 
-// compact joins the verbs of rules that are the same but for their verb.
+// compact merges rules that differ only in their verbs.
 func compact(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	at := map[string]int{}
 	var out []rbacv1.PolicyRule

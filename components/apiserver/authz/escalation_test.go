@@ -30,9 +30,9 @@ func TestEscalation(t *testing.T) {
 	who := func(name string, groups ...string) user.Info { return &user.DefaultInfo{Name: name, Groups: groups} }
 	aggregating := clusterRole("agg")
 	aggregating.AggregationRule = &rbacv1.AggregationRule{ClusterRoleSelectors: []metav1.LabelSelector{{}}}
-	labelled := clusterRole("x", everything...)
+	labelled := clusterRole("x", clusterAdminRules...)
 	labelled.Labels = map[string]string{"rbac.authorization.k8s.io/aggregate-to-admin": "true"}
-	owned := clusterRole("x", everything...)
+	owned := clusterRole("x", clusterAdminRules...)
 	owned.OwnerReferences, owned.Finalizers = []metav1.OwnerReference{{Name: "o"}}, []string{"a/b"}
 	annotated := clusterBinding("b", "root", "u:x")
 	annotated.Annotations = map[string]string{"a": "b"}
@@ -47,14 +47,14 @@ func TestEscalation(t *testing.T) {
 		{name: "more than one has", user: who("ann", "g"), resource: "clusterroles", obj: clusterRole("x", rule("get,delete,create", "-", "pods,secrets", "")),
 			err: "clusterroles.rbac.authorization.k8s.io \"x\" is forbidden: user \"ann\" (groups=[\"g\"]) is attempting to grant RBAC permissions not currently held:\n" +
 				"{APIGroups:[\"\"], Resources:[\"pods\"], Verbs:[\"delete\" \"create\"]}\n{APIGroups:[\"\"], Resources:[\"secrets\"], Verbs:[\"get\" \"delete\" \"create\"]}"},
-		{name: "superuser", user: who("m", "system:masters"), resource: "clusterroles", obj: clusterRole("x", everything...)},
-		{name: "administrator", user: who("root"), resource: "clusterroles", obj: clusterRole("x", everything...)},
-		{name: "may escalate", user: who("esc"), resource: "clusterroles", obj: clusterRole("x", everything...)},
-		{name: "may escalate others", user: who("esc"), resource: "roles", obj: role("ns", "x", everything...), err: "not currently held"},
-		{name: "rules unchanged", user: who("ann"), resource: "clusterroles", obj: clusterRole("x", everything...), old: clusterRole("x", everything...)},
-		{name: "rules changed", user: who("ann"), resource: "clusterroles", obj: clusterRole("x", everything...), old: clusterRole("x"), err: "not currently held"},
-		{name: "a label that has them aggregated", user: who("ann"), resource: "clusterroles", obj: labelled, old: clusterRole("x", everything...), err: "not currently held"},
-		{name: "owners and finalizers", user: who("ann"), resource: "clusterroles", obj: owned, old: clusterRole("x", everything...)},
+		{name: "superuser", user: who("m", "system:masters"), resource: "clusterroles", obj: clusterRole("x", clusterAdminRules...)},
+		{name: "administrator", user: who("root"), resource: "clusterroles", obj: clusterRole("x", clusterAdminRules...)},
+		{name: "may escalate", user: who("esc"), resource: "clusterroles", obj: clusterRole("x", clusterAdminRules...)},
+		{name: "may escalate others", user: who("esc"), resource: "roles", obj: role("ns", "x", clusterAdminRules...), err: "not currently held"},
+		{name: "rules unchanged", user: who("ann"), resource: "clusterroles", obj: clusterRole("x", clusterAdminRules...), old: clusterRole("x", clusterAdminRules...)},
+		{name: "rules changed", user: who("ann"), resource: "clusterroles", obj: clusterRole("x", clusterAdminRules...), old: clusterRole("x"), err: "not currently held"},
+		{name: "a label that has them aggregated", user: who("ann"), resource: "clusterroles", obj: labelled, old: clusterRole("x", clusterAdminRules...), err: "not currently held"},
+		{name: "owners and finalizers", user: who("ann"), resource: "clusterroles", obj: owned, old: clusterRole("x", clusterAdminRules...)},
 		{name: "aggregation taken away", user: who("ann"), resource: "clusterroles", obj: clusterRole("agg"), old: aggregating, err: "must have cluster-admin privileges to use the aggregationRule"},
 		{name: "an annotation of a binding", user: who("ann"), resource: "clusterrolebindings", obj: annotated, old: clusterBinding("b", "root", "u:x"), err: "is forbidden"},
 		{name: "aggregation", user: who("ann"), resource: "clusterroles", obj: aggregating, err: "must have cluster-admin privileges to use the aggregationRule"},
@@ -84,7 +84,7 @@ func TestEscalation(t *testing.T) {
 	}
 }
 
-// TestEscalationOfNewRole binds a role that no informer has heard of yet.
+// TestEscalationOfNewRole binds a role that the informers do not have yet.
 func TestEscalationOfNewRole(t *testing.T) {
 	a, kube := start(t,
 		clusterRole("reader", rule("get", "-", "pods", "")),
@@ -104,10 +104,9 @@ func TestEscalationOfNewRole(t *testing.T) {
 	}
 }
 
-// TestRBACNamesWithAnyByte has a user whose name looks like another's with a
-// group.
+// TestRBACNamesWithAnyByte checks that a user name cannot be confused with another user and group.
 func TestRBACNamesWithAnyByte(t *testing.T) {
-	a, _ := start(t, clusterRole("all", everything...), clusterBinding("all", "all", "g:admins"))
+	a, _ := start(t, clusterRole("all", clusterAdminRules...), clusterBinding("all", "all", "g:admins"))
 	may := func(u user.Info) bool {
 		d, _, _ := a.Authorize(t.Context(), attrs(u, "get", "ns", "", "secrets", "s"))
 		return d == authorizer.DecisionAllow

@@ -6,8 +6,7 @@ import (
 	authorizationcel "k8s.io/apiserver/pkg/authorization/cel"
 )
 
-// FuzzAuthorizationConfiguration reads files of any content, match conditions
-// in CEL included.
+// FuzzAuthorizationConfiguration parses arbitrary files, including CEL match conditions.
 func FuzzAuthorizationConfiguration(f *testing.F) {
 	const head = "{apiVersion: apiserver.config.k8s.io/v1, kind: AuthorizationConfiguration, authorizers: ["
 	f.Add(head + "{type: Node, name: node}, {type: RBAC, name: rbac}]}")
@@ -16,6 +15,6 @@ func FuzzAuthorizationConfiguration(f *testing.F) {
 	f.Add(head + "null]}")
 	compiler := authorizationcel.NewDefaultCompiler()
 	f.Fuzz(func(_ *testing.T, text string) {
-		_, _ = parse([]byte(text), compiler)
+		_, _ = parseConfiguration([]byte(text), compiler)
 	})
 }

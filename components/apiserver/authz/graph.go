@@ -13,28 +13,28 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// graph knows for each node what its pods refer to.
+// graph records the objects to which the pods of each node refer.
 type graph struct {
-	mu sync.RWMutex // guards all below
-	// pods holds what was counted for each pod that is on a node.
+	mu sync.RWMutex // guards all fields below
+	// pods contains the counted references of each pod that is assigned to a node.
 	pods map[types.NamespacedName]*podEntry
-	// nodes counts for each node how many pods refer to an object.
+	// nodes counts, for each node, the pods that refer to an object.
 	nodes map[string]map[ref]int
 	// changed is closed and replaced when a node gains a reference.
 	changed chan struct{}
-	// filled is closed once all pods have been told, where no informer tells.
+	// filled is closed once all pods have been added, if no informer is used.
 	filled chan struct{}
 }
 
-// Name as cache.DoneChecker.
+// Name implements cache.DoneChecker.
 func (g *graph) Name() string { return "the graph of nodes and pods" }
 
-// Done as cache.DoneChecker.
+// Done implements cache.DoneChecker.
 func (g *graph) Done() <-chan struct{} { return g.filled }
 
 type podEntry struct {
 	node string
-	// refs are those to other objects.
+	// refs are the references to other objects.
 	refs []ref
 }
 
@@ -47,7 +47,7 @@ func newGraph() *graph {
 	}
 }
 
-// handler feeds the graph from a pod informer.
+// handler returns an event handler that updates the graph from a pod informer.
 func (g *graph) handler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
@@ -75,10 +75,10 @@ func (g *graph) set(pod *corev1.Pod) {
 	if pod.Spec.NodeName == "" {
 		return
 	}
-	// The pod may not be kept for its strings.
-	key := types.NamespacedName{Namespace: own(pod.Namespace), Name: strings.Clone(pod.Name)}
-	entry := &podEntry{node: own(pod.Spec.NodeName), refs: podRefs(pod)}
-	// Handlers are called by one goroutine, so what is read here stays.
+	// Copy the strings, because substrings would keep the whole pod in memory.
+	key := types.NamespacedName{Namespace: intern(pod.Namespace), Name: strings.Clone(pod.Name)}
+	entry := &podEntry{node: intern(pod.Spec.NodeName), refs: podRefs(pod)}
+	// Handlers are called by one goroutine, so the entry cannot change after the lock is released.
 	g.mu.RLock()
 	old := g.pods[key]
 	g.mu.RUnlock()
@@ -86,12 +86,12 @@ func (g *graph) set(pod *corev1.Pod) {
 		return
 	}
 	for i := range entry.refs {
-		entry.refs[i].namespace, entry.refs[i].name = key.Namespace, own(entry.refs[i].name)
+		entry.refs[i].namespace, entry.refs[i].name = key.Namespace, intern(entry.refs[i].name)
 	}
 	entry.refs = slices.Clip(entry.refs)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.drop(key)
+	g.dropLocked(key)
 	g.pods[key] = entry
 	counts := g.nodes[entry.node]
 	if counts == nil {
@@ -105,16 +105,16 @@ func (g *graph) set(pod *corev1.Pod) {
 	g.changed = make(chan struct{})
 }
 
-// own returns a copy of s that many share.
-func own(s string) string { return unique.Make(s).Value() }
+// intern returns an interned copy of s.
+func intern(s string) string { return unique.Make(s).Value() }
 
-// keep removes the pods that there are none of any more.
-func (g *graph) keep(is func(namespace, name string) bool) {
+// retain removes the pods that do not exist anymore.
+func (g *graph) retain(is func(namespace, name string) bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for key := range g.pods {
 		if !is(key.Namespace, key.Name) {
-			g.drop(key)
+			g.dropLocked(key)
 		}
 	}
 }
@@ -126,11 +126,11 @@ func (g *graph) removed(namespace, name string) {
 func (g *graph) remove(key types.NamespacedName) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.drop(key)
+	g.dropLocked(key)
 }
 
-// drop must be called with the lock held.
-func (g *graph) drop(key types.NamespacedName) {
+// dropLocked removes a pod. The caller must hold the lock.
+func (g *graph) dropLocked(key types.NamespacedName) {
 	entry := g.pods[key]
 	if entry == nil {
 		return
@@ -147,14 +147,14 @@ func (g *graph) drop(key types.NamespacedName) {
 	}
 }
 
-// has tells whether a pod of the node refers to r. A kubelet can learn of a
-// pod, and ask for what it needs, before the graph has heard of the pod; so the
-// answer no is given only when it has not changed for the time of patience.
+// has reports whether a pod of the node refers to r. A kubelet can receive a pod, and request its
+// objects, before the graph contains the pod. Therefore has waits up to patience for a reference
+// before it returns false.
 func (g *graph) has(ctx context.Context, node string, r ref, patience time.Duration) bool {
 	var timeout <-chan time.Time
 	for {
 		g.mu.RLock()
-		found, changed := g.refers(node, r), g.changed
+		found, changed := g.hasLocked(node, r), g.changed
 		g.mu.RUnlock()
 		if found || patience == 0 {
 			return found
@@ -174,8 +174,8 @@ func (g *graph) has(ctx context.Context, node string, r ref, patience time.Durat
 	}
 }
 
-// refers wants the lock held.
-func (g *graph) refers(node string, r ref) bool {
+// hasLocked is has without waiting. The caller must hold the lock.
+func (g *graph) hasLocked(node string, r ref) bool {
 	if r.kind == refPod {
 		entry := g.pods[types.NamespacedName{Namespace: r.namespace, Name: r.name}]
 		return entry != nil && entry.node == node
@@ -183,7 +183,7 @@ func (g *graph) refers(node string, r ref) bool {
 	return g.nodes[node][r] > 0
 }
 
-// claims lists the claims that the node's pods refer to.
+// claims returns the claims to which the node's pods refer.
 func (g *graph) claims(node string) []ref {
 	g.mu.RLock()
 	defer g.mu.RUnlock()

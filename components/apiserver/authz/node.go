@@ -17,21 +17,21 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 
-	"hyperkube/components/apiserver/informed"
+	"hyperkube/components/apiserver/syncgate"
 )
 
-// nodeAuthorizer lets kubelets read what their pods refer to and write what is
-// their own. What of an object they may write is NodeRestriction's to say.
+// nodeAuthorizer allows kubelets to read the objects to which their pods refer, and to write their
+// own objects. The NodeRestriction admission plugin limits what they may change in those objects.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/node/
 type nodeAuthorizer struct {
 	graph *graph
 	kube  kubernetes.Interface
-	gate  *informed.Gate
-	// fixed is what all nodes may do.
+	gate  *syncgate.Gate
+	// fixed contains the permissions of all nodes.
 	fixed ruleSet
-	// patience is how long a refusal waits for a pod that is on its way.
-	patience time.Duration
+	// pendingPodTimeout is how long a rejection is delayed in case the pod is not in the graph yet.
+	pendingPodTimeout time.Duration
 }
 
 const (
@@ -40,23 +40,23 @@ const (
 	leaseNamespace = corev1.NamespaceNodeLease
 )
 
-// newNodeAuthorizer learns of pods from an informer, unless pods is not nil.
+// newNodeAuthorizer returns a nodeAuthorizer. If pods is nil, it reads pods from an informer.
 func newNodeAuthorizer(inf informers.SharedInformerFactory, kube kubernetes.Interface, pods Pods) (*nodeAuthorizer, error) {
-	n := &nodeAuthorizer{graph: newGraph(), kube: kube, patience: 100 * time.Millisecond}
+	n := &nodeAuthorizer{graph: newGraph(), kube: kube, pendingPodTimeout: 100 * time.Millisecond}
 	n.fixed.add(nodeRules, "")
 	if pods != nil {
-		n.gate = informed.NewGate(n.graph)
+		n.gate = syncgate.NewGate(n.graph)
 		return n, nil
 	}
 	reg, err := inf.Core().V1().Pods().Informer().AddEventHandler(n.graph.handler())
 	if err != nil {
-		return nil, fmt.Errorf("following the pods of nodes: %w", err)
+		return nil, fmt.Errorf("watching pods: %w", err)
 	}
-	n.gate = informed.NewGate(reg.HasSyncedChecker())
+	n.gate = syncgate.NewGate(reg.HasSyncedChecker())
 	return n, nil
 }
 
-// follow keeps the graph up to date until ctx ends.
+// follow keeps the graph up to date until ctx is canceled.
 func (n *nodeAuthorizer) follow(ctx context.Context, pods Pods) error {
 	first := true
 	return pods.Follow(ctx, n.graph.set, n.graph.removed, func(is func(namespace, name string) bool) {
@@ -65,16 +65,16 @@ func (n *nodeAuthorizer) follow(ctx context.Context, pods Pods) error {
 			close(n.graph.filled)
 			return
 		}
-		n.graph.keep(is)
+		n.graph.retain(is)
 	})
 }
 
-// isNode tells whether u is a kubelet, with or without a name.
+// isNode reports whether u is a kubelet, with or without a node name.
 func isNode(u user.Info) bool {
 	return slices.Contains(u.GetGroups(), nodesGroup) && strings.HasPrefix(u.GetName(), nodeUserPrefix)
 }
 
-// NodeName returns the node that u is the kubelet of.
+// NodeName returns the name of the node whose kubelet u is.
 func NodeName(u user.Info) (string, bool) {
 	if u == nil || !isNode(u) {
 		return "", false
@@ -82,7 +82,7 @@ func NodeName(u user.Info) (string, bool) {
 	return strings.TrimPrefix(u.GetName(), nodeUserPrefix), true
 }
 
-// nodeRules is what all nodes may do and what does not depend on their pods.
+// nodeRules are the permissions that all nodes have, regardless of their pods.
 var nodeRules = []rbacv1.PolicyRule{
 	{Verbs: []string{"create"}, APIGroups: []string{"authentication.k8s.io"}, Resources: []string{"tokenreviews"}},
 	{Verbs: []string{"create"}, APIGroups: []string{"authorization.k8s.io"}, Resources: []string{"subjectaccessreviews", "localsubjectaccessreviews"}},
@@ -96,15 +96,15 @@ var nodeRules = []rbacv1.PolicyRule{
 	{Verbs: []string{"get", "list", "watch"}, APIGroups: []string{"node.k8s.io"}, Resources: []string{"runtimeclasses"}},
 }
 
-// no is the answer to what only another authorizer could allow.
-func no(format string, args ...any) (authorizer.Decision, string, error) {
+// noOpinion returns the "no opinion" decision with a reason.
+func noOpinion(format string, args ...any) (authorizer.Decision, string, error) {
 	return authorizer.DecisionNoOpinion, fmt.Sprintf(format, args...), nil
 }
 
-func yes() (authorizer.Decision, string, error) { return authorizer.DecisionAllow, "", nil }
+func allow() (authorizer.Decision, string, error) { return authorizer.DecisionAllow, "", nil }
 
-// RulesFor implements authorizer.RuleResolver: what a node may do depends on
-// its pods and cannot be listed.
+// RulesFor implements authorizer.RuleResolver. A node's permissions depend on its pods and cannot
+// be listed.
 func (n *nodeAuthorizer) RulesFor(_ context.Context, u user.Info, _ string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	if u == nil || !isNode(u) {
 		return nil, nil, false, nil
@@ -120,7 +120,7 @@ func (n *nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes)
 	}
 	node := strings.TrimPrefix(u.GetName(), nodeUserPrefix)
 	if node == "" {
-		return no("unknown node for user %q", u.GetName())
+		return noOpinion("unknown node for user %q", u.GetName())
 	}
 	if err := n.gate.Wait(ctx); err != nil {
 		return authorizer.DecisionNoOpinion, "", err
@@ -162,46 +162,46 @@ func (n *nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes)
 }
 
 func unrelated(node string) (authorizer.Decision, string, error) {
-	return no("no relationship found between node '%s' and this object", node)
+	return noOpinion("no relationship found between node '%s' and this object", node)
 }
 
-// related answers by the graph.
+// related allows the request if the graph contains a reference to r.
 func (n *nodeAuthorizer) related(ctx context.Context, node string, r ref) (authorizer.Decision, string, error) {
 	if r.name == "" {
-		return no("No Object name found")
+		return noOpinion("No Object name found")
 	}
-	if n.graph.has(ctx, node, r, n.patience) {
-		return yes()
+	if n.graph.has(ctx, node, r, n.pendingPodTimeout) {
+		return allow()
 	}
 	if r.kind == refSecret && n.secretOfVolume(ctx, node, r) {
-		return yes()
+		return allow()
 	}
 	return unrelated(node)
 }
 
 func (n *nodeAuthorizer) get(ctx context.Context, node string, kind refKind, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetVerb() != "get" {
-		return no("can only get individual resources of this type")
+		return noOpinion("can only get individual resources of this type")
 	}
 	if a.GetSubresource() != "" {
-		return no("cannot get subresource")
+		return noOpinion("cannot get subresource")
 	}
 	return n.related(ctx, node, ref{kind, a.GetNamespace(), a.GetName()})
 }
 
-// readNamespaced is for what kubelets watch one by one: a list or a watch that
-// is limited to one name counts as reading that one.
+// readNamespaced is for resources that kubelets watch individually. A list or watch that is limited
+// to one name counts as reading that object.
 func (n *nodeAuthorizer) readNamespaced(ctx context.Context, node string, kind refKind, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	switch a.GetVerb() {
 	case "get", "list", "watch":
 	default:
-		return no("can only read resources of this type")
+		return noOpinion("can only read resources of this type")
 	}
 	if a.GetSubresource() != "" {
-		return no("cannot read subresource")
+		return noOpinion("cannot read subresource")
 	}
 	if a.GetNamespace() == "" {
-		return no("can only read namespaced object of this type")
+		return noOpinion("can only read namespaced object of this type")
 	}
 	return n.related(ctx, node, ref{kind, a.GetNamespace(), a.GetName()})
 }
@@ -214,19 +214,19 @@ func (n *nodeAuthorizer) claim(ctx context.Context, node string, a authorizer.At
 	case "update", "patch":
 		return n.related(ctx, node, ref{refClaim, a.GetNamespace(), a.GetName()})
 	}
-	return no("can only get/update/patch this type")
+	return noOpinion("can only get/update/patch this type")
 }
 
-// volume allows what is bound to a claim of one of the node's pods. Volumes
-// are read through the API, for few are asked for.
+// volume allows volumes that are bound to a claim of one of the node's pods. Such requests are
+// rare, so volumes are read through the API.
 func (n *nodeAuthorizer) volume(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	switch {
 	case a.GetVerb() != "get":
-		return no("can only get individual resources of this type")
+		return noOpinion("can only get individual resources of this type")
 	case a.GetSubresource() != "":
-		return no("cannot get subresource")
+		return noOpinion("cannot get subresource")
 	case a.GetName() == "":
-		return no("No Object name found")
+		return noOpinion("No Object name found")
 	}
 	pv, err := n.kube.CoreV1().PersistentVolumes().Get(ctx, a.GetName(), metav1.GetOptions{})
 	if err != nil || pv.Spec.ClaimRef == nil {
@@ -235,8 +235,7 @@ func (n *nodeAuthorizer) volume(ctx context.Context, node string, a authorizer.A
 	return n.related(ctx, node, ref{refClaim, pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name})
 }
 
-// secretOfVolume tells whether a volume of one of the node's pods refers to
-// the Secret.
+// secretOfVolume reports whether a volume of one of the node's pods refers to the Secret.
 func (n *nodeAuthorizer) secretOfVolume(ctx context.Context, node string, secret ref) bool {
 	for _, c := range n.graph.claims(node) {
 		pvc, err := n.kube.CoreV1().PersistentVolumeClaims(c.namespace).Get(ctx, c.name, metav1.GetOptions{})
@@ -257,34 +256,34 @@ func (n *nodeAuthorizer) secretOfVolume(ctx context.Context, node string, secret
 func (n *nodeAuthorizer) attachment(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	switch {
 	case a.GetVerb() != "get":
-		return no("can only get individual resources of this type")
+		return noOpinion("can only get individual resources of this type")
 	case a.GetSubresource() != "":
-		return no("cannot get subresource")
+		return noOpinion("cannot get subresource")
 	case a.GetName() == "":
-		return no("No Object name found")
+		return noOpinion("No Object name found")
 	}
 	va, err := n.kube.StorageV1().VolumeAttachments().Get(ctx, a.GetName(), metav1.GetOptions{})
 	if err != nil || va.Spec.NodeName != node {
 		return unrelated(node)
 	}
-	return yes()
+	return allow()
 }
 
 func (n *nodeAuthorizer) serviceAccount(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	verb, sub := a.GetVerb(), a.GetSubresource()
 	switch {
 	case verb == "get" && sub == "":
-		// For credential providers of images that go by service accounts.
+		// For image credential providers that use service account tokens.
 		return n.readNamespaced(ctx, node, refServiceAccount, a)
 	case verb != "create" || a.GetName() == "":
-		return no("can only create tokens for individual service accounts")
+		return noOpinion("can only create tokens for individual service accounts")
 	case sub != "token":
-		return no("can only create token subresource of serviceaccount")
+		return noOpinion("can only create token subresource of serviceaccount")
 	}
 	return n.related(ctx, node, ref{refServiceAccount, a.GetNamespace(), a.GetName()})
 }
 
-// selects tells whether the request is limited to field = value.
+// selects reports whether the request is limited to field = value.
 func selects(a authorizer.Attributes, field, value string) bool {
 	reqs, err := a.GetFieldSelector()
 	if err != nil {
@@ -304,24 +303,24 @@ func (n *nodeAuthorizer) node(node string, a authorizer.Attributes) (authorizer.
 	case "":
 		switch verb {
 		case "create", "update", "patch":
-			// NodeRestriction says which.
-			return yes()
+			// NodeRestriction checks which nodes.
+			return allow()
 		case "get", "list", "watch":
 			switch name := a.GetName(); {
 			case name == node || name == "" && verb != "get" && selects(a, "metadata.name", node):
-				return yes()
+				return allow()
 			case name == "":
-				return no("node '%s' cannot read all nodes, only its own Node object", node)
+				return noOpinion("node '%s' cannot read all nodes, only its own Node object", node)
 			default:
-				return no("node '%s' cannot read '%s', only its own Node object", node, name)
+				return noOpinion("node '%s' cannot read '%s', only its own Node object", node, name)
 			}
 		}
 	case "status":
 		if verb == "update" || verb == "patch" {
-			return yes()
+			return allow()
 		}
 	}
-	return no("")
+	return noOpinion("")
 }
 
 func (n *nodeAuthorizer) pod(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
@@ -333,102 +332,102 @@ func (n *nodeAuthorizer) pod(ctx context.Context, node string, a authorizer.Attr
 			return n.related(ctx, node, ref{refPod, a.GetNamespace(), a.GetName()})
 		case "list", "watch":
 			if selects(a, "spec.nodeName", node) {
-				return yes()
+				return allow()
 			}
 			if a.GetName() != "" {
 				return n.related(ctx, node, ref{refPod, a.GetNamespace(), a.GetName()})
 			}
-			return no("can only list/watch pods with spec.nodeName field selector")
+			return noOpinion("can only list/watch pods with spec.nodeName field selector")
 		case "create", "delete":
-			// NodeRestriction says which.
-			return yes()
+			// NodeRestriction checks which pods.
+			return allow()
 		}
 	case "status":
 		if verb == "update" || verb == "patch" {
-			return yes()
+			return allow()
 		}
 	case "eviction":
 		if verb == "create" {
-			return yes()
+			return allow()
 		}
 	}
-	return no("")
+	return noOpinion("")
 }
 
 func (n *nodeAuthorizer) lease(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	switch a.GetVerb() {
 	case "get", "create", "update", "patch", "delete":
 	default:
-		return no("can only get, create, update, patch, or delete a node lease")
+		return noOpinion("can only get, create, update, patch, or delete a node lease")
 	}
 	if a.GetNamespace() != leaseNamespace {
-		return no("can only access leases in the %q system namespace", leaseNamespace)
+		return noOpinion("can only access leases in the %q system namespace", leaseNamespace)
 	}
-	// The name of a new one is not known yet; NodeRestriction looks at it.
+	// The name of a new lease is not known here. NodeRestriction checks it.
 	if a.GetVerb() != "create" && a.GetName() != node {
-		return no("can only access node lease with the same name as the requesting node")
+		return noOpinion("can only access node lease with the same name as the requesting node")
 	}
-	return yes()
+	return allow()
 }
 
 func (n *nodeAuthorizer) csiNode(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "" {
-		return no("cannot authorize CSINode subresources")
+		return noOpinion("cannot authorize CSINode subresources")
 	}
 	switch a.GetVerb() {
 	case "get", "create", "update", "patch", "delete":
 	default:
-		return no("can only get, create, update, patch, or delete a CSINode")
+		return noOpinion("can only get, create, update, patch, or delete a CSINode")
 	}
 	if a.GetVerb() != "create" && a.GetName() != node {
-		return no("can only access CSINode with the same name as the requesting node")
+		return noOpinion("can only access CSINode with the same name as the requesting node")
 	}
-	return yes()
+	return allow()
 }
 
 func (n *nodeAuthorizer) resourceSlice(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "" {
-		return no("cannot authorize ResourceSlice subresources")
+		return noOpinion("cannot authorize ResourceSlice subresources")
 	}
 	switch a.GetVerb() {
 	case "create":
-		return yes()
+		return allow()
 	case "get", "update", "patch", "delete":
 		s, err := n.kube.ResourceV1().ResourceSlices().Get(ctx, a.GetName(), metav1.GetOptions{})
 		if err != nil || s.Spec.NodeName == nil || *s.Spec.NodeName != node {
 			return unrelated(node)
 		}
-		return yes()
+		return allow()
 	case "list", "watch", "deletecollection":
 		if selects(a, "spec.nodeName", node) {
-			return yes()
+			return allow()
 		}
-		return no("can only list/watch/deletecollection resourceslices with nodeName field selector")
+		return noOpinion("can only list/watch/deletecollection resourceslices with nodeName field selector")
 	}
-	return no("only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection")
+	return noOpinion("only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection")
 }
 
-// podCertificate allows requests of the node itself; those by name are read
-// through the API, for kubelets list and watch them.
+// podCertificate allows requests of the node itself. Requests by name are rare, because kubelets
+// list and watch them, so the object is read through the API.
 func (n *nodeAuthorizer) podCertificate(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "" {
-		return no("nodes may not access the status subresource of PodCertificateRequests")
+		return noOpinion("nodes may not access the status subresource of PodCertificateRequests")
 	}
 	switch a.GetVerb() {
 	case "create":
-		// NodeRestriction says which.
-		return yes()
+		// NodeRestriction checks which requests.
+		return allow()
 	case "get":
 		r, err := n.kube.CertificatesV1().PodCertificateRequests(a.GetNamespace()).Get(ctx, a.GetName(), metav1.GetOptions{})
 		if err != nil || string(r.Spec.NodeName) != node {
 			return unrelated(node)
 		}
-		return yes()
+		return allow()
 	case "list", "watch":
 		if selects(a, "spec.nodeName", node) {
-			return yes()
+			return allow()
 		}
-		return no("can only list/watch podcertificaterequests with nodeName field selector")
+		return noOpinion("can only list/watch podcertificaterequests with nodeName field selector")
 	}
-	return no("nodes may not %s podcertificaterequests", a.GetVerb())
+	return noOpinion("nodes may not %s podcertificaterequests", a.GetVerb())
 }

@@ -153,8 +153,8 @@ func TestNode(t *testing.T) {
 		}
 	}
 
-	// A pod that is on its way is waited for, one that went is forgotten.
-	a.node.patience = 10e9
+	// The authorizer waits for a pod that is not in the graph yet, and removes deleted ones.
+	a.node.pendingPodTimeout = 10e9
 	got := make(chan authorizer.Decision)
 	req := attrs(n1, "get", "ns", "", "secrets", "late")
 	go func() {
@@ -166,9 +166,9 @@ func TestNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if d := <-got; d != authorizer.DecisionAllow {
-		t.Errorf("not waited for: %v", d)
+		t.Errorf("did not wait: %v", d)
 	}
-	a.node.patience = 0
+	a.node.pendingPodTimeout = 0
 	if err := kube.CoreV1().Pods("ns").Delete(t.Context(), "late", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -193,13 +193,13 @@ func TestGraphCounts(t *testing.T) {
 	r := ref{refSecret, "ns", "s"}
 	g.handler().OnDelete(a)
 	if !g.has(t.Context(), "n", r, 0) {
-		t.Error("forgotten though another pod refers to it")
+		t.Error("removed although another pod refers to it")
 	}
 	moved := b.DeepCopy()
 	moved.UID, moved.Spec.NodeName = "new", "m"
 	g.set(moved)
 	if g.has(t.Context(), "n", r, 0) || !g.has(t.Context(), "m", r, 0) {
-		t.Error("did not follow the pod")
+		t.Error("the graph does not follow the pod")
 	}
 	g.handler().OnDelete(moved)
 	if len(g.nodes) != 0 || len(g.pods) != 0 {

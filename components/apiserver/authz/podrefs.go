@@ -1,12 +1,12 @@
 package authz
 
 import (
-	"hyperkube/internal/podrefs"
+	"hyperkube/internal/api/podrefs"
 
 	corev1 "k8s.io/api/core/v1"
 )
 
-// ref names an object that a pod of a node refers to.
+// ref identifies an object to which a pod of a node refers.
 type ref struct {
 	kind            refKind
 	namespace, name string
@@ -23,12 +23,12 @@ const (
 	refResourceClaim
 )
 
-// podRefs lists what the kubelet reads for a pod, but for the pod itself. A
-// reference may be listed twice.
+// podRefs returns the objects that the kubelet reads for a pod, except for the pod itself. It may
+// contain duplicates.
 func podRefs(pod *corev1.Pod) []ref {
 	var refs []ref
-	// Mirror pods show what a node runs by itself. They may not refer to
-	// anything: whoever holds a node's credentials could make one that does.
+	// Mirror pods represent static pods. Their references are ignored, because a client with a
+	// node's credentials could create a mirror pod with any reference.
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 		return refs
 	}
@@ -65,8 +65,8 @@ func podRefs(pod *corev1.Pod) []ref {
 	return refs
 }
 
-// volumeSecrets lists the Secrets that a persistent volume refers to. Where
-// none is named for the namespace it is that of the claim.
+// volumeSecrets returns the Secrets to which a persistent volume refers. A reference without a
+// namespace is in the namespace of the claim.
 func volumeSecrets(pv *corev1.PersistentVolume) []ref {
 	if pv.Spec.ClaimRef == nil {
 		return nil

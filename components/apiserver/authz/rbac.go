@@ -19,15 +19,15 @@ import (
 	rbaclisters "k8s.io/client-go/listers/rbac/v1"
 	"k8s.io/client-go/tools/cache"
 
-	"hyperkube/components/apiserver/informed"
+	"hyperkube/components/apiserver/syncgate"
 )
 
-// RBAC decides by roles and bindings.
+// RBAC authorizes by roles and bindings.
 //
-// Bindings are indexed by their subjects, so finding those of a user does not
-// depend on how many there are. What they grant somebody in a namespace is put
-// together when it is first asked for and kept until any role or binding
-// changes, which is seldom; deciding is then a few map lookups.
+// Bindings are indexed by subject, so the cost of finding the bindings of a user does not depend on
+// their total number. The rules of a user in a namespace are resolved at the first request and
+// cached until any role or binding changes, which is rare. After that a decision takes a few map
+// lookups.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/rbac/
 type RBAC struct {
@@ -35,31 +35,32 @@ type RBAC struct {
 	roles           rbaclisters.RoleLister
 	clusterBindings cache.Indexer
 	bindings        cache.Indexer
-	gate            *informed.Gate
+	gate            *syncgate.Gate
 
 	// version counts changes of roles and bindings.
 	version atomic.Uint64
-	// resolved is what was put together under one version. It is replaced
-	// when the version is another, or when it has become too big.
+	// resolved caches rule sets of one version. It is replaced when the version changes or when it
+	// becomes too large.
 	resolved atomic.Pointer[resolved]
 }
 
 type resolved struct {
 	version uint64
 	mu      sync.RWMutex // guards sets
-	// sets are what somebody was granted in a namespace, by namespace, user
-	// and groups; the empty namespace holds what is granted everywhere.
+	// sets are the cached rule sets by namespace, user and groups. The empty namespace is for
+	// cluster-wide rules.
 	sets map[string]*ruleSet
 }
 
-// maxResolved bounds resolved.sets; an entry is a few kilobytes at most, for
-// the rules themselves are shared.
+// maxResolved limits the size of resolved.sets. An entry takes a few kilobytes at most, because the
+// rules themselves are shared.
 const maxResolved = 10_000
 
-// subjectIndex is the index of bindings by subject.
+// subjectIndex is the name of the index of bindings by subject.
 const subjectIndex = "hyperkube-rbac-subject"
 
-// NewRBAC registers with the informers, which must not have been started.
+// NewRBAC returns an RBAC authorizer and registers with the informers, which must not have been
+// started.
 func NewRBAC(inf informers.SharedInformerFactory) (*RBAC, error) {
 	in := inf.Rbac().V1()
 	r := &RBAC{
@@ -75,8 +76,8 @@ func NewRBAC(inf informers.SharedInformerFactory) (*RBAC, error) {
 	if err := in.RoleBindings().Informer().AddIndexers(cache.Indexers{subjectIndex: subjectsOf}); err != nil {
 		return nil, fmt.Errorf("indexing role bindings: %w", err)
 	}
-	// Handlers are called after the store has changed: who reads the version
-	// and then the store never keeps something old under a new version.
+	// Handlers are called after the store has changed. A caller that reads the version before the
+	// store never caches an old state under a new version.
 	changed := func() { r.version.Add(1) }
 	handler := cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(any) { changed() },
@@ -93,12 +94,12 @@ func NewRBAC(inf informers.SharedInformerFactory) (*RBAC, error) {
 		}
 		synced = append(synced, reg.HasSyncedChecker())
 	}
-	r.gate = informed.NewGate(synced...)
+	r.gate = syncgate.NewGate(synced...)
 	return r, nil
 }
 
-// subjectsOf returns the index values of a binding: "u:name" and "g:name", with
-// the namespace in front for a RoleBinding.
+// subjectsOf returns the index values of a binding: "u:name" and "g:name", prefixed with the
+// namespace for a RoleBinding.
 func subjectsOf(obj any) ([]string, error) {
 	var subjects []rbacv1.Subject
 	var namespace string
@@ -119,7 +120,7 @@ func subjectsOf(obj any) ([]string, error) {
 	return values, nil
 }
 
-// subjectValue is empty for a subject that is nobody.
+// subjectValue returns the index value of a subject, or "" for an invalid subject.
 func subjectValue(s *rbacv1.Subject, namespace string) string {
 	switch s.Kind {
 	case rbacv1.UserKind:
@@ -138,7 +139,7 @@ func subjectValue(s *rbacv1.Subject, namespace string) string {
 	return ""
 }
 
-// Authorize decides about one request. It never denies.
+// Authorize implements authorizer.UnconditionalAuthorizer. It never denies.
 func (r *RBAC) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if err := r.gate.Wait(ctx); err != nil {
 		return authorizer.DecisionNoOpinion, "", err
@@ -162,11 +163,11 @@ func (r *RBAC) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// rules returns what u was granted in a namespace alone, or everywhere if it
-// is empty.
+// rules returns the rules granted to u by the RoleBindings of a namespace, or by
+// ClusterRoleBindings if namespace is empty.
 func (r *RBAC) rules(u user.Info, namespace string) *ruleSet {
-	// Names of users and groups come from outside and may have any byte in
-	// them: only their lengths keep two users' keys apart.
+	// Names of users and groups come from clients and may contain any byte. Length prefixes make
+	// the keys of different users distinct.
 	var buf [256]byte
 	key := append(append(buf[:0], namespace...), 0)
 	key = append(binary.AppendUvarint(key, uint64(len(u.GetName()))), u.GetName()...)
@@ -212,7 +213,7 @@ func (r *RBAC) resolve(u user.Info, namespace string) *ruleSet {
 	}
 	seen := map[any]bool{}
 	for _, v := range values {
-		// The index is there, so there is no error.
+		// The index exists, so there is no error.
 		found, _ := indexer.ByIndex(subjectIndex, namespace+"\x00"+v)
 		for _, obj := range found {
 			if seen[obj] {
@@ -230,15 +231,15 @@ func (r *RBAC) resolve(u user.Info, namespace string) *ruleSet {
 	return set
 }
 
-// anyBinding is one of either kind. Its name is as messages tell it; the namespace of a
-// ClusterRoleBinding is empty.
+// anyBinding is a RoleBinding or a ClusterRoleBinding. The namespace of a ClusterRoleBinding is
+// empty. The fields are used in messages.
 type anyBinding struct {
 	kind, name, namespace string
 	role                  *rbacv1.RoleRef
 	subjects              []rbacv1.Subject
 }
 
-// grant adds to set what b grants to the subject that the index has as value.
+// grant adds to set the rules that b grants to the subject with the index value.
 func (r *RBAC) grant(set *ruleSet, b anyBinding, value string) {
 	rules, err := r.RoleRules(b.role, b.namespace)
 	if err != nil {
@@ -262,8 +263,8 @@ func (r *RBAC) grant(set *ruleSet, b anyBinding, value string) {
 	set.add(rules, fmt.Sprintf("RBAC: allowed by %s %q of %s %q to %s", b.kind, b.name, b.role.Kind, b.role.Name, who))
 }
 
-// RoleRules returns the rules of a role; they are not to be written to. The
-// namespace is that of the binding.
+// RoleRules returns the rules of a role. They must not be modified. namespace is that of the
+// binding.
 func (r *RBAC) RoleRules(ref *rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
 	switch ref.Kind {
 	case "ClusterRole":
@@ -285,8 +286,8 @@ func (r *RBAC) RoleRules(ref *rbacv1.RoleRef, namespace string) ([]rbacv1.Policy
 	return nil, fmt.Errorf("unsupported role reference kind: %q", ref.Kind)
 }
 
-// PolicyRules returns all rules that u was granted, everywhere and in a
-// namespace, and an error that names roles which could not be found.
+// PolicyRules returns all rules that u has, cluster-wide and in the namespace, and an error that
+// names roles that do not exist.
 func (r *RBAC) PolicyRules(ctx context.Context, u user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
 	if err := r.gate.Wait(ctx); err != nil {
 		return nil, err
@@ -306,7 +307,7 @@ func (r *RBAC) PolicyRules(ctx context.Context, u user.Info, namespace string) (
 	return rules, utilerrors.NewAggregate(errs)
 }
 
-// RulesFor lists what u may do in a namespace.
+// RulesFor implements authorizer.RuleResolver.
 func (r *RBAC) RulesFor(ctx context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	rules, err := r.PolicyRules(ctx, u, namespace)
 	var res []authorizer.ResourceRuleInfo
@@ -325,7 +326,7 @@ func (r *RBAC) RulesFor(ctx context.Context, u user.Info, namespace string) ([]a
 	return res, nonRes, false, err
 }
 
-// describe is a rule as users are told of it.
+// describe formats a rule for error messages.
 func describe(r *rbacv1.PolicyRule) string {
 	var parts []string
 	part := func(name string, list []string) {

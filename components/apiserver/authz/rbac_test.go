@@ -17,10 +17,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// start makes an authorizer over objects whose informers are filled.
+// start returns an authorizer with synced informers that contain objs.
 func start(t testing.TB, objs ...runtime.Object) (*Authorizer, kubernetes.Interface) {
 	t.Helper()
 	kube := fake.NewClientset(objs...)
@@ -29,7 +29,7 @@ func start(t testing.TB, objs ...runtime.Object) (*Authorizer, kubernetes.Interf
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.node.patience = 0
+	a.node.pendingPodTimeout = 0
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(func() { cancel(); inf.Shutdown() })
 	inf.StartWithContext(ctx)
@@ -121,10 +121,10 @@ func TestRBAC(t *testing.T) {
 	dev := &user.DefaultInfo{Name: "dan", Groups: []string{"x", "devs"}}
 	bob := &user.DefaultInfo{Name: "bob"}
 	zeus := &user.DefaultInfo{Name: "zeus"}
-	master := &user.DefaultInfo{Name: "m", Groups: []string{"system:masters"}}
+	superuser := &user.DefaultInfo{Name: "m", Groups: []string{"system:masters"}}
 	robot := &user.DefaultInfo{Name: "system:serviceaccount:ns:robot"}
 	local := &user.DefaultInfo{Name: "system:serviceaccount:ns:local"}
-	nobody := &user.DefaultInfo{Name: "system:anonymous", Groups: []string{"system:unauthenticated"}}
+	anonymousUser := &user.DefaultInfo{Name: "system:anonymous", Groups: []string{"system:unauthenticated"}}
 	url := func(u user.Info, verb, path string) authorizer.AttributesRecord {
 		return authorizer.AttributesRecord{User: u, Verb: verb, Path: path}
 	}
@@ -152,11 +152,11 @@ func TestRBAC(t *testing.T) {
 		{attrs(bob, "get", "other", "", "pods", "s"), false, `rbac: RBAC: clusterrole.rbac.authorization.k8s.io "absent" not found`},
 		{attrs(zeus, "approve", "", "x.example.org", "things/sub", "s"), true, ""},
 		{url(zeus, "post", "/anything"), true, ""},
-		{url(nobody, "get", "/livez"), true, ""},
-		{url(nobody, "get", "/livez/etcd"), false, ""},
-		{url(nobody, "get", "/readyz/etcd"), true, ""},
-		{url(nobody, "post", "/livez"), false, ""},
-		{attrs(master, "anything", "", "x", "y", "z"), true, ""},
+		{url(anonymousUser, "get", "/livez"), true, ""},
+		{url(anonymousUser, "get", "/livez/etcd"), false, ""},
+		{url(anonymousUser, "get", "/readyz/etcd"), true, ""},
+		{url(anonymousUser, "post", "/livez"), false, ""},
+		{attrs(superuser, "anything", "", "x", "y", "z"), true, ""},
 	}
 	for _, tt := range tests {
 		d, reason, err := a.Authorize(t.Context(), tt.attrs)
@@ -194,7 +194,7 @@ func TestRBACFollowsChanges(t *testing.T) {
 	until(authorizer.DecisionNoOpinion)
 }
 
-// naive decides by walking over everything.
+// naive authorizes by iterating over all bindings and roles.
 func naive(roles map[string][]rbacv1.PolicyRule, crbs []*rbacv1.ClusterRoleBinding, rbs []*rbacv1.RoleBinding, a authorizer.AttributesRecord) bool {
 	applies := func(subjects []rbacv1.Subject, ns string) bool {
 		for _, s := range subjects {

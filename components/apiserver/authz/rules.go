@@ -8,24 +8,23 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// grant is one rule and where a user has it from.
+// grant is a rule with its origin.
 type grant struct {
-	rule *rbacv1.PolicyRule // of a shared object: not to be written to
-	// reason is told to whoever asks why something is allowed.
+	rule *rbacv1.PolicyRule // part of a shared object, must not be modified
+	// reason is returned to clients that ask why a request is allowed.
 	reason string
 }
 
-// ruleSet is all that somebody was granted somewhere. It is not changed once
-// it is made.
+// ruleSet contains all rules of a user in one scope. It is immutable after construction.
 type ruleSet struct {
-	// byResource holds the grants under each resource that they name: "pods",
-	// "pods/log", "*", "*/scale".
+	// byResource contains the grants by each resource that they name: "pods", "pods/log", "*",
+	// "*/scale".
 	byResource map[string][]grant
-	// urls are the grants for paths that are not resources.
+	// urls are the grants for non-resource paths.
 	urls []grant
-	// all are all grants, in the order of their bindings.
+	// all contains all grants in the order of their bindings.
 	all []grant
-	// errs are roles that could not be found.
+	// errs are the errors for roles that do not exist.
 	errs []error
 }
 
@@ -48,7 +47,7 @@ func (s *ruleSet) add(rules []rbacv1.PolicyRule, reason string) {
 	}
 }
 
-// allows returns the reason why the set allows a request.
+// allows reports whether the set allows a request, and the reason.
 func (s *ruleSet) allows(a authorizer.Attributes) (string, bool) {
 	if !a.IsResourceRequest() {
 		return find(s.urls, func(r *rbacv1.PolicyRule) bool { return ruleCoversURL(r, a.GetVerb(), a.GetPath()) })
@@ -89,7 +88,7 @@ func find(grants []grant, covers func(*rbacv1.PolicyRule) bool) (string, bool) {
 	return "", false
 }
 
-// matches tells whether a rule's list names s or everything.
+// matches reports whether list contains s or "*".
 func matches(list []string, s string) bool {
 	for _, e := range list {
 		if e == s || e == "*" {

@@ -1,8 +1,7 @@
-// Package bootstrap writes the objects that every cluster starts with: RBAC's
-// default policy, the system's namespaces and priority classes, the default
-// range of service addresses, and the Service "kubernetes" by which pods reach
-// the API. It writes past the API's own authorization, straight into the
-// store, and only what is missing.
+// Package bootstrap writes the objects that every cluster starts with: the default RBAC policy, the
+// system namespaces and priority classes, the default ServiceCIDR, and the Service "kubernetes",
+// through which pods reach the API. It writes only what is missing, directly into the store without
+// authorization.
 package bootstrap
 
 import (
@@ -25,88 +24,86 @@ import (
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/scheduling"
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/store"
 )
 
-// Config of Run.
+// Config is the configuration of Run.
 type Config struct {
-	// Registry has the resources that are written: those of RBAC, namespaces,
-	// priorityclasses and servicecidrs. What it does not serve is left out.
+	// Registry contains the resources that are written: those of RBAC, namespaces, priorityclasses
+	// and servicecidrs. Resources that it does not serve are skipped.
 	Registry *registry.Registry
-	// ServiceCIDRs is the default range of service addresses: one, or one of
-	// each family.
+	// ServiceCIDRs is the default range of Service IPs: one, or one per IP family.
 	ServiceCIDRs []string
-	// Log tells what was written; nil: slog's default.
+	// Log receives messages about written objects. Nil means slog's default.
 	Log *slog.Logger
 }
 
-// defaultServiceCIDR is the name of the ServiceCIDR from the configuration.
+// defaultServiceCIDR is the name of the ServiceCIDR object for the configured ranges.
 const defaultServiceCIDR = "kubernetes"
 
 const (
-	// attempts to write when other API servers write the same.
-	attempts = 5
-	// pause before what failed is tried again.
-	pause = time.Second
+	// maxAttempts limits retries when other API servers write the same objects.
+	maxAttempts = 5
+	// retryDelay is the delay before a failed operation is retried.
+	retryDelay = time.Second
 )
 
-// Run writes what is missing and returns when all of it is there. What exists
-// is left as it is, even if it cannot be read, but for RBAC objects that lack
-// rules or subjects and have not opted out by their annotation. It waits for an
-// etcd that is away or slow, as the store itself does.
+// Run writes missing objects and returns when all of them exist. Existing objects are not changed,
+// even if they cannot be decoded, except RBAC objects that lack rules or subjects and have not
+// opted out by their annotation. Run retries while etcd is unavailable or slow.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
 	for conflicts := 0; ; {
-		written, err := pass(ctx, cfg)
+		written, err := writeMissing(ctx, cfg)
 		if err == nil {
 			if written > 0 {
-				cfg.Log.Info("Wrote objects that the cluster starts with", "count", written)
+				cfg.Log.Info("initial cluster objects written", "count", written)
 			}
 			return nil
 		}
 		var conflict *store.ConflictError
 		switch {
-		case errors.As(err, &conflict) && conflicts < attempts:
-			conflicts++ // another API server was faster: look again
+		case errors.As(err, &conflict) && conflicts < maxAttempts:
+			conflicts++ // another API server was faster: check again
 		case errors.Is(err, store.ErrUnavailable) && ctx.Err() == nil:
-			cfg.Log.Warn("etcd has not taken the objects that the cluster starts with, trying again", "error", err)
-			lifecycle.Pause(ctx, pause)
+			cfg.Log.Warn("writing initial cluster objects timed out, retrying", "err", err)
+			lifecycle.Pause(ctx, retryDelay)
 		default:
-			return fmt.Errorf("writing the objects that the cluster starts with: %w", err)
+			return fmt.Errorf("writing initial cluster objects: %w", err)
 		}
 	}
 }
 
-// want is the objects of one resource that shall be there.
-type want struct {
+// desiredObjects describes the objects of one resource that must exist.
+type desiredObjects struct {
 	gvr     schema.GroupVersionResource
 	objects []api.Object
-	// mend returns what shall replace an object that exists, or nil when it
-	// is fine. It may be nil.
-	mend func(existing, wanted api.Object) api.Object
+	// reconcile returns a replacement for an existing object, or nil if it needs no change. It may be
+	// nil.
+	reconcile func(existing, wanted api.Object) api.Object
 }
 
-func wants(cfg Config) []want {
+func desiredResources(cfg Config) []desiredObjects {
 	policy := DefaultPolicy()
 	rbac := func(resource string) schema.GroupVersionResource {
 		return rbacv1.SchemeGroupVersion.WithResource(resource)
 	}
-	all := []want{
+	all := []desiredObjects{
 		{corev1.SchemeGroupVersion.WithResource("namespaces"), objects(namespaces()), nil},
-		{rbac("clusterroles"), objects(policy.ClusterRoles), mendClusterRole},
-		{rbac("clusterrolebindings"), objects(policy.ClusterRoleBindings), mendClusterRoleBinding},
-		{rbac("roles"), objects(policy.Roles), mendRole},
-		{rbac("rolebindings"), objects(policy.RoleBindings), mendRoleBinding},
+		{rbac("clusterroles"), objects(policy.ClusterRoles), reconcileClusterRole},
+		{rbac("clusterrolebindings"), objects(policy.ClusterRoleBindings), reconcileClusterRoleBinding},
+		{rbac("roles"), objects(policy.Roles), reconcileRole},
+		{rbac("rolebindings"), objects(policy.RoleBindings), reconcileRoleBinding},
 		{schedulingv1.SchemeGroupVersion.WithResource("priorityclasses"), objects(scheduling.SystemPriorityClasses()), nil},
 	}
-	all = append(all, flowControl()...)
+	all = append(all, flowControlObjects()...)
 	if len(cfg.ServiceCIDRs) > 0 {
-		all = append(all, want{
+		all = append(all, desiredObjects{
 			networkingv1.SchemeGroupVersion.WithResource("servicecidrs"),
-			objects([]*networkingv1.ServiceCIDR{serviceCIDR(cfg.ServiceCIDRs)}), mendServiceCIDR,
+			objects([]*networkingv1.ServiceCIDR{serviceCIDR(cfg.ServiceCIDRs)}), reconcileServiceCIDR,
 		})
 	}
 	return all
@@ -141,11 +138,11 @@ func serviceCIDR(cidrs []string) *networkingv1.ServiceCIDR {
 	}
 }
 
-// pass writes what is missing once and returns how many objects that were.
-func pass(ctx context.Context, cfg Config) (int, error) {
-	all := wants(cfg)
+// writeMissing writes missing objects once and returns the number of writes.
+func writeMissing(ctx context.Context, cfg Config) (int, error) {
+	all := desiredResources(cfg)
 	ops := make([][]store.Op, len(all))
-	// Each cache is filled by a read of etcd, all at the same time.
+	// Each resource's cache is filled from etcd. Do this concurrently.
 	group, gctx := errgroup.WithContext(ctx)
 	for i, w := range all {
 		res := cfg.Registry.Lookup(w.gvr)
@@ -164,8 +161,9 @@ func pass(ctx context.Context, cfg Config) (int, error) {
 	return commit(ctx, ops)
 }
 
-// missing returns the operations that make w true, as far as it can be read.
-func missing(ctx context.Context, res *registry.Resource, w want, log *slog.Logger) ([]store.Op, error) {
+// missing returns the operations that create or repair the objects of w. Objects that cannot be
+// decoded are skipped.
+func missing(ctx context.Context, res *registry.Resource, w desiredObjects, log *slog.Logger) ([]store.Op, error) {
 	page, err := res.Collection.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {
 		return nil, err
@@ -182,33 +180,33 @@ func missing(ctx context.Context, res *registry.Resource, w want, log *slog.Logg
 			ops = append(ops, res.Collection.Create(key, prepare(ctx, res.Resource, obj), 0))
 			continue
 		}
-		if w.mend == nil {
+		if w.reconcile == nil {
 			continue
 		}
 		existing, err := e.Object()
 		if err != nil {
-			// Whoever is to delete it needs a server that runs.
-			log.ErrorContext(ctx, "an object that the cluster starts with cannot be read", "resource", res.Plural, "key", key, "error", err)
+			// Do not fail: the server must run so that an operator can delete the object.
+			log.ErrorContext(ctx, "decoding initial cluster object failed", "resource", res.Plural, "key", key, "err", err)
 			continue
 		}
-		if mended := w.mend(existing.(api.Object), obj); mended != nil {
-			if mended.GetUID() == "" {
-				mended = prepare(ctx, res.Resource, mended)
+		if repaired := w.reconcile(existing.(api.Object), obj); repaired != nil {
+			if repaired.GetUID() == "" {
+				repaired = prepare(ctx, res.Resource, repaired)
 			}
-			mended.SetResourceVersion("")
-			ops = append(ops, res.Collection.Update(e, mended, 0))
+			repaired.SetResourceVersion("")
+			ops = append(ops, res.Collection.Update(e, repaired, 0))
 		}
 	}
 	return ops, nil
 }
 
-// prepare makes a new object complete, as a create through the API does.
+// prepare completes a new object as a create request through the API does.
 func prepare(ctx context.Context, res *api.Resource, obj api.Object) api.Object {
 	given := obj.DeepCopyObject()
 	res.Default(obj)
-	manage(res, obj)
+	setManagedFields(res, obj)
 	res.PrepareCreate(ctx, obj)
-	// A create through the API takes no status; some of these have one.
+	// PrepareCreate clears the status. Some of these objects have one.
 	switch o := obj.(type) {
 	case *networkingv1.ServiceCIDR:
 		o.Status = given.(*networkingv1.ServiceCIDR).Status
@@ -221,10 +219,9 @@ func prepare(ctx context.Context, res *api.Resource, obj api.Object) api.Object 
 	return obj
 }
 
-// commit writes all operations in as many transactions as the longest list
-// has, since a transaction has at most one of each resource (and is of one
-// store). They run at the
-// same time, so that etcd syncs many with one write to the disk.
+// commit executes all operations. A transaction contains at most one operation per resource and
+// belongs to one store, so there are as many rounds as the longest list has operations. The
+// transactions run concurrently, so that etcd can sync many of them with one disk write.
 func commit(ctx context.Context, ops [][]store.Op) (int, error) {
 	written := 0
 	group, ctx := errgroup.WithContext(ctx)

@@ -27,7 +27,7 @@ import (
 	"hyperkube/internal/api/rbac"
 	"hyperkube/internal/api/scheduling"
 	"hyperkube/internal/store"
-	"hyperkube/internal/testetcd"
+	"hyperkube/internal/testing/testetcd"
 )
 
 func startRegistry(t testing.TB) *registry.Registry { return startRegistryOn(t, testetcd.Client(t)) }
@@ -68,7 +68,7 @@ func get[T any](t *testing.T, r *registry.Registry, gvr schema.GroupVersionResou
 	return obj.(T), e
 }
 
-func TestRunWritesWhatIsMissing(t *testing.T) {
+func TestRunWritesMissingObjects(t *testing.T) {
 	r := startRegistry(t)
 	cfg := Config{Registry: r, ServiceCIDRs: []string{"10.96.0.0/16"}, Log: quiet()}
 	if err := Run(t.Context(), cfg); err != nil {
@@ -99,7 +99,7 @@ func TestRunWritesWhatIsMissing(t *testing.T) {
 	}
 }
 
-// slow is an etcd whose first writes take too long: some of them have happened.
+// slow simulates an etcd whose first writes time out although some of them were committed.
 type slow struct {
 	clientv3.KV
 	left *atomic.Int32
@@ -129,7 +129,7 @@ func (t slowTxn) Commit() (*clientv3.TxnResponse, error) {
 	return nil, rpctypes.ErrTimeout
 }
 
-// TestRunOnSlowEtcd: a disk that stalls for seconds ends no API server that starts.
+// TestRunOnSlowEtcd checks that a disk that stalls for seconds does not make startup fail.
 func TestRunOnSlowEtcd(t *testing.T) {
 	client := testetcd.Client(t)
 	left := &atomic.Int32{}
@@ -147,11 +147,11 @@ func TestRunOnSlowEtcd(t *testing.T) {
 		t.Errorf("%d cluster roles, want %d", got, want)
 	}
 	if left.Load() >= 0 {
-		t.Error("nothing was slow")
+		t.Error("no response was slow")
 	}
 }
 
-func TestRunMendsRoles(t *testing.T) {
+func TestRunReconcilesRoles(t *testing.T) {
 	r := startRegistry(t)
 	cfg := Config{Registry: r, Log: quiet()}
 	if err := Run(t.Context(), cfg); err != nil {
@@ -194,7 +194,7 @@ func TestRunMendsRoles(t *testing.T) {
 		t.Errorf("the scheduler has %d rules: %v", n, scheduler.Rules)
 	}
 	if dns, _ := get[*rbacv1.ClusterRole](t, r, roles, "system:kube-dns"); len(dns.Rules) != 0 {
-		t.Error("a role that shall stay was changed")
+		t.Error("a role that opted out of reconciliation was changed")
 	}
 	if admin, _ := get[*rbacv1.ClusterRoleBinding](t, r, bindings, "cluster-admin"); len(admin.Subjects) != 1 {
 		t.Errorf("the administrators are %v", admin.Subjects)
@@ -231,13 +231,13 @@ func TestPolicyIsValid(t *testing.T) {
 	names := map[string]bool{}
 	for _, role := range policy.ClusterRoles {
 		if names[role.Name] {
-			t.Errorf("%s is there twice", role.Name)
+			t.Errorf("%s is duplicate", role.Name)
 		}
 		names[role.Name] = true
 	}
 	for _, b := range policy.ClusterRoleBindings {
 		if !names[b.RoleRef.Name] {
-			t.Errorf("%s binds a role that is not there", b.Name)
+			t.Errorf("%s binds a role that does not exist", b.Name)
 		}
 	}
 }
@@ -285,7 +285,7 @@ func TestKeeper(t *testing.T) {
 	if err := r.AddHook(services, alloc.Hook); err != nil {
 		t.Fatal(err)
 	}
-	k, err := NewKeeper(KeeperConfig{
+	k, err := NewServiceReconciler(ServiceReconcilerConfig{
 		Registry:  r,
 		ServiceIP: netip.MustParseAddr("10.96.0.1"),
 		Advertise: netip.MustParseAddrPort("192.0.2.1:6443"),
@@ -319,7 +319,7 @@ func TestKeeper(t *testing.T) {
 		t.Errorf("slice %+v", slices)
 	}
 
-	// Who deletes it gets it back.
+	// If a client deletes it, it is created again.
 	c := r.Collection(services)
 	w, err := c.Watch(ctx, store.WatchOptions{Since: e.Revision()})
 	if err != nil {
@@ -344,13 +344,13 @@ func TestKeeper(t *testing.T) {
 	}
 }
 
-// TestSeveralServers: all API servers of a cluster are endpoints of its Service,
-// as long as they run.
-func TestSeveralServers(t *testing.T) {
+// TestMultipleServers checks that all running API servers of a cluster are endpoints of the Service
+// kubernetes.
+func TestMultipleServers(t *testing.T) {
 	client := testetcd.Client(t)
 	r := startRegistryOn(t, client)
 	start := func(address string) (stop func()) {
-		k, err := NewKeeper(KeeperConfig{
+		k, err := NewServiceReconciler(ServiceReconcilerConfig{
 			Registry: r, ServiceIP: netip.MustParseAddr("10.96.0.1"), Advertise: netip.MustParseAddrPort(address),
 			Etcd: client, Prefix: "/registry", Log: quiet(),
 		})

@@ -2,11 +2,11 @@ package bootstrap
 
 import rbacv1 "k8s.io/api/rbac/v1"
 
-// controllerPrefix begins the name of each controller's role; the rest is the
-// name of its service account in kube-system.
+// controllerPrefix is the prefix of controller roles. The rest of the name is the controller's
+// service account in kube-system.
 const controllerPrefix = "system:controller:"
 
-// controllerRoles are the roles of single controllers and their bindings.
+// controllerRoles returns the roles of the individual controllers and their bindings.
 func controllerRoles() (roles []*rbacv1.ClusterRole, bindings []*rbacv1.ClusterRoleBinding) {
 	for _, c := range controllers() {
 		name := controllerPrefix + c.account
@@ -28,7 +28,7 @@ func controllers() []controller {
 	}
 	events := recordEvents()
 
-	// Workloads.
+	// Workloads
 	add("deployment-controller",
 		rule("get list update watch", "apps extensions", "deployments"),
 		rule("update", "apps extensions", "deployments/status"),
@@ -104,7 +104,7 @@ func controllers() []controller {
 		rule(read, "external.metrics.k8s.io", "*"),
 		events)
 
-	// Services.
+	// Services
 	add("endpoint-controller",
 		rule(read, "core", "pods services"),
 		rule("create delete get list update watch", "core", "endpoints"),
@@ -139,7 +139,7 @@ func controllers() []controller {
 		rule("patch", "core", "nodes/status"),
 		events)
 
-	// Nodes and pods.
+	// Nodes and pods
 	add("node-controller",
 		rule("delete get list patch update watch", "core", "nodes"),
 		rule("patch update", "core", "nodes/status"),
@@ -169,7 +169,7 @@ func controllers() []controller {
 		rule("patch update", "core", "pods/status"),
 		events)
 
-	// Namespaces, access and what belongs to other objects.
+	// Namespaces, access control and dependent objects
 	add("namespace-controller",
 		rule("delete get list watch", "core", "namespaces"),
 		rule("update", "core", "namespaces/finalize namespaces/status"),
@@ -204,7 +204,7 @@ func controllers() []controller {
 		rule("attest", "certificates.k8s.io", "signers", "kubernetes.io/kube-apiserver-serving"),
 		rule("create delete list update watch", "certificates.k8s.io", "clustertrustbundles"),
 		events)
-	// Nothing is applied to every object, which has it stored anew.
+	// An empty patch is applied to every object, which rewrites it in the current storage version.
 	add("storage-version-migrator-controller",
 		rule("list patch", "*", "*"),
 		rule("get", "apiextensions.k8s.io", "customresourcedefinitions"),
@@ -221,7 +221,7 @@ func controllers() []controller {
 		rule("get patch update", "admissionregistration.k8s.io", "validatingadmissionpolicies/status"),
 		events)
 
-	// Volumes.
+	// Volumes
 	add("attachdetach-controller",
 		rule("list watch", "core", "persistentvolumeclaims persistentvolumes"),
 		rule(read, "core", "nodes"),
@@ -257,8 +257,8 @@ func controllers() []controller {
 		rule("get list", "core", "nodes"),
 		rule("watch", "core", "events"),
 		events)
-	// Upstream has no provisioner of its own; like every external one this
-	// reads nodes and makes volumes, and pods remove their folders.
+	// This provisioner does not exist in upstream. Like external provisioners, it reads nodes and
+	// creates volumes. It removes directories by means of pods.
 	add("local-path-provisioner",
 		rule("create delete get list update watch", "core", "persistentvolumes"),
 		rule("get list update watch", "core", "persistentvolumeclaims"),

@@ -18,16 +18,16 @@ import (
 	"hyperkube/internal/store"
 )
 
-// The configuration of priority and fairness that every cluster has. The
-// mandatory objects are kept as they are; the suggested ones are an operator's
-// as soon as the annotation apf.kubernetes.io/autoupdate-spec says "false".
+// The default configuration of API Priority and Fairness. Mandatory objects are always reconciled.
+// Suggested objects are not reconciled if their annotation apf.kubernetes.io/autoupdate-spec is
+// "false".
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/flow-control/#defaults
 
 var flowGroup = flowcontrolv1.SchemeGroupVersion
 
-// flowControl is what shall be there.
-func flowControl() []want {
+// flowControlObjects returns the objects that must exist.
+func flowControlObjects() []desiredObjects {
 	var levels []*flowcontrolv1.PriorityLevelConfiguration
 	for _, p := range slices.Concat(defaults.MandatoryPriorityLevelConfigurations, defaults.SuggestedPriorityLevelConfigurations) {
 		levels = append(levels, p.DeepCopy())
@@ -35,18 +35,18 @@ func flowControl() []want {
 	var schemas []*flowcontrolv1.FlowSchema
 	for _, s := range slices.Concat(defaults.MandatoryFlowSchemas, defaults.SuggestedFlowSchemas) {
 		s = s.DeepCopy()
-		s.Status.Conditions = []flowcontrolv1.FlowSchemaCondition{levelFound(s)}
+		s.Status.Conditions = []flowcontrolv1.FlowSchemaCondition{levelFoundCondition(s)}
 		schemas = append(schemas, s)
 	}
-	return []want{
-		{flowGroup.WithResource("prioritylevelconfigurations"), objects(levels), mendLevel},
-		{flowGroup.WithResource("flowschemas"), objects(schemas), mendSchema},
+	return []desiredObjects{
+		{flowGroup.WithResource("prioritylevelconfigurations"), objects(levels), reconcilePriorityLevel},
+		{flowGroup.WithResource("flowschemas"), objects(schemas), reconcileFlowSchema},
 	}
 }
 
-// levelFound is what the controller of FlowSchemas would write at once: the
+// levelFoundCondition returns the condition that the FlowSchema controller would set, because the priority
 // levels are written together with the schemas.
-func levelFound(s *flowcontrolv1.FlowSchema) flowcontrolv1.FlowSchemaCondition {
+func levelFoundCondition(s *flowcontrolv1.FlowSchema) flowcontrolv1.FlowSchemaCondition {
 	return flowcontrolv1.FlowSchemaCondition{
 		Type:               flowcontrolv1.FlowSchemaConditionDangling,
 		Status:             flowcontrolv1.ConditionFalse,
@@ -57,16 +57,16 @@ func levelFound(s *flowcontrolv1.FlowSchema) flowcontrolv1.FlowSchemaCondition {
 	}
 }
 
-func mendSchema(existing, wanted api.Object) api.Object {
+func reconcileFlowSchema(existing, wanted api.Object) api.Object {
 	is, want := existing.(*flowcontrolv1.FlowSchema), wanted.(*flowcontrolv1.FlowSchema)
 	mandatory := slices.ContainsFunc(defaults.MandatoryFlowSchemas, func(s *flowcontrolv1.FlowSchema) bool { return s.Name == is.Name })
-	auto := mandatory || keptUpToDate(is)
+	auto := mandatory || isAutoUpdated(is)
 	same := !auto || apiequality.Semantic.DeepEqual(is.Spec, want.Spec)
-	if same && says(is, auto) {
+	if same && hasAutoUpdate(is, auto) {
 		return nil
 	}
 	out := is.DeepCopy()
-	say(out, auto)
+	setAutoUpdate(out, auto)
 	if !same {
 		out.Spec = want.Spec
 		out.Generation++
@@ -74,22 +74,22 @@ func mendSchema(existing, wanted api.Object) api.Object {
 	return out
 }
 
-func mendLevel(existing, wanted api.Object) api.Object {
+func reconcilePriorityLevel(existing, wanted api.Object) api.Object {
 	is, want := existing.(*flowcontrolv1.PriorityLevelConfiguration), wanted.(*flowcontrolv1.PriorityLevelConfiguration)
 	mandatory := slices.ContainsFunc(defaults.MandatoryPriorityLevelConfigurations,
 		func(p *flowcontrolv1.PriorityLevelConfiguration) bool { return p.Name == is.Name })
-	auto := mandatory || keptUpToDate(is)
+	auto := mandatory || isAutoUpdated(is)
 	spec := want.Spec.DeepCopy()
 	if is.Name == flowcontrolv1.PriorityLevelConfigurationNameExempt && is.Spec.Exempt != nil {
-		// How much the exempt level lends is for operators to say.
+		// Operators may configure how much concurrency the exempt level lends.
 		spec.Exempt = is.Spec.Exempt
 	}
 	same := !auto || apiequality.Semantic.DeepEqual(&is.Spec, spec)
-	if same && says(is, auto) {
+	if same && hasAutoUpdate(is, auto) {
 		return nil
 	}
 	out := is.DeepCopy()
-	say(out, auto)
+	setAutoUpdate(out, auto)
 	if !same {
 		out.Spec = *spec
 		out.Generation++
@@ -97,21 +97,21 @@ func mendLevel(existing, wanted api.Object) api.Object {
 	return out
 }
 
-// keptUpToDate tells whether the spec of a suggested object is Kubernetes' own:
-// by its annotation, or, without one, if nobody has changed it.
-func keptUpToDate(obj api.Object) bool {
+// isAutoUpdated reports whether the spec of a suggested object is reconciled: by its annotation or,
+// without one, if the spec has never changed.
+func isAutoUpdated(obj api.Object) bool {
 	if auto, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey]); err == nil {
 		return auto
 	}
 	return obj.GetGeneration() == 1
 }
 
-func says(obj api.Object, auto bool) bool {
+func hasAutoUpdate(obj api.Object, auto bool) bool {
 	is, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey])
 	return err == nil && is == auto
 }
 
-func say(obj api.Object, auto bool) {
+func setAutoUpdate(obj api.Object, auto bool) {
 	annotations := obj.GetAnnotations()
 	if annotations == nil {
 		annotations = map[string]string{}
@@ -120,25 +120,25 @@ func say(obj api.Object, auto bool) {
 	obj.SetAnnotations(annotations)
 }
 
-// KeepFlowControl writes what is missing of the configuration of priority and
-// fairness, mends what may be mended, and deletes what an older version
-// suggested and nobody has made their own.
-func KeepFlowControl(ctx context.Context, reg *registry.Registry) error {
+// ReconcileFlowControl reconciles the default configuration of API Priority and Fairness: it creates
+// missing objects, updates those that are reconciled automatically, and deletes obsolete suggested
+// objects that operators have not taken over.
+func ReconcileFlowControl(ctx context.Context, reg *registry.Registry) error {
 	var err error
-	for range attempts {
-		if err = keepFlowControl(ctx, reg); err == nil {
+	for range maxAttempts {
+		if err = reconcileFlowControlOnce(ctx, reg); err == nil {
 			return nil
 		}
 		if _, ok := errors.AsType[*store.ConflictError](err); !ok {
 			break
 		}
 	}
-	return fmt.Errorf("keeping the configuration of priority and fairness: %w", err)
+	return fmt.Errorf("reconciling default flow control configuration: %w", err)
 }
 
-func keepFlowControl(ctx context.Context, reg *registry.Registry) error {
+func reconcileFlowControlOnce(ctx context.Context, reg *registry.Registry) error {
 	var ops [][]store.Op
-	for _, w := range flowControl() {
+	for _, w := range flowControlObjects() {
 		res := reg.Lookup(w.gvr)
 		if res == nil {
 			continue
@@ -147,7 +147,7 @@ func keepFlowControl(ctx context.Context, reg *registry.Registry) error {
 		if err != nil {
 			return err
 		}
-		old, err := outdated(ctx, res, w)
+		old, err := obsoleteDeletions(ctx, res, w)
 		if err != nil {
 			return err
 		}
@@ -157,9 +157,9 @@ func keepFlowControl(ctx context.Context, reg *registry.Registry) error {
 	return err
 }
 
-// outdated returns the deletions of objects that are Kubernetes' own and
-// suggested no longer.
-func outdated(ctx context.Context, res *registry.Resource, w want) ([]store.Op, error) {
+// obsoleteDeletions returns operations that delete automatically reconciled objects that are no longer
+// suggested.
+func obsoleteDeletions(ctx context.Context, res *registry.Resource, w desiredObjects) ([]store.Op, error) {
 	page, err := res.Collection.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {
 		return nil, err
@@ -172,9 +172,9 @@ func outdated(ctx context.Context, res *registry.Resource, w want) ([]store.Op, 
 	for _, e := range page.Entries {
 		o, err := e.Object()
 		if err != nil {
-			continue // nobody can tell whose it is
+			continue // its owner is unknown
 		}
-		if obj := o.(api.Object); !known[obj.GetName()] && says(obj, true) {
+		if obj := o.(api.Object); !known[obj.GetName()] && hasAutoUpdate(obj, true) {
 			ops = append(ops, res.Collection.Delete(e))
 		}
 	}

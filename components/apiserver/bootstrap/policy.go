@@ -1,9 +1,12 @@
 package bootstrap
 
-import rbacv1 "k8s.io/api/rbac/v1"
+import (
+	rbacv1 "k8s.io/api/rbac/v1"
 
-// Policy is all of RBAC that a cluster starts with. The objects are the
-// caller's.
+	"hyperkube/internal/credentials/pki"
+)
+
+// Policy contains all RBAC objects that a cluster starts with. The caller owns the objects.
 type Policy struct {
 	ClusterRoles        []*rbacv1.ClusterRole
 	ClusterRoleBindings []*rbacv1.ClusterRoleBinding
@@ -11,8 +14,9 @@ type Policy struct {
 	RoleBindings        []*rbacv1.RoleBinding
 }
 
-// DefaultPolicy is upstream's, with what our own components need beyond it.
-// See https://kubernetes.io/docs/reference/access-authn-authz/rbac/#default-roles-and-role-bindings
+// DefaultPolicy returns upstream's policy with the additional permissions of this project's
+// components. See
+// https://kubernetes.io/docs/reference/access-authn-authz/rbac/#default-roles-and-role-bindings
 func DefaultPolicy() Policy {
 	roles, bindings := controllerRoles()
 	return Policy{
@@ -23,8 +27,8 @@ func DefaultPolicy() Policy {
 	}
 }
 
-// nodeRules are what a kubelet may do, as far as the Node authorizer does not
-// restrict it further to what concerns its own node.
+// nodeRules returns the permissions of kubelets. The Node authorizer further restricts them to
+// objects related to the kubelet's own node.
 func nodeRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		rule("create", "authentication.k8s.io", "tokenreviews"),
@@ -62,7 +66,7 @@ func clusterRoles() []*rbacv1.ClusterRole {
 	return append(userRoles(), componentRoles()...)
 }
 
-// userRoles are for people, and for reading what the cluster can do.
+// userRoles returns the roles for users and for API discovery.
 func userRoles() []*rbacv1.ClusterRole {
 	return []*rbacv1.ClusterRole{
 		clusterRole("cluster-admin",
@@ -126,8 +130,7 @@ func userRoles() []*rbacv1.ClusterRole {
 	}
 }
 
-// componentRoles are for programs, those of the cluster and those that are
-// often added to one.
+// componentRoles returns the roles for components of the cluster and for common add-ons.
 func componentRoles() []*rbacv1.ClusterRole {
 	const (
 		signerClient  = "kubernetes.io/kube-apiserver-client"
@@ -152,6 +155,10 @@ func componentRoles() []*rbacv1.ClusterRole {
 			rule("proxy", "core", "nodes"),
 			rule("*", "core", `nodes/proxy nodes/metrics nodes/stats nodes/log nodes/configz
 				nodes/healthz nodes/pods`)),
+		// The API server proxies to all paths of a kubelet; system:kubelet-api-admin lacks some of them, and reads Nodes.
+		clusterRole(kubeletClients,
+			rule("*", "core", `nodes/proxy nodes/metrics nodes/stats nodes/log nodes/configz
+				nodes/healthz nodes/pods nodes/checkpoint nodes/statusz`)),
 		clusterRole("system:node-bootstrapper",
 			rule("create get list watch", "certificates.k8s.io", "certificatesigningrequests")),
 		clusterRole("system:auth-delegator",
@@ -171,8 +178,8 @@ func componentRoles() []*rbacv1.ClusterRole {
 			rule("create", "authorization.k8s.io", "subjectaccessreviews"),
 			rule("list watch", "*", "*"),
 			rule("create", "core", "serviceaccounts/token")),
-		// Upstream's DNS add-on brings a role of its own; here the built-in
-		// one serves the slices, the pods and the namespaces too.
+		// Upstream's DNS add-on has its own role. Here the built-in role also grants access to
+		// EndpointSlices, pods and namespaces.
 		clusterRole("system:kube-dns",
 			rule("list watch", "core", "endpoints services"),
 			rule("list watch", "core", "namespaces pods"),
@@ -233,7 +240,7 @@ func componentRoles() []*rbacv1.ClusterRole {
 			rule("patch update", "resource.k8s.io", "resourceclaims/binding"),
 			rule("get list patch update watch", "core", "pods/finalizers"),
 			rule(read, "resource.k8s.io", "resourceslices devicetaintrules"),
-			// Priorities are read when pods are preempted.
+			// Preemption reads priority classes.
 			rule(read, "scheduling.k8s.io", "priorityclasses")),
 	}
 }
@@ -246,12 +253,13 @@ func clusterRoleBindings() []*rbacv1.ClusterRoleBinding {
 		bindCluster("system:discovery", group(authenticated)),
 		bindCluster("system:basic-user", group(authenticated)),
 		bindCluster("system:public-info-viewer", group(authenticated), group(unauthenticated)),
+		bindCluster(kubeletClients, group(pki.KubeletClientGroup)),
 		bindCluster("system:node-proxier", user("system:kube-proxy")),
 		bindCluster("system:kube-controller-manager", user("system:kube-controller-manager")),
 		bindCluster("system:kube-dns", account("kube-dns")),
 		bindCluster("system:kube-scheduler", user("system:kube-scheduler")),
 		bindCluster("system:volume-scheduler", user("system:kube-scheduler")),
-		// Nodes are the Node authorizer's; the binding is kept empty.
+		// The Node authorizer authorizes nodes. The binding exists but has no subjects.
 		bindCluster("system:node"),
 		bindCluster("system:service-account-issuer-discovery", group("system:serviceaccounts")),
 		bindCluster("system:cluster-trust-bundle-discovery", group("system:serviceaccounts")),
@@ -259,9 +267,12 @@ func clusterRoleBindings() []*rbacv1.ClusterRoleBinding {
 }
 
 const (
+	// kubeletClients is the role of API servers at kubelets.
+	kubeletClients = "system:hyperkube:kubelet-clients"
+
 	kubeSystem = "kube-system"
 	kubePublic = "kube-public"
-	// authReader allows to read how to tell proxied users.
+	// authReader allows reading the configuration of front proxy authentication.
 	authReader = "extension-apiserver-authentication-reader"
 )
 

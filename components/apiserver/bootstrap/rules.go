@@ -8,13 +8,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The policy is written as lines such as
+// The policy is written in lines such as
 //
-//	rule("get list watch", "core apps", "pods deployments")
+//     rule("get list watch", "core apps", "pods deployments")
 //
-// with "core" for the group that has no name.
+// with "core" for the legacy group "".
 
-// Verbs that often go together.
+// Common combinations of verbs.
 const (
 	read       = "get list watch"
 	readUpdate = "get list patch update watch"
@@ -22,7 +22,7 @@ const (
 	readWrite  = read + " " + write
 )
 
-// rule grants verbs on resources of groups, or with names only on those.
+// rule grants verbs on resources of groups, limited to the given names, if any.
 func rule(verbs, groups, resources string, names ...string) rbacv1.PolicyRule {
 	gs := strings.Fields(groups)
 	for i, g := range gs {
@@ -39,12 +39,12 @@ func rule(verbs, groups, resources string, names ...string) rbacv1.PolicyRule {
 	}
 }
 
-// paths grants get on paths outside of the API.
+// paths grants get on non-resource paths.
 func paths(list string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{Verbs: []string{"get"}, NonResourceURLs: sorted(list)}
 }
 
-// recordEvents is what every component that tells of its doings needs.
+// recordEvents is the permission of components that record events.
 func recordEvents() rbacv1.PolicyRule {
 	return rule("create patch update", "core events.k8s.io", "events")
 }
@@ -55,8 +55,8 @@ func sorted(list string) []string {
 	return words
 }
 
-// meta marks an object as one that starts with the cluster and is kept up to
-// date, unless someone sets the annotation to "false".
+// meta returns the metadata of an initial object, which is reconciled on startup unless its
+// annotation is set to "false".
 func meta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace:   namespace,
@@ -70,12 +70,12 @@ func clusterRole(name string, rules ...rbacv1.PolicyRule) *rbacv1.ClusterRole {
 	return &rbacv1.ClusterRole{ObjectMeta: meta("", name), Rules: rules}
 }
 
-// aggregateTo names the label by which a role's rules become a part of another
-// role, "admin", "edit" or "view".
+// aggregateTo returns the label that aggregates a role's rules into another role: "admin", "edit"
+// or "view".
 func aggregateTo(role string) string { return "rbac.authorization.k8s.io/aggregate-to-" + role }
 
-// aggregated is a role whose rules its controller collects. It becomes itself
-// a part of the role to, unless that is empty.
+// aggregated returns a role whose rules the aggregation controller collects. The role itself is
+// aggregated into the role to, unless that is empty.
 func aggregated(name, to string) *rbacv1.ClusterRole {
 	r := clusterRole(name)
 	r.AggregationRule = &rbacv1.AggregationRule{ClusterRoleSelectors: []metav1.LabelSelector{
@@ -87,14 +87,14 @@ func aggregated(name, to string) *rbacv1.ClusterRole {
 	return r
 }
 
-// part is a role whose rules become a part of the role to.
+// part returns a role whose rules are aggregated into the role to.
 func part(to string, rules ...rbacv1.PolicyRule) *rbacv1.ClusterRole {
 	r := clusterRole("system:aggregate-to-"+to, rules...)
 	r.Labels[aggregateTo(to)] = "true"
 	return r
 }
 
-// bindCluster binds a ClusterRole to subjects, under the role's name.
+// bindCluster returns a ClusterRoleBinding of a ClusterRole to subjects, with the role's name.
 func bindCluster(role string, subjects ...rbacv1.Subject) *rbacv1.ClusterRoleBinding {
 	return &rbacv1.ClusterRoleBinding{
 		ObjectMeta: meta("", role),
@@ -107,7 +107,7 @@ func role(namespace, name string, rules ...rbacv1.PolicyRule) *rbacv1.Role {
 	return &rbacv1.Role{ObjectMeta: meta(namespace, name), Rules: rules}
 }
 
-// bind binds a Role of the same namespace to subjects.
+// bind returns a RoleBinding of a Role in the same namespace to subjects.
 func bind(namespace, name, role string, subjects ...rbacv1.Subject) *rbacv1.RoleBinding {
 	return &rbacv1.RoleBinding{
 		ObjectMeta: meta(namespace, name),
@@ -124,7 +124,7 @@ func group(name string) rbacv1.Subject {
 	return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: name}
 }
 
-// account is a service account of kube-system.
+// account returns a service account of kube-system as a subject.
 func account(name string) rbacv1.Subject {
 	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: name}
 }

@@ -12,9 +12,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// TestAdopt serves what clusters of Kubernetes 1.19 have stored: Services without
-// families and claims whose source is told in one of its two ways. They can be
-// changed, which is how they go as well.
+// TestAdopt serves objects that clusters of Kubernetes 1.19 have stored: Services without IP
+// families, and claims with only one of the two data source fields. They can be updated and
+// deleted.
 func TestAdopt(t *testing.T) {
 	const single, dual = corev1.IPFamilyPolicySingleStack, corev1.IPFamilyPolicyRequireDualStack
 	services := map[string]struct {

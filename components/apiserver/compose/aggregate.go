@@ -7,8 +7,8 @@ import (
 	"hyperkube/components/apiserver/aggregation"
 )
 
-// aggregate makes what knows the APIs of other servers, and what tells these
-// whom to trust.
+// aggregate creates the aggregator for other servers' APIs, and the publisher of the authentication
+// configuration that those servers read.
 func (s *Server) aggregate() error {
 	cfg, reg := s.cfg, s.server.Registry()
 	var cert func() (*tls.Certificate, error)
@@ -20,20 +20,20 @@ func (s *Server) aggregate() error {
 	}
 	own := s.ClientConfig("system:apiserver", "system:masters")
 	own.UserAgent = "kube-apiserver"
-	s.others, err = aggregation.New(aggregation.Config{
+	s.aggregator, err = aggregation.New(aggregation.Config{
 		Registry: reg, REST: own,
-		ClientCert: cert, EndpointRouting: cfg.EndpointRouting, Lost: s.server.Metrics().Lost, Log: cfg.Log,
+		ClientCert: cert, EndpointRouting: cfg.EndpointRouting, ProxyFailed: s.server.Metrics().ProxyFailed, Log: cfg.Log,
 	})
 	if err != nil {
 		return err
 	}
-	for _, c := range s.others.Collectors() {
+	for _, c := range s.aggregator.Collectors() {
 		if err := s.server.Metrics().Registry().Register(c); err != nil {
-			return fmt.Errorf("registering metrics of other servers: %w", err)
+			return fmt.Errorf("registering aggregation metrics: %w", err)
 		}
 	}
-	s.trust, err = aggregation.NewTrust(aggregation.TrustConfig{
-		Registry: reg, Kube: s.own.Kube, Bundles: s.authn.CABundles, Changed: s.authn.Changed(),
+	s.authConfigPublisher, err = aggregation.NewAuthConfigPublisher(aggregation.AuthConfigPublisherConfig{
+		Registry: reg, Kube: s.ownClients.Kube, Bundles: s.authn.CABundles, Changed: s.authn.Changed(),
 		FrontProxy: cfg.FrontProxy, Log: cfg.Log,
 	})
 	return err

@@ -24,12 +24,11 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 	apiregistrationclient "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 
-	"hyperkube/internal/testextension"
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testextension"
+	"hyperkube/internal/testing/testwait"
 )
 
-// TestAggregation has an extension server behind the API server that is known
-// to it by its APIService alone.
+// TestAggregation runs an extension server behind the API server, registered by an APIService.
 func TestAggregation(t *testing.T) {
 	e := start(t)
 	ctx := t.Context()
@@ -40,7 +39,7 @@ func TestAggregation(t *testing.T) {
 	kube := kubernetes.NewForConfigOrDie(cfg)
 	services := apiregistrationclient.NewForConfigOrDie(cfg).APIServices()
 
-	// The server's own groups.
+	// The server's built-in groups
 	testwait.Succeed(t, "own APIServices", func() error {
 		s, err := services.Get(ctx, "v1.apps", metav1.GetOptions{})
 		if err != nil {
@@ -146,7 +145,7 @@ func TestAggregation(t *testing.T) {
 		}
 	}
 
-	// Discovery, all of it.
+	// Complete discovery
 	testwait.Succeed(t, "discovery", func() error {
 		_, lists, err := kube.Discovery().ServerGroupsAndResources()
 		if err != nil {
@@ -163,7 +162,7 @@ func TestAggregation(t *testing.T) {
 		"/apis":                    `"name":"wardle.example.com"`,
 		"/apis/wardle.example.com": `"preferredVersion":{"groupVersion":"wardle.example.com/v1alpha1"`,
 		"/openapi/v3":              "openapi/v3/apis/wardle.example.com/v1alpha1?hash=1",
-		"/openapi/v3/apis/wardle.example.com/v1alpha1": "What flunders want",
+		"/openapi/v3/apis/wardle.example.com/v1alpha1": "The spec of a flunder.",
 		"/openapi/v2": "com.example.wardle.v1alpha1.Flunder",
 	} {
 		if got, err := raw(kube, path); err != nil || !strings.Contains(got, want) {
@@ -179,7 +178,7 @@ func TestAggregation(t *testing.T) {
 		t.Errorf("groups in the order of %v", groups.Groups)
 	}
 
-	// Requests are passed on in the name of who sent them.
+	// Requests are proxied with the identity of the user.
 	create := func(c kubernetes.Interface, name string) error {
 		return c.CoreV1().RESTClient().Post().RequestURI(flunders).SetHeader("Content-Type", "application/json").
 			Body([]byte(`{"kind":"Flunder","apiVersion":"wardle.example.com/v1alpha1","metadata":{"name":"` + name + `"}}`)).Do(ctx).Error()
@@ -221,7 +220,7 @@ func TestAggregation(t *testing.T) {
 	stream.Close()
 	upgrade(t, cfg, flunders+"/one")
 
-	// Headers of a client are not a proxy's.
+	// Front proxy headers that a client sends are ignored.
 	forged := rest.CopyConfig(cfg)
 	forged.TLSClientConfig = rest.TLSClientConfig{CAData: cfg.CAData, CAFile: cfg.CAFile}
 	forged.Wrap(func(rt http.RoundTripper) http.RoundTripper {
@@ -232,16 +231,16 @@ func TestAggregation(t *testing.T) {
 		})
 	})
 	if err := create(kubernetes.NewForConfigOrDie(forged), "three"); err == nil {
-		t.Error("forged headers are believed")
+		t.Error("forged headers are trusted")
 	}
 
-	// It goes, and then its APIService does.
+	// The server stops, and then its APIService is deleted.
 	server.Close()
 	s, err = services.Get(ctx, s.Name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Spec.VersionPriority++ // look again now
+	s.Spec.VersionPriority++ // triggers a check
 	if _, err := services.Update(ctx, s, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +248,7 @@ func TestAggregation(t *testing.T) {
 	if err := services.Delete(ctx, s.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	testwait.Succeed(t, "group gone", func() error {
+	testwait.Succeed(t, "group to be removed", func() error {
 		if got, err := raw(kube, "/apis"); err != nil || strings.Contains(got, testextension.Group) {
 			return fmt.Errorf("%w %s", err, got)
 		}
@@ -257,7 +256,7 @@ func TestAggregation(t *testing.T) {
 	})
 }
 
-// upgrade takes a connection over, through the proxy.
+// upgrade upgrades a connection through the proxy.
 func upgrade(t *testing.T, cfg *rest.Config, path string) {
 	t.Helper()
 	tlsConfig, err := rest.TLSConfigFor(cfg)
@@ -291,9 +290,9 @@ func (f roundTripper) RoundTrip(req *http.Request) (*http.Response, error) { ret
 
 func dialTLS(host string, cfg *tls.Config) (net.Conn, error) { return tls.Dial("tcp", host, cfg) }
 
-// TestAggregationEnds: the server ends, as its cleanup sees to, though there is an
-// APIService whose server it looks after.
-func TestAggregationEnds(t *testing.T) {
+// TestAggregationShutdown checks that the server stops while an APIService's probe is running. The
+// cleanup of start fails otherwise.
+func TestAggregationShutdown(t *testing.T) {
 	e := start(t)
 	cfg, err := clientcmd.BuildConfigFromFlags("", e.conf)
 	if err != nil {
@@ -313,7 +312,7 @@ func TestAggregationEnds(t *testing.T) {
 	testwait.Succeed(t, "condition", func() error {
 		got, err := services.Get(t.Context(), s.Name, metav1.GetOptions{})
 		if err == nil && helper.GetAPIServiceConditionByType(got, apiregistrationv1.Available) == nil {
-			err = errors.New("nobody looked after it")
+			err = errors.New("not reconciled")
 		}
 		return err
 	})

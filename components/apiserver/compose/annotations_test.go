@@ -20,14 +20,14 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"hyperkube/components/apiserver/compose"
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// TestAuditAnnotations: what webhooks and policies note about a request stands in
-// its audit event, in the log as at the webhook of the audit.
+// TestAuditAnnotations checks that annotations of webhooks and policies are part of the request's
+// audit event, both in the log and at the audit webhook.
 func TestAuditAnnotations(t *testing.T) {
 	var mu sync.Mutex
-	sent := map[string]string{} // by the webhook of the audit
+	sent := map[string]string{} // by the audit webhook
 	note := func(into map[string]string, ev *auditv1.Event) {
 		if ev.ObjectRef != nil && ev.ObjectRef.Resource == "secrets" && ev.Verb == "create" {
 			maps.Copy(into, ev.Annotations)
@@ -113,7 +113,7 @@ func TestAuditAnnotations(t *testing.T) {
 		}
 		return nil
 	}
-	testwait.Succeed(t, "informers to follow", func() error {
+	testwait.Succeed(t, "informers to catch up", func() error {
 		s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{GenerateName: "s-"}, StringData: map[string]string{"a": "", "b": ""}}
 		if _, err := kube.CoreV1().Secrets("noted").Create(ctx, s, metav1.CreateOptions{}); err != nil {
 			return err

@@ -11,14 +11,12 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// defaultCertDir is where the serving certificate is without --tls-cert-file
-// and --cert-dir.
+// defaultCertDir is the default of --cert-dir, which is used without --tls-cert-file.
 const defaultCertDir = "/var/run/kubernetes"
 
-// certificate names the serving certificate of cfg: that of --tls-cert-file,
-// or else apiserver.crt and apiserver.key in --cert-dir, which are made,
-// signed by nobody, where neither is there yet. Test environments of
-// controllers start servers so.
+// certificate sets the serving certificate of cfg: that of --tls-cert-file, or else apiserver.crt
+// and apiserver.key in --cert-dir. If neither file exists, a self-signed certificate is generated.
+// Controller test environments (envtest) rely on that.
 func (o *options) certificate(cfg *Config) error {
 	if o.certFile != "" || o.keyFile != "" {
 		if o.certFile == "" || o.keyFile == "" {
@@ -38,7 +36,7 @@ func (o *options) certificate(cfg *Config) error {
 	names := []string{"kubernetes.default.svc", "kubernetes.default", "kubernetes"}
 	var ips []net.IP
 	if len(cfg.ServiceCIDRs) > 0 {
-		ips = append(ips, net.IP(firstOf(cfg.ServiceCIDRs[0]).AsSlice()))
+		ips = append(ips, net.IP(firstAddress(cfg.ServiceCIDRs[0]).AsSlice()))
 	}
 	if bind, err := netip.ParseAddr(o.bind); err == nil && !bind.IsUnspecified() {
 		ips = append(ips, net.IP(bind.AsSlice()))
@@ -47,13 +45,13 @@ func (o *options) certificate(cfg *Config) error {
 	}
 	cert, key, err := certutil.GenerateSelfSignedCertKey(cfg.Advertise.Addr().String(), ips, names)
 	if err != nil {
-		return fmt.Errorf("making a serving certificate: %w", err)
+		return fmt.Errorf("generating serving certificate: %w", err)
 	}
 	if err := keyutil.WriteKey(cfg.KeyFile, key); err != nil {
-		return fmt.Errorf("keeping the key of the serving certificate: %w", err)
+		return fmt.Errorf("writing key of serving certificate: %w", err)
 	}
 	if err := certutil.WriteCert(cfg.CertFile, cert); err != nil {
-		return fmt.Errorf("keeping the serving certificate: %w", err)
+		return fmt.Errorf("writing serving certificate: %w", err)
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestCertDir holds which certificate the server shows without --tls-cert-file.
+// TestCertDir checks which serving certificate is used without --tls-cert-file.
 func TestCertDir(t *testing.T) {
 	cfg := Config{
 		Advertise:    netip.MustParseAddrPort("192.0.2.1:6443"),
@@ -37,7 +37,7 @@ func TestCertDir(t *testing.T) {
 		t.Errorf("the key: %v, %v", info, err)
 	}
 
-	// Once it is there it is taken as it is.
+	// An existing certificate is used.
 	before, err := os.ReadFile(cfg.CertFile)
 	if err != nil {
 		t.Fatal(err)
@@ -49,15 +49,15 @@ func TestCertDir(t *testing.T) {
 		t.Errorf("the certificate was made again: %v", err)
 	}
 
-	// Half a pair is nobody's to complete.
+	// An incomplete pair is an error.
 	if err := os.Remove(cfg.KeyFile); err != nil {
 		t.Fatal(err)
 	}
 	if err := o.certificate(&cfg); err == nil {
-		t.Error("a certificate without its key was taken")
+		t.Error("a certificate without its key is accepted")
 	}
 	if err := (&options{certFile: "a.crt", certDir: dir}).certificate(&cfg); err == nil {
-		t.Error("--tls-cert-file without a key was taken")
+		t.Error("--tls-cert-file without a key is accepted")
 	}
 	named := Config{CertFile: "a.crt", KeyFile: "a.key"}
 	if err := (&options{certFile: "a.crt", keyFile: "a.key", certDir: dir}).certificate(&named); err != nil || named.CertFile != "a.crt" {

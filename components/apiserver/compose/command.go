@@ -24,15 +24,15 @@ import (
 	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/authn"
-	"hyperkube/internal/encryption"
-	"hyperkube/internal/hostaddress"
-	"hyperkube/internal/logs"
-	"hyperkube/internal/rawconn"
-	"hyperkube/internal/tokens"
-	"hyperkube/internal/zpages"
+	"hyperkube/internal/base/logging"
+	"hyperkube/internal/credentials/encryption"
+	"hyperkube/internal/credentials/tokens"
+	"hyperkube/internal/host/hostaddress"
+	"hyperkube/internal/serving/rawconn"
+	"hyperkube/internal/serving/zpages"
 )
 
-// options are the flags of kube-apiserver, under upstream's names.
+// options contains the flags of kube-apiserver, with upstream's names.
 type options struct {
 	etcdServers                []string
 	etcdCA, etcdCert, etcdKey  string
@@ -58,7 +58,7 @@ type options struct {
 	admissionConfig            string
 	encryptionConfig           string
 	encryptionReload           bool
-	format                     logs.Format
+	format                     logging.Format
 	kubeletCert, kubeletKey    string
 	kubeletCA                  string
 	kubeletAddressTypes        []string
@@ -75,12 +75,12 @@ type options struct {
 	more                       moreOptions
 }
 
-// NewCommand is `kube-apiserver`.
+// NewCommand returns the command kube-apiserver.
 func NewCommand() *cobra.Command {
 	o := &options{nodePorts: utilnet.PortRange{Base: 30000, Size: 2768}}
 	cmd := &cobra.Command{
 		Use:   "kube-apiserver",
-		Short: "The API server: the front of the cluster's state",
+		Short: "The Kubernetes API server validates and configures data for the API objects",
 		Args:  cobra.NoArgs,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context(), zpages.FlagsOf(cmd.Flags())) },
 	}
@@ -93,60 +93,60 @@ func NewCommand() *cobra.Command {
 
 func (o *options) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.etcdServers, "etcd-servers", nil, "List of etcd servers to connect with (scheme://ip:port), comma separated.")
-	f.StringVar(&o.etcdCA, "etcd-cafile", "", "Certificate authority of etcd.")
-	f.StringVar(&o.etcdCert, "etcd-certfile", "", "Client certificate for etcd.")
-	f.StringVar(&o.etcdKey, "etcd-keyfile", "", "Key of the client certificate for etcd.")
-	f.StringVar(&o.etcdPrefix, "etcd-prefix", "/registry", "Prefix of all keys in etcd.")
-	f.StringVar(&o.bind, "bind-address", "0.0.0.0", "Address on which to listen for --secure-port.")
-	f.StringVar(&o.external, "external-hostname", "", "Host by which documents such as those of discovery name this server, with a port or without; empty: the advertised address.")
-	f.StringVar(&o.advertise, "advertise-address", "", "Address at which members of the cluster reach this server; empty: that of --bind-address, or of the default route.")
-	f.IntVar(&o.port, "secure-port", 6443, "Port on which to serve HTTPS.")
-	f.StringVar(&o.certDir, "cert-dir", defaultCertDir, "Directory of the serving certificate without --tls-cert-file: apiserver.crt and apiserver.key, which are made when they are not there.")
-	f.StringVar(&o.certFile, "tls-cert-file", "", "Serving certificate, with its intermediates.")
-	f.StringVar(&o.keyFile, "tls-private-key-file", "", "Key of the serving certificate.")
-	f.StringVar(&o.clientCA, "client-ca-file", "", "Authorities of client certificates.")
-	f.StringVar(&o.tokenFile, "token-auth-file", "", "CSV file of bearer tokens.")
-	f.BoolVar(&o.bootstrapTokens, "enable-bootstrap-token-auth", false, "Let the tokens of joining machines in.")
-	f.BoolVar(&o.anonymous, "anonymous-auth", true, "Let requests without credentials in as system:anonymous.")
-	f.StringVar(&o.proxyCA, "requestheader-client-ca-file", "", "Authorities of front proxies, who vouch for users by headers.")
-	f.StringSliceVar(&o.proxyNames, "requestheader-allowed-names", nil, "Common names of front proxies; empty: any that the authorities signed.")
-	f.StringSliceVar(&o.proxyUser, "requestheader-username-headers", []string{"X-Remote-User"}, "Headers with the user's name.")
-	f.StringSliceVar(&o.proxyUID, "requestheader-uid-headers", []string{"X-Remote-Uid"}, "Headers with the user's UID.")
-	f.StringSliceVar(&o.proxyGroup, "requestheader-group-headers", []string{"X-Remote-Group"}, "Headers with the user's groups.")
-	f.StringSliceVar(&o.proxyExtra, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"}, "Prefixes of headers with more about the user.")
-	f.StringSliceVar(&o.issuers, "service-account-issuer", nil, "Issuers of service account tokens, the first for new ones.")
-	f.StringSliceVar(&o.verifyKeys, "service-account-key-file", nil, "Keys that verify service account tokens.")
-	f.StringVar(&o.signingKey, "service-account-signing-key-file", "", "Key that signs service account tokens.")
-	f.StringSliceVar(&o.audiences, "api-audiences", nil, "Audiences of this server; empty: the issuers.")
-	f.StringVar(&o.serviceCIDRs, "service-cluster-ip-range", "10.96.0.0/16", "Ranges of services' addresses: one, or one of each family, comma separated.")
-	f.Var(&o.nodePorts, "service-node-port-range", "Range of node ports.")
-	f.StringSliceVar(&o.modes, "authorization-mode", []string{"Node", "RBAC"}, "Authorizers in the order in which they are asked.")
-	f.StringSliceVar(&o.enable, "enable-admission-plugins", nil, "Admission plugins besides the default ones.")
-	f.StringSliceVar(&o.disable, "disable-admission-plugins", nil, "Default admission plugins to leave out.")
-	f.StringVar(&o.admissionConfig, "admission-control-config-file", "", "AdmissionConfiguration: the configurations of admission plugins.")
-	f.StringVar(&o.encryptionConfig, "encryption-provider-config", "", "EncryptionConfiguration of what is encrypted at rest.")
-	f.BoolVar(&o.encryptionReload, "encryption-provider-config-automatic-reload", false, "Take up changes of --encryption-provider-config; /healthz then tells of all its key services as one.")
-	f.StringVar(&o.kubeletCert, "kubelet-client-certificate", "", "Client certificate for kubelets.")
-	f.StringVar(&o.kubeletKey, "kubelet-client-key", "", "Key of the client certificate for kubelets.")
-	f.StringVar(&o.kubeletCA, "kubelet-certificate-authority", "", "Authority of the kubelets' serving certificates; empty: they are not verified.")
-	f.StringSliceVar(&o.kubeletAddressTypes, "kubelet-preferred-address-types", []string{"Hostname", "InternalDNS", "InternalIP", "ExternalDNS", "ExternalIP"}, "Types of node addresses, the preferred first.")
-	f.DurationVar(&o.eventTTL, "event-ttl", time.Hour, "How long events are kept.")
-	f.BoolVar(&o.profiling, "profiling", true, "Serve /debug/pprof.")
+	f.StringVar(&o.etcdCA, "etcd-cafile", "", "SSL Certificate Authority file used to secure etcd communication.")
+	f.StringVar(&o.etcdCert, "etcd-certfile", "", "SSL certification file used to secure etcd communication.")
+	f.StringVar(&o.etcdKey, "etcd-keyfile", "", "SSL key file used to secure etcd communication.")
+	f.StringVar(&o.etcdPrefix, "etcd-prefix", "/registry", "The prefix to prepend to all resource paths in etcd.")
+	f.StringVar(&o.bind, "bind-address", "0.0.0.0", "The IP address on which to listen for the --secure-port port.")
+	f.StringVar(&o.external, "external-hostname", "", "The hostname, with an optional port, to use when generating externalized URLs for this server (e.g. OpenID Discovery). If empty, the advertised address is used.")
+	f.StringVar(&o.advertise, "advertise-address", "", "The IP address on which to advertise the apiserver to members of the cluster. If blank, the --bind-address is used. If that is unspecified, the host's default interface is used.")
+	f.IntVar(&o.port, "secure-port", 6443, "The port on which to serve HTTPS with authentication and authorization.")
+	f.StringVar(&o.certDir, "cert-dir", defaultCertDir, "The directory where the TLS certs are located. If --tls-cert-file and --tls-private-key-file are provided, this flag is ignored. Otherwise apiserver.crt and apiserver.key are used, and generated if they do not exist.")
+	f.StringVar(&o.certFile, "tls-cert-file", "", "File containing the default x509 Certificate for HTTPS (CA cert, if any, concatenated after server cert).")
+	f.StringVar(&o.keyFile, "tls-private-key-file", "", "File containing the default x509 private key matching --tls-cert-file.")
+	f.StringVar(&o.clientCA, "client-ca-file", "", "If set, any request presenting a client certificate signed by one of the authorities in this file is authenticated with an identity corresponding to the CommonName of the client certificate.")
+	f.StringVar(&o.tokenFile, "token-auth-file", "", "If set, the file that is used to secure the secure port of the API server via token authentication.")
+	f.BoolVar(&o.bootstrapTokens, "enable-bootstrap-token-auth", false, "Enable to allow secrets of type 'bootstrap.kubernetes.io/token' in the 'kube-system' namespace to be used for TLS bootstrapping authentication.")
+	f.BoolVar(&o.anonymous, "anonymous-auth", true, "Enables anonymous requests to the secure port of the API server. They have a username of system:anonymous and a group name of system:unauthenticated.")
+	f.StringVar(&o.proxyCA, "requestheader-client-ca-file", "", "Root certificate bundle to use to verify client certificates on incoming requests before trusting usernames in headers specified by --requestheader-username-headers.")
+	f.StringSliceVar(&o.proxyNames, "requestheader-allowed-names", nil, "List of client certificate common names to allow to provide usernames in headers specified by --requestheader-username-headers. If empty, any client certificate validated by the authorities in --requestheader-client-ca-file is allowed.")
+	f.StringSliceVar(&o.proxyUser, "requestheader-username-headers", []string{"X-Remote-User"}, "List of request headers to inspect for usernames.")
+	f.StringSliceVar(&o.proxyUID, "requestheader-uid-headers", []string{"X-Remote-Uid"}, "List of request headers to inspect for UIDs.")
+	f.StringSliceVar(&o.proxyGroup, "requestheader-group-headers", []string{"X-Remote-Group"}, "List of request headers to inspect for groups.")
+	f.StringSliceVar(&o.proxyExtra, "requestheader-extra-headers-prefix", []string{"X-Remote-Extra-"}, "List of request header prefixes to inspect.")
+	f.StringSliceVar(&o.issuers, "service-account-issuer", nil, "Identifier of the service account token issuer. If specified multiple times, the first is used to generate tokens and all are used to determine which issuers are accepted.")
+	f.StringSliceVar(&o.verifyKeys, "service-account-key-file", nil, "File containing PEM-encoded x509 RSA or ECDSA private or public keys, used to verify ServiceAccount tokens. Can be specified multiple times.")
+	f.StringVar(&o.signingKey, "service-account-signing-key-file", "", "Path to the file that contains the current private key of the service account token issuer.")
+	f.StringSliceVar(&o.audiences, "api-audiences", nil, "Identifiers of the API. Defaults to the issuer URLs.")
+	f.StringVar(&o.serviceCIDRs, "service-cluster-ip-range", "10.96.0.0/16", "A CIDR notation IP range from which to assign service cluster IPs. Max of two dual-stack CIDRs is allowed, comma separated.")
+	f.Var(&o.nodePorts, "service-node-port-range", "A port range to reserve for services with NodePort visibility, inclusive at both ends of the range. Example: '30000-32767'.")
+	f.StringSliceVar(&o.modes, "authorization-mode", []string{"Node", "RBAC"}, "Ordered list of plug-ins to do authorization on secure port.")
+	f.StringSliceVar(&o.enable, "enable-admission-plugins", nil, "Admission plugins that should be enabled in addition to default enabled ones.")
+	f.StringSliceVar(&o.disable, "disable-admission-plugins", nil, "Admission plugins that should be disabled although they are in the default enabled plugins list.")
+	f.StringVar(&o.admissionConfig, "admission-control-config-file", "", "File with admission control configuration.")
+	f.StringVar(&o.encryptionConfig, "encryption-provider-config", "", "The file containing configuration for encryption providers to be used for storing secrets in etcd.")
+	f.BoolVar(&o.encryptionReload, "encryption-provider-config-automatic-reload", false, "Determines if the file set by --encryption-provider-config should be automatically reloaded if the disk contents change. /healthz then reports all KMS providers as a single check.")
+	f.StringVar(&o.kubeletCert, "kubelet-client-certificate", "", "Path to a client cert file for TLS.")
+	f.StringVar(&o.kubeletKey, "kubelet-client-key", "", "Path to a client key file for TLS.")
+	f.StringVar(&o.kubeletCA, "kubelet-certificate-authority", "", "Path to a cert file for the certificate authority of the kubelets' serving certificates. If empty, they are not verified.")
+	f.StringSliceVar(&o.kubeletAddressTypes, "kubelet-preferred-address-types", []string{"Hostname", "InternalDNS", "InternalIP", "ExternalDNS", "ExternalIP"}, "List of the preferred NodeAddressTypes to use for kubelet connections.")
+	f.DurationVar(&o.eventTTL, "event-ttl", time.Hour, "Amount of time to retain events.")
+	f.BoolVar(&o.profiling, "profiling", true, "Enable profiling via web interface host:port/debug/pprof/.")
 	o.format.Flag(f)
-	f.IntVarP(&o.verbosity, "v", "v", 0, "Log level: above 3 shows what is for debugging.")
-	f.StringVar(&o.proxyCert, "proxy-client-cert-file", "", "Client certificate for aggregated servers.")
-	f.StringVar(&o.proxyKey, "proxy-client-key-file", "", "Key of the client certificate for aggregated servers.")
+	f.IntVarP(&o.verbosity, "v", "v", 0, "Number for the log level verbosity. Above 3, debug messages are logged.")
+	f.StringVar(&o.proxyCert, "proxy-client-cert-file", "", "Client certificate used to prove the identity of the aggregator when it must call out during a request to an aggregated API server.")
+	f.StringVar(&o.proxyKey, "proxy-client-key-file", "", "Private key for the client certificate used to prove the identity of the aggregator when it must call out during a request.")
 	o.security.flags(f)
-	f.BoolVar(&o.endpointRouting, "enable-aggregator-routing", false, "Reach aggregated servers at the addresses of their pods and not at that of their Service.")
-	f.BoolVar(&o.ignoredPrivileged, "allow-privileged", true, "Privileged containers are for Pod Security to decide about; this is accepted and ignored.")
+	f.BoolVar(&o.endpointRouting, "enable-aggregator-routing", false, "Turns on aggregator routing requests to endpoints IP rather than cluster IP.")
+	f.BoolVar(&o.ignoredPrivileged, "allow-privileged", true, "Accepted and ignored: privileged containers are controlled by Pod Security Admission.")
 }
 
 func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
 	log := o.format.New(os.Stderr, level)
-	logs.Own(log)
-	// Requests that are under way when it is time to end are still decrypted.
+	logging.SetDefault(log)
+	// Requests that are in progress during shutdown still need decryption.
 	lasting, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	cfg, err := o.config(lasting, log)
@@ -161,10 +161,10 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 		return err
 	}
 	defer cfg.Etcd.Close()
-	if cfg.EtcdApart, err = o.dialApart(); err != nil {
+	if cfg.EtcdOverrides, err = o.dialOverrides(); err != nil {
 		return err
 	}
-	defer closeApart(cfg.EtcdApart)
+	defer closeOverrides(cfg.EtcdOverrides)
 	if cfg.Listener, err = o.more.listen(ctx, net.JoinHostPort(o.bind, strconv.Itoa(o.port))); err != nil {
 		return err
 	}
@@ -175,8 +175,8 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	return server.Run(ctx)
 }
 
-// config reads the files that the flags name. Etcd and Listener are left. What
-// it encrypts with ends with ctx.
+// config reads the files that the flags name. It does not set Etcd and Listener. The encryption
+// providers stop when ctx is canceled.
 func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) {
 	cfg := Config{
 		EtcdPrefix: o.etcdPrefix, EventTTL: o.eventTTL, Shared: true,
@@ -251,7 +251,7 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 	return cfg, nil
 }
 
-// address is where others reach this server.
+// address returns the address that this server advertises.
 func (o *options) address() (netip.Addr, error) {
 	given, err := parseAddr(o.advertise)
 	if err != nil {
@@ -267,16 +267,16 @@ func (o *options) address() (netip.Addr, error) {
 	address, err := hostaddress.Advertised(bind)
 	switch {
 	case err != nil:
-		return address, fmt.Errorf("address to advertise: %w", err)
+		return address, fmt.Errorf("determining the address to advertise: %w", err)
 	case address.IsValid():
 		return address, nil
 	case bind.IsLoopback():
-		return bind, nil // the machine is alone, as those of tests may be
+		return bind, nil // a host without a network, for example in tests
 	}
-	return address, errors.New("this machine has no address that others could reach: give --advertise-address")
+	return address, errors.New("this host has no address that other hosts can reach: specify --advertise-address")
 }
 
-// parseAddr is an address; "" is an unspecified one.
+// parseAddr parses an address. "" means the unspecified IPv4 address.
 func parseAddr(text string) (netip.Addr, error) {
 	if text == "" {
 		return netip.IPv4Unspecified(), nil
@@ -284,7 +284,7 @@ func parseAddr(text string) (netip.Addr, error) {
 	return netip.ParseAddr(text)
 }
 
-// dial connects with the main etcd.
+// dial connects to the main etcd.
 func (o *options) dial() (*clientv3.Client, error) {
 	if len(o.etcdServers) == 0 {
 		return nil, errors.New("--etcd-servers must be specified")
@@ -292,17 +292,17 @@ func (o *options) dial() (*clientv3.Client, error) {
 	return o.dialTo(o.etcdServers)
 }
 
-// etcdTimeout is for how long an etcd that does not answer is believed to live.
+// etcdTimeout is how long an etcd may be unresponsive before the connection is closed.
 const etcdTimeout = 10 * time.Second
 
-// direct tells whether all servers are reached over TCP, without a proxy.
-func direct(servers []string) bool {
+// isDirect reports whether all servers are reached over TCP without a proxy.
+func isDirect(servers []string) bool {
 	for _, server := range servers {
 		u, err := url.Parse(server)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" {
 			return false
 		}
-		// gRPC asks for the proxy of HTTPS in any case.
+		// gRPC always uses the HTTPS proxy setting.
 		proxy, err := http.ProxyFromEnvironment(&http.Request{URL: &url.URL{Scheme: "https", Host: u.Host}})
 		if err != nil || proxy != nil {
 			return false
@@ -311,29 +311,29 @@ func direct(servers []string) bool {
 	return true
 }
 
-// dialTo connects with an etcd over the network.
+// dialTo connects to an etcd over the network.
 func (o *options) dialTo(servers []string) (*clientv3.Client, error) {
 	cfg := clientv3.Config{
 		Endpoints:            servers,
 		DialTimeout:          20 * time.Second,
 		DialKeepAliveTime:    30 * time.Second,
 		DialKeepAliveTimeout: etcdTimeout,
-		Logger:               logs.Zap(slog.Default(), nil),
+		Logger:               logging.Zap(slog.Default(), nil),
 	}
-	if direct(servers) {
-		cfg.DialOptions = []grpc.DialOption{grpc.WithContextDialer(new(rawconn.Pace).Dialer(etcdTimeout))}
+	if isDirect(servers) {
+		cfg.DialOptions = []grpc.DialOption{grpc.WithContextDialer(new(rawconn.MonitorWaker).Dialer(etcdTimeout))}
 	}
 	info := transport.TLSInfo{CertFile: o.etcdCert, KeyFile: o.etcdKey, TrustedCAFile: o.etcdCA}
 	if !info.Empty() || o.etcdCA != "" {
 		t, err := info.ClientConfig()
 		if err != nil {
-			return nil, fmt.Errorf("reaching etcd: %w", err)
+			return nil, fmt.Errorf("connecting to etcd: %w", err)
 		}
 		cfg.TLS = t
 	}
 	c, err := clientv3.New(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("reaching etcd: %w", err)
+		return nil, fmt.Errorf("connecting to etcd: %w", err)
 	}
 	return c, nil
 }

@@ -15,12 +15,12 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"hyperkube/internal/hostaddress"
-	"hyperkube/internal/pki"
-	"hyperkube/internal/testnetns"
+	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/host/hostaddress"
+	"hyperkube/internal/testing/testnetns"
 )
 
-// TestFlags holds that what the flags say reaches the server.
+// TestFlags checks that flag values reach the server configuration.
 func TestFlags(t *testing.T) {
 	set, err := pki.Ensure(t.TempDir(), pki.Config{})
 	if err != nil {
@@ -96,7 +96,7 @@ func TestFlags(t *testing.T) {
 	}
 	for text, want := range map[string]bool{"batch/v1/jobs": true, "apps/v1/deployments": true, "apps/v1/daemonsets": false} {
 		part := strings.Split(text, "/")
-		if got := cfg.Without(schema.GroupVersionResource{Group: part[0], Version: part[1], Resource: part[2]}); got != want {
+		if got := cfg.Disabled(schema.GroupVersionResource{Group: part[0], Version: part[1], Resource: part[2]}); got != want {
 			t.Errorf("%s is left out: %v", text, got)
 		}
 	}
@@ -104,12 +104,12 @@ func TestFlags(t *testing.T) {
 		"--default-not-ready-toleration-seconds=-1", "--kubernetes-service-node-port=70000", "--tls-min-version=VersionTLS9", "--tls-cipher-suites=NONE",
 		"--runtime-config=v1=false", "--runtime-config=api/all=false", "--runtime-config=batch/v1=maybe"} {
 		if _, err := read(wrong); err == nil {
-			t.Errorf("%s is taken", wrong)
+			t.Errorf("%s is accepted", wrong)
 		}
 	}
 	for _, wrong := range []string{"--watch-cache=false", "--egress-selector-config-file=x", "--tracing-config-file=x", "--logging-format=xml"} {
 		if err := NewCommand().Flags().Parse([]string{wrong}); err == nil {
-			t.Errorf("%s is taken", wrong)
+			t.Errorf("%s is accepted", wrong)
 		}
 	}
 }
@@ -125,7 +125,7 @@ func TestEtcdOverrides(t *testing.T) {
 		"apps/v1/deployments#http://127.0.0.1:1":        "",
 	} {
 		o := options{more: moreOptions{overrides: []string{text}}}
-		apart, err := o.dialApart()
+		apart, err := o.dialOverrides()
 		if (err == nil) != (want != "") {
 			t.Errorf("%s: %v", text, err)
 		}
@@ -134,25 +134,26 @@ func TestEtcdOverrides(t *testing.T) {
 				t.Errorf("%s: %s", text, gr)
 			}
 		}
-		closeApart(apart)
+		closeOverrides(apart)
 	}
 }
 
-// TestAdvertisedAlone: a machine without a network has servers for itself, and none for others.
-func TestAdvertisedAlone(t *testing.T) {
+// TestAdvertisedWithoutNetwork checks that a host without a network can advertise a loopback
+// address.
+func TestAdvertisedWithoutNetwork(t *testing.T) {
 	testnetns.Enter(t)
 	for _, bind := range []string{"127.0.0.1", "::1"} {
 		if got, err := (&options{bind: bind}).address(); err != nil || got.String() != bind {
 			t.Errorf("--bind-address=%s: %v, %v", bind, got, err)
 		}
 	}
-	if got, err := (&options{bind: "0.0.0.0"}).address(); err == nil || !strings.Contains(err.Error(), "give --advertise-address") {
-		t.Errorf("for others: %v, %v", got, err)
+	if got, err := (&options{bind: "0.0.0.0"}).address(); err == nil || !strings.Contains(err.Error(), "specify --advertise-address") {
+		t.Errorf("unspecified address: %v, %v", got, err)
 	}
 }
 
-// TestAdvertised: an address that was given is advertised whatever it is; one that others
-// cannot reach, of those to listen at, is not.
+// TestAdvertised checks that an explicit --advertise-address is always used, and that a bind
+// address that other hosts cannot reach is not advertised.
 func TestAdvertised(t *testing.T) {
 	own, err := hostaddress.Advertised(netip.IPv4Unspecified())
 	if err != nil {
@@ -168,7 +169,7 @@ func TestAdvertised(t *testing.T) {
 		{"", "", own.String()},
 	} {
 		if c.want == (netip.Addr{}).String() {
-			continue // this machine has no address
+			continue // this host has no suitable address
 		}
 		got, err := (&options{advertise: c.advertise, bind: c.bind}).address()
 		if err != nil || got.String() != c.want {

@@ -16,16 +16,16 @@ import (
 
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 	"hyperkube/internal/store"
 )
 
-// lookTimeout bounds how long a component may take to tell how it is.
-const lookTimeout = 5 * time.Second
+// componentTimeout limits the health check of one component.
+const componentTimeout = 5 * time.Second
 
-// components answers for ComponentStatuses: the scheduler and the controllers on
-// this machine, as they say themselves, and the etcds. In `up`, where they are
-// in this process, cfg.Components looks instead.
+// components serves ComponentStatuses: the health of the scheduler and the controller manager on
+// this host, from their /healthz, and of the etcds. In `hyperkube up`, which runs them in this
+// process, cfg.Components is called instead.
 func (s *Server) components(reg *registry.Registry) error {
 	looks := map[string]func(context.Context) (string, error){}
 	maps.Copy(looks, s.cfg.Components)
@@ -39,7 +39,7 @@ func (s *Server) components(reg *registry.Registry) error {
 	}
 	looks["etcd-0"] = etcd(reg.Store())
 	list := func(ctx context.Context) ([]api.Object, error) {
-		ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+		ctx, cancel := context.WithTimeout(ctx, componentTimeout)
 		defer cancel()
 		var mu sync.Mutex // guards found
 		found := map[string]*corev1.ComponentStatus{}
@@ -69,11 +69,11 @@ func (s *Server) components(reg *registry.Registry) error {
 	return reg.Compute(schema.GroupResource{Resource: "componentstatuses"}, list)
 }
 
-// healthz asks a component of this machine. Who it is is not verified: the
-// certificate is one that it made for itself.
+// healthz returns a health check for a component on this host. It does not verify the certificate,
+// which is self-signed.
 func healthz(url string) func(context.Context) (string, error) {
 	client := &http.Client{Transport: &http.Transport{
-		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // nothing is told to it
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // no secrets are sent to it
 		DisableKeepAlives: true,
 	}}
 	return func(ctx context.Context) (string, error) {

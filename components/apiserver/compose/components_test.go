@@ -14,10 +14,10 @@ import (
 
 	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/registry"
-	"hyperkube/internal/testetcd"
+	"hyperkube/internal/testing/testetcd"
 )
 
-// TestComponents asks for what is made when it is asked for.
+// TestComponents reads ComponentStatuses, which are computed for each request.
 func TestComponents(t *testing.T) {
 	s := &Server{cfg: Config{Components: map[string]func(context.Context) (string, error){
 		"scheduler":          func(context.Context) (string, error) { return "ok", nil },

@@ -1,7 +1,6 @@
-// Package compose puts the whole API server together: the server itself, who
-// may enter (authn), what they may do (authz), what is let pass (admission),
-// the addresses of services, and the objects that every cluster starts with.
-// `hyperkube up` and kube-apiserver both run what New returns.
+// Package compose assembles the complete API server: the HTTP server, authentication (authn),
+// authorization (authz), admission, allocation of Service IPs, and the objects that every cluster
+// starts with. Both `hyperkube up` and kube-apiserver use it.
 package compose
 
 import (
@@ -40,133 +39,132 @@ import (
 	"hyperkube/components/apiserver/reviews"
 	"hyperkube/components/apiserver/serviceip"
 	"hyperkube/internal/api"
+	"hyperkube/internal/base/version"
 	"hyperkube/internal/client"
-	"hyperkube/internal/encryption"
-	"hyperkube/internal/measure"
-	"hyperkube/internal/tokens"
-	"hyperkube/internal/version"
-	"hyperkube/internal/zpages"
+	"hyperkube/internal/credentials/encryption"
+	"hyperkube/internal/credentials/tokens"
+	"hyperkube/internal/serving/componentmetrics"
+	"hyperkube/internal/serving/zpages"
 )
 
-// Config of a Server. What is empty is off, or as upstream has it where the
-// comment says so.
+// Config is the configuration of a Server. Empty fields disable a feature, or select upstream's
+// default where the field's comment mentions it.
 type Config struct {
-	// Etcd is where objects are; the server does not close it.
+	// Etcd is the client of the main etcd. The server does not close it.
 	Etcd *clientv3.Client
-	// EtcdPrefix of all keys; "/registry" when empty.
+	// EtcdPrefix is the prefix of all keys. Empty means "/registry".
 	EtcdPrefix string
-	// EtcdApart are other etcds that have the objects of single resources; the
-	// server does not close them.
-	EtcdApart map[schema.GroupResource]*clientv3.Client
-	// Encryption tells how objects are encrypted at rest; nil: not at all. It
-	// ends with whoever made it.
+	// EtcdOverrides are clients of other etcds that store individual resources. The server does not
+	// close them.
+	EtcdOverrides map[schema.GroupResource]*clientv3.Client
+	// Encryption configures encryption at rest. Nil means no encryption. The caller stops it.
 	Encryption *encryption.Transformers
-	// CompactionInterval is how often etcd is told to forget what was; zero
-	// means five minutes, less than zero never.
+	// CompactionInterval is the interval of etcd compactions. Zero means five minutes, a negative
+	// value disables them.
 	CompactionInterval time.Duration
-	// EventTTL is how long events are kept; zero means an hour.
+	// EventTTL is the lifetime of events. Zero means one hour.
 	EventTTL time.Duration
 
-	// Listener takes TLS connections; the server closes it. CertFile and
-	// KeyFile are shown to clients.
+	// Listener accepts TLS connections. The server closes it. CertFile and KeyFile are the serving
+	// certificate and its key.
 	Listener          net.Listener
 	CertFile, KeyFile string
 	// ClientCAFile verifies client certificates.
 	ClientCAFile string
-	// FrontProxyCAFile verifies proxies that vouch for users.
+	// FrontProxyCAFile verifies front proxies, which authenticate users themselves.
 	FrontProxyCAFile string
 	FrontProxy       authn.FrontProxy
-	// ProxyCertFile and ProxyKeyFile show aggregated servers who passes
-	// requests on to them; empty: nothing does.
+	// ProxyCertFile and ProxyKeyFile are the client certificate with which requests are proxied to
+	// aggregated servers. If empty, no certificate is sent.
 	ProxyCertFile, ProxyKeyFile string
-	// EndpointRouting reaches aggregated servers at their pods' addresses.
+	// EndpointRouting connects to aggregated servers at their pod addresses.
 	EndpointRouting bool
-	// TokenFile is a CSV file of tokens.
+	// TokenFile is a CSV file of static tokens.
 	TokenFile string
-	// BootstrapTokens lets the tokens of joining machines in.
+	// BootstrapTokens enables authentication with the bootstrap tokens of joining nodes.
 	BootstrapTokens bool
-	// NoAnonymous turns away requests without credentials, which otherwise
-	// reach what RBAC gives to system:anonymous: health and version.
+	// NoAnonymous rejects requests without credentials. Otherwise they have the permissions that
+	// RBAC grants to system:anonymous: health and version.
 	NoAnonymous bool
 
-	// Issuers of service account tokens, the first for new ones. Key signs
-	// them, Keys verify them.
+	// Issuers of service account tokens. The first one issues new tokens. Key signs tokens, Keys
+	// verify them.
 	Issuers []string
 	Key     crypto.Signer
 	Keys    *tokens.KeySet
-	// Audiences of the API server; nil means the first issuer.
+	// Audiences of the API server. Nil means the first issuer.
 	Audiences []string
 
 	Security
 
-	// AuthorizationModes; nil means Node and RBAC.
+	// AuthorizationModes in order. Nil means Node and RBAC.
 	AuthorizationModes []string
-	// EnableAdmission and DisableAdmission name plugins.
+	// EnableAdmission and DisableAdmission are names of admission plugins.
 	EnableAdmission, DisableAdmission []string
-	// AdmissionConfigFile is an AdmissionConfiguration; empty: none.
+	// AdmissionConfigFile is an AdmissionConfiguration. Empty means none.
 	AdmissionConfigFile string
-	// TolerationSeconds of pods that do not say; nil: five minutes each.
+	// TolerationSeconds of pods that do not set them. Nil means five minutes each.
 	TolerationSeconds *admission.TolerationSeconds
-	// Without tells which resources are not served. It may be nil.
-	Without func(schema.GroupVersionResource) bool
+	// Disabled reports whether a resource is disabled. It may be nil.
+	Disabled func(schema.GroupVersionResource) bool
 
-	// ServiceCIDRs are the default ranges of services' addresses: one, or
-	// one of each family. NodePorts is their range of ports.
+	// ServiceCIDRs are the default ranges of Service IPs: one, or one per IP family. NodePorts is
+	// the range of node ports.
 	ServiceCIDRs []netip.Prefix
 	NodePorts    utilnet.PortRange
-	// Advertise is where others reach this server: the endpoint of the
-	// Service kubernetes.
+	// Advertise is the address at which clients reach this server: the endpoint of the Service
+	// kubernetes.
 	Advertise netip.AddrPort
-	// External is the host by which documents name this server, with a port if
-	// that is another one than Advertise's. Empty: Advertise.
+	// External is the external host of this server, used in generated URLs, with a port if that
+	// differs from Advertise's. Empty means Advertise.
 	External string
-	// Shared: other API servers may serve the same etcd. They and this one
-	// are all endpoints of that Service.
+	// Shared means that other API servers may use the same etcd. All of them are endpoints of the
+	// Service kubernetes.
 	Shared bool
-	// NoEndpoints leaves the endpoints of that Service to somebody else.
+	// NoEndpoints disables reconciliation of the endpoints of the Service kubernetes.
 	NoEndpoints bool
-	// ServiceNodePort is the node port of that Service; zero: it has none.
+	// ServiceNodePort is the node port of the Service kubernetes. Zero means none.
 	ServiceNodePort int32
 
-	// InFlight is how many requests are worked on at the same time, Limits
-	// what they may take. Audit says what is recorded of them.
+	// InFlight limits concurrent requests, Limits limits the resources of requests. Audit
+	// configures auditing.
 	InFlight InFlight
 	Limits   apiserver.Limits
 	Audit    audit.Config
 
-	// Components tell how the scheduler and the controller-manager are, under
-	// these names; those that are not there are asked on this machine.
+	// Components are health checks of the scheduler and the controller-manager, by these names.
+	// Missing ones are checked over HTTPS on this host.
 	Components map[string]func(context.Context) (string, error)
 
 	Kubelet   apiserver.KubeletConfig
 	Profiling bool
-	// Flags and Level as of apiserver.Config.
+	// Flags and Level are as in apiserver.Config.
 	Flags zpages.Flags
 	Level *slog.LevelVar
 	// Log may be nil.
 	Log *slog.Logger
 }
 
-// Server is the whole API server.
+// Server is the complete API server.
 type Server struct {
-	cfg       Config
-	server    *apiserver.Server
-	authn     *authn.Authenticator
-	authz     *authz.Authorizer
-	admission *admission.Chain
-	dynamic   *dynamic.Plugins
-	addresses *serviceip.Allocator
-	fairness  *fairness.Limiter // nil when it is off
-	audit     *audit.Auditor    // nil when nothing is recorded
-	others    *aggregation.Aggregator
-	trust     *aggregation.Trust
-	own       *client.Clients
-	source    *inprocess.Source
-	ready     chan struct{}
+	cfg                 Config
+	server              *apiserver.Server
+	authn               *authn.Authenticator
+	authz               *authz.Authorizer
+	admission           *admission.Chain
+	dynamic             *dynamic.Plugins
+	addresses           *serviceip.Allocator
+	fairness            *fairness.Limiter // nil if disabled
+	audit               *audit.Auditor    // nil if auditing is disabled
+	aggregator          *aggregation.Aggregator
+	authConfigPublisher *aggregation.AuthConfigPublisher
+	ownClients          *client.Clients
+	source              *inprocess.Source
+	ready               chan struct{}
 }
 
-// The parts that need a client of the server that they are a part of are given
-// to it empty and filled before it runs.
+// Components that need a client of the server that contains them are passed to it empty and are set
+// before the server runs.
 type (
 	lateAuthenticator struct{ authenticator.Request }
 	lateAuthorizer    struct{ authorizer.Authorizer }
@@ -174,14 +172,14 @@ type (
 	lateAggregation   struct{ *aggregation.Aggregator }
 )
 
-// New validates cfg and puts everything together. Nothing runs yet, but clients
-// can be made at once: their requests wait for Run.
+// New validates cfg and assembles a Server. Nothing runs yet, but clients can be created
+// immediately. Their requests wait for Run.
 func New(cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
 	if len(cfg.Issuers) == 0 || cfg.Key == nil || cfg.Keys == nil {
-		return nil, errors.New("the API server needs an issuer and keys of service account tokens")
+		return nil, errors.New("the API server requires an issuer and keys for service account tokens")
 	}
 	s := &Server{cfg: cfg, ready: make(chan struct{})}
 	who, may, admit := &lateAuthenticator{}, &lateAuthorizer{}, &lateAdmission{}
@@ -194,12 +192,12 @@ func New(cfg Config) (*Server, error) {
 	var err error
 	cfg.TLS.ClientCAs = who.clientCAs
 	serverConfig := apiserver.Config{
-		Etcd: cfg.Etcd, EtcdPrefix: cfg.EtcdPrefix, EtcdApart: cfg.EtcdApart, Without: cfg.Without, Transformer: cfg.Encryption.For, EventTTL: cfg.EventTTL,
+		Etcd: cfg.Etcd, EtcdPrefix: cfg.EtcdPrefix, EtcdOverrides: cfg.EtcdOverrides, Disabled: cfg.Disabled, Transformer: cfg.Encryption.For, EventTTL: cfg.EventTTL,
 		Listener: cfg.Listener, CertFile: cfg.CertFile, KeyFile: cfg.KeyFile,
 		Authenticator: who, Authorizer: may, Admission: admit,
 		Kubelet: cfg.Kubelet, Profiling: cfg.Profiling, Flags: cfg.Flags, Level: cfg.Level, Log: cfg.Log,
 		Extend: s.extend, Paths: paths, Aggregation: others, TLS: cfg.TLS, External: cfg.external(),
-		ReadyChecks: s.readyChecks(), WorkChecks: s.workChecks(),
+		ReadyChecks: s.readyChecks(), WorkChecks: s.encryptionChecks(),
 		OnlyReadyChecks: []health.Check{health.Closed("informer-sync", s.ready)},
 		Limiter:         limiter, Limits: cfg.Limits,
 		Adopt: map[schema.GroupResource]func(api.Object){{Resource: "services"}: serviceip.Adopt(cfg.ServiceCIDRs)},
@@ -219,11 +217,11 @@ func New(cfg Config) (*Server, error) {
 	documents := openapi.New(s.server.Registry(), version.Get().GitVersion)
 	docs.Handler = documents
 	s.source = inprocess.New(s.server.Registry(), cfg.Log)
-	// Policies may look at whatever their parameters have.
-	if s.own, err = s.clients(s.source, nil, "kube-apiserver", "system:apiserver", "system:masters"); err != nil {
+	// Policy parameters may be of any kind, so this client needs superuser permissions.
+	if s.ownClients, err = s.clients(s.source, nil, "kube-apiserver", "system:apiserver", "system:masters"); err != nil {
 		return nil, err
 	}
-	if err := s.server.Metrics().Registry().Register(s.own.Requests); err != nil {
+	if err := s.server.Metrics().Registry().Register(s.ownClients.Requests); err != nil {
 		return nil, err
 	}
 	if err := s.secure(who, may, admit); err != nil {
@@ -235,12 +233,12 @@ func New(cfg Config) (*Server, error) {
 	if err := s.aggregate(); err != nil {
 		return nil, err
 	}
-	others.Aggregator = s.others
-	documents.Aggregate(s.others)
+	others.Aggregator = s.aggregator
+	documents.Aggregate(s.aggregator)
 	return s, nil
 }
 
-// external is the host and port by which documents name this server, or empty.
+// external returns the external host and port of this server, or "".
 func (c *Config) external() string {
 	switch {
 	case c.External == "" && c.Advertise.IsValid():
@@ -254,8 +252,8 @@ func (c *Config) external() string {
 	return net.JoinHostPort(c.External, strconv.Itoa(int(c.Advertise.Port())))
 }
 
-// discovery makes the public documents by which others verify service account
-// tokens, if the issuer's name allows any.
+// discovery returns the OpenID discovery documents with which other parties verify service account
+// tokens. It returns no documents if the issuer is not a suitable URL.
 func (c *Config) discovery() map[string]http.Handler {
 	host := c.external()
 	if host == "" {
@@ -267,7 +265,7 @@ func (c *Config) discovery() map[string]http.Handler {
 	}
 	docs, err := tokens.NewDiscovery(c.Issuers[0], uri, c.Keys)
 	if err != nil {
-		c.Log.Warn("service account tokens cannot be verified by others", "err", err)
+		c.Log.Warn("OpenID discovery of service account issuer disabled", "err", err)
 		return map[string]http.Handler{}
 	}
 	return map[string]http.Handler{
@@ -276,7 +274,7 @@ func (c *Config) discovery() map[string]http.Handler {
 	}
 }
 
-// secure makes the parts that decide about requests.
+// secure creates the authenticator, the authorizer and the admission chain.
 func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *lateAdmission) error {
 	cfg, reg := s.cfg, s.server.Registry()
 	audiences := cfg.Audiences
@@ -287,8 +285,8 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	if err != nil {
 		return err
 	}
-	objects := tokens.CachedGetter(s.own.Kube, s.own.Informers, pods)
-	usage, err := tokens.NewUsage(s.own.Kube, s.server.Metrics().Registry(), cfg.Log)
+	objects := tokens.CachedGetter(s.ownClients.Kube, s.ownClients.Informers, pods)
+	usage, err := tokens.NewUsage(s.ownClients.Kube, s.server.Metrics().Registry(), cfg.Log)
 	if err != nil {
 		return err
 	}
@@ -297,7 +295,7 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 		return err
 	}
 	issuer, err := tokens.NewIssuer(tokens.IssuerConfig{
-		Issuer: cfg.Issuers[0], Key: cfg.Key, Audiences: audiences, Objects: tokens.LiveGetter(s.own.Kube),
+		Issuer: cfg.Issuers[0], Key: cfg.Key, Audiences: audiences, Objects: tokens.LiveGetter(s.ownClients.Kube),
 		ExtendExpiration: !cfg.NoExtendedExpiration, MaxExpiration: cfg.MaxTokenExpiration,
 	})
 	if err != nil {
@@ -310,13 +308,13 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 		Anonymous: !cfg.NoAnonymous, Log: cfg.Log,
 	}
 	if cfg.BootstrapTokens {
-		authnConfig.BootstrapTokens = s.own.Kube
+		authnConfig.BootstrapTokens = s.ownClients.Kube
 	}
 	if s.authn, err = authn.New(authnConfig); err != nil {
 		return err
 	}
 	s.authz, err = authz.New(authz.Config{
-		Modes: cfg.AuthorizationModes, Informers: s.own.Informers, Kube: s.own.Kube, Pods: pods,
+		Modes: cfg.AuthorizationModes, Informers: s.ownClients.Informers, Kube: s.ownClients.Kube, Pods: pods,
 		ConfigFile: cfg.AuthorizationConfigFile, Webhook: cfg.AuthorizationWebhook, PolicyFile: cfg.PolicyFile, Log: cfg.Log,
 	})
 	if err != nil {
@@ -329,21 +327,21 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 		}
 	}
 	s.dynamic, err = dynamic.New(dynamic.Config{
-		Informers: s.own.Informers, Kube: s.own.Kube, Dynamic: s.own.Dynamic, Authorizer: s.authz, Registry: reg,
-		Files: files, Requests: s.own.Requests,
+		Informers: s.ownClients.Informers, Kube: s.ownClients.Kube, Dynamic: s.ownClients.Dynamic, Authorizer: s.authz, Registry: reg,
+		Files: files, Requests: s.ownClients.Requests,
 	})
 	if err != nil {
 		return err
 	}
 	extra := maps.Clone(s.dynamic.All())
-	extra["PolicyParams"] = admission.PolicyParams{Authorizer: s.authz, Kube: s.own.Kube, Resource: func(gvk schema.GroupVersionKind) string {
+	extra["PolicyParams"] = admission.PolicyParams{Authorizer: s.authz, Kube: s.ownClients.Kube, Resource: func(gvk schema.GroupVersionKind) string {
 		if r := reg.Kind(gvk); r != nil {
 			return r.Plural
 		}
 		return ""
 	}}
 	s.admission, err = admission.New(admission.Config{
-		Informers: s.own.Informers, Kube: s.own.Kube, Pods: pods, Authorizer: s.authz,
+		Informers: s.ownClients.Informers, Kube: s.ownClients.Kube, Pods: pods, Authorizer: s.authz,
 		Enable: cfg.EnableAdmission, Disable: cfg.DisableAdmission, Extra: extra,
 		Files: files, Metrics: s.server.Metrics().Registry(), TolerationSeconds: cfg.TolerationSeconds,
 		Kinds: func(gvk schema.GroupVersionKind) (string, bool) {
@@ -358,14 +356,14 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	if err != nil {
 		return err
 	}
-	// What plugins annotate goes into the audit event of the request.
+	// Annotations of admission plugins are added to the request's audit event.
 	who.Request, may.Authorizer, admit.Interface = s.authn, s.authz, utiladmission.WithAudit(s.admission)
 	return reg.AddActions(reviews.Actions(reviews.Config{
 		Tokens: s.authn, Audiences: audiences, Authorizer: s.authz, Rules: s.authz, Issuer: issuer,
 	})...)
 }
 
-// extend adds what takes part in the writes of single resources.
+// extend adds hooks to the writes of individual resources.
 func (s *Server) extend(reg *registry.Registry) error {
 	collection := func(group, resource string) schema.GroupResource {
 		return schema.GroupResource{Group: group, Resource: resource}
@@ -381,7 +379,7 @@ func (s *Server) extend(reg *registry.Registry) error {
 	if err != nil {
 		return err
 	}
-	if s.cfg.Without == nil || !s.cfg.Without(corev1.SchemeGroupVersion.WithResource("componentstatuses")) {
+	if s.cfg.Disabled == nil || !s.cfg.Disabled(corev1.SchemeGroupVersion.WithResource("componentstatuses")) {
 		if err := s.components(reg); err != nil {
 			return err
 		}
@@ -389,35 +387,35 @@ func (s *Server) extend(reg *registry.Registry) error {
 	return reg.AddHook(collection("", "services"), s.addresses.Hook)
 }
 
-// Clients makes a user's clients within this process. Their informers are fed
-// from the watch cache, without managed fields. The agent is how they call themselves: it is in managed
-// fields.
+// Clients returns clients that act as a user within this process. Their informers are fed from the
+// watch cache, without managed fields. agent is the user agent, which becomes the name of the field
+// manager.
 func (s *Server) Clients(agent, userName string, groups ...string) (*client.Clients, error) {
 	return s.MeasuredClients(nil, agent, userName, groups...)
 }
 
-// MeasuredClients are Clients whose requests are measured by those of others;
-// nil: apart.
-func (s *Server) MeasuredClients(requests *measure.Requests, agent, userName string, groups ...string) (*client.Clients, error) {
+// MeasuredClients is like Clients but records request metrics in requests. If requests is nil, the
+// clients have their own metrics.
+func (s *Server) MeasuredClients(requests *componentmetrics.Requests, agent, userName string, groups ...string) (*client.Clients, error) {
 	return s.clients(s.source.Trimmed(), requests, agent, userName, groups...)
 }
 
-func (s *Server) clients(source client.Source, requests *measure.Requests, agent, userName string, groups ...string) (*client.Clients, error) {
+func (s *Server) clients(source client.Source, requests *componentmetrics.Requests, agent, userName string, groups ...string) (*client.Clients, error) {
 	cfg := s.ClientConfig(userName, groups...)
 	cfg.UserAgent = agent
 	return client.New(client.Config{REST: cfg, Source: source, Requests: requests})
 }
 
-// ClientConfig is a user's way in within this process.
+// ClientConfig returns the client configuration of a user within this process.
 func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Config {
 	return s.server.ClientConfig(userName, groups...)
 }
 
-// Serves tells whether a resource is served.
+// Serves reports whether a resource is served.
 func (s *Server) Serves(gvr schema.GroupVersionResource) bool {
 	return s.server.Registry().Lookup(gvr) != nil
 }
 
-// Ready is closed once requests are decided about and answered, and the objects
-// that a cluster starts with are there.
+// Ready is closed once the server answers requests, including authorization, and the initial
+// cluster objects exist.
 func (s *Server) Ready() <-chan struct{} { return s.ready }

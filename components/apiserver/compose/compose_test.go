@@ -17,13 +17,13 @@ import (
 	"hyperkube/components/apiserver/authn"
 	"hyperkube/components/apiserver/compose"
 	"hyperkube/components/etcd"
-	"hyperkube/internal/kubeconfig"
-	"hyperkube/internal/pki"
-	"hyperkube/internal/testport"
-	"hyperkube/internal/tokens"
+	"hyperkube/internal/credentials/kubeconfig"
+	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/credentials/tokens"
+	"hyperkube/internal/testing/testport"
 )
 
-// env is a running API server and a way in by kubectl.
+// env is a running API server with a kubeconfig.
 type env struct {
 	testing.TB
 	server *compose.Server
@@ -32,15 +32,15 @@ type env struct {
 
 func start(t testing.TB) *env { return startOn(t, nil) }
 
-// startOn runs an API server on an etcd that filled, unless nil, has prepared.
+// startOn runs an API server on a new etcd. filled, unless nil, prepares the etcd.
 func startOn(t testing.TB, filled func(*clientv3.Client), changes ...func(*compose.Config)) *env {
 	t.Helper()
-	// How long a busy disk takes is not what is tested: etcd gives up after
-	// some seconds of it.
+	// Disk latency is not under test: without NoSync etcd would fail if the disk stalled for
+	// several seconds.
 	return startWith(t, etcd.Config{DataDir: filepath.Join(t.TempDir(), "etcd"), NoSync: true}, filled, changes...)
 }
 
-// startWith is startOn with an etcd that is as given but for its addresses.
+// startWith is like startOn but runs etcd with the configuration data, except for its addresses.
 func startWith(t testing.TB, data etcd.Config, filled func(*clientv3.Client), changes ...func(*compose.Config)) *env {
 	t.Helper()
 	dir := t.TempDir()
@@ -119,7 +119,7 @@ func (e *env) kubectl(input string, args ...string) (string, error) {
 	return string(out), err
 }
 
-// TestKubectl drives the whole API server by a stock kubectl.
+// TestKubectl tests the complete API server with a released kubectl.
 func TestKubectl(t *testing.T) {
 	if _, err := exec.LookPath("kubectl"); err != nil {
 		t.Skip("this machine has no kubectl")

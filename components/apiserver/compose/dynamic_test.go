@@ -20,15 +20,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// hooks is a webhook server that remembers what it was asked.
+// hooks is a webhook server that records its requests.
 type hooks struct {
 	*httptest.Server
 	mu   sync.Mutex
 	seen []*admissionv1.AdmissionRequest
-	// stop ends slow answers.
+	// stop cancels delayed responses.
 	stop chan struct{}
 }
 
@@ -40,7 +40,7 @@ func newHooks(t *testing.T) *hooks {
 	return h
 }
 
-// ServeHTTP answers by the path: what follows the first slash is what it does.
+// ServeHTTP responds according to the path: the part after the first slash selects the behavior.
 func (h *hooks) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	var review admissionv1.AdmissionReview
 	if err := json.NewDecoder(req.Body).Decode(&review); err != nil {
@@ -78,7 +78,7 @@ func (h *hooks) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	_ = json.NewEncoder(w).Encode(review)
 }
 
-// asked returns what the server was asked since the last call.
+// asked returns the requests since the last call.
 func (h *hooks) asked() []*admissionv1.AdmissionRequest {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -102,7 +102,7 @@ func rule(group, version, resource string, ops ...registrationv1.OperationType) 
 	}}
 }
 
-// only keeps a webhook to the namespaces of a test.
+// only limits a webhook to the namespaces of a test.
 func only(label string) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{"test": label}}
 }
@@ -115,8 +115,7 @@ func newNamespace(t *testing.T, kube kubernetes.Interface, name string) {
 	}
 }
 
-// TestDynamicAdmission drives webhooks and policies through the whole API
-// server.
+// TestDynamicAdmission tests webhooks and policies in the complete API server.
 func TestDynamicAdmission(t *testing.T) {
 	e := start(t)
 	clients, err := e.server.Clients("test", "admin", "system:masters")
@@ -131,7 +130,7 @@ func TestDynamicAdmission(t *testing.T) {
 	t.Run("policy", func(t *testing.T) { testPolicy(t, kube) })
 	t.Run("mutating policy", func(t *testing.T) { testMutatingPolicy(t, kube) })
 
-	// What the server itself asks of others, and its queues, are measured.
+	// The server's outgoing requests and its work queues are measured.
 	page, err := kube.CoreV1().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -173,7 +172,7 @@ func testMutating(t *testing.T, kube kubernetes.Interface) {
 			ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{key: "x"},
 		}, opts)
 	}
-	testwait.Succeed(t, "informers to follow", func() error {
+	testwait.Succeed(t, "informers to catch up", func() error {
 		c, err := create("dry", "a", true)
 		if err == nil && c.Data["second"] == "" {
 			err = errors.New("the webhook is not asked")
@@ -185,20 +184,20 @@ func testMutating(t *testing.T, kube kubernetes.Interface) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The first is asked again, for the second changed the object.
+	// The first webhook is reinvoked because the second one changed the object.
 	if want := map[string]string{"a": "x", "first": "3", "second": "2"}; fmt.Sprint(c.Data) != fmt.Sprint(want) {
 		t.Errorf("data %v, want %v", c.Data, want)
 	}
 	seen := h.asked()
 	if len(seen) != 3 || seen[0].Operation != "CREATE" || seen[0].Namespace != "mutating" || seen[0].Name != "one" ||
 		seen[0].Kind.Kind != "ConfigMap" || seen[0].Options.Raw == nil || !strings.Contains(string(seen[0].Options.Raw), "CreateOptions") {
-		t.Errorf("asked %+v", seen)
+		t.Errorf("requests: %+v", seen)
 	}
 	if c, err = create("two", "skip", false); err != nil || len(c.Data) != 1 || len(h.asked()) != 0 {
-		t.Errorf("match conditions do not count: %v %v", c.Data, err)
+		t.Errorf("match conditions are ignored: %v %v", c.Data, err)
 	}
 	if c, err = kube.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "one"}, Data: map[string]string{"a": "b"}}, metav1.CreateOptions{}); err != nil || len(c.Data) != 1 {
-		t.Errorf("namespace selectors do not count: %v %v", c.Data, err)
+		t.Errorf("namespace selectors are ignored: %v %v", c.Data, err)
 	}
 }
 
@@ -230,7 +229,7 @@ func testValidating(t *testing.T, kube kubernetes.Interface) {
 	if _, err := maps.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "one"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	testwait.Succeed(t, "informers to follow", func() error {
+	testwait.Succeed(t, "informers to catch up", func() error {
 		err := maps.Delete(ctx, "one", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil {
 			return errors.New("the webhook is not asked")
@@ -243,7 +242,7 @@ func testValidating(t *testing.T, kube kubernetes.Interface) {
 		t.Errorf("deleting: %v, want %s", err, want)
 	}
 	if seen := h.asked(); len(seen) != 1 || !strings.Contains(string(seen[0].OldObject.Raw), `"name":"one"`) || len(seen[0].Object.Raw) > 0 && string(seen[0].Object.Raw) != "null" {
-		t.Errorf("asked %+v", seen)
+		t.Errorf("requests: %+v", seen)
 	}
 	if err := maps.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err == nil || err.Error() != want {
 		t.Errorf("deleting all: %v, want %s", err, want)
@@ -262,8 +261,8 @@ func testValidating(t *testing.T, kube kubernetes.Interface) {
 	}
 }
 
-// testEquivalent: a webhook for one version of a kind is asked about the
-// other, in its own version.
+// testEquivalent checks that a webhook for one version of a kind is called for another version,
+// with an object converted to its own version.
 func testEquivalent(t *testing.T, kube kubernetes.Interface) {
 	ctx, h, none := context.Background(), newHooks(t), registrationv1.SideEffectClassNone
 	newNamespace(t, kube, "equivalent")
@@ -281,7 +280,7 @@ func testEquivalent(t *testing.T, kube kubernetes.Interface) {
 		ObjectMeta: metav1.ObjectMeta{Name: "h"},
 		Spec:       autoscalingv1.HorizontalPodAutoscalerSpec{MaxReplicas: max, TargetCPUUtilizationPercentage: &max, ScaleTargetRef: autoscalingv1.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: "d"}},
 	}
-	testwait.Succeed(t, "informers to follow", func() error {
+	testwait.Succeed(t, "informers to catch up", func() error {
 		_, err := kube.AutoscalingV1().HorizontalPodAutoscalers("equivalent").Create(ctx, scaler, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil {
 			return errors.New("the webhook is not asked")
@@ -293,7 +292,7 @@ func testEquivalent(t *testing.T, kube kubernetes.Interface) {
 	})
 	seen := h.asked()
 	if len(seen) != 1 || seen[0].Kind.Version != "v2" || seen[0].RequestKind.Version != "v1" || !strings.Contains(string(seen[0].Object.Raw), `"averageUtilization":3`) {
-		t.Errorf("asked %+v", seen)
+		t.Errorf("requests: %+v", seen)
 	}
 }
 
@@ -317,7 +316,7 @@ func testExempt(t *testing.T, kube kubernetes.Interface) {
 		}
 	}
 	if seen := h.asked(); len(seen) > 0 {
-		t.Errorf("asked %+v", seen)
+		t.Errorf("requests: %+v", seen)
 	}
 }
 
@@ -355,7 +354,7 @@ func testPolicy(t *testing.T, kube kubernetes.Interface) {
 		t.Fatal(err)
 	}
 	want := `secrets "s" is forbidden: ValidatingAdmissionPolicy 'few' with binding 'few' denied request: too many keys: 3`
-	testwait.Succeed(t, "informers to follow", func() error {
+	testwait.Succeed(t, "informers to catch up", func() error {
 		_, err := kube.CoreV1().Secrets("policy").Create(ctx, &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"a": "", "b": "", "c": ""}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil || err.Error() != want {
 			return fmt.Errorf("%w, want %s", err, want)
@@ -394,7 +393,7 @@ func testMutatingPolicy(t *testing.T, kube kubernetes.Interface) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	testwait.Succeed(t, "informers to follow", func() error {
+	testwait.Succeed(t, "informers to catch up", func() error {
 		c, err := kube.CoreV1().ConfigMaps("mutatingpolicy").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "c"}, Data: map[string]string{"a": "b"}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil && (c.Labels["by"] != "apply" || c.Data["by"] != "patch") {
 			err = fmt.Errorf("got labels %v, data %v", c.Labels, c.Data)

@@ -14,9 +14,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// FuzzRequests sends what anybody may send, as one who may do everything: any
-// path, query, header and body. No request may panic, and none may write
-// anything in etcd but the key of an object.
+// FuzzRequests sends arbitrary requests as a superuser: any path, query, header and body. No
+// request may panic, and none may write anything to etcd except the keys of objects.
 func FuzzRequests(f *testing.F) {
 	const (
 		pod    = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"%"},"spec":{"containers":[{"name":"c","image":"i"}]}}`
@@ -82,7 +81,7 @@ func FuzzRequests(f *testing.F) {
 				t.Errorf("%s %s panicked", method, target)
 			}
 		}
-		// All there is stands below the prefix, in clean paths.
+		// All keys must be below the prefix and must be clean paths.
 		all, err := etcd.Get(t.Context(), "\x00", clientv3.WithFromKey(), clientv3.WithKeysOnly(), clientv3.WithMinModRev(seen+1))
 		if err != nil {
 			t.Fatal(err)

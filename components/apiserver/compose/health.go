@@ -4,10 +4,9 @@ import (
 	"hyperkube/components/apiserver/health"
 )
 
-// startHooks are the names by which upstream tells, one by one, of what must have
-// been started. Monitors, load balancers and tests ask for them. Each of these is
-// begun here too, though not each by itself: all are well when all of them are. They
-// are in upstream's order.
+// startHooks are the names of upstream's post-start hook checks. Monitoring systems, load balancers
+// and tests query them. The corresponding parts exist here as well but do not start one by one: all
+// checks pass when everything has started. They are in upstream's order.
 var startHooks = []string{
 	"start-apiserver-admission-initializer",
 	"generic-apiserver-start-informers",
@@ -39,7 +38,7 @@ var startHooks = []string{
 	"apiservice-openapiv3-controller",
 }
 
-// readyChecks tell whether all has begun.
+// readyChecks returns the checks of whether all parts have started.
 //
 // https://kubernetes.io/docs/reference/using-api/health-checks/
 func (s *Server) readyChecks() []health.Check {
@@ -53,10 +52,10 @@ func (s *Server) readyChecks() []health.Check {
 	return checks
 }
 
-// workChecks tell whether what is encrypted can be read.
-func (s *Server) workChecks() (out []health.Check) {
+// encryptionChecks returns the checks of the encryption providers.
+func (s *Server) encryptionChecks() (out []health.Check) {
 	for _, c := range s.cfg.Encryption.Checks() {
-		out = append(out, health.Check{Name: c.Name, Look: c.Look})
+		out = append(out, health.Check{Name: c.Name, Probe: c.Check})
 	}
 	return out
 }

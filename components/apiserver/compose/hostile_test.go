@@ -35,17 +35,16 @@ var (
 	attacks = flag.String("attacks", "idle,bodies,stalled,watches,lists,heavy,writes,handshakes", "what TestHostile does to the server")
 )
 
-// The environment of the processes that TestHostile starts: which part they
-// play and by which kubeconfig.
+// Environment variables of the processes that TestHostile starts: their role and their kubeconfig.
 const (
 	roleEnv = "HYPERKUBE_TEST_ROLE"
 	confEnv = "HYPERKUBE_TEST_CONF"
 )
 
-// TestHostile measures what one user notices while another does what hurts:
-// lists of everything as fast as they come, watches, bodies that trickle, new
-// connections, and connections without requests. The user must be served; how
-// soon is told. Both are processes of their own, on the same machine.
+// TestHostile measures the latency of one user's requests while another user attacks the server
+// with constant lists of everything, watches, slow request bodies, new connections, and idle
+// connections. The first user's requests must succeed. The latency is logged. Both users are
+// separate processes on the same machine.
 func TestHostile(t *testing.T) {
 	e := start(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -91,11 +90,11 @@ func TestHostile(t *testing.T) {
 		}
 	}
 	measure("calm")
-	bad, in, told := role("bad")
+	bad, in, output := role("bad")
 	defer func() {
-		_ = in.Close() // at which it ends
-		for told.Scan() {
-			if line, ok := strings.CutPrefix(told.Text(), "> "); ok {
+		_ = in.Close() // makes the process exit
+		for output.Scan() {
+			if line, ok := strings.CutPrefix(output.Text(), "> "); ok {
 				t.Logf("meanwhile: %s", line)
 			}
 		}
@@ -105,13 +104,13 @@ func TestHostile(t *testing.T) {
 		cancel()
 	}()
 	measure("beginning")
-	for told.Scan() && told.Text() != "> ready" {
+	for output.Scan() && output.Text() != "> ready" {
 		continue
 	}
 	measure("hostile")
 }
 
-// TestHostileRole is one of the processes of TestHostile.
+// TestHostileRole is the main function of a process that TestHostile starts.
 func TestHostileRole(t *testing.T) {
 	role, conf := os.Getenv(roleEnv), os.Getenv(confEnv)
 	switch when, good := strings.CutPrefix(role, "good:"); {
@@ -131,8 +130,7 @@ func as(t *testing.T, conf, name string) *clientrest.Config {
 		t.Fatal(err)
 	}
 	rc.QPS = -1
-	// With a dialer of its own nobody shares a connection, and its limit
-	// of streams, with another.
+	// With separate dialers the clients do not share connections and their stream limits.
 	rc.Dial = (&net.Dialer{}).DialContext
 	if name != "" {
 		rc.Impersonate = clientrest.ImpersonationConfig{UserName: name, Groups: []string{"system:authenticated"}}
@@ -140,8 +138,7 @@ func as(t *testing.T, conf, name string) *clientrest.Config {
 	return rc
 }
 
-// beGood sends ordinary requests one after the other and tells how long they
-// took.
+// beGood sends ordinary requests one after the other and reports their latency.
 func beGood(t *testing.T, conf, when string) {
 	requests, length := 40, 10*time.Second
 	if *long {
@@ -160,13 +157,13 @@ func beGood(t *testing.T, conf, when string) {
 	}
 	for i := range requests {
 		if i > 2 && time.Since(began) > length {
-			break // it is served; how soon depends on the machine
+			break // requests succeed; the latency depends on the machine
 		}
 		name := fmt.Sprint(when, i)
 		timed(&creates, "CREATE", func() error {
 			_, err := kube.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 			if apierrors.IsAlreadyExists(err) {
-				return nil // the client has come again after 429
+				return nil // the client has retried after a 429 response
 			}
 			return err
 		})
@@ -197,7 +194,7 @@ func beGood(t *testing.T, conf, when string) {
 	}
 }
 
-// beBad attacks until its input ends.
+// beBad attacks until its standard input is closed.
 func beBad(t *testing.T, conf string) {
 	idle, watches, slows, stalled := 200, 200, 50, 100
 	if *long {
@@ -244,7 +241,7 @@ func beBad(t *testing.T, conf string) {
 			})
 		}
 	}
-	// Answers that nobody reads: their windows fill, and no more.
+	// Responses that are never read: only the flow control windows fill.
 	if does("stalled") {
 		for range stalled / 100 {
 			client, err := clientrest.HTTPClientFor(as(t, conf, "bad"))
@@ -278,7 +275,7 @@ func beBad(t *testing.T, conf string) {
 			}
 		}
 	}
-	// What costs the server most for a request.
+	// The requests that cost the server most.
 	if does("heavy") {
 		for _, path := range []string{"/api/v1/configmaps?pretty=true", "/api/v1/configmaps?fieldSelector=metadata.name%3Dbig7", "/api/v1/configmaps?labelSelector=" + strings.Repeat("a%21%3Db,", 5000) + "a"} {
 			for _, accept := range []string{"application/yaml", "application/json", "application/json;as=Table;g=meta.k8s.io;v=v1"} {
@@ -313,7 +310,7 @@ func beBad(t *testing.T, conf string) {
 			})
 		}
 	}
-	// Bodies that come a byte at a time.
+	// Request bodies that arrive one byte at a time.
 	for range slows {
 		if !does("bodies") {
 			break
@@ -372,7 +369,7 @@ func beBad(t *testing.T, conf string) {
 		})
 	}
 	idlers.Wait()
-	// Whoever connects and goes again costs the server a signature each time.
+	// Each new connection costs the server a signature.
 	for range 16 {
 		if !does("handshakes") {
 			break
@@ -393,9 +390,9 @@ func beBad(t *testing.T, conf string) {
 		lists.Load(), refused.Load(), watching.Load(), begun.Load(), connected.Load(), shaken.Load(), cut.Load(), heavy.Load(), heavyRefused.Load(), written.Load(), trickled.Load())
 }
 
-// trickle is a body of a byte a second, without an end.
+// trickle is an endless body that returns one byte per second.
 type trickle struct {
-	ctx context.Context //nolint:containedctx // a reader has no other way to be told
+	ctx context.Context //nolint:containedctx // io.Reader has no context
 }
 
 func (t trickle) Read(p []byte) (int, error) {
@@ -408,7 +405,7 @@ func (t trickle) Read(p []byte) (int, error) {
 	}
 }
 
-// get asks for a form of a list, and takes all of it.
+// get requests a list in the given format and reads it completely.
 func get(ctx context.Context, client *http.Client, url, accept string) int {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -424,8 +421,8 @@ func get(ctx context.Context, client *http.Client, url, accept string) int {
 	return resp.StatusCode
 }
 
-// send sends a request, reads all of the answer and returns its status and how
-// many bytes came; zero without one.
+// send sends a request, reads the complete response and returns its status and size in bytes, or
+// zeros on error.
 func send(ctx context.Context, client *http.Client, method, url string, body io.Reader) (int, int64) {
 	req, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {

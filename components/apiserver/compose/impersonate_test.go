@@ -11,11 +11,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// TestConstrainedImpersonation lets somebody be somebody else for some requests
-// alone.
+// TestConstrainedImpersonation allows a user to impersonate another one only for some requests.
 func TestConstrainedImpersonation(t *testing.T) {
 	e := start(t)
 	admin, err := kubernetes.NewForConfig(e.server.ClientConfig("admin", "system:masters"))

@@ -15,19 +15,19 @@ import (
 	"hyperkube/components/apiserver/filters"
 )
 
-// How many requests are worked on at the same time when nobody says, as
-// upstream.
+// Default limits of concurrent requests, as in upstream.
 const (
 	defaultInFlight         = 400
 	defaultMutatingInFlight = 200
 )
 
-// InFlight is how many requests are worked on at the same time.
+// InFlight limits the number of concurrent requests.
 type InFlight struct {
-	// NoFairness counts requests without a look at who sends them.
+	// NoFairness limits requests without regard to their user:
+	// --enable-priority-and-fairness=false.
 	NoFairness bool
-	// Reading and Mutating requests; with fairness only their sum counts.
-	// Zero means 400 and 200, less than zero that there is no limit.
+	// Reading and Mutating limit the respective requests. With API Priority and Fairness only their
+	// sum is used. Zero means 400 and 200, a negative value means no limit.
 	Reading, Mutating int
 }
 
@@ -41,15 +41,15 @@ func (f InFlight) orDefault() (reading, mutating int) {
 	return pick(f.Reading, defaultInFlight), pick(f.Mutating, defaultMutatingInFlight)
 }
 
-// lateLimiter is filled before the server runs.
+// lateLimiter is set before the server runs.
 type lateLimiter struct{ filters.Limiter }
 
-// Serve as filters.Limiter.
+// Serve implements filters.Limiter.
 func (l *lateLimiter) Serve(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info, next http.Handler) {
 	l.Limiter.Serve(w, req, info, u, next)
 }
 
-// limit makes what decides when requests are worked on.
+// limit creates the request limiter.
 func (s *Server) limit(late *lateLimiter) error {
 	reading, mutating := s.cfg.InFlight.orDefault()
 	if s.cfg.InFlight.NoFairness || reading+mutating == 0 {
@@ -59,7 +59,7 @@ func (s *Server) limit(late *lateLimiter) error {
 	reg := s.server.Registry()
 	var err error
 	s.fairness, err = fairness.New(fairness.Config{
-		Informers: s.own.Informers, Client: s.own.Kube.FlowcontrolV1(), Seats: reading + mutating,
+		Informers: s.ownClients.Informers, Client: s.ownClients.Kube.FlowcontrolV1(), Seats: reading + mutating,
 		Queued: s.server.Metrics().Queued,
 		Stats: func(gr schema.GroupResource) (int, int, bool) {
 			c := reg.Collection(gr)
@@ -77,7 +77,7 @@ func (s *Server) limit(late *lateLimiter) error {
 	return nil
 }
 
-// limitOptions are the flags of what requests may take.
+// limitOptions contains the flags for request limits.
 type limitOptions struct {
 	fairness                  bool
 	reading, mutating         int
@@ -91,22 +91,22 @@ type limitOptions struct {
 }
 
 func (o *limitOptions) flags(f *pflag.FlagSet) {
-	f.BoolVar(&o.fairness, "enable-priority-and-fairness", true, "Share the server's capacity by FlowSchemas and PriorityLevelConfigurations.")
-	f.IntVar(&o.reading, "max-requests-inflight", defaultInFlight, "Requests that read and are worked on at the same time; 0: no limit. With fairness, this and --max-mutating-requests-inflight are added.")
-	f.IntVar(&o.mutating, "max-mutating-requests-inflight", defaultMutatingInFlight, "Requests that write and are worked on at the same time; 0: no limit.")
-	f.DurationVar(&o.request, "request-timeout", time.Minute, "How long a request may take that does not stream.")
-	f.IntVar(&o.watch, "min-request-timeout", 1800, "Seconds that a watch lasts at least whose client does not say.")
-	f.Int64Var(&o.streamBytes, "max-connection-bytes-per-sec", 0, "Bytes a second in each direction of a connection of exec, attach, port-forward or proxy; 0: as many as come.")
-	f.IntVar(&o.streams, "http2-max-streams-per-connection", 0, "Requests of one HTTP/2 connection at the same time; 0: the default.")
-	f.BoolVar(&o.noHTTP2, "disable-http2-serving", false, "Speak HTTP/1.1 alone.")
-	f.Float64Var(&o.goAway, "goaway-chance", 0, "How likely a request ends its HTTP/2 connection, for clients to spread over servers; at most 0.02.")
-	f.StringSliceVar(&o.origins, "cors-allowed-origins", nil, "Regular expressions of origins whose scripts may use the API; empty: none.")
-	f.StringSliceVar(&o.transport, "strict-transport-security-directives", nil, "Directives of the header Strict-Transport-Security; empty: it is not sent.")
-	f.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0, "For how long the server goes on after it was told to stop, while it is not ready.")
-	f.DurationVar(&o.livezGrace, "livez-grace-period", 0, "For how long after the start /livez does not mind what has not finished.")
+	f.BoolVar(&o.fairness, "enable-priority-and-fairness", true, "If true, replace the max-in-flight handler with an enhanced one that queues and dispatches with priority and fairness.")
+	f.IntVar(&o.reading, "max-requests-inflight", defaultInFlight, "The maximum number of non-mutating requests in flight at a given time, 0 for no limit. If --enable-priority-and-fairness is true, this and --max-mutating-requests-inflight are summed to determine the server's total concurrency limit.")
+	f.IntVar(&o.mutating, "max-mutating-requests-inflight", defaultMutatingInFlight, "The maximum number of mutating requests in flight at a given time, 0 for no limit.")
+	f.DurationVar(&o.request, "request-timeout", time.Minute, "The duration a handler must keep a request open before timing it out. This is the default for requests that are not long-running.")
+	f.IntVar(&o.watch, "min-request-timeout", 1800, "The minimum number of seconds a watch handler must keep a watch open before timing it out, unless the client specifies a timeout.")
+	f.Int64Var(&o.streamBytes, "max-connection-bytes-per-sec", 0, "If non-zero, throttle each user connection of long-running requests (exec, attach, port-forward, proxy) to this number of bytes/sec in each direction.")
+	f.IntVar(&o.streams, "http2-max-streams-per-connection", 0, "The limit that the server gives to clients for the maximum number of streams in an HTTP/2 connection. Zero means to use the default.")
+	f.BoolVar(&o.noHTTP2, "disable-http2-serving", false, "If true, HTTP2 serving will be disabled.")
+	f.Float64Var(&o.goAway, "goaway-chance", 0, "To prevent HTTP/2 clients from getting stuck on a single apiserver, randomly close a connection (GOAWAY). The argument sets the fraction of requests that will be sent a GOAWAY. Min is 0 (off), Max is .02 (1/50 requests).")
+	f.StringSliceVar(&o.origins, "cors-allowed-origins", nil, "List of allowed origins for CORS, comma separated. An allowed origin can be a regular expression to support subdomain matching. If this list is empty CORS will not be enabled.")
+	f.StringSliceVar(&o.transport, "strict-transport-security-directives", nil, "List of directives for HSTS, comma separated. If this list is empty, then HSTS directives will not be added.")
+	f.DurationVar(&o.shutdownDelay, "shutdown-delay-duration", 0, "Time to delay the termination. During that time the server keeps serving requests normally, but /readyz returns failure.")
+	f.DurationVar(&o.livezGrace, "livez-grace-period", 0, "The maximum amount of time it should take for apiserver to complete its startup sequence and become live. Until then /livez ignores unfinished post-start hooks.")
 }
 
-// apply puts what the flags say into cfg.
+// apply sets the fields of cfg from the flags.
 func (o *limitOptions) apply(cfg *Config) error {
 	none := func(n int) int {
 		if n == 0 {
@@ -127,7 +127,7 @@ func (o *limitOptions) apply(cfg *Config) error {
 	return nil
 }
 
-// debugPaths shows the queues.
+// debugPaths serves the debug pages of API Priority and Fairness.
 func (s *Server) debugPaths() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if s.fairness == nil || !strings.HasPrefix(req.URL.Path, fairness.DebugPath) {

@@ -21,11 +21,10 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// TestMetricsOfRequests holds what is told of requests, under upstream's names
-// and labels.
+// TestMetricsOfRequests checks the names and labels of upstream's request metrics.
 func TestMetricsOfRequests(t *testing.T) {
 	e := start(t)
 	cfg := e.server.ClientConfig("admin", "system:masters")
@@ -68,7 +67,7 @@ func TestMetricsOfRequests(t *testing.T) {
 			t.Errorf("%s as bob may list", user)
 		}
 	}
-	// One of another server that is not there.
+	// A request for an aggregated server that is not reachable
 	others, err := aggregator.NewForConfig(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -81,7 +80,7 @@ func TestMetricsOfRequests(t *testing.T) {
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	testwait.Succeed(t, "the other server's API is known to be down", func() error {
+	testwait.Succeed(t, "the other server's API to be unavailable", func() error {
 		var code int
 		kube.RESTClient().Get().AbsPath("/apis/gone.example.com/v1/things").Do(ctx).StatusCode(&code)
 		if code != http.StatusServiceUnavailable {
@@ -89,7 +88,7 @@ func TestMetricsOfRequests(t *testing.T) {
 		}
 		return nil
 	})
-	// A client that does not speak TLS.
+	// A client that does not use TLS
 	far, err := clientcmd.BuildConfigFromFlags("", e.conf)
 	if err != nil {
 		t.Fatal(err)
@@ -161,9 +160,8 @@ func TestMetricsOfRequests(t *testing.T) {
 	}
 }
 
-// sample is the value of one series, or how often it was observed; zero when there
-// is none. The series is written as it is shown, its labels in the order of the
-// alphabet.
+// sample returns the value of a series, or its number of observations, or zero if it does not
+// exist. The series is written in the exposition format, with sorted labels.
 func sample(in map[string]*dto.MetricFamily, series string) float64 {
 	name, _, _ := strings.Cut(series, "{")
 	for _, m := range in[name].GetMetric() {

@@ -9,11 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// TestQuotaOfFailedCreates creates an object twice: what the second create
-// reserved is given back with its failure. No controller runs that would count.
+// TestQuotaOfFailedCreates creates the same object twice. The reservation of the failed second
+// create must be released. No quota controller runs.
 func TestQuotaOfFailedCreates(t *testing.T) {
 	e := start(t)
 	clients, err := e.server.Clients("test", "admin", "system:masters")
@@ -42,9 +42,9 @@ func TestQuotaOfFailedCreates(t *testing.T) {
 		_, err := kube.CoreV1().ConfigMaps("default").Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 		return err
 	}
-	// What admission has not heard of yet it does not count in.
+	// Until the informers have synced, admission does not count the object.
 	tries := 0
-	testwait.Succeed(t, "informers to follow", func() error {
+	testwait.Succeed(t, "informers to catch up", func() error {
 		tries++
 		if err := create(fmt.Sprint("first-", tries)); err != nil {
 			return err

@@ -15,16 +15,16 @@ import (
 
 	"hyperkube/components/apiserver/bootstrap"
 	"hyperkube/components/apiserver/fairness"
-	"hyperkube/components/apiserver/identity"
+	"hyperkube/components/apiserver/serverlease"
 	"hyperkube/components/apiserver/tokentracking"
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/store"
 )
 
-// lateAdmission is filled before the server runs.
+// lateAdmission is set before the server runs.
 type lateAdmission struct{ utiladmission.Interface }
 
-// Admit as admission.MutationInterface.
+// Admit implements admission.MutationInterface.
 func (l *lateAdmission) Admit(ctx context.Context, a utiladmission.Attributes, o utiladmission.ObjectInterfaces) error {
 	if m, ok := l.Interface.(utiladmission.MutationInterface); ok {
 		return m.Admit(ctx, a, o)
@@ -32,7 +32,7 @@ func (l *lateAdmission) Admit(ctx context.Context, a utiladmission.Attributes, o
 	return nil
 }
 
-// Validate as admission.ValidationInterface.
+// Validate implements admission.ValidationInterface.
 func (l *lateAdmission) Validate(ctx context.Context, a utiladmission.Attributes, o utiladmission.ObjectInterfaces) error {
 	if v, ok := l.Interface.(utiladmission.ValidationInterface); ok {
 		return v.Validate(ctx, a, o)
@@ -40,19 +40,19 @@ func (l *lateAdmission) Validate(ctx context.Context, a utiladmission.Attributes
 	return nil
 }
 
-// StopTimeout is as of lifecycle.Patient. Before the server itself a dozen parts
-// end, most of them at once; some first tell etcd or other servers that they go.
+// StopTimeout implements lifecycle.StopTimeouter. About a dozen components stop before the HTTP server.
+// Most of them stop immediately, but some first notify etcd or other servers.
 func (s *Server) StopTimeout() time.Duration { return s.server.StopTimeout() + 20*time.Second }
 
-// Run serves until ctx ends. What it needs in order: the store, the informers
-// by which requests are decided about, the objects that a cluster starts with.
+// Run serves until ctx is canceled. It starts the store, then the informers that authentication,
+// authorization and admission use, and then writes the initial cluster objects.
 func (s *Server) Run(ctx context.Context) error {
 	group := &lifecycle.Group{}
 	background := context.WithoutCancel(ctx)
 	fail := func(err error) error { return errors.Join(err, group.Stop()) }
 
 	if s.audit != nil {
-		// It is stopped last, and sends what it still has.
+		// It stops last, and then flushes its buffered events.
 		group.Start(background, "audit", s.audit)
 	}
 	group.Start(background, "encryption", lifecycle.Func(s.cfg.Encryption.Run))
@@ -65,25 +65,25 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	group.Start(background, "authentication", lifecycle.Func(s.authn.Run))
 	group.Start(background, "authorization", lifecycle.Func(s.authz.Run))
-	// Closed once all that a cluster starts with is written.
+	// Closed once the initial cluster objects have been written.
 	written := make(chan struct{})
 	group.Start(background, "informers", lifecycle.Func(func(ctx context.Context) error {
 		select {
 		case <-written:
-			s.own.Informers.StartWithContext(ctx)
+			s.ownClients.Informers.StartWithContext(ctx)
 			<-ctx.Done()
 		case <-ctx.Done():
 		}
-		s.own.Informers.Shutdown()
+		s.ownClients.Informers.Shutdown()
 		return nil
 	}))
 	group.Start(background, "webhooks and policies", s.dynamic)
 	if s.cfg.CompactionInterval >= 0 {
 		for client, one := range s.server.Stores() {
-			group.Start(background, "compaction", &store.Compactor{Client: client, Interval: s.cfg.CompactionInterval, Compacted: one.Forget, Log: s.cfg.Log})
+			group.Start(background, "compaction", &store.Compactor{Client: client, Interval: s.cfg.CompactionInterval, Compacted: one.SetCompacted, Log: s.cfg.Log})
 		}
 	}
-	if err := s.begin(ctx, group, background, written); err != nil {
+	if err := s.bootstrap(ctx, group, background, written); err != nil {
 		if ctx.Err() != nil {
 			return group.Stop()
 		}
@@ -98,12 +98,11 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// begin writes what a cluster starts with, then closes written, and starts what
-// keeps it from then on.
-// Requests whose fate depends on an informer wait for that by themselves, so
-// informers begin with all of it: whoever hears that the server is ready is
-// not refused for a role that an informer has yet to see.
-func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background context.Context, written chan<- struct{}) error {
+// bootstrap writes the initial cluster objects, closes written, and starts the components that
+// reconcile these objects. Requests that depend on an informer wait for it themselves. The
+// informers start only after all objects are written, so that when the server reports ready, no
+// request is rejected because an informer does not have a role yet.
+func (s *Server) bootstrap(ctx context.Context, group *lifecycle.Group, background context.Context, written chan<- struct{}) error {
 	var cidrs []string
 	for _, c := range s.cfg.ServiceCIDRs {
 		cidrs = append(cidrs, c.String())
@@ -114,27 +113,27 @@ func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background c
 	close(written)
 	if s.fairness != nil {
 		group.Start(background, "priority and fairness", s.fairness)
-		group.Start(background, "the configuration of priority and fairness", &fairness.Keeper{
-			Informers: s.own.Informers, Log: s.cfg.Log,
-			Keep: func(ctx context.Context) error { return bootstrap.KeepFlowControl(ctx, s.server.Registry()) },
+		group.Start(background, "the configuration of priority and fairness", &fairness.DefaultsReconciler{
+			Informers: s.ownClients.Informers, Log: s.cfg.Log,
+			Reconcile: func(ctx context.Context) error { return bootstrap.ReconcileFlowControl(ctx, s.server.Registry()) },
 		})
 	}
 	group.Start(background, "service addresses", lifecycle.Func(s.addresses.Run))
-	group.Start(background, "aggregation", s.others)
+	group.Start(background, "aggregation", s.aggregator)
 	tracking, err := tokentracking.New(tokentracking.Config{
-		ConfigMaps: s.server.Registry().Collection(schema.GroupResource{Resource: "configmaps"}), Kube: s.own.Kube, Log: s.cfg.Log,
+		ConfigMaps: s.server.Registry().Collection(schema.GroupResource{Resource: "configmaps"}), Kube: s.ownClients.Kube, Log: s.cfg.Log,
 	})
 	if err != nil {
 		return err
 	}
 	group.Start(background, "the tracking of tokens", tracking)
-	group.Start(background, "the trust of aggregated servers", s.trust)
-	if err := s.identify(group, background); err != nil {
+	group.Start(background, "the trust of aggregated servers", s.authConfigPublisher)
+	if err := s.publishIdentity(group, background); err != nil {
 		return err
 	}
 	if s.cfg.Advertise.IsValid() {
-		cfg := bootstrap.KeeperConfig{
-			Registry: s.server.Registry(), ServiceIP: firstOf(s.cfg.ServiceCIDRs[0]), Advertise: s.cfg.Advertise, Log: s.cfg.Log,
+		cfg := bootstrap.ServiceReconcilerConfig{
+			Registry: s.server.Registry(), ServiceIP: firstAddress(s.cfg.ServiceCIDRs[0]), Advertise: s.cfg.Advertise, Log: s.cfg.Log,
 		}
 		cfg.NoEndpoints, cfg.NodePort = s.cfg.NoEndpoints, s.cfg.ServiceNodePort
 		if s.cfg.Shared && !s.cfg.NoEndpoints {
@@ -143,7 +142,7 @@ func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background c
 				cfg.Prefix = "/registry"
 			}
 		}
-		keeper, err := bootstrap.NewKeeper(cfg)
+		keeper, err := bootstrap.NewServiceReconciler(cfg)
 		if err != nil {
 			return err
 		}
@@ -152,14 +151,14 @@ func (s *Server) begin(ctx context.Context, group *lifecycle.Group, background c
 	return nil
 }
 
-// identify lets others know of this server.
-func (s *Server) identify(group *lifecycle.Group, background context.Context) error {
+// publishIdentity publishes the identity of this server in a Lease.
+func (s *Server) publishIdentity(group *lifecycle.Group, background context.Context) error {
 	hostname, err := hostname()
 	if err != nil {
 		return err
 	}
-	keeper, err := identity.New(identity.Config{
-		Leases: s.own.Kube.CoordinationV1().Leases(metav1.NamespaceSystem), Hostname: hostname, Log: s.cfg.Log,
+	keeper, err := serverlease.New(serverlease.Config{
+		Leases: s.ownClients.Kube.CoordinationV1().Leases(metav1.NamespaceSystem), Hostname: hostname, Log: s.cfg.Log,
 	})
 	if err != nil {
 		return err
@@ -171,19 +170,19 @@ func (s *Server) identify(group *lifecycle.Group, background context.Context) er
 func hostname() (string, error) {
 	name, err := os.Hostname()
 	if err != nil {
-		return "", fmt.Errorf("the identity of this API server: %w", err)
+		return "", fmt.Errorf("determining API server identity: %w", err)
 	}
 	return strings.ToLower(name), nil
 }
 
-// serverID is how others call this server.
+// serverID returns the identity of this server.
 func serverID() (string, error) {
 	name, err := hostname()
 	if err != nil {
 		return "", err
 	}
-	return identity.Name(name), nil
+	return serverlease.Name(name), nil
 }
 
-// firstOf is the first usable address of a range.
-func firstOf(p netip.Prefix) netip.Addr { return p.Masked().Addr().Next() }
+// firstAddress returns the first usable address of a range.
+func firstAddress(p netip.Prefix) netip.Addr { return p.Masked().Addr().Next() }

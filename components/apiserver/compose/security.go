@@ -16,33 +16,33 @@ import (
 	"hyperkube/components/apiserver/authz"
 )
 
-// Security says more about who is let in and what they may do: what most
-// clusters leave as it is.
+// Security contains the authentication and authorization settings that most clusters leave at their
+// defaults.
 type Security struct {
-	// AuthenticationConfigFile tells of issuers of tokens and of anonymous
-	// requests; OIDC is an issuer instead of that. Either may be empty.
+	// AuthenticationConfigFile configures token issuers and anonymous requests. OIDC is an
+	// alternative with a single issuer. Both are optional.
 	AuthenticationConfigFile string
 	OIDC                     *authn.OIDC
 	TokenWebhook             authn.Webhook
-	// AuthorizationConfigFile replaces the modes.
+	// AuthorizationConfigFile replaces AuthorizationModes.
 	AuthorizationConfigFile string
 	AuthorizationWebhook    authz.Webhook
-	// PolicyFile is for the mode ABAC.
+	// PolicyFile is the policy file of the ABAC mode.
 	PolicyFile string
 
-	// JWKSURI is where others find the keys of service account tokens;
-	// empty: at this server.
+	// JWKSURI is the URL of the public keys of service account tokens. The default is a URL of this
+	// server.
 	JWKSURI string
-	// MaxTokenExpiration bounds what a service account token may be asked
-	// for; zero does not. NoExtendedExpiration lets those that admission adds
-	// to pods expire when they say.
+	// MaxTokenExpiration limits the requested lifetime of service account tokens. Zero means no
+	// limit. NoExtendedExpiration disables the extended lifetime of tokens that admission adds to
+	// pods.
 	MaxTokenExpiration   time.Duration
 	NoExtendedExpiration bool
 
 	TLS apiserver.TLSConfig
 }
 
-// securityOptions are the flags of that.
+// securityOptions contains the flags for Security.
 type securityOptions struct {
 	authenticationConfig, authorizationConfig string
 	policyFile                                string
@@ -60,35 +60,35 @@ type securityOptions struct {
 
 func (o *securityOptions) flags(f *pflag.FlagSet) {
 	o.set = f
-	f.StringVar(&o.authenticationConfig, "authentication-config", "", "AuthenticationConfiguration: issuers of tokens, and who may come without credentials.")
-	f.StringVar(&o.oidc.IssuerURL, "oidc-issuer-url", "", "URL of an OpenID issuer of tokens.")
-	f.StringVar(&o.oidc.ClientID, "oidc-client-id", "", "Audience of its tokens.")
-	f.StringVar(&o.oidc.CAFile, "oidc-ca-file", "", "Authorities of the issuer's server; empty: those of this machine.")
-	f.StringVar(&o.oidc.UsernameClaim, "oidc-username-claim", "sub", "Claim with the user's name.")
-	f.StringVar(&o.oidc.UsernamePrefix, "oidc-username-prefix", "", "What stands in front of names; empty: the issuer, unless the claim is email; \"-\": nothing.")
-	f.StringVar(&o.oidc.GroupsClaim, "oidc-groups-claim", "", "Claim with the user's groups.")
-	f.StringVar(&o.oidc.GroupsPrefix, "oidc-groups-prefix", "", "What stands in front of groups.")
-	f.StringSliceVar(&o.oidc.SigningAlgs, "oidc-signing-algs", []string{"RS256"}, "Algorithms that may sign tokens.")
-	f.Var(cliflag.NewMapStringStringNoSplit(&o.oidc.RequiredClaims), "oidc-required-claim", "A claim and the value that it must have, as key=value; may be repeated.")
-	f.StringVar(&o.tokenHook.ConfigFile, "authentication-token-webhook-config-file", "", "Kubeconfig of a server that is asked whose a token is.")
-	f.StringVar(&o.tokenHook.Version, "authentication-token-webhook-version", "v1beta1", "Version of the TokenReview that it is sent.")
-	f.DurationVar(&o.tokenHook.CacheTTL, "authentication-token-webhook-cache-ttl", 2*time.Minute, "How long its answers are remembered.")
-	f.StringVar(&o.authorizationConfig, "authorization-config", "", "AuthorizationConfiguration: authorizers in the order in which they are asked.")
-	f.StringVar(&o.policyFile, "authorization-policy-file", "", "Policies of the mode ABAC, one JSON object a line.")
-	f.StringVar(&o.hook.ConfigFile, "authorization-webhook-config-file", "", "Kubeconfig of a server that is asked what somebody may do.")
-	f.StringVar(&o.hook.Version, "authorization-webhook-version", "v1beta1", "Version of the SubjectAccessReview that it is sent.")
-	f.DurationVar(&o.hook.AuthorizedTTL, "authorization-webhook-cache-authorized-ttl", 5*time.Minute, "How long it is remembered that something is allowed.")
-	f.DurationVar(&o.hook.UnauthorizedTTL, "authorization-webhook-cache-unauthorized-ttl", 30*time.Second, "How long it is remembered that something is not.")
-	f.StringVar(&o.jwksURI, "service-account-jwks-uri", "", "Where others find the keys of service account tokens; empty: at this server.")
-	f.DurationVar(&o.maxTokenExpiration, "service-account-max-token-expiration", 0, "How long service account tokens may be asked for; zero: as long as one likes.")
-	f.BoolVar(&o.extendExpiration, "service-account-extend-token-expiration", true, "Give the tokens that admission adds to pods a year instead of an hour.")
-	f.BoolVar(&o.lookup, "service-account-lookup", true, "What service account tokens are bound to is always looked up; this is accepted and must be true.")
-	f.StringVar(&o.minVersion, "tls-min-version", "", "Oldest version of TLS that is spoken: "+strings.Join(cliflag.TLSPossibleVersions(), ", ")+".")
-	f.StringSliceVar(&o.ciphers, "tls-cipher-suites", nil, "Cipher suites of TLS 1.2; empty: Go's choice. Those of TLS 1.3 cannot be chosen.")
-	f.Var(cliflag.NewNamedCertKeyArray(&o.sni), "tls-sni-cert-key", "Another serving certificate and its key, and for which names it is if not its own: cert,key[:name,name]. May be repeated.")
+	f.StringVar(&o.authenticationConfig, "authentication-config", "", "File with Authentication Configuration to configure the JWT Token authenticator or the anonymous authenticator.")
+	f.StringVar(&o.oidc.IssuerURL, "oidc-issuer-url", "", "The URL of the OpenID issuer, only HTTPS scheme will be accepted. If set, it will be used to verify the OIDC JSON Web Token (JWT).")
+	f.StringVar(&o.oidc.ClientID, "oidc-client-id", "", "The client ID for the OpenID Connect client, must be set if oidc-issuer-url is set.")
+	f.StringVar(&o.oidc.CAFile, "oidc-ca-file", "", "If set, the OpenID server's certificate will be verified by one of the authorities in the oidc-ca-file, otherwise the host's root CA set will be used.")
+	f.StringVar(&o.oidc.UsernameClaim, "oidc-username-claim", "sub", "The OpenID claim to use as the user name.")
+	f.StringVar(&o.oidc.UsernamePrefix, "oidc-username-prefix", "", "If provided, all usernames will be prefixed with this value. If not provided, username claims other than 'email' are prefixed by the issuer URL to avoid clashes. To skip any prefixing, provide the value '-'.")
+	f.StringVar(&o.oidc.GroupsClaim, "oidc-groups-claim", "", "If provided, the name of a custom OpenID Connect claim for specifying user groups.")
+	f.StringVar(&o.oidc.GroupsPrefix, "oidc-groups-prefix", "", "If provided, all groups will be prefixed with this value to prevent conflicts with other authentication strategies.")
+	f.StringSliceVar(&o.oidc.SigningAlgs, "oidc-signing-algs", []string{"RS256"}, "Comma-separated list of allowed JOSE asymmetric signing algorithms.")
+	f.Var(cliflag.NewMapStringStringNoSplit(&o.oidc.RequiredClaims), "oidc-required-claim", "A key=value pair that describes a required claim in the ID Token. Repeat this flag to specify multiple claims.")
+	f.StringVar(&o.tokenHook.ConfigFile, "authentication-token-webhook-config-file", "", "File with webhook configuration for token authentication in kubeconfig format.")
+	f.StringVar(&o.tokenHook.Version, "authentication-token-webhook-version", "v1beta1", "The API version of the authentication.k8s.io TokenReview to send to and expect from the webhook.")
+	f.DurationVar(&o.tokenHook.CacheTTL, "authentication-token-webhook-cache-ttl", 2*time.Minute, "The duration to cache responses from the webhook token authenticator.")
+	f.StringVar(&o.authorizationConfig, "authorization-config", "", "File with Authorization Configuration to configure the authorizer chain.")
+	f.StringVar(&o.policyFile, "authorization-policy-file", "", "File with authorization policy in json line by line format, used with --authorization-mode=ABAC.")
+	f.StringVar(&o.hook.ConfigFile, "authorization-webhook-config-file", "", "File with webhook configuration in kubeconfig format, used with --authorization-mode=Webhook.")
+	f.StringVar(&o.hook.Version, "authorization-webhook-version", "v1beta1", "The API version of the authorization.k8s.io SubjectAccessReview to send to and expect from the webhook.")
+	f.DurationVar(&o.hook.AuthorizedTTL, "authorization-webhook-cache-authorized-ttl", 5*time.Minute, "The duration to cache 'authorized' responses from the webhook authorizer.")
+	f.DurationVar(&o.hook.UnauthorizedTTL, "authorization-webhook-cache-unauthorized-ttl", 30*time.Second, "The duration to cache 'unauthorized' responses from the webhook authorizer.")
+	f.StringVar(&o.jwksURI, "service-account-jwks-uri", "", "Overrides the URI for the JSON Web Key Set in the discovery doc served at /.well-known/openid-configuration. If empty, a URI of this server is used.")
+	f.DurationVar(&o.maxTokenExpiration, "service-account-max-token-expiration", 0, "The maximum validity duration of a token created by the service account token issuer. Zero means no limit.")
+	f.BoolVar(&o.extendExpiration, "service-account-extend-token-expiration", true, "Turns on projected service account expiration extension during token generation, which extends the lifetime of tokens that admission adds to pods from one hour to one year.")
+	f.BoolVar(&o.lookup, "service-account-lookup", true, "Validate that the objects to which ServiceAccount tokens are bound exist. It must be true.")
+	f.StringVar(&o.minVersion, "tls-min-version", "", "Minimum TLS version supported. Possible values: "+strings.Join(cliflag.TLSPossibleVersions(), ", ")+".")
+	f.StringSliceVar(&o.ciphers, "tls-cipher-suites", nil, "Comma-separated list of cipher suites for TLS 1.2. If omitted, the default Go cipher suites will be used. The cipher suites of TLS 1.3 are not configurable.")
+	f.Var(cliflag.NewNamedCertKeyArray(&o.sni), "tls-sni-cert-key", "A pair of x509 certificate and private key file paths, optionally suffixed with a list of domain patterns: cert,key[:name,name]. If no domain patterns are provided, the names of the certificate are used. Can be specified multiple times.")
 }
 
-// config makes what the flags say.
+// config converts the flags to a Security.
 func (o *securityOptions) config() (Security, error) {
 	out := Security{
 		AuthenticationConfigFile: o.authenticationConfig, TokenWebhook: o.tokenHook,
@@ -114,7 +114,7 @@ func (o *securityOptions) config() (Security, error) {
 		}
 	}
 	if !o.lookup {
-		return out, errors.New("--service-account-lookup=false is not supported: tokens of what was deleted are never good")
+		return out, errors.New("--service-account-lookup=false is not supported: tokens bound to deleted objects are always invalid")
 	}
 	var err error
 	if o.minVersion != "" {
@@ -133,8 +133,7 @@ func (o *securityOptions) config() (Security, error) {
 	return out, nil
 }
 
-// clientCAs are the authorities that clients are told of, nil before it is
-// known who is let in.
+// clientCAs returns the CAs that are announced to clients, or nil before the authenticator is set.
 func (l *lateAuthenticator) clientCAs() *x509.CertPool {
 	if a, ok := l.Request.(*authn.Authenticator); ok {
 		return a.ClientCAs()

@@ -18,11 +18,11 @@ import (
 	clientrest "k8s.io/client-go/rest"
 
 	"hyperkube/components/etcd"
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// slowDisk is a disk of its own on which writes can be held up, as a disk does which
-// cannot keep up or is busy with itself.
+// slowDisk is a separate file system on which writes can be suspended, to simulate an overloaded
+// disk.
 type slowDisk struct {
 	testing.TB
 	path string
@@ -37,23 +37,23 @@ func newSlowDisk(t testing.TB) *slowDisk {
 	}
 	for _, args := range [][]string{{"mkfs.ext4", "-q", image}, {"mount", "-o", "loop", image, d.path}} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-			t.Skipf("needs a disk of its own: %v: %s", err, out)
+			t.Skipf("requires a dedicated file system: %v: %s", err, out)
 		}
 	}
 	t.Cleanup(d.shell("true", "0", `umount -l "$0"`))
 	return d
 }
 
-// hold makes writes wait until the function it returns is called.
+// hold suspends writes until the returned function is called.
 func (d *slowDisk) hold() (release func()) {
 	d.Helper()
-	// Who writes to a disk that is held up cannot even be killed: a minute is the most.
+	// A process that writes to a frozen file system cannot be killed, so it is frozen for a minute
+	// at most.
 	return d.shell(`fsfreeze -f "$0"`, "60", `fsfreeze -u "$0"`)
 }
 
-// shell has done what is to be done with the disk at first, and at the end: when the
-// function it returns is called, after some seconds unless these are 0, or when this
-// process is no more.
+// shell runs the command first, and later the command last: when the returned function is called,
+// after the given number of seconds unless it is 0, or when this process exits.
 func (d *slowDisk) shell(first, seconds, last string) (end func()) {
 	d.Helper()
 	cmd := exec.Command("sh", "-c", first+" && echo && timeout "+seconds+" cat; "+last, d.path)
@@ -78,9 +78,9 @@ func (d *slowDisk) shell(first, seconds, last string) (end func()) {
 	})
 }
 
-// TestSlowDisk: writes to a slow disk are slow, and none more than that. On one that
-// stands still they end in errors which say whose fault it is, what can be read is
-// read, and all goes on at once when the disk does: what was acknowledged is there.
+// TestSlowDisk checks that writes to a slow disk are slow but succeed. If the disk stalls, writes
+// fail with an error that names the cause, and cached reads succeed. When the disk recovers, all
+// requests succeed immediately, and acknowledged writes are present.
 func TestSlowDisk(t *testing.T) {
 	disk := newSlowDisk(t)
 	e := startWith(t, etcd.Config{DataDir: filepath.Join(disk.path, "etcd")}, nil)
@@ -108,7 +108,7 @@ func TestSlowDisk(t *testing.T) {
 			t.Error(err)
 		}
 		if timer.Stop() {
-			t.Error("a write was acknowledged that was on no disk")
+			t.Error("a write was acknowledged before it was on disk")
 		}
 		release()
 	}
@@ -121,7 +121,7 @@ func TestSlowDisk(t *testing.T) {
 	}
 	defer watch.Stop()
 	if event := <-watch.ResultChan(); event.Type != "ADDED" {
-		t.Errorf("a watch tells %+v", event)
+		t.Errorf("watch event %+v", event)
 	}
 	rest := kube.CoreV1().RESTClient()
 	ended := func(what string, request *clientrest.Request) error {
@@ -131,12 +131,12 @@ func TestSlowDisk(t *testing.T) {
 		return err
 	}
 	if err := ended("a hurried write", rest.Post().Param("timeout", "2s").Body(named("hurried"))); !apierrors.IsTimeout(err) {
-		t.Errorf("a write that may take 2 s ends in %v", err)
+		t.Errorf("write with a timeout of 2s: %v", err)
 	}
 	if err := ended("a patient write", rest.Post().Body(named("patient"))); !apierrors.IsInternalError(err) || !strings.Contains(err.Error(), "etcdserver: request timed out") {
-		t.Errorf("a write ends in %v", err)
+		t.Errorf("write: %v", err)
 	}
-	// What was once true can be read; what is true now only etcd could say.
+	// Reads of any version are served from the cache. Consistent reads need etcd.
 	if err := ended("a read of any version", rest.Get().Name("before").Param("resourceVersion", "0")); err != nil {
 		t.Error(err)
 	}
@@ -157,7 +157,7 @@ func TestSlowDisk(t *testing.T) {
 		t.Errorf("/readyz says %q, %v", text, err)
 	}
 	if len(patient) > 0 {
-		t.Error("a read of the present has ended that etcd could not answer")
+		t.Error("a consistent read succeeded without etcd")
 	}
 	release()
 
@@ -176,7 +176,7 @@ func TestSlowDisk(t *testing.T) {
 			t.Errorf("what was acknowledged: %v", err)
 		}
 	}
-	// What was not acknowledged may be there or not, but can be asked for again.
+	// Writes that were not acknowledged may or may not be present, but can be retried.
 	for _, name := range []string{"hurried", "patient"} {
 		if err := create(name); err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Error(err)

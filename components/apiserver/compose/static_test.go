@@ -28,8 +28,8 @@ metadata: {name: no-bad.static.k8s.io}
 spec: {policyName: no-bad.static.k8s.io, validationActions: [Deny]}
 `
 
-// TestStaticManifests has a policy in a file, which holds although the API has
-// none, and whose name cannot be had there.
+// TestStaticManifests loads a policy from a file. The policy is in effect although the API has
+// none, and the API rejects its name.
 func TestStaticManifests(t *testing.T) {
 	dir := t.TempDir()
 	manifests := filepath.Join(dir, "policies")
@@ -54,7 +54,7 @@ func TestStaticManifests(t *testing.T) {
 	kube := clients.Kube
 	maps := kube.CoreV1().ConfigMaps("default")
 	if _, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "bad"}}, metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "none of these") {
-		t.Errorf("a bad one: %v", err)
+		t.Errorf("invalid: %v", err)
 	}
 	if _, err := maps.Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "good"}}, metav1.CreateOptions{}); err != nil {
 		t.Error(err)

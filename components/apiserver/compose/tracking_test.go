@@ -6,11 +6,11 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"hyperkube/internal/testwait"
-	"hyperkube/internal/tokens"
+	"hyperkube/internal/credentials/tokens"
+	"hyperkube/internal/testing/testwait"
 )
 
-// TestTokenTracking looks for the ConfigMap, and that it is mended.
+// TestTokenTracking checks that the ConfigMap is created, and restored after changes.
 func TestTokenTracking(t *testing.T) {
 	admin, err := start(t).server.Clients("test", "admin", "system:masters")
 	if err != nil {
@@ -37,5 +37,5 @@ func TestTokenTracking(t *testing.T) {
 	if _, err := api.Update(t.Context(), cm, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	wait("mended")
+	wait("restored")
 }

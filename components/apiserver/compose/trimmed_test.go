@@ -10,11 +10,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// TestTrimmed updates an object that an informer has without its managed fields:
-// these stay what they were, but for what the update changes.
+// TestTrimmed updates an object from an informer, which has no managed fields. The stored managed
+// fields must only reflect the update.
 func TestTrimmed(t *testing.T) {
 	clients, err := start(t).server.Clients("test", "admin", "system:masters")
 	if err != nil {
@@ -34,7 +34,7 @@ func TestTrimmed(t *testing.T) {
 		t.Fatalf("managed fields %v", made.ManagedFields)
 	}
 	var kept *corev1.PersistentVolumeClaim
-	testwait.Succeed(t, "informers to follow", func() error {
+	testwait.Succeed(t, "informers to catch up", func() error {
 		kept, err = lister.Get("c")
 		return err
 	})
@@ -55,7 +55,7 @@ func TestTrimmed(t *testing.T) {
 	if fmt.Sprint(managers) != "[changer maker]" {
 		t.Errorf("managed by %v", managers)
 	}
-	testwait.Succeed(t, "informers to follow", func() error {
+	testwait.Succeed(t, "informers to catch up", func() error {
 		if kept, err = lister.Get("c"); err == nil && kept.ResourceVersion != updated.ResourceVersion {
 			err = errors.New("the informer has not heard of the update")
 		}

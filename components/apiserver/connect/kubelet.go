@@ -1,5 +1,5 @@
-// Package connect takes requests through to kubelets, pods and services: logs,
-// exec, attach, port-forward and proxy.
+// Package connect proxies requests to kubelets, pods and services: logs, exec, attach, port-forward
+// and proxy.
 package connect
 
 import (
@@ -20,34 +20,35 @@ import (
 
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/rest"
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/pki"
 )
 
-// KubeletConfig says how to reach kubelets.
+// KubeletConfig configures connections to kubelets.
 type KubeletConfig struct {
-	// ClientCertFile and ClientKeyFile are what the server shows to
-	// kubelets; empty: nothing. They are read again when they change.
+	// ClientCertFile and ClientKeyFile are the client certificate for kubelets. Empty means none.
+	// They are reloaded when they change.
 	ClientCertFile, ClientKeyFile string
-	// CAFile verifies the kubelets' serving certificates; empty: they are
-	// not verified, as upstream does.
+	// CAFile verifies the serving certificates of kubelets. If it is empty, they are not verified,
+	// as in upstream.
 	CAFile string
-	// AddressTypes of nodes in the order of preference; nil means
-	// Hostname, InternalDNS, InternalIP, ExternalDNS, ExternalIP.
+	// AddressTypes are the node address types in order of preference. Nil means Hostname,
+	// InternalDNS, InternalIP, ExternalDNS, ExternalIP.
 	AddressTypes []string
+	// Dial connects to nodes; nil connects to global unicast addresses only.
+	Dial DialFunc
 }
 
 var defaultAddressTypes = []string{"Hostname", "InternalDNS", "InternalIP", "ExternalDNS", "ExternalIP"}
 
-// kubelets finds and talks to kubelets. Its methods are safe for use by several
-// goroutines.
+// kubelets resolves nodes and connects to their kubelets. It is safe for concurrent use.
 type kubelets struct {
 	registry *registry.Registry
 	types    []string
 	verified http.RoundTripper
-	// blind does not look at certificates, for clients who say so.
-	blind http.RoundTripper
-	// anyone talks to pods, whose certificates nobody vouches for.
-	anyone http.RoundTripper
+	// insecure does not verify certificates, for clients that request that.
+	insecure http.RoundTripper
+	// podTransport connects to pods and does not verify certificates, because pods have no trusted ones.
+	podTransport http.RoundTripper
 }
 
 func newKubelets(reg *registry.Registry, cfg KubeletConfig) (*kubelets, error) {
@@ -57,46 +58,50 @@ func newKubelets(reg *registry.Registry, cfg KubeletConfig) (*kubelets, error) {
 	}
 	base := &tls.Config{MinVersion: tls.VersionTLS12}
 	if cfg.ClientCertFile != "" {
-		own := &pki.Files{What: "client certificate for kubelets", CertFile: cfg.ClientCertFile, KeyFile: cfg.ClientKeyFile}
+		own := &pki.Files{Context: "client certificate for kubelets", CertFile: cfg.ClientCertFile, KeyFile: cfg.ClientKeyFile}
 		if _, err := own.Certificate(); err != nil {
 			return nil, err
 		}
 		base.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own.Certificate() }
 	}
 	blind := base.Clone()
-	blind.InsecureSkipVerify = true //nolint:gosec // only when asked for, or without a CA
+	blind.InsecureSkipVerify = true //nolint:gosec // only on request or without a CA
 	if cfg.CAFile == "" {
 		base = blind
 	} else {
 		data, err := os.ReadFile(cfg.CAFile)
 		if err != nil {
-			return nil, fmt.Errorf("authority of kubelets: %w", err)
+			return nil, fmt.Errorf("reading kubelet CA: %w", err)
 		}
 		base.RootCAs = x509.NewCertPool()
 		if !base.RootCAs.AppendCertsFromPEM(data) {
-			return nil, fmt.Errorf("authority of kubelets: %s has no certificates", cfg.CAFile)
+			return nil, fmt.Errorf("reading kubelet CA: no certificates in %s", cfg.CAFile)
 		}
 	}
-	k.verified, k.blind = transport(base), transport(blind)
-	k.anyone = transport(&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // pods have no identity to verify
+	dial := cfg.Dial
+	if dial == nil {
+		dial = dialProxyable
+	}
+	k.verified, k.insecure = transport(base, dial), transport(blind, dial)
+	k.podTransport = transport(&tls.Config{InsecureSkipVerify: true}, dialProxyable) //nolint:gosec // pods have no identity to verify
 	return k, nil
 }
 
-func transport(cfg *tls.Config) *http.Transport {
+func transport(cfg *tls.Config, dial DialFunc) *http.Transport {
 	return &http.Transport{
 		TLSClientConfig:     cfg,
-		DialContext:         (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
+		DialContext:         dial,
 		TLSHandshakeTimeout: 10 * time.Second,
 		MaxIdleConnsPerHost: 5,
 		IdleConnTimeout:     90 * time.Second,
 		DisableCompression:  true,
-		// Upgrades need HTTP/1.1.
+		// Upgrades require HTTP/1.1.
 		TLSNextProto: map[string]func(string, *tls.Conn) http.RoundTripper{},
 	}
 }
 
-// at returns where the kubelet of a node is: an https URL without a path.
-func (k *kubelets) at(ctx context.Context, name string) (*url.URL, error) {
+// kubeletURL returns the https URL of a node's kubelet, without a path.
+func (k *kubelets) kubeletURL(ctx context.Context, name string) (*url.URL, error) {
 	obj, err := k.get(ctx, "nodes", "", name)
 	if err != nil {
 		return nil, err
@@ -127,7 +132,7 @@ func (k *kubelets) address(node *corev1.Node) (string, error) {
 	return "", fmt.Errorf("no preferred addresses found; known addresses: %v", node.Status.Addresses)
 }
 
-// get reads an object of core/v1, as new as it is. It is shared.
+// get returns the latest version of an object of core/v1. The object is shared.
 func (k *kubelets) get(ctx context.Context, resource, namespace, name string) (any, error) {
 	res := k.registry.Lookup(corev1.SchemeGroupVersion.WithResource(resource))
 	if res == nil {
@@ -152,7 +157,7 @@ func (k *kubelets) pod(ctx context.Context, namespace, name string) (*corev1.Pod
 	return pod, nil
 }
 
-// container returns the container that a request means.
+// container returns the name of the container to which a request refers.
 func container(wanted string, pod *corev1.Pod) (string, error) {
 	if wanted != "" {
 		if slices.Contains(containerNames(pod), wanted) {

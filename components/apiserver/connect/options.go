@@ -15,7 +15,7 @@ import (
 	"hyperkube/components/apiserver/request"
 )
 
-// query reads options from a URL and remembers the first error.
+// query parses options from URL parameters and records the first error.
 type query struct {
 	url.Values
 	err error
@@ -99,7 +99,7 @@ func logOptions(values url.Values, _ string) (runtime.Object, error) {
 	return o, nil
 }
 
-// validateLog checks what is asked of the log of the pod of that name.
+// validateLog validates the log options for the named pod.
 func validateLog(pod string, o *corev1.PodLogOptions) error {
 	var errs field.ErrorList
 	if n := o.TailLines; n != nil && *n < 0 {
@@ -143,7 +143,7 @@ func nodeProxyOptions(_ url.Values, path string) (runtime.Object, error) {
 	return &corev1.NodeProxyOptions{Path: path}, nil
 }
 
-// streamQuery is how the kubelet is told which streams are wanted.
+// streamQuery returns the kubelet's query parameters for the requested streams.
 func streamQuery(stdin, stdout, stderr, tty bool, command []string) url.Values {
 	v := url.Values{}
 	for name, on := range map[string]bool{

@@ -23,21 +23,19 @@ import (
 	"hyperkube/components/apiserver/metrics"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/rest"
-	"hyperkube/internal/upgrade"
+	"hyperkube/internal/serving/upgradeproxy"
 )
 
-// Config of Streams.
+// Config is the configuration of Streams.
 type Config struct {
 	Registry   *registry.Registry
 	Kubelet    KubeletConfig
 	Authorizer authorizer.UnconditionalAuthorizer
-	// MaxBytesPerSec bounds each connection in each direction; zero: nothing
-	// does.
+	// MaxBytesPerSec limits each connection in each direction. Zero means no limit.
 	MaxBytesPerSec int64
-	// Metrics count requests for logs; nil: nothing does.
+	// Metrics counts requests for logs. It may be nil.
 	Metrics *metrics.Metrics
-	// Error answers with a Status, for what goes wrong once a request is on
-	// its way.
+	// Error responds with a Status. It is used for errors after a request has been forwarded.
 	Error func(w http.ResponseWriter, req *http.Request, err error)
 }
 
@@ -73,9 +71,8 @@ func Streams(cfg Config) ([]*registry.Stream, error) {
 	return out, nil
 }
 
-// podAt returns where the kubelet of a pod answers at that path about one of
-// its containers.
-func (c *connector) podAt(ctx context.Context, call registry.StreamCall, path, wanted string, query url.Values) (*url.URL, error) {
+// podURL returns the kubelet URL of the given path for one of a pod's containers.
+func (c *connector) podURL(ctx context.Context, call registry.StreamCall, path, wanted string, query url.Values) (*url.URL, error) {
 	pod, err := c.pod(ctx, call.Namespace, call.Name)
 	if err != nil {
 		return nil, err
@@ -87,7 +84,7 @@ func (c *connector) podAt(ctx context.Context, call registry.StreamCall, path, w
 	if pod.Spec.NodeName == "" {
 		return nil, badRequest("pod %s does not have a host assigned", pod.Name)
 	}
-	u, err := c.at(ctx, pod.Spec.NodeName)
+	u, err := c.kubeletURL(ctx, pod.Spec.NodeName)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +93,7 @@ func (c *connector) podAt(ctx context.Context, call registry.StreamCall, path, w
 	return u, nil
 }
 
-// log copies a container's log.
+// log streams a container's log.
 func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	opts, ok := call.Options.(*corev1.PodLogOptions)
 	if !ok {
@@ -118,13 +115,13 @@ func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	at, err := c.podAt(ctx, call, "containerLogs", opts.Container, logQuery(opts))
+	at, err := c.podURL(ctx, call, "containerLogs", opts.Container, logQuery(opts))
 	if err != nil {
 		return err
 	}
 	backend := c.verified
 	if opts.InsecureSkipTLSVerifyBackend {
-		backend = c.blind
+		backend = c.insecure
 	}
 	out, err := http.NewRequestWithContext(ctx, http.MethodGet, at.String(), nil)
 	if err != nil {
@@ -142,8 +139,8 @@ func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.
 		return backendError(resp, call)
 	}
 	if wsstream.IsWebSocketRequest(req) {
-		// It loses what is read together with the end: the buffer parts them. A
-		// broken copy can only end the connection, as below.
+		// The WebSocket reader loses data that is returned together with EOF. The buffer separates
+		// them. As below, an error can only close the connection.
 		_ = wsstream.NewReader(bufio.NewReader(resp.Body), true, wsstream.NewDefaultReaderProtocols()).Copy(w, req)
 		return nil
 	}
@@ -155,14 +152,14 @@ func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.
 	w.WriteHeader(http.StatusOK)
 	to := io.Writer(w)
 	if opts.Follow {
-		to = flushing(w)
+		to = newFlushWriter(w)
 	}
-	// The answer has begun; a broken copy can only end it.
+	// The response has started, so an error can only terminate it.
 	_, _ = io.Copy(to, resp.Body)
 	return nil
 }
 
-// backendError tells what a kubelet answered.
+// backendError converts a kubelet's error response.
 func backendError(resp *http.Response, call registry.StreamCall) error {
 	const most = 50 * 1024
 	text := "unable to read the body"
@@ -178,8 +175,8 @@ func backendError(resp *http.Response, call registry.StreamCall) error {
 	return apierrors.NewGenericServerResponse(resp.StatusCode, http.MethodGet, schema.GroupResource{Resource: "pods/log"}, call.Name, text, 0, false)
 }
 
-// flushing passes every write on at once.
-func flushing(w http.ResponseWriter) io.Writer {
+// newFlushWriter returns a writer that flushes after every write.
+func newFlushWriter(w http.ResponseWriter) io.Writer {
 	if f, ok := w.(http.Flusher); ok {
 		f.Flush()
 		return flushWriter{w, f}
@@ -192,7 +189,7 @@ type flushWriter struct {
 	flusher http.Flusher
 }
 
-// Write writes and flushes.
+// Write implements io.Writer.
 func (f flushWriter) Write(p []byte) (int, error) {
 	n, err := f.Writer.Write(p)
 	f.flusher.Flush()
@@ -204,7 +201,7 @@ func (c *connector) exec(w http.ResponseWriter, req *http.Request, call registry
 	if !ok {
 		return unexpected(call.Options)
 	}
-	at, err := c.podAt(req.Context(), call, "exec", o.Container, streamQuery(o.Stdin, o.Stdout, o.Stderr, o.TTY, o.Command))
+	at, err := c.podURL(req.Context(), call, "exec", o.Container, streamQuery(o.Stdin, o.Stdout, o.Stderr, o.TTY, o.Command))
 	if err != nil {
 		return err
 	}
@@ -216,16 +213,16 @@ func (c *connector) attach(w http.ResponseWriter, req *http.Request, call regist
 	if !ok {
 		return unexpected(call.Options)
 	}
-	at, err := c.podAt(req.Context(), call, "attach", o.Container, streamQuery(o.Stdin, o.Stdout, o.Stderr, o.TTY, nil))
+	at, err := c.podURL(req.Context(), call, "attach", o.Container, streamQuery(o.Stdin, o.Stdout, o.Stderr, o.TTY, nil))
 	if err != nil {
 		return err
 	}
 	return c.remoteCommand(w, req, at, utilproxy.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr, Tty: o.TTY})
 }
 
-// remoteCommand connects the client's streams with those of the kubelet. SPDY
-// goes through as it is, and so do old WebSocket protocols; WebSocket v5 is
-// translated to SPDY, which every kubelet speaks.
+// remoteCommand connects the client's streams with those of the kubelet. SPDY and old WebSocket
+// protocols are forwarded unchanged. WebSocket v5 is translated to SPDY, which every kubelet
+// supports.
 func (c *connector) remoteCommand(w http.ResponseWriter, req *http.Request, at *url.URL, opts utilproxy.Options) error {
 	if err := c.mayUpgrade(req); err != nil {
 		return err
@@ -248,7 +245,7 @@ func (c *connector) portForward(w http.ResponseWriter, req *http.Request, call r
 	if err := c.mayUpgrade(req); err != nil {
 		return err
 	}
-	at, err := c.at(ctx, pod.Spec.NodeName)
+	at, err := c.kubeletURL(ctx, pod.Spec.NodeName)
 	if err != nil {
 		return err
 	}
@@ -266,9 +263,9 @@ func (c *connector) portForward(w http.ResponseWriter, req *http.Request, call r
 	return nil
 }
 
-// upgrade passes a request that changes the protocol on as it is.
+// upgrade returns a handler that forwards upgrade requests unchanged.
 func (c *connector) upgrade(at *url.URL, required bool) *proxy.UpgradeAwareHandler {
-	h := upgrade.NewHandler(at, c.verified, false, required, responder{c.cfg.Error})
+	h := upgradeproxy.NewHandler(at, c.verified, false, required, responder{c.cfg.Error})
 	h.UseLocationHost, h.MaxBytesPerSec = true, c.cfg.MaxBytesPerSec
 	return h
 }
@@ -277,11 +274,11 @@ type responder struct {
 	answer func(w http.ResponseWriter, req *http.Request, err error)
 }
 
-// Error answers with a Status.
+// Error implements proxy.ErrorResponder.
 func (r responder) Error(w http.ResponseWriter, req *http.Request, err error) { r.answer(w, req, err) }
 
-// mayUpgrade asks whether a user who may "get" may "create" as well: a
-// WebSocket begins with a GET, whatever is done over it.
+// mayUpgrade checks whether the user of a WebSocket request may also "create". A WebSocket starts
+// with a GET request, regardless of what is done over it.
 func (c *connector) mayUpgrade(req *http.Request) error {
 	if req.Method != http.MethodGet || !wsstream.IsWebSocketRequest(req) || c.cfg.Authorizer == nil {
 		return nil

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"path"
 	"strconv"
@@ -19,12 +20,12 @@ import (
 
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/components/apiserver/rest"
+	"hyperkube/internal/serving/upgradeproxy"
 	"hyperkube/internal/store"
-	"hyperkube/internal/upgrade"
 )
 
-// named takes "scheme:name:port" apart; scheme and port may be left out.
-func named(id string) (scheme, name, port string, err error) {
+// splitServiceName splits "scheme:name:port". Scheme and port are optional.
+func splitServiceName(id string) (scheme, name, port string, err error) {
 	scheme, name, port, ok := utilnet.SplitSchemeNamePort(id)
 	if !ok {
 		return "", "", "", badRequest("invalid service request %q", id)
@@ -32,7 +33,7 @@ func named(id string) (scheme, name, port string, err error) {
 	return scheme, name, port, nil
 }
 
-// podProxy passes a request on to a pod's address.
+// podProxy forwards a request to a pod.
 func (c *connector) podProxy(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	scheme, name, port, ok := utilnet.SplitSchemeNamePort(call.Name)
 	if !ok {
@@ -74,17 +75,17 @@ func (c *connector) podProxy(w http.ResponseWriter, req *http.Request, call regi
 	} else if strings.Contains(ip, ":") {
 		host = "[" + ip + "]"
 	}
-	return c.pass(w, req, &url.URL{Scheme: scheme, Host: host}, call, false)
+	return c.forward(w, req, &url.URL{Scheme: scheme, Host: host}, call, false)
 }
 
-// serviceProxy passes a request on to one of a service's endpoints.
+// serviceProxy forwards a request to one of a Service's endpoints.
 func (c *connector) serviceProxy(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
-	scheme, name, port, err := named(call.Name)
+	scheme, name, port, err := splitServiceName(call.Name)
 	if err != nil {
 		return err
 	}
-	// A number is a port of the service, known there by its name. Otherwise
-	// slices say all, of a service that is not there, too.
+	// A number is a port of the Service, which is mapped to the port's name. For named ports the
+	// EndpointSlices are sufficient, even if the Service does not exist.
 	if n, err := strconv.ParseInt(port, 10, 32); err == nil {
 		obj, err := c.get(req.Context(), "services", call.Namespace, name)
 		if err != nil {
@@ -109,10 +110,10 @@ func (c *connector) serviceProxy(w http.ResponseWriter, req *http.Request, call 
 	if err != nil {
 		return err
 	}
-	return c.pass(w, req, &url.URL{Scheme: scheme, Host: host}, call, false)
+	return c.forward(w, req, &url.URL{Scheme: scheme, Host: host}, call, false)
 }
 
-// endpoint picks a ready endpoint of a service's port.
+// endpoint returns a random ready endpoint of a Service's port.
 func (c *connector) endpoint(ctx context.Context, namespace, service, port string) (string, error) {
 	none := apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", service))
 	res := c.registry.Lookup(discoveryv1.SchemeGroupVersion.WithResource("endpointslices"))
@@ -145,9 +146,9 @@ func (c *connector) endpoint(ctx context.Context, namespace, service, port strin
 		}
 	}
 	if len(hosts) == 0 {
-		// Who waited for the service's Endpoints, which another controller writes,
-		// is not told that there are none.
-		if hosts, err = c.olderEndpoints(ctx, namespace, service, port); err != nil {
+		// Fall back to the Endpoints object. Another controller writes it, and a client may have
+		// waited only for that one.
+		if hosts, err = c.endpointsFallback(ctx, namespace, service, port); err != nil {
 			return "", err
 		}
 	}
@@ -157,8 +158,8 @@ func (c *connector) endpoint(ctx context.Context, namespace, service, port strin
 	return hosts[rand.IntN(len(hosts))], nil
 }
 
-// olderEndpoints are the ready addresses of a service's port in its Endpoints.
-func (c *connector) olderEndpoints(ctx context.Context, namespace, service, port string) ([]string, error) {
+// endpointsFallback returns the ready addresses of a Service's port from its Endpoints object.
+func (c *connector) endpointsFallback(ctx context.Context, namespace, service, port string) ([]string, error) {
 	obj, err := c.get(ctx, "endpoints", namespace, service)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
@@ -186,43 +187,39 @@ func (c *connector) olderEndpoints(ctx context.Context, namespace, service, port
 	return hosts, nil
 }
 
-// nodeProxy passes a request on to a kubelet.
+// nodeProxy forwards a request to a kubelet.
 func (c *connector) nodeProxy(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	scheme, name, port, ok := utilnet.SplitSchemeNamePort(call.Name)
 	if !ok {
 		return badRequest("invalid node request %q", call.Name)
 	}
-	at, err := c.at(req.Context(), name)
+	at, err := c.kubeletURL(req.Context(), name)
 	if err != nil {
 		return err
 	}
 	if port != "" && port != at.Port() {
-		// Another port of the node is not the kubelet and is not shown its
-		// client certificate.
+		// Another port of the node is not the kubelet and must not receive the client certificate.
 		at = &url.URL{Scheme: scheme, Host: net.JoinHostPort(at.Hostname(), port)}
-		if err := checkAddress(at.Hostname()); err != nil {
-			return err
-		}
-		return c.pass(w, req, at, call, false)
+		return c.forward(w, req, at, call, false)
 	}
-	return c.pass(w, req, at, call, true)
+	return c.forward(w, req, at, call, true)
 }
 
-// checkAddress keeps proxies from what is only meant for the server's own
-// machine.
+// checkAddress checks an IP address of a pod or an endpoint before the API server connects to it. The dialer checks
+// the addresses of names.
 func checkAddress(host string) error {
-	ip := net.ParseIP(host)
-	if ip != nil && (ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsLinkLocalMulticast() || ip.IsUnspecified()) {
-		return badRequest("address not allowed")
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		return nil
 	}
-	return nil
+	return proxyable(addr)
 }
 
-// pass passes a request on, and the answer back. Links in HTML are rewritten so
-// that they lead through the proxy again.
-func (c *connector) pass(w http.ResponseWriter, req *http.Request, at *url.URL, call registry.StreamCall, kubelet bool) error {
+// forward forwards a request and its response. It rewrites links in HTML so that they refer to the
+// proxy.
+func (c *connector) forward(w http.ResponseWriter, req *http.Request, at *url.URL, call registry.StreamCall, kubelet bool) error {
 	if call.Path == "" && !strings.HasSuffix(req.URL.Path, "/") && (req.Method == http.MethodGet || req.Method == http.MethodHead) && !httpstream.IsUpgradeRequest(req) {
-		// Relative links of the page would lead beside it.
+		// Relative links of the page need the trailing slash.
 		to := url.URL{Path: req.URL.Path + "/", RawQuery: req.URL.RawQuery}
 		w.Header().Set("Location", to.String())
 		w.WriteHeader(http.StatusMovedPermanently)
@@ -238,11 +235,11 @@ func (c *connector) pass(w http.ResponseWriter, req *http.Request, at *url.URL, 
 		at.Path = clean
 	}
 	at.RawQuery = req.URL.RawQuery
-	rt := c.anyone
+	rt := c.podTransport
 	if kubelet {
 		rt = c.verified
 	}
-	h := upgrade.NewHandler(at, rt, true, false, responder{c.cfg.Error})
+	h := upgradeproxy.NewHandler(at, rt, true, false, responder{c.cfg.Error})
 	h.MaxBytesPerSec = c.cfg.MaxBytesPerSec
 	if id := w.Header()["Audit-Id"]; len(id) > 0 {
 		req = req.Clone(req.Context())

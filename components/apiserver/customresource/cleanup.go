@@ -14,30 +14,29 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"hyperkube/internal/api"
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/store"
 )
 
 const (
-	// manager is who is recorded for what this package writes, as upstream.
+	// manager is the field manager of this package's writes, as in upstream.
 	manager = "kube-apiserver"
-	// attempts to write what others write too.
-	attempts = 20
-	// patience with instances that have finalizers before that is told.
-	patience = time.Minute
-	// deletions of instances at once.
-	deletions = 16
+	// maxAttempts limits retries after write conflicts.
+	maxAttempts = 20
+	// deletionTimeout is how long to wait for instances with finalizers before the condition reports them.
+	deletionTimeout = time.Minute
+	// deletionConcurrency is the number of instances that are deleted concurrently.
+	deletionConcurrency = 16
 )
 
-// update changes a definition by change, again in each attempt, and returns
-// what is stored then. Change returns false to leave it; then, and when the
-// definition is gone or goes with this, update returns nil.
+// update applies change to a definition, retries after conflicts, and returns the stored result. If
+// change returns false, or the definition is deleted before or by the update, update returns nil.
 func (s *Server) update(ctx context.Context, name string, change func(*crd) bool) (*crd, error) {
 	entry, err := s.definitions.Collection.Get(ctx, name, -1)
 	if errors.Is(err, store.ErrNotFound) {
 		return nil, nil
 	}
-	for range attempts {
+	for range maxAttempts {
 		if err != nil {
 			return nil, err
 		}
@@ -53,7 +52,7 @@ func (s *Server) update(ctx context.Context, name string, change func(*crd) bool
 		if d.DeletionTimestamp != nil && len(d.Finalizers) == 0 {
 			op = s.definitions.Collection.Delete(entry)
 		} else {
-			obj, err := s.record(d, old)
+			obj, err := s.updateManagedFields(d, old)
 			if err != nil {
 				return nil, err
 			}
@@ -76,8 +75,8 @@ func (s *Server) update(ctx context.Context, name string, change func(*crd) bool
 	return nil, fmt.Errorf("definition %s is always changed by others", name)
 }
 
-// record notes who wrote the status.
-func (s *Server) record(d, old *crd) (api.Object, error) {
+// updateManagedFields updates the managed fields of the status.
+func (s *Server) updateManagedFields(d, old *crd) (api.Object, error) {
 	fields, err := s.cfg.Fields.For(s.definitions.Resource, "status")
 	if err != nil {
 		return nil, err
@@ -90,7 +89,8 @@ func (s *Server) record(d, old *crd) (api.Object, error) {
 	return obj, nil
 }
 
-// startCleanup deletes the instances of a definition that goes, once.
+// startCleanup starts deleting the instances of a terminating definition, unless that is running
+// already.
 func (s *Server) startCleanup(ctx context.Context, d *crd) {
 	uid := string(d.UID)
 	if s.cleaning[uid] {
@@ -104,15 +104,15 @@ func (s *Server) startCleanup(ctx context.Context, d *crd) {
 			if err == nil || ctx.Err() != nil {
 				return
 			}
-			s.cfg.Log.Error("instances of a custom resource definition cannot be deleted", "name", d.Name, "err", err)
-			s.tell(ctx, d, apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", err))
+			s.cfg.Log.Error("deleting custom resource instances failed", "crd", d.Name, "err", err)
+			s.setTerminating(ctx, d, apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", err))
 			lifecycle.Pause(ctx, time.Second)
 		}
 	})
 }
 
-// tell writes the condition Terminating.
-func (s *Server) tell(ctx context.Context, d *crd, status apiextensionsv1.ConditionStatus, reason, message string) {
+// setTerminating sets the condition Terminating.
+func (s *Server) setTerminating(ctx context.Context, d *crd, status apiextensionsv1.ConditionStatus, reason, message string) {
 	_, err := s.update(ctx, d.Name, func(now *crd) bool {
 		if now.UID != d.UID {
 			return false
@@ -121,14 +121,14 @@ func (s *Server) tell(ctx context.Context, d *crd, status apiextensionsv1.Condit
 		return true
 	})
 	if err != nil && ctx.Err() == nil {
-		s.cfg.Log.Error("the status of a custom resource definition cannot be written", "name", d.Name, "err", err)
+		s.cfg.Log.Error("writing custom resource definition status failed", "crd", d.Name, "err", err)
 	}
 }
 
 func (s *Server) cleanup(ctx context.Context, d *crd, collection *store.Collection) error {
 	reason, message := "NeverEstablished", "resource was never established"
 	if collection != nil && apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) {
-		s.tell(ctx, d, apiextensionsv1.ConditionTrue, "InstanceDeletionInProgress", "CustomResource deletion is in progress")
+		s.setTerminating(ctx, d, apiextensionsv1.ConditionTrue, "InstanceDeletionInProgress", "CustomResource deletion is in progress")
 		if err := s.deleteInstances(ctx, d, collection); err != nil {
 			return err
 		}
@@ -145,7 +145,7 @@ func (s *Server) cleanup(ctx context.Context, d *crd, collection *store.Collecti
 	return err
 }
 
-// deleteInstances returns when there are none left.
+// deleteInstances deletes all instances and returns when none are left.
 func (s *Server) deleteInstances(ctx context.Context, d *crd, collection *store.Collection) error {
 	asked := false
 	for {
@@ -167,7 +167,7 @@ func (s *Server) deleteInstances(ctx context.Context, d *crd, collection *store.
 			if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, store.ErrTooOld) {
 				return err
 			}
-			s.tell(ctx, d, apiextensionsv1.ConditionTrue, "InstanceDeletionCheck",
+			s.setTerminating(ctx, d, apiextensionsv1.ConditionTrue, "InstanceDeletionCheck",
 				"could not confirm zero CustomResources remaining: context deadline exceeded")
 			asked = false
 		}
@@ -176,7 +176,7 @@ func (s *Server) deleteInstances(ctx context.Context, d *crd, collection *store.
 
 // waitChange returns at the next change of a collection.
 func waitChange(ctx context.Context, collection *store.Collection, since int64) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, deletionTimeout)
 	defer cancel()
 	w, err := collection.Watch(ctx, store.WatchOptions{Since: since})
 	if err != nil {
@@ -191,17 +191,17 @@ func waitChange(ctx context.Context, collection *store.Collection, since int64) 
 
 func (s *Server) deleteAll(ctx context.Context, collection *store.Collection, entries []*store.Entry) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.SetLimit(deletions)
+	group.SetLimit(deletionConcurrency)
 	for _, e := range entries {
 		group.Go(func() error { return s.deleteOne(ctx, collection, e) })
 	}
 	return group.Wait()
 }
 
-// deleteOne deletes an instance, or marks it when somebody has something to do
-// first. What cannot be read is deleted.
+// deleteOne deletes an instance, or sets its deletion timestamp if it has finalizers. An instance
+// that cannot be decoded is deleted.
 func (s *Server) deleteOne(ctx context.Context, collection *store.Collection, e *store.Entry) error {
-	for range attempts {
+	for range maxAttempts {
 		op := collection.Delete(e)
 		if stored, err := e.Object(); err == nil {
 			if obj, ok := stored.(api.Object); ok && len(obj.GetFinalizers()) > 0 {

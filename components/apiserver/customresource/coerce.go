@@ -13,21 +13,21 @@ import (
 	"hyperkube/internal/api"
 )
 
-// coercion says how an object is coerced.
-type coercion struct {
+// coerceOptions contains options of coerce.
+type coerceOptions struct {
 	// report collects the paths of unknown fields.
 	report bool
-	// stored: it comes from etcd, where there may be what was written before
-	// there were checks. That is repaired instead of refused.
+	// stored means that the object comes from etcd, which may contain objects written before
+	// validation existed. Invalid parts are repaired instead of rejected.
 	stored bool
 }
 
-// coerce takes away from obj what its version's schema does not have, nulls
-// where none may be, and what is no metadata.
+// coerce removes fields from obj that the schema of its version does not have, nulls where they are
+// not allowed, and invalid metadata.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#field-pruning
-func (d *definition) coerce(o api.Object, how coercion) (unknown []string, err error) {
-	obj := content(o)
+func (d *definition) coerce(o api.Object, how coerceOptions) (unknown []string, err error) {
+	obj := unstructuredOf(o)
 	kind, hasKind, err := unstructured.NestedString(obj.Object, "kind")
 	if err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func (d *definition) coerce(o api.Object, how coercion) (unknown []string, err e
 	return unknown, nil
 }
 
-// structural is the schema of a version; nil if there is none.
+// structural returns the schema of a version, or nil if there is none.
 func (d *definition) structural(name string) (*structuralschema.Structural, error) {
 	v := d.versions[name]
 	if v == nil {
@@ -94,42 +94,42 @@ func (d *definition) structural(name string) (*structuralschema.Structural, erro
 	return c.structural, nil
 }
 
-// setDefaults fills what is unset and has a default.
+// setDefaults sets the default values of missing fields.
 func (v *kindVersion) setDefaults(obj api.Object) { v.of.setDefaults(obj) }
 
 func (d *definition) setDefaults(o api.Object) {
-	obj := content(o)
-	// An error has been told by coerce.
+	obj := unstructuredOf(o)
+	// coerce has already reported the error.
 	if s, err := d.structural(obj.GroupVersionKind().Version); err == nil && s != nil {
 		defaulting.Default(obj.Object, s)
 	}
 }
 
-// load makes of what was stored what is served.
+// load converts a stored object to the served form.
 func (d *definition) load(obj api.Object) error {
-	if _, err := d.coerce(obj, coercion{stored: true}); err != nil {
+	if _, err := d.coerce(obj, coerceOptions{stored: true}); err != nil {
 		return err
 	}
 	d.setDefaults(obj)
 	return nil
 }
 
-// convertTo returns obj as one of another version, without what that does not
-// know, in any case a new object.
+// convertTo returns obj converted to another version, without fields that this version does not
+// have. The result is always a new object.
 func (d *definition) convertTo(o api.Object, version string) (api.Object, error) {
 	out, err := d.convertRaw(o, version)
-	if err != nil || content(o).GroupVersionKind().Version == version {
+	if err != nil || unstructuredOf(o).GroupVersionKind().Version == version {
 		return out, err
 	}
-	if _, err := d.coerce(out, coercion{}); err != nil {
+	if _, err := d.coerce(out, coerceOptions{}); err != nil {
 		return nil, err
 	}
 	return out, nil
 }
 
-// convertRaw is convertTo, but for taking nothing away.
+// convertRaw is convertTo without pruning.
 func (d *definition) convertRaw(o api.Object, version string) (api.Object, error) {
-	obj := content(o)
+	obj := unstructuredOf(o)
 	from := obj.GroupVersionKind()
 	to := schema.GroupVersion{Group: d.crd.Spec.Group, Version: version}
 	if d.versions[version] == nil {
@@ -145,7 +145,7 @@ func (d *definition) convertRaw(o api.Object, version string) (api.Object, error
 	return asObject(d.convert(obj, to))
 }
 
-// asObject keeps a nil pointer from becoming an object.
+// asObject prevents that a nil pointer becomes a non-nil interface.
 func asObject(obj *unstructured.Unstructured, err error) (api.Object, error) {
 	if err != nil {
 		return nil, err
@@ -153,20 +153,19 @@ func asObject(obj *unstructured.Unstructured, err error) (api.Object, error) {
 	return obj, nil
 }
 
-// toStored prunes what admission has added and makes obj one of the storage
-// version.
+// toStored prunes what admission has added and converts obj to the storage version.
 func (v *kindVersion) toStored(obj api.Object) (api.Object, error) {
 	if v.gvk.Version != v.of.storage {
 		return v.of.convertTo(obj, v.of.storage)
 	}
-	if _, err := v.of.coerce(obj, coercion{}); err != nil {
+	if _, err := v.of.coerce(obj, coerceOptions{}); err != nil {
 		return nil, err
 	}
 	return obj, nil
 }
 
-// fromStored returns a shared object as one of this version: itself, if it is
-// one.
+// fromStored returns a shared object converted to this version, or itself if it already has this
+// version.
 func (v *kindVersion) fromStored(obj api.Object) (api.Object, error) {
 	if obj.GetObjectKind().GroupVersionKind().Version == v.gvk.Version {
 		return obj, nil

@@ -11,26 +11,24 @@ import (
 	"k8s.io/apiserver/pkg/util/webhook"
 )
 
-// converter makes of an object one of another version. It may change the
-// object that it is given, and return it.
+// converter converts an object to another version. It may modify and return its argument.
 type converter func(obj *unstructured.Unstructured, to schema.GroupVersion) (*unstructured.Unstructured, error)
 
-// relabel is the strategy None.
-func relabel(obj *unstructured.Unstructured, to schema.GroupVersion) (*unstructured.Unstructured, error) {
+// convertNone implements the conversion strategy None.
+func convertNone(obj *unstructured.Unstructured, to schema.GroupVersion) (*unstructured.Unstructured, error) {
 	obj.SetAPIVersion(to.String())
 	return obj, nil
 }
 
-// webhooks makes converters that call webhooks, with the clients that it keeps
-// of them.
+// webhooks creates converters that call webhooks, and caches their clients.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definition-versioning/#webhook-conversion
 type webhooks struct {
 	factory func() (*conversion.CRConverterFactory, error)
 }
 
-// newWebhooks finds Services by resolver. Wrap says who calls a webhook; nil:
-// nobody in particular.
+// newWebhooks resolves Services with resolver. wrap adds credentials for webhook calls. It may be
+// nil.
 func newWebhooks(resolver webhook.ServiceResolver, wrap webhook.AuthenticationInfoResolverWrapper) *webhooks {
 	if wrap == nil {
 		wrap = func(r webhook.AuthenticationInfoResolver) webhook.AuthenticationInfoResolver { return r }

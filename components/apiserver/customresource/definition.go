@@ -18,18 +18,17 @@ import (
 	"hyperkube/internal/api"
 )
 
-// definition is one state of a CustomResourceDefinition as it is served. What
-// costs something is made when it is first needed. It is never changed and is
-// safe for use by several goroutines.
+// definition is one version of a CustomResourceDefinition with the state needed to serve it.
+// Expensive parts are created at first use. It is immutable and safe for concurrent use.
 type definition struct {
 	crd   *apiextensionsv1.CustomResourceDefinition // shared
 	names apiextensionsv1.CustomResourceDefinitionNames
-	// storage is the version that objects are stored in.
+	// storage is the storage version.
 	storage  string
 	versions map[string]*kindVersion
 	convert  converter
 	types    func() (managedfields.TypeConverter, error)
-	// equivalents are all versions.
+	// equivalents maps each version's resource to those of all versions.
 	equivalents func() runtime.EquivalentResourceMapper
 }
 
@@ -42,8 +41,8 @@ type kindVersion struct {
 	checks func() (*checks, error)
 }
 
-// newDefinition reads a definition whose names have been accepted, at least
-// once. Remote makes what converts by webhook.
+// newDefinition returns the definition of a CustomResourceDefinition whose names have been accepted
+// at least once. remote creates webhook converters.
 func newDefinition(crd *apiextensionsv1.CustomResourceDefinition, remote func(*apiextensionsv1.CustomResourceDefinition) (converter, error)) (*definition, error) {
 	d := &definition{crd: crd, names: crd.Status.AcceptedNames, versions: map[string]*kindVersion{}}
 	if d.names.Plural == "" || d.names.Singular == "" || d.names.Kind == "" || d.names.ListKind == "" {
@@ -65,9 +64,9 @@ func newDefinition(crd *apiextensionsv1.CustomResourceDefinition, remote func(*a
 	if d.storage == "" {
 		return nil, fmt.Errorf("definition %s has no storage version", crd.Name)
 	}
-	d.convert = relabel
+	d.convert = convertNone
 	if c := crd.Spec.Conversion; c != nil && c.Strategy == apiextensionsv1.WebhookConverter {
-		// The client is made when something must be converted.
+		// The client is created at the first conversion.
 		make := sync.OnceValues(func() (converter, error) { return remote(crd) })
 		d.convert = func(obj *unstructured.Unstructured, to schema.GroupVersion) (*unstructured.Unstructured, error) {
 			convert, err := make()
@@ -82,7 +81,7 @@ func newDefinition(crd *apiextensionsv1.CustomResourceDefinition, remote func(*a
 	return d, nil
 }
 
-// resources are the versions that are served, the preferred one first.
+// resources returns the served versions, the preferred one first.
 func (d *definition) resources(terminating, early bool) []*api.Resource {
 	var out []*api.Resource
 	for _, v := range d.versions {
@@ -122,7 +121,7 @@ func (d *definition) withStatus() []string {
 	return names
 }
 
-// remote tells whether a webhook converts.
+// remote reports whether a webhook converts objects.
 func (d *definition) remote() bool {
 	c := d.crd.Spec.Conversion
 	return c != nil && c.Strategy == apiextensionsv1.WebhookConverter
@@ -156,17 +155,17 @@ func (v *kindVersion) resource(terminating, early bool) *api.Resource {
 			FromStored:       v.fromStored,
 		},
 		Custom: &api.Custom{
-			State:       fmt.Sprintf("%s %d %v %t", d.crd.UID, d.crd.Generation, d.names, terminating),
-			Terminating: terminating,
-			Early:       early,
-			Deprecation: v.deprecation(),
+			State:          fmt.Sprintf("%s %d %v %t", d.crd.UID, d.crd.Generation, d.names, terminating),
+			Terminating:    terminating,
+			NotEstablished: early,
+			Deprecation:    v.deprecation(),
 			Coerce: func(obj api.Object, report bool) ([]string, error) {
-				return d.coerce(obj, coercion{report: report})
+				return d.coerce(obj, coerceOptions{report: report})
 			},
-			Load:    d.load,
-			Convert: d.convertTo,
-			Relabel: d.convertRaw,
-			Remote:  d.remote(),
+			Load:            d.load,
+			Convert:         d.convertTo,
+			ConvertLossless: d.convertRaw,
+			Remote:          d.remote(),
 
 			StatusVersions: d.withStatus(),
 
@@ -192,8 +191,7 @@ func (v *kindVersion) resource(terminating, early bool) *api.Resource {
 	return res
 }
 
-// deprecation is the warning about a version that ought not to be used any
-// more, "" for others.
+// deprecation returns the warning for a deprecated version, and "" for others.
 func (v *kindVersion) deprecation() string {
 	if !v.Deprecated {
 		return ""
@@ -215,11 +213,11 @@ func (v *kindVersion) deprecation() string {
 	return text
 }
 
-// content is the object as it is decoded. It is not nil.
-func content(obj api.Object) *unstructured.Unstructured {
+// unstructuredOf returns the unstructured object. It is never nil.
+func unstructuredOf(obj api.Object) *unstructured.Unstructured {
 	u, ok := obj.(*unstructured.Unstructured)
 	if !ok {
-		// Resources of this package make no other objects.
+		// Resources of this package create no other objects.
 		return &unstructured.Unstructured{Object: map[string]any{}}
 	}
 	return u

@@ -124,7 +124,7 @@ func TestCoerce(t *testing.T) {
 			`{"spec":{"num":1,"whole":{"apiVersion":"v1","kind":"X","metadata":{"name":"q"},"spec":{}}}}`, "spec.whole.metadata.oh spec.whole.spec.q"},
 	} {
 		obj := instance(t, "v1", test.given)
-		unknown, err := d.coerce(obj, coercion{report: true})
+		unknown, err := d.coerce(obj, coerceOptions{report: true})
 		if err != nil {
 			t.Errorf("%s: %v", test.given, err)
 			continue
@@ -137,8 +137,8 @@ func TestCoerce(t *testing.T) {
 	}
 	bad := instance(t, "v1", "spec: {}")
 	bad.Object["metadata"].(map[string]any)["labels"] = "no map"
-	if _, err := d.coerce(bad.DeepCopy(), coercion{}); err == nil {
-		t.Error("labels that are no map are taken")
+	if _, err := d.coerce(bad.DeepCopy(), coerceOptions{}); err == nil {
+		t.Error("labels that are not a map are accepted")
 	}
 	if err := d.load(bad); err != nil || bad.GetGeneration() != 1 || bad.GetName() != "x" {
 		t.Errorf("repaired is %v, %v", bad, err)
@@ -151,7 +151,7 @@ func withoutType(content map[string]any) map[string]any {
 	return content
 }
 
-// TestConvert goes to the storage version and back.
+// TestConvert converts to the storage version and back.
 func TestConvert(t *testing.T) {
 	d := defined(t)
 	old, now := d.versions["v1beta1"], d.versions["v1"]
@@ -176,7 +176,7 @@ func TestConvert(t *testing.T) {
 		t.Errorf("back is %v, %v", back, err)
 	}
 	if _, err := d.convertTo(obj, "v3"); err == nil {
-		t.Error("converted to a version that there is not")
+		t.Error("converted to a version that does not exist")
 	}
 }
 
@@ -267,7 +267,7 @@ func TestTable(t *testing.T) {
 		{"integer", 2.5, int64(2)}, {"number", int64(2), 2.0}, {"boolean", true, true}, {"boolean", "true", nil},
 		{"string", int64(7), "7"}, {"string", map[string]any{"a": int64(1)}, `{"a":1}`}, {"date", "soon", "<invalid>"}, {"integer", nil, nil},
 	} {
-		if got := cell(test.kind, test.value); got != test.want {
+		if got := formatCell(test.kind, test.value); got != test.want {
 			t.Errorf("%v as %s is %v, want %v", test.value, test.kind, got, test.want)
 		}
 	}
@@ -282,7 +282,7 @@ func TestFields(t *testing.T) {
 		t.Errorf("fields %v", set)
 	}
 	if set := fields(instance(t, "v1", "spec: {}")); !set.Has("spec.a") || set["spec.a"] != "" {
-		t.Errorf("fields of little %v", set)
+		t.Errorf("fields of a small object: %v", set)
 	}
 }
 
@@ -321,8 +321,7 @@ func TestModels(t *testing.T) {
 	}
 }
 
-// TestShared reads one object by many at once, which the race detector
-// watches.
+// TestShared reads one object concurrently to let the race detector find data races.
 func TestShared(t *testing.T) {
 	all := defined(t).resources(false, false)
 	obj := instance(t, "v1", "spec: {a: b, num: 1, ports: [{name: web, port: 80}]}, status: {num: 1}")

@@ -9,7 +9,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// fields returns what objects may be selected by.
+// fields returns the function that extracts selectable fields from an object, and their names.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#crd-selectable-fields
 func (v *kindVersion) fields(namespaced bool) (func(api.Object) fields.Set, []string) {
@@ -21,13 +21,13 @@ func (v *kindVersion) fields(namespaced bool) (func(api.Object) fields.Set, []st
 	for _, f := range v.SelectableFields {
 		p, err := parsePath(f.JSONPath)
 		if err != nil {
-			continue // validation allows none
+			continue // validation rejects such paths
 		}
 		paths = append(paths, p)
 		names = append(names, strings.TrimPrefix(f.JSONPath, "."))
 	}
 	return func(o api.Object) fields.Set {
-		obj := content(o)
+		obj := unstructuredOf(o)
 		set := fields.Set{"metadata.name": obj.GetName()}
 		if namespaced {
 			set["metadata.namespace"] = obj.GetNamespace()

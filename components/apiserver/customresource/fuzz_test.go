@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// FuzzRule checks objects of any content by rules of any content: none panics,
-// and none goes on for long, for their cost is bounded.
+// FuzzRule validates arbitrary objects with arbitrary rules. No rule may panic, and the cost limit
+// must bound its run time.
 func FuzzRule(f *testing.F) {
 	f.Add("self == oldSelf", `{"spec":{"a":"b"}}`)
 	f.Add("[1,2,3].all(x, [1,2,3].all(y, [1,2,3].all(z, x + y + z > 0)))", `{"spec":{"a":"b"}}`)

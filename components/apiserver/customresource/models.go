@@ -24,10 +24,10 @@ const (
 	kindExtension = "x-kubernetes-group-version-kind"
 )
 
-// publishing says for whom a schema is made.
+// publishing selects the use of a schema.
 type publishing struct {
 	v3 bool
-	// types: for server-side apply, which needs the structure alone.
+	// types means that the schema is for server-side apply, which only needs the structure.
 	types bool
 }
 
@@ -38,8 +38,8 @@ func (p publishing) prefix() string {
 	return v2Prefix
 }
 
-// ref refers to a published schema. What stands beside a reference counts in
-// v2 alone, so v3 has it within an allOf.
+// ref returns a reference to a published schema. Siblings of a reference are only valid in v2, so
+// in v3 the reference is within an allOf.
 func (p publishing) ref(model, description string) spec.Schema {
 	ref := spec.RefSchema(p.prefix() + model)
 	if !p.v3 || p.types {
@@ -52,14 +52,14 @@ func (p publishing) ref(model, description string) spec.Schema {
 	return out
 }
 
-// modelName is how the schema of a kind is called, e.g. "com.example.v1.Foo".
+// modelName returns the name of a kind's schema, e.g. "com.example.v1.Foo".
 func modelName(group, version, kind string) string {
 	parts := strings.Split(group, ".")
 	slices.Reverse(parts)
 	return strings.Join(parts, ".") + "." + version + "." + kind
 }
 
-// models makes the published schemas of a version.
+// models returns the published schemas of a version.
 func (v *kindVersion) models(v3 bool) (*api.Models, error) {
 	p := publishing{v3: v3}
 	object, err := v.published(p)
@@ -83,7 +83,7 @@ func (v *kindVersion) models(v3 bool) (*api.Models, error) {
 	return out, nil
 }
 
-// published makes the schema of the objects.
+// published returns the schema of the objects.
 func (v *kindVersion) published(p publishing) (*spec.Schema, error) {
 	s, err := v.publishable()
 	if err != nil {
@@ -92,7 +92,7 @@ func (v *kindVersion) published(p publishing) (*spec.Schema, error) {
 	var out *spec.Schema
 	switch {
 	case s == nil, !p.v3 && (s.XPreserveUnknownFields || v.of.crd.Spec.PreserveUnknownFields):
-		// With any property kubectl would refuse all others.
+		// If the schema had any property, kubectl would reject all others.
 		out = &spec.Schema{SchemaProps: spec.SchemaProps{Type: []string{"object"}}}
 	default:
 		s = s.Unfold()
@@ -112,8 +112,7 @@ func (v *kindVersion) published(p publishing) (*spec.Schema, error) {
 	return out, nil
 }
 
-// publishable is the schema if it can be published; nil if it is not
-// structural.
+// publishable returns the schema if it can be published, and nil if it is not structural.
 func (v *kindVersion) publishable() (*structuralschema.Structural, error) {
 	props, err := v.properties()
 	if err != nil || props == nil || validation.SchemaHasInvalidTypes(props) {
@@ -151,7 +150,7 @@ func (v *kindVersion) selectable(out *spec.Schema) {
 	out.AddExtension("x-kubernetes-selectable-fields", fields)
 }
 
-// typeMeta adds kind and apiVersion.
+// typeMeta adds the properties kind and apiVersion.
 func typeMeta(out *spec.Schema) {
 	docs := metav1.TypeMeta{}.SwaggerDoc()
 	for _, name := range []string{"apiVersion", "kind"} {
@@ -159,7 +158,7 @@ func typeMeta(out *spec.Schema) {
 	}
 }
 
-// embedded adds to schemas of whole resources within objects what those have.
+// embedded adds type and object metadata to the schemas of embedded resources.
 func embedded(s *spec.Schema, p publishing) {
 	if s == nil {
 		return
@@ -176,7 +175,7 @@ func embedded(s *spec.Schema, p publishing) {
 		embedded(s.AdditionalProperties.Schema, p)
 	}
 	if all, ok := s.Extensions.GetBool("x-kubernetes-preserve-unknown-fields"); ok && all && !p.v3 {
-		return // kubectl would refuse what is unknown
+		return // kubectl would reject unknown fields
 	}
 	if whole, ok := s.Extensions.GetBool("x-kubernetes-embedded-resource"); !ok || !whole {
 		return

@@ -11,13 +11,13 @@ import (
 	"k8s.io/client-go/util/jsonpath"
 )
 
-// path is a JSON path. Most are but names in a row and are followed without
-// the library, whose parsed paths cannot be shared by goroutines.
+// path is a JSONPath. Most paths are just a sequence of names, which are evaluated without the
+// library, because its parsed paths are not safe for concurrent use.
 type path struct {
 	text string
-	// names, unless nil, is all of it.
+	// names, unless nil, is the complete path.
 	names []string
-	// parsed has *jsonpath.JSONPath.
+	// parsed contains *jsonpath.JSONPath values.
 	parsed sync.Pool
 }
 
@@ -46,7 +46,7 @@ func (p *path) parse() (*jsonpath.JSONPath, error) {
 	return j, nil
 }
 
-// find returns the first value at the path; false if there is none.
+// find returns the first value at the path, or false if there is none.
 func (p *path) find(content map[string]any) (any, bool) {
 	if p.names != nil {
 		var at any = content
@@ -70,7 +70,7 @@ func (p *path) find(content map[string]any) (any, bool) {
 	}
 	results, err := j.FindResults(content)
 	if err != nil {
-		return nil, false // it may be in the middle of something; not kept
+		return nil, false // j may be in an intermediate state, so do not reuse it
 	}
 	p.parsed.Put(j)
 	if len(results) == 0 || len(results[0]) == 0 || !results[0][0].CanInterface() {
@@ -79,8 +79,8 @@ func (p *path) find(content map[string]any) (any, bool) {
 	return results[0][0].Interface(), true
 }
 
-// printed is how the library prints a value.
-func printed(value any) (string, bool) {
+// formatValue formats a value as the library does.
+func formatValue(value any) (string, bool) {
 	if s, ok := value.(string); ok {
 		return s, true
 	}

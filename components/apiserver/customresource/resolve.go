@@ -16,11 +16,11 @@ import (
 	"hyperkube/internal/store"
 )
 
-// services finds the address of a webhook's Service: its cluster IP, which the
-// service proxy of this node sends on.
+// services resolves a webhook's Service to its cluster IP, which the service proxy of this node
+// forwards.
 type services struct{ registry *registry.Registry }
 
-// ResolveEndpoint as webhook.ServiceResolver.
+// ResolveEndpoint implements webhook.ServiceResolver.
 func (s services) ResolveEndpoint(namespace, name string, port int32) (*url.URL, error) {
 	res := s.registry.Lookup(schema.GroupVersionResource{Version: "v1", Resource: "services"})
 	if res == nil {

@@ -10,10 +10,10 @@ import (
 	"hyperkube/internal/api"
 )
 
-// splitPath makes names of a simple path such as ".spec.replicas".
+// splitPath splits a simple path such as ".spec.replicas".
 func splitPath(path string) []string { return strings.Split(strings.TrimPrefix(path, "."), ".") }
 
-// scale maps objects by the paths of the definition.
+// scale maps objects to Scale with the paths of the definition.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#scale-subresource
 func (v *kindVersion) scale() *api.Scale {
@@ -35,8 +35,8 @@ func (v *kindVersion) scale() *api.Scale {
 		SpecReplicasPath: spec,
 		OtherPaths:       others,
 		Get: func(o api.Object) (int32, int32, string) {
-			obj := content(o)
-			// What is no number has been refused by validation.
+			obj := unstructuredOf(o)
+			// Validation has rejected values that are not numbers.
 			want, _, _ := unstructured.NestedInt64(obj.Object, spec...)
 			have, _, _ := unstructured.NestedInt64(obj.Object, status...)
 			text := ""
@@ -46,14 +46,13 @@ func (v *kindVersion) scale() *api.Scale {
 			return int32(want), int32(have), text
 		},
 		Set: func(o api.Object, replicas int32) {
-			// It fails when a part of the path is no object, which
-			// validation has refused.
-			_ = unstructured.SetNestedField(content(o).Object, int64(replicas), spec...)
+			// It fails if part of the path is not an object, which validation has rejected.
+			_ = unstructured.SetNestedField(unstructuredOf(o).Object, int64(replicas), spec...)
 		},
 		Custom:     true,
-		Unreadable: func(o api.Object) error { return unreadable(content(o), spec, status, selector) },
+		Unreadable: func(o api.Object) error { return unreadable(unstructuredOf(o), spec, status, selector) },
 		Check: func(o api.Object) error {
-			if _, found, _ := unstructured.NestedInt64(content(o).Object, spec...); !found {
+			if _, found, _ := unstructured.NestedInt64(unstructuredOf(o).Object, spec...); !found {
 				return fmt.Errorf("the spec replicas field %q does not exist", s.SpecReplicasPath)
 			}
 			return nil
@@ -61,8 +60,7 @@ func (v *kindVersion) scale() *api.Scale {
 	}
 }
 
-// unreadable tells which value at the paths is not of the type of its field in
-// Scale.
+// unreadable returns an error if a value at the paths does not have the type of its field in Scale.
 func unreadable(obj *unstructured.Unstructured, spec, status, selector []string) error {
 	for _, path := range [][]string{spec, status} {
 		if _, _, err := unstructured.NestedInt64(obj.Object, path...); err != nil {

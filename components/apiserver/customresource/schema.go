@@ -12,22 +12,22 @@ import (
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 )
 
-// compiled is the schema of a version in the forms that reads need.
+// compiled contains the schema of a version in the forms that reads need.
 type compiled struct {
-	// props is the schema itself; nil if there is none.
+	// props is the original schema, or nil if there is none.
 	props *internal.JSONSchemaProps
-	// structural is nil if there is none.
+	// structural is the structural schema, or nil if there is none.
 	structural *structuralschema.Structural
 }
 
-// checks are what writes are validated by.
+// checks contains the validators for writes.
 type checks struct {
 	schema, status validation.SchemaValidator
-	// rules is nil if there are none.
+	// rules contains the CEL validation rules. It is nil if there are none.
 	rules *cel.Validator
 }
 
-// properties returns the schema in the library's internal form, a copy.
+// properties returns a copy of the schema in the library's internal form.
 func (v *kindVersion) properties() (*internal.JSONSchemaProps, error) {
 	if v.Schema == nil || v.Schema.OpenAPIV3Schema == nil {
 		return nil, nil
@@ -46,13 +46,13 @@ func (v *kindVersion) compile() (*compiled, error) {
 	}
 	s, err := structuralschema.NewStructural(props)
 	if v.of.crd.Spec.PreserveUnknownFields {
-		// Then the schema need not be structural.
+		// In that case the schema need not be structural.
 		return &compiled{props: props, structural: s}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("schema of %s is not structural: %w", v.gvk, err)
 	}
-	// It shares defaults with the schema, which are pruned.
+	// Pruning modifies the defaults, which are shared with the schema.
 	s = s.DeepCopy()
 	if err := defaulting.PruneDefaults(s); err != nil {
 		return nil, fmt.Errorf("defaults of %s: %w", v.gvk, err)

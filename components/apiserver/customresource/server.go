@@ -19,55 +19,54 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Config of a Server.
+// Config is the configuration of a Server.
 type Config struct {
-	// Registry has the definitions, and is given what they define.
+	// Registry contains the definitions. The server adds the resources that they define.
 	Registry *registry.Registry
-	// Fields keeps managed fields.
+	// Fields maintains managed fields.
 	Fields *fieldmanager.Managers
-	// Resolver finds the Services of conversion webhooks; nil: by their
-	// cluster IP.
+	// Resolver resolves the Services of conversion webhooks. Nil means by cluster IP.
 	Resolver webhook.ServiceResolver
 	// Log may be nil.
 	Log *slog.Logger
 }
 
-// Server follows the definitions.
+// Server serves the resources of CustomResourceDefinitions.
 type Server struct {
 	cfg         Config
 	definitions *registry.Resource
 	webhooks    *webhooks
 	ready       chan struct{}
 
-	// What follows belongs to Run.
+	// The following fields are only used by Run.
 
-	// known are the definitions as they are known here, by name.
+	// known contains the current definitions by name.
 	known map[string]*crd
-	// served is what the registry was given, by name.
+	// served contains what has been added to the registry, by definition name.
 	served map[string]*served
-	// cleaning are the UIDs of definitions whose instances are being deleted.
+	// cleaning contains the UIDs of definitions whose instances are being deleted.
 	cleaning map[string]bool
 	cleaners sync.WaitGroup
 }
 
-// served is a definition as the registry has it.
+// served is a definition as added to the registry.
 type served struct {
 	*definition
 	resources   []*api.Resource
 	terminating bool
-	// early: that it is served has not been written yet, and discovery does not
-	// tell of it.
+	// early means that the resource is served but the condition Established has not been written
+	// yet. Discovery does not include it.
 	early bool
 }
 
-// New validates cfg. Nothing is served before Run.
+// New validates cfg and returns a Server. Nothing is served before Run.
 func New(cfg Config) (*Server, error) {
 	if cfg.Registry == nil || cfg.Fields == nil {
-		return nil, errors.New("custom resources need a registry and field managers")
+		return nil, errors.New("custom resources require a registry and field managers")
 	}
 	definitions := cfg.Registry.Lookup(apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefinitions"))
 	if definitions == nil {
-		return nil, errors.New("custom resources need CustomResourceDefinitions to be served")
+		return nil, errors.New("custom resources require that CustomResourceDefinitions are served")
 	}
 	if cfg.Resolver == nil {
 		cfg.Resolver = services{cfg.Registry}
@@ -81,10 +80,10 @@ func New(cfg Config) (*Server, error) {
 	}, nil
 }
 
-// Ready is closed once all definitions that there were are served.
+// Ready is closed once all definitions that existed at startup are served.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Run serves what is defined until ctx ends.
+// Run serves the definitions until ctx is canceled.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.cleaners.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -95,9 +94,9 @@ func (s *Server) Run(ctx context.Context) error {
 		case ctx.Err() != nil, errors.Is(err, store.ErrStopped):
 			return nil
 		case errors.Is(err, store.ErrTooOld):
-			continue // begin anew
+			continue // list again
 		case err != nil:
-			return fmt.Errorf("following custom resource definitions: %w", err)
+			return fmt.Errorf("watching custom resource definitions: %w", err)
 		}
 	}
 }
@@ -149,7 +148,7 @@ func (s *Server) follow(ctx context.Context) error {
 func (s *Server) read(e *store.Entry) *crd {
 	obj, err := s.definitions.Read(e)
 	if err != nil {
-		s.cfg.Log.Error("a custom resource definition cannot be read", "key", e.Key(), "err", err)
+		s.cfg.Log.Error("decoding custom resource definition failed", "key", e.Key(), "err", err)
 		return nil
 	}
 	d, ok := obj.(*crd)
@@ -180,7 +179,7 @@ func (s *Server) event(ctx context.Context, ev *store.Event) {
 	s.serve(d.Name)
 	s.sync(ctx, d.Name)
 	if before != nil && !equality.Semantic.DeepEqual(before.Status.AcceptedNames, d.Status.AcceptedNames) {
-		// It may have given a name free.
+		// The definition may have released a name.
 		s.syncGroup(ctx, d.Spec.Group, d.Name)
 	}
 }
@@ -193,26 +192,26 @@ func (s *Server) syncGroup(ctx context.Context, group, but string) {
 	}
 }
 
-// sync gives a definition the status that it ought to have. What that makes
-// servable is served before anybody can see it, but told of by discovery only once
-// it is written: who has waited for it there would find that the definition that it
-// then reads and updates changes once more.
+// sync updates the status of a definition. A definition that becomes established is served before
+// its status is written, but is included in discovery only afterwards. Otherwise a client that
+// waits for it in discovery, and then reads and updates the definition, would conflict with the
+// status update.
 func (s *Server) sync(ctx context.Context, name string) {
 	d := s.known[name]
 	wish := d.DeepCopy()
-	decide(wish, takenOf(d.Spec.Group, s.known))
+	updateStatus(wish, takenNamesOf(d.Spec.Group, s.known))
 	if !equality.Semantic.DeepEqual(wish.Status, d.Status) {
 		s.serveAs(wish, true)
 		stored, err := s.update(ctx, name, func(now *crd) bool {
 			if now.UID != d.UID || now.Generation != d.Generation {
-				return false // there will be an event
+				return false // an event will follow
 			}
-			decide(now, takenOf(d.Spec.Group, s.known))
+			updateStatus(now, takenNamesOf(d.Spec.Group, s.known))
 			return true
 		})
 		if err != nil {
 			if ctx.Err() == nil {
-				s.cfg.Log.Error("the status of a custom resource definition cannot be written", "name", name, "err", err)
+				s.cfg.Log.Error("writing custom resource definition status failed", "crd", name, "err", err)
 			}
 			return
 		}
@@ -227,10 +226,10 @@ func (s *Server) sync(ctx context.Context, name string) {
 	}
 }
 
-// serve gives the registry what a definition says now, if that is new.
+// serve updates the registry if the definition has changed.
 func (s *Server) serve(name string) { s.serveAs(s.known[name], false) }
 
-// serveAs serves d; early tells that its status is yet to be written.
+// serveAs is serve for a given definition. early means that its status has not been written yet.
 func (s *Server) serveAs(d *crd, early bool) {
 	if !apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) && !apihelpers.IsCRDConditionTrue(d, apiextensionsv1.NamesAccepted) {
 		return
@@ -239,7 +238,7 @@ func (s *Server) serveAs(d *crd, early bool) {
 	before := s.served[d.Name]
 	same := before != nil && before.crd.UID == d.UID &&
 		equality.Semantic.DeepEqual(before.crd.Spec, d.Spec) && equality.Semantic.DeepEqual(before.names, d.Status.AcceptedNames)
-	// What discovery has told of stays there.
+	// What discovery already includes stays there.
 	early = early && (before == nil || before.early)
 	if same && before.terminating == terminating && before.early == early {
 		return
@@ -250,7 +249,7 @@ func (s *Server) serveAs(d *crd, early bool) {
 	} else {
 		var err error
 		if now.definition, err = newDefinition(d, s.webhooks.converter); err != nil {
-			s.cfg.Log.Error("a custom resource cannot be served", "name", d.Name, "err", err)
+			s.cfg.Log.Error("serving custom resource failed", "crd", d.Name, "err", err)
 			return
 		}
 	}
@@ -261,13 +260,13 @@ func (s *Server) serveAs(d *crd, early bool) {
 		s.known[d.Name] = d
 	}
 	if !s.cfg.Registry.Replace(gr, same, now.resources...) {
-		return // built in
+		return // a built-in resource
 	}
 	s.forgetFields(before)
 	s.served[d.Name] = now
 }
 
-// forget takes away what a definition defined.
+// forget removes a definition and its resources.
 func (s *Server) forget(name string) {
 	delete(s.known, name)
 	if before := s.served[name]; before != nil {

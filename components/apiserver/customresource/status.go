@@ -20,11 +20,11 @@ type (
 	condition = apiextensionsv1.CustomResourceDefinitionCondition
 )
 
-// taken are the names that definitions of a group have been given.
-type taken struct{ resources, kinds map[string]bool }
+// takenNames contains the names that the definitions of a group use.
+type takenNames struct{ resources, kinds map[string]bool }
 
-func takenOf(group string, all map[string]*crd) taken {
-	t := taken{map[string]bool{}, map[string]bool{}}
+func takenNamesOf(group string, all map[string]*crd) takenNames {
+	t := takenNames{map[string]bool{}, map[string]bool{}}
 	for _, d := range all {
 		if d.Spec.Group != group {
 			continue
@@ -38,9 +38,9 @@ func takenOf(group string, all map[string]*crd) taken {
 	return t
 }
 
-// decide sets in d, which is changed, the status that it ought to have: what
-// it is called, whether it is served, and what is wrong with it.
-func decide(d *crd, t taken) {
+// updateStatus sets the desired status of d: accepted names, the condition Established and conditions
+// about problems. It modifies d.
+func updateStatus(d *crd, t takenNames) {
 	if !equality.Semantic.DeepEqual(d.Spec.Names, d.Status.AcceptedNames) {
 		names, accepted := acceptNames(d, t)
 		d.Status.AcceptedNames = names
@@ -58,12 +58,12 @@ func decide(d *crd, t taken) {
 	} else {
 		removeCondition(d, apiextensionsv1.NonStructuralSchema)
 	}
-	if c := approval(d); c != nil {
+	if c := approvalCondition(d); c != nil {
 		setCondition(d, *c)
 	}
 }
 
-// setCondition leaves alone what says the same already.
+// setCondition sets a condition unless an equivalent one exists.
 func setCondition(d *crd, c condition) {
 	if !apihelpers.IsCRDConditionEquivalent(&c, apihelpers.FindCRDCondition(d, c.Type)) {
 		apihelpers.SetCRDCondition(d, c)
@@ -76,8 +76,8 @@ func removeCondition(d *crd, what apiextensionsv1.CustomResourceDefinitionCondit
 	}
 }
 
-// acceptNames takes over each wished name that nobody else in the group has.
-func acceptNames(d *crd, t taken) (apiextensionsv1.CustomResourceDefinitionNames, condition) {
+// acceptNames accepts each requested name that no other definition of the group uses.
+func acceptNames(d *crd, t takenNames) (apiextensionsv1.CustomResourceDefinitionNames, condition) {
 	want, have := &d.Spec.Names, &d.Status.AcceptedNames
 	got := *have.DeepCopy()
 	c := condition{
@@ -138,11 +138,11 @@ func free(want, have string, used map[string]bool) error {
 	return nil
 }
 
-// errBundle: the certificates of a conversion webhook cannot be read.
+// errBundle is the error for an invalid CA bundle of a conversion webhook.
 var errBundle = errors.New("The conversion webhook CABundle is invalid") //nolint:staticcheck // the text is upstream's
 
-// establish lets a definition be served once its names have been accepted;
-// that is never taken back.
+// establish sets the condition Established once the names have been accepted. The condition is
+// never revoked.
 func establish(d *crd) {
 	if !apihelpers.IsCRDConditionTrue(d, apiextensionsv1.NamesAccepted) || apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) {
 		return
@@ -158,14 +158,14 @@ func establish(d *crd) {
 	setCondition(d, c)
 }
 
-// nonStructural tells of schemas that the first version of the API allowed;
-// nil if there is nothing to tell.
+// nonStructural returns a condition that describes violations in schemas that v1beta1 allowed, or
+// nil if there are none.
 func nonStructural(d *crd) *condition {
 	c := &condition{Type: apiextensionsv1.NonStructuralSchema, Status: apiextensionsv1.ConditionUnknown}
 	if d.Generation > 0 && !d.Spec.PreserveUnknownFields && apihelpers.FindCRDCondition(d, apiextensionsv1.NonStructuralSchema) == nil &&
 		apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) {
-		// Validation has refused all others since; this spares starting
-		// with definitions their compilation.
+		// Validation has rejected new violations since. Skipping the check avoids compiling all
+		// schemas at startup.
 		return nil
 	}
 	var errs field.ErrorList
@@ -196,11 +196,11 @@ func nonStructural(d *crd) *condition {
 	return c
 }
 
-// approval tells whether a definition in a group of the Kubernetes community
-// says who agreed to it; nil for other groups.
+// approvalCondition returns the condition about the API approval annotation for a definition in a group of
+// the Kubernetes community, and nil for other groups.
 //
 // https://github.com/kubernetes/enhancements/pull/1111
-func approval(d *crd) *condition {
+func approvalCondition(d *crd) *condition {
 	if !apihelpers.IsProtectedCommunityGroup(d.Spec.Group) {
 		return nil
 	}

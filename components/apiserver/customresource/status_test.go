@@ -29,7 +29,7 @@ status: {acceptedNames: {plural: others, singular: other, shortNames: [o], kind:
 	} {
 		d := parse(t, "{metadata: {name: x}, spec: {group: example.com, names: "+test.names+"}}")
 		all := map[string]*crd{"others": other, "x": d}
-		decide(d, takenOf("example.com", all))
+		updateStatus(d, takenNamesOf("example.com", all))
 		c := apihelpers.FindCRDCondition(d, apiextensionsv1.NamesAccepted)
 		if c == nil || c.Reason != test.reason || c.Message != test.message {
 			t.Errorf("%s: %v, want %s", test.names, c, test.reason)
@@ -38,7 +38,7 @@ status: {acceptedNames: {plural: others, singular: other, shortNames: [o], kind:
 			t.Errorf("%s: established %t, plural %q", test.names, got, d.Status.AcceptedNames.Plural)
 		}
 		again := d.DeepCopy()
-		decide(again, takenOf("example.com", all))
+		updateStatus(again, takenNamesOf("example.com", all))
 		if text(t, again) != text(t, d) {
 			t.Errorf("%s: deciding again changes %s to %s", test.names, text(t, d.Status), text(t, again.Status))
 		}
@@ -61,7 +61,7 @@ func TestConditions(t *testing.T) {
 			apiextensionsv1.Established, "InvalidCABundle"},
 	} {
 		d := parse(t, test.text)
-		decide(d, takenOf("", nil))
+		updateStatus(d, takenNamesOf("", nil))
 		if c := apihelpers.FindCRDCondition(d, test.kind); c == nil || c.Reason != test.reason {
 			t.Errorf("%s: %v, want %s", test.name, c, test.reason)
 		}

@@ -18,17 +18,17 @@ import (
 func (v *kindVersion) hasStatus() bool { return v.Subresources != nil && v.Subresources.Status != nil }
 
 func (v *kindVersion) prepareCreate(_ context.Context, o api.Object) {
-	obj := content(o)
+	obj := unstructuredOf(o)
 	if v.hasStatus() {
 		delete(obj.Object, "status")
 	}
 	obj.SetGeneration(1)
 }
 
-// prepareUpdate takes the status back if it has a path of its own. All but
-// metadata counts for the generation.
+// prepareUpdate resets the status if there is a status subresource. Changes of anything but
+// metadata increment the generation.
 func (v *kindVersion) prepareUpdate(_ context.Context, o, before api.Object) {
-	obj, old := content(o), content(before)
+	obj, old := unstructuredOf(o), unstructuredOf(before)
 	if v.hasStatus() {
 		if status, ok := old.Object["status"]; ok {
 			obj.Object["status"] = runtime.DeepCopyJSONValue(status)
@@ -51,12 +51,12 @@ func withoutMetadata(content map[string]any) map[string]any {
 	return out
 }
 
-// prepareStatus takes back all but the status, and who manages what of it.
+// prepareStatus resets everything except the status and its managed fields.
 func prepareStatus(_ context.Context, o, before api.Object) {
-	obj := content(o)
+	obj := unstructuredOf(o)
 	status, ok := obj.Object["status"]
 	managed := obj.GetManagedFields()
-	obj.Object = content(before).DeepCopy().Object
+	obj.Object = unstructuredOf(before).DeepCopy().Object
 	obj.SetManagedFields(managed)
 	if ok {
 		obj.Object["status"] = status
@@ -65,10 +65,10 @@ func prepareStatus(_ context.Context, o, before api.Object) {
 	}
 }
 
-// ownFinalizers are Kubernetes' finalizers without a domain.
+// ownFinalizers are Kubernetes' own finalizers without a domain.
 var ownFinalizers = []string{metav1.FinalizerOrphanDependents, metav1.FinalizerDeleteDependents, string(corev1.FinalizerKubernetes)}
 
-// warnings are of finalizers that others might use as well.
+// warnings returns warnings about new finalizers whose names are not domain-qualified.
 func (v *kindVersion) warnings(_ context.Context, obj, old api.Object) []string {
 	added := slices.Clone(obj.GetFinalizers())
 	if old != nil {

@@ -11,13 +11,13 @@ import (
 	"hyperkube/internal/api"
 )
 
-// ageColumn is what a definition without columns has.
+// ageColumn is the default column of definitions without columns.
 var ageColumn = apiextensionsv1.CustomResourceColumnDefinition{
 	Name: "Age", Type: "date", JSONPath: ".metadata.creationTimestamp",
 	Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"],
 }
 
-// table returns the columns and what makes a row of an object.
+// table returns the columns, and a function that returns the row of an object.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#additional-printer-columns
 func (v *kindVersion) table() ([]metav1.TableColumnDefinition, func(api.Object) []any) {
@@ -30,7 +30,7 @@ func (v *kindVersion) table() ([]metav1.TableColumnDefinition, func(api.Object) 
 	for _, c := range given {
 		p, err := parsePath(c.JSONPath)
 		if err != nil {
-			break // as far as it can be understood, as upstream shows it
+			break // as in upstream, ignore this column and all later ones
 		}
 		description := c.Description
 		if description == "" {
@@ -42,7 +42,7 @@ func (v *kindVersion) table() ([]metav1.TableColumnDefinition, func(api.Object) 
 		})
 	}
 	return columns, func(o api.Object) []any {
-		obj := content(o)
+		obj := unstructuredOf(o)
 		cells := make([]any, 1, len(columns))
 		cells[0] = obj.GetName()
 		for i, p := range paths {
@@ -51,16 +51,16 @@ func (v *kindVersion) table() ([]metav1.TableColumnDefinition, func(api.Object) 
 				cells = append(cells, nil)
 				continue
 			}
-			cells = append(cells, cell(columns[i+1].Type, value))
+			cells = append(cells, formatCell(columns[i+1].Type, value))
 		}
 		return cells
 	}
 }
 
-// cell is how a value looks in a column; nil if it does not fit there.
-func cell(columnType string, value any) any {
+// formatCell formats a value for a column. It returns nil if the type does not match.
+func formatCell(columnType string, value any) any {
 	if columnType == "string" {
-		if text, ok := printed(value); ok {
+		if text, ok := formatValue(value); ok {
 			return text
 		}
 		return nil

@@ -21,8 +21,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// parts are what validation needs.
-func (v *kindVersion) parts() (*compiled, *checks, field.ErrorList) {
+// validators returns the compiled schema and validators.
+func (v *kindVersion) validators() (*compiled, *checks, field.ErrorList) {
 	s, err := v.schema()
 	if err == nil {
 		var c *checks
@@ -34,8 +34,8 @@ func (v *kindVersion) parts() (*compiled, *checks, field.ErrorList) {
 }
 
 func (v *kindVersion) validateCreate(ctx context.Context, o api.Object) field.ErrorList {
-	obj := content(o)
-	s, c, errs := v.parts()
+	obj := unstructuredOf(o)
+	s, c, errs := v.validators()
 	if errs != nil {
 		return errs
 	}
@@ -50,12 +50,12 @@ func (v *kindVersion) validateCreate(ctx context.Context, o api.Object) field.Er
 	return v.validateRules(ctx, errs, obj, nil)
 }
 
-// validateUpdate leaves alone what is wrong already and does not change.
+// validateUpdate ignores errors in unchanged parts of the object.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#validation-ratcheting
 func (v *kindVersion) validateUpdate(ctx context.Context, o, before api.Object) field.ErrorList {
-	obj, old := content(o), content(before)
-	s, c, errs := v.parts()
+	obj, old := unstructuredOf(o), unstructuredOf(before)
+	s, c, errs := v.validators()
 	if errs != nil {
 		return errs
 	}
@@ -76,9 +76,8 @@ func (v *kindVersion) validateUpdate(ctx context.Context, o, before api.Object) 
 	return v.validateRules(ctx, errs, obj, old, cel.WithRatcheting(pair))
 }
 
-// validateMeta finds what is wrong with the metadata of any changed object. What
-// is found by it as well as by the checks of custom resources is told twice, as
-// upstream does.
+// validateMeta validates the metadata of a changed object. As in upstream, an error that the
+// validation of custom resources also finds is reported twice.
 func (v *kindVersion) validateMeta(obj, old *unstructured.Unstructured) field.ErrorList {
 	at := field.NewPath("metadata")
 	errs := apivalidation.ValidateObjectMetaAccessor(obj, v.namespaced(), pathvalidation.ValidatePathSegmentName, at)
@@ -90,8 +89,8 @@ func (v *kindVersion) namespaced() bool {
 }
 
 func (v *kindVersion) validateStatus(ctx context.Context, o, before api.Object) field.ErrorList {
-	obj, old := content(o), content(before)
-	s, c, errs := v.parts()
+	obj, old := unstructuredOf(o), unstructuredOf(before)
+	s, c, errs := v.validators()
 	if errs != nil {
 		return errs
 	}
@@ -116,12 +115,12 @@ func (v *kindVersion) validateStatus(ctx context.Context, o, before api.Object) 
 	return v.validateRules(ctx, errs, obj, old, cel.WithRatcheting(pair))
 }
 
-// validateRules adds what the rules of the schema find. They may rely on the
-// object having the schema's shape.
+// validateRules adds the errors of the schema's CEL rules. The rules require that the object
+// matches the schema.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#validation-rules
 func (v *kindVersion) validateRules(ctx context.Context, errs field.ErrorList, obj, old *unstructured.Unstructured, options ...cel.Option) field.ErrorList {
-	s, c, failed := v.parts()
+	s, c, failed := v.validators()
 	if failed != nil || c.rules == nil {
 		return append(errs, failed...)
 	}

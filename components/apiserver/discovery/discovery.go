@@ -1,5 +1,5 @@
-// Package discovery tells clients what is served: by group and version, and
-// for new clients in one document.
+// Package discovery serves API discovery: per group and version, and aggregated in a single
+// document.
 //
 // https://kubernetes.io/docs/concepts/overview/kubernetes-api/#discovery-api
 package discovery
@@ -24,7 +24,7 @@ import (
 	"hyperkube/components/apiserver/rest"
 )
 
-// Sender answers with an object, settled by negotiation.
+// Sender sends an object in the negotiated format.
 type Sender interface {
 	SendObject(w http.ResponseWriter, req *http.Request, format negotiate.Format, code int, obj runtime.Object) error
 	Error(w http.ResponseWriter, req *http.Request, err error)
@@ -32,51 +32,49 @@ type Sender interface {
 
 var _ Sender = (*rest.Handler)(nil)
 
-// Config of a Handler.
+// Config is the configuration of a Handler.
 type Config struct {
 	Registry *registry.Registry
 	Sender   Sender
-	// Addresses tells clients in which networks they reach the server where;
-	// it may be nil.
+	// Addresses are the server addresses for client networks. It may be nil.
 	Addresses []metav1.ServerAddressByClientCIDR
-	// Aggregation, unless nil, tells of what other servers serve, and in
-	// which order all is shown.
+	// Aggregation, unless nil, provides the APIs of other servers and the order of all groups and
+	// versions.
 	Aggregation Aggregation
-	// Built, unless nil, is told whenever the documents were made anew.
-	Built func()
-	// NotFound answers for groups that the registry does not have. Nil: 404.
+	// Rebuilt, unless nil, is called whenever the documents are rebuilt.
+	Rebuilt func()
+	// NotFound handles groups that the registry does not have. Nil means 404.
 	NotFound http.Handler
 }
 
-// Aggregation tells of APIs that other servers serve. Its methods are called by
-// several goroutines.
+// Aggregation provides the APIs of other servers. Its methods must be safe for concurrent use.
 type Aggregation interface {
-	// Generation changes with what the other methods return.
+	// Generation changes whenever the result of the other methods changes.
 	Generation() uint64
-	// Priority of a version; what has the higher one is shown first.
+	// Priority returns the priorities of a version. Higher ones come first.
 	Priority(gv schema.GroupVersion) (group, version int32)
-	// Versions are those of other servers. They stand in for what the
-	// registry has of the same name.
+	// Versions returns the versions of other servers. They replace versions of the same name in the
+	// registry.
 	Versions() []Version
 }
 
-// Version is one version that another server serves.
+// Version is a version that another server serves.
 type Version struct {
 	Group     string
 	Discovery apidiscoveryv2.APIVersionDiscovery
 }
 
-// Handler answers /api, /apis and what is right below them.
+// Handler serves /api, /apis and the discovery paths below them.
 type Handler struct {
 	cfg        Config
 	negotiator negotiate.Negotiator
 	cached     atomic.Pointer[documents]
 }
 
-// documents are made anew when what is served has changed.
+// documents contains the discovery documents. They are rebuilt when the served resources change.
 type documents struct {
-	of []*registry.Resource // what was served when they were made
-	// generation of the aggregation.
+	resources []*registry.Resource // the served resources at that time
+	// generation of the aggregation at that time
 	generation uint64
 	core       *apidiscoveryv2.APIGroupDiscoveryList
 	groups     *apidiscoveryv2.APIGroupDiscoveryList
@@ -86,20 +84,20 @@ type documents struct {
 	etags      map[string]string
 }
 
-// New makes a Handler.
+// New returns a Handler.
 func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 
-// ServeHTTP answers a request for discovery.
+// ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
-	// Groups are told of whatever is asked of them.
+	// Group paths respond to all methods, as in upstream.
 	d := h.documents()
 	if groups := len(parts) <= 2 && parts[0] == "apis"; !groups && req.Method != http.MethodGet && d.serves(parts) {
 		h.cfg.Sender.Error(w, req, rest.NoMethod())
 		return
 	}
 	root := len(parts) == 1
-	// Versions, and /api, are found by upstream's router, the others are not.
+	// Upstream's router handles versions and /api, other handlers the rest.
 	routed := parts[0] == "api" || len(parts) == 3
 	var obj runtime.Object
 	switch {
@@ -149,8 +147,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// serves tells whether there is a document of /api, or of the version that the
-// path names.
+// serves reports whether there is a document for /api, or for the version in the path.
 func (d *documents) serves(path []string) bool {
 	gv := schema.GroupVersion{Version: path[len(path)-1]}
 	if len(path) == 3 {
@@ -167,7 +164,7 @@ func (h *Handler) notFound(w http.ResponseWriter, req *http.Request) {
 	http.Error(w, "404 page not found", http.StatusNotFound)
 }
 
-// aggregated answers with one document, unless the client has it already.
+// aggregated sends an aggregated document, or 304 if the client already has it.
 func (h *Handler) aggregated(w http.ResponseWriter, req *http.Request, format negotiate.Format, list *apidiscoveryv2.APIGroupDiscoveryList, etag string) {
 	header := w.Header()
 	header.Set("Vary", "Accept")
@@ -185,13 +182,13 @@ func (h *Handler) aggregated(w http.ResponseWriter, req *http.Request, format ne
 	}
 }
 
-// contentType replaces the media type of an answer.
+// contentType overrides the Content-Type of a response.
 type contentType struct {
 	http.ResponseWriter
 	value string
 }
 
-// WriteHeader is that of the wrapped writer.
+// WriteHeader implements http.ResponseWriter.
 func (c contentType) WriteHeader(code int) {
 	c.Header().Set("Content-Type", c.value)
 	c.ResponseWriter.WriteHeader(code)
@@ -204,36 +201,38 @@ func (h *Handler) documents() *documents {
 		generation = h.cfg.Aggregation.Generation()
 	}
 	d := h.cached.Load()
-	if d != nil && d.generation == generation && same(d.of, all) {
+	if d != nil && d.generation == generation && sameSlice(d.resources, all) {
 		return d
 	}
 	d = h.build(all)
-	if h.cfg.Built != nil {
-		h.cfg.Built()
+	if h.cfg.Rebuilt != nil {
+		h.cfg.Rebuilt()
 	}
 	d.generation = generation
 	h.cached.Store(d)
 	return d
 }
 
-// same tells whether a and b are one slice.
-func same(a, b []*registry.Resource) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
+// sameSlice reports whether a and b are the same slice.
+func sameSlice(a, b []*registry.Resource) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
 
 func (h *Handler) build(all []*registry.Resource) *documents {
-	told := slices.DeleteFunc(slices.Clone(all), func(r *registry.Resource) bool { return r.Custom != nil && r.Custom.Early })
+	visible := slices.DeleteFunc(slices.Clone(all), func(r *registry.Resource) bool { return r.Custom != nil && r.Custom.NotEstablished })
 	d := &documents{
-		of:      all,
-		core:    &apidiscoveryv2.APIGroupDiscoveryList{},
-		groups:  &apidiscoveryv2.APIGroupDiscoveryList{},
-		list:    &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{}},
-		byGroup: map[string]*metav1.APIGroup{},
-		byGV:    map[schema.GroupVersion]*metav1.APIResourceList{},
-		etags:   map[string]string{},
+		resources: all,
+		core:      &apidiscoveryv2.APIGroupDiscoveryList{},
+		groups:    &apidiscoveryv2.APIGroupDiscoveryList{},
+		list:      &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{}},
+		byGroup:   map[string]*metav1.APIGroup{},
+		byGV:      map[schema.GroupVersion]*metav1.APIResourceList{},
+		etags:     map[string]string{},
 	}
 	groups := map[string]*apidiscoveryv2.APIGroupDiscovery{}
 	var order []string
 	for _, gv := range h.cfg.Registry.GroupVersions() {
-		if !slices.ContainsFunc(told, func(r *registry.Resource) bool { return r.GroupVersion() == gv }) {
+		if !slices.ContainsFunc(visible, func(r *registry.Resource) bool { return r.GroupVersion() == gv }) {
 			continue
 		}
 		list := &metav1.APIResourceList{
@@ -241,10 +240,10 @@ func (h *Handler) build(all []*registry.Resource) *documents {
 			GroupVersion: gv.String(),
 		}
 		if gv.Group == "" {
-			list.APIVersion = "" // as it began
+			list.APIVersion = "" // as in the first version of the API
 		}
 		version := apidiscoveryv2.APIVersionDiscovery{Version: gv.Version, Freshness: apidiscoveryv2.DiscoveryFreshnessCurrent}
-		for _, res := range told {
+		for _, res := range visible {
 			if res.GroupVersion() != gv {
 				continue
 			}
@@ -305,7 +304,7 @@ func etag(list *apidiscoveryv2.APIGroupDiscoveryList) string {
 	return `"` + strings.ToUpper(hex.EncodeToString(sum[:])) + `"`
 }
 
-// describe tells of a resource and its subresources.
+// describe returns the discovery entries of a resource and its subresources.
 func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIResourceDiscovery) {
 	scope := apidiscoveryv2.ScopeCluster
 	if res.Scope {
@@ -316,7 +315,7 @@ func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIR
 		verbs = []string{"create"}
 	}
 	if res.Custom != nil {
-		// Not in the order of the alphabet, as upstream tells them.
+		// As in upstream, these are not sorted.
 		if verbs = []string{"delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"}; res.Custom.Terminating {
 			verbs = []string{"delete", "deletecollection", "get", "list", "watch"}
 		}
@@ -361,7 +360,7 @@ func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIR
 		add(name, streams[name].Kind, streams[name].Verbs)
 	}
 	if res.Custom != nil {
-		return plain, whole // the status before the scale, as upstream tells them
+		return plain, whole // as in upstream, status precedes scale
 	}
 	slices.SortFunc(plain[1:], func(a, b metav1.APIResource) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortFunc(whole.Subresources, func(a, b apidiscoveryv2.APISubresourceDiscovery) int {
@@ -370,8 +369,8 @@ func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIR
 	return plain, whole
 }
 
-// groupKind is a kind in the document of a resource's version. Group and version
-// are left out where they are those of a built-in resource.
+// groupKind returns a kind for the document of a resource's version. Built-in resources omit group
+// and version if they are those of the resource.
 func groupKind(res *registry.Resource, gvk schema.GroupVersionKind) *metav1.GroupVersionKind {
 	if res.Custom == nil && gvk.GroupVersion() == res.GroupVersion() {
 		return &metav1.GroupVersionKind{Kind: gvk.Kind}
@@ -379,7 +378,8 @@ func groupKind(res *registry.Resource, gvk schema.GroupVersionKind) *metav1.Grou
 	return &metav1.GroupVersionKind{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind}
 }
 
-// storageHash lets clients see whether two resources are one in storage.
+// storageHash returns a hash of the stored kind, with which clients detect resources that share
+// their storage.
 func storageHash(res *registry.Resource) string {
 	gvk := res.GVK()
 	if res.StoredAs != nil {

@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/version"
 )
 
-// merge adds what other servers serve to groups, and returns the names of all
-// groups by their priority: that of a group is the highest of its versions'.
+// merge adds the versions of other servers to groups, and returns the names of all groups by
+// priority. The priority of a group is the highest one of its versions.
 func (h *Handler) merge(groups map[string]*apidiscoveryv2.APIGroupDiscovery, order []string) []string {
 	for _, v := range h.cfg.Aggregation.Versions() {
 		g := groups[v.Group]

@@ -58,6 +58,6 @@ func TestMerge(t *testing.T) {
 		t.Errorf("versions %q, want %q", versions, want)
 	}
 	if got := groups["a"].Versions; len(got) != 1 || got[0].Freshness != "Stale" {
-		t.Errorf("another server's version does not stand in: %v", got)
+		t.Errorf("the aggregated version does not replace the local one: %v", got)
 	}
 }

@@ -1,7 +1,7 @@
-// Package fairness shares the API server's capacity among those who use it, by
-// the FlowSchemas and PriorityLevelConfigurations of the cluster: a request
-// takes seats of its level for as long as it is worked on, waits in a queue
-// when there are none, and is turned away when it waits too long.
+// Package fairness implements API Priority and Fairness: it distributes the server's capacity
+// according to the cluster's FlowSchemas and PriorityLevelConfigurations. A request occupies seats
+// of its priority level while it executes, is queued if there are none, and is rejected if it waits
+// too long.
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/flow-control/
 package fairness
@@ -29,49 +29,47 @@ import (
 	flowrequest "k8s.io/apiserver/pkg/util/flowcontrol/request"
 	"k8s.io/client-go/informers"
 	flowcontrolclient "k8s.io/client-go/kubernetes/typed/flowcontrol/v1"
-	_ "k8s.io/component-base/metrics/prometheus/workqueue" // measures the queue of the library's controller
+	_ "k8s.io/component-base/metrics/prometheus/workqueue" // workqueue metrics of the library's controller
 
 	"hyperkube/components/apiserver/request"
 )
 
-// DebugPath is below which the state of the queues is shown.
+// DebugPath is the path prefix of the debug pages.
 const DebugPath = "/debug/api_priority_and_fairness/"
 
-// Config of a Limiter.
+// Config is the configuration of a Limiter.
 type Config struct {
-	// Informers tell the configuration; whoever composes the server starts
-	// them. Until they have synced, upstream's mandatory configuration holds.
+	// Informers provide the configuration. The caller starts them. Until they have synced,
+	// upstream's mandatory configuration applies.
 	Informers informers.SharedInformerFactory
-	// Client writes the status of FlowSchemas.
+	// Client updates the status of FlowSchemas.
 	Client flowcontrolclient.FlowcontrolV1Interface
-	// Seats is how many requests are worked on at the same time, levels
-	// together.
+	// Seats is the total number of concurrent requests of all levels.
 	Seats int
-	// Stats tells how many objects a resource has and about how many bytes
-	// each; false when that is not known. It may be nil.
+	// Stats returns the number of a resource's objects and their approximate size in bytes, or
+	// false if unknown. It may be nil.
 	Stats func(schema.GroupResource) (count, size int, ok bool)
-	// Queued, unless nil, is told of requests that begin and cease to wait.
+	// Queued, unless nil, is called when a request enters or leaves a queue.
 	Queued func(readOnly, waits bool)
 	Log    *slog.Logger
 }
 
-// Limiter decides when requests are worked on. It is safe for use by several
-// goroutines.
+// Limiter limits concurrent requests. It is safe for concurrent use.
 type Limiter struct {
 	cfg      Config
 	control  flowcontrol.Interface
 	estimate flowrequest.WorkEstimatorFunc
 	dropped  flowcontrol.DroppedRequestsTracker
 	debug    http.Handler
-	// reading and mutating are told of requests of their kind that wait.
+	// reading and mutating are called when a request of that kind enters or leaves a queue.
 	reading, mutating fairqueuing.QueueNoteFn
 }
 
-// New makes a Limiter with the mandatory configuration. It asks cfg.Informers
-// for those it needs.
+// New returns a Limiter with the mandatory configuration. It registers with the informers that it
+// needs.
 func New(cfg Config) (*Limiter, error) {
 	if cfg.Informers == nil || cfg.Client == nil || cfg.Seats <= 0 {
-		return nil, errors.New("priority and fairness needs informers, a client and seats")
+		return nil, errors.New("priority and fairness requires informers, a client and seats")
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -79,7 +77,7 @@ func New(cfg Config) (*Limiter, error) {
 	flowmetrics.Register()
 	l := &Limiter{
 		cfg:     cfg,
-		control: flowcontrol.New(sound{cfg.Informers, cfg.Log}, cfg.Client, cfg.Seats),
+		control: flowcontrol.New(validInformers{cfg.Informers, cfg.Log}, cfg.Client, cfg.Seats),
 		dropped: flowcontrol.NewDroppedRequestsTracker(),
 		reading: ignoreQueue, mutating: ignoreQueue,
 	}
@@ -94,10 +92,10 @@ func New(cfg Config) (*Limiter, error) {
 	return l, nil
 }
 
-// Debug shows the queues below DebugPath.
+// Debug returns the handler of the debug pages below DebugPath.
 func (l *Limiter) Debug() http.Handler { return l.debug }
 
-// Run follows the configuration until ctx ends.
+// Run watches the configuration until ctx is canceled.
 func (l *Limiter) Run(ctx context.Context) error {
 	if err := l.control.Run(ctx.Done()); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("priority and fairness: %w", err)
@@ -105,7 +103,7 @@ func (l *Limiter) Run(ctx context.Context) error {
 	return nil
 }
 
-// stats of a resource, named as "deployments.apps".
+// stats returns the statistics of a resource with a name like "deployments.apps".
 func (l *Limiter) stats(name string) (storage.Stats, error) {
 	if l.cfg.Stats == nil {
 		return storage.Stats{}, flowrequest.ObjectCountNotFoundErr
@@ -118,7 +116,7 @@ func (l *Limiter) stats(name string) (storage.Stats, error) {
 	return storage.Stats{ObjectCount: int64(n), EstimatedAverageObjectSizeBytes: int64(size)}, nil
 }
 
-// ticket is one request on its way through.
+// ticket is the state of one request.
 type ticket struct {
 	*Limiter
 	w      http.ResponseWriter
@@ -129,9 +127,9 @@ type ticket struct {
 	served bool
 }
 
-// Serve calls next when it is the request's turn, and otherwise answers that
-// there are too many. Streams are not limited, watches until they have told
-// what was there when they began (they call flowcontrol.WatchInitialized).
+// Serve calls next when the request is dispatched, and otherwise responds with 429. Long-running
+// requests are not limited, except watches, which occupy seats until they have sent their initial
+// events (they call flowcontrol.WatchInitialized).
 func (l *Limiter) Serve(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info, next http.Handler) {
 	watch := info.Verb == "watch"
 	if !watch && request.LongRunning(info) {
@@ -143,8 +141,8 @@ func (l *Limiter) Serve(w http.ResponseWriter, req *http.Request, info *apireque
 	if watch {
 		t.watch(digest)
 	} else {
-		ctx, cancel := wait(req.Context())
-		l.control.Handle(ctx, digest, t.classified, t.work, l.notes(req), t.serve)
+		ctx, cancel := withQueueTimeout(req.Context())
+		l.control.Handle(ctx, digest, t.classified, t.work, l.queueNote(req), t.serve)
 		cancel()
 	}
 	if t.served {
@@ -155,8 +153,8 @@ func (l *Limiter) Serve(w http.ResponseWriter, req *http.Request, info *apireque
 	TooMany(w, l.dropped.GetRetryAfter(t.level.Name))
 }
 
-// notes is who is told when a request waits.
-func (l *Limiter) notes(req *http.Request) fairqueuing.QueueNoteFn {
+// queueNote returns the function to call when a request enters or leaves a queue.
+func (l *Limiter) queueNote(req *http.Request) fairqueuing.QueueNoteFn {
 	if req.Method == http.MethodGet {
 		return l.reading
 	}
@@ -165,19 +163,19 @@ func (l *Limiter) notes(req *http.Request) fairqueuing.QueueNoteFn {
 
 func ignoreQueue(bool) {}
 
-// TooMany answers that a request shall come again after so many seconds.
+// TooMany responds with 429 and a Retry-After of the given seconds.
 func TooMany(w http.ResponseWriter, after int64) {
 	w.Header().Set("Retry-After", strconv.FormatInt(after, 10))
 	http.Error(w, "Too many requests, please try again later.", http.StatusTooManyRequests)
 }
 
-// usualPatience is how long a request without a deadline waits at most in a queue.
-const usualPatience = 15 * time.Second
+// defaultQueueTimeout is the maximum time in a queue for requests without a deadline.
+const defaultQueueTimeout = 15 * time.Second
 
-// wait bounds how long a request is queued: one with a deadline waits for a quarter
-// of its time.
-func wait(ctx context.Context) (context.Context, context.CancelFunc) {
-	patience := usualPatience
+// withQueueTimeout limits how long a request is queued. A request with a deadline waits for a quarter of the
+// remaining time.
+func withQueueTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	patience := defaultQueueTimeout
 	if deadline, ok := ctx.Deadline(); ok {
 		patience = time.Until(deadline) / 4
 	}
@@ -194,15 +192,15 @@ func (t *ticket) work() flowrequest.WorkEstimate {
 	return e
 }
 
-// header tells by which objects a request was judged; by their UIDs, for names
-// might tell those who may not read them something.
+// header sets the response headers with the UIDs of the request's flow schema and priority level.
+// They contain no names, because users may not be allowed to read these objects.
 func (t *ticket) header() {
 	h := t.w.Header()
 	h[headerLevel] = []string{string(t.level.UID)}
 	h[headerSchema] = []string{string(t.schema.UID)}
 }
 
-// The headers in the form in which they are sent.
+// The header names in canonical form.
 var (
 	headerLevel  = http.CanonicalHeaderKey(flowcontrolv1.ResponseHeaderMatchedPriorityLevelConfigurationUID)
 	headerSchema = http.CanonicalHeaderKey(flowcontrolv1.ResponseHeaderMatchedFlowSchemaUID)
@@ -214,8 +212,8 @@ func (t *ticket) serve() {
 	t.next.ServeHTTP(t.w, t.req)
 }
 
-// watch serves a watch in this goroutine, while another holds its seats until
-// it has begun.
+// watch serves a watch in this goroutine, while another goroutine holds its seats until the watch
+// is initialized.
 func (t *ticket) watch(digest flowcontrol.RequestDigest) {
 	begun := flowcontrol.NewInitializationSignal()
 	start := make(chan struct{})
@@ -230,7 +228,7 @@ func (t *ticket) watch(digest flowcontrol.RequestDigest) {
 			}
 			ended <- v
 		}()
-		waiting, cancel := wait(ctx)
+		waiting, cancel := withQueueTimeout(ctx)
 		defer cancel()
 		t.control.Handle(waiting, digest, t.classified, t.work, t.reading, func() {
 			t.served = true
@@ -244,7 +242,7 @@ func (t *ticket) watch(digest flowcontrol.RequestDigest) {
 	select {
 	case <-start:
 		func() {
-			// However the watch ends, its seats are free afterwards.
+			// Release the seats regardless of how the watch ends.
 			defer func() {
 				begun.Signal()
 				failed = <-ended
@@ -257,6 +255,6 @@ func (t *ticket) watch(digest flowcontrol.RequestDigest) {
 	case failed = <-ended:
 	}
 	if failed != nil {
-		panic(failed) // the filter chain answers for it
+		panic(failed) // the filter chain recovers from the panic
 	}
 }

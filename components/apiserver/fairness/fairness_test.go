@@ -27,12 +27,12 @@ func ask(t *testing.T, l interface {
 }
 
 var (
-	admin  = &user.DefaultInfo{Name: "root", Groups: []string{"system:masters", "system:authenticated"}}
-	nobody = &user.DefaultInfo{Name: "n", Groups: []string{"system:authenticated"}}
+	admin    = &user.DefaultInfo{Name: "root", Groups: []string{"system:masters", "system:authenticated"}}
+	ordinary = &user.DefaultInfo{Name: "n", Groups: []string{"system:authenticated"}}
 )
 
-// TestMandatory holds that before any configuration is known, administrators
-// are served at once, and others as far as there is room.
+// TestMandatory checks that before any configuration is loaded, administrators are always served,
+// and other users within the limits.
 func TestMandatory(t *testing.T) {
 	client := fake.NewClientset()
 	l, err := New(Config{Informers: informers.NewSharedInformerFactory(client, 0), Client: client.FlowcontrolV1(), Seats: 1})
@@ -40,9 +40,9 @@ func TestMandatory(t *testing.T) {
 		t.Fatal(err)
 	}
 	ok := func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
-	w := ask(t, l, "list", nobody, func(w http.ResponseWriter, _ *http.Request) {
-		// The only seat is taken now.
-		if got := ask(t, l, "get", nobody, ok); got.Code != http.StatusTooManyRequests || got.Header().Get("Retry-After") == "" {
+	w := ask(t, l, "list", ordinary, func(w http.ResponseWriter, _ *http.Request) {
+		// The only seat is occupied now.
+		if got := ask(t, l, "get", ordinary, ok); got.Code != http.StatusTooManyRequests || got.Header().Get("Retry-After") == "" {
 			t.Errorf("a second request: %d %v", got.Code, got.Header())
 		}
 		if got := ask(t, l, "get", admin, ok); got.Code != http.StatusOK {
@@ -56,11 +56,11 @@ func TestMandatory(t *testing.T) {
 	if _, ok := w.Header()[headerSchema]; !ok || headerSchema != http.CanonicalHeaderKey(flowcontrolv1.ResponseHeaderMatchedFlowSchemaUID) {
 		t.Errorf("headers: %v", w.Header())
 	}
-	// A watch that never says that it has begun frees its seat at its end.
-	if got := ask(t, l, "watch", nobody, ok); got.Code != http.StatusOK {
+	// A watch that is never initialized releases its seat when it ends.
+	if got := ask(t, l, "watch", ordinary, ok); got.Code != http.StatusOK {
 		t.Errorf("a watch: %d", got.Code)
 	}
-	if got := ask(t, l, "get", nobody, ok); got.Code != http.StatusOK {
+	if got := ask(t, l, "get", ordinary, ok); got.Code != http.StatusOK {
 		t.Errorf("a request after the watch: %d", got.Code)
 	}
 }
@@ -68,12 +68,12 @@ func TestMandatory(t *testing.T) {
 func TestPlain(t *testing.T) {
 	p := NewPlain(1, 0)
 	ok := func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
-	ask(t, p, "get", nobody, func(http.ResponseWriter, *http.Request) {
+	ask(t, p, "get", ordinary, func(http.ResponseWriter, *http.Request) {
 		for _, c := range []struct {
 			verb string
 			who  *user.DefaultInfo
 			want int
-		}{{"list", nobody, 429}, {"list", admin, 200}, {"create", nobody, 200}, {"watch", nobody, 200}} {
+		}{{"list", ordinary, 429}, {"list", admin, 200}, {"create", ordinary, 200}, {"watch", ordinary, 200}} {
 			if got := ask(t, p, c.verb, c.who, ok).Code; got != c.want {
 				t.Errorf("%s by %s: %d, want %d", c.verb, c.who.Name, got, c.want)
 			}

@@ -10,14 +10,14 @@ import (
 	"hyperkube/components/apiserver/request"
 )
 
-// Plain limits how many requests are worked on at the same time, whoever sends
-// them. It is what is left when fairness is off.
+// Plain limits the number of concurrent requests regardless of their user. It is used when API
+// Priority and Fairness is disabled.
 type Plain struct {
 	reading, writing chan struct{}
 }
 
-// NewPlain makes a limiter of so many requests that read and that write; zero
-// does not limit those.
+// NewPlain returns a limiter for the given numbers of reading and writing requests. Zero means no
+// limit.
 func NewPlain(reading, writing int) *Plain {
 	p := &Plain{}
 	if reading > 0 {
@@ -29,7 +29,7 @@ func NewPlain(reading, writing int) *Plain {
 	return p
 }
 
-// Serve calls next, or answers that there are too many requests.
+// Serve calls next, or responds with 429.
 func (p *Plain) Serve(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info, next http.Handler) {
 	seats := p.writing
 	switch info.Verb {
@@ -44,7 +44,7 @@ func (p *Plain) Serve(w http.ResponseWriter, req *http.Request, info *apirequest
 	case seats <- struct{}{}:
 		defer func() { <-seats }()
 	default:
-		// Administrators must be able to help a server that is overrun.
+		// Administrators must be able to use an overloaded server.
 		if !slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) {
 			TooMany(w, 1)
 			return

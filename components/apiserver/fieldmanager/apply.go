@@ -19,26 +19,26 @@ import (
 	"hyperkube/internal/api"
 )
 
-// lastApplied is the annotation that the library keeps for clients which turn
-// from client-side apply to server-side apply.
+// lastApplied is the annotation that the library maintains for clients that switch from client-side
+// apply to server-side apply.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
-// By is who writes an object.
+// By describes the writer of an object.
 type By struct {
-	// Resource is what is written, Subresource by which path; a nil Resource has no short
-	// ways.
+	// Resource and Subresource are the target of the write. If Resource is nil, no fast path is
+	// used.
 	Resource    *api.Resource
 	Subresource string
-	// Fields is the library's manager of both.
+	// Fields is the library's field manager for both.
 	Fields *Manager
-	// Manager is the name that fields get as their owner's.
+	// Manager is the name of the field manager.
 	Manager string
 }
 
-// own returns which of an object's entries is the one for operation. It is -1 when there is
-// none, and when the library decides: it converts entries that are not of the version that
-// is written, and keeps one of those that are alike.
-func (b *By) own(entries []metav1.ManagedFieldsEntry, operation metav1.ManagedFieldsOperationType) int {
+// entryIndex returns the index of the writer's entry for operation. It returns -1 if there is none, and if
+// the library must handle the write: the library converts entries of other versions, and merges
+// duplicate entries.
+func (b *By) entryIndex(entries []metav1.ManagedFieldsEntry, operation metav1.ManagedFieldsOperationType) int {
 	version := b.Resource.GroupVersion().String()
 	mine := -1
 	for i := range entries {
@@ -50,14 +50,14 @@ func (b *By) own(entries []metav1.ManagedFieldsEntry, operation metav1.ManagedFi
 			mine = i
 		}
 	}
-	if mine < 0 || alike(entries) {
+	if mine < 0 || hasDuplicates(entries) {
 		return -1
 	}
 	return mine
 }
 
-// schema returns what reads objects as trees of fields, and the filter of those fields that
-// are b's to write; nil: all are.
+// schema returns a converter of objects to typed values, and the filter of the fields that b may
+// write. A nil filter means all fields.
 func (m *Managers) schema(b *By) (managedfields.TypeConverter, fieldpath.Filter, error) {
 	types, err := m.types()
 	if err != nil {
@@ -70,9 +70,9 @@ func (m *Managers) schema(b *By) (managedfields.TypeConverter, fieldpath.Filter,
 	return types, reset[fieldpath.APIVersion(b.Resource.GroupVersion().String())], nil
 }
 
-// Applied applies config to live. Most often somebody applies the same fields again: then
-// nothing is taken away from live, and what the library does to find out is left out. It
-// comes to what the library's Apply does (TestReapplied); config is its own afterwards.
+// Applied applies config to live. Usually a client applies the same fields as before. Then no field
+// is removed from live, and Applied skips the library's check for that. The result is the same as
+// that of the library's Apply (TestReapplied). Applied takes ownership of config.
 func (m *Managers) Applied(by By, live api.Object, config *unstructured.Unstructured, force bool) (runtime.Object, error) {
 	if by.Resource != nil {
 		if obj := m.reapplied(&by, live, config); obj != nil {
@@ -82,14 +82,14 @@ func (m *Managers) Applied(by By, live api.Object, config *unstructured.Unstruct
 	return by.Fields.Apply(live, config, by.Manager, force)
 }
 
-// reapplied is nil when it is not that simple, for whatever reason.
+// reapplied implements the fast path. It returns nil if the fast path is not applicable.
 func (m *Managers) reapplied(by *By, live api.Object, config *unstructured.Unstructured) api.Object {
 	res := by.Resource
 	if res.Custom != nil || config.GroupVersionKind() != res.GVK() {
 		return nil
 	}
 	entries := live.GetManagedFields()
-	mine := by.own(entries, metav1.ManagedFieldsOperationApply)
+	mine := by.entryIndex(entries, metav1.ManagedFieldsOperationApply)
 	if mine < 0 {
 		return nil
 	}
@@ -107,7 +107,7 @@ func (m *Managers) reapplied(by *By, live api.Object, config *unstructured.Unstr
 	if err != nil || !m.covers(wanted, filter, &entries[mine]) {
 		return nil
 	}
-	less, restore := without(live, config.Object)
+	less, restore := withoutUnapplied(live, config.Object)
 	before, err := types.ObjectToTyped(less, typed.AllowDuplicates)
 	if err != nil {
 		return nil
@@ -126,7 +126,7 @@ func (m *Managers) reapplied(by *By, live api.Object, config *unstructured.Unstr
 	if filter != nil {
 		difference = difference.FilterFields(filter)
 	}
-	if taken(entries, mine, before, difference.Modified.Union(difference.Added)) {
+	if hasConflicts(entries, mine, before, difference.Modified.Union(difference.Added)) {
 		return nil
 	}
 	obj, err := objectOf(types, after, res)
@@ -137,12 +137,12 @@ func (m *Managers) reapplied(by *By, live api.Object, config *unstructured.Unstr
 	res.Default(obj)
 	entries = slices.Clone(entries)
 	entries[mine].Time = &metav1.Time{Time: time.Now().UTC()}
-	slices.SortStableFunc(entries, inOrder)
+	slices.SortStableFunc(entries, compareEntries)
 	obj.SetManagedFields(entries)
 	return obj
 }
 
-// covers tells whether e owns just the fields that wanted has.
+// covers reports whether the fields of wanted are exactly those that e owns.
 func (m *Managers) covers(wanted *typed.TypedValue, filter fieldpath.Filter, e *metav1.ManagedFieldsEntry) bool {
 	set, err := wanted.ToFieldSet()
 	if err != nil {
@@ -155,7 +155,7 @@ func (m *Managers) covers(wanted *typed.TypedValue, filter fieldpath.Filter, e *
 	return err == nil && bytes.Equal(data, e.FieldsV1.GetRawBytes())
 }
 
-// objectOf makes an object of res of a tree of fields.
+// objectOf converts a typed value to an object of res.
 func objectOf(types managedfields.TypeConverter, tree *typed.TypedValue, res *api.Resource) (api.Object, error) {
 	made, err := types.TypedToObject(tree)
 	if err != nil {
@@ -167,14 +167,14 @@ func objectOf(types managedfields.TypeConverter, tree *typed.TypedValue, res *ap
 	}
 	obj, ok := versioned.(api.Object)
 	if !ok {
-		return nil, fmt.Errorf("%T is no object", versioned)
+		return nil, fmt.Errorf("%T is not an API object", versioned)
 	}
 	return obj, nil
 }
 
-// taken tells whether a manager other than entries[mine] owns something of what
-// changes, or has fields that are of an older schema: the library decides.
-func taken(entries []metav1.ManagedFieldsEntry, mine int, live *typed.TypedValue, changes *fieldpath.Set) bool {
+// hasConflicts reports whether another manager than that of entries[mine] owns a changed field, or has
+// fields of an outdated schema. The library handles these cases.
+func hasConflicts(entries []metav1.ManagedFieldsEntry, mine int, live *typed.TypedValue, changes *fieldpath.Set) bool {
 	for i := range entries {
 		if i == mine {
 			continue
@@ -193,9 +193,9 @@ func taken(entries []metav1.ManagedFieldsEntry, mine int, live *typed.TypedValue
 	return false
 }
 
-// without returns obj without managed fields and without what is no part of a
-// configuration, such as the status, and what puts that into another object.
-func without(obj api.Object, config map[string]any) (less api.Object, restore func(api.Object)) {
+// withoutUnapplied returns obj without managed fields and without parts that are not in config, such as the
+// status, and a function that copies these parts to another object.
+func withoutUnapplied(obj api.Object, config map[string]any) (less api.Object, restore func(api.Object)) {
 	from := reflect.ValueOf(obj).Elem()
 	copied := reflect.New(from.Type())
 	copied.Elem().Set(from)
@@ -228,8 +228,8 @@ func without(obj api.Object, config map[string]any) (less api.Object, restore fu
 	}
 }
 
-// inOrder is how managed fields are sorted.
-func inOrder(a, b metav1.ManagedFieldsEntry) int {
+// compareEntries is the sort order of managed fields.
+func compareEntries(a, b metav1.ManagedFieldsEntry) int {
 	seconds := func(e *metav1.ManagedFieldsEntry) int64 {
 		if e.Time == nil {
 			return 0

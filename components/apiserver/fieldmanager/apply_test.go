@@ -16,8 +16,8 @@ import (
 	"hyperkube/internal/api/catalog"
 )
 
-// TestReapplied compares with the library what comes of applying the same
-// fields again, with other values, to random objects of every kind.
+// TestReapplied compares the result with that of the library when the same fields are applied again
+// with other values, for random objects of every kind.
 func TestReapplied(t *testing.T) {
 	m := New(nil)
 	fill := filler()
@@ -72,7 +72,7 @@ func TestReapplied(t *testing.T) {
 		}
 	}
 	if simple < 200 {
-		t.Errorf("only %d were simple", simple)
+		t.Errorf("the fast path was used only %d times", simple)
 	}
 }
 
@@ -85,8 +85,8 @@ func mustJSON(t *testing.T, obj any) string {
 	return string(data)
 }
 
-// appliedOnce returns a random object that "me" has applied a part of, and that
-// part; nil when the random object is none that clients could apply.
+// appliedOnce returns a random object to which "me" has applied some fields, and these fields. It
+// returns nil if clients could not apply the random object.
 func appliedOnce(t *testing.T, res *api.Resource, f *Manager, fill func(api.Object)) (api.Object, *unstructured.Unstructured) {
 	t.Helper()
 	empty := func() api.Object {
@@ -98,7 +98,7 @@ func appliedOnce(t *testing.T, res *api.Resource, f *Manager, fill func(api.Obje
 	fill(filled)
 	filled.SetManagedFields(nil)
 	filled.GetObjectKind().SetGroupVersionKind(res.GVK())
-	// As it comes out of JSON, without the null that an empty JSONSchemaPropsOrArray is.
+	// As decoded from JSON, without the null of an empty JSONSchemaPropsOrArray.
 	first := empty()
 	if err := json.Unmarshal([]byte(mustJSON(t, filled)), first); err != nil {
 		t.Fatal(err)
@@ -124,7 +124,7 @@ func appliedOnce(t *testing.T, res *api.Resource, f *Manager, fill func(api.Obje
 	manager := []string{"me", "kubectl"}[rand.N(2)]
 	live := other
 	if rand.N(3) == 0 {
-		live = empty() // nobody else has anything
+		live = empty() // no other manager owns fields
 	}
 	out, err := f.Apply(live, config.DeepCopy(), manager, true)
 	if err != nil {
@@ -143,7 +143,7 @@ func appliedOnce(t *testing.T, res *api.Resource, f *Manager, fill func(api.Obje
 	return obj, config
 }
 
-// changeSome gives some fields other values.
+// changeSome changes the values of some fields.
 func changeSome(v any) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -165,9 +165,9 @@ func changeSome(v any) {
 	}
 }
 
-// TestApplyOfWhatDoesNotFit: what is applied and is no object of the kind is
-// refused in the words of the library, with the version and kind in them.
-func TestApplyOfWhatDoesNotFit(t *testing.T) {
+// TestInvalidConfiguration checks that an invalid configuration is rejected with the library's
+// message, which contains the version and kind.
+func TestInvalidConfiguration(t *testing.T) {
 	for _, res := range catalog.Resources() {
 		if res.GVK() != (schema.GroupVersionKind{Version: "v1", Kind: "Secret"}) {
 			continue

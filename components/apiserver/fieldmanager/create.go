@@ -15,7 +15,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// unowned are the fields that belong to the system and to no manager.
+// unowned returns the system fields, which no manager owns.
 func unowned() *fieldpath.Set {
 	set := fieldpath.NewSet(fieldpath.MakePathOrDie("apiVersion"), fieldpath.MakePathOrDie("kind"), fieldpath.MakePathOrDie("metadata"))
 	for _, name := range []string{
@@ -26,12 +26,12 @@ func unowned() *fieldpath.Set {
 	return set
 }
 
-// Created records that manager set all fields of a new object. It comes to what
-// Manager.Update would record against an empty object, for half the price: there
-// is nothing to compare with.
+// Created records manager as the owner of all fields of a new object. The result is the same as
+// that of Manager.Update with an empty live object, at half the cost, because there is nothing to
+// compare.
 func (m *Managers) Created(res *api.Resource, obj api.Object, manager string) (api.Object, error) {
 	if len(obj.GetManagedFields()) > 0 || res.Custom != nil {
-		// A client brought its own, or the schema is another for each.
+		// The client sent managed fields, or the schema is specific to the resource.
 		f, err := m.For(res, "")
 		if err != nil {
 			return nil, err
@@ -47,7 +47,7 @@ func (m *Managers) Created(res *api.Resource, obj api.Object, manager string) (a
 	obj.SetManagedFields(nil)
 	owned, err := m.ownedBy(res, obj)
 	if err != nil || owned == nil {
-		return obj, nil // as upstream does, rather without than not at all
+		return obj, nil // as in upstream, the object is written without managed fields
 	}
 	if manager == "" {
 		manager = "unknown"
@@ -60,8 +60,8 @@ func (m *Managers) Created(res *api.Resource, obj api.Object, manager string) (a
 	return obj, nil
 }
 
-// ownedBy returns, in the form that is stored, what who makes obj owns of it: nil
-// when that is nothing.
+// ownedBy returns the fields that the creator of obj owns, in the stored form, or nil if there are
+// none.
 func (m *Managers) ownedBy(res *api.Resource, obj api.Object) (*metav1.FieldsV1, error) {
 	p, err := m.plan(res, obj)
 	if err != nil {
@@ -69,12 +69,12 @@ func (m *Managers) ownedBy(res *api.Resource, obj api.Object) (*metav1.FieldsV1,
 	}
 	owned, err := m.writers.fields(p, reflect.ValueOf(obj).Elem())
 	if errors.Is(err, errUnplanned) {
-		return m.slowlyOwnedBy(res, obj)
+		return m.ownedByLibrary(res, obj)
 	}
 	return owned, err
 }
 
-// plan returns the plan of new objects of a resource.
+// plan returns the plan for new objects of a resource.
 func (m *Managers) plan(res *api.Resource, obj api.Object) (*plan, error) {
 	m.mu.RLock()
 	p := m.plans[res]
@@ -97,8 +97,8 @@ func (m *Managers) plan(res *api.Resource, obj api.Object) (*plan, error) {
 	return p, nil
 }
 
-// slowlyOwnedBy is ownedBy by way of the library.
-func (m *Managers) slowlyOwnedBy(res *api.Resource, obj api.Object) (*metav1.FieldsV1, error) {
+// ownedByLibrary is ownedBy with the library.
+func (m *Managers) ownedByLibrary(res *api.Resource, obj api.Object) (*metav1.FieldsV1, error) {
 	types, err := m.types()
 	if err != nil {
 		return nil, err
@@ -115,7 +115,7 @@ func (m *Managers) slowlyOwnedBy(res *api.Resource, obj api.Object) (*metav1.Fie
 	if err != nil {
 		return nil, err
 	}
-	if set, err = against(types, res, set, fields); err != nil {
+	if set, err = differencesFromEmpty(types, res, set, fields); err != nil {
 		return nil, err
 	}
 	set = set.Difference(m.unowned)
@@ -134,9 +134,9 @@ func (m *Managers) slowlyOwnedBy(res *api.Resource, obj api.Object) (*metav1.Fie
 	return owned, nil
 }
 
-// against makes of all fields of a new object those in which it differs from an
-// empty one, with the maps and lists that the empty one has not.
-func against(types managedfields.TypeConverter, res *api.Resource, set *fieldpath.Set, fields *typed.TypedValue) (*fieldpath.Set, error) {
+// differencesFromEmpty returns those fields of a new object that differ from an empty one, including maps and
+// lists that the empty object does not have.
+func differencesFromEmpty(types managedfields.TypeConverter, res *api.Resource, set *fieldpath.Set, fields *typed.TypedValue) (*fieldpath.Set, error) {
 	empty := res.New()
 	empty.GetObjectKind().SetGroupVersionKind(res.GVK())
 	of, err := types.ObjectToTyped(empty, typed.AllowDuplicates)
@@ -144,13 +144,13 @@ func against(types managedfields.TypeConverter, res *api.Resource, set *fieldpat
 		return nil, err
 	}
 	same := fieldpath.NewSet()
-	differ(set, same, nil, fields.AsValue(), of.AsValue())
+	collectEqual(set, same, nil, fields.AsValue(), of.AsValue())
 	return set.Difference(same), nil
 }
 
-// differ walks down a set together with the values that it is of, and collects
-// which are the same in both. Before is nil where the empty object has nothing.
-func differ(set, same *fieldpath.Set, at fieldpath.Path, now, before value.Value) {
+// collectEqual traverses a set together with the values of both objects, and collects the fields that are
+// equal. before is nil where the empty object has no value.
+func collectEqual(set, same *fieldpath.Set, at fieldpath.Path, now, before value.Value) {
 	field := func(pe fieldpath.PathElement) (a, b value.Value) {
 		if pe.FieldName == nil || before == nil || !before.IsMap() || now == nil || !now.IsMap() {
 			return nil, nil
@@ -177,9 +177,9 @@ func differ(set, same *fieldpath.Set, at fieldpath.Path, now, before value.Value
 		a, b := field(pe)
 		if b == nil {
 			set.Members.Insert(pe)
-			differ(child, same, nil, nil, nil)
+			collectEqual(child, same, nil, nil, nil)
 			return
 		}
-		differ(child, same, append(at.Copy(), pe), a, b)
+		collectEqual(child, same, append(at.Copy(), pe), a, b)
 	})
 }

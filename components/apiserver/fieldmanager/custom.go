@@ -11,21 +11,21 @@ import (
 	"hyperkube/internal/api"
 )
 
-// newCustom makes the manager of a custom resource, by the schema of its
-// definition.
+// newCustom returns the field manager of a custom resource, based on the schema of its definition.
 func newCustom(res *api.Resource, subresource string, reset map[fieldpath.APIVersion]fieldpath.Filter) (*Manager, error) {
 	types, err := res.Custom.Types()
 	if err != nil {
 		return nil, err
 	}
 	kind := customKind{kindOf{Resource: res}}
-	return managedfields.NewDefaultCRDFieldManager(types, kind, kind, creator{res}, res.GVK(), res.GroupVersion(), subresource, reset)
+	return managedfields.NewDefaultCRDFieldManager(ordered{types}, kind, kind, creator{res}, res.GVK(), res.GroupVersion(), subresource, reset)
 }
 
 // customKind converts between the versions of a definition.
 type customKind struct{ kindOf }
 
-// ConvertToVersion returns what has that version already.
+// ConvertToVersion implements runtime.ObjectConvertor. It returns objects of the desired version
+// unchanged.
 func (k customKind) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
 	obj, ok := in.(api.Object)
 	if !ok {
@@ -42,5 +42,5 @@ func (k customKind) ConvertToVersion(in runtime.Object, gv runtime.GroupVersione
 	if to.Group != k.Group {
 		return nil, runtime.NewNotRegisteredErrForKind("API server", to)
 	}
-	return k.Custom.Relabel(obj, to.Version)
+	return k.Custom.ConvertLossless(obj, to.Version)
 }

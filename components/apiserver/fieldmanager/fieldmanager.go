@@ -1,6 +1,6 @@
-// Package fieldmanager keeps metadata.managedFields for every write, and
-// applies server-side apply's configurations, with the machinery that upstream
-// publishes. https://kubernetes.io/docs/reference/using-api/server-side-apply/
+// Package fieldmanager maintains metadata.managedFields and implements server-side apply, based on
+// upstream's library.
+// https://kubernetes.io/docs/reference/using-api/server-side-apply/
 package fieldmanager
 
 import (
@@ -23,18 +23,16 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Manager records and applies for the objects of one resource at one
-// subresource.
+// Manager maintains managed fields and applies configurations for one resource at one subresource.
 type Manager = managedfields.FieldManager
 
-// Managers makes the managers of built-in kinds. It is safe for use by several
-// goroutines.
+// Managers creates and caches field managers. It is safe for concurrent use.
 type Managers struct {
 	types    func() (managedfields.TypeConverter, error)
 	siblings func(*api.Resource) []*api.Resource
 
 	unowned *fieldpath.Set
-	writers writers
+	writers writerPool
 
 	mu      sync.RWMutex
 	known   map[key]*Manager
@@ -47,10 +45,9 @@ type key struct {
 	subresource string
 }
 
-// New makes Managers. The schema of all types takes tens of milliseconds to
-// load, once at first use. Served are all resources that there are: those of one
-// kind and group show the same objects in several versions, and each entry of
-// managed fields is compared in its own. It may be nil.
+// New returns Managers. Loading the schema of all types takes tens of milliseconds at first use.
+// served returns all served resources: resources of the same kind and group are versions of the
+// same objects, and each entry of managed fields is compared in its own version. served may be nil.
 func New(served func() []*api.Resource) *Managers {
 	return &Managers{
 		siblings: func(res *api.Resource) []*api.Resource {
@@ -70,7 +67,7 @@ func New(served func() []*api.Resource) *Managers {
 			if err != nil {
 				return nil, err
 			}
-			return newTrusting(all), nil
+			return newUnvalidatedConverter(all), nil
 		}),
 		unowned: unowned(),
 		known:   map[key]*Manager{},
@@ -79,10 +76,10 @@ func New(served func() []*api.Resource) *Managers {
 	}
 }
 
-// Warm loads the schema of all types, so that the first write need not.
+// Warm loads the schema of all types in advance.
 func (m *Managers) Warm() { _, _ = m.types() }
 
-// Forget drops what is kept of a custom resource that is not served any more.
+// Forget removes cached data of a custom resource that is not served anymore.
 func (m *Managers) Forget(res *api.Resource) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -98,8 +95,8 @@ func (m *Managers) Forget(res *api.Resource) {
 	}
 }
 
-// For returns the manager of a resource at a subresource, "" for the object's
-// own path. The objects that it is given must have their kind set.
+// For returns the manager of a resource at a subresource, "" for the resource itself. Objects
+// passed to the manager must have their kind set.
 func (m *Managers) For(res *api.Resource, subresource string) (*Manager, error) {
 	k := key{res, subresource}
 	m.mu.RLock()
@@ -136,8 +133,8 @@ func (m *Managers) For(res *api.Resource, subresource string) (*Manager, error) 
 	return f, nil
 }
 
-// resetFields returns what is not recorded at a subresource, because it is
-// taken back; nil when there is nothing.
+// resetFields returns filters of the fields that a write to the subresource resets and therefore
+// does not own. It returns nil if there are none.
 func (m *Managers) resetFields(res *api.Resource, subresource string) (map[fieldpath.APIVersion]fieldpath.Filter, error) {
 	k := key{res, subresource}
 	m.mu.RLock()
@@ -170,7 +167,7 @@ func (m *Managers) resetFields(res *api.Resource, subresource string) (map[field
 	return filters, nil
 }
 
-// resetBy returns the filter of one version, or nil.
+// resetBy returns the filter for one version, or nil.
 func resetBy(res *api.Resource, subresource string) (fieldpath.Filter, error) {
 	reset := res.Update.ResetFields
 	if v, ok := res.Views[subresource]; ok && subresource != "" {
@@ -194,11 +191,11 @@ func resetBy(res *api.Resource, subresource string) (fieldpath.Filter, error) {
 	return fieldpath.NewExcludeSetFilter(set), nil
 }
 
-// kindOf converts, defaults and makes objects of one kind.
+// kindOf converts, defaults and creates objects of one kind.
 type kindOf struct {
 	*api.Resource
 
-	// others are the other versions of the kind.
+	// others are the other served versions of the kind.
 	others []*api.Resource
 }
 
@@ -215,9 +212,9 @@ func (k kindOf) version(gvk schema.GroupVersionKind) *api.Resource {
 	return nil
 }
 
-// ConvertToVersion turns the unstructured outcome of an apply into the Go type,
-// and objects of one version of the kind into those of another, by way of what is
-// stored. What has the version already is returned as it is.
+// ConvertToVersion implements runtime.ObjectConvertor. It converts the unstructured result of an
+// apply to the Go type, and objects between versions of the kind through the stored version. It
+// returns objects of the desired version unchanged.
 func (k kindOf) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
 	gvk, ok := gv.KindForGroupVersionKinds([]schema.GroupVersionKind{k.GVK()})
 	target := k.version(gvk)
@@ -258,35 +255,35 @@ func (k kindOf) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (
 	return obj, nil
 }
 
-// Convert is not asked for by the field manager.
+// Convert is not called by the field manager.
 func (k kindOf) Convert(in, out, context any) error {
 	return fmt.Errorf("converting %T to %T: not needed", in, out)
 }
 
-// ConvertFieldLabel is not asked for by the field manager.
+// ConvertFieldLabel is not called by the field manager.
 func (k kindOf) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string) (string, string, error) {
 	return label, value, nil
 }
 
-// Default fills what is unset.
+// Default sets default values.
 func (k kindOf) Default(in runtime.Object) {
 	if obj, ok := in.(api.Object); ok {
 		k.Resource.Default(obj)
 	}
 }
 
-// creator makes empty objects with their kind set.
+// creator creates empty objects with their kind set.
 type creator struct{ resource *api.Resource }
 
-// New makes an empty object; the kind is the only one there is.
+// New returns an empty object of the only kind.
 func (c creator) New(schema.GroupVersionKind) (runtime.Object, error) {
 	obj := c.resource.New()
 	obj.GetObjectKind().SetGroupVersionKind(c.resource.GVK())
 	return obj, nil
 }
 
-// Name returns who is recorded for a write: what the client says, or else the
-// first word of its user agent.
+// Name returns the name of the field manager for a write: the client's parameter, or the first part
+// of its user agent.
 func Name(fieldManager, userAgent string) string {
 	if fieldManager != "" {
 		return fieldManager
@@ -315,8 +312,8 @@ func Name(fieldManager, userAgent string) string {
 	return b.String()
 }
 
-// SameButTimes tells whether two lists of managed fields differ in nothing but
-// the times of their entries.
+// SameButTimes reports whether two lists of managed fields are equal except for the times of their
+// entries.
 func SameButTimes(a, b []metav1.ManagedFieldsEntry) bool {
 	if len(a) != len(b) {
 		return false
@@ -337,8 +334,8 @@ func SameButTimes(a, b []metav1.ManagedFieldsEntry) bool {
 	return true
 }
 
-// SameTimes tells whether the entries of two lists of managed fields, which are the
-// same otherwise, have the same times too.
+// SameTimes reports whether the entries of two otherwise equal lists of managed fields have the
+// same times.
 func SameTimes(a, b []metav1.ManagedFieldsEntry) bool {
 	return slices.EqualFunc(a, b, func(x, y metav1.ManagedFieldsEntry) bool { return x.Time.Equal(y.Time) })
 }

@@ -18,8 +18,8 @@ import (
 	"hyperkube/internal/api/catalog"
 )
 
-// TestSchemas holds that every kind has a schema, without which its managed
-// fields would silently not be kept.
+// TestSchemas checks that every kind has a schema. Without one, managed fields would silently not
+// be maintained.
 func TestSchemas(t *testing.T) {
 	m := New(nil)
 	types, err := m.types()
@@ -56,7 +56,7 @@ func TestName(t *testing.T) {
 	}
 }
 
-// filler makes random objects that clients could send.
+// filler returns a generator of random objects that clients could send.
 func filler() *randfill.Filler {
 	return randfill.NewWithSeed(1).NilChance(0.3).NumElements(1, 2).MaxDepth(12).Funcs(
 		func(v *resource.Quantity, c randfill.Continue) {
@@ -83,8 +83,7 @@ func filler() *randfill.Filler {
 	)
 }
 
-// TestCreated compares with what the library records, for random objects of
-// every kind.
+// TestCreated compares the result with that of the library for random objects of every kind.
 func TestCreated(t *testing.T) {
 	m := New(nil)
 	fill := filler()
@@ -107,7 +106,7 @@ func TestCreated(t *testing.T) {
 			empty.GetObjectKind().SetGroupVersionKind(res.GVK())
 			want, err := f.Update(empty, obj.DeepCopyObject(), "m")
 			if err != nil {
-				continue // not an object that a client could send
+				continue // clients could not send this object
 			}
 			got, err := m.Created(res, obj, "m")
 			if err != nil {
@@ -128,8 +127,8 @@ func TestCreated(t *testing.T) {
 	t.Logf("compared %d, of which %d had a plan", compared, planned)
 }
 
-// plainNames gives strings of types of their own, such as protocols, values
-// that look as they are in JSON.
+// plainNames sets strings of named types, such as protocols, to values that need no escaping in
+// JSON.
 func plainNames(v reflect.Value, n *int) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -154,8 +153,8 @@ func plainNames(v reflect.Value, n *int) {
 	}
 }
 
-// TestUpdated compares with what the library records, for updates of random
-// objects in some of their fields.
+// TestUpdated compares the result with that of the library when some fields of random objects are
+// updated.
 func TestUpdated(t *testing.T) {
 	m := New(nil)
 	fill := filler()
@@ -195,15 +194,15 @@ func TestUpdated(t *testing.T) {
 						obj.SetLabels(other.GetLabels())
 					}
 					by := By{Resource: res, Subresource: subresource, Fields: f, Manager: "m"}
-					// Once, and again with other values in the same fields.
+					// Once, and again with other values of the same fields.
 					for range 2 {
 						want, err := f.Update(live.DeepCopyObject(), obj.DeepCopyObject(), "m")
 						if err != nil {
 							break
 						}
 						before := live.DeepCopyObject()
-						if lessLive, lessObj := different(live, obj); lessObj != nil &&
-							m.updatedAgain(&by, live, obj.DeepCopyObject().(api.Object), lessLive, lessObj) {
+						if lessLive, lessObj := differingParts(live, obj); lessObj != nil &&
+							m.updatedSameOwner(&by, live, obj.DeepCopyObject().(api.Object), lessLive, lessObj) {
 							simple++
 						}
 						got := m.Updated(by, live, obj).(api.Object)
@@ -223,11 +222,11 @@ func TestUpdated(t *testing.T) {
 	}
 	t.Logf("compared %d, of which simple %d", compared, simple)
 	if simple < 100 {
-		t.Error("hardly any was simple")
+		t.Error("the fast path was hardly used")
 	}
 }
 
-// changeStrings gives some strings of specification and status other values.
+// changeStrings changes some strings in spec and status.
 func changeStrings(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -244,7 +243,7 @@ func changeStrings(v reflect.Value) {
 		}
 	case reflect.Slice:
 		for i := range v.Len() {
-			if v.Index(i).Kind() != reflect.String { // sets
+			if v.Index(i).Kind() != reflect.String { // not sets
 				changeStrings(v.Index(i))
 			}
 		}

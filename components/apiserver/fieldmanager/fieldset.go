@@ -12,17 +12,17 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 )
 
-// errUnplanned: a value has something that plans do not know. The library does.
+// errUnplanned means that a value is not supported by plans. The library handles it.
 var errUnplanned = errors.New("not in the plan")
 
-// fieldWriter writes what plans say.
+// fieldWriter encodes field sets according to plans.
 type fieldWriter struct {
 	buf []byte
 	err error
 }
 
-// begin writes the label of an element, which ends with a brace, and returns
-// where to cut off again if nothing follows.
+// begin writes the label of an element, which ends with a brace, and returns the position to which
+// the caller truncates if nothing follows.
 func (w *fieldWriter) begin(label string) int {
 	at := len(w.buf)
 	w.comma()
@@ -38,7 +38,7 @@ func (w *fieldWriter) comma() {
 
 func (w *fieldWriter) fail() { w.err = errUnplanned }
 
-// object writes the fields of an object; it is empty when nobody owns any.
+// object returns the field set of an object. It is empty if no field is owned.
 func (w *fieldWriter) object(p *plan, v reflect.Value) ([]byte, error) {
 	w.buf = append(w.buf, '{')
 	if p.kind != record {
@@ -55,8 +55,8 @@ func (w *fieldWriter) object(p *plan, v reflect.Value) ([]byte, error) {
 	return w.buf, nil
 }
 
-// record writes the fields of a struct and tells how many it has that are not
-// left out of its JSON.
+// record writes the fields of a struct and returns the number of fields that are present in its
+// JSON.
 func (w *fieldWriter) record(p *plan, v reflect.Value) (present int) {
 	for i := range p.fields {
 		f := &p.fields[i]
@@ -82,7 +82,7 @@ func (w *fieldWriter) field(f *fieldPlan, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Slice, reflect.Map, reflect.Interface:
 		if v.IsNil() {
-			if f.self { // null, where an empty object has nothing
+			if f.ownsItself { // null where an empty object has no value
 				w.begin(f.label)
 				w.buf = append(w.buf, '}')
 			}
@@ -93,7 +93,7 @@ func (w *fieldWriter) field(f *fieldPlan, v reflect.Value) {
 		}
 	}
 	if f.plan.kind == leaf {
-		if f.zero && isZero(v) {
+		if f.zeroInEmpty && isZero(v) {
 			return
 		}
 		w.begin(f.label)
@@ -102,14 +102,14 @@ func (w *fieldWriter) field(f *fieldPlan, v reflect.Value) {
 	}
 	start := w.begin(f.label)
 	before := len(w.buf)
-	if f.self {
+	if f.ownsItself {
 		w.buf = append(w.buf, `".":{}`...)
 	}
 	first := len(w.buf)
 	empty := false
 	switch f.plan.kind {
 	case record:
-		empty = w.record(f.plan, v) == 0 && (f.self || !f.zero)
+		empty = w.record(f.plan, v) == 0 && (f.ownsItself || !f.zeroInEmpty)
 	case mapping:
 		empty = v.Len() == 0
 		w.mapping(f.plan, v)
@@ -130,7 +130,7 @@ func (w *fieldWriter) field(f *fieldPlan, v reflect.Value) {
 	}
 }
 
-// isZero tells whether v looks in JSON as the zero value of its type does.
+// isZero reports whether v has the same JSON as the zero value of its type.
 func isZero(v reflect.Value) bool {
 	switch v.Kind() {
 	case reflect.Slice, reflect.Map:
@@ -151,8 +151,8 @@ func isZero(v reflect.Value) bool {
 	return v.IsZero()
 }
 
-// element writes an item of a list or a value of a map, whose label has been
-// begun: who owns something in it owns it too.
+// element writes an item of a list or a value of a map after its label. The owner of a field in the
+// element also owns the element.
 func (w *fieldWriter) element(p *plan, v reflect.Value) {
 	if p.kind == record {
 		if v.Kind() == reflect.Pointer {
@@ -187,7 +187,7 @@ func (w *fieldWriter) mapping(p *plan, v reflect.Value) {
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		if !plainText(name) {
+		if !needsNoEscape(name) {
 			w.fail()
 			return
 		}
@@ -205,7 +205,7 @@ func (w *fieldWriter) set(v reflect.Value) {
 	items := make([]string, v.Len())
 	for i := range items {
 		items[i] = v.Index(i).String()
-		if !plainText(items[i]) {
+		if !needsNoEscape(items[i]) {
 			w.fail()
 			return
 		}
@@ -217,7 +217,7 @@ func (w *fieldWriter) set(v reflect.Value) {
 	}
 }
 
-// item is a keyed one with its keys, of which there are few.
+// item is a list item with its keys.
 type item struct {
 	index int
 	keys  [4]itemKey
@@ -240,17 +240,17 @@ func (w *fieldWriter) keyed(p *plan, v reflect.Value) {
 			k := &p.keys[j]
 			at := k.GetFrom(v.Index(i))
 			switch {
-			case k.CanOmit(at) && k.fallback == "":
+			case k.CanOmit(at) && k.defaultValue == "":
 				w.fail()
 				return
 			case k.CanOmit(at):
-				items[i].keys[j].text = k.fallback
+				items[i].keys[j].text = k.defaultValue
 			case at.Kind() == reflect.String:
 				items[i].keys[j].text = at.String()
 			default:
 				items[i].keys[j].number = at.Int()
 			}
-			if !plainText(items[i].keys[j].text) {
+			if !needsNoEscape(items[i].keys[j].text) {
 				w.fail()
 				return
 			}
@@ -294,8 +294,8 @@ func (w *fieldWriter) keyed(p *plan, v reflect.Value) {
 	}
 }
 
-// plainText tells whether a string looks in JSON as it is.
-func plainText(s string) bool {
+// needsNoEscape reports whether a string needs no escaping in JSON.
+func needsNoEscape(s string) bool {
 	for i := range len(s) {
 		switch c := s[i]; {
 		case c < ' ', c >= 0x7f, c == '"', c == '\\', c == '<', c == '>', c == '&':
@@ -305,11 +305,11 @@ func plainText(s string) bool {
 	return true
 }
 
-// writers keeps each fieldWriter, with its buffer, for the next object.
-type writers struct{ pool sync.Pool }
+// writerPool is a pool of fieldWriters and their buffers.
+type writerPool struct{ pool sync.Pool }
 
-// fields returns what a plan says of an object: nil when nobody owns anything.
-func (p *writers) fields(of *plan, v reflect.Value) (*metav1.FieldsV1, error) {
+// fields returns the field set of an object according to a plan, or nil if no field is owned.
+func (p *writerPool) fields(of *plan, v reflect.Value) (*metav1.FieldsV1, error) {
 	w, _ := p.pool.Get().(*fieldWriter)
 	if w == nil {
 		w = &fieldWriter{}
@@ -321,6 +321,6 @@ func (p *writers) fields(of *plan, v reflect.Value) (*metav1.FieldsV1, error) {
 		return nil, err
 	}
 	owned := &metav1.FieldsV1{}
-	owned.SetRawBytes(data) // which copies it
+	owned.SetRawBytes(data) // copies data
 	return owned, nil
 }

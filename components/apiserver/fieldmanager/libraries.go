@@ -12,15 +12,15 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
-// byGroup converts the types of one group by a schema of their own, which is in
-// another library than that of all others. It is loaded when it is first needed.
+// byGroup converts the types of one group with a separate schema, which is in another library. It
+// is loaded at first use.
 type byGroup struct {
 	managedfields.TypeConverter
-	group string
-	own   func() managedfields.TypeConverter
+	group     string
+	converter func() managedfields.TypeConverter
 }
 
-// withLibraries adds the groups that k8s.io/api does not have.
+// withLibraries adds the groups that k8s.io/api does not contain.
 func withLibraries(others managedfields.TypeConverter) managedfields.TypeConverter {
 	others = withGroup(others, apiregistrationv1.GroupName, apiregistrationv1.AddToScheme, aggregationtypes.NewTypeConverter)
 	return withGroup(others, apiextensionsv1.GroupName, apiextensionsv1.AddToScheme, extensiontypes.NewTypeConverter)
@@ -29,16 +29,16 @@ func withLibraries(others managedfields.TypeConverter) managedfields.TypeConvert
 func withGroup(others managedfields.TypeConverter, group string, addTo func(*runtime.Scheme) error, converter func(*runtime.Scheme) managedfields.TypeConverter) byGroup {
 	return byGroup{others, group, sync.OnceValue(func() managedfields.TypeConverter {
 		s := runtime.NewScheme()
-		// It adds types to a new scheme: there is nothing to fail.
+		// Adding types to a new scheme does not fail.
 		_ = addTo(s)
 		return converter(s)
 	})}
 }
 
-// ObjectToTyped is that of the schema of the object's kind.
+// ObjectToTyped implements managedfields.TypeConverter with the schema of the object's group.
 func (g byGroup) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
 	if obj.GetObjectKind().GroupVersionKind().Group == g.group {
-		return g.own().ObjectToTyped(obj, opts...)
+		return g.converter().ObjectToTyped(obj, opts...)
 	}
 	return g.TypeConverter.ObjectToTyped(obj, opts...)
 }

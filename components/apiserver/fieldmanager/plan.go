@@ -11,9 +11,8 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 )
 
-// plan writes the fields of one Go type as the set that is stored in managed
-// fields, without making the set first. It is made once a type; what it writes
-// is, byte for byte, what the library would.
+// plan encodes the fields of a Go type as a managed fields set, without creating a fieldpath.Set
+// first. It is built once per type. Its output is byte for byte the same as the library's.
 type plan struct {
 	kind   planKind
 	fields []fieldPlan // of a record
@@ -25,9 +24,9 @@ type plan struct {
 type planKind int
 
 const (
-	// unplanned values are left to the library.
+	// unplanned values are handled by the library.
 	unplanned planKind = iota
-	// leaf values are owned as a whole.
+	// leaf values are atomic.
 	leaf
 	record
 	mapping
@@ -40,13 +39,13 @@ type fieldPlan struct {
 	*value.FieldCacheEntry
 	label string // `"f:name":{`
 	plan  *plan
-	// self: an empty object does not have the field, so who sets something in
-	// it sets the field itself too.
-	self bool
-	// zero: an empty object has the field with the zero value of its type.
-	// What is equal to that is not set by anybody.
-	zero bool
-	// index is where the field is, unless in an inlined pointer: -1.
+	// ownsItself means that an empty object does not have the field, so the owner of a field in it also
+	// owns the field itself.
+	ownsItself bool
+	// zeroInEmpty means that an empty object has the field with the zero value of its type. A field with
+	// that value is not owned.
+	zeroInEmpty bool
+	// index is the index of the struct field, or -1 for fields of an inlined pointer.
 	index int
 }
 
@@ -54,11 +53,11 @@ type fieldPlan struct {
 type keyPlan struct {
 	*value.FieldCacheEntry
 	label string // `\"name\":`
-	// fallback is what a key is when it is not given; "" for none.
-	fallback string
+	// defaultValue is the default value of a key, or "" if it has none.
+	defaultValue string
 }
 
-// planner makes plans.
+// planner creates plans.
 type planner struct {
 	schema *schema.Schema
 	known  map[planKey]*plan
@@ -70,13 +69,13 @@ type planKey struct {
 	zero bool
 }
 
-// newPlan makes the plan of objects of a type, leaving out the fields of skip,
-// and those of without with all below them.
+// newPlan returns the plan for objects of a type, without the fields of skip, and without the
+// fields of without and everything below them.
 func newPlan(s *schema.Schema, ref schema.TypeRef, typ reflect.Type, skip *fieldpath.Set, without [][]string) *plan {
 	p := planner{schema: s, known: map[planKey]*plan{}}
-	root := p.of(typ, ref, true)
+	root := p.planFor(typ, ref, true)
 	for _, path := range without {
-		root.cut(path)
+		root.remove(path)
 	}
 	skip.Iterate(func(path fieldpath.Path) {
 		names := make([]string, 0, len(path))
@@ -86,15 +85,15 @@ func newPlan(s *schema.Schema, ref schema.TypeRef, typ reflect.Type, skip *field
 			}
 			names = append(names, *pe.FieldName)
 		}
-		// Others of them have children, and are in what is empty anyway.
+		// Other fields of skip have children and exist in empty objects anyway.
 		if f := root.find(names); f != nil && f.plan.kind != record {
-			root.cut(names)
+			root.remove(names)
 		}
 	})
 	return root
 }
 
-// find returns the field at a path that an empty object has, or nil.
+// find returns the field at a path if empty objects have it, or nil.
 func (p *plan) find(path []string) *fieldPlan {
 	if p.kind != record {
 		return nil
@@ -112,9 +111,9 @@ func (p *plan) find(path []string) *fieldPlan {
 	return nil
 }
 
-// cut takes a field out of a plan. On the way to it there must be nothing that
-// an empty object has not.
-func (p *plan) cut(path []string) {
+// remove removes a field from a plan. If an empty object does not have all parents of the field, the
+// parent becomes unplanned.
+func (p *plan) remove(path []string) {
 	if p.kind != record {
 		return
 	}
@@ -125,23 +124,22 @@ func (p *plan) cut(path []string) {
 		}
 		switch {
 		case len(path) == 1:
-			// Another place of the same type keeps its field.
+			// Other uses of the same type keep the field.
 			p.fields = slices.Delete(slices.Clone(p.fields), i, i+1)
-		case f.self || !f.zero:
+		case f.ownsItself || !f.zeroInEmpty:
 			f.plan = &plan{kind: unplanned}
 		default:
 			below := *f.plan
 			p.fields = slices.Clone(p.fields)
 			p.fields[i].plan = &below
-			below.cut(path[1:])
+			below.remove(path[1:])
 		}
 		return
 	}
 }
 
-// of makes the plan of a type. Zero tells that an empty object has a zero value
-// in its place.
-func (p *planner) of(typ reflect.Type, ref schema.TypeRef, zero bool) *plan {
+// planFor returns the plan of a type. zero means that an empty object has a zero value in its place.
+func (p *planner) planFor(typ reflect.Type, ref schema.TypeRef, zero bool) *plan {
 	pointer := typ.Kind() == reflect.Pointer
 	if pointer {
 		typ = typ.Elem()
@@ -155,7 +153,7 @@ func (p *planner) of(typ reflect.Type, ref schema.TypeRef, zero bool) *plan {
 	}
 	out := &plan{typ: typ}
 	if key.ref != "" {
-		p.known[key] = out // types may contain themselves
+		p.known[key] = out // types may be recursive
 	}
 	atom, ok := p.schema.Resolve(ref)
 	converts := value.TypeReflectEntryOf(typ).CanConvertToUnstructured()
@@ -171,7 +169,7 @@ func (p *planner) of(typ reflect.Type, ref schema.TypeRef, zero bool) *plan {
 		case typ.Kind() == reflect.Struct:
 			p.record(out, atom.Map, zero)
 		case typ.Kind() == reflect.Map && typ.Key().Kind() == reflect.String && len(atom.Map.Fields) == 0:
-			out.elem = p.of(typ.Elem(), atom.Map.ElementType, false)
+			out.elem = p.planFor(typ.Elem(), atom.Map.ElementType, false)
 			if out.elem.kind == leaf || out.elem.kind == record {
 				out.kind = mapping
 			}
@@ -203,10 +201,10 @@ func (p *planner) record(out *plan, m *schema.Map, zero bool) {
 				f.index = i
 			}
 		}
-		f.self = !zero || entry.CanOmit(at)
-		f.zero = zero && !f.self && at.Kind() != reflect.Pointer
+		f.ownsItself = !zero || entry.CanOmit(at)
+		f.zeroInEmpty = zero && !f.ownsItself && at.Kind() != reflect.Pointer
 		if sf, ok := m.FindField(entry.JsonName); ok {
-			f.plan = p.of(at.Type(), sf.Type, f.zero && at.Kind() == reflect.Struct)
+			f.plan = p.planFor(at.Type(), sf.Type, f.zeroInEmpty && at.Kind() == reflect.Struct)
 		} else {
 			f.plan = &plan{kind: unplanned}
 		}
@@ -233,8 +231,8 @@ func (p *planner) keyed(out *plan, list *schema.List) {
 		switch entry.GetFrom(reflect.Zero(elem)).Kind() {
 		case reflect.String:
 			f, _ := item.Map.FindField(name)
-			if fallback, ok := f.Default.(string); ok && plainText(fallback) {
-				k.fallback = fallback
+			if fallback, ok := f.Default.(string); ok && needsNoEscape(fallback) {
+				k.defaultValue = fallback
 			}
 		case reflect.Int32, reflect.Int64:
 		default:
@@ -243,7 +241,7 @@ func (p *planner) keyed(out *plan, list *schema.List) {
 		out.keys = append(out.keys, k)
 	}
 	slices.SortFunc(out.keys, func(a, b keyPlan) int { return cmp.Compare(a.JsonName, b.JsonName) })
-	out.elem = p.of(elem, list.ElementType, false)
+	out.elem = p.planFor(elem, list.ElementType, false)
 	if out.elem.kind == record || out.elem.kind == leaf {
 		out.kind = keyed
 	}

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
-// scaleKind has no schema among those that client-go publishes.
+// scaleKind is not part of the schema that client-go publishes.
 var scaleKind = schema.GroupVersionKind{Group: "autoscaling", Version: "v1", Kind: "Scale"}
 
 const scaleSchema = `types:
@@ -115,7 +115,7 @@ const scaleSchema = `types:
     elementRelationship: separable
 `
 
-// withScale adds the schema of Scale to others.
+// withScale adds the schema of Scale to another converter.
 type withScale struct {
 	managedfields.TypeConverter
 	scale managedfields.TypeConverter
@@ -129,7 +129,7 @@ func newWithScale(others managedfields.TypeConverter) (withScale, error) {
 	return withScale{others, managedfields.NewSchemeTypeConverter(scheme.Scheme, parser)}, nil
 }
 
-// ObjectToTyped is that of the schema of the object's kind.
+// ObjectToTyped implements managedfields.TypeConverter with the schema of the object's kind.
 func (w withScale) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
 	if obj.GetObjectKind().GroupVersionKind() == scaleKind {
 		return w.scale.ObjectToTyped(obj, opts...)

@@ -11,10 +11,10 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 )
 
-// trusting is a TypeConverter that does not validate Go objects against their
-// schema again and again: their Go type is what the schema was made from.
-// Unstructured objects are clients' and are validated.
-type trusting struct {
+// unvalidatedConverter is a TypeConverter that does not validate Go objects against their schema, because the
+// schema was generated from their Go type. Unstructured objects come from clients and are
+// validated.
+type unvalidatedConverter struct {
 	managedfields.TypeConverter
 
 	mu    sync.RWMutex
@@ -26,12 +26,12 @@ type schemaOf struct {
 	ref    schema.TypeRef
 }
 
-func newTrusting(t managedfields.TypeConverter) *trusting {
-	return &trusting{TypeConverter: t, known: map[gvkschema.GroupVersionKind]schemaOf{}}
+func newUnvalidatedConverter(t managedfields.TypeConverter) *unvalidatedConverter {
+	return &unvalidatedConverter{TypeConverter: t, known: map[gvkschema.GroupVersionKind]schemaOf{}}
 }
 
-// ObjectToTyped pairs obj with the schema of its kind.
-func (t *trusting) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
+// ObjectToTyped implements managedfields.TypeConverter.
+func (t *unvalidatedConverter) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
 	if _, ok := obj.(runtime.Unstructured); ok {
 		return t.TypeConverter.ObjectToTyped(obj, opts...)
 	}

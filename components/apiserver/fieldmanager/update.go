@@ -14,16 +14,16 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Updated records in obj who made it of live. It comes to what the library's
-// UpdateNoErrors does, but the library does not compare what is the same in both, for a
-// status is most often all that changes; and who changes what it has changed before only
-// gets another time.
+// Updated records in obj which fields the update of live has changed. The result is the same as
+// that of the library's UpdateNoErrors, with two shortcuts: the library only compares the parts
+// that differ, because often only the status changes. And if the writer already owns all changed
+// fields, only the time of its entry changes.
 func (m *Managers) Updated(by By, live, obj api.Object) runtime.Object {
-	lessLive, lessObj := different(live, obj)
+	lessLive, lessObj := differingParts(live, obj)
 	if lessObj == nil {
 		lessLive, lessObj = live, obj
 	}
-	if by.Resource != nil && m.updatedAgain(&by, live, obj, lessLive, lessObj) {
+	if by.Resource != nil && m.updatedSameOwner(&by, live, obj, lessLive, lessObj) {
 		return obj
 	}
 	out, ok := by.Fields.UpdateNoErrors(lessLive, lessObj, by.Manager).(metav1.Object)
@@ -34,17 +34,17 @@ func (m *Managers) Updated(by By, live, obj api.Object) runtime.Object {
 	return obj
 }
 
-// updatedAgain does Updated if all that changes belongs to by alone; else obj is as it
-// was. Less is what of each differs.
-func (m *Managers) updatedAgain(by *By, live, obj, lessLive, lessObj api.Object) bool {
+// updatedSameOwner implements the second shortcut of Updated. It returns false and does not change obj
+// if other managers own changed fields. lessLive and lessObj contain the parts that differ.
+func (m *Managers) updatedSameOwner(by *By, live, obj, lessLive, lessObj api.Object) bool {
 	entries := live.GetManagedFields()
 	if by.Resource.Custom != nil || len(entries) == 0 || len(entries) > maxUpdaters || by.Manager == "" {
 		return false
 	}
 	if given := obj.GetManagedFields(); by.Subresource == "" && given != nil && !sameEntries(given, entries) {
-		return false // the client's own
+		return false // the client sent managed fields
 	}
-	mine := by.own(entries, metav1.ManagedFieldsOperationUpdate)
+	mine := by.entryIndex(entries, metav1.ManagedFieldsOperationUpdate)
 	if mine < 0 {
 		return false
 	}
@@ -71,7 +71,7 @@ func (m *Managers) updatedAgain(by *By, live, obj, lessLive, lessObj api.Object)
 		return false
 	}
 	changes := difference.Modified.Union(difference.Added).Difference(m.unowned)
-	if taken(entries, mine, before, changes) {
+	if hasConflicts(entries, mine, before, changes) {
 		return false
 	}
 	var owned fieldpath.Set
@@ -84,15 +84,15 @@ func (m *Managers) updatedAgain(by *By, live, obj, lessLive, lessObj api.Object)
 	entries = slices.Clone(entries)
 	if !changes.Empty() {
 		entries[mine].Time = &metav1.Time{Time: time.Now().UTC()}
-		slices.SortStableFunc(entries, inOrder)
+		slices.SortStableFunc(entries, compareEntries)
 	}
 	obj.SetManagedFields(entries)
 	return true
 }
 
-// alike tells whether two entries are of one manager, as a scale's may be: the
-// library keeps the last.
-func alike(entries []metav1.ManagedFieldsEntry) bool {
+// hasDuplicates reports whether two entries have the same manager, which is possible for scale. The library
+// keeps the last one.
+func hasDuplicates(entries []metav1.ManagedFieldsEntry) bool {
 	for i := range entries {
 		for j := range entries[:i] {
 			a, b := &entries[i], &entries[j]
@@ -105,7 +105,7 @@ func alike(entries []metav1.ManagedFieldsEntry) bool {
 	return false
 }
 
-// maxUpdaters is up to how many entries the library does not put any together.
+// maxUpdaters is the number of entries up to which the library does not merge entries.
 const maxUpdaters = 10
 
 // plainOf returns obj without managed fields. It shares the rest.
@@ -121,7 +121,7 @@ func plainOf(obj api.Object) api.Object {
 	return out
 }
 
-// sameEntries tells whether two lists of managed fields are the same.
+// sameEntries reports whether two lists of managed fields are equal.
 func sameEntries(a, b []metav1.ManagedFieldsEntry) bool {
 	if !SameButTimes(a, b) {
 		return false
@@ -134,9 +134,9 @@ func sameEntries(a, b []metav1.ManagedFieldsEntry) bool {
 	return true
 }
 
-// different returns a and b without what is the same in both, but for their
-// metadata; nil when there is nothing to leave out. What is left is shared.
-func different(a, b api.Object) (lessA, lessB api.Object) {
+// differingParts returns a and b without the parts that are equal, except for their metadata. It returns
+// nil if there is nothing to leave out. The results share memory with a and b.
+func differingParts(a, b api.Object) (lessA, lessB api.Object) {
 	t := reflect.TypeOf(a)
 	if t != reflect.TypeOf(b) || t.Kind() != reflect.Pointer || t.Elem().Kind() != reflect.Struct {
 		return nil, nil

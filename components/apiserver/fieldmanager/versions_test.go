@@ -16,8 +16,8 @@ import (
 	"hyperkube/internal/api/catalog"
 )
 
-// TestVersions holds that managers of one object that write in several versions
-// know of each other.
+// TestVersions checks that field managers that write an object in different versions detect each
+// other's fields.
 func TestVersions(t *testing.T) {
 	all := catalog.Resources()
 	m := New(func() []*api.Resource { return all })
@@ -79,9 +79,8 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestStatusVersions holds that the status subresource of a custom resource takes
-// metadata back from whatever version they are compared in, as it does of none of
-// the versions that have no such subresource.
+// TestStatusVersions checks that the status subresource of a custom resource resets metadata in all
+// versions that have this subresource, and in no other version.
 func TestStatusVersions(t *testing.T) {
 	res := &api.Resource{
 		Group: "example.com", Version: "v1",

@@ -16,12 +16,12 @@ import (
 	"hyperkube/components/apiserver/rest"
 )
 
-// authorize asks whether u may do what a request wants, which began to matter then.
+// authorize checks whether u is authorized for a request. Authorization started at began.
 func (c *Chain) authorize(ctx context.Context, info *apirequest.RequestInfo, u user.Info, began time.Time) error {
 	return c.decide(ctx, attributesOf(info, u), began)
 }
 
-// attributesOf are what authorizers are told of a request.
+// attributesOf returns the authorizer attributes of a request.
 func attributesOf(info *apirequest.RequestInfo, u user.Info) *authorizer.AttributesRecord {
 	a := &authorizer.AttributesRecord{
 		User:            u,
@@ -52,19 +52,19 @@ func attributesOf(info *apirequest.RequestInfo, u user.Info) *authorizer.Attribu
 	return a
 }
 
-// The audit annotations of what was decided about a request.
+// Audit annotations of the authorization decision.
 const (
 	decisionKey = "authorization.k8s.io/decision"
 	reasonKey   = "authorization.k8s.io/reason"
 )
 
-// decide returns nil when the authorizer agrees, and what to answer when not.
-// The decision goes on the record.
+// decide returns nil if the authorizer allows the request, and the error response otherwise. It
+// adds the decision to the audit event.
 func (c *Chain) decide(ctx context.Context, a authorizer.Attributes, began time.Time) error {
 	decision, reason, err := c.cfg.Authorizer.Authorize(ctx, a)
 	took := time.Since(began)
 	c.cfg.Metrics.Authorized(outcome(decision, err), took)
-	c.cfg.Metrics.Passed(metrics.Authorization, took)
+	c.cfg.Metrics.ObserveStage(metrics.Authorization, took)
 	switch {
 	case decision == authorizer.DecisionAllow:
 		audit.AddAuditAnnotations(ctx, decisionKey, "allow", reasonKey, reason)
@@ -77,7 +77,7 @@ func (c *Chain) decide(ctx context.Context, a authorizer.Attributes, began time.
 	return rest.Forbidden(a, reason)
 }
 
-// outcome is how metrics call a decision.
+// outcome returns the metric label of a decision.
 func outcome(decision authorizer.Decision, err error) metrics.Decision {
 	switch {
 	case decision == authorizer.DecisionAllow:

@@ -1,6 +1,6 @@
-// Package filters is what every request goes through before it is answered:
-// who sent it, and may they. The chain is one handler, read from top to
-// bottom, for the steps share what they found out.
+// Package filters is the filter chain that every request passes before it is handled:
+// authentication, audit, impersonation, limits, and authorization. The chain is a single handler,
+// because the steps share their results.
 package filters
 
 import (
@@ -31,56 +31,54 @@ import (
 	"hyperkube/components/apiserver/request"
 )
 
-// Config of a Chain.
+// Config is the configuration of a Chain.
 type Config struct {
 	Authenticator authenticator.Request
 	Authorizer    authorizer.UnconditionalAuthorizer
-	// Audiences that tokens must be for; they are told to Authenticator.
+	// Audiences are the accepted token audiences. They are passed to Authenticator in the context.
 	Audiences authenticator.Audiences
 	Metrics   *metrics.Metrics
-	// Timeout of requests that do not run for long; zero means a minute.
+	// Timeout of requests that are not long-running. Zero means one minute.
 	Timeout time.Duration
-	// Limiter decides when a request is worked on; nil: at once.
+	// Limiter limits concurrent requests. Nil means no limit.
 	Limiter Limiter
-	// Auditor records requests; nil: nobody does.
+	// Auditor records requests. Nil means no auditing.
 	Auditor Auditor
-	// Guard is what is done for browsers and load balancers.
+	// Guard contains settings for browsers and load balancers.
 	Guard Guard
-	// Error answers with a Status.
+	// Error sends a Status.
 	Error func(w http.ResponseWriter, req *http.Request, err error)
 	Log   *slog.Logger
 }
 
-// Limiter lets requests through as there is room for them. Serve calls next, at
-// once or later, or answers that there are too many.
+// Limiter limits concurrent requests. Serve calls next, immediately or later, or responds with 429.
 type Limiter interface {
 	Serve(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info, next http.Handler)
 }
 
-// Auditor records requests. User and RequestInfo are in the requests' context.
+// Auditor records requests. The request context contains the user and RequestInfo.
 type Auditor interface {
-	// Serve calls next and records how that went.
+	// Serve calls next and records the request.
 	Serve(w http.ResponseWriter, req *http.Request, received time.Time, next http.Handler)
-	// Refused is Serve for a request that is answered with an error before
-	// much is known about it; message says which.
+	// Refused is like Serve for a request that is rejected early, for example because
+	// authentication failed. message describes the error.
 	Refused(w http.ResponseWriter, req *http.Request, received time.Time, message string, next http.Handler)
 }
 
-// Chain lets through to its next handler what is well-formed, authenticated
-// and authorized.
+// Chain passes requests to the next handler if they are well-formed, authenticated and authorized.
 type Chain struct {
 	cfg  Config
 	next http.Handler
-	// authenticated is the rest of the chain once the user is known, limited
-	// what is behind the limiter.
+	// authenticated is the part of the chain after authentication, limited the part after the
+	// limiter.
 	authenticated, limited http.Handler
-	shares                 shares
+	userLimits             userLimits
 }
 
-// New makes a chain in front of next.
+// New returns a chain in front of next.
 func New(cfg Config, next http.Handler) (*Chain, error) {
 	if cfg.Authenticator == nil || cfg.Authorizer == nil || cfg.Metrics == nil || cfg.Error == nil {
-		return nil, errors.New("the filter chain needs an authenticator, an authorizer, metrics and an error writer")
+		return nil, errors.New("the filter chain requires an authenticator, an authorizer, metrics and an error writer")
 	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = time.Minute
@@ -94,18 +92,19 @@ func New(cfg Config, next http.Handler) (*Chain, error) {
 	return c, nil
 }
 
-type memoryUser struct{}
+type inProcessUser struct{}
 
-// WithMemoryUser marks the requests of a context as sent by u from within the
-// process: they are not authenticated again.
-func WithMemoryUser(ctx context.Context, u user.Info) context.Context {
-	return context.WithValue(ctx, memoryUser{}, u)
+// WithInProcessUser marks the requests of a context as sent by u from within the process. They are not
+// authenticated.
+func WithInProcessUser(ctx context.Context, u user.Info) context.Context {
+	return context.WithValue(ctx, inProcessUser{}, u)
 }
 
-// ServeHTTP takes a request through the chain.
+// ServeHTTP passes a request through the chain.
 func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	start := time.Now()
 	w := &writer{ResponseWriter: rw}
+	defer drain(w, req)
 	var query url.Values
 	if req.URL.RawQuery != "" {
 		query = req.URL.Query()
@@ -113,7 +112,7 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	info, err := request.Parse(req.Method, req.URL, query)
 	id := auditID(req)
 	w.Header()["Audit-Id"] = []string{id}
-	if c.cfg.Guard.on() && c.cfg.Guard.answer(w, req) {
+	if c.cfg.Guard.on() && c.cfg.Guard.apply(w, req) {
 		return
 	}
 	if err != nil {
@@ -134,7 +133,7 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	timeout, err := c.timeout(query)
 	if long {
-		unbound(w)
+		clearDeadlines(w)
 	} else {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
@@ -143,7 +142,7 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	ctx = apirequest.WithRequestInfo(ctx, info)
 	if c.cfg.Auditor != nil {
 		if audit.AuditContextFrom(ctx) != nil {
-			ctx = unrecorded{ctx}
+			ctx = withoutAuditContext{ctx}
 		}
 		ctx = audit.WithAuditContext(ctx)
 		audit.WithAuditID(ctx, types.UID(id))
@@ -157,8 +156,8 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	u, err := c.authenticate(ctx, req)
 	if err != nil {
 		c.cfg.Metrics.Unauthenticated(time.Since(start))
-		c.cfg.Log.DebugContext(ctx, "request not authenticated", "path", req.URL.Path, "error", err)
-		c.refuse(w, req.WithContext(ctx), start, attempted(req), apierrors.NewUnauthorized("Unauthorized"))
+		c.cfg.Log.DebugContext(ctx, "request not authenticated", "path", req.URL.Path, "err", err)
+		c.refuse(w, req.WithContext(ctx), start, authenticationMethods(req), apierrors.NewUnauthorized("Unauthorized"))
 		return
 	}
 	if u.GetName() == user.APIServerUser {
@@ -170,22 +169,22 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 		c.cfg.Auditor.Serve(w, req, start, c.authenticated)
 		return
 	}
-	c.cfg.Metrics.Passed(metrics.Audit, 0)
+	c.cfg.Metrics.ObserveStage(metrics.Audit, 0)
 	c.serveUser(w, req)
 }
 
-// serveAudited goes on once the request is on the record.
+// serveAudited continues after the audit event has been created.
 func (c *Chain) serveAudited(w http.ResponseWriter, req *http.Request) {
-	c.cfg.Metrics.Passed(metrics.Audit, time.Since(ownWriter(w).entered))
+	c.cfg.Metrics.ObserveStage(metrics.Audit, time.Since(ownWriter(w).entered))
 	c.serveUser(w, req)
 }
 
-// unrecorded is the context of a request in memory that another one has made, and
-// that is on a record of its own.
-type unrecorded struct{ context.Context } //nolint:containedctx // it is one
+// withoutAuditContext is the context of an in-process request that was made while handling another request.
+// It hides the other request's audit context, because the new request has its own audit event.
+type withoutAuditContext struct{ context.Context } //nolint:containedctx // it implements context.Context
 
-// Value as context.Context.
-func (u unrecorded) Value(key any) any {
+// Value implements context.Context.
+func (u withoutAuditContext) Value(key any) any {
 	v := u.Context.Value(key)
 	if _, ok := v.(*audit.AuditContext); ok {
 		return nil
@@ -193,8 +192,8 @@ func (u unrecorded) Value(key any) any {
 	return v
 }
 
-// timeout of a request that does not run for long: the client's wish, up to
-// the server's own.
+// timeout returns the timeout of a request that is not long-running: the client's parameter, up to
+// the server's limit.
 func (c *Chain) timeout(query url.Values) (time.Duration, error) {
 	s := query.Get("timeout")
 	if s == "" {
@@ -210,15 +209,15 @@ func (c *Chain) timeout(query url.Values) (time.Duration, error) {
 	return min(d, c.cfg.Timeout), nil
 }
 
-// unbound takes the limits of time off a connection or stream, which hold for
-// bodies and answers of other requests.
-func unbound(w *writer) {
+// clearDeadlines removes the read and write deadlines of a connection or stream, which apply to the bodies
+// and responses of other requests.
+func clearDeadlines(w *writer) {
 	rc := http.NewResponseController(w.ResponseWriter)
-	_ = rc.SetReadDeadline(time.Time{})  // requests in memory have none
-	_ = rc.SetWriteDeadline(time.Time{}) // nor this
+	_ = rc.SetReadDeadline(time.Time{})  // in-process requests have none
+	_ = rc.SetWriteDeadline(time.Time{}) // see above
 }
 
-// refuse answers with err, on the record.
+// refuse responds with err and records that in the audit log.
 func (c *Chain) refuse(w http.ResponseWriter, req *http.Request, start time.Time, message string, err error) {
 	if c.cfg.Auditor == nil {
 		c.cfg.Error(w, req, err)
@@ -229,18 +228,20 @@ func (c *Chain) refuse(w http.ResponseWriter, req *http.Request, start time.Time
 	}))
 }
 
-// serveUser goes on once the sender is known.
+// serveUser handles an authenticated request: it impersonates another user if the request asks for
+// that, and then calls serveEffectiveUser.
 func (c *Chain) serveUser(w http.ResponseWriter, req *http.Request) {
 	if impersonates(req.Header) {
 		c.serveAs(w, req)
 		return
 	}
-	c.cfg.Metrics.Passed(metrics.Impersonation, 0)
-	c.serveKnown(w, req)
+	c.cfg.Metrics.ObserveStage(metrics.Impersonation, 0)
+	c.serveEffectiveUser(w, req)
 }
 
-// serveKnown goes on once it is known as whom the request is to be treated.
-func (c *Chain) serveKnown(w http.ResponseWriter, req *http.Request) {
+// serveEffectiveUser handles a request whose user is known, after impersonation. It applies API
+// Priority and Fairness, and then calls serveLimited.
+func (c *Chain) serveEffectiveUser(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	u, _ := apirequest.UserFrom(ctx)
 	if c.cfg.Limiter == nil {
@@ -249,27 +250,26 @@ func (c *Chain) serveKnown(w http.ResponseWriter, req *http.Request) {
 	}
 	info, _ := apirequest.RequestInfoFrom(ctx)
 	own := ownWriter(w)
-	if _, inProcess := ctx.Value(memoryUser{}).(user.Info); !inProcess {
-		begun, ok := c.shares.body(w, req, info, u)
+	if _, inProcess := ctx.Value(inProcessUser{}).(user.Info); !inProcess {
+		begun, ok := c.userLimits.readAhead(w, req, info, u)
 		if !ok {
 			return
 		}
 		defer begun()
-		own.begun = begun
+		own.onSeats = begun
 	}
-	own.deferred, own.entered = true, time.Now()
+	own.canDefer, own.entered = true, time.Now()
 	c.cfg.Limiter.Serve(w, req, info, u, c.limited)
-	own.deferred = false
+	own.canDefer = false
 	if own.code == http.StatusTooManyRequests && !own.passed {
 		c.cfg.Metrics.Terminated(info, req.Method, own.code)
 	}
-	if own.later != nil {
-		c.shares.send(w, u.GetName(), own.private, own.later)
+	if own.deferredSend != nil {
+		c.userLimits.send(w, u.GetName(), own.privateBytes, own.deferredSend)
 	}
 }
 
-// ownWriter finds the chain's own writer in w; an auditor may have put its own
-// around it.
+// ownWriter returns the chain's writer, which an auditor may have wrapped.
 func ownWriter(w http.ResponseWriter) *writer {
 	for {
 		if own, ok := w.(*writer); ok {
@@ -283,19 +283,19 @@ func ownWriter(w http.ResponseWriter) *writer {
 	}
 }
 
-// serveLimited goes on when there is room.
+// serveLimited continues after the limiter.
 func (c *Chain) serveLimited(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	own := ownWriter(w)
 	own.passed = true
-	if own.begun != nil {
-		own.begun()
+	if own.onSeats != nil {
+		own.onSeats()
 	}
 	info, _ := apirequest.RequestInfoFrom(ctx)
 	u, _ := apirequest.UserFrom(ctx)
 	now := time.Now()
 	if c.cfg.Limiter != nil {
-		c.cfg.Metrics.Passed(metrics.Fairness, now.Sub(own.entered))
+		c.cfg.Metrics.ObserveStage(metrics.Fairness, now.Sub(own.entered))
 	}
 	if err := c.authorize(ctx, info, u, now); err != nil {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
@@ -305,10 +305,10 @@ func (c *Chain) serveLimited(w http.ResponseWriter, req *http.Request) {
 	c.next.ServeHTTP(w, req)
 }
 
-var errNobody = errors.New("no credentials")
+var errNoCredentials = errors.New("no credentials")
 
 func (c *Chain) authenticate(ctx context.Context, req *http.Request) (user.Info, error) {
-	if u, ok := ctx.Value(memoryUser{}).(user.Info); ok {
+	if u, ok := ctx.Value(inProcessUser{}).(user.Info); ok {
 		return u, nil
 	}
 	began := time.Now()
@@ -317,10 +317,10 @@ func (c *Chain) authenticate(ctx context.Context, req *http.Request) (user.Info,
 	}
 	resp, ok, err := c.cfg.Authenticator.AuthenticateRequest(req.WithContext(ctx))
 	if err == nil && !ok {
-		err = errNobody
+		err = errNoCredentials
 	}
 	if err != nil {
-		c.cfg.Metrics.Passed(metrics.Authentication, time.Since(began))
+		c.cfg.Metrics.ObserveStage(metrics.Authentication, time.Since(began))
 		return nil, err
 	}
 	var certificate *x509.Certificate
@@ -329,21 +329,20 @@ func (c *Chain) authenticate(ctx context.Context, req *http.Request) (user.Info,
 	}
 	now := time.Now()
 	c.cfg.Metrics.Authenticated(resp.User.GetName(), certificate, now, now.Sub(began))
-	c.cfg.Metrics.Passed(metrics.Authentication, now.Sub(began))
-	// Credentials end here: neither aggregated servers nor logs see them.
+	c.cfg.Metrics.ObserveStage(metrics.Authentication, now.Sub(began))
+	// Remove the credentials, so that neither aggregated servers nor logs contain them.
 	req.Header.Del("Authorization")
 	return resp.User, nil
 }
 
-// recover answers for what panicked, so that one request never takes the
-// server down.
+// recover handles a panic of the handler, so that one request cannot crash the server.
 func (c *Chain) recover(w *writer, req *http.Request) {
 	v := recover()
 	if v == nil {
 		return
 	}
 	if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
-		panic(v) // the server's own way to break a connection off
+		panic(v) // the server uses this value to abort a response
 	}
 	c.cfg.Log.ErrorContext(req.Context(), "request panicked", "method", req.Method, "path", req.URL.Path,
 		"panic", fmt.Sprint(v), "stack", string(debug.Stack()))
@@ -352,7 +351,7 @@ func (c *Chain) recover(w *writer, req *http.Request) {
 	}
 }
 
-// auditID is the client's, or a new one.
+// auditID returns the client's audit ID, or a new one.
 func auditID(req *http.Request) string {
 	if id := req.Header.Get("Audit-ID"); id != "" && len(id) <= 64 && !strings.ContainsAny(id, "\r\n") {
 		return id
@@ -360,8 +359,8 @@ func auditID(req *http.Request) string {
 	return newID()
 }
 
-// newID makes a random UUID. It need not be a secret, so it is not worth asking
-// the kernel for it.
+// newID returns a random UUID. It is not a secret, so it does not need a cryptographic random
+// number generator.
 func newID() string {
 	var id uuid.UUID
 	binary.NativeEndian.PutUint64(id[:8], rand.Uint64())

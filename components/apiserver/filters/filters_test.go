@@ -18,7 +18,7 @@ import (
 	"hyperkube/components/apiserver/metrics"
 )
 
-// TestPanic: a request that panicked is answered so, and counted so.
+// TestPanic checks the response and the metrics of a request that panicked.
 func TestPanic(t *testing.T) {
 	m := metrics.New()
 	chain, err := New(Config{
@@ -54,7 +54,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// recorder makes an event of each request, as auditors do.
+// recorder creates an audit event for each request, as auditors do.
 type recorder struct {
 	t   *testing.T
 	ids *[]types.UID
@@ -73,9 +73,9 @@ func (r recorder) Refused(w http.ResponseWriter, req *http.Request, _ time.Time,
 	next.ServeHTTP(w, req)
 }
 
-// TestRequestsOfRequests: what the server asks of itself while it answers is on
-// a record of its own.
-func TestRequestsOfRequests(t *testing.T) {
+// TestNestedRequests checks that in-process requests that the server makes while handling a
+// request have their own audit events.
+func TestNestedRequests(t *testing.T) {
 	var chain http.Handler
 	var ids []types.UID
 	chain, err := New(Config{
@@ -101,8 +101,8 @@ func TestRequestsOfRequests(t *testing.T) {
 	}
 }
 
-// TestRefusedImpersonation: what is refused to who would be another is not to be
-// taken for anything but what it says it is.
+// TestRefusedImpersonation checks that the response to a rejected impersonation has the header
+// X-Content-Type-Options: nosniff.
 func TestRefusedImpersonation(t *testing.T) {
 	chain, err := New(Config{
 		Authenticator: authenticator.RequestFunc(func(*http.Request) (*authenticator.Response, bool, error) {
@@ -112,7 +112,7 @@ func TestRefusedImpersonation(t *testing.T) {
 			return authorizer.DecisionNoOpinion, "", nil
 		}),
 		Metrics: metrics.New(), Error: func(w http.ResponseWriter, _ *http.Request, _ error) { w.WriteHeader(http.StatusForbidden) }, Log: slog.New(slog.DiscardHandler),
-	}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("it went on") }))
+	}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the request reached the next handler") }))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,24 +9,21 @@ import (
 	"strings"
 )
 
-// Guard is what is done for browsers and load balancers. The zero value does
-// nothing.
+// Guard contains settings for browsers and load balancers. The zero value has no effect.
 type Guard struct {
-	// Origins are patterns of origins whose scripts may use the API.
+	// Origins are patterns of origins that are allowed by CORS.
 	Origins []*regexp.Regexp
-	// TransportSecurity is the header that tells browsers to come by HTTPS
-	// alone.
+	// TransportSecurity is the value of the header Strict-Transport-Security.
 	TransportSecurity string
-	// GoAway is how likely a request over HTTP/2 ends its connection, so that
-	// clients spread over the servers behind a load balancer; between 0 and
-	// 0.02.
+	// GoAway is the probability, between 0 and 0.02, that an HTTP/2 request closes its connection
+	// gracefully, so that clients are rebalanced over the servers behind a load balancer.
 	GoAway float64
 }
 
-// maxGoAway bounds Guard.GoAway.
+// maxGoAway is the maximum of Guard.GoAway.
 const maxGoAway = 0.02
 
-// NewGuard reads flags: patterns of origins, and the directives of the header
+// NewGuard parses the flag values: origin patterns, and the directives of the header
 // Strict-Transport-Security.
 func NewGuard(origins, directives []string, goAway float64) (Guard, error) {
 	g := Guard{TransportSecurity: strings.Join(directives, "; "), GoAway: goAway}
@@ -50,14 +47,14 @@ func NewGuard(origins, directives []string, goAway float64) (Guard, error) {
 
 func (g *Guard) on() bool { return g.GoAway > 0 || g.TransportSecurity != "" || len(g.Origins) > 0 }
 
-// answer sets headers; true when nothing is left to be answered.
-func (g *Guard) answer(w http.ResponseWriter, req *http.Request) bool {
+// apply sets response headers. It returns true if the response is complete.
+func (g *Guard) apply(w http.ResponseWriter, req *http.Request) bool {
 	h := w.Header()
 	if g.TransportSecurity != "" {
 		h.Set("Strict-Transport-Security", g.TransportSecurity)
 	}
 	if g.GoAway > 0 && req.ProtoMajor == 2 && rand.Float64() < g.GoAway {
-		// For HTTP/2 this is a GOAWAY frame once requests have been answered.
+		// In HTTP/2 this sends a GOAWAY frame and closes the connection after all responses.
 		h.Set("Connection", "close")
 	}
 	origin := req.Header.Get("Origin")
@@ -82,9 +79,8 @@ func (g *Guard) answer(w http.ResponseWriter, req *http.Request) bool {
 	return false
 }
 
-// attempted says by which means a request tried to be authenticated, for the
-// record.
-func attempted(req *http.Request) string {
+// authenticationMethods describes the authentication methods that a request used, for the audit log.
+func authenticationMethods(req *http.Request) string {
 	var means []string
 	if _, _, ok := req.BasicAuth(); ok {
 		means = append(means, "basic")

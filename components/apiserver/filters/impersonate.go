@@ -27,8 +27,7 @@ import (
 	"hyperkube/components/apiserver/rest"
 )
 
-// impersonates tells whether a request is to be treated as that of somebody
-// else than its sender.
+// impersonates reports whether the request has impersonation headers.
 func impersonates(h http.Header) bool {
 	for header := range h {
 		if strings.HasPrefix(header, "Impersonate-") {
@@ -38,23 +37,22 @@ func impersonates(h http.Header) bool {
 	return false
 }
 
-// serveAs goes on with a request that is to be treated as that of somebody else,
-// whom the sender must be allowed to be: for requests such as this one in one of
-// the modes, or for all.
+// serveAs handles a request with impersonation headers. The sender must be allowed to impersonate
+// the user, either for this kind of request in one of the constrained modes, or for all requests.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/
 // https://kep.k8s.io/5284
 func (c *Chain) serveAs(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
-	wanted, err := wantedUser(req.Header)
+	wanted, err := impersonatedUser(req.Header)
 	if err != nil {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		c.cfg.Error(w, req, err)
 		return
 	}
 	if wanted == nil {
-		c.cfg.Metrics.Passed(metrics.Impersonation, 0)
-		c.serveKnown(w, req)
+		c.cfg.Metrics.ObserveStage(metrics.Impersonation, 0)
+		c.serveEffectiveUser(w, req)
 		return
 	}
 	info, _ := apirequest.RequestInfoFrom(ctx)
@@ -69,9 +67,9 @@ func (c *Chain) serveAs(w http.ResponseWriter, req *http.Request) {
 		if err == nil {
 			took := time.Since(began)
 			c.cfg.Metrics.Impersonated(m.label(), true, took)
-			c.cfg.Metrics.Passed(metrics.Impersonation, took)
+			c.cfg.Metrics.ObserveStage(metrics.Impersonation, took)
 			audit.LogImpersonatedUser(ctx, as, m.verb())
-			c.serveKnown(w, req.WithContext(apirequest.WithUser(ctx, as)))
+			c.serveEffectiveUser(w, req.WithContext(apirequest.WithUser(ctx, as)))
 			return
 		}
 		if first == nil {
@@ -83,14 +81,13 @@ func (c *Chain) serveAs(w http.ResponseWriter, req *http.Request) {
 	c.cfg.Error(w, req, first)
 }
 
-// mode is a way to be allowed to be somebody else. Its name is empty for the
-// one that allows that for all requests.
+// mode is an impersonation mode. The name of the unconstrained mode is empty.
 type mode struct {
 	name    string
 	applies func(wanted *user.DefaultInfo, sender user.Info) bool
 }
 
-// modes are the narrowest first.
+// modes are ordered from the narrowest to the widest.
 var modes = []mode{
 	{"associated-node", func(wanted *user.DefaultInfo, sender user.Info) bool {
 		node, ok := nodeOf(wanted.Name)
@@ -120,13 +117,13 @@ func isServiceAccount(name string) bool {
 	return err == nil
 }
 
-// nodeOf is the name of the node whose user's name is given.
+// nodeOf returns the node name of a node's user name.
 func nodeOf(name string) (string, bool) {
 	node, ok := strings.CutPrefix(name, "system:node:")
 	return node, ok && len(apivalidation.NameIsDNSSubdomain(node, false)) == 0
 }
 
-// verb is what the sender must be allowed to do with each part of the user.
+// verb returns the verb that the sender needs for each attribute of the user.
 func (m mode) verb() string {
 	if m.name == "" {
 		return ""
@@ -134,12 +131,12 @@ func (m mode) verb() string {
 	return "impersonate:" + m.name
 }
 
-// label is how metrics call the mode.
+// label returns the metric label of the mode.
 func (m mode) label() string { return cmp.Or(m.name, "legacy") }
 
-// wantedUser is as whom a request is to be treated, nil as its sender. The
-// headers are taken away: nobody else is to see them.
-func wantedUser(h http.Header) (*user.DefaultInfo, error) {
+// impersonatedUser returns the impersonated user, or nil if there is none. It removes the headers, so
+// that no later handler sees them.
+func impersonatedUser(h http.Header) (*user.DefaultInfo, error) {
 	u := &user.DefaultInfo{
 		Name: h.Get(authenticationv1.ImpersonateUserHeader), UID: h.Get(authenticationv1.ImpersonateUIDHeader),
 		Groups: slices.Clone(h[authenticationv1.ImpersonateGroupHeader]),
@@ -172,28 +169,28 @@ func wantedUser(h http.Header) (*user.DefaultInfo, error) {
 	return u, nil
 }
 
-// impersonate returns the user, if the sender may be all of it in a mode.
+// impersonate returns the impersonated user if the sender is allowed all its attributes in a mode.
 func (c *Chain) impersonate(ctx context.Context, m mode, request *authorizer.AttributesRecord, wanted *user.DefaultInfo) (*user.DefaultInfo, error) {
 	sender := request.User
 	if m.name == "associated-node" {
-		// Whatever node it is: the decision must hold for all of them.
+		// The decision must apply to all nodes, so the node name is removed.
 		sender = &user.DefaultInfo{Name: sender.GetName(), UID: sender.GetUID(), Groups: sender.GetGroups(), Extra: map[string][]string{
 			"authentication.kubernetes.io/associated-node-keys": slices.Sorted(maps.Keys(sender.GetExtra())),
 		}}
 	}
-	// names is for users and groups, other for what else is known of them.
+	// names is for users and groups, other for the other attributes.
 	names := authorizer.AttributesRecord{User: sender, Verb: "impersonate", APIVersion: "v1", ResourceRequest: true}
 	if m.name != "" {
 		on := *request
 		on.User, on.Verb = sender, "impersonate-on:"+m.name+":"+request.Verb
-		if err := c.mayBe(ctx, m, &on); err != nil {
+		if err := c.checkPermission(ctx, m, &on); err != nil {
 			return nil, err
 		}
 		names.Verb, names.APIGroup = m.verb(), authenticationv1.GroupName
 	}
 	other := names
 	other.APIGroup = authenticationv1.GroupName
-	ask := func(a authorizer.AttributesRecord) error { return c.mayBe(ctx, m, &a) }
+	ask := func(a authorizer.AttributesRecord) error { return c.checkPermission(ctx, m, &a) }
 	out := *wanted
 	who := names
 	who.Resource, who.Name = "users", wanted.Name
@@ -222,10 +219,10 @@ func (c *Chain) impersonate(ctx context.Context, m mode, request *authorizer.Att
 			return nil, err
 		}
 	}
-	if err := mayGroups(m, names, wanted.Groups, ask); err != nil {
+	if err := checkGroups(m, names, wanted.Groups, ask); err != nil {
 		return nil, err
 	}
-	if err := mayExtra(m, other, wanted.Extra, ask); err != nil {
+	if err := checkExtra(m, other, wanted.Extra, ask); err != nil {
 		return nil, err
 	}
 	switch {
@@ -238,20 +235,20 @@ func (c *Chain) impersonate(ctx context.Context, m mode, request *authorizer.Att
 	return &out, nil
 }
 
-// mayBe asks one of the questions of a mode.
-func (c *Chain) mayBe(ctx context.Context, m mode, a *authorizer.AttributesRecord) error {
+// checkPermission checks one permission of a mode.
+func (c *Chain) checkPermission(ctx context.Context, m mode, a *authorizer.AttributesRecord) error {
 	began := time.Now()
 	err := rest.Allowed(ctx, c.cfg.Authorizer, a)
 	c.cfg.Metrics.ImpersonationChecked(m.label(), err == nil, time.Since(began))
 	return err
 }
 
-// many is how many groups, or values, are asked for at once before one by one,
-// where the mode is not that for all requests.
-const many = 4
+// wildcardThreshold is the number of groups, or extra values, from which on a constrained mode checks the
+// permission for all of them ("*") before checking each.
+const wildcardThreshold = 4
 
-// mayGroups asks for each group.
-func mayGroups(m mode, a authorizer.AttributesRecord, groups []string, ask func(authorizer.AttributesRecord) error) error {
+// checkGroups checks the permission for each group.
+func checkGroups(m mode, a authorizer.AttributesRecord, groups []string, ask func(authorizer.AttributesRecord) error) error {
 	a.Resource = "groups"
 	if m.name != "" {
 		switch {
@@ -261,7 +258,7 @@ func mayGroups(m mode, a authorizer.AttributesRecord, groups []string, ask func(
 			a.Name = user.SystemPrivilegedGroup
 			return rest.Forbidden(&a, "impersonating the system:masters group is not allowed")
 		}
-		if a.Name = "*"; len(groups) >= many && ask(a) == nil {
+		if a.Name = "*"; len(groups) >= wildcardThreshold && ask(a) == nil {
 			return nil
 		}
 	}
@@ -273,8 +270,8 @@ func mayGroups(m mode, a authorizer.AttributesRecord, groups []string, ask func(
 	return nil
 }
 
-// mayExtra asks for each value that is known of the user besides.
-func mayExtra(m mode, a authorizer.AttributesRecord, extra map[string][]string, ask func(authorizer.AttributesRecord) error) error {
+// checkExtra checks the permission for each extra value.
+func checkExtra(m mode, a authorizer.AttributesRecord, extra map[string][]string, ask func(authorizer.AttributesRecord) error) error {
 	a.Resource = "userextras"
 	keys := slices.Sorted(maps.Keys(extra))
 	if m.name != "" {
@@ -286,7 +283,7 @@ func mayExtra(m mode, a authorizer.AttributesRecord, extra map[string][]string, 
 			values += len(extra[key])
 		}
 		all := a
-		if all.Subresource, all.Name = "*", "*"; values >= many && ask(all) == nil {
+		if all.Subresource, all.Name = "*", "*"; values >= wildcardThreshold && ask(all) == nil {
 			return nil
 		}
 	}
@@ -300,7 +297,7 @@ func mayExtra(m mode, a authorizer.AttributesRecord, extra map[string][]string, 
 	return nil
 }
 
-// validExtra refuses what nobody can be who is not allowed to be anybody.
+// validExtra rejects extra values that constrained modes do not allow.
 func validExtra(key string, values []string) error {
 	switch {
 	case key == "":

@@ -8,61 +8,61 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// Bounds of what warnings may take of an answer's header, in runes. When they
-// would take more, each is cut short.
+// Limits of the warnings in a response header, in runes. If the total would be exceeded, each
+// warning is truncated.
 const (
-	mostWarnings = 4 * 1024
-	mostWarning  = 256
+	maxWarningRunes       = 4 * 1024
+	truncatedWarningRunes = 256
 )
 
-// warnings are told in the header of an answer, each once.
+// warnings adds warnings to the response header, each one once.
 type warnings struct {
 	mu      sync.Mutex
 	header  http.Header
-	told    []toldWarning
+	added   []addedWarning
 	written int
 	cutting bool
 }
 
-type toldWarning struct{ agent, text string }
+type addedWarning struct{ agent, text string }
 
-// AddWarning adds a warning, which is lost once the header has been sent.
+// AddWarning adds a warning. It has no effect after the header has been sent.
 func (r *warnings) AddWarning(agent, text string) {
 	if text == "" {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, t := range r.told {
+	for _, t := range r.added {
 		if t.text == text {
 			return
 		}
 	}
-	if r.cutting && r.written >= mostWarnings {
+	if r.cutting && r.written >= maxWarningRunes {
 		return
 	}
-	r.told = append(r.told, toldWarning{agent, text})
-	if r.cutting || r.written+utf8.RuneCountInString(text) <= mostWarnings {
+	r.added = append(r.added, addedWarning{agent, text})
+	if r.cutting || r.written+utf8.RuneCountInString(text) <= maxWarningRunes {
 		r.write(agent, text)
 		return
 	}
 	r.cutting = true
 	r.written = 0
 	r.header.Del("Warning")
-	for _, t := range r.told {
+	for _, t := range r.added {
 		r.write(t.agent, t.text)
 	}
 }
 
 func (r *warnings) write(agent, text string) {
 	n := utf8.RuneCountInString(text)
-	if r.cutting && n > mostWarning {
-		text = string([]rune(text)[:mostWarning])
-		n = mostWarning
+	if r.cutting && n > truncatedWarningRunes {
+		text = string([]rune(text)[:truncatedWarningRunes])
+		n = truncatedWarningRunes
 	}
 	header, err := utilnet.NewWarningHeader(299, agent, text)
 	if err != nil {
-		return // not something a header can hold
+		return // not a valid header value
 	}
 	r.written += n
 	r.header.Add("Warning", header)

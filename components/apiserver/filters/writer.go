@@ -7,39 +7,38 @@ import (
 	"net/http"
 	"time"
 
-	"hyperkube/internal/linger"
+	"hyperkube/internal/serving/gracefulclose"
 )
 
-// writer remembers with which status a request was answered.
+// writer records the status and size of a response.
 type writer struct {
 	http.ResponseWriter
 	code     int
 	hijacked bool
-	// size is how many bytes the answer has so far.
+	// size is the number of bytes of the response body so far.
 	size int
-	// passed: the request was let through by the limiter.
+	// passed means that the limiter has passed the request.
 	passed bool
-	// deferred: somebody calls later once the request has no seats.
-	deferred bool
-	later    func()
-	private  int
-	// entered is when the request came to the stage that it is in, audit or the
-	// limiter.
+	// canDefer means that deferredSend is called after the request has released its seats.
+	canDefer     bool
+	deferredSend func()
+	privateBytes int
+	// entered is when the request entered its current stage, audit or the limiter.
 	entered time.Time
-	// begun, unless nil, is called when the request has its seats.
-	begun func()
+	// onSeats, unless nil, is called when the request gets its seats.
+	onSeats func()
 }
 
-// Later as request.Sender.
+// Later implements request.Sender.
 func (w *writer) Later(private int, send func()) {
-	if !w.deferred {
+	if !w.canDefer {
 		send()
 		return
 	}
-	w.private, w.later = private, send
+	w.privateBytes, w.deferredSend = private, send
 }
 
-// WriteHeader remembers code.
+// WriteHeader implements http.ResponseWriter.
 func (w *writer) WriteHeader(code int) {
 	if w.code == 0 && code >= http.StatusOK {
 		w.begin(code)
@@ -47,19 +46,19 @@ func (w *writer) WriteHeader(code int) {
 	w.ResponseWriter.WriteHeader(code)
 }
 
-// begin comes before anything is sent. Nobody in between is to keep answers,
-// unless who answers says so.
+// begin is called before anything is sent. It disables caching unless the handler has set
+// Cache-Control.
 func (w *writer) begin(code int) {
 	w.code = code
 	if h := w.Header(); len(h["Cache-Control"]) == 0 {
-		h["Cache-Control"] = dontKeep
+		h["Cache-Control"] = noCacheHeader
 	}
 }
 
-// dontKeep is shared: nobody writes to it.
-var dontKeep = []string{"no-cache, private"}
+// noCacheHeader is shared and must not be modified.
+var noCacheHeader = []string{"no-cache, private"}
 
-// Write is that of the wrapped writer.
+// Write implements http.ResponseWriter.
 func (w *writer) Write(p []byte) (int, error) {
 	if w.code == 0 {
 		w.begin(http.StatusOK)
@@ -69,29 +68,29 @@ func (w *writer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Flush sends what was written.
+// Flush implements http.Flusher.
 func (w *writer) Flush() {
 	if f, ok := w.ResponseWriter.(http.Flusher); ok {
 		f.Flush()
 	}
 }
 
-// Hijack takes the connection over.
+// Hijack implements http.Hijacker.
 func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	h, ok := w.ResponseWriter.(http.Hijacker)
 	if !ok {
-		return nil, nil, fmt.Errorf("taking the connection over: %w", http.ErrNotSupported)
+		return nil, nil, fmt.Errorf("hijacking connection: %w", http.ErrNotSupported)
 	}
 	conn, rw, err := h.Hijack()
 	if err == nil {
 		w.hijacked = true
 		w.code = http.StatusSwitchingProtocols
-		conn = linger.Conn(conn)
+		conn = gracefulclose.Conn(conn)
 	}
 	return conn, rw, err
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap supports http.ResponseController.
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *writer) status() int {

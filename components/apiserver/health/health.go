@@ -1,4 +1,4 @@
-// Package health answers /livez, /readyz and /healthz.
+// Package health serves /livez, /readyz and /healthz.
 //
 // https://kubernetes.io/docs/reference/using-api/health-checks/
 package health
@@ -14,17 +14,17 @@ import (
 	"time"
 )
 
-// Check is one thing that is looked at.
+// Check is a named health check.
 type Check struct {
 	Name string
-	// Look returns nil when all is well. It is given a few seconds.
-	Look func(ctx context.Context) error
+	// Probe returns nil if the check passes. Its context has a timeout of a few seconds.
+	Probe func(ctx context.Context) error
 }
 
-// Ping is always well.
+// Ping returns a check that always passes.
 func Ping() Check { return Check{"ping", func(context.Context) error { return nil }} }
 
-// Closed is well once a channel is closed.
+// Closed returns a check that passes once a channel is closed.
 func Closed(name string, done <-chan struct{}) Check {
 	return Check{name, func(context.Context) error {
 		select {
@@ -36,10 +36,10 @@ func Closed(name string, done <-chan struct{}) Check {
 	}}
 }
 
-// Grace makes a check of c that is well until then, whatever c says.
+// Grace returns a check that always passes until the given time, and then behaves like c.
 func Grace(c Check, until time.Time) Check {
 	return Check{c.Name, func(ctx context.Context) error {
-		err := c.Look(ctx)
+		err := c.Probe(ctx)
 		if err != nil && time.Now().Before(until) {
 			return nil
 		}
@@ -47,15 +47,15 @@ func Grace(c Check, until time.Time) Check {
 	}}
 }
 
-// Handler answers below one path.
+// Handler serves the checks below one path.
 type Handler struct {
 	path   string
 	checks []Check
 	log    *slog.Logger
 }
 
-// New makes the handler of path, such as "/livez". Log receives why a check
-// failed, which clients are not told; it may be nil.
+// New returns the handler of a path, such as "/livez". log receives the reasons of failures, which
+// are withheld from clients. It may be nil.
 func New(path string, log *slog.Logger, checks ...Check) *Handler {
 	if log == nil {
 		log = slog.Default()
@@ -63,7 +63,7 @@ func New(path string, log *slog.Logger, checks ...Check) *Handler {
 	return &Handler{path: path, checks: checks, log: log}
 }
 
-// ServeHTTP looks at all checks, or at the one that the path names.
+// ServeHTTP runs all checks, or the one that the path names.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	name := strings.TrimSuffix(h.path[1:], "/")
@@ -73,7 +73,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			http.Error(w, "404 page not found", http.StatusNotFound)
 			return
 		}
-		if err := h.checks[i].Look(req.Context()); err != nil {
+		if err := h.checks[i].Probe(req.Context()); err != nil {
 			http.Error(w, fmt.Sprintf("internal server error: %v", err), http.StatusInternalServerError)
 			return
 		}
@@ -94,10 +94,10 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			fmt.Fprintf(&out, "[+]%s excluded: ok\n", c.Name)
 			continue
 		}
-		if err := c.Look(req.Context()); err != nil {
+		if err := c.Probe(req.Context()); err != nil {
 			fmt.Fprintf(&out, "[-]%s failed: reason withheld\n", c.Name)
 			failed = append(failed, c.Name)
-			h.log.DebugContext(req.Context(), "health check failed", "path", h.path, "check", c.Name, "error", err)
+			h.log.DebugContext(req.Context(), "health check failed", "path", h.path, "check", c.Name, "err", err)
 			continue
 		}
 		fmt.Fprintf(&out, "[+]%s ok\n", c.Name)

@@ -14,15 +14,15 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Pods reads pods from the watch cache for those who decide about requests.
-// An informer would do the same, and keep every pod of the cluster decoded for
-// the few that are ever asked for. Its methods are safe for several goroutines.
+// Pods reads pods from the watch cache for authorization and admission. An informer would serve the
+// same purpose, but would keep every pod of the cluster decoded although only a few are needed. It
+// is safe for concurrent use.
 type Pods struct {
 	resource *registry.Resource
 	log      *slog.Logger
 }
 
-// NewPods returns the pods that reg serves. Log may be nil.
+// NewPods returns a reader of the pods that reg serves. log may be nil.
 func NewPods(reg *registry.Registry, log *slog.Logger) (*Pods, error) {
 	if log == nil {
 		log = slog.Default()
@@ -34,9 +34,8 @@ func NewPods(reg *registry.Registry, log *slog.Logger) (*Pods, error) {
 	return &Pods{resource: resource, log: log}, nil
 }
 
-// Pod returns a pod as the cache has it, without any wait. Whoever is told that
-// there is none asks the API: the cache may be a moment behind. The pod is
-// shared, and nobody may write to it.
+// Pod returns a pod from the cache without blocking. If it returns false, callers should query the
+// API, because the cache may lag behind. The pod is shared and must not be modified.
 func (p *Pods) Pod(namespace, name string) (*corev1.Pod, bool) {
 	e := p.resource.Collection.Cached(p.resource.Key(namespace, name))
 	if e == nil {
@@ -50,8 +49,8 @@ func (p *Pods) Pod(namespace, name string) (*corev1.Pod, bool) {
 	return pod, ok
 }
 
-// ListPods returns the pods of a namespace as the cache has them. They are
-// shared, and nobody may write to them.
+// ListPods returns the pods of a namespace from the cache. They are shared and must not be
+// modified.
 func (p *Pods) ListPods(ctx context.Context, namespace string) ([]*corev1.Pod, error) {
 	page, err := p.resource.Collection.List(ctx, store.ListOptions{Prefix: namespace + "/"})
 	if err != nil {
@@ -66,28 +65,27 @@ func (p *Pods) ListPods(ctx context.Context, namespace string) ([]*corev1.Pod, e
 	return pods, nil
 }
 
-// read is for pods that are looked at once. It returns nil for what cannot be
-// read, which is logged.
+// read decodes a pod that is used only once. It logs decoding errors and returns nil.
 func (p *Pods) read(e *store.Entry) *corev1.Pod {
 	obj, err := p.resource.Peek(e)
 	if err != nil {
-		p.log.Error("a pod cannot be read", "key", e.Key(), "err", err)
+		p.log.Error("decoding pod failed", "key", e.Key(), "err", err)
 		return nil
 	}
 	pod, _ := obj.(*corev1.Pod)
 	return pod
 }
 
-// Follow calls set for all pods that are on a node, and again when one of them
-// changes; removed when a pod is gone, whether it was told of or not; and listed
-// once all that there were have been told. When its place in the cache's history
-// is lost it begins again, set and listed included: those that is tells false of
-// are gone then. One goroutine makes the calls. It returns when ctx ends.
+// Follow calls set for all pods that are assigned to a node, and again when one of them changes,
+// removed when a pod is deleted, even if it was not passed to set, and listed once all existing
+// pods have been passed to set. If the watch expires, Follow starts again, including the calls of
+// set and listed. Pods for which the function is returns false were deleted in the meantime. All
+// calls are made by one goroutine. Follow returns when ctx is canceled.
 func (p *Pods) Follow(ctx context.Context, set func(*corev1.Pod), removed func(namespace, name string), listed func(is func(namespace, name string) bool)) error {
 	for ctx.Err() == nil {
 		err := p.follow(ctx, set, removed, listed)
 		if err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrTooOld) {
-			return fmt.Errorf("following the pods of nodes: %w", err)
+			return fmt.Errorf("watching pods: %w", err)
 		}
 	}
 	return nil
@@ -104,8 +102,8 @@ func (p *Pods) follow(ctx context.Context, set func(*corev1.Pod), removed func(n
 		return err
 	}
 	defer w.Close()
-	tell := func(e *store.Entry) {
-		// Most that happens to a pod before it has a node is of no interest.
+	apply := func(e *store.Entry) {
+		// Most changes of unassigned pods are irrelevant.
 		if node, ok := p.resource.FieldOf(e, p.resource.Direct["spec.nodeName"]); ok && node == "" {
 			return
 		}
@@ -115,7 +113,7 @@ func (p *Pods) follow(ctx context.Context, set func(*corev1.Pod), removed func(n
 	}
 	entries := page.Entries
 	for _, e := range entries {
-		tell(e)
+		apply(e)
 	}
 	listed(func(namespace, name string) bool {
 		_, found := slices.BinarySearchFunc(entries, p.resource.Key(namespace, name), func(e *store.Entry, key string) int {
@@ -130,7 +128,7 @@ func (p *Pods) follow(ctx context.Context, set func(*corev1.Pod), removed func(n
 		}
 		for i := range batch.Events {
 			if ev := &batch.Events[i]; ev.Current != nil {
-				tell(ev.Current)
+				apply(ev.Current)
 			} else {
 				namespace, name, _ := strings.Cut(ev.Previous.Key(), "/")
 				removed(namespace, name)

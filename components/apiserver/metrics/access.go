@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// access has the metrics of who comes in.
+// access contains the metrics of authentication and authorization.
 type access struct {
 	users                            *prometheus.CounterVec
 	attempts, decisions              *prometheus.CounterVec
@@ -19,7 +19,7 @@ type access struct {
 	other, email                     prometheus.Counter
 }
 
-// outcome is what is counted of one result.
+// outcome contains the metrics of one result.
 type outcome struct {
 	n    prometheus.Counter
 	took prometheus.Observer
@@ -68,8 +68,8 @@ func (a *access) collectors() []prometheus.Collector {
 	return []prometheus.Collector{a.users, a.attempts, a.decisions, a.authenticated, a.authorized, a.expiration}
 }
 
-// Authenticated counts a request from a user. The certificate is that of the
-// connection, nil when the user was not known by it.
+// Authenticated counts an authenticated request. certificate is the client certificate, or nil if
+// the user authenticated in another way.
 func (m *Metrics) Authenticated(user string, certificate *x509.Certificate, now time.Time, took time.Duration) {
 	m.access.success.count(took)
 	switch {
@@ -85,13 +85,13 @@ func (m *Metrics) Authenticated(user string, certificate *x509.Certificate, now 
 	}
 }
 
-// Unauthenticated counts a request of which nobody knows whose it is.
+// Unauthenticated counts a request whose authentication failed.
 func (m *Metrics) Unauthenticated(took time.Duration) { m.access.failure.count(took) }
 
-// Decision is what became of the question whether somebody may do something.
+// Decision is the result of an authorization check.
 type Decision int
 
-// The decisions.
+// Authorization results.
 const (
 	Allowed Decision = iota
 	Denied
@@ -99,7 +99,7 @@ const (
 	Failed
 )
 
-// Authorized counts a decision.
+// Authorized counts an authorization result.
 func (m *Metrics) Authorized(d Decision, took time.Duration) {
 	o := [...]*outcome{Allowed: &m.access.allowed, Denied: &m.access.denied, NoOpinion: &m.access.noOpinion, Failed: &m.access.fail}[d]
 	o.count(took)

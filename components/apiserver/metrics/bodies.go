@@ -7,7 +7,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// bodies has the sizes of what clients send.
+// bodies contains the metrics of request body sizes.
 type bodies struct {
 	sizes *prometheus.HistogramVec
 	known sync.Map // of prometheus.Observer by bodyKey
@@ -22,8 +22,7 @@ func newBodies() *bodies {
 	}, []string{"group", "resource", "verb"})}
 }
 
-// Body takes note of how many bytes the body of a request for a resource that is
-// served has.
+// Body records the size in bytes of the body of a request for a served resource.
 func (m *Metrics) Body(info *apirequest.RequestInfo, size int) {
 	if m == nil {
 		return

@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// connections has the metrics of connections: of those that come, and of those to
-// kubelets for logs.
+// connections contains the metrics of incoming connections, and of connections to kubelets for
+// logs.
 type connections struct {
 	handshakes   prometheus.Counter
 	logs         *prometheus.CounterVec
@@ -35,8 +35,8 @@ func (c *connections) collectors() []prometheus.Collector {
 	return []prometheus.Collector{c.handshakes, c.logs, c.distrustLogs}
 }
 
-// Logs counts a request for a container's log, for which the kubelet's certificate
-// is not looked at when insecure.
+// Logs counts a request for a container's log. insecure means that the kubelet's certificate is not
+// verified.
 func (m *Metrics) Logs(insecure bool) {
 	if m == nil {
 		return
@@ -48,17 +48,16 @@ func (m *Metrics) Logs(insecure bool) {
 	m.connections.logs.WithLabelValues(usage).Inc()
 }
 
-// LogsDistrusted counts a log that was not read, for the kubelet's certificate was
-// not to be trusted.
+// LogsDistrusted counts a log request that failed because the kubelet's certificate was not
+// trusted.
 func (m *Metrics) LogsDistrusted() {
 	if m != nil {
 		m.connections.distrustLogs.Inc()
 	}
 }
 
-// Handshakes counts the TLS handshakes that failed among what a server of net/http
-// writes to its log, and hands everything on to log. That text is all that net/http
-// tells of them.
+// Handshakes returns a writer for the error log of a net/http server. It counts failed TLS
+// handshakes and forwards all lines to log. net/http reports such failures in no other way.
 func (m *Metrics) Handshakes(log *slog.Logger) io.Writer {
 	return &handshakes{m.connections.handshakes, slog.NewLogLogger(log.Handler(), slog.LevelDebug).Writer()}
 }
@@ -68,7 +67,7 @@ type handshakes struct {
 	next   io.Writer
 }
 
-// Write as io.Writer, with one line.
+// Write implements io.Writer. It expects one line.
 func (h *handshakes) Write(line []byte) (int, error) {
 	if bytes.Contains(line, []byte("http: TLS handshake error")) {
 		h.failed.Inc()

@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// etcd has the metrics of requests to it.
+// etcd contains the metrics of requests to etcd.
 type etcd struct {
 	duration         *prometheus.HistogramVec
 	requests, errors *prometheus.CounterVec
@@ -23,7 +23,7 @@ type etcdKey struct{ operation, group, resource string }
 type etcdMetrics struct {
 	duration prometheus.Observer
 	requests prometheus.Counter
-	lists    prometheus.Observer // nil for what is no list
+	lists    prometheus.Observer // nil unless it is a list
 }
 
 func newEtcd() *etcd {
@@ -58,8 +58,8 @@ func (e *etcd) collectors() []prometheus.Collector {
 	return []prometheus.Collector{e.duration, e.requests, e.errors, e.lists, e.waits, e.fills, e.leases}
 }
 
-// Etcd counts a request to etcd: get, list, create, update or delete. It may be
-// called by several goroutines.
+// Etcd records a request to etcd: get, list, create, update or delete. It is safe for concurrent
+// use.
 func (m *Metrics) Etcd(operation, group, resource string, took time.Duration, err error) {
 	k := etcdKey{operation, group, resource}
 	known, ok := m.etcd.known.Load(k)
@@ -81,8 +81,8 @@ func (m *Metrics) Etcd(operation, group, resource string, took time.Duration, er
 	}
 }
 
-// Waited counts a read that waited for the cache to be as new as etcd. It may be
-// called by several goroutines.
+// Waited records a read that waited for the cache to catch up with etcd. It is safe for concurrent
+// use.
 func (m *Metrics) Waited(group, resource string, took time.Duration) {
 	k := etcdKey{group: group, resource: resource}
 	known, ok := m.etcd.waited.Load(k)
@@ -92,18 +92,17 @@ func (m *Metrics) Waited(group, resource string, took time.Duration) {
 	known.(prometheus.Observer).Observe(took.Seconds())
 }
 
-// Filled takes note of how long it took to read all objects of a resource. It may
-// be called by several goroutines.
+// Filled records how long it took to read all objects of a resource into the cache. It is safe for
+// concurrent use.
 func (m *Metrics) Filled(group, resource string, took time.Duration) {
 	m.etcd.fills.WithLabelValues(group, resource).Observe(took.Seconds())
 }
 
-// Leased takes note of how many objects were given one lease. It may be called by
-// several goroutines.
+// Leased records the number of objects that share one etcd lease. It is safe for concurrent use.
 func (m *Metrics) Leased(objects int) { m.etcd.leases.Observe(float64(objects)) }
 
-// unvalidated are counters of what cannot happen here: each object is validated
-// in one way.
+// unvalidated returns upstream's counters of validation mismatches, which cannot occur here because
+// each object is validated in only one way.
 func unvalidated() []prometheus.Collector {
 	counter := func(name, help string) prometheus.Collector {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: "apiserver_validation_declarative_validation_" + name, Help: help})

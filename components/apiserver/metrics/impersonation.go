@@ -6,10 +6,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// impersonation has the metrics of requests in the name of somebody else.
+// impersonation contains the metrics of impersonated requests.
 type impersonation struct{ attempts, checks outcomes }
 
-// outcomes are counted by the mode that was tried and by what was decided.
+// outcomes contains metrics by mode and decision.
 type outcomes struct {
 	n    *prometheus.CounterVec
 	took *prometheus.HistogramVec
@@ -47,13 +47,13 @@ func (o outcomes) count(mode string, allowed bool, took time.Duration) {
 	o.took.WithLabelValues(mode, decision).Observe(took.Seconds())
 }
 
-// Impersonated counts a request in the name of somebody else, and the mode that
-// allowed it; none did when it was not allowed.
+// Impersonated counts an impersonated request with the mode that allowed it, or no mode if it was
+// not allowed.
 func (m *Metrics) Impersonated(mode string, allowed bool, took time.Duration) {
 	m.impersonation.attempts.count(mode, allowed, took)
 }
 
-// ImpersonationChecked counts one question whether the sender may, in a mode.
+// ImpersonationChecked counts one authorization check for an impersonation mode.
 func (m *Metrics) ImpersonationChecked(mode string, allowed bool, took time.Duration) {
 	m.impersonation.checks.count(mode, allowed, took)
 }

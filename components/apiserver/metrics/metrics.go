@@ -1,5 +1,5 @@
-// Package metrics counts requests under upstream's stable names, in a registry
-// of its own.
+// Package metrics provides the API server's request metrics with upstream's stable names, in a
+// separate registry.
 //
 // https://kubernetes.io/docs/reference/instrumentation/metrics/
 package metrics
@@ -13,14 +13,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
-	"hyperkube/internal/measure"
+	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Metrics of one API server. Its methods are safe for several goroutines.
+// Metrics contains the metrics of one API server. It is safe for concurrent use.
 type Metrics struct {
-	// Served tells whether there is such a resource; what anybody asks for
-	// that is not served is counted without its names, which are any number
-	// and need not be text. Nil: all is. It is set before requests come.
+	// Served reports whether a resource is served. Requests for other resources are counted without
+	// their names, because clients could use any number of names, and invalid ones. Nil means that
+	// all are served. It must be set before requests arrive.
 	Served func(*apirequest.RequestInfo) bool
 
 	registry           *prometheus.Registry
@@ -46,8 +46,7 @@ type Metrics struct {
 	queuedReadOnly     prometheus.Gauge
 	queuedMutating     prometheus.Gauge
 
-	// Looking metrics up by their labels costs more than counting, so what
-	// was found is kept.
+	// Looking up a metric by its labels costs more than counting, so metrics are cached.
 	mu       sync.RWMutex
 	requests map[requestKey]*requestMetrics
 	running  map[runningKey]prometheus.Gauge
@@ -64,14 +63,14 @@ type runningKey struct{ verb, group, version, resource, subresource, scope strin
 type requestMetrics struct {
 	total    prometheus.Counter
 	duration prometheus.Observer
-	// sli is nil for requests that run for long, size for what is not read.
+	// sli is nil for long-running requests, size is nil for writes.
 	sli, size prometheus.Observer
 }
 
-// maxKept bounds what is kept; clients choose some of the labels.
+// maxKept limits the size of the cache, because clients choose some of the labels.
 const maxKept = 8192
 
-// New makes Metrics, with those of the Go runtime and the process.
+// New returns Metrics, including those of the Go runtime and the process.
 func New() *Metrics {
 	labels := []string{"verb", "group", "version", "resource", "subresource", "scope", "component"}
 	m := &Metrics{
@@ -126,7 +125,7 @@ func New() *Metrics {
 	}
 	m.readOnly, m.mutating = m.inflight.WithLabelValues("readOnly"), m.inflight.WithLabelValues("mutating")
 	m.queuedReadOnly, m.queuedMutating = m.queued.WithLabelValues("readOnly"), m.queued.WithLabelValues("mutating")
-	m.registry.MustRegister(m.total, m.duration, m.sli, m.sizes, m.inflight, m.watchers, m.deprecated, m.terminated, m.self, m.queued, m.discoveries, m.stages.took, m.bodies.sizes, measure.Build(nil))
+	m.registry.MustRegister(m.total, m.duration, m.sli, m.sizes, m.inflight, m.watchers, m.deprecated, m.terminated, m.self, m.queued, m.discoveries, m.stages.took, m.bodies.sizes, componentmetrics.Build(nil))
 	m.registry.MustRegister(m.access.collectors()...)
 	m.registry.MustRegister(m.watches.collectors()...)
 	m.registry.MustRegister(m.etcd.collectors()...)
@@ -136,15 +135,15 @@ func New() *Metrics {
 	return m
 }
 
-// Registry is where further metrics of the server are registered.
+// Registry returns the registry for further metrics of the server.
 func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
 
-// Handler shows all metrics.
+// Handler returns a handler that serves all metrics.
 func (m *Metrics) Handler() http.Handler {
-	return measure.Handler(measure.WholePage(m.registry))
+	return componentmetrics.Handler(componentmetrics.PageWithLibraries(m.registry))
 }
 
-// scope is the label of what a request is about: an object, a namespace or all.
+// scope returns the scope label of a request: resource, namespace or cluster.
 func scope(info *apirequest.RequestInfo) string {
 	switch {
 	case !info.IsResourceRequest:
@@ -157,7 +156,7 @@ func scope(info *apirequest.RequestInfo) string {
 	return "cluster"
 }
 
-// verb is the label of a request's verb, in upstream's capitals.
+// verb returns the verb label of a request, in upper case as in upstream.
 func verb(info *apirequest.RequestInfo, method string) string {
 	if !info.IsResourceRequest {
 		switch method {
@@ -187,8 +186,7 @@ func verb(info *apirequest.RequestInfo, method string) string {
 	return "other"
 }
 
-// InFlight counts a short request from now until the returned function is
-// called.
+// InFlight counts a request that is not long-running until the returned function is called.
 func (m *Metrics) InFlight(readOnly bool) func() {
 	g := m.mutating
 	if readOnly {
@@ -198,7 +196,7 @@ func (m *Metrics) InFlight(readOnly bool) func() {
 	return g.Dec
 }
 
-// Queued counts a request that waits for its turn, or does so no more.
+// Queued counts a request that enters or leaves a queue.
 func (m *Metrics) Queued(readOnly, waits bool) {
 	g := m.queuedMutating
 	if readOnly {
@@ -211,11 +209,10 @@ func (m *Metrics) Queued(readOnly, waits bool) {
 	}
 }
 
-// Discovered counts that discovery was put together anew.
+// Discovered counts a rebuild of the discovery documents.
 func (m *Metrics) Discovered() { m.discoveries.Inc() }
 
-// Terminated counts a request that the server did not work on, or not to its
-// end, to protect itself.
+// Terminated counts a request that the server rejected or aborted to protect itself.
 func (m *Metrics) Terminated(info *apirequest.RequestInfo, method string, code int) {
 	k := runningKey{verb(info, method), info.APIGroup, info.APIVersion, info.Resource, info.Subresource, scope(info)}
 	if m.unknown(info) {
@@ -224,9 +221,9 @@ func (m *Metrics) Terminated(info *apirequest.RequestInfo, method string, code i
 	m.terminated.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver", strconv.Itoa(code)).Inc()
 }
 
-// Lost counts a request that another server was to answer and that could not be
-// passed on. Its resource is counted by its name when it is known that the server has it.
-func (m *Metrics) Lost(info *apirequest.RequestInfo, method string, known bool, code int) {
+// ProxyFailed counts a request for an aggregated server that could not be proxied. The metric includes the
+// resource only if the server is known to serve it.
+func (m *Metrics) ProxyFailed(info *apirequest.RequestInfo, method string, known bool, code int) {
 	k := runningKey{verb: verb(info, method), group: info.APIGroup, version: info.APIVersion, scope: scope(info)}
 	if known {
 		k.resource, k.subresource = info.Resource, info.Subresource
@@ -234,7 +231,7 @@ func (m *Metrics) Lost(info *apirequest.RequestInfo, method string, known bool, 
 	m.terminated.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "aggregator", strconv.Itoa(code)).Inc()
 }
 
-// Self counts a request that the server has sent to itself.
+// Self counts a request that the server sent to itself.
 func (m *Metrics) Self(info *apirequest.RequestInfo, method string) {
 	if m.unknown(info) || !info.IsResourceRequest {
 		m.self.WithLabelValues(verb(info, method), "", "", "").Inc()
@@ -243,25 +240,25 @@ func (m *Metrics) Self(info *apirequest.RequestInfo, method string) {
 	m.self.WithLabelValues(verb(info, method), info.APIGroup, info.Resource, info.Subresource).Inc()
 }
 
-// Deprecated takes note that somebody uses what will be gone.
+// Deprecated records the use of a deprecated API.
 func (m *Metrics) Deprecated(info *apirequest.RequestInfo, removed string) {
 	m.deprecated.WithLabelValues(info.APIGroup, info.APIVersion, info.Resource, info.Subresource, removed).Set(1)
 }
 
-// Answer is how a request was answered.
+// Answer describes the response to a request.
 type Answer struct {
-	// Method of HTTP, and the code of the answer.
+	// Method is the HTTP method, Code the response status.
 	Method string
 	Code   int
-	// Size of the answer's body in bytes.
+	// Size is the size of the response body in bytes.
 	Size int
-	// Took is the time from when the server knew the request until it had answered.
+	// Took is the duration from the receipt of the request to the end of the response.
 	Took time.Duration
-	// DryRun: nothing was to be written. Long requests run as long as they like.
+	// DryRun is set for dry-run requests, Long for long-running ones.
 	DryRun, Long bool
 }
 
-// Request counts one that has been answered.
+// Request records a completed request.
 func (m *Metrics) Request(info *apirequest.RequestInfo, a Answer) {
 	k := requestKey{
 		verb: verb(info, a.Method), group: info.APIGroup, version: info.APIVersion, resource: info.Resource,
@@ -309,8 +306,7 @@ func (m *Metrics) Request(info *apirequest.RequestInfo, a Answer) {
 	}
 }
 
-// LongRunning counts a request that runs for long from now until the returned
-// function is called.
+// LongRunning counts a long-running request until the returned function is called.
 func (m *Metrics) LongRunning(info *apirequest.RequestInfo, method string) func() {
 	k := runningKey{verb(info, method), info.APIGroup, info.APIVersion, info.Resource, info.Subresource, scope(info)}
 	if m.unknown(info) {

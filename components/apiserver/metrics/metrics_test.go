@@ -8,8 +8,8 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// TestUnknownResource: requests for resources that the server does not have are counted
-// together, dry runs apart from others.
+// TestUnknownResource checks that requests for resources that are not served are counted together,
+// but dry runs separately.
 func TestUnknownResource(t *testing.T) {
 	m := New()
 	m.Served = func(*apirequest.RequestInfo) bool { return false }
@@ -35,7 +35,7 @@ func TestUnknownResource(t *testing.T) {
 					got[label.GetValue()] += series.GetCounter().GetValue()
 				case "resource":
 					if label.GetValue() != "" {
-						t.Errorf("counted by the name of a resource that is not there: %s", label.GetValue())
+						t.Errorf("counted with the name of an unknown resource: %s", label.GetValue())
 					}
 				}
 			}

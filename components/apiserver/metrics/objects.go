@@ -8,26 +8,25 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Stored is how many objects of a resource there are and about how many bytes
-// all of them take in etcd.
+// Stored contains the number of a resource's objects and their approximate total size in etcd.
 type Stored struct {
 	Group, Resource string
 	Objects, Bytes  int
-	// Counts of what has happened to the cache, and the Revision that it has.
+	// Counts of cache operations, and the cache's Revision.
 	store.Counts
 
 	Revision int64
 }
 
-// ShowStored adds the metrics of what is stored. Stored is asked whenever
-// somebody looks, and must be quick.
-func (m *Metrics) ShowStored(stored func() iter.Seq[Stored]) {
+// RegisterStored registers the metrics of stored objects. stored is called on each scrape and must be
+// fast.
+func (m *Metrics) RegisterStored(stored func() iter.Seq[Stored]) {
 	m.registry.MustRegister(storedCollector(stored))
 }
 
 type storedCollector func() iter.Seq[Stored]
 
-// The metrics of what is stored; the second name is the old one of the first.
+// The metrics of stored objects. The second one is the deprecated name of the first.
 var (
 	resourceObjects = prometheus.NewDesc("apiserver_resource_objects",
 		"[ALPHA] Number of stored objects at the time of last check split by kind. In case of a fetching error, the value will be -1.",
@@ -64,14 +63,14 @@ var (
 		"[ALPHA] Counter for consistent reads from cache.", []string{"group", "resource", "success", "fallback"}, nil)
 )
 
-// Describe is prometheus.Collector's.
+// Describe implements prometheus.Collector.
 func (c storedCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{resourceObjects, storageObjects, resourceSize, storageEvents, cacheReceived, cacheDispatched, cacheInitializations, cacheRevision, cacheReads, cacheCapacity, listTotal, listFetched, listEvaluated, listReturned, slowWatchers} {
 		ch <- d
 	}
 }
 
-// Collect is prometheus.Collector's.
+// Collect implements prometheus.Collector.
 func (c storedCollector) Collect(ch chan<- prometheus.Metric) {
 	for s := range c() {
 		name := s.Resource
@@ -82,7 +81,7 @@ func (c storedCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(storageObjects, prometheus.GaugeValue, float64(s.Objects), name)
 		ch <- prometheus.MustNewConstMetric(resourceSize, prometheus.GaugeValue, float64(s.Bytes), s.Group, s.Resource)
 		ch <- prometheus.MustNewConstMetric(storageEvents, prometheus.CounterValue, float64(s.Received), s.Group, s.Resource)
-		// What is received is handed on at once.
+		// Received events are dispatched immediately.
 		ch <- prometheus.MustNewConstMetric(cacheReceived, prometheus.CounterValue, float64(s.Received), s.Group, s.Resource)
 		ch <- prometheus.MustNewConstMetric(cacheDispatched, prometheus.CounterValue, float64(s.Received), s.Group, s.Resource)
 		ch <- prometheus.MustNewConstMetric(cacheInitializations, prometheus.CounterValue, float64(s.Fills), s.Group, s.Resource)
@@ -90,8 +89,8 @@ func (c storedCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(cacheCapacity, prometheus.GaugeValue, float64(s.Capacity), s.Group, s.Resource)
 		collectLists(ch, s, "watchcache", s.Cache)
 		collectLists(ch, s, "etcd", s.Etcd)
-		if s.Slow > 0 {
-			ch <- prometheus.MustNewConstMetric(slowWatchers, prometheus.CounterValue, float64(s.Slow), s.Group, s.Resource)
+		if s.TerminatedWatchers > 0 {
+			ch <- prometheus.MustNewConstMetric(slowWatchers, prometheus.CounterValue, float64(s.TerminatedWatchers), s.Group, s.Resource)
 		}
 		if s.Reads > 0 {
 			ch <- prometheus.MustNewConstMetric(cacheReads, prometheus.CounterValue, float64(s.Reads), s.Group, s.Resource, "true", "false")
@@ -99,14 +98,14 @@ func (c storedCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectLists tells of the lists that were answered from one of both places. Which
-// index was used is not counted apart.
+// collectLists sends the metrics of lists served from the cache or from etcd. The index label is
+// always empty.
 func collectLists(ch chan<- prometheus.Metric, s Stored, from string, l store.Lists) {
 	if l.Total == 0 {
 		return
 	}
 	ch <- prometheus.MustNewConstMetric(listTotal, prometheus.CounterValue, float64(l.Total), s.Group, s.Resource, from, "")
-	ch <- prometheus.MustNewConstMetric(listFetched, prometheus.CounterValue, float64(l.Looked), s.Group, s.Resource, from, "")
-	ch <- prometheus.MustNewConstMetric(listEvaluated, prometheus.CounterValue, float64(l.Matched), s.Group, s.Resource, from)
-	ch <- prometheus.MustNewConstMetric(listReturned, prometheus.CounterValue, float64(l.Told), s.Group, s.Resource, from)
+	ch <- prometheus.MustNewConstMetric(listFetched, prometheus.CounterValue, float64(l.Fetched), s.Group, s.Resource, from, "")
+	ch <- prometheus.MustNewConstMetric(listEvaluated, prometheus.CounterValue, float64(l.Evaluated), s.Group, s.Resource, from)
+	ch <- prometheus.MustNewConstMetric(listReturned, prometheus.CounterValue, float64(l.Returned), s.Group, s.Resource, from)
 }

@@ -9,12 +9,12 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// sizeTimeout bounds how long an etcd may take to tell its size.
+// sizeTimeout limits the status request to an etcd.
 const sizeTimeout = 2 * time.Second
 
-// ShowSize tells how large the databases of etcds are, the main one first. They
-// are asked when somebody looks.
-func (m *Metrics) ShowSize(etcds ...*clientv3.Client) { m.registry.MustRegister(sizes(etcds)) }
+// RegisterSize registers the metric of the database sizes of etcds, the main one first. They are
+// queried on each scrape.
+func (m *Metrics) RegisterSize(etcds ...*clientv3.Client) { m.registry.MustRegister(sizes(etcds)) }
 
 var sizeDesc = prometheus.NewDesc("apiserver_storage_size_bytes",
 	"[STABLE] Size of the storage database file physically allocated in bytes.", []string{"storage_cluster_id"}, nil)
@@ -22,10 +22,10 @@ var sizeDesc = prometheus.NewDesc("apiserver_storage_size_bytes",
 // sizes implements prometheus.Collector.
 type sizes []*clientv3.Client
 
-// Describe as prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (sizes) Describe(ch chan<- *prometheus.Desc) { ch <- sizeDesc }
 
-// Collect as prometheus.Collector. An etcd that does not answer is left out.
+// Collect implements prometheus.Collector. It omits an etcd that does not respond.
 func (s sizes) Collect(ch chan<- prometheus.Metric) {
 	for i, client := range s {
 		endpoint := ""

@@ -6,10 +6,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Stage is one of those that each request goes through before it is answered.
+// Stage is a stage of the filter chain.
 type Stage int
 
-// The stages, in their order.
+// The stages in their order.
 const (
 	Authentication Stage = iota
 	Audit
@@ -18,13 +18,13 @@ const (
 	Authorization
 )
 
-// stageNames are what upstream calls them.
+// stageNames are upstream's names of the stages.
 var stageNames = [...]string{
 	Authentication: "authentication", Audit: "audit", Impersonation: "constrainedimpersonation",
 	Fairness: "priorityandfairness", Authorization: "authorization",
 }
 
-// stages has how long each of them takes.
+// stages contains the metrics of the duration of each stage.
 type stages struct {
 	took *prometheus.HistogramVec
 	each [len(stageNames)]prometheus.Observer
@@ -41,5 +41,5 @@ func newStages() *stages {
 	return s
 }
 
-// Passed takes note of how long a request was in a stage.
-func (m *Metrics) Passed(s Stage, took time.Duration) { m.stages.each[s].Observe(took.Seconds()) }
+// ObserveStage records how long a request was in a stage.
+func (m *Metrics) ObserveStage(s Stage, took time.Duration) { m.stages.each[s].Observe(took.Seconds()) }

@@ -7,7 +7,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// watches has the metrics of what watches are told.
+// watches contains the metrics of watch events.
 type watches struct {
 	events      *prometheus.CounterVec
 	initial     *prometheus.CounterVec
@@ -35,13 +35,13 @@ func (w *watches) collectors() []prometheus.Collector {
 	return []prometheus.Collector{w.events, w.initial, w.sizes, w.list}
 }
 
-// Watch counts what one watch is told. Its zero value counts nothing.
+// Watch counts the events of one watch. The zero value does nothing.
 type Watch struct {
 	events prometheus.Counter
 	sizes  prometheus.Observer
 }
 
-// Watch of a resource that is served.
+// Watch returns the metrics for a watch of a served resource.
 func (m *Metrics) Watch(info *apirequest.RequestInfo) Watch {
 	if m == nil {
 		return Watch{}
@@ -52,7 +52,7 @@ func (m *Metrics) Watch(info *apirequest.RequestInfo) Watch {
 	}
 }
 
-// Event counts one of so many bytes.
+// Event counts an event with its size in bytes.
 func (w Watch) Event(size int) {
 	if w.events == nil {
 		return
@@ -61,14 +61,14 @@ func (w Watch) Event(size int) {
 	w.sizes.Observe(float64(size))
 }
 
-// Initial counts what a watch is told of objects that were there when it began.
+// Initial counts the initial objects of a watch.
 func (m *Metrics) Initial(info *apirequest.RequestInfo, objects int) {
 	if m != nil && objects > 0 {
 		m.watches.initial.WithLabelValues(info.APIGroup, info.Resource).Add(float64(objects))
 	}
 }
 
-// Listed takes note of how long a list took that was streamed.
+// Listed records the duration of a streamed list.
 func (m *Metrics) Listed(info *apirequest.RequestInfo, took time.Duration) {
 	if m != nil {
 		m.watches.list.WithLabelValues(info.APIGroup, info.APIVersion, info.Resource, scope(info)).Observe(took.Seconds())

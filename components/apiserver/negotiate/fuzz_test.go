@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// FuzzHeaders negotiates by headers that anybody may send: what is settled on is
-// what the endpoint has.
+// FuzzHeaders negotiates with arbitrary headers. The result must be a format that the endpoint
+// supports.
 func FuzzHeaders(f *testing.F) {
 	f.Add("application/json;as=Table;v=v1;g=meta.k8s.io,application/json;q=0.5,*/*", "application/json; charset=utf-8", "kubectl/v1.37")
 	f.Add("application/vnd.kubernetes.protobuf;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1;stream=watch", "application/apply-patch+yaml", "Mozilla/5.0")
@@ -24,15 +24,15 @@ func FuzzHeaders(f *testing.F) {
 				switch {
 				case err != nil:
 				case format.Media == Protobuf && !protobuf && format.As != Metadata && format.As != MetadataList:
-					t.Errorf("Accept %q: protobuf, which there is not", accept)
+					t.Errorf("Accept %q: protobuf is not supported", accept)
 				case format.As == Aggregated && !endpoint.Aggregated, (format.As == Metadata || format.As == MetadataList || format.As == Table) && !endpoint.Metadata:
-					t.Errorf("Accept %q: a form that there is not: %+v", accept, format)
+					t.Errorf("Accept %q: unsupported format %+v", accept, format)
 				case endpoint.Watch && format.Media == YAML:
-					t.Errorf("Accept %q: a watch in YAML", accept)
+					t.Errorf("Accept %q: watch in YAML", accept)
 				}
 			}
 			if media, err := Body(req, protobuf); err == nil && media == Protobuf && !protobuf {
-				t.Errorf("Content-Type %q: protobuf, which is not read", content)
+				t.Errorf("Content-Type %q: protobuf is not supported", content)
 			}
 		}
 		_, _ = Patch(req, true, []string{"application/json-patch+json", "application/apply-patch+yaml"})

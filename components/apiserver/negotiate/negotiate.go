@@ -1,5 +1,5 @@
-// Package negotiate settles in which form an answer is sent, by the Accept
-// header, and in which form a body came, by the Content-Type header.
+// Package negotiate determines the format of a response by the Accept header, and that of a request
+// body by the Content-Type header.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#alternate-representations-of-resources
 package negotiate
@@ -17,24 +17,24 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Media is one encoding.
+// Media is an encoding.
 type Media uint8
 
-// The encodings.
+// Encodings
 const (
 	JSON Media = iota
 	YAML
 	Protobuf
 )
 
-// Types are the media types by name, in the order in which errors list them.
+// Media types of the encodings, in the order in which errors list them.
 const (
 	TypeJSON     = "application/json"
 	TypeYAML     = "application/yaml"
 	TypeProtobuf = "application/vnd.kubernetes.protobuf"
 )
 
-// String is the media type.
+// String returns the media type.
 func (m Media) String() string {
 	switch m {
 	case YAML:
@@ -45,55 +45,54 @@ func (m Media) String() string {
 	return TypeJSON
 }
 
-// As is what an object is turned into.
+// As is the representation of an object.
 type As uint8
 
-// Objects are sent as they are, as rows of a table, or by metadata alone.
+// Objects are sent unchanged, as rows of a table, or as partial metadata.
 const (
 	Object As = iota
 	Table
 	Metadata
 	MetadataList
-	// Aggregated is the discovery of all groups in one document.
+	// Aggregated is the discovery of all groups in a single document.
 	Aggregated
 )
 
-// Format is the settled form of an answer.
+// Format is the negotiated format of a response.
 type Format struct {
 	Media Media
 	As    As
-	// Version of the group of what As names, "v1" most often.
+	// Version of the representation's group, usually "v1".
 	Version string
 	Pretty  bool
-	// Profile of discovery.
+	// Profile of aggregated discovery.
 	Profile string
 }
 
-// Endpoint says what can be sent.
+// Endpoint describes the formats that an endpoint supports.
 type Endpoint struct {
-	// Protobuf: objects have a protobuf form.
+	// Protobuf means that objects have a protobuf encoding.
 	Protobuf bool
-	// Metadata: objects have metadata, so tables and partial metadata can
-	// be made; Tableless: but no tables.
+	// Metadata means that objects have metadata, so tables and partial metadata are supported.
+	// Tableless excludes tables.
 	Metadata, Tableless bool
-	// Aggregated: discovery in one document can be made.
+	// Aggregated means that aggregated discovery is supported.
 	Aggregated bool
-	// Watch: what is sent is a stream of events.
+	// Watch means that the response is a stream of events.
 	Watch bool
-	// Routed: what is asked for is a built-in resource, Streams: or a list of
-	// such, which can be watched. Errors tell.
+	// Routed means a built-in resource, Streams a list of a built-in resource that supports watch.
+	// They only affect error messages.
 	Routed, Streams bool
 }
 
-// A client sends the same header with each request, so what headers mean is
-// remembered, up to a bound.
+// Clients send the same header with each request, so the results are cached, up to a limit.
 type cacheKey struct {
 	header   string
 	endpoint Endpoint
 }
 
-// Negotiator settles forms and remembers what it settled. The zero value is
-// ready, and safe for use by several goroutines.
+// Negotiator negotiates formats and caches the results. The zero value is ready to use. It is safe
+// for concurrent use.
 type Negotiator struct {
 	mu    sync.RWMutex
 	known map[cacheKey]Format
@@ -101,7 +100,7 @@ type Negotiator struct {
 
 const maxKnown = 512
 
-// Response settles the form of the answer to req.
+// Response negotiates the format of the response to req.
 func (n *Negotiator) Response(req *http.Request, endpoint Endpoint) (Format, error) {
 	key := cacheKey{req.Header.Get("Accept"), endpoint}
 	n.mu.RLock()
@@ -152,7 +151,7 @@ func accept(header string, endpoint Endpoint) (Format, bool) {
 	return Format{}, false
 }
 
-// offer decides whether a media type with these parameters can be sent.
+// offer reports whether the endpoint supports a media type with these parameters.
 func offer(media Media, params map[string]string, endpoint Endpoint) (Format, bool) {
 	f := Format{Media: media, Version: "v1"}
 	switch {
@@ -195,7 +194,8 @@ func offer(media Media, params map[string]string, endpoint Endpoint) (Format, bo
 	return f, false
 }
 
-// pretty tells whether a person may be reading.
+// pretty reports whether JSON should be indented: on request, or for browsers and command-line HTTP
+// clients.
 func pretty(req *http.Request) bool {
 	if strings.Contains(req.URL.RawQuery, "pretty") {
 		if s := req.URL.Query().Get("pretty"); s != "" {
@@ -207,7 +207,7 @@ func pretty(req *http.Request) bool {
 	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
 }
 
-// Body tells in which form the body of req came.
+// Body returns the encoding of the request body.
 func Body(req *http.Request, protobuf bool) (Media, error) {
 	header := req.Header.Get("Content-Type")
 	switch header {
@@ -247,7 +247,7 @@ func supported(e Endpoint) []string {
 	return out
 }
 
-// statusError is an error that is a Status.
+// statusError is an error with a Status.
 type statusError struct{ status metav1.Status }
 
 func (e *statusError) Error() string         { return e.status.Message }
@@ -256,27 +256,28 @@ func (e *statusError) Status() metav1.Status { return e.status }
 func notAcceptable(header string, e Endpoint) error {
 	types := []string{TypeJSON, TypeYAML, TypeProtobuf}
 	if e.Routed && !Named(header, types...) {
-		// Upstream's router has said so before anybody looks at parameters.
+		// In upstream the router rejects the request before it evaluates parameters.
 		if e.Streams {
 			types = append(types, TypeJSON+";stream=watch", TypeProtobuf+";stream=watch")
 		}
 		return NoRoute(types...)
 	}
 	if e.Watch {
-		// What could be sent as a list is refused as a stream, all else before.
+		// A format that is supported for lists gets the error for streams, any other that for
+		// lists.
 		list := e
 		list.Watch = false
 		_, e.Watch = accept(header, list)
 	}
 	if e.Metadata && !e.Watch {
-		// Metadata has a protobuf form, whatever the rest has.
+		// Partial metadata always has a protobuf encoding.
 		e.Protobuf = true
 	}
 	return NotAcceptable(fmt.Sprintf("only the following media types are accepted: %s", strings.Join(supported(e), ", ")))
 }
 
-// Named tells whether an Accept header names one of types or anything, whatever
-// the parameters are.
+// Named reports whether an Accept header contains one of types or a wildcard, regardless of
+// parameters.
 func Named(header string, types ...string) bool {
 	return header == "" || named(header, append(types, "*/*"))
 }
@@ -291,8 +292,8 @@ func named(header string, types []string) bool {
 	return false
 }
 
-// NoRoute is the error for an Accept header that names none of the types which
-// are served at a path.
+// NoRoute returns the error for an Accept header that contains none of the types that a path
+// serves.
 func NoRoute(types ...string) error {
 	return &statusError{metav1.Status{
 		Status:  metav1.StatusFailure,
@@ -303,8 +304,7 @@ func NoRoute(types ...string) error {
 	}}
 }
 
-// Patch tells the media type of a patch, which must be one of taken. Routed is
-// as in Endpoint.
+// Patch returns the media type of a patch, which must be one of taken. routed is as in Endpoint.
 func Patch(req *http.Request, routed bool, taken []string) (string, error) {
 	header := req.Header.Get("Content-Type")
 	if routed && !named(header, taken) {
@@ -323,8 +323,7 @@ func Patch(req *http.Request, routed bool, taken []string) (string, error) {
 	return media, nil
 }
 
-// NotAcceptable is the error of an answer that cannot be had in the form that
-// the client asks for.
+// NotAcceptable returns the error for a response that is not available in the requested format.
 func NotAcceptable(message string) error {
 	return &statusError{metav1.Status{
 		Status:  metav1.StatusFailure,
@@ -334,7 +333,7 @@ func NotAcceptable(message string) error {
 	}}
 }
 
-// unsupported is the error for a body in a form that is not taken.
+// unsupported returns the error for a body of an unsupported format.
 func unsupported(accepted []string) error {
 	return &statusError{metav1.Status{
 		Status:  metav1.StatusFailure,

@@ -32,7 +32,7 @@ func TestResponse(t *testing.T) {
 		var n Negotiator
 		req := httptest.NewRequest("GET", "/", nil)
 		req.Header.Set("Accept", tc.header)
-		for range 2 { // the second time from memory
+		for range 2 { // the second time from the cache
 			got, err := n.Response(req, tc.endpoint)
 			if (err != nil) != tc.fails || got != tc.want {
 				t.Errorf("%q: %+v, %v", tc.header, got, err)

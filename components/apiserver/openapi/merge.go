@@ -12,39 +12,36 @@ import (
 	"strings"
 )
 
-// Aggregation has the documents of other servers. Its methods are called by
-// several goroutines.
+// Aggregation provides the documents of other servers. Its methods must be safe for concurrent use.
 type Aggregation interface {
-	// Generation changes when the documents may have.
+	// Generation changes when the documents may have changed.
 	Generation() uint64
-	// OpenAPIV3 returns where the documents of v3 are, by group and version
-	// in the form of "apis/GROUP/VERSION". Whole is false when a server did not
-	// tell, which may be other in a moment.
+	// OpenAPIV3 returns the URLs of the v3 documents, by group and version in the form
+	// "apis/GROUP/VERSION". whole is false if a server did not respond, which may be temporary.
 	OpenAPIV3(ctx context.Context) (paths map[string]string, whole bool)
-	// OpenAPIV3Handler returns who answers for one of them, nil if that is
-	// not another server.
+	// OpenAPIV3Handler returns the handler of one of these documents, or nil if it is not that of
+	// another server.
 	OpenAPIV3Handler(name string) http.Handler
-	// OpenAPIV2 returns what is to be added to the document of v2. Whole is as of
-	// OpenAPIV3.
+	// OpenAPIV2 returns the additions to the v2 document. whole is as for OpenAPIV3.
 	OpenAPIV2(ctx context.Context) (parts []Part, whole bool)
 }
 
-// Part is what another server adds to the document of v2.
+// Part is what another server adds to the v2 document.
 type Part struct {
 	Paths       map[string]json.RawMessage
 	Definitions map[string]json.RawMessage
-	// Hidden are paths of its document that are not added, for they are not its own.
+	// Hidden are paths of its document that do not belong to its groups and are not added.
 	Hidden map[string]json.RawMessage
 }
 
-// Aggregate merges the documents of other servers from now on. It is to be
-// called before the handler answers.
+// Aggregate sets the source of other servers' documents. It must be called before the handler
+// serves requests.
 func (h *Handler) Aggregate(a Aggregation) { h.aggregation = a }
 
-// merge adds what other servers have to the documents that show all; nil when that
-// is nothing. Whole is false when something may be missing.
+// merge adds the documents of other servers to an overall document. It returns nil if there is
+// nothing to add. whole is false if something may be missing.
 func (h *Handler) merge(ctx context.Context, path string, data []byte) (merged []byte, whole bool, err error) {
-	// The document is for others, too, who wait for it longer than who asked first.
+	// The result is cached for all clients, so it must not be canceled together with this request.
 	ctx = context.WithoutCancel(ctx)
 	whole = true
 	switch path {
@@ -62,10 +59,9 @@ func (h *Handler) merge(ctx context.Context, path string, data []byte) (merged [
 	return merged, whole, err
 }
 
-// mergeV2 adds paths, what they refer to, and definitions that nothing refers to.
-// Other servers know types as they were in other releases: a definition whose
-// name another one has already is added by a name of its own, NAME_v2, unless
-// both are the same.
+// mergeV2 adds paths, the definitions that they refer to, and unreferenced definitions. Other
+// servers may contain types of other releases: a definition whose name exists already is added as
+// NAME_v2, unless both are equal.
 func mergeV2(data []byte, parts []Part) ([]byte, error) {
 	var doc map[string]json.RawMessage
 	var paths, definitions map[string]json.RawMessage
@@ -98,14 +94,14 @@ func mergeV2(data []byte, parts []Part) ([]byte, error) {
 				wanted[name] = definition
 			}
 		}
-		renamed := renames(definitions, p.Definitions, wanted)
+		renamed := conflictRenames(definitions, p.Definitions, wanted)
 		for path, item := range added {
-			paths[path] = refer(item, renamed)
+			paths[path] = renameReferences(item, renamed)
 		}
 		for name, definition := range wanted {
 			name = cmp.Or(renamed[name], name)
 			if _, ok := definitions[name]; !ok {
-				definitions[name] = refer(definition, renamed)
+				definitions[name] = renameReferences(definition, renamed)
 			}
 		}
 	}
@@ -119,9 +115,9 @@ func mergeV2(data []byte, parts []Part) ([]byte, error) {
 	return json.Marshal(doc)
 }
 
-// renames are the names of wanted definitions, of all those of their document,
-// that existing ones have that are not the same, and what they are called instead.
-func renames(existing, document, wanted map[string]json.RawMessage) map[string]string {
+// conflictRenames returns new names for those wanted definitions whose names exist already for different
+// definitions. document contains all definitions that wanted ones may refer to.
+func conflictRenames(existing, document, wanted map[string]json.RawMessage) map[string]string {
 	out := map[string]string{}
 	for name, definition := range wanted {
 		to := name
@@ -142,7 +138,7 @@ func renames(existing, document, wanted map[string]json.RawMessage) map[string]s
 	return out
 }
 
-// sameDefinition compares definitions but for the kinds that they tell of.
+// sameDefinition compares definitions, except for their kinds.
 func sameDefinition(a, b json.RawMessage) bool {
 	var of [2]map[string]any
 	for i, raw := range []json.RawMessage{a, b} {
@@ -154,8 +150,8 @@ func sameDefinition(a, b json.RawMessage) bool {
 	return reflect.DeepEqual(of[0], of[1])
 }
 
-// refer makes JSON refer to models by their new names.
-func refer(raw json.RawMessage, renamed map[string]string) json.RawMessage {
+// renameReferences replaces the names of renamed models in references.
+func renameReferences(raw json.RawMessage, renamed map[string]string) json.RawMessage {
 	if len(renamed) == 0 {
 		return raw
 	}
@@ -168,7 +164,7 @@ func refer(raw json.RawMessage, renamed map[string]string) json.RawMessage {
 	})
 }
 
-// references are the names of the models that JSON refers to.
+// references returns the names of the models to which JSON refers.
 func references(raw []byte) []string {
 	var out []string
 	for _, m := range reference.FindAllSubmatch(raw, -1) {
@@ -190,7 +186,7 @@ func mergeV3(data []byte, others map[string]string) ([]byte, error) {
 	return json.Marshal(doc)
 }
 
-// contentTag is the ETag of what is not made of parts that are known before.
-func contentTag(data []byte) string {
+// contentETag returns an ETag based on the content.
+func contentETag(data []byte) string {
 	return fmt.Sprintf("%q", strings.ToUpper(fmt.Sprintf("%x", sha256.Sum256(data))))
 }

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// other is a server of others that answers once it is told to.
+// other is an Aggregation that responds once answers is set.
 type other struct {
 	answers bool
 	asked   int
@@ -37,13 +37,13 @@ func (o *other) OpenAPIV2(ctx context.Context) ([]Part, bool) {
 	return []Part{{Paths: map[string]json.RawMessage{"/apis/x.example.com/v1/": json.RawMessage("{}")}}}, true
 }
 
-// TestOthersLate: what a server did not tell when it was asked is not missing for
-// ever, nor is it asked for by everybody.
-func TestOthersLate(t *testing.T) {
+// TestAggregatedServerUnavailable checks that a document of a server that did not respond is added
+// later, and that the server is not queried for every request.
+func TestAggregatedServerUnavailable(t *testing.T) {
 	for _, path := range []string{"/openapi/v2", "/openapi/v3"} {
 		h, o := handler(), &other{}
 		h.Aggregate(o)
-		// Who asked first does not wait for it, but it is for others, too.
+		// The request of the first client is canceled, but the document is for all clients.
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
 		if doc, err := h.document(gone, path, mimeJSON); err != nil || doc == nil || o.ended != nil {
@@ -51,19 +51,19 @@ func TestOthersLate(t *testing.T) {
 		}
 		o.answers = true
 		if got := get(t, h, path).Body.String(); strings.Contains(got, "x.example.com") || o.asked != 1 {
-			t.Errorf("%s: asked %d times", path, o.asked)
+			t.Errorf("%s: queried %d times", path, o.asked)
 		}
 		h.documents[path+mimeJSON].until = time.Now()
 		for range 2 {
 			if got := get(t, h, path).Body.String(); !strings.Contains(got, "x.example.com") || o.asked != 2 {
-				t.Errorf("%s: later it has not what another server serves, which was asked %d times", path, o.asked)
+				t.Errorf("%s: the document lacks the other server's part, after %d queries", path, o.asked)
 			}
 		}
 	}
 }
 
-// TestMergeConflicts: types of another server keep apart from those that have their
-// names and are not the same, and none is lost.
+// TestMergeConflicts checks that different types with the same name are kept separate and that none
+// is lost.
 func TestMergeConflicts(t *testing.T) {
 	const here = `{"swagger":"2.0","paths":{"/a":{"$ref":"#/definitions/Pod"}},"definitions":{
 		"Pod":{"description":"a pod","properties":{"meta":{"$ref":"#/definitions/Meta"}}},

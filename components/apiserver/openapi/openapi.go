@@ -1,7 +1,7 @@
-// Package openapi serves the OpenAPI documents of the API: v2 as a whole, v3 by
-// group and version. The schemas of all published kinds are made when the
-// project is built and kept packed; a document is put together when it is first
-// asked for, from the raw schemas and the paths of what is served.
+// Package openapi serves the OpenAPI documents of the API: v2 as one document, v3 per group and
+// version. The schemas of all published kinds are generated at build time and embedded in
+// compressed form. A document is assembled at its first request from the raw schemas and the paths
+// of the served resources.
 // https://kubernetes.io/docs/concepts/overview/kubernetes-api/#openapi-interface-definition
 package openapi
 
@@ -9,7 +9,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	_ "embed" // the schemas
+	_ "embed" // for the schemas
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -34,43 +34,41 @@ import (
 //go:embed schemas.json.zst
 var packed []byte
 
-// Registry tells what is served.
+// Registry provides the served resources.
 type Registry interface {
 	Resources() []*registry.Resource
 	GroupVersions() []schema.GroupVersion
 }
 
-// Handler serves /openapi/v2, /openapi/v3 and what is below it.
+// Handler serves /openapi/v2, /openapi/v3 and the paths below it.
 type Handler struct {
 	registry    Registry
 	version     string
 	aggregation Aggregation
 
-	mu sync.Mutex // guards what follows
-	// documents made, by path and form. They are dropped when what is served
-	// has changed.
+	mu sync.Mutex // guards all fields below
+	// documents is a cache by path and format. It is cleared when the served resources change.
 	documents map[string]*document
 	served    []*registry.Resource
-	// generation of the aggregation when they were made.
+	// generation of the aggregation when the documents were made.
 	generation uint64
 }
 
-// document is one document in one form.
+// document is one document in one format.
 type document struct {
 	data []byte
 	etag string
 	made time.Time
-	// until is when it is to be made anew, because another server did not answer;
-	// zero: when what is served changes.
+	// until is when the document must be rebuilt because another server did not respond. Zero means
+	// only when the served resources change.
 	until time.Time
 }
 
-// incompleteTime is for how long a document stands in which another server's part is
-// missing.
-const incompleteTime = 30 * time.Second
+// incompleteTTL is how long a document without another server's part is cached.
+const incompleteTTL = 30 * time.Second
 
-// New returns a handler for what reg serves; the documents
-// tell of its version, e.g. "v1.37.2", what counts for an API: "1.37".
+// New returns a handler for the resources of reg. The documents contain the minor version of
+// version, e.g. "1.37" for "v1.37.2".
 func New(reg Registry, version string) *Handler {
 	if parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3); len(parts) == 3 {
 		version = parts[0] + "." + parts[1]
@@ -81,14 +79,14 @@ func New(reg Registry, version string) *Handler {
 const (
 	mimeJSON    = "application/json"
 	mimeProtoV2 = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
-	// The older spelling is what clients before v1.27 ask for.
+	// Clients before v1.27 use the older spelling.
 	mimeProtoV2Old = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf"
 
 	mimeProtoV3    = "application/com.github.proto-openapi.spec.v3.v1.0+protobuf"
 	mimeProtoV3Old = "application/com.github.proto-openapi.spec.v3@v1.0+protobuf"
 )
 
-// ServeHTTP as http.Handler.
+// ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	switch r.URL.Path {
@@ -115,8 +113,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case path == "/openapi/v2" && wantsProto(r.Header.Get("Accept")):
 		form = mimeProtoV2
 	case strings.HasPrefix(path, "/openapi/v3/"):
-		if form = formV3(r.Header.Get("Accept")); form == "" {
-			// What is not there is told first.
+		if form = formatV3(r.Header.Get("Accept")); form == "" {
+			// A missing document takes precedence over an unacceptable format.
 			if doc, err := h.document(r.Context(), path, mimeJSON); err == nil && doc != nil {
 				w.Header().Set("Vary", "Accept")
 				if len(goautoneg.ParseAccept(r.Header.Get("Accept"))) > 0 {
@@ -143,7 +141,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	header := w.Header()
 	header.Set("Content-Type", form)
 	if form == mimeProtoV2 {
-		// What it is asked for by is no valid media type.
+		// The name in the Accept header is not a valid media type.
 		header.Set("Content-Type", mimeProtoV2Old)
 	}
 	header.Set("Etag", doc.etag)
@@ -153,11 +151,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case hash == "":
 	case hash != now && strings.HasPrefix(path, "/openapi/v3/"):
-		// Who keeps what came from an address with a hash keeps it for good.
+		// Responses for URLs with a hash are cached permanently, so redirect to the current hash.
 		http.Redirect(w, r, path+"?hash="+now, http.StatusMovedPermanently)
 		return
 	case hash == now:
-		// What has its hash in its address never changes.
+		// The content of a URL with the current hash never changes.
 		header.Set("Cache-Control", "public, immutable")
 		header.Set("Expires", "Fri, 31 Dec 2099 23:59:59 GMT")
 	}
@@ -168,7 +166,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	request.SendLater(w, 0, func() { _, _ = w.Write(doc.data) })
 }
 
-// known tells whether a client says that it has the document.
+// known reports whether the client already has the document.
 func (d *document) known(h http.Header) bool {
 	if match := h.Get("If-None-Match"); match != "" {
 		return match == "*" || strings.Contains(match, d.etag)
@@ -177,7 +175,7 @@ func (d *document) known(h http.Header) bool {
 	return err == nil && !d.made.Truncate(time.Second).After(since)
 }
 
-// acceptable tells whether version 2 can be had in one of the forms in accept.
+// acceptable reports whether v2 is available in one of the formats in accept.
 func acceptable(accept string) bool {
 	if accept == "" {
 		return true
@@ -194,7 +192,7 @@ func acceptable(accept string) bool {
 
 func wantsProto(accept string) bool {
 	for part := range strings.SplitSeq(accept, ",") {
-		// Not by package mime: it takes no "@".
+		// Package mime does not accept "@".
 		mediaType, _, _ := strings.Cut(part, ";")
 		switch strings.TrimSpace(mediaType) {
 		case mimeProtoV2, mimeProtoV2Old:
@@ -206,9 +204,8 @@ func wantsProto(accept string) bool {
 	return false
 }
 
-// formV3 is the form in which a document of version 3 can be had by an Accept
-// header; empty: in none.
-func formV3(accept string) string {
+// formatV3 returns the format of a v3 document for an Accept header, or "" if none is acceptable.
+func formatV3(accept string) string {
 	if accept == "" {
 		return mimeJSON
 	}
@@ -226,7 +223,7 @@ func formV3(accept string) string {
 	return ""
 }
 
-// document returns a document, made now if it must be, or nil if there is none
+// document returns a document from the cache, or builds it. It returns nil if there is no document
 // at that path.
 func (h *Handler) document(ctx context.Context, path, form string) (*document, error) {
 	h.mu.Lock()
@@ -255,15 +252,15 @@ func (h *Handler) document(ctx context.Context, path, form string) (*document, e
 			return nil, err
 		}
 		if merged != nil {
-			data, doc.etag = merged, contentTag(merged)
+			data, doc.etag = merged, contentETag(merged)
 		}
 		if !whole {
-			doc.until = time.Now().Add(incompleteTime)
+			doc.until = time.Now().Add(incompleteTTL)
 		}
 	}
 	if form != mimeJSON {
 		if data, err = protobuf(form, data); err != nil {
-			return nil, fmt.Errorf("making the protobuf form of %s: %w", path, err)
+			return nil, fmt.Errorf("encoding %s as protobuf: %w", path, err)
 		}
 	}
 	doc.data = data
@@ -271,7 +268,7 @@ func (h *Handler) document(ctx context.Context, path, form string) (*document, e
 	return doc, nil
 }
 
-// protobuf is the form of a document of JSON that gnostic defines.
+// protobuf converts a JSON document to gnostic's protobuf form.
 func protobuf(form string, data []byte) ([]byte, error) {
 	if form == mimeProtoV3 {
 		doc, err := openapi_v3.ParseDocument(data)
@@ -287,8 +284,8 @@ func protobuf(form string, data []byte) ([]byte, error) {
 	return proto.Marshal(doc)
 }
 
-// etag tells documents apart by what they are made of, so that none needs to be
-// made for it.
+// etag returns an ETag based on the inputs of a document, so that the document need not be built
+// for it.
 func (h *Handler) etag(path string) string {
 	sum := sha256.New()
 	sum.Write(packed)
@@ -314,18 +311,18 @@ func groupPath(gv schema.GroupVersion) string {
 func (h *Handler) make(path string) ([]byte, error) {
 	switch path {
 	case "/openapi/v2":
-		return h.whole()
+		return h.documentV2()
 	case "/openapi/v3":
 		return h.index()
 	}
 	name := strings.TrimPrefix(path, "/openapi/v3/")
 	if gv, ok := h.sections()[name]; ok && name != path {
-		return h.group(name, gv)
+		return h.documentV3(name, gv)
 	}
 	return nil, nil
 }
 
-// index lists the documents of v3.
+// index returns the list of v3 documents.
 func (h *Handler) index() ([]byte, error) {
 	paths := map[string]any{}
 	for name := range h.sections() {
@@ -335,13 +332,13 @@ func (h *Handler) index() ([]byte, error) {
 	return json.Marshal(map[string]any{"paths": paths})
 }
 
-// security is how clients show who they are.
+// security describes the authentication of clients.
 var security = members{{"BearerToken", members{
 	{"type", "apiKey"}, {"description", "Bearer Token authentication"}, {"name", "authorization"}, {"in", "header"},
 }}}
 
-// group makes the v3 document of one group and version.
-func (h *Handler) group(name string, gv *schema.GroupVersion) ([]byte, error) {
+// documentV3 returns the v3 document of a group and version.
+func (h *Handler) documentV3(name string, gv *schema.GroupVersion) ([]byte, error) {
 	schemas, err := unpack()
 	if err != nil {
 		return nil, err
@@ -355,7 +352,7 @@ func (h *Handler) group(name string, gv *schema.GroupVersion) ([]byte, error) {
 	var components members
 	if all := closure(p.with(schemas["v3"]), p.models); len(all) > 0 {
 		for _, model := range []string{deleteModel, watchModel} {
-			if all[model], err = h.ofGroup(all[model], gv); err != nil {
+			if all[model], err = h.kindsOfGroup(all[model], gv); err != nil {
 				return nil, err
 			}
 			if all[model] == nil {
@@ -366,18 +363,18 @@ func (h *Handler) group(name string, gv *schema.GroupVersion) ([]byte, error) {
 	}
 	info := h.info()
 	if gv != nil && h.custom(gv.Group) {
-		// As upstream calls what definitions define.
+		// The title that upstream uses for custom resources.
 		info = members{{"title", "Kubernetes CRD Swagger"}, {"version", "v0.1.0"}}
 	} else {
 		components = append(components, member{"securitySchemes", security})
 	}
-	// With escapes for HTML, which version 2 has never had.
+	// With HTML escapes, unlike v2.
 	return json.Marshal(members{{"openapi", "3.0.0"}, {"info", info}, {"paths", items}, {"components", components}})
 }
 
-// ofGroup leaves of the kinds that a model is, in every group, those that a
-// document of version 3 is about.
-func (h *Handler) ofGroup(model json.RawMessage, gv *schema.GroupVersion) (json.RawMessage, error) {
+// kindsOfGroup removes those kinds of a model that do not belong to the group and version of a v3
+// document. Common models, such as DeleteOptions, have a kind in every group.
+func (h *Handler) kindsOfGroup(model json.RawMessage, gv *schema.GroupVersion) (json.RawMessage, error) {
 	at := bytes.Index(model, []byte(`"`+kindExtension+`":`))
 	if at < 0 || gv == nil {
 		return model, nil
@@ -397,7 +394,8 @@ func (h *Handler) ofGroup(model json.RawMessage, gv *schema.GroupVersion) (json.
 	for _, kind := range kinds.All {
 		switch {
 		case h.custom(gv.Group):
-			// Clients' library is what they are made by.
+			// Upstream builds these documents with client-go's scheme, which does not contain these
+			// groups.
 			switch kind.Group {
 			case "admission.k8s.io", "imagepolicy.k8s.io", "apiextensions.k8s.io", "apiregistration.k8s.io":
 				continue
@@ -418,13 +416,13 @@ func (h *Handler) ofGroup(model json.RawMessage, gv *schema.GroupVersion) (json.
 	return append(out, "]}"...), nil
 }
 
-// info says what the document is of.
+// info returns the title and version of the documents.
 func (h *Handler) info() members {
 	return members{{"title", "Kubernetes"}, {"version", h.version}}
 }
 
-// whole makes the v2 document.
-func (h *Handler) whole() ([]byte, error) {
+// documentV2 returns the v2 document.
+func (h *Handler) documentV2() ([]byte, error) {
 	schemas, err := unpack()
 	if err != nil {
 		return nil, err
@@ -455,12 +453,12 @@ func (h *Handler) whole() ([]byte, error) {
 func unpack() (map[string]map[string]json.RawMessage, error) {
 	zip, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1))
 	if err != nil {
-		return nil, fmt.Errorf("unpacking OpenAPI schemas: %w", err)
+		return nil, fmt.Errorf("decompressing OpenAPI schemas: %w", err)
 	}
 	defer zip.Close()
 	data, err := zip.DecodeAll(packed, nil)
 	if err != nil {
-		return nil, fmt.Errorf("unpacking OpenAPI schemas: %w", err)
+		return nil, fmt.Errorf("decompressing OpenAPI schemas: %w", err)
 	}
 	var schemas map[string]map[string]json.RawMessage
 	if err := json.Unmarshal(data, &schemas); err != nil {
@@ -471,7 +469,7 @@ func unpack() (map[string]map[string]json.RawMessage, error) {
 
 var reference = regexp.MustCompile(`"\$ref":\s*"#/(?:definitions|components/schemas)/([^"]+)"`)
 
-// closure returns the named models with all that they refer to.
+// closure returns the named models and all models to which they refer.
 func closure(all map[string]json.RawMessage, names []string) map[string]json.RawMessage {
 	out := map[string]json.RawMessage{}
 	for len(names) > 0 {

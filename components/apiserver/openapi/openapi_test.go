@@ -70,12 +70,12 @@ func TestV3(t *testing.T) {
 	if patch == nil {
 		t.Fatal("deployments cannot be patched")
 	}
-	// kubectl looks for this before it leaves validation to the server.
+	// kubectl checks for this before it uses server-side field validation.
 	if text, _ := json.Marshal(patch); !strings.Contains(string(text), `"fieldValidation"`) ||
 		!strings.Contains(string(text), "patchAppsV1NamespacedDeployment") {
 		t.Errorf("patch is %s", text)
 	}
-	// All that is referred to is there.
+	// All referenced schemas exist.
 	for _, match := range reference.FindAllStringSubmatch(w.Body.String(), -1) {
 		if doc.Components.Schemas[match[1]] == nil {
 			t.Errorf("no schema %s", match[1])
@@ -163,7 +163,7 @@ func TestOperationIDsAreUnique(t *testing.T) {
 	}
 }
 
-// TestReferences holds that every model that a schema refers to is there.
+// TestReferences checks that every model to which a schema refers exists.
 func TestReferences(t *testing.T) {
 	schemas, err := unpack()
 	if err != nil {
@@ -173,15 +173,14 @@ func TestReferences(t *testing.T) {
 		for name, raw := range all {
 			for _, to := range references(raw) {
 				if _, ok := all[to]; !ok {
-					t.Errorf("%s: %s refers to %s, which is not there", version, name, to)
+					t.Errorf("%s: %s refers to %s, which does not exist", version, name, to)
 				}
 			}
 		}
 	}
 }
 
-// TestAsUpstream holds pieces of the documents against those of kube-apiserver
-// v1.37, byte for byte.
+// TestAsUpstream compares parts of the documents with those of kube-apiserver v1.37, byte for byte.
 func TestAsUpstream(t *testing.T) {
 	h := handler()
 	for _, c := range []struct{ path, want string }{

@@ -13,28 +13,28 @@ import (
 	"strings"
 )
 
-// operation is one request that can be made, whatever the version of OpenAPI.
+// operation is an API operation, independent of the OpenAPI version.
 type operation struct {
 	path, method string
 	id, text     string
 	tag          string
-	action       string // "" for what is no resource
+	action       string // "" for paths that are not resources
 	kind         groupVersionKind
 	// consumes and produces are media types.
 	consumes, produces []string
 	parameters         []parameter
-	// body names the model of what is sent, "" for nothing.
+	// body is the model of the request body, or "" if there is none.
 	body         string
 	bodyRequired bool
-	// answer names the model of what comes back, "" for text.
+	// answer is the model of the response, or "" for text.
 	answer string
-	// answers beside 200, e.g. 201.
+	// answers are status codes in addition to 200, e.g. 201.
 	answers []int
 }
 
 type groupVersionKind struct{ group, version, kind string }
 
-// parameter is one of a query or a path.
+// parameter is a query or path parameter.
 type parameter struct{ name, in, kind, text string }
 
 var answerTexts = map[int]string{200: "OK", 201: "Created", 202: "Accepted", 401: "Unauthorized"}
@@ -42,11 +42,11 @@ var answerTexts = map[int]string{200: "OK", 201: "Created", 202: "Accepted", 401
 // paths collects the operations of a document.
 type paths struct {
 	v3 bool
-	// operations by path, in the order in which they were added.
+	// operations by path, in the order of addition.
 	operations map[string][]*operation
-	// models are the schemas that the operations refer to.
+	// models are the schemas to which the operations refer.
 	models []string
-	// custom are the schemas of custom resources.
+	// custom contains the schemas of custom resources.
 	custom map[string]json.RawMessage
 }
 
@@ -61,14 +61,14 @@ func (p *paths) add(op *operation) {
 	}
 }
 
-// with adds the schemas of custom resources to all, which is the caller's.
+// with adds the schemas of custom resources to all. The caller must own the map.
 func (p *paths) with(all map[string]json.RawMessage) map[string]json.RawMessage {
 	maps.Copy(all, p.custom)
 	return all
 }
 
-// members are those of a JSON object in their order, for what is equal is to be
-// so byte for byte.
+// members are the members of a JSON object in a fixed order, so that equal documents are equal byte
+// for byte.
 type members []member
 
 type member struct {
@@ -95,7 +95,7 @@ func (m members) MarshalJSON() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// encode is json.Marshal without escapes for HTML.
+// encode is json.Marshal without HTML escapes.
 func encode(v any) ([]byte, error) {
 	var out bytes.Buffer
 	e := json.NewEncoder(&out)
@@ -106,15 +106,14 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSuffix(out.Bytes(), []byte("\n")), nil
 }
 
-// methods are in the order in which a path's item has them.
+// methods is the order of methods in a path item.
 var methods = []string{"get", "put", "post", "delete", "options", "head", "patch"}
 
-// items are the path items by path. Shared collects the parameters of v2, by
-// name.
+// items returns the path items by path. It adds shared v2 parameters to shared, by name.
 func (p *paths) items(shared map[string]any) (map[string]any, error) {
 	out := make(map[string]any, len(p.operations))
 	for path, ops := range p.operations {
-		common := commonOf(ops)
+		common := commonParameters(ops)
 		var item members
 		for _, method := range methods {
 			for _, op := range ops {
@@ -146,8 +145,8 @@ func (p *paths) items(shared map[string]any) (map[string]any, error) {
 
 type nameIn struct{ name, in string }
 
-// commonOf are the parameters that all operations of a path have.
-func commonOf(ops []*operation) map[nameIn]parameter {
+// commonParameters returns the parameters that all operations of a path have.
+func commonParameters(ops []*operation) map[nameIn]parameter {
 	count := map[nameIn]int{}
 	common := map[nameIn]parameter{}
 	for _, op := range ops {
@@ -247,7 +246,7 @@ func (p *paths) responses(op *operation) members {
 	return append(out, member{"401", members{{"description", answerTexts[401]}}})
 }
 
-// schema refers to a model.
+// schema returns a reference to a model.
 func (p *paths) schema(model string) members {
 	switch {
 	case model == "":
@@ -279,7 +278,7 @@ func (p *paths) parameter(x parameter, shared map[string]any) (any, error) {
 		}
 		switch x.name {
 		case "name", "fieldValidation", "dryRun":
-			// Clients look for the last two where they are used.
+			// Clients expect the last two at the operation.
 			return out, nil
 		}
 		return share(x.name, out, shared)
@@ -294,7 +293,7 @@ func (p *paths) parameter(x parameter, shared map[string]any) (any, error) {
 	return append(out, member{"schema", members{{"type", x.kind}, {"uniqueItems", true}}}), nil
 }
 
-// body is the parameter that v2 has for what is sent.
+// body returns the v2 parameter of the request body.
 func (p *paths) body(op *operation, shared map[string]any) (any, error) {
 	out := members{{"name", "body"}, {"in", "body"}}
 	if op.bodyRequired {
@@ -307,8 +306,8 @@ func (p *paths) body(op *operation, shared map[string]any) (any, error) {
 	return share("body", out, shared)
 }
 
-// share puts a parameter where all of a document can refer to it, under a name
-// that is made of what it is.
+// share moves a parameter to the document's shared parameters, with a name that contains a hash of
+// its content.
 func share(name string, x members, shared map[string]any) (any, error) {
 	data, err := json.Marshal(x)
 	if err != nil {

@@ -37,7 +37,7 @@ var (
 	anyType          = []string{"*/*"}
 )
 
-// modelOf names the schema of a Go type, "" if it has none.
+// modelOf returns the name of a Go type's schema, or "" if it has none.
 func modelOf(obj runtime.Object) string {
 	if named, ok := obj.(interface{ OpenAPIModelName() string }); ok {
 		return named.OpenAPIModelName()
@@ -45,12 +45,11 @@ func modelOf(obj runtime.Object) string {
 	return ""
 }
 
-// modelsOf names the schemas of a resource's objects and lists, "" if there are
+// modelsOf returns the names of the schemas of a resource's objects and lists, or "" if there are
 // none.
 func (p *paths) modelsOf(r *registry.Resource) (model, listModel string) {
 	if r.Custom != nil {
-		// A definition that cannot be published does not take the others
-		// with it.
+		// Skip a definition that cannot be published, so that the others are published.
 		m, err := r.Custom.Models(p.v3)
 		if err != nil {
 			return "", ""
@@ -67,20 +66,20 @@ func (p *paths) modelsOf(r *registry.Resource) (model, listModel string) {
 	return modelOf(r.New()), listModel
 }
 
-// way is where operations on a resource are, and what they have in common.
-type way struct {
+// resourceOperations contains what the operations on a resource have in common.
+type resourceOperations struct {
 	*registry.Resource
 	model, listModel string
-	// base is the path of the collection in one namespace, all that in all
-	// namespaces; "" for resources without.
+	// base is the path of the collection in one namespace. all is the path for all namespaces, or
+	// "" for cluster-scoped resources.
 	base, all  string
-	namespaced string // in names
+	namespaced string // part of operation IDs
 	tag        string
 }
 
 // resource adds the operations on a resource and its subresources.
 func (p *paths) resource(r *registry.Resource) {
-	w := way{Resource: r, tag: tag(r.Group, r.Version)}
+	w := resourceOperations{Resource: r, tag: tag(r.Group, r.Version)}
 	w.model, w.listModel = p.modelsOf(r)
 	if w.model == "" {
 		return
@@ -100,13 +99,13 @@ func (p *paths) resource(r *registry.Resource) {
 	}
 	for name, view := range r.Views {
 		for _, verb := range view.Verbs {
-			p.object(w, verb, name, w.model, kindOfWay(w))
+			p.object(w, verb, name, w.model, kindOfResource(w))
 		}
 	}
 	if r.Scale != nil {
 		kind := groupVersionKind{"autoscaling", "v1", "Scale"}
 		if r.Custom != nil {
-			kind = kindOfWay(w)
+			kind = kindOfResource(w)
 		}
 		for _, verb := range []string{"get", "update", "patch"} {
 			p.object(w, verb, "scale", scaleModel, kind)
@@ -126,10 +125,10 @@ func kindOfGVK(gvk schema.GroupVersionKind) groupVersionKind {
 	return groupVersionKind{gvk.Group, gvk.Version, gvk.Kind}
 }
 
-func kindOfWay(w way) groupVersionKind { return kindOfGVK(w.GVK()) }
+func kindOfResource(w resourceOperations) groupVersionKind { return kindOfGVK(w.GVK()) }
 
-// begin makes an operation of a resource, with the parameters of its path.
-func (w way) begin(method, verb, name, path, sub string, kind groupVersionKind) *operation {
+// newOperation returns an operation on a resource with its path parameters.
+func (w resourceOperations) newOperation(method, verb, name, path, sub string, kind groupVersionKind) *operation {
 	op := &operation{
 		path: path, method: method, action: verb, kind: kind, tag: w.tag,
 		consumes: anyType, produces: bodyTypes,
@@ -159,8 +158,8 @@ func (w way) begin(method, verb, name, path, sub string, kind groupVersionKind) 
 
 func (op *operation) query(more []parameter) { op.parameters = append(op.parameters, more...) }
 
-// verb adds what a verb means for a resource itself.
-func (p *paths) verb(w way, verb string) {
+// verb adds the operations of a verb on the resource itself.
+func (p *paths) verb(w resourceOperations, verb string) {
 	switch verb {
 	case "list":
 		p.list(w, w.base)
@@ -170,9 +169,9 @@ func (p *paths) verb(w way, verb string) {
 	case "watch":
 		p.watches(w)
 	case "create":
-		p.create(w, "", "", w.model, kindOfWay(w))
+		p.create(w, "", "", w.model, kindOfResource(w))
 	case "deletecollection":
-		op := w.begin("delete", "deletecollection", "deletecollection", w.base, "", kindOfWay(w))
+		op := w.newOperation("delete", "deletecollection", "deletecollection", w.base, "", kindOfResource(w))
 		op.text, op.answer = "delete collection of "+w.Kind, statusModel
 		if w.Custom != nil {
 			op.query(listQuery)
@@ -182,7 +181,7 @@ func (p *paths) verb(w way, verb string) {
 		}
 		p.add(op)
 	case "delete":
-		op := w.begin("delete", "delete", "delete", w.base+"/{name}", "", kindOfWay(w))
+		op := w.newOperation("delete", "delete", "delete", w.base+"/{name}", "", kindOfResource(w))
 		op.text, op.answer, op.answers, op.body = "delete"+article(w.Kind)+w.Kind, statusModel, []int{202}, deleteModel
 		if registry.ReturnsDeleted(w.GroupResource()) {
 			op.answer = w.model
@@ -190,12 +189,12 @@ func (p *paths) verb(w way, verb string) {
 		op.query(deleteQuery)
 		p.add(op)
 	default:
-		p.object(w, verb, "", w.model, kindOfWay(w))
+		p.object(w, verb, "", w.model, kindOfResource(w))
 	}
 }
 
-func (p *paths) list(w way, path string) {
-	op := w.begin("get", "list", "list", path, "", kindOfWay(w))
+func (p *paths) list(w resourceOperations, path string) {
+	op := w.newOperation("get", "list", "list", path, "", kindOfResource(w))
 	op.text, op.answer = "list objects of kind "+w.Kind, w.listModel
 	if w.Custom == nil {
 		op.produces = watchTypes
@@ -207,15 +206,15 @@ func (p *paths) list(w way, path string) {
 	p.add(op)
 }
 
-// watches adds the paths that watches of built-in kinds had once.
-func (p *paths) watches(w way) {
+// watches adds the deprecated watch paths of built-in kinds.
+func (p *paths) watches(w resourceOperations) {
 	if w.Custom != nil {
 		return
 	}
 	prefix := "/" + groupPath(w.GroupVersion())
 	at := func(path string) string { return prefix + "/watch" + strings.TrimPrefix(path, prefix) }
 	add := func(verb, path, text string) {
-		op := w.begin("get", verb, "watch", path, "", kindOfWay(w))
+		op := w.newOperation("get", verb, "watch", path, "", kindOfResource(w))
 		op.text, op.answer, op.produces = text, watchModel, watchTypes
 		op.query(listQuery)
 		p.add(op)
@@ -229,9 +228,9 @@ func (p *paths) watches(w way) {
 		", filtered to a single item with the 'fieldSelector' parameter.")
 }
 
-// create adds a POST, of new objects or of what is done to one.
-func (p *paths) create(w way, below, sub, model string, kind groupVersionKind) {
-	op := w.begin("post", "post", "create", w.base+below, sub, kind)
+// create adds a POST of a new object or of a subresource.
+func (p *paths) create(w resourceOperations, below, sub, model string, kind groupVersionKind) {
+	op := w.newOperation("post", "post", "create", w.base+below, sub, kind)
 	op.text = "create" + article(w.Kind) + w.Kind
 	if sub != "" {
 		op.text = "create " + sub + " of" + article(w.Kind) + w.Kind
@@ -241,8 +240,8 @@ func (p *paths) create(w way, below, sub, model string, kind groupVersionKind) {
 	p.add(op)
 }
 
-// object adds a verb for single objects, or for a view of them.
-func (p *paths) object(w way, verb, sub, model string, kind groupVersionKind) {
+// object adds a verb for single objects, or for a subresource view of them.
+func (p *paths) object(w resourceOperations, verb, sub, model string, kind groupVersionKind) {
 	path, of := w.base+"/{name}", "the specified "+w.Kind
 	if sub != "" {
 		path, of = path+"/"+sub, sub+" of "+of
@@ -250,17 +249,17 @@ func (p *paths) object(w way, verb, sub, model string, kind groupVersionKind) {
 	var op *operation
 	switch verb {
 	case "get":
-		op = w.begin("get", "get", "read", path, sub, kind)
+		op = w.newOperation("get", "get", "read", path, sub, kind)
 		op.text = "read " + of
 		if w.Custom != nil {
 			op.query(getQuery)
 		}
 	case "update":
-		op = w.begin("put", "put", "replace", path, sub, kind)
+		op = w.newOperation("put", "put", "replace", path, sub, kind)
 		op.text, op.answers, op.body, op.bodyRequired = "replace "+of, []int{201}, model, true
 		op.query(updateQuery)
 	case "patch":
-		op = w.begin("patch", "patch", "patch", path, sub, kind)
+		op = w.newOperation("patch", "patch", "patch", path, sub, kind)
 		op.text, op.body, op.bodyRequired = "partially update "+of, patchModel, true
 		op.consumes = customPatchTypes
 		if w.Custom == nil {
@@ -274,13 +273,13 @@ func (p *paths) object(w way, verb, sub, model string, kind groupVersionKind) {
 	p.add(op)
 }
 
-// stream adds what connects to a container or another server.
-func (p *paths) stream(w way, name string, s *registry.Stream) {
+// stream adds the operations of a subresource that connects to a container or another server.
+func (p *paths) stream(w resourceOperations, name string, s *registry.Stream) {
 	kind, path := kindOfGVK(s.Kind), w.base+"/{name}/"+name
 	if name == "log" {
-		op := w.begin("get", "get", "read", path, name, kind)
+		op := w.newOperation("get", "get", "read", path, name, kind)
 		op.text, op.produces = "read log of the specified "+w.Kind, append([]string{"text/plain"}, bodyTypes...)
-		op.query(queryOf(corev1.PodLogOptions{}))
+		op.query(queryParameters(corev1.PodLogOptions{}))
 		p.add(op)
 		return
 	}
@@ -292,7 +291,7 @@ func (p *paths) stream(w way, name string, s *registry.Stream) {
 	}
 	for _, rest := range below {
 		for _, method := range methods {
-			op := w.begin(strings.ToLower(method), "connect", "connect", path+rest, "", kind)
+			op := w.newOperation(strings.ToLower(method), "connect", "connect", path+rest, "", kind)
 			op.id = operationID(w.Group, w.Version, "connect", upper(strings.ToLower(method))+w.namespaced+w.Kind+upper(name))
 			if rest != "" {
 				op.id += "WithPath"
@@ -305,7 +304,7 @@ func (p *paths) stream(w way, name string, s *registry.Stream) {
 	}
 }
 
-// article before a noun, with blanks around it.
+// article returns the article before a noun, surrounded by spaces.
 func article(noun string) string {
 	switch {
 	case !strings.HasSuffix(noun, "ss") && strings.HasSuffix(noun, "s"):
@@ -316,7 +315,7 @@ func article(noun string) string {
 	return " a "
 }
 
-// tag groups operations, e.g. "apps_v1" or "core_v1".
+// tag returns the tag of operations, e.g. "apps_v1" or "core_v1".
 func tag(group, version string) string {
 	out := groupName(group, false)
 	if version != "" {
@@ -325,7 +324,7 @@ func tag(group, version string) string {
 	return out
 }
 
-// groupName is that of a group in names, e.g. "rbacAuthorization".
+// groupName returns the form of a group in operation IDs, e.g. "rbacAuthorization".
 func groupName(group string, upperFirst bool) string {
 	if group == "" {
 		group = "core"
@@ -339,7 +338,7 @@ func groupName(group string, upperFirst bool) string {
 	return strings.Join(words, "")
 }
 
-// operationID is unique in a document, e.g. "patchAppsV1NamespacedDeploymentStatus".
+// operationID returns a document-wide unique ID, e.g. "patchAppsV1NamespacedDeploymentStatus".
 func operationID(group, version, name, rest string) string {
 	if name == "deletecollection" {
 		name, rest = "delete", "Collection"+rest
@@ -354,8 +353,7 @@ func upper(word string) string {
 	return strings.ToUpper(word[:1]) + word[1:]
 }
 
-// general adds what is below no resource: discovery, and what the server tells
-// of itself.
+// general adds paths that are not resources: discovery, version and OpenID documents.
 func (p *paths) general(path string) {
 	op := &operation{path: path + "/", method: "get", produces: bodyTypes, consumes: bodyTypes}
 	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
@@ -389,8 +387,8 @@ func (p *paths) general(path string) {
 	p.add(op)
 }
 
-// sections are the paths that v3 has one document for, each with what is
-// served there: a version, or nil for what is below no resource.
+// sections returns the names of all v3 documents, with the group version that they contain, or nil
+// for paths that are not resources.
 func (h *Handler) sections() map[string]*schema.GroupVersion {
 	out := map[string]*schema.GroupVersion{
 		"version": nil, ".well-known/openid-configuration": nil, "openid/v1/jwks": nil, "api": nil, "apis": nil,
@@ -404,8 +402,8 @@ func (h *Handler) sections() map[string]*schema.GroupVersion {
 	return out
 }
 
-// custom tells whether a group has custom resources alone, whose discovery no
-// document tells of.
+// custom reports whether a group contains only custom resources. The discovery of such groups is
+// not documented.
 func (h *Handler) custom(group string) bool {
 	for _, r := range h.served {
 		if r.Group == group && r.Custom == nil {
@@ -415,7 +413,7 @@ func (h *Handler) custom(group string) bool {
 	return true
 }
 
-// section adds one document's operations.
+// section adds the operations of one document.
 func (h *Handler) section(p *paths, name string, gv *schema.GroupVersion) {
 	if gv == nil {
 		p.general("/" + name)

@@ -9,12 +9,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// documented are the types that tell what their fields are for.
+// documented is a type with descriptions of its fields.
 type documented interface{ SwaggerDoc() map[string]string }
 
-// queryOf are the fields of options as parameters of a query, but for those that
-// are left out. Fields that are objects cannot be.
-func queryOf(options documented, but ...string) []parameter {
+// queryParameters returns the fields of options as query parameters, except for those in but. Fields that
+// are objects are skipped.
+func queryParameters(options documented, but ...string) []parameter {
 	texts := options.SwaggerDoc()
 	var out []parameter
 	t := reflect.TypeOf(options)
@@ -30,7 +30,7 @@ func queryOf(options documented, but ...string) []parameter {
 	return out
 }
 
-// kindOf is what OpenAPI calls a type; "" for those that a query cannot have.
+// kindOf returns the OpenAPI name of a type, or "" for types that are not allowed in a query.
 func kindOf(t reflect.Type) string {
 	if t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()
@@ -47,12 +47,12 @@ func kindOf(t reflect.Type) string {
 }
 
 var (
-	listQuery   = queryOf(metav1.ListOptions{})
-	deleteQuery = queryOf(metav1.DeleteOptions{})
-	createQuery = queryOf(metav1.CreateOptions{})
-	updateQuery = queryOf(metav1.UpdateOptions{})
-	patchQuery  = queryOf(metav1.PatchOptions{})
-	getQuery    = queryOf(metav1.GetOptions{})
+	listQuery   = queryParameters(metav1.ListOptions{})
+	deleteQuery = queryParameters(metav1.DeleteOptions{})
+	createQuery = queryParameters(metav1.CreateOptions{})
+	updateQuery = queryParameters(metav1.UpdateOptions{})
+	patchQuery  = queryParameters(metav1.PatchOptions{})
+	getQuery    = queryParameters(metav1.GetOptions{})
 
 	pretty = parameter{
 		"pretty", "query", "string",
@@ -62,26 +62,26 @@ var (
 	pathParameter      = parameter{"path", "path", "string", "path to the resource"}
 )
 
-// deleteCollectionQuery is of deletions of built-in kinds.
+// deleteCollectionQuery returns the parameters of deletecollection for built-in kinds.
 func deleteCollectionQuery() []parameter {
-	return slices.Concat(deleteQuery, queryOf(metav1.ListOptions{}, "watch", "allowWatchBookmarks"))
+	return slices.Concat(deleteQuery, queryParameters(metav1.ListOptions{}, "watch", "allowWatchBookmarks"))
 }
 
-// streamQuery are the options of a stream whose options are of that kind.
+// streamQuery returns the parameters of a stream with the given kind of options.
 func streamQuery(kind string) []parameter {
 	switch kind {
 	case "PodExecOptions":
-		return queryOf(corev1.PodExecOptions{})
+		return queryParameters(corev1.PodExecOptions{})
 	case "PodAttachOptions":
-		return queryOf(corev1.PodAttachOptions{})
+		return queryParameters(corev1.PodAttachOptions{})
 	case "PodPortForwardOptions":
-		return queryOf(corev1.PodPortForwardOptions{})
+		return queryParameters(corev1.PodPortForwardOptions{})
 	case "PodProxyOptions":
-		return queryOf(corev1.PodProxyOptions{})
+		return queryParameters(corev1.PodProxyOptions{})
 	case "ServiceProxyOptions":
-		return queryOf(corev1.ServiceProxyOptions{})
+		return queryParameters(corev1.ServiceProxyOptions{})
 	case "NodeProxyOptions":
-		return queryOf(corev1.NodeProxyOptions{})
+		return queryParameters(corev1.NodeProxyOptions{})
 	}
 	return nil
 }

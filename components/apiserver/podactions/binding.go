@@ -1,5 +1,4 @@
-// Package podactions is what is done to pods but not by writing them: binding
-// them to nodes, and evicting them.
+// Package podactions implements pod operations that are not plain writes: binding and eviction.
 package podactions
 
 import (
@@ -26,7 +25,7 @@ var (
 	bindingKind = corev1.SchemeGroupVersion.WithKind("Binding")
 )
 
-// Bindings is the old resource by which pods are bound: a POST to it is one to
+// Bindings returns the legacy resource for binding pods. A POST to it is equivalent to one to
 // pods/binding.
 func Bindings() *api.Resource {
 	return api.Kind[*corev1.Binding]{
@@ -39,7 +38,7 @@ func Bindings() *api.Resource {
 	}.Resource()
 }
 
-// Actions of pods that are served.
+// Actions returns the pod actions whose resources are served.
 func Actions(reg *registry.Registry) []*registry.Action {
 	if reg.Lookup(pods) == nil {
 		return nil
@@ -59,7 +58,7 @@ func bindAction(resource schema.GroupVersionResource, subresource string) *regis
 	}
 }
 
-// bind gives a pod its node, once.
+// bind assigns a pod to a node. A pod can be assigned only once.
 func bind(ctx context.Context, call registry.ActionCall) (runtime.Object, error) {
 	b, ok := call.Object.(*corev1.Binding)
 	if !ok {
@@ -72,12 +71,12 @@ func bind(ctx context.Context, call registry.ActionCall) (runtime.Object, error)
 		return nil, apierrors.NewBadRequest("name in URL does not match name in Binding object")
 	}
 	if errs := validateBinding(b); len(errs) > 0 {
-		return nil, errs.ToAggregate() // with a code of 500, as upstream
+		return nil, errs.ToAggregate() // with code 500, as in upstream
 	}
 	if err := call.Validate(ctx, b); err != nil {
 		return nil, err
 	}
-	meant := registry.OwnChange{Resource: pods, Name: call.Name, DryRun: call.DryRun, UID: b.UID, ResourceVersion: b.ResourceVersion}
+	meant := registry.ServerChange{Resource: pods, Name: call.Name, DryRun: call.DryRun, UID: b.UID, ResourceVersion: b.ResourceVersion}
 	_, err := call.Change(ctx, meant, func(obj api.Object) error {
 		pod, ok := obj.(*corev1.Pod)
 		if !ok {
@@ -94,7 +93,7 @@ func bind(ctx context.Context, call registry.ActionCall) (runtime.Object, error)
 	return &metav1.Status{Status: metav1.StatusSuccess}, nil
 }
 
-// unnamed is the error of a binding that names no pod.
+// unnamed returns the error for a binding without a pod name.
 func unnamed(b *corev1.Binding) error {
 	if errs := validateBinding(b); len(errs) > 0 {
 		return errs.ToAggregate()
@@ -129,7 +128,7 @@ func assign(pod *corev1.Pod, b *corev1.Binding) error {
 		return fmt.Errorf("pod %v has non-empty .spec.schedulingGates", pod.Name)
 	}
 	pod.Spec.NodeName = b.Target.Name
-	// A nomination is a hint until then, and stale from then on (KEP-5278).
+	// Clear the nomination, which is only a hint until the pod is bound (KEP-5278).
 	pod.Status.NominatedNodeName = ""
 	if len(b.Annotations) > 0 && pod.Annotations == nil {
 		pod.Annotations = map[string]string{}
@@ -143,8 +142,7 @@ func assign(pod *corev1.Pod, b *corev1.Binding) error {
 	return nil
 }
 
-// setCondition replaces the condition of that type, or adds it. The time of a
-// transition is kept as long as the status is.
+// setCondition sets the condition of a type. The transition time changes only if the status does.
 func setCondition(pod *corev1.Pod, c corev1.PodCondition) {
 	c.LastTransitionTime = metav1.NewTime(time.Now().Truncate(time.Second))
 	for i := range pod.Status.Conditions {

@@ -22,16 +22,15 @@ import (
 	"hyperkube/components/apiserver/request"
 	"hyperkube/components/apiserver/rest"
 	"hyperkube/internal/api"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 	"hyperkube/internal/store"
 )
 
-// maxDisrupted bounds the evictions that the budget's controller has not
-// confirmed yet.
+// maxDisrupted limits the number of evictions that the disruption controller has not confirmed yet.
 const maxDisrupted = 2000
 
-// attempts to take from a budget that others take from too.
-const attempts = 20
+// maxAttempts limits retries after conflicts with other writers of a budget.
+const maxAttempts = 20
 
 var budgets = policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets")
 
@@ -39,15 +38,15 @@ func evictAction(reg *registry.Registry) *registry.Action {
 	e := &evictor{reg}
 	return &registry.Action{
 		Resource: pods, Subresource: "eviction", Kind: policyv1.SchemeGroupVersion.WithKind("Eviction"),
-		Former: "v1beta1",
-		New:    func() runtime.Object { return &policyv1.Eviction{} },
-		Run:    e.run,
+		FormerVersion: "v1beta1",
+		New:           func() runtime.Object { return &policyv1.Eviction{} },
+		Run:           e.run,
 	}
 }
 
 type evictor struct{ registry *registry.Registry }
 
-// run deletes a pod, if the disruption budgets allow it.
+// run evicts a pod if its disruption budget allows that.
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/
 func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Object, error) {
@@ -67,7 +66,7 @@ func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Ob
 			field.Invalid(field.NewPath("deleteOptions", "ignoreStoreReadErrorWithClusterBreakingPotential"), true, "can not be set for pod eviction, try after removing the option"),
 		})
 	}
-	// Either of the two asks for it; both must say the same.
+	// Dry run can be requested in the query or in the body. If both are set, they must be equal.
 	switch {
 	case len(opts.DryRun) == 0:
 		opts.DryRun = call.DryRuns
@@ -89,22 +88,22 @@ func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Ob
 		return &metav1.Status{Status: metav1.StatusSuccess}, nil
 	}
 	budget, err := e.budget(ctx, pod)
-	if several, ok := errors.AsType[*severalError](err); ok {
+	if several, ok := errors.AsType[*multipleBudgetsError](err); ok {
 		return several.status(), nil
 	}
 	if err != nil {
 		return nil, err
 	}
 	if budget != nil {
-		guarded, err := e.ask(ctx, pod, budget, call.DryRun)
+		guarded, err := e.takeDisruption(ctx, pod, budget, call.DryRun)
 		if err != nil {
 			return nil, err
 		}
 		if !guarded {
-			// It may have become ready since, and then is.
-			err := evict(ctx, call, pod, at(opts, pod.ResourceVersion))
+			// The pod may have become ready since, so delete only this version of it.
+			err := evict(ctx, call, pod, withResourceVersion(opts, pod.ResourceVersion))
 			if apierrors.IsConflict(err) && anyVersion(opts) {
-				return nil, unprocessed(budget.Key()[len(pod.Namespace)+1:])
+				return nil, budgetNotReady(budget.Key()[len(pod.Namespace)+1:])
 			}
 			if err != nil {
 				return nil, err
@@ -118,10 +117,11 @@ func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Ob
 	return &metav1.Status{Status: metav1.StatusSuccess}, nil
 }
 
-// evictUncounted evicts a pod that counts for no budget, or returns it as one that
-// does. One that has not begun may begin meanwhile, so it is evicted as it is alone.
+// evictUncounted evicts a pod that no budget counts, because it is finished or pending. Otherwise
+// it returns the pod. A pending pod may start in the meantime, so only its current version is
+// deleted.
 func (e *evictor) evictUncounted(ctx context.Context, call registry.ActionCall, opts *metav1.DeleteOptions) (pod *corev1.Pod, gone bool, err error) {
-	for range attempts {
+	for range maxAttempts {
 		if pod, err = e.pod(ctx, call); err != nil {
 			return nil, false, err
 		}
@@ -131,7 +131,7 @@ func (e *evictor) evictUncounted(ctx context.Context, call registry.ActionCall, 
 		case pod.Status.Phase != corev1.PodPending:
 			return pod, false, nil
 		case anyVersion(opts):
-			as = at(opts, pod.ResourceVersion)
+			as = withResourceVersion(opts, pod.ResourceVersion)
 		}
 		if err = evict(ctx, call, pod, as); err == nil {
 			return pod, true, nil
@@ -143,13 +143,13 @@ func (e *evictor) evictUncounted(ctx context.Context, call registry.ActionCall, 
 	return nil, false, err
 }
 
-// anyVersion tells whether the client does not say which version of a pod it means.
+// anyVersion reports whether the options have no precondition on the resource version.
 func anyVersion(opts *metav1.DeleteOptions) bool {
 	return opts.Preconditions == nil || opts.Preconditions.ResourceVersion == nil
 }
 
-// at returns opts for one version of a pod.
-func at(opts *metav1.DeleteOptions, version string) *metav1.DeleteOptions {
+// withResourceVersion returns opts with a precondition on the resource version.
+func withResourceVersion(opts *metav1.DeleteOptions, version string) *metav1.DeleteOptions {
 	opts = opts.DeepCopy()
 	if opts.Preconditions == nil {
 		opts.Preconditions = &metav1.Preconditions{}
@@ -158,8 +158,8 @@ func at(opts *metav1.DeleteOptions, version string) *metav1.DeleteOptions {
 	return opts
 }
 
-// evict says in a pod's status why it goes, and deletes it. It must be the pod that
-// was looked at.
+// evict adds the condition DisruptionTarget to a pod and deletes it. It fails if the pod was
+// replaced.
 func evict(ctx context.Context, call registry.ActionCall, pod *corev1.Pod, opts *metav1.DeleteOptions) error {
 	opts = opts.DeepCopy()
 	if opts.Preconditions == nil {
@@ -170,12 +170,12 @@ func evict(ctx context.Context, call registry.ActionCall, pod *corev1.Pod, opts 
 		must.UID = &pod.UID
 	}
 	if !call.DryRun {
-		version, err := call.Change(ctx, registry.OwnChange{Resource: pods, Name: call.Name}, func(obj api.Object) error {
+		version, err := call.Change(ctx, registry.ServerChange{Resource: pods, Name: call.Name}, func(obj api.Object) error {
 			p, ok := obj.(*corev1.Pod)
 			if !ok {
 				return fmt.Errorf("eviction: %s is a %T", call.Name, obj)
 			}
-			if err := meant(p, must); err != nil {
+			if err := checkPreconditions(p, must); err != nil {
 				return err
 			}
 			setCondition(p, corev1.PodCondition{
@@ -194,8 +194,8 @@ func evict(ctx context.Context, call registry.ActionCall, pod *corev1.Pod, opts 
 	return call.Delete(ctx, opts)
 }
 
-// meant tells why a pod is not the one that is meant.
-func meant(p *corev1.Pod, must *metav1.Preconditions) error {
+// checkPreconditions returns an error if a pod does not meet the preconditions.
+func checkPreconditions(p *corev1.Pod, must *metav1.Preconditions) error {
 	conflict := func(format string, args ...any) error {
 		return apierrors.NewConflict(schema.GroupResource{Resource: "Pod"}, p.Name, fmt.Errorf(format, args...))
 	}
@@ -225,25 +225,25 @@ func (e *evictor) pod(ctx context.Context, call registry.ActionCall) (*corev1.Po
 	return pod, nil
 }
 
-// finished pods, and those that go already, count for no budget.
+// finished reports whether a pod has terminated or is being deleted. No budget counts such pods.
 func finished(pod *corev1.Pod) bool {
-	return podfacts.Terminal(pod) || pod.DeletionTimestamp != nil
+	return podutil.Terminal(pod) || pod.DeletionTimestamp != nil
 }
 
-// severalError is that a pod has several budgets.
-type severalError struct{}
+// multipleBudgetsError is the error for a pod with several budgets.
+type multipleBudgetsError struct{}
 
-// Error as the interface.
-func (*severalError) Error() string {
+// Error implements error.
+func (*multipleBudgetsError) Error() string {
 	return "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
 }
 
-// status is the answer, which has no reason.
-func (e *severalError) status() *metav1.Status {
+// status returns the response, which has no reason.
+func (e *multipleBudgetsError) status() *metav1.Status {
 	return &metav1.Status{Status: metav1.StatusFailure, Message: e.Error(), Code: http.StatusInternalServerError}
 }
 
-// budget finds that of a pod; nil when it has none.
+// budget returns the disruption budget of a pod, or nil if it has none.
 func (e *evictor) budget(ctx context.Context, pod *corev1.Pod) (*store.Entry, error) {
 	res := e.registry.Lookup(budgets)
 	if res == nil {
@@ -261,27 +261,27 @@ func (e *evictor) budget(ctx context.Context, pod *corev1.Pod) (*store.Entry, er
 		}
 		selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 		if err != nil || !selector.Matches(labels.Set(pod.Labels)) {
-			continue // what cannot be parsed is nobody's budget
+			continue // a budget with an invalid selector applies to no pod
 		}
 		if mine != nil {
-			return nil, &severalError{}
+			return nil, &multipleBudgetsError{}
 		}
 		mine = entry
 	}
 	return mine, nil
 }
 
-// ask takes one disruption from the pod's budget. Guarded is false for a pod that the
-// budget does not count as it is.
-func (e *evictor) ask(ctx context.Context, pod *corev1.Pod, mine *store.Entry, dryRun bool) (guarded bool, err error) {
+// takeDisruption takes one allowed disruption from the pod's budget. guarded is false if the budget does not
+// count the pod.
+func (e *evictor) takeDisruption(ctx context.Context, pod *corev1.Pod, mine *store.Entry, dryRun bool) (guarded bool, err error) {
 	res := e.registry.Lookup(budgets)
 	var lost *store.ConflictError
-	for n := range attempts {
+	for n := range maxAttempts {
 		b, err := budgetOf(res, mine)
 		if err != nil {
 			return true, err
 		}
-		if n == 0 && spared(pod, b) {
+		if n == 0 && evictableUnready(pod, b) {
 			return false, nil
 		}
 		b = b.DeepCopy()
@@ -316,10 +316,10 @@ func budgetOf(res *registry.Resource, entry *store.Entry) (*policyv1.PodDisrupti
 	return b, nil
 }
 
-// spared pods are not ready and may go whatever the budget says, because it
-// does not count them.
-func spared(pod *corev1.Pod, b *policyv1.PodDisruptionBudget) bool {
-	if podfacts.Ready(pod) {
+// evictableUnready reports whether an unready pod can be evicted regardless of the budget's allowed
+// disruptions, according to its unhealthyPodEvictionPolicy.
+func evictableUnready(pod *corev1.Pod, b *policyv1.PodDisruptionBudget) bool {
+	if podutil.Ready(pod) {
 		return false
 	}
 	if p := b.Spec.UnhealthyPodEvictionPolicy; p != nil && *p == policyv1.AlwaysAllow {
@@ -332,17 +332,17 @@ func take(b *policyv1.PodDisruptionBudget, pod string) error {
 	gr := schema.GroupResource{Group: policyv1.GroupName, Resource: "poddisruptionbudget"}
 	forbidden := func(reason, why string) error {
 		err := apierrors.NewForbidden(gr, b.Name, errors.New(reason))
-		return because(err, fmt.Sprintf("The disruption budget %s does not allow evicting pods currently: %s", b.Name, why))
+		return withBudgetCause(err, fmt.Sprintf("The disruption budget %s does not allow evicting pods currently: %s", b.Name, why))
 	}
 	switch {
 	case b.Status.ObservedGeneration < b.Generation:
-		return unprocessed(b.Name)
+		return budgetNotReady(b.Name)
 	case b.Status.DisruptionsAllowed < 0:
 		return forbidden("pdb disruptions allowed is negative", "pdb disruptions allowed is negative")
 	case len(b.Status.DisruptedPods) > maxDisrupted:
 		return forbidden("DisruptedPods map too big - too many evictions not confirmed by PDB controller", "too many pending evictions not confirmed by PDB controller")
 	case b.Status.DisruptionsAllowed == 0:
-		return tooMany(whyNot(b), 0)
+		return tooMany(blockedReason(b), 0)
 	}
 	b.Status.DisruptionsAllowed--
 	if b.Status.DisruptionsAllowed == 0 {
@@ -358,9 +358,9 @@ func take(b *policyv1.PodDisruptionBudget, pod string) error {
 	return nil
 }
 
-// whyNot says why a budget allows no eviction. Its numbers mean nothing while
-// its pods cannot be counted.
-func whyNot(b *policyv1.PodDisruptionBudget) string {
+// blockedReason returns the reason why a budget allows no eviction. The numbers in its status are invalid
+// if the last sync failed.
+func blockedReason(b *policyv1.PodDisruptionBudget) string {
 	cond := meta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition)
 	says := cond != nil && cond.Status == metav1.ConditionFalse && cond.Message != ""
 	switch {
@@ -374,18 +374,18 @@ func whyNot(b *policyv1.PodDisruptionBudget) string {
 	return fmt.Sprintf("The disruption budget %s does not allow evicting pods currently", b.Name)
 }
 
-// tooMany is the answer while a budget allows no eviction.
+// tooMany returns the error for a budget that allows no eviction.
 func tooMany(cause string, retry int) error {
-	return because(apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", retry), cause)
+	return withBudgetCause(apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", retry), cause)
 }
 
-// unprocessed is tooMany for a budget whose numbers are not those of now.
-func unprocessed(budget string) error {
+// budgetNotReady is tooMany for a budget whose status is outdated.
+func budgetNotReady(budget string) error {
 	return tooMany(fmt.Sprintf("The disruption budget %s is still being processed by the server.", budget), 10)
 }
 
-// because adds what is the matter with the budget.
-func because(err *apierrors.StatusError, cause string) error {
+// withBudgetCause adds a cause to an error about a disruption budget.
+func withBudgetCause(err *apierrors.StatusError, cause string) error {
 	err.ErrStatus.Details.Causes = append(err.ErrStatus.Details.Causes, metav1.StatusCause{Type: policyv1.DisruptionBudgetCause, Message: cause})
 	return err
 }

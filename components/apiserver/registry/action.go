@@ -11,65 +11,62 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Action answers the create of something that is not stored itself: a review
-// (Subresource empty), or a subresource such as serviceaccounts/token. The API
-// server decodes the body, defaults it (a review by Resource.Default, and
-// validates that by Resource.Validate) and asks mutating admission before Run.
-// What the user may do has been decided by authorization. User and request
-// information are in the context, see k8s.io/apiserver/pkg/endpoints/request.
+// Action handles a create request for something that is not stored: a review (Subresource is
+// empty), or a subresource such as serviceaccounts/token. The API server decodes and defaults the
+// body (and, for a review, calls Resource.Default and Resource.Validate), and calls mutating
+// admission before Run. The request is already authorized. The context contains the user and
+// request info, see k8s.io/apiserver/pkg/endpoints/request.
 type Action struct {
-	// Resource and Subresource that this is, e.g. "serviceaccounts" and
-	// "token". Subresource is empty for reviews.
+	// Resource and Subresource of the action, e.g. "serviceaccounts" and "token". Subresource is
+	// empty for reviews.
 	Resource    schema.GroupVersionResource
 	Subresource string
-	// Kind of the body and the answer, e.g. authentication.k8s.io/v1
-	// TokenRequest.
+	// Kind of the request and response body, e.g. authentication.k8s.io/v1 TokenRequest.
 	Kind schema.GroupVersionKind
-	// Former is an older version whose bodies read the same; empty: there is
+	// FormerVersion is an older version with the same schema that is accepted in requests. Empty means
 	// none.
-	Former string
-	// New makes an empty body.
+	FormerVersion string
+	// New returns an empty body.
 	New func() runtime.Object
-	// Default fills what the body leaves unset; may be nil.
+	// Default sets default values in the body. It may be nil.
 	Default func(obj runtime.Object)
-	// Run answers. The answer is sent with status 201; a *metav1.Status is
-	// sent with its own code. Errors should be Status errors.
+	// Run handles the request. The result is sent with status 201. A *metav1.Status is sent with
+	// its own code. Errors should be Status errors.
 	Run func(ctx context.Context, call ActionCall) (runtime.Object, error)
 }
 
-// ActionCall is one request for an Action.
+// ActionCall is a request for an Action.
 type ActionCall struct {
-	// Namespace and Name from the path; where the path has no name it is
-	// that of the body.
+	// Namespace and Name are from the path. If the path has no name, it is the name in the body.
 	Namespace, Name string
-	// Object is the decoded body; it is the action's own.
+	// Object is the decoded body. The action owns it.
 	Object runtime.Object
-	// Resource is the resource whose subresource was asked for.
+	// Resource is the resource of the requested subresource.
 	Resource *Resource
 	DryRun   bool
-	// DryRuns is how the query asks for that.
+	// DryRuns is the dryRun parameter of the query.
 	DryRuns []string
-	// Validate asks validating admission about the final object; an action
-	// that changes something calls it before it does.
+	// Validate calls validating admission with the final object. An action that changes something
+	// must call it before.
 	Validate func(ctx context.Context, obj runtime.Object) error
-	// Change changes an object by the server itself: f is given a copy, again
-	// in each attempt, and may change anything, for nothing is validated or
-	// admitted. It returns the resourceVersion that the object then has.
-	Change func(ctx context.Context, what OwnChange, f func(obj api.Object) error) (version string, err error)
-	// Delete deletes the object at the path as a client's DELETE would, but for
-	// admission, which has seen what the action is.
+	// Change updates an object on behalf of the server. Each attempt calls f with a copy of the
+	// current object. f may change anything, because neither validation nor admission runs. Change
+	// returns the new resourceVersion of the object.
+	Change func(ctx context.Context, what ServerChange, f func(obj api.Object) error) (version string, err error)
+	// Delete deletes the object at the path like a DELETE request, but without admission, which has
+	// already seen the action.
 	Delete func(ctx context.Context, opts *metav1.DeleteOptions) error
 }
 
-// OwnChange says which object the server itself changes.
-type OwnChange struct {
-	// Resource of the object, in the request's namespace.
+// ServerChange identifies the object that the server updates.
+type ServerChange struct {
+	// Resource of the object. The namespace is that of the request.
 	Resource schema.GroupVersionResource
 	Name     string
 	DryRun   bool
-	// Manager, when set, is recorded in the managed fields.
+	// Manager, if set, is the field manager of the update.
 	Manager string
-	// UID and ResourceVersion, unless empty, are those that the object must have.
+	// UID and ResourceVersion, unless empty, are preconditions.
 	UID             types.UID
 	ResourceVersion string
 }

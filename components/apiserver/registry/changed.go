@@ -2,14 +2,14 @@ package registry
 
 import "sync"
 
-// change wakes those who wait for the next table.
+// change notifies callers that wait for the next table.
 type change struct {
 	mu sync.Mutex // guards next
-	// next is closed with the next table; nil while nobody waits for it.
+	// next is closed when the next table is published. It is nil while nothing waits for it.
 	next chan struct{}
 }
 
-// publish makes t what is served.
+// publish makes t the current table.
 func (r *Registry) publish(t *table) {
 	r.table.Store(t)
 	r.change.mu.Lock()
@@ -20,7 +20,7 @@ func (r *Registry) publish(t *table) {
 	}
 }
 
-// Changed is closed when what is served changes after this call.
+// Changed returns a channel that is closed at the next change of the served resources.
 func (r *Registry) Changed() <-chan struct{} {
 	r.change.mu.Lock()
 	defer r.change.mu.Unlock()

@@ -17,21 +17,20 @@ import (
 	"hyperkube/internal/api/former"
 )
 
-// protoMessage is what the published types of built-in kinds can do.
+// protoMessage is implemented by the published types of built-in kinds.
 type protoMessage interface {
 	wire.Sized
 	Unmarshal(data []byte) error
 }
 
-// codec stores built-in kinds: protobuf, and JSON where the type has none or
-// Resource.StoredJSON says so.
-// What it reads is decoded by its content. It implements store.Codec.
+// codec encodes built-in kinds as protobuf, or as JSON if the type has no protobuf form or
+// Resource.StoredJSON is set. It detects the encoding when decoding. It implements store.Codec.
 type codec struct {
 	resource *api.Resource
 	kind     *wire.Kind
 }
 
-// Encode returns the bytes to store. The object's type meta is ignored.
+// Encode returns the bytes to store. It ignores the type meta of the object.
 func (c *codec) Encode(obj runtime.Object) ([]byte, error) {
 	if m, ok := obj.(wire.Sized); ok && !c.resource.StoredJSON {
 		return c.kind.Store(m)
@@ -43,22 +42,21 @@ func (c *codec) Encode(obj runtime.Object) ([]byte, error) {
 	return c.kind.AppendJSON(nil, c.kind.Untyped(data)), nil
 }
 
-// Decode returns a new object with its type meta and resource version set. It
-// is defaulted unless whoever wrote it knew the same defaults.
+// Decode returns a new object with type meta and resource version. The object is defaulted unless
+// it was written by a program with the same defaults.
 func (c *codec) Decode(data []byte, revision int64) (runtime.Object, error) {
 	return c.decode(data, revision, false)
 }
 
-// DecodeTrimmed is Decode without managed fields. It implements store.Trimmer.
+// DecodeTrimmed implements store.Trimmer. It is Decode without managed fields.
 func (c *codec) DecodeTrimmed(data []byte, revision int64) (runtime.Object, error) {
 	return c.decode(data, revision, true)
 }
 
-// scratch are buffers for objects without their managed fields.
+// scratch is a pool of buffers for encoded objects without managed fields.
 var scratch = sync.Pool{New: func() any { return new([]byte) }}
 
-// unmarshal decodes a raw object. Types that are made of protobuf copy what they
-// keep.
+// unmarshal decodes a raw object. Generated protobuf types copy the bytes that they keep.
 func unmarshal(m protoMessage, raw []byte, trim bool) error {
 	if !trim {
 		return m.Unmarshal(raw)
@@ -74,7 +72,7 @@ func unmarshal(m protoMessage, raw []byte, trim bool) error {
 	return err
 }
 
-// maxScratch is up to which size a buffer is kept.
+// maxScratch is the maximum size of buffers that are returned to the pool.
 const maxScratch = 64 << 10
 
 func (c *codec) decode(data []byte, revision int64, trim bool) (runtime.Object, error) {
@@ -125,17 +123,17 @@ func (c *codec) decode(data []byte, revision int64, trim bool) (runtime.Object, 
 		c.resource.Complete(obj)
 	}
 	if trim {
-		obj.SetManagedFields(nil) // of JSON
+		obj.SetManagedFields(nil) // for JSON
 	}
 	obj.GetObjectKind().SetGroupVersionKind(c.kind.GroupVersionKind)
 	obj.SetResourceVersion("")
-	if revision != 0 { // else it was made just now, and is not stored
+	if revision != 0 { // zero means that the object was just created and is not stored
 		obj.SetResourceVersion(strconv.FormatInt(revision, 10))
 	}
 	return obj, nil
 }
 
-// former reads what may be stored in another version than the present one.
+// former decodes an object that may be stored in a former version.
 func (c *codec) former(apiVersion string, into api.Object, decode func(into runtime.Object) error) error {
 	version, err := schema.ParseGroupVersion(apiVersion)
 	if err != nil {
@@ -144,8 +142,8 @@ func (c *codec) former(apiVersion string, into api.Object, decode func(into runt
 	return former.Decode(c.kind.GroupVersionKind, version, into, decode)
 }
 
-// readJSON reads obj from JSON that says that it is of the kind, and returns
-// the version that it is in. An object of another version need not be read.
+// readJSON decodes JSON that claims to be of the kind, and returns its version. An object of
+// another version may fail to decode.
 func (c *codec) readJSON(data []byte, obj api.Object) (schema.GroupVersion, error) {
 	failed := kjson.UnmarshalCaseSensitivePreserveInts(data, obj)
 	gvk := obj.GetObjectKind().GroupVersionKind()
@@ -160,17 +158,17 @@ func (c *codec) readJSON(data []byte, obj api.Object) (schema.GroupVersion, erro
 	case failed != nil && gvk.GroupVersion() == c.kind.GroupVersion():
 		return gvk.GroupVersion(), failed
 	case gvk.Kind == "" && gvk.Version == "":
-		return gvk.GroupVersion(), runtime.NewMissingKindErr(shown(data))
+		return gvk.GroupVersion(), runtime.NewMissingKindErr(truncated(data))
 	case gvk.Version == "":
-		return gvk.GroupVersion(), runtime.NewMissingVersionErr(shown(data))
+		return gvk.GroupVersion(), runtime.NewMissingVersionErr(truncated(data))
 	case gvk.Kind != c.kind.Kind && gvk.Kind != "":
 		return gvk.GroupVersion(), c.otherKind(gvk.GroupVersion().String(), gvk.Kind)
 	}
 	return gvk.GroupVersion(), nil
 }
 
-// otherKind is the error about an object of another kind, in upstream's words,
-// which name Go types.
+// otherKind returns the error for an object of another kind. It is upstream's message, which
+// contains Go types.
 func (c *codec) otherKind(apiVersion, kind string) error {
 	version := apiVersion[strings.LastIndex(apiVersion, "/")+1:]
 	group, _, _ := strings.Cut(c.kind.Group, ".")
@@ -180,5 +178,5 @@ func (c *codec) otherKind(apiVersion, kind string) error {
 	return fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion", version, kind, group, c.kind.Kind)
 }
 
-// shown is the beginning of a value, for errors.
-func shown(data []byte) string { return string(data[:min(len(data), 100)]) }
+// truncated returns the beginning of a value for error messages.
+func truncated(data []byte) string { return string(data[:min(len(data), 100)]) }

@@ -13,8 +13,8 @@ import (
 	"hyperkube/internal/api/catalog"
 )
 
-// TestDecodeTrimmed compares with what Decode makes, in either encoding, and looks
-// whether an object keeps what the next one is decoded over.
+// TestDecodeTrimmed compares the result with that of Decode for both encodings, and checks that an
+// object does not share memory with the reused buffer.
 func TestDecodeTrimmed(t *testing.T) {
 	var pods *api.Resource
 	for _, r := range catalog.Resources() {

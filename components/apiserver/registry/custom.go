@@ -17,12 +17,11 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Replace serves resources, all versions of one custom resource, in place of
-// those that were served under the name; none takes it away. Unless keep is
-// set, watches of what was there end, and what was cached of it is forgotten,
-// for the new resources may read it otherwise. What is built in is never
-// replaced: Replace returns false and does nothing when there is such a
-// resource.
+// Replace serves resources, all versions of one custom resource, in place of those previously
+// served under the name. Without resources it removes them. Unless keep is set, watches are closed
+// and the cache is dropped, because the new resources may decode objects differently. Built-in
+// resources are never replaced: if there is one with this name, Replace returns false and does
+// nothing.
 func (r *Registry) Replace(gr schema.GroupResource, keep bool, resources ...*api.Resource) bool {
 	r.mu.Lock()
 	old := r.table.Load()
@@ -82,15 +81,13 @@ func (r *Registry) customCollection(res *api.Resource) *store.Collection {
 	return r.cfg.Store.Collection(cfg)
 }
 
-// customCodec stores custom resources as JSON, each in the version that it
-// says. It implements store.Codec.
+// customCodec encodes custom resources as JSON, each in its own version. It implements store.Codec.
 type customCodec struct{ *api.Custom }
 
-// Encode returns the bytes to store, with the type meta of the object.
+// Encode returns the bytes to store, including the type meta of the object.
 func (customCodec) Encode(obj runtime.Object) ([]byte, error) { return encodeCustom(obj) }
 
-// Decode returns a new object of the version that was stored, with what the
-// schema of that version says of it done.
+// Decode returns a new object of the stored version, after applying the schema of that version.
 func (c customCodec) Decode(data []byte, revision int64) (runtime.Object, error) {
 	obj, err := decodeCustom(data)
 	if err != nil {
@@ -145,13 +142,13 @@ func marshalCustom(obj runtime.Object) ([]byte, error) {
 	return data, nil
 }
 
-// customOf returns the object of an entry in the version of this resource.
-// What a webhook has converted is kept as JSON.
+// customOf returns the object of an entry in the version of this resource. The result of a
+// conversion webhook is cached as JSON.
 func (r *Resource) customOf(e *store.Entry, stored api.Object) (api.Object, error) {
 	if !r.Custom.Remote || stored.GetObjectKind().GroupVersionKind().Version == r.Version {
 		obj, err := r.StoredAs.FromStored(stored)
 		if err != nil {
-			// It is of a version that is defined no more.
+			// Its stored version is not defined anymore.
 			return nil, e.Unreadable(err)
 		}
 		return obj, nil
@@ -164,7 +161,7 @@ func (r *Resource) customOf(e *store.Entry, stored api.Object) (api.Object, erro
 		return encodeCustom(obj)
 	})
 	if err != nil {
-		// Whether it is the object or the webhook that is at fault, it cannot be read.
+		// The cause may be the object or the webhook.
 		return nil, e.Unreadable(err)
 	}
 	return decodeCustom(data)

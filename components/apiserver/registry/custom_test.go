@@ -7,7 +7,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// FuzzCustom decodes what might be stored and encodes it again.
+// FuzzCustom decodes arbitrary stored values and encodes them again.
 func FuzzCustom(f *testing.F) {
 	f.Add([]byte(`{"kind":"Foo","apiVersion":"example.com/v1","metadata":{"name":"a","generation":1},"spec":{"n":1,"f":1.5,"s":"<&>"}}`))
 	f.Add([]byte(`{"apiVersion":1,"kind":null}`))
@@ -23,7 +23,7 @@ func FuzzCustom(f *testing.F) {
 		custom.SetResourceVersion("")
 		once, err := c.Encode(custom)
 		if err != nil {
-			return // numbers that JSON cannot have
+			return // numbers that JSON cannot represent
 		}
 		again, err := c.Decode(once, 7)
 		if err != nil {

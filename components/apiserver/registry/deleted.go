@@ -2,8 +2,8 @@ package registry
 
 import "k8s.io/apimachinery/pkg/runtime/schema"
 
-// ReturnsDeleted tells whether a deletion is answered with the object that was
-// deleted, and not with a Status.
+// ReturnsDeleted reports whether the response to a deletion is the deleted object instead of a
+// Status.
 func ReturnsDeleted(of schema.GroupResource) bool {
 	switch of.Group {
 	case "":

@@ -12,22 +12,22 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Memo slots of an entry, counted from Resource.slot.
+// Memo slots of an entry, relative to Resource.slot.
 const (
 	slotJSON = iota
-	slotGoneJSON
+	slotDeletedJSON
 	slotRaw
 	slotMetadataJSON
-	slotGoneMetadataJSON
+	slotDeletedMetadataJSON
 	slotConverted
 	slotsPerResource
 )
 
-// HasProtobuf tells whether objects can be served as protobuf.
-func (r *Resource) HasProtobuf() bool { return r.built }
+// HasProtobuf reports whether objects can be served as protobuf.
+func (r *Resource) HasProtobuf() bool { return r.generated }
 
-// Raw returns the entry's protobuf object without envelope and resource
-// version, most often a part of the stored bytes. It is shared.
+// Raw returns the entry's protobuf object without envelope and resource version, usually as a
+// subslice of the stored bytes. It is shared.
 func (r *Resource) Raw(e *store.Entry) ([]byte, error) {
 	if r.StoredAs == nil {
 		raw, err := e.Part(wire.Current)
@@ -54,8 +54,7 @@ func (r *Resource) Raw(e *store.Entry) ([]byte, error) {
 	})
 }
 
-// JSON returns the entry's JSON without type meta, with its resource version.
-// It is shared.
+// JSON returns the entry's JSON without type meta, including its resource version. It is shared.
 func (r *Resource) JSON(e *store.Entry) ([]byte, error) {
 	return e.Memo(r.slot+slotJSON, func() ([]byte, error) {
 		obj, err := r.Peek(e)
@@ -66,10 +65,10 @@ func (r *Resource) JSON(e *store.Entry) ([]byte, error) {
 	})
 }
 
-// GoneJSON is JSON for an entry that was deleted or replaced at a revision:
-// that is what its resource version says. An entry ends only once.
-func (r *Resource) GoneJSON(e *store.Entry, revision int64) ([]byte, error) {
-	return e.Memo(r.slot+slotGoneJSON, func() ([]byte, error) {
+// DeletedJSON is JSON for an entry that was deleted or replaced at a revision, which is used as its
+// resource version. This happens only once per entry, so the result is cached.
+func (r *Resource) DeletedJSON(e *store.Entry, revision int64) ([]byte, error) {
+	return e.Memo(r.slot+slotDeletedJSON, func() ([]byte, error) {
 		obj, err := r.Peek(e)
 		if err != nil {
 			return nil, err
@@ -92,8 +91,8 @@ func (r *Resource) Marshal(obj api.Object) ([]byte, error) {
 	return r.Object.Untyped(data), nil
 }
 
-// Reread returns obj as it would come back from storage, where empty lists and
-// maps are none: the answer to a dry run is that to the write itself.
+// Reread returns obj as it would be after storing and reading it, when empty lists and maps are
+// nil, so that the response to a dry run equals that of the actual write.
 func (r *Resource) Reread(obj api.Object) api.Object {
 	from, ok := obj.(wire.Sized)
 	if r.Custom != nil || r.StoredJSON || !ok {
@@ -118,12 +117,12 @@ func (r *Resource) Reread(obj api.Object) api.Object {
 	return into
 }
 
-// MetadataJSON returns the JSON of the entry's PartialObjectMetadata without
-// type meta. Revision is zero, or that at which the entry ended.
+// MetadataJSON returns the JSON of the entry's PartialObjectMetadata without type meta. revision is
+// zero, or the revision at which the entry was deleted or replaced.
 func (r *Resource) MetadataJSON(e *store.Entry, revision int64) ([]byte, error) {
 	slot := slotMetadataJSON
 	if revision != 0 {
-		slot = slotGoneMetadataJSON
+		slot = slotDeletedMetadataJSON
 	}
 	return e.Memo(r.slot+slot, func() ([]byte, error) {
 		obj, err := r.Peek(e)
@@ -143,7 +142,7 @@ func (r *Resource) MetadataJSON(e *store.Entry, revision int64) ([]byte, error) 
 	})
 }
 
-// PartialMetadata returns an object's metadata. Its parts are shared with obj.
+// PartialMetadata returns an object's metadata. It shares memory with obj.
 func PartialMetadata(obj metav1.Object) *metav1.PartialObjectMetadata {
 	p := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{
 		APIVersion: metav1.SchemeGroupVersion.String(), Kind: "PartialObjectMetadata",

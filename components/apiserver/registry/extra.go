@@ -14,40 +14,40 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Stream is a subresource that answers HTTP by itself: log, exec, proxy.
+// Stream is a subresource that handles HTTP itself: log, exec, proxy.
 type Stream struct {
-	// Resource and Subresource that this is, e.g. "pods" and "exec".
+	// Resource and Subresource of the stream, e.g. "pods" and "exec".
 	Resource    schema.GroupVersionResource
 	Subresource string
-	// Kind that discovery tells, e.g. v1 PodExecOptions.
+	// Kind in discovery, e.g. v1 PodExecOptions.
 	Kind schema.GroupVersionKind
-	// Verbs that discovery tells, e.g. "create" and "get".
+	// Verbs in discovery, e.g. "create" and "get".
 	Verbs []string
-	// Options makes of the query, and of the path behind the subresource, what
-	// Serve is told and admission is shown; it may be nil.
+	// Options parses the query and the path after the subresource. The result is passed to Serve
+	// and to admission. It may be nil.
 	Options func(query url.Values, path string) (runtime.Object, error)
-	// Admit asks admission whether to CONNECT.
+	// Admit enables admission of the request as a CONNECT operation.
 	Admit bool
-	// Proxy: what is below its path is another server's, and so are methods
-	// that are no verbs.
+	// Proxy means that the path after the subresource belongs to another server, and that methods
+	// without a corresponding verb are allowed.
 	Proxy bool
-	// Serve answers, once admission has agreed. Errors that it returns are
-	// written as a Status; after the first byte it returns none.
+	// Serve handles the request after admission. Errors are sent as a Status. Serve must not return
+	// an error after it has started the response.
 	Serve func(w http.ResponseWriter, req *http.Request, call StreamCall) error
 }
 
-// StreamCall is one request for a Stream.
+// StreamCall is a request for a Stream.
 type StreamCall struct {
 	Namespace, Name string
-	// Path behind the subresource, with its leading slash; for proxies.
+	// Path after the subresource, with its leading slash. For proxies.
 	Path string
-	// Options is what Stream.Options made.
+	// Options is the result of Stream.Options.
 	Options  runtime.Object
 	Resource *Resource
 }
 
-// Compute makes the objects of a resource be what list returns at the time of a
-// request, instead of what is stored. Such a resource can only be read.
+// Compute makes a resource read-only and computed: its objects are the result of list at the time
+// of a request.
 func (r *Registry) Compute(gr schema.GroupResource, list func(context.Context) ([]api.Object, error)) error {
 	for _, res := range r.Resources() {
 		if res.GroupResource() == gr {
@@ -57,10 +57,10 @@ func (r *Registry) Compute(gr schema.GroupResource, list func(context.Context) (
 			return nil
 		}
 	}
-	return fmt.Errorf("objects of %s, which is not served", gr)
+	return fmt.Errorf("computed objects of %s: resource is not served", gr)
 }
 
-// Computed returns what Compute was given, or nil.
+// Computed returns the function passed to Compute, or nil.
 func (r *Resource) Computed() func(context.Context) ([]api.Object, error) {
 	r.extra.mu.RLock()
 	defer r.extra.mu.RUnlock()
@@ -74,7 +74,7 @@ func newExtra() *extra {
 	}
 }
 
-// AddHook makes hook take part in the writes of a resource, in all versions.
+// AddHook adds a hook to the writes of a resource, in all its versions.
 func (r *Registry) AddHook(gr schema.GroupResource, hook Hook) error {
 	for _, res := range r.Resources() {
 		if res.GroupResource() == gr {
@@ -84,15 +84,15 @@ func (r *Registry) AddHook(gr schema.GroupResource, hook Hook) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("hook for %s, which is not served", gr)
+	return fmt.Errorf("hook for %s: resource is not served", gr)
 }
 
-// AddActions serves actions. Their resources must have been added before.
+// AddActions adds actions. Their resources must have been added before.
 func (r *Registry) AddActions(actions ...*Action) error {
 	for _, a := range actions {
 		res := r.Lookup(a.Resource)
 		if res == nil {
-			return fmt.Errorf("action %s/%s of what is not served", a.Resource, a.Subresource)
+			return fmt.Errorf("action %s/%s: resource is not served", a.Resource, a.Subresource)
 		}
 		res.extra.mu.Lock()
 		if res.extra.actions[a.Resource] == nil {
@@ -104,12 +104,12 @@ func (r *Registry) AddActions(actions ...*Action) error {
 	return nil
 }
 
-// AddStreams serves streams. Their resources must have been added before.
+// AddStreams adds streams. Their resources must have been added before.
 func (r *Registry) AddStreams(streams ...*Stream) error {
 	for _, s := range streams {
 		res := r.Lookup(s.Resource)
 		if res == nil {
-			return fmt.Errorf("stream %s/%s of what is not served", s.Resource, s.Subresource)
+			return fmt.Errorf("stream %s/%s: resource is not served", s.Resource, s.Subresource)
 		}
 		res.extra.mu.Lock()
 		if res.extra.streams[s.Resource] == nil {
@@ -121,24 +121,24 @@ func (r *Registry) AddStreams(streams ...*Stream) error {
 	return nil
 }
 
-// Hooks of the resource, in the order in which they were added.
+// Hooks returns the hooks of the resource, in the order of addition.
 func (r *Resource) Hooks() []Hook {
 	r.extra.mu.RLock()
 	defer r.extra.mu.RUnlock()
 	return r.extra.hooks
 }
 
-// Action returns that of a subresource, or of the review itself for "".
+// Action returns the action of a subresource, or that of a review for "".
 func (r *Resource) Action(subresource string) *Action {
 	r.extra.mu.RLock()
 	defer r.extra.mu.RUnlock()
 	return r.extra.actions[r.GVR()][subresource]
 }
 
-// Actions returns all, by subresource.
+// Actions returns all actions by subresource.
 func (r *Resource) Actions() map[string]*Action {
 	if r.extra == nil {
-		return nil // it is in no registry
+		return nil // it is not part of a registry
 	}
 	r.extra.mu.RLock()
 	defer r.extra.mu.RUnlock()
@@ -147,14 +147,14 @@ func (r *Resource) Actions() map[string]*Action {
 	return out
 }
 
-// Stream returns that of a subresource, or nil.
+// Stream returns the stream of a subresource, or nil.
 func (r *Resource) Stream(subresource string) *Stream {
 	r.extra.mu.RLock()
 	defer r.extra.mu.RUnlock()
 	return r.extra.streams[r.GVR()][subresource]
 }
 
-// Streams returns all, by subresource.
+// Streams returns all streams by subresource.
 func (r *Resource) Streams() map[string]*Stream {
 	if r.extra == nil {
 		return nil

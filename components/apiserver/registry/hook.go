@@ -7,16 +7,13 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Hook takes part in the writes of one resource. It is called in each attempt
-// of a write after admission and validation, with the object as it will be
-// stored and the one that it replaces: old is nil on create, obj is nil on
-// delete. It may allocate into obj; old is shared and must not be written to.
-// The operations that it returns are of other collections and are committed in
-// the write's own transaction, or not at all: on a dry run they are dropped.
-// When one of them loses a race the write is tried again from the beginning
-// and the hook is called again, so it keeps nothing between calls that it
-// cannot take back.
+// Hook participates in the writes of a resource. It is called in each attempt of a write after
+// admission and validation. obj is the object that will be stored, old the one that it replaces.
+// old is nil on create, obj is nil on delete. The hook may allocate values in obj. old is shared
+// and must not be modified. The returned operations belong to other collections and are committed
+// in the transaction of the write. On a dry run they are dropped. If one of them conflicts, the
+// whole write is retried and the hook is called again. Therefore a hook must not keep state between
+// calls that it cannot revert.
 //
-// Both objects are of the type that is stored. Errors that are Status errors
-// are told to the client as they are.
+// Both objects have the stored type. Status errors are returned to the client unchanged.
 type Hook func(ctx context.Context, obj, old api.Object) ([]store.Op, error)

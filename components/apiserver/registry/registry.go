@@ -1,7 +1,6 @@
-// Package registry knows what the API server serves: for each group, version
-// and resource its api.Resource, the store.Collection that has its objects, and
-// what takes part in its writes or answers its subresources. It is the seam
-// between the verbs and everything that adds to them.
+// Package registry contains the resources that the API server serves: for each group, version and
+// resource it has the api.Resource, the store.Collection of the objects, and the hooks, actions and
+// streams of other packages.
 package registry
 
 import (
@@ -27,51 +26,48 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Config of a Registry.
+// Config is the configuration of a Registry.
 type Config struct {
-	// Store has all objects but those of built-in resources for which Apart
-	// returns another one, which may then not be in one transaction with
-	// others. Apart may be nil.
-	Store *store.Store
-	Apart func(schema.GroupResource) *store.Store
-	// Resources are served from the beginning. A resource with StoredAs
-	// comes after the one whose storage it shares.
+	// Store contains all objects, except those of built-in resources for which StoreOverride returns
+	// another store. Those cannot be written in one transaction with others. StoreOverride may be nil.
+	Store         *store.Store
+	StoreOverride func(schema.GroupResource) *store.Store
+	// Resources are the initial resources. A resource with StoredAs must follow the one whose
+	// storage it shares.
 	Resources []*api.Resource
-	// Transformer returns how the objects of a resource are encrypted, or
-	// nil. It may itself be nil.
+	// Transformer returns the encryption for the objects of a resource, or nil. It may be nil.
 	Transformer func(schema.GroupResource) value.Transformer
-	// TTL returns after how many seconds objects of a resource go, or zero.
-	// It may be nil.
+	// TTL returns the lifetime of a resource's objects in seconds, or zero for no limit. It may be
+	// nil.
 	TTL func(schema.GroupResource) int64
 }
 
-// Registry is safe for use by several goroutines.
+// Registry contains the served resources. It is safe for concurrent use.
 type Registry struct {
 	cfg Config
 
-	mu    sync.Mutex // for writers of table
+	mu    sync.Mutex // serializes writers of table
 	table atomic.Pointer[table]
-	// change tells of new tables.
+	// change notifies of new tables.
 	change change
 }
 
-// table is never changed once it is published.
+// table is immutable once it is published.
 type table struct {
 	byGVR map[schema.GroupVersionResource]*Resource
-	// all in the order in which they were added.
+	// all resources in the order of addition.
 	all []*Resource
 }
 
-// Resource is one served resource. Its fields are set when it is added and
-// not changed afterwards.
+// Resource is a served resource. Its fields do not change after it has been added.
 type Resource struct {
 	*api.Resource
-	// Collection has the objects; nil for reviews. Resources of one kind
-	// served in several versions share it.
+	// Collection contains the objects. It is nil for reviews. All served versions of a kind share
+	// it.
 	Collection *store.Collection
-	// Object and List are the kinds of single objects and of lists.
+	// Object and List are the kinds of objects and lists.
 	Object, List *wire.Kind
-	// TTL in seconds of what is written, zero for none.
+	// TTL is the lifetime of written objects in seconds, zero for no limit.
 	TTL int64
 
 	// storage describes the stored objects: this resource itself unless
@@ -79,18 +75,17 @@ type Resource struct {
 	storage *Resource
 	// slot is the first of the resource's memo slots.
 	slot int
-	// deprecation is the warning for whoever uses a deprecated version; empty:
-	// it is not deprecated.
+	// deprecation is the warning for a deprecated version, or "".
 	deprecation string
-	// built tells that objects are of a generated Go type with a protobuf
-	// form, in which they are stored.
-	built bool
+	// generated means that objects have a generated Go type with a protobuf form, in which they are
+	// stored.
+	generated bool
 
 	// extra is shared by all versions of a resource.
 	extra *extra
 }
 
-// extra is what others add to a resource.
+// extra contains the additions of other packages to a resource.
 type extra struct {
 	mu      sync.RWMutex
 	hooks   []Hook
@@ -100,7 +95,7 @@ type extra struct {
 	computed func(context.Context) ([]api.Object, error)
 }
 
-// New makes a registry of cfg.Resources. Their caches fill at first use.
+// New returns a registry with cfg.Resources. Their caches are filled at first use.
 func New(cfg Config) (*Registry, error) {
 	r := &Registry{cfg: cfg}
 	r.table.Store(&table{byGVR: map[schema.GroupVersionResource]*Resource{}})
@@ -110,7 +105,7 @@ func New(cfg Config) (*Registry, error) {
 	return r, nil
 }
 
-// Add serves more built-in resources from now on.
+// Add adds built-in resources.
 func (r *Registry) Add(resources ...*api.Resource) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -118,7 +113,7 @@ func (r *Registry) Add(resources ...*api.Resource) error {
 	t := &table{byGVR: maps.Clone(old.byGVR), all: slices.Clone(old.all)}
 	for _, res := range resources {
 		if t.byGVR[res.GVR()] != nil {
-			return fmt.Errorf("resource %s is there twice", res.GVR())
+			return fmt.Errorf("duplicate resource %s", res.GVR())
 		}
 		added, err := r.makeResource(t, res)
 		if err != nil {
@@ -149,7 +144,7 @@ func (r *Registry) makeResource(t *table, res *api.Resource) (*Resource, error) 
 	if r.cfg.TTL != nil {
 		out.TTL = r.cfg.TTL(res.GroupResource())
 	}
-	_, out.built = res.New().(protoMessage)
+	_, out.generated = res.New().(protoMessage)
 	if res.StoredAs != nil {
 		for _, other := range t.all {
 			if other.StoragePath == res.StoragePath && other.GVK() == res.StoredAs.GroupVersionKind {
@@ -188,23 +183,23 @@ func (r *Registry) makeResource(t *table, res *api.Resource) (*Resource, error) 
 }
 
 func (r *Registry) storeOf(gr schema.GroupResource) *store.Store {
-	if r.cfg.Apart != nil {
-		if s := r.cfg.Apart(gr); s != nil {
+	if r.cfg.StoreOverride != nil {
+		if s := r.cfg.StoreOverride(gr); s != nil {
 			return s
 		}
 	}
 	return r.cfg.Store
 }
 
-// The version of Kubernetes of which types may be deprecated.
+// The version of Kubernetes that determines which versions are deprecated.
 const kubernetesMajor, kubernetesMinor = 1, 37
 
-// BuiltIn tells whether a group has resources that are no custom ones.
+// BuiltIn reports whether a group has built-in resources.
 func (r *Registry) BuiltIn(group string) bool {
 	return slices.ContainsFunc(r.table.Load().all, func(res *Resource) bool { return res.Group == group && res.Custom == nil })
 }
 
-// Deprecation is the warning for whoever uses the resource; empty: none.
+// Deprecation returns the warning for users of the resource, or "".
 func (r *Resource) Deprecation() string {
 	if r.Custom != nil {
 		return r.Custom.Deprecation
@@ -217,9 +212,9 @@ func (r *Registry) Lookup(gvr schema.GroupVersionResource) *Resource {
 	return r.table.Load().byGVR[gvr]
 }
 
-// Settled is Lookup that waits for a replacement that is under way: what its
-// collection was dropped for is there when it returns.
-func (r *Registry) Settled(gvr schema.GroupVersionResource) *Resource {
+// LookupSettled is like Lookup but waits for a replacement in progress, so that it returns the resource
+// that replaces one whose collection was dropped.
+func (r *Registry) LookupSettled(gvr schema.GroupVersionResource) *Resource {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.Lookup(gvr)
@@ -235,11 +230,11 @@ func (r *Registry) Kind(gvk schema.GroupVersionKind) *Resource {
 	return nil
 }
 
-// Resources returns all, in the order in which they were added. The slice is
-// shared; as long as nothing is added it is the same one.
+// Resources returns all resources, in the order of addition. The slice is shared and stays the same
+// until a resource is added.
 func (r *Registry) Resources() []*Resource { return r.table.Load().all }
 
-// Collection returns the objects of a resource, whatever the version, or nil.
+// Collection returns the collection of a resource in any version, or nil.
 func (r *Registry) Collection(gr schema.GroupResource) *store.Collection {
 	for _, res := range r.table.Load().all {
 		if res.GroupResource() == gr {
@@ -249,12 +244,13 @@ func (r *Registry) Collection(gr schema.GroupResource) *store.Collection {
 	return nil
 }
 
-// Store is where all objects are but those that Config.Apart puts elsewhere.
+// Store returns the store of all objects, except those for which Config.StoreOverride returns
+// another one.
 func (r *Registry) Store() *store.Store { return r.cfg.Store }
 
-// GroupVersions returns what is served, each once, groups in the order in
-// which they were added and the preferred version of each first. Groups that
-// have custom resources alone come last, by name, with stable versions first.
+// GroupVersions returns the served group versions without duplicates, groups in the order of
+// addition and the preferred version of each group first. Groups with only custom resources come
+// last, sorted by name, with stable versions first.
 func (r *Registry) GroupVersions() []schema.GroupVersion {
 	const custom = 1 << 20
 	var out []schema.GroupVersion
@@ -279,16 +275,16 @@ func (r *Registry) GroupVersions() []schema.GroupVersion {
 	return out
 }
 
-// StoredResource is whose collection has the objects.
+// StoredResource returns the resource whose collection contains the objects.
 func (r *Resource) StoredResource() schema.GroupResource { return r.storage.GroupResource() }
 
-// Stored tells whether obj can be written: it returns the form in which it is
-// stored, which is obj itself for most. Its resource version is cleared.
+// Stored returns the form in which obj is stored, usually obj itself, or an error if it cannot be
+// stored. The resource version of the result is cleared.
 func (r *Resource) Stored(obj api.Object) (api.Object, error) {
 	if r.StoredAs != nil {
 		stored, err := r.StoredAs.ToStored(obj)
 		if err != nil {
-			return nil, err // clients see it as it is
+			return nil, err // clients see this error
 		}
 		obj = stored
 	}
@@ -299,8 +295,8 @@ func (r *Resource) Stored(obj api.Object) (api.Object, error) {
 	return obj, nil
 }
 
-// Read returns the object of an entry as this resource serves it. It is shared:
-// nobody may write to it.
+// Read returns the object of an entry as this resource serves it. It is shared and must not be
+// modified.
 func (r *Resource) Read(e *store.Entry) (api.Object, error) {
 	stored, err := e.Object()
 	if err != nil {
@@ -309,7 +305,7 @@ func (r *Resource) Read(e *store.Entry) (api.Object, error) {
 	return r.served(e, stored)
 }
 
-// Share is Read for who keeps the object for long, such as an informer.
+// Share is Read for callers that keep the object for a long time, such as informers.
 func (r *Resource) Share(e *store.Entry) (api.Object, error) {
 	stored, err := e.Shared()
 	if err != nil {
@@ -318,7 +314,7 @@ func (r *Resource) Share(e *store.Entry) (api.Object, error) {
 	return r.served(e, stored)
 }
 
-// Trimmed is Share without managed fields, where that saves memory.
+// Trimmed is Share without managed fields, if that saves memory.
 func (r *Resource) Trimmed(e *store.Entry) (api.Object, error) {
 	stored, err := e.Trimmed()
 	if err != nil {
@@ -327,7 +323,7 @@ func (r *Resource) Trimmed(e *store.Entry) (api.Object, error) {
 	return r.served(e, stored)
 }
 
-// Peek is Read for who looks at many objects once.
+// Peek is Read for callers that use an object only once. The decoded object is not cached.
 func (r *Resource) Peek(e *store.Entry) (api.Object, error) {
 	stored, err := e.Peek()
 	if err != nil {
@@ -336,20 +332,19 @@ func (r *Resource) Peek(e *store.Entry) (api.Object, error) {
 	return r.served(e, stored)
 }
 
-// stored returns the protobuf object in an entry, if it has one that says what
-// decoding it would.
+// stored returns the protobuf object in an entry, if it is equivalent to the decoded object.
 func (r *Resource) stored(e *store.Entry) (raw []byte, ok bool) {
-	if r.StoredAs != nil || !r.built || r.StoredJSON {
+	if r.StoredAs != nil || !r.generated || r.StoredJSON {
 		return nil, false
 	}
 	raw, current, err := wire.Raw(e.Bytes())
 	return raw, err == nil && current
 }
 
-// FieldOf returns a field of an entry, and false when that cannot be read.
+// FieldOf returns a field of an entry, or false if the object cannot be decoded.
 func (r *Resource) FieldOf(e *store.Entry, d api.Direct) (string, bool) {
 	if raw, ok := r.stored(e); ok && len(d.Path) > 0 {
-		value, err := wire.Look(raw, d.Path)
+		value, err := wire.LookupField(raw, d.Path)
 		return string(value), err == nil
 	}
 	obj, err := r.Peek(e)
@@ -359,8 +354,8 @@ func (r *Resource) FieldOf(e *store.Entry, d api.Direct) (string, bool) {
 	return d.Of(obj), true
 }
 
-// Labelled tells whether a selector selects an entry; false when that cannot be
-// read.
+// Labelled reports whether a selector matches the labels of an entry. It returns false if the
+// object cannot be decoded.
 func (r *Resource) Labelled(e *store.Entry, by labels.Selector) bool {
 	if raw, ok := r.stored(e); ok {
 		return by.Matches(wire.LabelsOf(raw))
@@ -389,7 +384,7 @@ func (r *Resource) served(e *store.Entry, stored runtime.Object) (api.Object, er
 	return obj, nil
 }
 
-// SameBytes tells whether storing obj would store just what the entry has.
+// SameBytes reports whether the encoding of obj equals the stored bytes of the entry.
 func (r *Resource) SameBytes(obj api.Object, e *store.Entry) bool {
 	data, err := r.storage.encode(obj)
 	return err == nil && bytes.Equal(data, e.Bytes())

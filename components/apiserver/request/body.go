@@ -6,23 +6,24 @@ import (
 	"net/http"
 )
 
-// Body is one that has been read: what came of it, and what ended it.
+// Body is a request body that has been read ahead.
 type Body struct {
-	// Data is all of the body, or its first bytes.
+	// Data is the complete body, or its first bytes.
 	Data []byte
-	// Err is why there is no more; nil when the body ends there.
+	// Err is the error that ended reading. It is nil if the body is complete.
 	Err error
 
-	left io.Reader
-	rest io.Closer
+	buffered io.Reader
+	rest     io.Closer
 }
 
-// ReadBody replaces the body of req by what it reads of it: all, or an error,
-// or one byte more than limit, behind which the rest is still to be read. Grow
-// is asked before more memory is used for it, in bytes, and may refuse.
+// ReadBody reads the body of req and replaces it by a Body. It reads the complete body, or until an
+// error, or one byte more than limit. In the last case the rest is still to be read. ReadBody calls
+// grow with the total number of bytes before it allocates more memory. It stops if grow returns an
+// error.
 func ReadBody(req *http.Request, limit int64, grow func(int) error) error {
 	const first = 16 << 10
-	size := req.ContentLength // below zero: not known
+	size := req.ContentLength // negative if unknown
 	room := int64(first)
 	if size >= 0 && size <= 4*first {
 		room = size
@@ -62,22 +63,22 @@ func ReadBody(req *http.Request, limit int64, grow func(int) error) error {
 			break
 		}
 	}
-	b.left = bytes.NewReader(b.Data)
+	b.buffered = bytes.NewReader(b.Data)
 	if after != nil {
-		b.left = io.MultiReader(b.left, after)
+		b.buffered = io.MultiReader(b.buffered, after)
 	}
 	req.Body = b
 	return nil
 }
 
-// Read as io.Reader.
+// Read implements io.Reader.
 func (b *Body) Read(p []byte) (int, error) {
-	n, err := b.left.Read(p)
+	n, err := b.buffered.Read(p)
 	if err == io.EOF && b.Err != nil {
 		err = b.Err
 	}
 	return n, err
 }
 
-// Close as io.Closer.
+// Close implements io.Closer.
 func (b *Body) Close() error { return b.rest.Close() }

@@ -15,10 +15,10 @@ func TestReadBody(t *testing.T) {
 	broken := errors.New("broken")
 	for name, c := range map[string]struct {
 		body  io.Reader
-		size  int64 // what the header says
+		size  int64 // Content-Length
 		limit int64
-		want  string // what has been read
-		all   string // what can be read afterwards
+		want  string // the data read ahead
+		all   string // the data that can be read afterwards
 		err   error
 	}{
 		"whole":          {strings.NewReader("hello"), 5, 10, "hello", "hello", nil},
@@ -54,6 +54,6 @@ func TestReadBody(t *testing.T) {
 		}
 		return nil
 	}); !errors.Is(err, refused) {
-		t.Errorf("more than there is room for: %v", err)
+		t.Errorf("range exceeded: %v", err)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// continueToken is what upstream's tokens hold, so that a list begun at one
-// server is continued at another.
+// continueToken has the content of upstream's tokens, so that a list can be continued at another
+// server.
 type continueToken struct {
 	APIVersion      string `json:"v"`
 	ResourceVersion int64  `json:"rv"`
@@ -19,8 +19,8 @@ type continueToken struct {
 
 const continueVersion = "meta.k8s.io/v1"
 
-// EncodeContinue makes the token for the page that begins at key, which begins
-// with prefix, at that revision; below zero is the newest.
+// EncodeContinue returns the token for the page that starts at key, which must start with prefix,
+// at a revision. A negative revision means the latest.
 func EncodeContinue(key, prefix string, revision int64) (string, error) {
 	start, ok := strings.CutPrefix(key, prefix)
 	if !ok {
@@ -33,7 +33,7 @@ func EncodeContinue(key, prefix string, revision int64) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(data), nil
 }
 
-// DecodeContinue is the reverse of EncodeContinue.
+// DecodeContinue parses a token of EncodeContinue.
 func DecodeContinue(token, prefix string) (key string, revision int64, err error) {
 	data, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil {
@@ -51,8 +51,8 @@ func DecodeContinue(token, prefix string) (key string, revision int64, err error
 	case t.StartKey == "":
 		return "", 0, errors.New("continue key is not valid: encoded start key empty (version meta.k8s.io/v1)")
 	}
-	// A start outside of what is listed would read what the request was not
-	// authorized for.
+	// A start key outside of prefix would give access to objects for which the request is not
+	// authorized.
 	start := t.StartKey
 	if !strings.HasPrefix(start, "/") {
 		start = "/" + start

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// FuzzRequest takes paths and queries apart that anybody may send.
+// FuzzRequest parses arbitrary paths and queries.
 func FuzzRequest(f *testing.F) {
 	f.Add("/api/v1/namespaces/x/pods/y/log", "watch=1&labelSelector=a%20in%20(b)&fieldSelector=metadata.name%3Dx&limit=5")
 	f.Add("/apis/apps/v1/watch/deployments", "continue=x&resourceVersionMatch=Exact&resourceVersion=1")
@@ -45,7 +45,7 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-// FuzzContinue holds that no token leads out of what is listed.
+// FuzzContinue checks that no token gives access to keys outside of the prefix.
 func FuzzContinue(f *testing.F) {
 	const prefix = "/registry/pods/x/"
 	token, err := EncodeContinue(prefix+"y\x00", prefix, 7)

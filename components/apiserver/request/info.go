@@ -1,7 +1,7 @@
-// Package request takes requests apart: the path into verb, group, version,
-// namespace, resource, name and subresource, and the query into options. What
-// it makes of a path is Kubernetes' RequestInfo, in the context of every
-// request, for authorization, admission and audit read it there.
+// Package request parses requests: the path into verb, group, version, namespace, resource, name
+// and subresource, and the query into options. The result for a path is a Kubernetes RequestInfo,
+// which is in the context of every request because authorization, admission and audit read it
+// there.
 package request
 
 import (
@@ -16,15 +16,14 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// ErrPath: a path that begins like one of a resource and is none.
+// ErrPath is the error for an invalid path that starts like one of a resource.
 var ErrPath = errors.New("unable to determine kind and namespace from url")
 
-// namespaceViews are the subresources of namespaces. All else behind a
-// namespace's name is a resource in it.
+// namespaceViews are the subresources of namespaces. Any other path element after a namespace's
+// name is a resource in the namespace.
 var namespaceViews = map[string]bool{"status": true, "finalize": true}
 
-// Parse tells what a request is for. With an error the result says what could
-// be told.
+// Parse returns the RequestInfo of a request. On error the result contains what could be parsed.
 func Parse(method string, u *url.URL, query url.Values) (*apirequest.RequestInfo, error) {
 	info := &apirequest.RequestInfo{Path: u.Path, Verb: strings.ToLower(method)}
 	parts := split(u.Path)
@@ -50,7 +49,7 @@ func Parse(method string, u *url.URL, query url.Values) (*apirequest.RequestInfo
 	byPath := parts[0] == "watch" || parts[0] == "proxy"
 	switch {
 	case byPath:
-		// The old forms /api/v1/watch/pods and /api/v1/proxy/….
+		// The deprecated forms /api/v1/watch/pods and /api/v1/proxy/….
 		if len(parts) < 2 {
 			return info, fmt.Errorf("%w, %s", ErrPath, u.Path)
 		}
@@ -75,11 +74,11 @@ func Parse(method string, u *url.URL, query url.Values) (*apirequest.RequestInfo
 	}
 
 	if byPath {
-		// Not all of these forms know selectors, so none is authorized by them.
+		// Not all of these forms support selectors, so they are not authorized by selector.
 		return info, nil
 	}
-	// A GET that selects one object by its name has that name, so that a role may
-	// grant it. A DELETE has not: it deletes a collection, whatever it selects.
+	// A GET that selects a single object by name gets that name, so that a role can grant it. A
+	// DELETE does not: it deletes a collection, regardless of selectors.
 	if info.Name == "" {
 		switch info.Verb {
 		case "get":
@@ -111,7 +110,7 @@ var verbs = map[string]string{
 	http.MethodDelete: "delete",
 }
 
-// split cuts a path at its slashes, but for those at its ends.
+// split splits a path at its slashes, without leading and trailing ones.
 func split(p string) []string {
 	p = strings.Trim(p, "/")
 	if p == "" {
@@ -120,8 +119,8 @@ func split(p string) []string {
 	return strings.Split(p, "/")
 }
 
-// selectedName returns the only name that a field selector lets through, so
-// that a role may grant "list" of one object.
+// selectedName returns the only name that a field selector matches, so that a role can grant "list"
+// of a single object.
 func selectedName(selector string) string {
 	if !strings.Contains(selector, "metadata.name") {
 		return ""
@@ -137,8 +136,8 @@ func selectedName(selector string) string {
 	return name
 }
 
-// IsTrue reads a flag of the query as Kubernetes does: anything but "false",
-// "0" and absence is true.
+// IsTrue parses a boolean parameter as Kubernetes does: it is true unless it is "false", "0" or
+// missing.
 func IsTrue(query url.Values, name string) bool {
 	values, ok := query[name]
 	if !ok || len(values) == 0 {
@@ -151,7 +150,7 @@ func IsTrue(query url.Values, name string) bool {
 	return true
 }
 
-// LongRunning tells whether a request has no deadline.
+// LongRunning reports whether a request is long-running and has no deadline.
 func LongRunning(info *apirequest.RequestInfo) bool {
 	if !info.IsResourceRequest {
 		return strings.HasPrefix(info.Path, "/debug/pprof/")

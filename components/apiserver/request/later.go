@@ -2,18 +2,17 @@ package request
 
 import "net/http"
 
-// Sender is a ResponseWriter whose request can be answered after it has given
-// back what it was allowed to work with.
+// Sender is a ResponseWriter that can send a response after its request has released its seats.
 type Sender interface {
-	// Later has send called once the request's seats are free, in the same
-	// goroutine, at most once and before the request ends. Private is how many
-	// bytes of memory the answer holds for itself.
+	// Later arranges for send to be called once the request's seats are released, in the same
+	// goroutine, at most once, and before the request ends. private is the number of bytes of
+	// memory that only this response holds.
 	Later(private int, send func())
 }
 
-// SendLater has send called when the request's seats are free again: making an
-// answer takes seats, waiting for a client to take it must not. Where nobody
-// waits for seats send is called at once.
+// SendLater calls send when the request's seats are released, because building a response needs
+// seats, but waiting for the client to read it must not occupy them. Without a Sender, it calls
+// send immediately.
 func SendLater(w http.ResponseWriter, private int, send func()) {
 	for {
 		if s, ok := w.(Sender); ok {

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// ListOptions of a list, a watch or a deletion of many.
+// ListOptions parses the options of a list, watch or deletecollection.
 func ListOptions(query url.Values) (*internalversion.ListOptions, error) {
 	o := &internalversion.ListOptions{
 		Watch:                IsTrue(query, "watch"),
@@ -44,7 +44,7 @@ func ListOptions(query url.Values) (*internalversion.ListOptions, error) {
 		b := IsTrue(query, "sendInitialEvents")
 		o.SendInitialEvents = &b
 	}
-	// Selectors come last: upstream reads all others before it reads these as such.
+	// Parse selectors last, because upstream reports errors of the other options first.
 	if s := query.Get("labelSelector"); s != "" {
 		if o.LabelSelector, err = labels.Parse(s); err != nil {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("unable to parse requirement: %v", strings.TrimPrefix(err.Error(), "unable to parse requirement: ")))
@@ -58,7 +58,7 @@ func ListOptions(query url.Values) (*internalversion.ListOptions, error) {
 	return o, nil
 }
 
-// CheckListOptions refuses what does not go together.
+// CheckListOptions validates the combination of options.
 func CheckListOptions(o *internalversion.ListOptions) error {
 	if errs := internalvalidation.ValidateListOptions(o, true); len(errs) > 0 {
 		return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", errs)
@@ -78,7 +78,7 @@ func integer(query url.Values, name string) (int64, error) {
 	return n, nil
 }
 
-// CreateOptions of a create.
+// CreateOptions parses the options of a create.
 func CreateOptions(query url.Values) (*metav1.CreateOptions, error) {
 	o := &metav1.CreateOptions{
 		DryRun:          query["dryRun"],
@@ -90,7 +90,7 @@ func CreateOptions(query url.Values) (*metav1.CreateOptions, error) {
 	return o, invalid("CreateOptions", errs)
 }
 
-// UpdateOptions of an update.
+// UpdateOptions parses the options of an update.
 func UpdateOptions(query url.Values) (*metav1.UpdateOptions, error) {
 	o := &metav1.UpdateOptions{
 		DryRun:          query["dryRun"],
@@ -102,7 +102,7 @@ func UpdateOptions(query url.Values) (*metav1.UpdateOptions, error) {
 	return o, invalid("UpdateOptions", errs)
 }
 
-// PatchOptions of a patch of that type.
+// PatchOptions parses the options of a patch of the given type.
 func PatchOptions(query url.Values, patch types.PatchType) (*metav1.PatchOptions, error) {
 	o := &metav1.PatchOptions{
 		DryRun:          query["dryRun"],
@@ -118,7 +118,7 @@ func PatchOptions(query url.Values, patch types.PatchType) (*metav1.PatchOptions
 	return o, invalid("PatchOptions", errs)
 }
 
-// DeleteOptions of a deletion without a body. Preconditions are in the query, too.
+// DeleteOptions parses the options of a delete without a body, including preconditions.
 func DeleteOptions(query url.Values) (*metav1.DeleteOptions, error) {
 	o := &metav1.DeleteOptions{DryRun: query["dryRun"]}
 	if _, ok := query["gracePeriodSeconds"]; ok {
@@ -153,7 +153,7 @@ func DeleteOptions(query url.Values) (*metav1.DeleteOptions, error) {
 	return o, nil
 }
 
-// CheckDeleteOptions refuses what does not go together.
+// CheckDeleteOptions validates the combination of options.
 func CheckDeleteOptions(o *metav1.DeleteOptions) error {
 	return invalid("DeleteOptions", metav1validation.ValidateDeleteOptions(o))
 }
@@ -165,7 +165,7 @@ func invalid(kind string, errs field.ErrorList) error {
 	return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: kind}, "", errs)
 }
 
-// ResourceVersion reads a client's resourceVersion; -1 when it gave none.
+// ResourceVersion parses a resourceVersion parameter. It returns -1 if it is missing.
 func ResourceVersion(s string) (int64, error) {
 	if s == "" {
 		return -1, nil

@@ -6,23 +6,22 @@ import (
 	"time"
 )
 
-// undoTime is for taking back what was done for one request.
-const undoTime = 5 * time.Second
+// undoTimeout is the timeout for reverting the side effects of a request.
+const undoTimeout = 5 * time.Second
 
 type undoKey struct{}
 
-// Undoable lets those who are asked with the returned context say by OnFailure
-// how to take back what they did for the request. Undo does that, last things
-// first, though ctx may have ended; it is for a request that has certainly
-// changed nothing, and is called at most once, by the one goroutine that
-// asked.
+// Undoable returns a context with which callees can register, by OnFailure, functions that revert
+// their side effects. undo calls these functions in reverse order, even if ctx is done. It must
+// only be called for a request that has certainly changed nothing, at most once, and by the
+// goroutine that made the calls.
 func Undoable(ctx context.Context) (_ context.Context, undo func()) {
 	steps := &[]func(context.Context){}
 	return context.WithValue(ctx, undoKey{}, steps), func() {
 		if len(*steps) == 0 {
 			return
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTime)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
 		for _, step := range slices.Backward(*steps) {
 			step(ctx)
@@ -30,8 +29,8 @@ func Undoable(ctx context.Context) (_ context.Context, undo func()) {
 	}
 }
 
-// OnFailure has f called when the request fails after it was allowed. Where
-// nobody undoes, f is dropped. Callers are called one after the other.
+// OnFailure registers f to be called if the request fails after admission. Without Undoable, f is
+// dropped. OnFailure must not be called concurrently for one request.
 func OnFailure(ctx context.Context, f func(context.Context)) {
 	if steps, ok := ctx.Value(undoKey{}).(*[]func(context.Context)); ok {
 		*steps = append(*steps, f)

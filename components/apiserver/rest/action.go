@@ -23,7 +23,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// action answers the create of what is not stored.
+// action handles a create of something that is not stored.
 func (c *call) action(a *registry.Action) error {
 	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true, Metadata: true, Tableless: true, Routed: true})
 	if err != nil {
@@ -38,8 +38,8 @@ func (c *call) action(a *registry.Action) error {
 		return err
 	}
 	obj := a.New()
-	if a.Former != "" {
-		c.former = schema.GroupVersionKind{Group: a.Kind.Group, Version: a.Former, Kind: a.Kind.Kind}
+	if a.FormerVersion != "" {
+		c.former = schema.GroupVersionKind{Group: a.Kind.Group, Version: a.FormerVersion, Kind: a.Kind.Kind}
 	}
 	if err := c.decode(body, obj, a.Kind, fieldValidation(opts.FieldValidation)); err != nil {
 		return err
@@ -56,7 +56,7 @@ func (c *call) action(a *registry.Action) error {
 		switch {
 		case meta.GetNamespace() == c.namespace:
 		case meta.GetNamespace() == "" || c.namespace == "":
-			// What is of no namespace loses the one that it was sent with.
+			// Cluster-scoped objects lose a namespace that the client sent.
 			meta.SetNamespace(c.namespace)
 		default:
 			return apierrors.NewBadRequest("the namespace of the provided object does not match the namespace sent on the request")
@@ -70,13 +70,13 @@ func (c *call) action(a *registry.Action) error {
 		if errs := c.res.Validate(c.ctx, stored); len(errs) > 0 {
 			kind := a.Kind.GroupKind()
 			if kind.Group == authorizationv1.GroupName {
-				kind.Kind, name = "", "" // upstream looks for it where it is not
+				kind.Kind, name = "", "" // upstream's message has neither
 			}
 			return apierrors.NewInvalid(kind, name, errs)
 		}
 	}
 	r := review{operation: admission.Create, kind: a.Kind, obj: obj, name: name, options: opts, dryRun: dryRun(opts.DryRun)}
-	if err := c.admit(c.ctx, r); err != nil {
+	if err := c.runMutating(c.ctx, r); err != nil {
 		return err
 	}
 	out, err := a.Run(c.ctx, registry.ActionCall{
@@ -88,7 +88,7 @@ func (c *call) action(a *registry.Action) error {
 		DryRuns:   opts.DryRun,
 		Validate: func(ctx context.Context, obj runtime.Object) error {
 			r.obj = obj
-			return c.confirm(ctx, r)
+			return c.runValidating(ctx, r)
 		},
 		Change: c.changeFor,
 		Delete: c.deleteFor,
@@ -109,14 +109,13 @@ func (c *call) action(a *registry.Action) error {
 	return c.sendOutcome(format, code, out)
 }
 
-// sendOutcome answers with what came of an action. A Status is never told by
-// its metadata.
+// sendOutcome sends the result of an action. A Status is never converted to partial metadata.
 func (c *call) sendOutcome(format negotiate.Format, code int, out runtime.Object) error {
 	meta, ok := out.(metav1.Object)
 	switch {
 	case !ok || format.As == negotiate.Object:
 	case format.As == negotiate.MetadataList:
-		return c.notList()
+		return c.objectNotList()
 	default:
 		partial := registry.PartialMetadata(meta)
 		partial.SetGroupVersionKind(partialKind(format.Version).GroupVersionKind)
@@ -125,8 +124,8 @@ func (c *call) sendOutcome(format negotiate.Format, code int, out runtime.Object
 	return c.SendObject(c.w, c.req, format, code, out)
 }
 
-// changeFor changes an object by the server itself.
-func (c *call) changeFor(ctx context.Context, what registry.OwnChange, f func(obj api.Object) error) (version string, err error) {
+// changeFor implements registry.ActionCall.Change.
+func (c *call) changeFor(ctx context.Context, what registry.ServerChange, f func(obj api.Object) error) (version string, err error) {
 	inner := *c
 	inner.ctx, inner.name = ctx, what.Name
 	if inner.res = c.cfg.Registry.Lookup(what.Resource); inner.res == nil {
@@ -145,10 +144,10 @@ func (c *call) changeFor(ctx context.Context, what registry.OwnChange, f func(ob
 			Prepare:  func(context.Context, api.Object, api.Object) {},
 			Validate: func(context.Context, api.Object, api.Object) field.ErrorList { return nil },
 		},
-		unadmitted: true,
-		uid:        what.UID,
-		version:    what.ResourceVersion,
-		options:    opts,
+		skipAdmission: true,
+		uid:           what.UID,
+		version:       what.ResourceVersion,
+		options:       opts,
 		make: func(_ context.Context, current api.Object) (api.Object, error) {
 			obj := current.DeepCopyObject().(api.Object)
 			if err := f(obj); err != nil {
@@ -171,16 +170,15 @@ func (c *call) changeFor(ctx context.Context, what registry.OwnChange, f func(ob
 	return out.obj.GetResourceVersion(), nil
 }
 
-// deleteFor deletes the object at the path, without asking admission about that
-// as well.
+// deleteFor implements registry.ActionCall.Delete. It does not call admission for the deletion.
 func (c *call) deleteFor(ctx context.Context, opts *metav1.DeleteOptions) error {
 	inner := *c
-	inner.ctx, inner.own = ctx, true
+	inner.ctx, inner.byServer = ctx, true
 	_, err := inner.remove(c.name, opts)
 	return err
 }
 
-// stream hands the request to a subresource that answers by itself.
+// stream passes the request to a subresource that handles HTTP itself.
 func (c *call) stream(s *registry.Stream) error {
 	switch {
 	case len(c.info.Parts) > 3 && !s.Proxy:
@@ -209,10 +207,10 @@ func (c *call) stream(s *registry.Stream) error {
 		}
 		ctx := apirequest.WithNamespace(c.ctx, c.namespace)
 		r := review{operation: admission.Connect, kind: s.Kind, obj: call.Options, name: c.name}
-		if err := c.admit(ctx, r); err != nil {
+		if err := c.runMutating(ctx, r); err != nil {
 			return err
 		}
-		if err := c.confirm(ctx, r); err != nil {
+		if err := c.runValidating(ctx, r); err != nil {
 			return err
 		}
 	}

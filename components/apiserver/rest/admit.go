@@ -10,7 +10,7 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// review is one question to admission. Old is nil for creations, obj for
+// review contains the attributes of an admission request. old is nil for creations, obj for
 // deletions.
 type review struct {
 	operation admission.Operation
@@ -30,16 +30,16 @@ func (c *call) attributes(r review) admission.Attributes {
 		c.info.Subresource, r.operation, r.options, r.dryRun, user)
 }
 
-// admit lets admission change r.obj, or refuse it.
-func (c *call) admit(ctx context.Context, r review) error {
+// runMutating calls mutating admission, which may change or reject r.obj.
+func (c *call) runMutating(ctx context.Context, r review) error {
 	if c.mutate == nil || !c.mutate.Handles(r.operation) {
 		return nil
 	}
 	return c.mutate.Admit(ctx, c.attributes(r), c.objects())
 }
 
-// confirm lets admission refuse what will be written.
-func (c *call) confirm(ctx context.Context, r review) error {
+// runValidating calls validating admission, which may reject the write.
+func (c *call) runValidating(ctx context.Context, r review) error {
 	if c.validate == nil || !c.validate.Handles(r.operation) {
 		return nil
 	}

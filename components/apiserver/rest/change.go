@@ -21,40 +21,39 @@ import (
 	"hyperkube/internal/store"
 )
 
-// change is one update of one object, however it is asked for: PUT, a patch,
-// or what the server does for a subresource.
+// change describes an update of one object by PUT, by a patch, or by the server for a subresource.
 type change struct {
-	// way says what may change.
+	// way defines which fields may change.
 	way *api.Update
-	// create: an object that does not exist is created.
+	// create means that a missing object is created.
 	create bool
-	// uid, when set, is the only object meant.
+	// uid, if set, is a precondition.
 	uid types.UID
-	// version, when set, is the only version of the object meant.
+	// version, if set, is a precondition on the resource version.
 	version string
-	// make returns the wished object, made from current, which it must not
-	// write to; current is nil when there is none. Managed fields have been
-	// taken care of. It is called in every attempt.
+	// make returns the desired object based on current, which it must not modify. current is nil if
+	// the object does not exist. make also updates the managed fields. It is called in every
+	// attempt.
 	make func(ctx context.Context, current api.Object) (api.Object, error)
-	// unadmitted changes are the server's own; admission is not asked.
-	unadmitted bool
-	options    *metav1.UpdateOptions
+	// skipAdmission changes are made by the server, without admission.
+	skipAdmission bool
+	options       *metav1.UpdateOptions
 }
 
-// changed is the outcome of a change. Entry is nil when nothing was stored: on
-// a dry run, or because the object is gone.
+// changed is the result of a change. entry is nil if nothing was stored: on a dry run, or if the
+// object was deleted.
 type changed struct {
 	entry   *store.Entry
 	obj     api.Object
 	created bool
 }
 
-// change makes a change, again and again for as long as others win races.
+// change makes a change, and retries it after conflicts.
 func (c *call) change(ch change) (changed, error) {
 	key := c.res.Key(c.namespace, c.name)
 	var current *store.Entry
 	if !dryRun(ch.options.DryRun) {
-		// A dry run has no commit that would tell that the cache is behind.
+		// A dry run has no commit that would detect an outdated cache.
 		current = c.res.Collection.Cached(key)
 	}
 	fresh := false
@@ -81,10 +80,10 @@ func (c *call) change(ch change) (changed, error) {
 				current, fresh = lost.Current, true
 			}
 		case uncertain(err):
-			// It may have happened: tried again, it would be told as refused.
+			// The write may have succeeded. A retry would then report a conflict.
 			return changed{}, c.storeError(err, c.name)
 		case !fresh:
-			// Perhaps the cache was behind.
+			// The cache may have been outdated.
 			newest, nerr := c.newest(key)
 			if nerr != nil {
 				return changed{}, nerr
@@ -101,7 +100,7 @@ func (c *call) change(ch change) (changed, error) {
 	return changed{}, c.storeError(err, c.name)
 }
 
-// newest reads what etcd has; nil when there is nothing.
+// newest reads the latest version from etcd. It returns nil if the object does not exist.
 func (c *call) newest(key string) (*store.Entry, error) {
 	e, err := c.res.Collection.Get(c.ctx, key, -1)
 	if errors.Is(err, store.ErrNotFound) {
@@ -120,14 +119,14 @@ func revisionOf(e *store.Entry) int64 {
 	return e.Revision()
 }
 
-// otherUID tells of an object that is another one than the client means; is may
-// be empty, if there is none.
+// otherUID returns the error for a UID precondition that is not met. is may be empty if there is no
+// object.
 func (c *call) otherUID(key string, ch change, is types.UID) error {
-	return c.unmet(key, ch, fmt.Sprintf("UID in precondition: %v, UID in object meta: %v", ch.uid, is))
+	return c.preconditionFailed(key, ch, fmt.Sprintf("UID in precondition: %v, UID in object meta: %v", ch.uid, is))
 }
 
-// unmet is what upstream's storage says of a precondition that an object does not meet.
-func (c *call) unmet(key string, ch change, what string) error {
+// preconditionFailed returns the error of upstream's storage for a precondition that is not met.
+func (c *call) preconditionFailed(key string, ch change, what string) error {
 	full := c.res.Collection.FullKey(key)
 	if dryRun(ch.options.DryRun) {
 		full = c.res.Collection.PathOf(key)
@@ -146,21 +145,21 @@ func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err er
 	}
 	current, err := c.res.Read(entry)
 	if err != nil {
-		return changed{}, unchangeable(err)
+		return changed{}, corruptUpdateError(err)
 	}
 	if ch.uid != "" && ch.uid != current.GetUID() {
 		return changed{}, c.otherUID(key, ch, current.GetUID())
 	}
 	if is := current.GetResourceVersion(); ch.version != "" && ch.version != is {
-		return changed{}, c.unmet(key, ch, fmt.Sprintf("ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", ch.version, is))
+		return changed{}, c.preconditionFailed(key, ch, fmt.Sprintf("ResourceVersion in precondition: %v, ResourceVersion in object meta: %v", ch.version, is))
 	}
 	obj, err := ch.make(c.ctx, current)
 	if err != nil {
 		return changed{}, err
 	}
 	r := review{operation: admission.Update, obj: obj, old: current, name: c.name, options: ch.options, dryRun: dryRun(ch.options.DryRun)}
-	if !ch.unadmitted {
-		if err := c.admit(c.ctx, r); err != nil {
+	if !ch.skipAdmission {
+		if err := c.runMutating(c.ctx, r); err != nil {
 			return changed{}, err
 		}
 	}
@@ -168,16 +167,16 @@ func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err er
 	if err := c.checkVersion(obj, entry.Revision()); err != nil {
 		return changed{}, err
 	}
-	// An unconditional update is one of what there is.
+	// An unconditional update applies to the current version.
 	obj.SetResourceVersion(current.GetResourceVersion())
 	if err := prepareChange(c.ctx, c.res, ch.way, obj, current); err != nil {
 		return changed{}, err
 	}
-	last := done(c.res.Resource, obj, current)
-	var w written
+	last := deletionCompletes(c.res.Resource, obj, current)
+	var w pendingWrite
 	if !last {
-		// Admission is shown what was allocated, which nobody has before the commit.
-		if w, err = c.written(obj, current); err != nil {
+		// Admission must see values that hooks allocate. They only take effect with the commit.
+		if w, err = c.prepareWrite(obj, current); err != nil {
 			return changed{}, err
 		}
 	}
@@ -187,9 +186,9 @@ func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err er
 			undo()
 		}
 	}()
-	if !ch.unadmitted {
+	if !ch.skipAdmission {
 		obj.SetResourceVersion(current.GetResourceVersion())
-		if err := c.confirm(ctx, r); err != nil {
+		if err := c.runValidating(ctx, r); err != nil {
 			return changed{}, err
 		}
 	}
@@ -199,8 +198,7 @@ func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err er
 	return c.tryStore(r, entry, w, obj, current)
 }
 
-// checkVersion compares the version that the client made its object from with
-// the one that there is.
+// checkVersion compares the resource version in the client's object with the current one.
 func (c *call) checkVersion(obj api.Object, revision int64) error {
 	given, err := parseRevision(obj.GetResourceVersion())
 	switch {
@@ -213,68 +211,68 @@ func (c *call) checkVersion(obj api.Object, revision int64) error {
 	case given != 0 && given != revision:
 		return conflict(c.res.GroupResource(), c.name)
 	}
-	// Validation wants to see one.
+	// Validation requires a resource version.
 	obj.SetResourceVersion(strconv.FormatInt(revision, 10))
 	return nil
 }
 
-// written is an object as it is to be stored, and the operations of its
-// transaction, of which the first is left for itself.
-type written struct {
+// pendingWrite is an object as it will be stored, and the operations of its transaction, of which the
+// first is reserved for the object itself.
+type pendingWrite struct {
 	stored api.Object
 	ops    []store.Op
-	// same: of managed fields nothing but times have changed. These are they.
+	// same means that only the times of managed fields have changed. times are the new managed
+	// fields.
 	same  bool
 	times []metav1.ManagedFieldsEntry
 }
 
-func (c *call) written(obj, current api.Object) (w written, err error) {
+func (c *call) prepareWrite(obj, current api.Object) (w pendingWrite, err error) {
 	before := current.GetManagedFields()
 	w.times = obj.GetManagedFields()
-	if w.same = timesAlone(w.times, before); w.same {
+	if w.same = onlyTimesChanged(w.times, before); w.same {
 		obj.SetManagedFields(before)
 	}
-	w.stored, w.ops, err = c.hooked(obj, current)
+	w.stored, w.ops, err = c.runHooks(obj, current)
 	return w, err
 }
 
-// tryStore writes obj in place of entry. When nothing but the times of managed
-// fields would change, nothing does.
-func (c *call) tryStore(r review, entry *store.Entry, w written, obj, current api.Object) (changed, error) {
+// tryStore writes obj in place of entry. If only the times of managed fields would change, it
+// writes nothing.
+func (c *call) tryStore(r review, entry *store.Entry, w pendingWrite, obj, current api.Object) (changed, error) {
 	if r.dryRun {
 		obj.SetResourceVersion(current.GetResourceVersion())
-		obj, err := c.restored(obj)
+		obj, err := c.asStored(obj)
 		return changed{obj: obj}, err
 	}
-	w.stored.SetResourceVersion("") // admission was shown one
+	w.stored.SetResourceVersion("") // admission has seen one
 	if w.same && !c.unchanged(w.stored, entry) {
 		w.stored.SetManagedFields(w.times)
 	}
-	if err := c.superseded(); err != nil {
+	if err := c.checkReplaced(); err != nil {
 		return changed{}, err
 	}
 	w.ops[0] = c.res.Collection.Update(entry, w.stored, c.res.TTL)
 	entries, _, err := c.res.Collection.Store().Commit(c.ctx, w.ops...)
 	if err != nil {
-		return changed{}, unlessLost(err)
+		return changed{}, markUncertain(err)
 	}
 	return changed{entry: entries[0]}, nil
 }
 
-// timesAlone tells whether managed fields differ, and in nothing but times: then it
-// has to be found out whether the object has changed, for which it is encoded.
-func timesAlone(now, before []metav1.ManagedFieldsEntry) bool {
+// onlyTimesChanged reports whether managed fields differ only in times. In that case the object must be
+// encoded to find out whether it has changed.
+func onlyTimesChanged(now, before []metav1.ManagedFieldsEntry) bool {
 	return fieldmanager.SameButTimes(now, before) && !fieldmanager.SameTimes(now, before)
 }
 
-// unchanged tells whether storing obj would store the bytes that are there.
+// unchanged reports whether the encoding of stored equals the stored bytes of entry.
 func (c *call) unchanged(stored api.Object, entry *store.Entry) bool {
 	return c.res.SameBytes(stored, entry)
 }
 
-// done tells whether the last obstacle to a deletion that is under way has
-// gone with this update.
-func done(res *api.Resource, obj, old api.Object) bool {
+// deletionCompletes reports whether this update removes the last obstacle to a deletion in progress.
+func deletionCompletes(res *api.Resource, obj, old api.Object) bool {
 	if len(obj.GetFinalizers()) > 0 || old.GetDeletionTimestamp() == nil || res.Retain != nil && res.Retain(obj) {
 		return false
 	}
@@ -282,10 +280,10 @@ func done(res *api.Resource, obj, old api.Object) bool {
 	return grace == nil || *grace == 0
 }
 
-// tryRemove completes a deletion. The answer has the version that the change was
-// made to, for the changed object was never stored.
+// tryRemove completes a deletion. The response has the resource version on which the change is
+// based, because the changed object was never stored.
 func (c *call) tryRemove(r review, entry *store.Entry, obj, current api.Object) (changed, error) {
-	_, ops, err := c.hooked(nil, current)
+	_, ops, err := c.runHooks(nil, current)
 	if err != nil {
 		return changed{}, err
 	}
@@ -295,12 +293,12 @@ func (c *call) tryRemove(r review, entry *store.Entry, obj, current api.Object) 
 	}
 	ops[0] = c.res.Collection.Delete(entry)
 	if _, _, err := c.res.Collection.Store().Commit(c.ctx, ops...); err != nil {
-		return changed{}, unlessLost(err)
+		return changed{}, markUncertain(err)
 	}
 	return changed{obj: obj}, nil
 }
 
-// tryCreate is an update of an object that is not there.
+// tryCreate handles an update of an object that does not exist.
 func (c *call) tryCreate(ch change) (changed, error) {
 	if !ch.create {
 		return changed{}, apierrors.NewNotFound(c.res.GroupResource(), c.name)
@@ -309,7 +307,7 @@ func (c *call) tryCreate(ch change) (changed, error) {
 	if err != nil {
 		return changed{}, err
 	}
-	if err := c.noUID(obj); err != nil {
+	if err := c.rejectUID(obj); err != nil {
 		return changed{}, err
 	}
 	if _, err := parseRevision(obj.GetResourceVersion()); err != nil {
@@ -318,12 +316,12 @@ func (c *call) tryCreate(ch change) (changed, error) {
 	if err := c.mayCreate(); err != nil {
 		return changed{}, err
 	}
-	if err := c.mayBegin(c.name); err != nil {
+	if err := c.checkTerminating(c.name); err != nil {
 		return changed{}, err
 	}
 	wipe(obj)
 	r := review{operation: admission.Create, obj: obj, name: c.name, options: createOptionsOf(ch.options), dryRun: dryRun(ch.options.DryRun)}
-	if err := c.admit(c.ctx, r); err != nil {
+	if err := c.runMutating(c.ctx, r); err != nil {
 		return changed{}, err
 	}
 	uniqueOwners(c.ctx, obj, true)
@@ -333,15 +331,16 @@ func (c *call) tryCreate(ch change) (changed, error) {
 		return changed{}, err
 	}
 	if entry == nil {
-		if obj, err = c.restored(obj); err != nil {
+		if obj, err = c.asStored(obj); err != nil {
 			return changed{}, err
 		}
 	}
 	return changed{entry: entry, obj: obj, created: true}, nil
 }
 
-// noUID refuses a change of a certain object to be the creation of another.
-func (c *call) noUID(obj api.Object) error {
+// rejectUID rejects the creation of an object with a UID, because the client wanted to update an
+// existing one.
+func (c *call) rejectUID(obj api.Object) error {
 	uid := obj.GetUID()
 	if uid == "" {
 		return nil
@@ -350,7 +349,7 @@ func (c *call) noUID(obj api.Object) error {
 		fmt.Errorf("uid mismatch: the provided object specified uid %s, and no existing object was found", uid))
 }
 
-// mayCreate asks whether a user who may update may create as well.
+// mayCreate checks whether a user who may update may also create.
 func (c *call) mayCreate() error {
 	user, _ := apirequest.UserFrom(c.ctx)
 	attributes := authorizer.AttributesRecord{

@@ -7,9 +7,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestTimesAlone: what the server changes by itself, such as a pod's node, leaves
-// managed fields as they are, and need not be compared as a whole.
-func TestTimesAlone(t *testing.T) {
+// TestOnlyTimesChanged checks that updates that do not change managed fields, such as setting a
+// pod's node, do not cause a comparison of the encoded objects.
+func TestOnlyTimesChanged(t *testing.T) {
 	at := func(seconds int64) *metav1.Time { return &metav1.Time{Time: time.Unix(seconds, 0)} }
 	fields := func(manager, raw string, when *metav1.Time) []metav1.ManagedFieldsEntry {
 		return []metav1.ManagedFieldsEntry{
@@ -22,19 +22,19 @@ func TestTimesAlone(t *testing.T) {
 		now  []metav1.ManagedFieldsEntry
 		want bool
 	}{
-		"nothing":      {fields("a", `{"f:x":{}}`, at(2)), false},
-		"a time":       {fields("a", `{"f:x":{}}`, at(3)), true},
-		"no time":      {fields("a", `{"f:x":{}}`, nil), true},
-		"a manager":    {fields("b", `{"f:x":{}}`, at(2)), false},
-		"fields, too":  {fields("a", `{"f:y":{}}`, at(3)), false},
-		"one is fewer": {before[:1], false},
-		"none is left": {nil, false},
+		"nothing":         {fields("a", `{"f:x":{}}`, at(2)), false},
+		"a time":          {fields("a", `{"f:x":{}}`, at(3)), true},
+		"no time":         {fields("a", `{"f:x":{}}`, nil), true},
+		"a manager":       {fields("b", `{"f:x":{}}`, at(2)), false},
+		"fields, too":     {fields("a", `{"f:y":{}}`, at(3)), false},
+		"one entry fewer": {before[:1], false},
+		"no entries":      {nil, false},
 	} {
-		if got := timesAlone(c.now, before); got != c.want {
+		if got := onlyTimesChanged(c.now, before); got != c.want {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
-	if timesAlone(nil, nil) {
+	if onlyTimesChanged(nil, nil) {
 		t.Error("without managed fields there are no times")
 	}
 }

@@ -9,8 +9,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// computed returns the objects of a resource that are made when they are asked
-// for: all, or the one of a name.
+// computed returns the objects of a computed resource: all, or the one with the given name.
 func (c *call) computed(ctx context.Context, name string) ([]*store.Entry, error) {
 	objects, err := c.res.Computed()(ctx)
 	if err != nil {
@@ -33,7 +32,7 @@ func (c *call) computed(ctx context.Context, name string) ([]*store.Entry, error
 	return out, nil
 }
 
-// computedPage is all of them that are selected.
+// computedPage returns all selected objects of a computed resource.
 func (c *call) computedPage(s selected) (*store.Page, error) {
 	all, err := c.computed(c.ctx, "")
 	if err != nil {

@@ -19,12 +19,12 @@ import (
 	"hyperkube/internal/store"
 )
 
-// What is stored and cannot be read is told as upstream tells it, so that an
-// administrator can find it, and delete it for good.
+// Undecodable objects are reported as in upstream, so that an administrator can find them and
+// delete them.
 //
 // https://kep.k8s.io/3926
 
-// unreadable says what is wrong with a value.
+// unreadable returns the error message for an undecodable value.
 func unreadable(e *store.CorruptError) string {
 	if e.Encrypted {
 		return fmt.Sprintf("data from the storage is not transformable revision=0: %v", e.Err)
@@ -32,15 +32,15 @@ func unreadable(e *store.CorruptError) string {
 	return fmt.Sprintf("object not decodable revision=%d: %v", e.Revision, e.Err)
 }
 
-// storageMessage is what upstream's storage says of a corrupt object, which it
-// names by its whole key in lists and by its path alone.
+// storageMessage returns the message of upstream's storage for a corrupt object. In lists it
+// contains the full key, for single objects the path.
 func storageMessage(e *store.CorruptError, key string) string {
 	const code = 7
 	return fmt.Sprintf("StorageError: corrupt object, Code: %d, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: %s", code, key, unreadable(e))
 }
 
-// corruptStatus is the answer to a request for an object that is corrupt; nil
-// when err is not about one.
+// corruptStatus returns the error response for a request for a corrupt object, or nil if err has
+// another cause.
 func corruptStatus(err error) *apierrors.StatusError {
 	var corrupt *store.CorruptError
 	if !errors.As(err, &corrupt) {
@@ -49,9 +49,9 @@ func corruptStatus(err error) *apierrors.StatusError {
 	return apierrors.NewInternalError(errors.New(storageMessage(corrupt, corrupt.Path)))
 }
 
-// unchangeable is the answer to a change of an object that is corrupt; err when
-// it is about something else.
-func unchangeable(err error) error {
+// corruptUpdateError returns the error response for a change of a corrupt object, or err if it has
+// another cause.
+func corruptUpdateError(err error) error {
 	var corrupt *store.CorruptError
 	if !errors.As(err, &corrupt) {
 		return err
@@ -62,11 +62,11 @@ func unchangeable(err error) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Message: unreadable(corrupt)}}
 }
 
-// maxCorrupt is of how many corrupt objects of a list a client is told.
+// maxCorrupt limits the number of corrupt objects in the error for a list.
 const maxCorrupt = 100
 
-// corruptList is the answer to a list of entries one of which cannot be read;
-// err when it is about something else.
+// corruptList returns the error response for a list with corrupt objects, or err if it has another
+// cause.
 func corruptList(res *registry.Resource, entries []*store.Entry, err error) error {
 	if !errors.Is(err, store.ErrCorrupt) {
 		return err
@@ -102,8 +102,7 @@ func corruptList(res *registry.Resource, entries []*store.Entry, err error) erro
 	}}
 }
 
-// corruptEvent is the end of a watch for which an object's event cannot be
-// told.
+// corruptEvent returns the error that terminates a watch when an event cannot be decoded.
 func corruptEvent(err error, gone bool) error {
 	var corrupt *store.CorruptError
 	if !gone || !errors.As(err, &corrupt) {
@@ -115,24 +114,24 @@ func corruptEvent(err error, gone bool) error {
 	}}
 }
 
-// unsafe tells whether an object is to be deleted because it cannot be read.
+// unsafe reports whether an object should be deleted even if it cannot be decoded.
 func unsafe(opts *metav1.DeleteOptions) bool {
 	o := opts.IgnoreStoreReadErrorWithClusterBreakingPotential
 	return o != nil && *o
 }
 
-// errUnsafeCollection: objects are deleted so one by one.
+// errUnsafeCollection is the error for unsafe deletion of a collection.
 func errUnsafeCollection() error {
 	return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "DeleteOptions"}, "", field.ErrorList{
 		field.Invalid(field.NewPath("ignoreStoreReadErrorWithClusterBreakingPotential"), true, "is not allowed with DELETECOLLECTION, try again after removing the option"),
 	})
 }
 
-// deleteCorrupt deletes an object that cannot be read, without admission,
-// finalizers or preconditions, for they would have to read it.
+// deleteCorrupt deletes an undecodable object without checking admission, finalizers and
+// preconditions, which would need the decoded object.
 func (c *call) deleteCorrupt(opts *metav1.DeleteOptions) error {
 	audit.AddAuditAnnotation(c.ctx, "apiserver.k8s.io/unsafe-delete-ignore-read-error", "")
-	if err := c.mayDeleteUnread(c.ctx, opts); err != nil {
+	if err := c.authorizeUnsafeDelete(c.ctx, opts); err != nil {
 		return err
 	}
 	key := c.res.Key(c.namespace, c.name)
@@ -172,8 +171,8 @@ func (c *call) deleteCorrupt(opts *metav1.DeleteOptions) error {
 	return conflict(c.res.GroupResource(), c.name)
 }
 
-// mayDeleteUnread asks for the permission that takes.
-func (c *call) mayDeleteUnread(ctx context.Context, opts *metav1.DeleteOptions) error {
+// authorizeUnsafeDelete checks the permission for unsafe deletion.
+func (c *call) authorizeUnsafeDelete(ctx context.Context, opts *metav1.DeleteOptions) error {
 	const verb = "unsafe-delete-ignore-read-errors"
 	u, _ := apirequest.UserFrom(ctx)
 	a := &authorizer.AttributesRecord{

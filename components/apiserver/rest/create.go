@@ -15,17 +15,17 @@ import (
 	"hyperkube/internal/store"
 )
 
-// errVersionOnCreate: a new object has no version yet.
+// errVersionOnCreate is the error for a new object with a resource version.
 var errVersionOnCreate = errors.New("resourceVersion should not be set on objects to be created")
 
-// Bounds of what is tried again. Races over names that are generated, and over
-// what hooks allocate, end long before.
+// Limits of retries. Conflicts of generated names, and of values that hooks allocate, are resolved
+// much earlier.
 const (
 	maxNames    = 8
 	maxAttempts = 100
 )
 
-// create answers with a new object.
+// create handles a create request.
 func (c *call) create() error {
 	format, err := c.format()
 	if err != nil {
@@ -54,7 +54,7 @@ func (c *call) create() error {
 		return err
 	}
 	uniqueOwners(c.ctx, obj, false)
-	if err := c.mayBegin(name); err != nil {
+	if err := c.checkTerminating(name); err != nil {
 		return err
 	}
 	obj, err = c.cfg.Fields.Created(c.res.Resource, obj, fieldmanager.Name(opts.FieldManager, c.req.UserAgent()))
@@ -62,7 +62,7 @@ func (c *call) create() error {
 		return err
 	}
 	r := review{operation: admission.Create, obj: obj, name: name, options: opts, dryRun: dryRun(opts.DryRun)}
-	if err := c.admit(c.ctx, r); err != nil {
+	if err := c.runMutating(c.ctx, r); err != nil {
 		return err
 	}
 	uniqueOwners(c.ctx, obj, true)
@@ -72,7 +72,7 @@ func (c *call) create() error {
 		return err
 	}
 	if entry == nil {
-		if made, err = c.restored(made); err != nil {
+		if made, err = c.asStored(made); err != nil {
 			return err
 		}
 		return c.sendAPIObject(format, http.StatusCreated, made)
@@ -80,10 +80,9 @@ func (c *call) create() error {
 	return c.sendEntry(format, http.StatusCreated, entry)
 }
 
-// restored is the outcome of a dry run as it would come back from storage: what
-// is stored in another version may have defaults there, and that of a custom
-// resource leaves out what it does not know.
-func (c *call) restored(obj api.Object) (api.Object, error) {
+// asStored returns the result of a dry run as it would be after reading it from storage: an object
+// that is stored in another version may get default values, and a custom resource is pruned.
+func (c *call) asStored(obj api.Object) (api.Object, error) {
 	if c.res.StoredAs == nil {
 		return obj, nil
 	}
@@ -99,15 +98,14 @@ func (c *call) restored(obj api.Object) (api.Object, error) {
 	return c.res.StoredAs.FromStored(stored)
 }
 
-// insert stores a new object after the last checks. Entry is nil on a dry run;
-// made is the object as it would be stored.
+// insert stores a new object after the final checks. entry is nil on a dry run. made is the object
+// as it would be stored.
 func (c *call) insert(obj api.Object, r review) (entry *store.Entry, made api.Object, err error) {
 	generated := obj.GetName() == "" && obj.GetGenerateName() != ""
 	hooks := c.res.Hooks()
 	names := 0
 	for range maxAttempts {
-		// Attempts change the object, so all but the last that can happen
-		// work on copies.
+		// Attempts modify the object, so each works on a copy unless there can be only one.
 		made = obj
 		if generated || len(hooks) > 0 {
 			made = obj.DeepCopyObject().(api.Object)
@@ -132,33 +130,33 @@ func (c *call) insert(obj api.Object, r review) (entry *store.Entry, made api.Ob
 		}
 	}
 	if err != nil {
-		return nil, nil, c.taken(err, made)
+		return nil, nil, c.createError(err, made)
 	}
 	return entry, made, nil
 }
 
-// taken is what err says to clients. Where another object has the name of obj
-// and is being deleted, it says so, too.
-func (c *call) taken(err error, obj api.Object) error {
-	told := c.storeError(err, obj.GetName())
-	if !apierrors.IsAlreadyExists(told) {
-		return told
+// createError converts the error of a create. If an object with the same name exists and is being
+// deleted, the message says so.
+func (c *call) createError(err error, obj api.Object) error {
+	result := c.storeError(err, obj.GetName())
+	if !apierrors.IsAlreadyExists(result) {
+		return result
 	}
 	if obj.GetGenerateName() != "" {
-		// Whoever gave both is told so, too.
-		told = apierrors.NewGenerateNameConflict(c.res.GroupResource(), obj.GetName(), 1)
+		// This also applies if the client set both name and generateName.
+		result = apierrors.NewGenerateNameConflict(c.res.GroupResource(), obj.GetName(), 1)
 	}
 	other, gerr := c.res.Collection.Get(c.ctx, c.res.Key(obj.GetNamespace(), obj.GetName()), -1)
 	if gerr != nil {
-		return told
+		return result
 	}
 	if there, rerr := c.res.Read(other); rerr != nil || there.GetDeletionTimestamp() == nil {
-		return told
+		return result
 	}
-	if status, ok := errors.AsType[*apierrors.StatusError](told); ok {
+	if status, ok := errors.AsType[*apierrors.StatusError](result); ok {
 		status.ErrStatus.Message = "object is being deleted: " + status.ErrStatus.Message
 	}
-	return told
+	return result
 }
 
 func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) {
@@ -169,9 +167,9 @@ func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) 
 	if r.name == "" {
 		r.name = obj.GetName()
 	}
-	// Admission is shown what was allocated, which nobody has before the commit.
+	// Admission must see values that hooks allocate. They only take effect with the commit.
 	version := obj.GetResourceVersion()
-	stored, ops, err := c.hooked(obj, nil)
+	stored, ops, err := c.runHooks(obj, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -181,12 +179,12 @@ func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) 
 			undo()
 		}
 	}()
-	if err := c.confirm(ctx, r); err != nil {
+	if err := c.runValidating(ctx, r); err != nil {
 		return nil, err
 	}
-	// After admission, for what that refuses is told first.
+	// This check follows admission, whose errors take precedence.
 	if n, err := strconv.ParseUint(version, 10, 64); err == nil && n != 0 && !r.dryRun {
-		return nil, errVersionOnCreate // what is no number is no version
+		return nil, errVersionOnCreate // an invalid number is ignored
 	}
 	key := c.res.Key(obj.GetNamespace(), obj.GetName())
 	if r.dryRun {
@@ -197,40 +195,40 @@ func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) 
 		}
 		return nil, nil
 	}
-	if err := c.superseded(); err != nil {
+	if err := c.checkReplaced(); err != nil {
 		return nil, err
 	}
 	ops[0] = c.res.Collection.Create(key, stored, c.res.TTL)
 	entries, _, err := c.res.Collection.Store().Commit(c.ctx, ops...)
 	if err != nil {
-		return nil, unlessLost(err)
+		return nil, markUncertain(err)
 	}
 	return entries[0], nil
 }
 
-// uncertainError is of a write that may have happened in spite of it.
-type uncertainError struct{ error }
+// maybeWrittenError wraps the error of a write that may have succeeded.
+type maybeWrittenError struct{ error }
 
-func (e uncertainError) Unwrap() error { return e.error }
+func (e maybeWrittenError) Unwrap() error { return e.error }
 
-// unlessLost marks the error of a commit, but for a conflict: that alone says
-// for certain that nothing was written.
-func unlessLost(err error) error {
+// markUncertain wraps the error of a commit in maybeWrittenError, except for conflicts: only those
+// guarantee that nothing was written.
+func markUncertain(err error) error {
 	if _, ok := errors.AsType[*store.ConflictError](err); ok {
 		return err
 	}
-	return uncertainError{err}
+	return maybeWrittenError{err}
 }
 
 func uncertain(err error) bool {
-	var u uncertainError
+	var u maybeWrittenError
 	return errors.As(err, &u)
 }
 
-// hooked returns obj as it is stored and the operations of its transaction, of
-// which the first is left for the object itself. What hooks allocate is in obj
-// too, unless it is stored in another form; its resource version is cleared.
-func (c *call) hooked(obj, old api.Object) (stored api.Object, ops []store.Op, err error) {
+// runHooks calls the hooks. It returns obj in its stored form and the operations of its transaction,
+// of which the first is reserved for the object itself. Values that hooks allocate are also set in
+// obj unless the stored form is different. The resource version of the stored form is cleared.
+func (c *call) runHooks(obj, old api.Object) (stored api.Object, ops []store.Op, err error) {
 	ops = make([]store.Op, 1, 4)
 	if obj != nil {
 		if stored, err = c.res.Stored(obj); err != nil {

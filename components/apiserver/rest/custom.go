@@ -17,8 +17,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// warnDeprecated tells the client of a version that ought not to be used any
-// more.
+// warnDeprecated adds a warning if the requested version is deprecated.
 func (c *call) warnDeprecated() {
 	if text := c.res.Deprecation(); text != "" {
 		warning.AddWarning(c.ctx, "", text)
@@ -28,39 +27,38 @@ func (c *call) warnDeprecated() {
 	}
 }
 
-// misplaced tells whether a path lacks the namespace of a custom resource;
-// nothing is there then.
-func (c *call) misplaced() bool {
+// lacksNamespace reports whether the path of a namespaced custom resource lacks the namespace. Such a
+// path does not exist.
+func (c *call) lacksNamespace() bool {
 	return c.res.Custom != nil && bool(c.res.Scope) && c.namespace == "" && c.info.Verb != "list" && c.info.Verb != "watch"
 }
 
-// errTerminating: the definition of a custom resource is being deleted.
+// errTerminating is the error for creating objects while their definition is being deleted.
 var errTerminating = errors.New("create not allowed while custom resource definition is terminating")
 
-// mayBegin refuses new objects of a definition that is going.
-func (c *call) mayBegin(name string) error {
+// checkTerminating rejects new objects of a terminating definition.
+func (c *call) checkTerminating(name string) error {
 	if c.res.Custom != nil && c.res.Custom.Terminating {
 		return apierrors.NewForbidden(c.res.GroupResource(), name, errTerminating)
 	}
 	return nil
 }
 
-// superseded tells that the definition of a custom resource has changed since the
-// request began, for as long as admission may take: what was made by the former
-// one is not stored.
-func (c *call) superseded() error {
+// checkReplaced returns an error if the definition of a custom resource has changed since the request
+// started. Objects made with a previous definition must not be stored.
+func (c *call) checkReplaced() error {
 	if c.res.Custom != nil && c.cfg.Registry.Lookup(c.res.GVR()) != c.res {
 		return errStopped
 	}
 	return nil
 }
 
-// decodeUnstructured reads JSON without a Go type.
+// decodeUnstructured decodes a JSON object into an unstructured object.
 func decodeUnstructured(data []byte, into *unstructured.Unstructured, strict strictness) (schema.GroupVersionKind, []error, error) {
 	var strictErrs []error
 	var err error
 	content := map[string]any{}
-	if strict.looks() {
+	if strict.enabled() {
 		strictErrs, err = kjson.UnmarshalStrict(data, &content)
 	} else {
 		err = kjson.UnmarshalCaseSensitivePreserveInts(data, &content)
@@ -74,7 +72,7 @@ func decodeUnstructured(data []byte, into *unstructured.Unstructured, strict str
 	into.Object = content
 	for _, name := range []string{"apiVersion", "kind"} {
 		if _, isText := content[name].(string); !isText && content[name] != nil {
-			_, err := probe(negotiate.JSON, data, schema.GroupVersionKind{}, schema.GroupVersionKind{}, nil)
+			_, err := guessKind(negotiate.JSON, data, schema.GroupVersionKind{}, schema.GroupVersionKind{}, nil)
 			return schema.GroupVersionKind{}, nil, err
 		}
 	}
@@ -85,14 +83,14 @@ func decodeUnstructured(data []byte, into *unstructured.Unstructured, strict str
 	return gvk, strictErrs, nil
 }
 
-// coerce does what remains to be done to an object without a Go type, and
-// returns what is strictly wrong with it.
+// coerce coerces a decoded unstructured object to the schema, and returns the strict decoding
+// errors.
 func (c *call) coerce(into runtime.Object, strict strictness) ([]error, error) {
 	obj, ok := into.(*unstructured.Unstructured)
 	if !ok || c.res.Custom == nil {
 		return nil, nil
 	}
-	unknown, err := c.res.Custom.Coerce(obj, strict.looks())
+	unknown, err := c.res.Custom.Coerce(obj, strict.enabled())
 	if err != nil {
 		return nil, err
 	}
@@ -103,8 +101,7 @@ func (c *call) coerce(into runtime.Object, strict strictness) ([]error, error) {
 	return errs, nil
 }
 
-// checkCustomKind refuses an object of another kind or version than the
-// resource's.
+// checkCustomKind rejects an object of another kind or version than the resource's.
 func checkCustomKind(obj *unstructured.Unstructured, want schema.GroupVersionKind) error {
 	var errs field.ErrorList
 	if kind := obj.GetKind(); kind != want.Kind {
@@ -119,7 +116,7 @@ func checkCustomKind(obj *unstructured.Unstructured, want schema.GroupVersionKin
 	return apierrors.NewInvalid(obj.GroupVersionKind().GroupKind(), obj.GetName(), errs)
 }
 
-// objects is what admission converts and defaults objects with.
+// objects returns the functions with which admission creates, converts and defaults objects.
 func (c *call) objects() admission.ObjectInterfaces {
 	if c.res.Custom == nil {
 		return c.cfg.Objects
@@ -127,28 +124,28 @@ func (c *call) objects() admission.ObjectInterfaces {
 	return customObjects{ObjectInterfaces: c.cfg.Objects, res: c.res.Resource}
 }
 
-// customObjects converts and defaults custom resources.
+// customObjects creates, converts and defaults custom resources.
 type customObjects struct {
 	admission.ObjectInterfaces
 	res *api.Resource
 }
 
-// GetObjectCreater as admission.ObjectInterfaces.
+// GetObjectCreater implements admission.ObjectInterfaces.
 func (o customObjects) GetObjectCreater() runtime.ObjectCreater {
 	return customCreator{o.ObjectInterfaces.GetObjectCreater(), o.res.Group}
 }
 
-// GetObjectDefaulter as admission.ObjectInterfaces.
+// GetObjectDefaulter implements admission.ObjectInterfaces.
 func (o customObjects) GetObjectDefaulter() runtime.ObjectDefaulter {
 	return customDefaulter{o.ObjectInterfaces.GetObjectDefaulter(), o.res}
 }
 
-// GetObjectConvertor as admission.ObjectInterfaces.
+// GetObjectConvertor implements admission.ObjectInterfaces.
 func (o customObjects) GetObjectConvertor() runtime.ObjectConvertor {
 	return customConvertor{o.ObjectInterfaces.GetObjectConvertor(), o.res}
 }
 
-// GetEquivalentResourceMapper as admission.ObjectInterfaces.
+// GetEquivalentResourceMapper implements admission.ObjectInterfaces.
 func (o customObjects) GetEquivalentResourceMapper() runtime.EquivalentResourceMapper {
 	return o.res.Custom.Equivalents()
 }
@@ -158,7 +155,7 @@ type customCreator struct {
 	group  string
 }
 
-// New as runtime.ObjectCreater.
+// New implements runtime.ObjectCreater.
 func (o customCreator) New(gvk schema.GroupVersionKind) (runtime.Object, error) {
 	if gvk.Group != o.group {
 		return o.others.New(gvk)
@@ -173,7 +170,7 @@ type customDefaulter struct {
 	res    *api.Resource
 }
 
-// Default as runtime.ObjectDefaulter.
+// Default implements runtime.ObjectDefaulter.
 func (o customDefaulter) Default(in runtime.Object) {
 	if obj, ok := in.(*unstructured.Unstructured); ok {
 		if obj.GroupVersionKind() == o.res.GVK() {
@@ -189,7 +186,7 @@ type customConvertor struct {
 	res *api.Resource
 }
 
-// ConvertToVersion as runtime.ObjectConvertor.
+// ConvertToVersion implements runtime.ObjectConvertor.
 func (o customConvertor) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
 	obj, ok := in.(*unstructured.Unstructured)
 	if !ok {
@@ -202,7 +199,7 @@ func (o customConvertor) ConvertToVersion(in runtime.Object, gv runtime.GroupVer
 	return o.res.Custom.Convert(obj, to.Version)
 }
 
-// Convert as runtime.ObjectConvertor.
+// Convert implements runtime.ObjectConvertor.
 func (o customConvertor) Convert(in, out, context any) error {
 	from, ok1 := in.(*unstructured.Unstructured)
 	to, ok2 := out.(*unstructured.Unstructured)
@@ -221,7 +218,7 @@ func (o customConvertor) Convert(in, out, context any) error {
 	if to.GroupVersionKind() != o.res.GVK() {
 		return nil
 	}
-	// What admission added meets the schema as what clients send does.
+	// Changes by admission must match the schema like those of clients.
 	_, err = o.res.Custom.Coerce(to, false)
 	return err
 }

@@ -29,14 +29,14 @@ import (
 	"hyperkube/internal/api"
 )
 
-// readBody is a body, or why it could not be read.
+// readBody is a cached request body, or the error of reading it.
 type readBody struct {
 	data []byte
 	err  error
 }
 
-// readBody reads all of a body, up to the limit. It is read once, for requests may
-// begin anew.
+// readBody returns the request body, up to the size limit. It reads the body only once, because
+// requests may be restarted.
 func (c *call) readBody() ([]byte, error) {
 	if c.body == nil {
 		data, err := c.readAll()
@@ -82,7 +82,7 @@ func (c *call) readAll() ([]byte, error) {
 	return data, nil
 }
 
-// strictness is what is done about fields that are unknown or there twice.
+// strictness is the field validation mode for unknown and duplicate fields.
 type strictness string
 
 func fieldValidation(s string) strictness {
@@ -92,10 +92,10 @@ func fieldValidation(s string) strictness {
 	return strictness(s)
 }
 
-func (s strictness) looks() bool { return s != metav1.FieldValidationIgnore }
+func (s strictness) enabled() bool { return s != metav1.FieldValidationIgnore }
 
-// decode reads a body of a known kind into the empty object into, which has its
-// kind afterwards. It is not defaulted.
+// decode decodes a body of a known kind into the empty object into, and sets its kind. It does not
+// set default values.
 func (c *call) decode(data []byte, into runtime.Object, gvk schema.GroupVersionKind, strict strictness) error {
 	media, err := negotiate.Body(c.req, true)
 	if err != nil {
@@ -105,8 +105,8 @@ func (c *call) decode(data []byte, into runtime.Object, gvk schema.GroupVersionK
 }
 
 func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object, gvk schema.GroupVersionKind, strict strictness) error {
-	if len(data) > largeWork {
-		done, err := c.turns.take(c.ctx)
+	if len(data) > slotThreshold {
+		done, err := c.cpuSlots.acquire(c.ctx)
 		if err != nil {
 			return err
 		}
@@ -159,7 +159,7 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 	}
 	if err != nil {
 		if given.Kind == "" {
-			if looked, perr := probe(media, data, given, gvk, err); !isCustom || looked.Kind == "" {
+			if looked, perr := guessKind(media, data, given, gvk, err); !isCustom || looked.Kind == "" {
 				given, err = looked, perr
 			}
 		}
@@ -175,8 +175,7 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 	return nil
 }
 
-// readable tells what is wrong with an object of the resource's own kind that has
-// been decoded.
+// readable validates a decoded object of the resource's kind with Resource.Readable.
 func (c *call) readable(obj runtime.Object, gvk schema.GroupVersionKind) error {
 	if c.res == nil || c.res.Readable == nil || gvk != c.res.GVK() {
 		return nil
@@ -187,10 +186,10 @@ func (c *call) readable(obj runtime.Object, gvk schema.GroupVersionKind) error {
 	return nil
 }
 
-// probe looks what a body without a kind, which could not be decoded for err,
-// is taken for: what it must be, unless it is not even an object. Then the
-// error says so.
-func probe(media negotiate.Media, data []byte, given, want schema.GroupVersionKind, err error) (schema.GroupVersionKind, error) {
+// guessKind determines the kind and version of a body without a kind that could not be decoded because
+// of err. It assumes the wanted kind, unless the body is not even an object. In that case it
+// returns another error.
+func guessKind(media negotiate.Media, data []byte, given, want schema.GroupVersionKind, err error) (schema.GroupVersionKind, error) {
 	switch media {
 	case negotiate.Protobuf:
 		return given, err
@@ -201,7 +200,7 @@ func probe(media negotiate.Media, data []byte, given, want schema.GroupVersionKi
 		}
 		data = converted
 	}
-	// The type is part of the text.
+	// The Go type is part of the error message.
 	var object struct {
 		APIVersion string `json:"apiVersion,omitempty"`
 		Kind       string `json:"kind,omitempty"`
@@ -219,8 +218,7 @@ func probe(media negotiate.Media, data []byte, given, want schema.GroupVersionKi
 	return given, err
 }
 
-// checkKind compares what the body says it is, where it does, with what it
-// must be.
+// checkKind compares the kind and version in the body, if there are any, with the expected ones.
 func checkKind(into runtime.Object, given, want schema.GroupVersionKind) error {
 	if given == want || given.Version == "" && given.Kind == "" {
 		return nil
@@ -244,14 +242,14 @@ func checkKind(into runtime.Object, given, want schema.GroupVersionKind) error {
 	return nil
 }
 
-// checkFormer refuses what is no version of the wanted kind.
+// checkFormer rejects anything that is not a version of the wanted kind.
 func checkFormer(given, want schema.GroupVersionKind) error {
 	if given.Kind == "" {
 		given.Kind = want.Kind
 	}
 	switch {
 	case !scheme.Scheme.Recognizes(given):
-		// The name of upstream's scheme is part of the text.
+		// The name of upstream's scheme is part of the message.
 		return fmt.Errorf("no kind %q is registered for version %q in scheme %q", given.Kind, given.GroupVersion(), "pkg/runtime/scheme.go:111")
 	case given.Kind != want.Kind:
 		return unknownConversion(given, want)
@@ -263,8 +261,8 @@ func unknownConversion(given, want schema.GroupVersionKind) error {
 	return fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion", given.Version, given.Kind, internalPackage(want.Group), want.Kind)
 }
 
-// internalPackage is what upstream calls the package of a group's internal
-// types, which its errors name.
+// internalPackage returns the name of upstream's package of a group's internal types, which occurs
+// in its error messages.
 func internalPackage(group string) string {
 	switch group {
 	case "", "events.k8s.io":
@@ -290,15 +288,15 @@ func decodeProto(data []byte, into runtime.Object) (schema.GroupVersionKind, err
 	}
 	envelope, err := wire.ParseEnvelope(data)
 	if err != nil {
-		// The library that upstream reads it with has more to say.
-		if told := new(runtime.Unknown).Unmarshal(data[len(wire.Magic):]); told != nil {
-			err = told
+		// The library that upstream uses returns a more detailed error.
+		if derr := new(runtime.Unknown).Unmarshal(data[len(wire.Magic):]); derr != nil {
+			err = derr
 		}
 		return gvk, err
 	}
 	gvk = schema.FromAPIVersionAndKind(envelope.APIVersion, envelope.Kind)
-	// Of all kinds this one alone has a type that contains itself.
-	if _, recursive := into.(*apiextensionsv1.CustomResourceDefinition); recursive && wire.Deeper(envelope.Raw, maxDepth) {
+	// This is the only kind with a recursive type.
+	if _, recursive := into.(*apiextensionsv1.CustomResourceDefinition); recursive && wire.DeeperThan(envelope.Raw, maxDepth) {
 		return gvk, errors.New("exceeded max depth")
 	}
 	if err := m.Unmarshal(envelope.Raw); err != nil {
@@ -307,8 +305,7 @@ func decodeProto(data []byte, into runtime.Object) (schema.GroupVersionKind, err
 	return gvk, nil
 }
 
-// maxDepth is how deep messages may be nested; that of JSON in the decoder of
-// Go.
+// maxDepth is the maximum nesting depth of messages. It is the same as that of Go's JSON decoder.
 const maxDepth = 10000
 
 func decodeYAML(data []byte, into runtime.Object, strict strictness) (schema.GroupVersionKind, []error, error) {
@@ -317,8 +314,8 @@ func decodeYAML(data []byte, into runtime.Object, strict strictness) (schema.Gro
 		return schema.GroupVersionKind{}, nil, err
 	}
 	var strictErrs []error
-	if strict.looks() {
-		// Fields that are there twice are lost by the conversion.
+	if strict.enabled() {
+		// The conversion drops duplicate fields.
 		if _, err := yaml.YAMLToJSONStrict(data); err != nil {
 			strictErrs = append(strictErrs, err)
 		}
@@ -331,11 +328,11 @@ func decodeJSON(data []byte, into runtime.Object, strict strictness) (schema.Gro
 	if u, ok := into.(*unstructured.Unstructured); ok {
 		return decodeUnstructured(data, u, strict)
 	}
-	// What the body says it is counts even when the rest of it does not
-	// fit the type, for the message.
+	// Use the kind in the body for error messages even if the rest of the body does not match the
+	// type.
 	var strictErrs []error
 	var err error
-	if strict.looks() {
+	if strict.enabled() {
 		strictErrs, err = kjson.UnmarshalStrict(data, into)
 	} else {
 		err = kjson.UnmarshalCaseSensitivePreserveInts(data, into)
@@ -356,10 +353,10 @@ func decodeJSON(data []byte, into runtime.Object, strict strictness) (schema.Gro
 	return meta.GroupVersionKind(), strictErrs, err
 }
 
-// warnStrict tells the client of each strict decoding error.
+// warnStrict adds a warning for each strict decoding error.
 func (c *call) warnStrict(errs []error) {
 	for _, err := range errs {
-		// YAML tells of several lines in one error.
+		// A YAML error may contain several lines.
 		text := strings.TrimPrefix(err.Error(), "error converting YAML to JSON: ")
 		text, several := strings.CutPrefix(text, "yaml: unmarshal errors:\n")
 		if !several {
@@ -372,8 +369,8 @@ func (c *call) warnStrict(errs []error) {
 	}
 }
 
-// summary shows the beginning of a body in an error: as it is if it begins as
-// an object of JSON does.
+// summary returns the beginning of a body for an error message. It is not encoded if it starts like
+// a JSON object.
 func summary(data []byte) string {
 	const most = 30
 	if len(data) == 0 {
@@ -398,7 +395,7 @@ func dryRun(options []string) bool {
 	return false
 }
 
-// parseRevision reads the resourceVersion of an object, zero for none.
+// parseRevision parses the resourceVersion of an object. It returns zero if there is none.
 func parseRevision(s string) (int64, error) {
 	if s == "" || s == "0" {
 		return 0, nil

@@ -13,7 +13,7 @@ import (
 	"hyperkube/components/apiserver/wire"
 )
 
-// definition is a definition in protobuf whose schema is nested n times.
+// definition returns a protobuf definition with a schema that is nested n times.
 func definition(t testing.TB, n int) []byte {
 	t.Helper()
 	schema := &apiextensionsv1.JSONSchemaProps{}
@@ -33,7 +33,7 @@ func definition(t testing.TB, n int) []byte {
 	return append([]byte(wire.Magic), data...)
 }
 
-// The type that contains itself is not followed to the end of the stack.
+// TestDecodeDeep checks that decoding a deeply nested recursive type does not overflow the stack.
 func TestDecodeDeep(t *testing.T) {
 	if _, err := decodeProto(definition(t, 100), &apiextensionsv1.CustomResourceDefinition{}); err != nil {
 		t.Errorf("a hundred levels: %v", err)
@@ -44,7 +44,7 @@ func TestDecodeDeep(t *testing.T) {
 	}
 }
 
-// FuzzDecode decodes bodies that anybody may send.
+// FuzzDecode decodes arbitrary bodies.
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"x"},"spec":{"containers":[{"name":"c"}]},"spec":{}}`))
 	f.Add([]byte("a: &a [*a]\n"))

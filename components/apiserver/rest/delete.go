@@ -26,7 +26,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// deleteOptions reads how a deletion is meant, from the body or the query.
+// deleteOptions parses the delete options from the body or the query.
 func (c *call) deleteOptions() (*metav1.DeleteOptions, error) {
 	body, err := c.readBody()
 	if err != nil {
@@ -38,7 +38,7 @@ func (c *call) deleteOptions() (*metav1.DeleteOptions, error) {
 		if err != nil {
 			return nil, err
 		}
-		// Clients may say the group's own version of DeleteOptions too.
+		// DeleteOptions may also have the version of the resource's group.
 		var given schema.GroupVersionKind
 		switch media {
 		case negotiate.Protobuf:
@@ -63,8 +63,8 @@ func (c *call) deleteOptions() (*metav1.DeleteOptions, error) {
 	return opts, nil
 }
 
-// decodeDeleteOptions reads them with the library's own decoder, which has the
-// words for all that they are not.
+// decodeDeleteOptions decodes the options with the library's decoder, which returns upstream's
+// errors.
 func decodeDeleteOptions(media negotiate.Media, body []byte) (*metav1.DeleteOptions, error) {
 	info, ok := runtime.SerializerInfoForMediaType(metascheme.Codecs.SupportedMediaTypes(), media.String())
 	if !ok {
@@ -82,7 +82,7 @@ func decodeDeleteOptions(media negotiate.Media, body []byte) (*metav1.DeleteOpti
 	return opts, nil
 }
 
-// delete answers with what became of one object.
+// delete handles the deletion of one object.
 func (c *call) delete() error {
 	format, err := c.format()
 	if err != nil {
@@ -104,13 +104,13 @@ func (c *call) delete() error {
 		return err
 	}
 	code := http.StatusOK
-	if !out.gone && opts.OrphanDependents != nil && !*opts.OrphanDependents { //nolint:staticcheck // old clients say it so
+	if !out.deleted && opts.OrphanDependents != nil && !*opts.OrphanDependents { //nolint:staticcheck // old clients still set it
 		code = http.StatusAccepted
 	}
 	switch {
-	case !out.gone && out.entry != nil:
+	case !out.deleted && out.entry != nil:
 		return c.sendEntry(format, code, out.entry)
-	case !out.gone || registry.ReturnsDeleted(c.res.GroupResource()):
+	case !out.deleted || registry.ReturnsDeleted(c.res.GroupResource()):
 		return c.sendAPIObject(format, code, out.obj)
 	}
 	status := &metav1.Status{
@@ -127,21 +127,20 @@ func (c *call) delete() error {
 	return c.SendObject(c.w, c.req, plain, code, status)
 }
 
-// removed is the outcome of a deletion. When the object stays, entry or, on a
-// dry run, obj is what it is now; when it is gone obj is what it was.
+// removed is the result of a deletion. If the object remains, entry (or obj on a dry run) is its
+// new state. If it was deleted, obj is its last state.
 type removed struct {
-	gone  bool
-	entry *store.Entry
-	obj   api.Object
+	deleted bool
+	entry   *store.Entry
+	obj     api.Object
 }
 
-// remove deletes an object, or marks it for deletion when something must
-// happen first.
+// remove deletes an object, or sets its deletion timestamp if something must happen before.
 func (c *call) remove(name string, opts *metav1.DeleteOptions) (removed, error) {
 	key := c.res.Key(c.namespace, name)
 	var entry *store.Entry
 	if !dryRun(opts.DryRun) {
-		// A dry run has no commit that would tell that the cache is behind.
+		// A dry run has no commit that would detect an outdated cache.
 		entry = c.res.Collection.Cached(key)
 	}
 	fresh := false
@@ -150,8 +149,8 @@ func (c *call) remove(name string, opts *metav1.DeleteOptions) (removed, error) 
 	for range maxAttempts {
 		if entry == nil {
 			if fresh && marked != nil {
-				// Its kubelet was as quick as this, which is what was asked for.
-				return removed{gone: true, obj: marked}, nil
+				// The kubelet has deleted the pod in the meantime, as requested.
+				return removed{deleted: true, obj: marked}, nil
 			}
 			if fresh {
 				return removed{}, apierrors.NewNotFound(c.res.GroupResource(), name)
@@ -163,7 +162,7 @@ func (c *call) remove(name string, opts *metav1.DeleteOptions) (removed, error) 
 			continue
 		}
 		var out removed
-		// Options are changed on the way.
+		// tryDelete modifies its options.
 		if out, err = c.tryDelete(name, opts.DeepCopy(), entry); err == nil {
 			return out, nil
 		}
@@ -198,8 +197,8 @@ func (c *call) remove(name string, opts *metav1.DeleteOptions) (removed, error) 
 	return removed{}, c.storeError(err, name)
 }
 
-// tryDelete begins with one state of an object. With an error, what it returns has
-// the object as it was marked before that, if it was.
+// tryDelete is one attempt, based on entry. If it fails after it has set the deletion timestamp,
+// the result contains that state of the object.
 func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.Entry) (removed, error) {
 	current, err := c.res.Read(entry)
 	if err != nil {
@@ -207,7 +206,7 @@ func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.E
 	}
 	r := review{operation: admission.Delete, old: current, name: name, options: opts, dryRun: dryRun(opts.DryRun)}
 	if c.info.Verb == "deletecollection" {
-		r.name = "" // it was not asked for by name
+		r.name = "" // the request contains no name
 	}
 	if err := c.checkPreconditions(current, opts); err != nil {
 		return removed{}, err
@@ -217,15 +216,16 @@ func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.E
 	if pending {
 		return removed{entry: entry, obj: current}, nil
 	}
-	if !c.own {
-		if err := c.admit(c.ctx, r); err != nil {
+	if !c.byServer {
+		if err := c.runMutating(c.ctx, r); err != nil {
 			return removed{}, err
 		}
-		if err := c.confirm(c.ctx, r); err != nil {
+		if err := c.runValidating(c.ctx, r); err != nil {
 			return removed{}, err
 		}
 	}
-	// BeforeDelete may have marked it, and nobody's wish counts besides.
+	// BeforeDelete may have set the deletion timestamp itself. In that case the options are
+	// ignored.
 	own := !graceful && current.GetDeletionTimestamp() == nil && obj.GetDeletionTimestamp() != nil
 	if want, changed := dependentFinalizers(c.res.Resource, obj, opts); changed && !own {
 		obj.SetFinalizers(want)
@@ -239,7 +239,7 @@ func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.E
 		return c.tryMark(r, entry, obj, current)
 	}
 	var marked api.Object
-	if graceful && !r.dryRun && !c.byNode() {
+	if graceful && !r.dryRun && !c.deletedByNode() {
 		first, err := c.tryMark(r, entry, obj, current)
 		if err != nil {
 			return removed{}, err
@@ -251,28 +251,29 @@ func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.E
 		marked, obj = current, current.DeepCopyObject().(api.Object)
 	}
 	if !graceful {
-		// What goes at once is shown as it was stored, finalizers that the options take away included.
+		// The response to an immediate deletion contains the stored object, including finalizers
+		// that the options remove.
 		obj = current.DeepCopyObject().(api.Object)
 	}
 	out, err := c.tryRemove(r, entry, obj, current)
 	if err != nil {
 		return removed{obj: marked}, err
 	}
-	return removed{gone: true, obj: out.obj}, nil
+	return removed{deleted: true, obj: out.obj}, nil
 }
 
-// byNode tells whether a node asks, which has ended the pod that it deletes.
-// What others delete at once is marked first, in a write of its own: of what is
-// only gone, the kubelet does not know that it was to end at once, and would
-// leave the containers the time that the pod gives them.
-func (c *call) byNode() bool {
+// deletedByNode reports whether a kubelet deletes the object, which is a pod whose containers have
+// terminated. For other clients, an immediate deletion first sets the deletion timestamp in a
+// separate write. Without it the kubelet would not know that the grace period is zero, and would
+// use the pod's own grace period.
+func (c *call) deletedByNode() bool {
 	u, ok := apirequest.UserFrom(c.ctx)
 	return ok && slices.Contains(u.GetGroups(), user.NodesGroup)
 }
 
-// tryMark stores an object whose deletion has begun.
+// tryMark stores an object with a deletion timestamp.
 func (c *call) tryMark(r review, entry *store.Entry, obj, current api.Object) (removed, error) {
-	stored, ops, err := c.hooked(obj, current)
+	stored, ops, err := c.runHooks(obj, current)
 	if err != nil {
 		return removed{}, err
 	}
@@ -283,14 +284,14 @@ func (c *call) tryMark(r review, entry *store.Entry, obj, current api.Object) (r
 	ops[0] = c.res.Collection.Update(entry, stored, c.res.TTL)
 	entries, _, err := c.res.Collection.Store().Commit(c.ctx, ops...)
 	if err != nil {
-		return removed{}, unlessLost(err)
+		return removed{}, markUncertain(err)
 	}
 	return removed{entry: entries[0]}, nil
 }
 
-// unmetWords are what upstream says of preconditions that a definition of custom
-// resources does not meet; of a namespace's, with a capital.
-const unmetWords = "recondition failed: %[1]s in precondition: %[2]s, %[1]s in object meta: %[3]s"
+// preconditionMessage is upstream's message for unmet preconditions on custom resource definitions and, with
+// a capital letter, on namespaces.
+const preconditionMessage = "recondition failed: %[1]s in precondition: %[2]s, %[1]s in object meta: %[3]s"
 
 func (c *call) checkPreconditions(obj api.Object, opts *metav1.DeleteOptions) error {
 	if opts.Preconditions == nil {
@@ -302,9 +303,9 @@ func (c *call) checkPreconditions(obj api.Object, opts *metav1.DeleteOptions) er
 		"the %s in the precondition (%s) does not match the ResourceVersion in record (%s). The object might have been modified"
 	switch {
 	case c.res.Group == apiextensionsv1.GroupName:
-		gr, uidWords, versionWords = c.res.GroupResource(), "p"+unmetWords, "p"+unmetWords
+		gr, uidWords, versionWords = c.res.GroupResource(), "p"+preconditionMessage, "p"+preconditionMessage
 	case c.res.Group == "" && c.res.Plural == "namespaces":
-		gr, uidWords, versionWords = c.res.GroupResource(), "P"+unmetWords, "P"+unmetWords
+		gr, uidWords, versionWords = c.res.GroupResource(), "P"+preconditionMessage, "P"+preconditionMessage
 	}
 	if uid := opts.Preconditions.UID; uid != nil && *uid != obj.GetUID() {
 		return apierrors.NewConflict(gr, obj.GetName(), fmt.Errorf(uidWords, "UID", *uid, obj.GetUID()))
@@ -315,8 +316,8 @@ func (c *call) checkPreconditions(obj api.Object, opts *metav1.DeleteOptions) er
 	return nil
 }
 
-// grace decides how long the object stays and writes that into obj. Pending
-// means that its deletion is under way already and nothing is to be done.
+// grace determines the grace period and sets it in obj. pending means that the object is already
+// being deleted and needs no change.
 func (c *call) grace(ctx context.Context, obj api.Object, opts *metav1.DeleteOptions) (graceful, pending bool) {
 	if g := opts.GracePeriodSeconds; g != nil && *g < 0 {
 		opts.GracePeriodSeconds = new(int64)
@@ -331,13 +332,13 @@ func (c *call) grace(ctx context.Context, obj api.Object, opts *metav1.DeleteOpt
 		}
 		had := obj.GetDeletionGracePeriodSeconds()
 		if had == nil || *had == 0 {
-			// Whoever began it did not come to its end.
+			// The previous deletion was not completed.
 			opts.GracePeriodSeconds = new(int64)
 			return false, false
 		}
 		wish := opts.GracePeriodSeconds
 		if wish == nil || *wish >= *had {
-			return false, true // it may only be shortened
+			return false, true // it can only be shortened
 		}
 		sooner := metav1.NewTime(deleted.Add(-time.Second * time.Duration(*had)).Add(time.Second * time.Duration(*wish)))
 		obj.SetDeletionTimestamp(&sooner)
@@ -349,7 +350,8 @@ func (c *call) grace(ctx context.Context, obj api.Object, opts *metav1.DeleteOpt
 		return false, false
 	}
 	period := int64(0)
-	// What is retained stays until others have done with it, whatever time is given.
+	// Retained objects stay until other components are done with them, regardless of the grace
+	// period.
 	if opts.GracePeriodSeconds != nil && (c.res.Retain == nil || !c.res.Retain(obj)) {
 		period = *opts.GracePeriodSeconds
 		obj.SetDeletionGracePeriodSeconds(&period)
@@ -362,7 +364,8 @@ func (c *call) grace(ctx context.Context, obj api.Object, opts *metav1.DeleteOpt
 	return true, false
 }
 
-// markDeleting is for objects that stay for their finalizers alone.
+// markDeleting sets the deletion timestamp of an object that remains only because of its
+// finalizers.
 func markDeleting(obj api.Object) {
 	now := metav1.NewTime(time.Now().Truncate(time.Second))
 	if obj.GetDeletionTimestamp() == nil {
@@ -376,15 +379,15 @@ func markDeleting(obj api.Object) {
 	obj.SetDeletionGracePeriodSeconds(new(int64))
 }
 
-// dependentFinalizers adds and removes the finalizers that make the garbage
-// collector orphan dependents, or delete them first.
+// dependentFinalizers adds and removes the finalizers that make the garbage collector orphan
+// dependents, or delete them first.
 //
 // https://kubernetes.io/docs/concepts/architecture/garbage-collection/
 func dependentFinalizers(res *api.Resource, obj api.Object, opts *metav1.DeleteOptions) ([]string, bool) {
 	has := func(name string) bool { return slices.Contains(obj.GetFinalizers(), name) }
 	orphan, foreground := false, false
 	switch {
-	case opts.OrphanDependents != nil: //nolint:staticcheck // old clients say it so
+	case opts.OrphanDependents != nil: //nolint:staticcheck // old clients still set it
 		orphan = *opts.OrphanDependents //nolint:staticcheck
 	case opts.PropagationPolicy != nil:
 		orphan = *opts.PropagationPolicy == metav1.DeletePropagationOrphan
@@ -412,9 +415,9 @@ func dependentFinalizers(res *api.Resource, obj api.Object, opts *metav1.DeleteO
 	return want, true
 }
 
-// warnDefault tells what becomes of dependents, where that may surprise.
+// warnDefault adds a warning about the default propagation policy where it may be unexpected.
 func (c *call) warnDefault(opts *metav1.DeleteOptions) {
-	if c.res.DeleteWarning != "" && opts.PropagationPolicy == nil && opts.OrphanDependents == nil { //nolint:staticcheck // old clients say it so
+	if c.res.DeleteWarning != "" && opts.PropagationPolicy == nil && opts.OrphanDependents == nil { //nolint:staticcheck // old clients still set it
 		warning.AddWarning(c.ctx, "", c.res.DeleteWarning)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// deleteCollection deletes all that a list selects, and answers with them.
+// deleteCollection deletes all selected objects and responds with their list.
 func (c *call) deleteCollection() error {
 	format, err := c.format()
 	if err != nil {
@@ -54,27 +54,26 @@ func (c *call) deleteCollection() error {
 		return err
 	}
 	if format.As == negotiate.Metadata {
-		return c.onlyList()
+		return c.listNotObject()
 	}
 	return c.answerList(format, page, meta)
 }
 
-// deletionsAtOnce bounds how many deletions of one collection are under way at
-// a time: enough for etcd to sync many with one write, few enough to leave room
-// for others.
-const deletionsAtOnce = 32
+// deletionConcurrency limits the number of concurrent deletions of one collection: enough for etcd to
+// sync many with one write, few enough to leave capacity for other requests.
+const deletionConcurrency = 32
 
 var errPanicked = errors.New("deletion panicked")
 
-// removeAll deletes what a list found, several at a time and in no certain
-// order. After the first failure no deletion begins; what is gone already is
-// none.
+// removeAll deletes entries concurrently and in no particular order. After the first failure it
+// starts no more deletions. Objects that no longer exist are not an error.
 func (c *call) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) error {
-	var panicked atomic.Value // of string
+	var panicked atomic.Value // contains a string
 	group, ctx := errgroup.WithContext(c.ctx)
-	// A goroutine's stack grows on its way to etcd, so each does many.
+	// The stack of a goroutine must grow for writes to etcd, so each goroutine deletes many
+	// objects.
 	var next atomic.Int64
-	for range min(deletionsAtOnce, len(entries)) {
+	for range min(deletionConcurrency, len(entries)) {
 		group.Go(func() (err error) {
 			defer func() {
 				if v := recover(); v != nil {
@@ -96,7 +95,7 @@ func (c *call) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) err
 	}
 	err := group.Wait()
 	if v := panicked.Load(); v != nil {
-		panic(v) // where the request's own recovery finds it
+		panic(v) // so that the request's goroutine recovers from it
 	}
 	if err != nil {
 		return err
@@ -104,7 +103,7 @@ func (c *call) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) err
 	return c.ctx.Err()
 }
 
-// removeOne deletes one of a list. What is gone already is no error.
+// removeOne deletes one object of a list. It is no error if the object no longer exists.
 func (c *call) removeOne(ctx context.Context, e *store.Entry, opts *metav1.DeleteOptions) error {
 	obj, err := c.res.Read(e)
 	if err != nil {

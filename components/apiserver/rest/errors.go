@@ -16,7 +16,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// statusOf returns err as a client sees it.
+// statusOf returns the Status for err that is sent to clients.
 func statusOf(err error) *metav1.Status {
 	if corrupt := corruptStatus(err); corrupt != nil {
 		err = corrupt
@@ -49,31 +49,30 @@ func statusOf(err error) *metav1.Status {
 	return s
 }
 
-// Error answers with a Status that tells err.
+// Error sends a Status for err.
 func (h *Handler) Error(w http.ResponseWriter, req *http.Request, err error) {
 	status := statusOf(err)
 	if status.Details != nil && status.Details.RetryAfterSeconds > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(int(status.Details.RetryAfterSeconds)))
 	}
 	if status.Code >= http.StatusInternalServerError {
-		h.cfg.Log.DebugContext(req.Context(), "request failed", "method", req.Method, "path", req.URL.Path, "error", err)
+		h.cfg.Log.DebugContext(req.Context(), "request failed", "method", req.Method, "path", req.URL.Path, "err", err)
 	}
 	format, ferr := h.negotiator.Response(req, negotiate.Endpoint{Protobuf: true})
 	if ferr != nil {
-		format = negotiate.Format{Pretty: true} // for whoever looks at it
+		format = negotiate.Format{Pretty: true} // readable for users
 	}
 	if err := h.SendObject(w, req, format, int(status.Code), status); err != nil {
-		h.cfg.Log.DebugContext(req.Context(), "sending a status failed", "error", err)
+		h.cfg.Log.DebugContext(req.Context(), "sending status failed", "err", err)
 	}
 }
 
-// storeError makes a Status error of what the store says of an object.
+// storeError is StoreError for the resource of the call.
 func (c *call) storeError(err error, name string) error {
 	return StoreError(c.res, name, err)
 }
 
-// StoreError makes a Status error of what the store says of a resource's
-// object. Status errors come back as they are.
+// StoreError converts an error of the store to a Status error. It returns Status errors unchanged.
 func StoreError(res *registry.Resource, name string, err error) error {
 	var known apierrors.APIStatus
 	if errors.As(err, &known) {
@@ -97,8 +96,8 @@ func StoreError(res *registry.Resource, name string, err error) error {
 	case errors.Is(err, store.ErrNoSpace):
 		return errors.New("etcdserver: mvcc: database space exceeded")
 	case errors.As(err, &unsettled):
-		// Without a word of trying again, which clients of Kubernetes would do
-		// by themselves, and be told that the object exists already.
+		// The error must not suggest a retry. Clients would retry automatically and then get the
+		// error that the object already exists.
 		return errors.New(unsettled.Error())
 	case errors.Is(err, store.ErrUnavailable):
 		return apierrors.NewServerTimeout(gr, "", 1)
@@ -110,17 +109,17 @@ func StoreError(res *registry.Resource, name string, err error) error {
 	return err
 }
 
-// errStopped: the server stops, or what was served is served anew.
+// errStopped means that the server is stopping, or that the resource has been replaced.
 var errStopped = apierrors.NewServiceUnavailable("the server is shutting down")
 
-// optimisticLock is what a client is told whose copy of an object is old.
+// optimisticLock is the message for an update that is based on an outdated version.
 const optimisticLock = "the object has been modified; please apply your changes to the latest version and try again"
 
 func conflict(gr schema.GroupResource, name string) error {
 	return apierrors.NewConflict(gr, name, errors.New(optimisticLock))
 }
 
-// tooNew is the answer to a resourceVersion that has not been reached.
+// tooNew returns the error for a resourceVersion that does not exist yet.
 func tooNew(wanted, current int64) error {
 	err := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %d, current: %d", wanted, current), 1)
 	err.ErrStatus.Details.Causes = []metav1.StatusCause{{

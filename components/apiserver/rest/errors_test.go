@@ -12,9 +12,9 @@ import (
 	"hyperkube/internal/store"
 )
 
-// A read that etcd did not answer may be tried again, which clients do by
-// themselves when they are told after how long. A write may have happened, and
-// they are told etcd's own words instead.
+// TestUnavailable checks that a read that etcd did not answer can be retried, which clients do
+// automatically if the error contains a delay. A write may have succeeded, so its error contains
+// etcd's message instead.
 func TestUnavailable(t *testing.T) {
 	res := &registry.Resource{Resource: &api.Resource{Names: api.Names{Plural: "configmaps"}}}
 	for _, test := range []struct {

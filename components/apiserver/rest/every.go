@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// every calls f again and again, without a goroutine that waits in between,
-// until stop is called.
-func every(d time.Duration, f func()) (stop func()) {
+// callEvery calls f at an interval until stop is called. No goroutine waits between the calls.
+func callEvery(d time.Duration, f func()) (stop func()) {
 	var (
 		mu      sync.Mutex
 		stopped bool

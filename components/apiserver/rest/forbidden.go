@@ -9,9 +9,8 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// Allowed asks whether a request that another one implies may be made. It returns nil
-// when the authorizer agrees, and what to answer when not, with what went wrong
-// on the way.
+// Allowed checks whether a request that is implied by another one is authorized. It returns nil if
+// so, and otherwise the error response, with the reason and any error of the authorizer.
 func Allowed(ctx context.Context, by authorizer.UnconditionalAuthorizer, a authorizer.Attributes) error {
 	decision, reason, err := by.Authorize(ctx, a)
 	switch {
@@ -25,7 +24,7 @@ func Allowed(ctx context.Context, by authorizer.UnconditionalAuthorizer, a autho
 	return Forbidden(a, reason)
 }
 
-// Forbidden is the answer to what authorization does not allow.
+// Forbidden returns the error for a request that is not authorized.
 func Forbidden(a authorizer.Attributes, reason string) error {
 	name := ""
 	if u := a.GetUser(); u != nil {

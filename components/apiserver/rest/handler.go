@@ -1,7 +1,6 @@
-// Package rest answers requests for API resources: the verbs of
-// https://kubernetes.io/docs/reference/using-api/api-concepts/ on what the
-// registry serves. Who may do what has been decided before a request comes
-// here.
+// Package rest handles requests for API resources: the verbs of
+// https://kubernetes.io/docs/reference/using-api/api-concepts/ on the resources of the
+// registry. Requests are authorized before they reach this package.
 package rest
 
 import (
@@ -31,53 +30,51 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Config of a Handler.
+// Config is the configuration of a Handler.
 type Config struct {
 	Registry *registry.Registry
-	// Fields keeps managed fields.
+	// Fields maintains managed fields.
 	Fields *fieldmanager.Managers
-	// Admission may change and refuse writes; nil admits all.
+	// Admission mutates and validates writes. Nil admits all.
 	Admission admission.Interface
-	// Objects is what webhooks convert and default with; nil: the scheme of
-	// client-go.
+	// Objects converts and defaults objects for webhooks. Nil means the scheme of client-go.
 	Objects admission.ObjectInterfaces
-	// Authorizer is asked whether an update that creates may create.
+	// Authorizer checks whether the user of an update may create a missing object.
 	Authorizer authorizer.UnconditionalAuthorizer
-	// NotFound answers for groups and versions that the registry does not
-	// have: aggregated APIs. Nil: 404.
+	// NotFound handles groups and versions that the registry does not have: aggregated APIs. Nil
+	// means 404.
 	NotFound http.Handler
-	// MaxBody is how many bytes of a body are read; zero means 3 MiB.
+	// MaxBody is the maximum size of a request body in bytes. Zero means 3 MiB.
 	MaxBody int64
-	// MinWatch is how long a watch lasts at least whose client did not say;
-	// zero means half an hour.
+	// MinWatch is the minimum duration of watches without a timeout of their client. Zero means 30
+	// minutes.
 	MinWatch time.Duration
-	// SlowReader is for how long a watch waits for its client to take what
-	// it was sent before it is cut off; zero means a minute.
+	// SlowReader is how long a watch waits until its client reads pending data before it is closed.
+	// Zero means one minute.
 	SlowReader time.Duration
-	// BookmarkEvery is how often watches that asked for bookmarks get one;
-	// zero means a minute.
+	// BookmarkEvery is the interval of bookmarks for watches that request them. Zero means one
+	// minute.
 	BookmarkEvery time.Duration
-	// Metrics counts what watches are told, and who uses what is deprecated;
-	// nil: nobody does.
+	// Metrics counts watch events and uses of deprecated APIs. It may be nil.
 	Metrics *metrics.Metrics
-	// Stopping ends when the server begins to stop: watches end with it. It
-	// may be nil.
-	Stopping context.Context //nolint:containedctx // it is the server's, which outlives calls
+	// Stopping is canceled when the server starts to shut down. This closes all watches. It may be
+	// nil.
+	Stopping context.Context //nolint:containedctx // the context of the server outlives calls
 	Log      *slog.Logger
 }
 
-// Handler answers requests for resources. Their RequestInfo and user are in
-// the context.
+// Handler handles requests for resources. The request context must contain RequestInfo and the
+// user.
 type Handler struct {
 	cfg        Config
 	negotiator negotiate.Negotiator
 	mutate     admission.MutationInterface
 	validate   admission.ValidationInterface
 	compressor compressor
-	turns      *turns
+	cpuSlots   *cpuSlots
 }
 
-// New makes a Handler.
+// New returns a Handler.
 func New(cfg Config) (*Handler, error) {
 	if cfg.Registry == nil || cfg.Fields == nil || cfg.Authorizer == nil {
 		return nil, errors.New("rest handler needs a registry, field managers and an authorizer")
@@ -100,36 +97,35 @@ func New(cfg Config) (*Handler, error) {
 	if cfg.Objects == nil {
 		cfg.Objects = admission.NewObjectInterfacesFromScheme(scheme.Scheme)
 	}
-	h := &Handler{cfg: cfg, turns: newTurns(max(1, runtime.GOMAXPROCS(0)-1))}
+	h := &Handler{cfg: cfg, cpuSlots: newCPUSlots(max(1, runtime.GOMAXPROCS(0)-1))}
 	h.mutate, _ = cfg.Admission.(admission.MutationInterface)
 	h.validate, _ = cfg.Admission.(admission.ValidationInterface)
 	return h, nil
 }
 
-// call is one request for a resource.
+// call is a request for a resource.
 type call struct {
 	*Handler
-	ctx   context.Context //nolint:containedctx // it is this request's, and so is the struct
+	ctx   context.Context //nolint:containedctx // the struct lives as long as the request
 	w     http.ResponseWriter
 	req   *http.Request
 	info  *apirequest.RequestInfo
 	query url.Values
 	began time.Time
 	res   *registry.Resource
-	// namespace of the object; empty for cluster-wide resources, and for
-	// lists of all namespaces.
+	// namespace of the object. Empty for cluster-scoped resources, and for lists of all namespaces.
 	namespace string
 	name      string
-	// former is another version whose bodies read the same; empty but for
-	// actions that have one.
+	// former is another version with the same schema that is accepted in the body. It is only set
+	// for some actions.
 	former schema.GroupVersionKind
-	// own deletions are the server's, for an action that admission has agreed to.
-	own bool
-	// body is what was read of the request's, nil before.
+	// byServer means that the server deletes the object for an action that admission has already seen.
+	byServer bool
+	// body is the request body, or nil before it has been read.
 	body *readBody
 }
 
-// ServeHTTP answers a request.
+// ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	info, ok := apirequest.RequestInfoFrom(ctx)
@@ -142,7 +138,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if req.URL.RawQuery != "" {
 		c.query = req.URL.Query()
 	}
-	if c.res == nil || c.strays(c.res) {
+	if c.res == nil || c.wrongScope(c.res) {
 		h.NotFound(w, req)
 		return
 	}
@@ -152,7 +148,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if info.Namespace != "" {
 		c.ctx = apirequest.WithNamespace(ctx, info.Namespace)
 	}
-	if c.misplaced() {
+	if c.lacksNamespace() {
 		h.NotFound(w, req)
 		return
 	}
@@ -162,13 +158,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	c.warnDeprecated()
 	err := c.dispatch()
-	// Another time means that the definition has changed another time.
+	// Each iteration means that the definition has changed once more.
 	for errors.Is(err, errStopped) {
-		now := h.cfg.Registry.Settled(gvr)
+		now := h.cfg.Registry.LookupSettled(gvr)
 		if now == c.res {
-			break // it is the server that stops
+			break // the server is shutting down
 		}
-		if now == nil || c.strays(now) {
+		if now == nil || c.wrongScope(now) {
 			h.NotFound(w, req)
 			return
 		}
@@ -176,8 +172,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			err = c.storeError(ended, c.name)
 			break
 		}
-		// Nothing has been written: that its collection is gone is found out by
-		// reading, or just before writing.
+		// A retry is safe because nothing has been written: a dropped collection is detected when
+		// reading, or right before writing.
 		c.res = now
 		err = c.dispatch()
 	}
@@ -186,13 +182,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// strays tells whether the path leads into a namespace and the resource is in none.
-func (c *call) strays(res *registry.Resource) bool {
+// wrongScope reports whether the path contains a namespace but the resource is cluster-scoped.
+func (c *call) wrongScope(res *registry.Resource) bool {
 	return !bool(res.Scope) && c.info.Namespace != "" && !(c.info.Resource == "namespaces" && c.info.APIGroup == "")
 }
 
-// NotFound answers as upstream does for paths that nobody serves: those of
-// groups that are built in have a server that says so.
+// NotFound responds like upstream to paths that are not served. For built-in groups the response is
+// a Status.
 func (h *Handler) NotFound(w http.ResponseWriter, req *http.Request) {
 	parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
 	if parts[0] == "api" || len(parts) > 1 && h.cfg.Registry.BuiltIn(parts[1]) {
@@ -206,7 +202,7 @@ func (h *Handler) NotFound(w http.ResponseWriter, req *http.Request) {
 	http.Error(w, "404 page not found", http.StatusNotFound)
 }
 
-// errNoRoute: the resource exists, what was asked of it does not.
+// errNoRoute is the error for an unknown path below an existing resource.
 var errNoRoute = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Status:  metav1.StatusFailure,
 	Code:    http.StatusNotFound,
@@ -215,14 +211,15 @@ var errNoRoute = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Details: &metav1.StatusDetails{},
 }}
 
-// NoRoute is the error of paths of built-in APIs that are not there, NoMethod
-// that of other methods than they have.
+// NoRoute returns the error for unknown paths of built-in APIs, NoMethod that for unsupported
+// methods.
 func NoRoute() error { return errNoRoute }
 
-// NoMethod is as of NoRoute.
+// NoMethod returns the error for unsupported methods of built-in APIs.
 func NoMethod() error { return errNoMethod }
 
-// NoForm answers that there is something only in a form that the client does not take.
+// NoForm returns the error for an endpoint that supports only one format, which the client does not
+// accept.
 func NoForm(only string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,
@@ -233,7 +230,7 @@ func NoForm(only string) error {
 	}}
 }
 
-// errNoMethod: built-in resources do not have the method there.
+// errNoMethod is the error for an unsupported method of a built-in resource.
 var errNoMethod = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Status:  metav1.StatusFailure,
 	Code:    http.StatusMethodNotAllowed,
@@ -243,7 +240,7 @@ var errNoMethod = &apierrors.StatusError{ErrStatus: metav1.Status{
 }}
 
 func (c *call) dispatch() error {
-	if c.info.Verb != "update" { // see wished
+	if c.info.Verb != "update" { // decodeUpdate checks the name
 		if err := c.checkPathName(); err != nil {
 			return err
 		}
@@ -281,8 +278,7 @@ func (c *call) dispatch() error {
 		return c.watch()
 	}
 	if namespaced {
-		// A name, a body for a namespace, or an end to all that there is,
-		// without the namespace.
+		// An object, a create or a deletecollection of a namespaced resource without a namespace.
 		return c.notAllowed()
 	}
 	switch verb {
@@ -356,7 +352,7 @@ func (c *call) notAllowed() error {
 	return errNoMethod
 }
 
-// get answers with one object.
+// get handles a get request.
 func (c *call) get() error {
 	format, err := c.format()
 	if err != nil {
@@ -369,7 +365,7 @@ func (c *call) get() error {
 	ctx := c.ctx
 	if revision > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, patience)
+		ctx, cancel = context.WithTimeout(ctx, revisionTimeout)
 		defer cancel()
 	}
 	if c.res.Computed() != nil {
@@ -380,7 +376,7 @@ func (c *call) get() error {
 		return c.sendEntry(format, http.StatusOK, entry[0])
 	}
 	entry, err := c.res.Collection.Get(ctx, c.res.Key(c.namespace, c.name), revision)
-	if err = late(ctx, err); errors.Is(err, store.ErrTooNew) && revision > 0 {
+	if err = tooNewOnTimeout(ctx, err); errors.Is(err, store.ErrTooNew) && revision > 0 {
 		return c.tooNew(revision)
 	}
 	if err != nil {
@@ -389,7 +385,7 @@ func (c *call) get() error {
 	return c.sendEntry(format, http.StatusOK, entry)
 }
 
-// format settles the form of the answer when that is of the resource's kind.
+// format negotiates the format of a response with objects of the resource's kind.
 func (c *call) format() (negotiate.Format, error) {
 	return c.negotiator.Response(c.req, negotiate.Endpoint{
 		Protobuf: c.res.HasProtobuf(), Metadata: !c.res.Review, Routed: c.res.Custom == nil, Streams: c.info.Verb == "list",

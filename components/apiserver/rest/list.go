@@ -21,7 +21,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// list answers with many objects.
+// list handles a list request.
 func (c *call) list() error {
 	format, err := c.format()
 	if err != nil {
@@ -52,13 +52,13 @@ func (c *call) list() error {
 		return err
 	}
 	if format.As == negotiate.Metadata {
-		return c.onlyList()
+		return c.listNotObject()
 	}
 	size := c.sizeOf(len(page.Entries))
-	if size <= laterFrom {
+	if size <= deferThreshold {
 		return c.answerList(format, page, meta)
 	}
-	// What is not shared with the cache is the answer's own.
+	// The memory of the response that is not shared with the cache.
 	private := size
 	if format.Media == negotiate.Protobuf {
 		private = 0
@@ -71,7 +71,7 @@ func (c *call) list() error {
 	return nil
 }
 
-// metaOf is the metadata of a page of what is selected.
+// metaOf returns the list metadata of a page.
 func metaOf(page *store.Page, s selected) (tableMeta, error) {
 	meta := tableMeta{revision: page.Revision, remaining: -1}
 	if page.Next == "" {
@@ -87,8 +87,7 @@ func metaOf(page *store.Page, s selected) (tableMeta, error) {
 	return meta, nil
 }
 
-// typeName is what upstream calls its own Go type of a kind, which errors about
-// wishes that cannot be met show.
+// typeName returns upstream's Go type of a kind, which occurs in the errors of negotiation.
 func (c *call) typeName(kind string) string {
 	if c.res.Custom != nil {
 		if kind == c.res.ListKind {
@@ -99,23 +98,23 @@ func (c *call) typeName(kind string) string {
 	return "*" + internalPackage(c.res.Group) + "." + kind
 }
 
-// onlyList: a list cannot be sent as the metadata of one object.
-func (c *call) onlyList() error {
+// listNotObject returns the error for requesting a list as the metadata of a single object.
+func (c *call) listNotObject() error {
 	return negotiate.NotAcceptable(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", c.typeName(c.res.ListKind)))
 }
 
-// notList: one object cannot be sent as a list of metadata.
-func (c *call) notList() error {
+// objectNotList returns the error for requesting a single object as a list of metadata.
+func (c *call) objectNotList() error {
 	if c.res.Custom != nil {
 		return errNotList
 	}
 	return negotiate.NotAcceptable(fmt.Sprintf("you requested PartialObjectMetadataList, but the requested object is not a list (%s)", c.typeName(c.res.Kind)))
 }
 
-// errNotList has upstream's text.
+// errNotList is upstream's error.
 var errNotList = errors.New("content is not a list")
 
-// sizeOf estimates the bytes of so many objects of the resource.
+// sizeOf estimates the size of n objects of the resource in bytes.
 func (c *call) sizeOf(n int) int {
 	_, average, ok := c.res.Collection.Stats()
 	if !ok {
@@ -124,9 +123,9 @@ func (c *call) sizeOf(n int) int {
 	return n * average
 }
 
-// selectedPage reads what a list is about, when it is its turn.
+// selectedPage waits for a slot if necessary, and reads the objects of a list.
 func (c *call) selectedPage(opts *internalversion.ListOptions, s selected) (*store.Page, error) {
-	done, err := c.selecting(opts)
+	done, err := c.waitToSelect(opts)
 	if err != nil {
 		return nil, err
 	}
@@ -137,19 +136,19 @@ func (c *call) selectedPage(opts *internalversion.ListOptions, s selected) (*sto
 	return c.page(opts, s)
 }
 
-// selecting waits for a turn when selecting objects takes long. Done is called
-// when they have been selected.
-func (c *call) selecting(opts *internalversion.ListOptions) (done func(), err error) {
-	const long = 100_000 // requirements that are looked at, five milliseconds or so
+// waitToSelect waits for a slot if selecting the objects takes long. The caller must call done
+// afterwards.
+func (c *call) waitToSelect(opts *internalversion.ListOptions) (done func(), err error) {
+	const long = 100_000 // evaluated requirements, about five milliseconds
 	requirements, _ := opts.LabelSelector.Requirements()
 	n, _, _ := c.res.Collection.Stats()
 	if n*(len(requirements)+len(opts.FieldSelector.Requirements())) < long {
 		return func() {}, nil
 	}
-	return c.turns.take(c.ctx)
+	return c.cpuSlots.acquire(c.ctx)
 }
 
-// answerList answers with a page. It is sent in pieces if it can be.
+// answerList sends a page, in chunks if possible.
 func (c *call) answerList(format negotiate.Format, page *store.Page, meta tableMeta) error {
 	if format.As != negotiate.Table {
 		return corruptList(c.res, page.Entries, c.sendList(format, page.Entries, meta))
@@ -162,7 +161,7 @@ func (c *call) answerList(format negotiate.Format, page *store.Page, meta tableM
 }
 
 func (c *call) tableOf(format negotiate.Format, page *store.Page, meta tableMeta) ([]byte, error) {
-	done, err := c.making(len(page.Entries))
+	done, err := c.waitToEncode(len(page.Entries))
 	if err != nil {
 		return nil, err
 	}
@@ -178,16 +177,16 @@ func (c *call) tableOf(format negotiate.Format, page *store.Page, meta tableMeta
 	return c.appendTable(nil, format, rows, meta, true)
 }
 
-// making waits for a turn to make the JSON of so many objects, if that takes
-// long. Done is called when it is made.
-func (c *call) making(n int) (done func(), err error) {
-	if c.sizeOf(n) < largeWork {
+// waitToEncode waits for a slot if encoding n objects as JSON takes long. The caller must call done
+// afterwards.
+func (c *call) waitToEncode(n int) (done func(), err error) {
+	if c.sizeOf(n) < slotThreshold {
 		return func() {}, nil
 	}
-	return c.turns.take(c.ctx)
+	return c.cpuSlots.acquire(c.ctx)
 }
 
-// page reads what a list is about.
+// page reads the objects of a list.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list
 func (c *call) page(opts *internalversion.ListOptions, s selected) (*store.Page, error) {
@@ -208,13 +207,13 @@ func (c *call) page(opts *internalversion.ListOptions, s selected) (*store.Page,
 		}
 		lo.Exact = lo.Revision > 0
 		if revision == 0 {
-			lo.Limit = 0 // as below
+			lo.Limit = 0 // see below
 		}
 	} else {
 		lo.Revision = revision
 		switch {
 		case revision == 0:
-			// Whatever the cache has is given whole.
+			// A list of any version ignores the limit.
 			lo.Limit = 0
 		case revision > 0:
 			lo.Exact = opts.ResourceVersionMatch == metav1.ResourceVersionMatchExact ||
@@ -233,29 +232,30 @@ func (c *call) page(opts *internalversion.ListOptions, s selected) (*store.Page,
 	return page, nil
 }
 
-// patience is how long a read waits for a revision that is yet to come.
-const patience = 3 * time.Second
+// revisionTimeout is how long a read waits for a revision that does not exist yet.
+const revisionTimeout = 3 * time.Second
 
-// listSoon is List, that does not wait long for a revision that may never come.
+// listSoon is List with a timeout for revisions that do not exist yet.
 func (c *call) listSoon(ctx context.Context, lo store.ListOptions) (*store.Page, error) {
 	if lo.Revision <= 0 {
 		return c.res.Collection.List(ctx, lo)
 	}
-	soon, cancel := context.WithTimeout(ctx, patience)
+	soon, cancel := context.WithTimeout(ctx, revisionTimeout)
 	defer cancel()
 	page, err := c.res.Collection.List(soon, lo)
-	return page, late(soon, err)
+	return page, tooNewOnTimeout(soon, err)
 }
 
-// late makes ErrTooNew of the end of a short wait.
-func late(soon context.Context, err error) error {
+// tooNewOnTimeout converts the timeout of soon to ErrTooNew.
+func tooNewOnTimeout(soon context.Context, err error) error {
 	if err != nil && errors.Is(soon.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("%w: %w", store.ErrTooNew, err)
 	}
 	return err
 }
 
-// continueExpired tells that the rest of a list can only be had as it is now.
+// continueExpired returns the error for an expired continue token, with a token for the rest of the
+// list at the latest version.
 func (c *call) continueExpired(key, prefix string) error {
 	token, err := request.EncodeContinue(key, prefix, -1)
 	if err != nil {
@@ -267,8 +267,8 @@ func (c *call) continueExpired(key, prefix string) error {
 }
 
 func (c *call) tooNew(wanted int64) error {
-	// The request's own time may be over.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), patience)
+	// The request's deadline may have passed.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), revisionTimeout)
 	defer cancel()
 	current, err := c.res.Collection.Store().CurrentRevision(ctx)
 	if err != nil {
@@ -277,8 +277,8 @@ func (c *call) tooNew(wanted int64) error {
 	return tooNew(wanted, current)
 }
 
-// sendList answers with entries. What an entry needs is gathered first, so
-// that an error can still be told; then it is written in pieces.
+// sendList sends entries as a list. It encodes all items first, so that errors can still be
+// reported, and then writes the list in chunks.
 func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta tableMeta) error {
 	kind := c.res.List
 	metadata := format.As == negotiate.MetadataList
@@ -299,7 +299,7 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 			item.revision = e.Revision()
 			list.Count(item.data, item.revision)
 		}
-		return c.writePieces(format, list.Size(), func(p *pieces) {
+		return c.writePieces(format, list.Size(), func(p *chunkWriter) {
 			p.data = list.Head(p.data)
 			for i := range items {
 				p.data = list.Item(p.data, items[i].data, items[i].revision)
@@ -313,7 +313,7 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 	if err != nil {
 		return err
 	}
-	// Objects without a Go type say in lists, too, what they are.
+	// In lists, only custom resources contain their kind.
 	typed := c.res.Object
 	head := kind.AppendJSONListHead
 	switch {
@@ -339,7 +339,7 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 		begin = append(begin[:len(begin)-1], "null}"...)
 		size = len(begin)
 	}
-	write := func(p *pieces) {
+	write := func(p *chunkWriter) {
 		p.data = append(p.data, begin...)
 		if none {
 			return
@@ -358,18 +358,18 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 		p.data = append(p.data, "]}"...)
 	}
 	if format.Media == negotiate.YAML || format.Pretty || metadata {
-		// These need all of it at once.
-		p := &pieces{data: make([]byte, 0, size)}
+		// These formats need the complete list.
+		p := &chunkWriter{data: make([]byte, 0, size)}
 		write(p)
 		return c.write(format, http.StatusOK, p.data)
 	}
 	return c.writePieces(format, size, write)
 }
 
-// fillJSON makes the JSON of entries, when it is its turn, and returns how many bytes
-// that is with a comma behind each.
+// fillJSON encodes entries as JSON, after waiting for a slot if necessary. It returns the total
+// size, including a comma after each item.
 func (c *call) fillJSON(items []item, entries []*store.Entry, metadata bool) (size int, err error) {
-	done, err := c.making(len(entries))
+	done, err := c.waitToEncode(len(entries))
 	if err != nil {
 		return 0, err
 	}
@@ -383,69 +383,69 @@ func (c *call) fillJSON(items []item, entries []*store.Entry, metadata bool) (si
 	return size, nil
 }
 
-// items are what a list is put together from: what its entries hold, side by side,
-// so that the entries themselves are not looked at a second time.
+// items contains the encoded items of a list in contiguous memory, so that the entries need not be
+// accessed twice.
 type items struct{ items []item }
 
 type item struct {
 	data     []byte
-	revision int64 // in protobuf alone
+	revision int64 // only for protobuf
 }
 
-var manyItems = sync.Pool{New: func() any { return new(items) }}
+var itemsPool = sync.Pool{New: func() any { return new(items) }}
 
-// maxItems is up to which length they are kept for later.
+// maxItems is the maximum capacity of pooled items.
 const maxItems = 1 << 14
 
 func itemsOf(n int) *items {
-	i := manyItems.Get().(*items)
+	i := itemsPool.Get().(*items)
 	i.items = slices.Grow(i.items[:0], n)[:n]
 	return i
 }
 
 func (i *items) free() {
-	clear(i.items) // they hold entries
+	clear(i.items) // the items keep entries in memory
 	if cap(i.items) <= maxItems {
-		manyItems.Put(i)
+		itemsPool.Put(i)
 	}
 }
 
-// pieces collects an answer and passes it on whenever there is enough.
-type pieces struct {
+// chunkWriter buffers a response and forwards it in chunks.
+type chunkWriter struct {
 	data []byte
-	to   io.Writer // nil collects all
-	size int       // how much is enough
+	to   io.Writer // nil buffers the complete response
+	size int       // chunk size
 	err  error
 }
 
-// pieceSize is enough where each write becomes one of the connection's.
-// The server's HTTP/2 puts frames together itself, so that little is best: what
-// is copied twice is then still in the nearest cache.
+// pieceSize is the chunk size if each write is sent to the connection. smallSize is the chunk size
+// for the server's HTTP/2, which assembles frames itself. Small chunks are better there, because
+// data that is copied twice is still in the L1 cache.
 const (
 	pieceSize = 16 << 10
 	smallSize = 2 << 10
 )
 
-// flush passes on what there is, if it is enough.
-func (p *pieces) flush() {
+// flush forwards the buffer if it has reached the chunk size.
+func (p *chunkWriter) flush() {
 	if p.to != nil && len(p.data) >= p.size {
 		p.send()
 	}
 }
 
-// send passes on all there is.
-func (p *pieces) send() {
+// send forwards the buffer.
+func (p *chunkWriter) send() {
 	if len(p.data) > 0 && p.err == nil {
 		_, p.err = p.to.Write(p.data)
 	}
 	p.data = p.data[:0]
 }
 
-// writePieces sends an answer of a known size. Nobody can be told of an error
-// once it has begun.
-func (c *call) writePieces(format negotiate.Format, size int, write func(*pieces)) error {
-	if size > compressFrom && wantsGzip(c.req) && !local(c.req) {
-		p := &pieces{data: make([]byte, 0, size)}
+// writePieces sends a response of a known size. Once it has started, errors cannot be reported to
+// the client.
+func (c *call) writePieces(format negotiate.Format, size int, write func(*chunkWriter)) error {
+	if size > compressThreshold && wantsGzip(c.req) && !local(c.req) {
+		p := &chunkWriter{data: make([]byte, 0, size)}
 		write(p)
 		return c.write(format, http.StatusOK, p.data)
 	}
@@ -454,7 +454,7 @@ func (c *call) writePieces(format negotiate.Format, size int, write func(*pieces
 	header.Set("Cache-Control", "no-cache, private")
 	header.Set("Content-Length", strconv.Itoa(size))
 	c.w.WriteHeader(http.StatusOK)
-	p := &pieces{to: c.w, size: pieceSize}
+	p := &chunkWriter{to: c.w, size: pieceSize}
 	if c.req.ProtoMajor == 2 {
 		p.size = smallSize
 	}

@@ -21,8 +21,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checkNamespace gives obj the namespace of the request, or refuses it when it
-// has another. Objects without namespaces lose theirs.
+// checkNamespace sets the namespace of the request in obj, or rejects obj if it has another one.
+// Cluster-scoped objects lose their namespace.
 func (c *call) checkNamespace(obj api.Object) error {
 	given := obj.GetNamespace()
 	switch {
@@ -37,7 +37,7 @@ func (c *call) checkNamespace(obj api.Object) error {
 	return nil
 }
 
-// checkName refuses an object with another name than the path's.
+// checkName rejects an object whose name differs from that in the path.
 func (c *call) checkName(obj api.Object) error {
 	if obj.GetName() == "" {
 		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s based on URL) was undeterminable: name must be provided", c.name))
@@ -48,7 +48,7 @@ func (c *call) checkName(obj api.Object) error {
 	return nil
 }
 
-// wipe takes away what the system alone sets.
+// wipe clears metadata that only the system sets.
 func wipe(obj metav1.Object) {
 	obj.SetCreationTimestamp(metav1.Time{})
 	obj.SetUID("")
@@ -57,7 +57,7 @@ func wipe(obj metav1.Object) {
 	obj.SetSelfLink("")
 }
 
-// prepareNew makes obj what will be stored as a new object, and validates it.
+// prepareNew completes and validates obj as a new object.
 func (c *call) prepareNew(ctx context.Context, obj api.Object) error {
 	obj.SetDeletionTimestamp(nil)
 	obj.SetDeletionGracePeriodSeconds(nil)
@@ -72,7 +72,7 @@ func (c *call) prepareNew(ctx context.Context, obj api.Object) error {
 	if errs := c.res.Validate(ctx, obj); len(errs) > 0 {
 		return apierrors.NewInvalid(invalidKind(c.res), obj.GetName(), errs)
 	}
-	// Whatever a kind says of its names, they have to fit into paths.
+	// Names of all kinds must be valid path segments.
 	if msgs := path.IsValidPathSegmentName(obj.GetName()); len(msgs) > 0 {
 		errs := validate.Errors{}
 		errs.InvalidAll(field.NewPath("metadata", "name"), obj.GetName(), msgs)
@@ -87,8 +87,7 @@ func (c *call) prepareNew(ctx context.Context, obj api.Object) error {
 	return nil
 }
 
-// invalidKind is as what errors call an object: by the kind that it is stored
-// as.
+// invalidKind returns the kind of an object for error messages: the stored kind.
 func invalidKind(res *registry.Resource) schema.GroupKind {
 	if res.StoredAs != nil {
 		return res.StoredAs.GroupVersionKind.GroupKind()
@@ -96,7 +95,7 @@ func invalidKind(res *registry.Resource) schema.GroupKind {
 	return res.GVK().GroupKind()
 }
 
-// generateName makes a name of a prefix, as upstream does.
+// generateName returns a name with a prefix, like upstream.
 func generateName(base string) string {
 	const random, most = 5, 63
 	if len(base) > most-random {
@@ -105,8 +104,7 @@ func generateName(base string) string {
 	return base + rand.String(random)
 }
 
-// prepareChange makes obj what will be stored in place of old by a way to
-// update, and validates it.
+// prepareChange completes and validates obj as the replacement of old in an update defined by way.
 func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update, obj, old api.Object) error {
 	obj.SetGeneration(old.GetGeneration())
 	obj.SetSelfLink("")
@@ -117,7 +115,7 @@ func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update,
 	if created := old.GetCreationTimestamp(); !created.IsZero() {
 		obj.SetCreationTimestamp(created)
 	}
-	// An update never takes back a deletion.
+	// An update never cancels a deletion.
 	if t := old.GetDeletionTimestamp(); t != nil {
 		obj.SetDeletionTimestamp(t)
 	}
@@ -144,7 +142,7 @@ func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update,
 	return nil
 }
 
-// uniqueOwners drops owner references that are there twice, and tells.
+// uniqueOwners removes duplicate owner references and adds a warning about them.
 func uniqueOwners(ctx context.Context, obj metav1.Object, afterAdmission bool) {
 	owners := obj.GetOwnerReferences()
 	if len(owners) < 2 {

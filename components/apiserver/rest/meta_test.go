@@ -16,7 +16,7 @@ func TestCheckNamespace(t *testing.T) {
 		{"a", "", "a", false},
 		{"a", "b", "b", true},
 		{"", "", "", false},
-		// What has no namespace loses the one that it names.
+		// Cluster-scoped objects lose their namespace.
 		{"", "b", "", false},
 	} {
 		obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: tc.given}}

@@ -32,10 +32,10 @@ import (
 	"hyperkube/internal/api"
 )
 
-// maxPatchOperations bounds the work of one JSON patch.
+// maxPatchOperations limits the operations of one JSON patch.
 const maxPatchOperations = 10000
 
-// patch answers a PATCH of an object, or of a view of it.
+// patch handles a PATCH of an object or of a subresource view.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#patch-and-apply
 func (c *call) patch(subresource string, way *api.Update) error {
@@ -68,7 +68,7 @@ func (c *call) patch(subresource string, way *api.Update) error {
 				return nil, err
 			}
 			if current == nil {
-				if err := c.noUID(obj); err != nil {
+				if err := c.rejectUID(obj); err != nil {
 					return nil, err
 				}
 			}
@@ -92,8 +92,8 @@ type patcher struct {
 	options *metav1.PatchOptions
 	strict  strictness
 	fields  *fieldmanager.Manager
-	// owner and subresource are what fields is for; nil when it is for another
-	// kind than the resource's.
+	// owner and subresource are the resource of fields. owner is nil if fields is for another kind
+	// than the resource's.
 	owner       *api.Resource
 	subresource string
 
@@ -102,7 +102,7 @@ type patcher struct {
 	defaults func(api.Object)
 }
 
-// patchType tells of which type the patch of a request is.
+// patchType returns the type of the patch.
 func (c *call) patchType() (types.PatchType, error) {
 	taken := []string{string(types.JSONPatchType), string(types.MergePatchType)}
 	if c.res.Custom == nil {
@@ -123,8 +123,8 @@ func (c *call) newPatcher(kindOf types.PatchType) (*patcher, error) {
 	if p.options, err = request.PatchOptions(c.query, p.kindOf); err != nil {
 		return nil, err
 	}
-	// Before anybody looks for the object: what is no patch at all would not
-	// even be fit for the audit log.
+	// Validate the syntax before reading the object, because an invalid patch cannot be recorded in
+	// the audit log.
 	if !json.Valid(p.body) {
 		if p.kindOf != types.ApplyYAMLPatchType {
 			return nil, apierrors.NewBadRequest("invalid JSON patch")
@@ -137,11 +137,11 @@ func (c *call) newPatcher(kindOf types.PatchType) (*patcher, error) {
 	return p, nil
 }
 
-// apply returns current as patched; current is nil when there is none, for
-// configurations that are applied alone.
+// apply returns the patched object. current is nil if it does not exist, which only server-side
+// apply allows.
 func (p *patcher) apply(current api.Object) (api.Object, error) {
-	if len(p.body) > largeWork {
-		done, err := p.turns.take(p.ctx)
+	if len(p.body) > slotThreshold {
+		done, err := p.cpuSlots.acquire(p.ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -163,11 +163,11 @@ func (p *patcher) apply(current api.Object) (api.Object, error) {
 	obj.GetObjectKind().SetGroupVersionKind(p.kind)
 	p.defaults(obj)
 	manager := fieldmanager.Name(p.options.FieldManager, p.req.UserAgent())
-	return asObject(p.cfg.Fields.Updated(p.by(manager), current, obj))
+	return asObject(p.cfg.Fields.Updated(p.writer(manager), current, obj))
 }
 
-// by is the one of that name who patches.
-func (p *patcher) by(manager string) fieldmanager.By {
+// writer describes the writer for the given field manager name.
+func (p *patcher) writer(manager string) fieldmanager.By {
 	return fieldmanager.By{Resource: p.owner, Subresource: p.subresource, Fields: p.fields, Manager: manager}
 }
 
@@ -204,7 +204,7 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 	case !isCustom && given != p.kind && given.Version != "":
 		err := checkFormer(given, p.kind)
 		if err == nil && p.kind.Kind == scaleKind.Kind && given.Group != p.kind.Group {
-			err = unknownConversion(given, p.kind) // each group's scales are a kind of their own
+			err = unknownConversion(given, p.kind) // the Scale of each group is a separate kind
 		}
 		if err != nil {
 			return nil, invalidPatch(string(patched), err)
@@ -217,14 +217,13 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 	if err != nil {
 		return nil, invalidPatch(string(patched), err)
 	}
-	return obj, p.judge(slices.Concat(strictErrs, more, unknown), string(patched))
+	return obj, p.reportStrict(slices.Concat(strictErrs, more, unknown), string(patched))
 }
 
-// withoutVersion reads a built-in object that does not say of which version it
-// is. Upstream reads it as its internal type, in which no field has the name
-// that is given here.
+// withoutVersion validates a built-in object without an apiVersion. Upstream decodes it into its
+// internal type, which has none of the field names of the JSON.
 func withoutVersion(data []byte) (unknown []error, err error) {
-	// The names of the fields are part of the text.
+	// The Go type is part of the error message.
 	var named struct {
 		APIVersion string `json:"apiVersion,omitempty"`
 		Kind       string `json:"kind,omitempty"`
@@ -238,9 +237,10 @@ func withoutVersion(data []byte) (unknown []error, err error) {
 	return kjson.UnmarshalStrict(data, &named)
 }
 
-// judge tells of strict errors, or refuses the patch for them.
-func (p *patcher) judge(errs []error, patched string) error {
-	if len(errs) == 0 || !p.strict.looks() {
+// reportStrict adds warnings for strict errors, or returns an error, depending on the field validation
+// mode.
+func (p *patcher) reportStrict(errs []error, patched string) error {
+	if len(errs) == 0 || !p.strict.enabled() {
 		return nil
 	}
 	if p.strict == metav1.FieldValidationWarn {
@@ -256,7 +256,7 @@ func invalidPatch(patched string, err error) error {
 	})
 }
 
-// operation is one of a JSON patch, for finding fields that are there twice.
+// operation is an operation of a JSON patch, for finding duplicate fields.
 type operation struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
@@ -266,7 +266,7 @@ type operation struct {
 
 func patchJSON(kind types.PatchType, patch, original []byte, strict strictness) (patched []byte, strictErrs []error, err error) {
 	if kind == types.MergePatchType {
-		if strict.looks() {
+		if strict.enabled() {
 			v := map[string]any{}
 			if strictErrs, err = kjson.UnmarshalStrict(patch, &v); err != nil {
 				return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
@@ -278,7 +278,7 @@ func patchJSON(kind types.PatchType, patch, original []byte, strict strictness) 
 		}
 		return patched, strictErrs, err
 	}
-	if strict.looks() {
+	if strict.enabled() {
 		var v []operation
 		if strictErrs, err = kjson.UnmarshalStrict(patch, &v); err != nil {
 			return nil, nil, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
@@ -302,12 +302,12 @@ func patchJSON(kind types.PatchType, patch, original []byte, strict strictness) 
 	return patched, strictErrs, nil
 }
 
-// limitCopies bounds what the copy operations of one JSON patch add, as
-// upstream. The library knows one bound for the whole process.
+// limitCopies limits the total size that the copy operations of one JSON patch add, as in upstream.
+// The library's limit is a global variable.
 var limitCopies = sync.OnceFunc(func() { jsonpatch.AccumulatedCopySizeLimit = 3 << 20 })
 
-// applyOperations applies a JSON patch. The library panics on some that are
-// malformed, such as one that replaces the whole document by nothing.
+// applyOperations applies a JSON patch. The library panics on some malformed patches, for example
+// when one replaces the whole document with nothing.
 func applyOperations(patch jsonpatch.Patch, original []byte) (patched []byte, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -323,7 +323,7 @@ func (p *patcher) strategic(current api.Object) (api.Object, error) {
 	patch := map[string]any{}
 	var strictErrs []error
 	var err error
-	if p.strict.looks() {
+	if p.strict.enabled() {
 		strictErrs, err = kjson.UnmarshalStrict(p.body, &patch)
 	} else {
 		err = kjson.UnmarshalCaseSensitivePreserveInts(p.body, &patch)
@@ -333,41 +333,51 @@ func (p *patcher) strategic(current api.Object) (api.Object, error) {
 	}
 	obj := p.empty()
 	touched := touchedFields(current, obj, patch)
-	original, err := runtime.DefaultUnstructuredConverter.ToUnstructured(touched.of(current))
+	original, err := runtime.DefaultUnstructuredConverter.ToUnstructured(touched.project(current))
 	if err != nil {
 		return nil, fmt.Errorf("patching a %s: %w", p.kind.Kind, err)
 	}
 	touched.keep(original)
-	patched, err := strategicpatch.StrategicMergeMapPatch(original, patch, obj)
+	patched, err := mergeStrategic(original, patch, obj)
 	if err != nil {
 		return nil, strategicError(err)
 	}
-	err = runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(patched, obj, p.strict.looks())
+	err = runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(patched, obj, p.strict.enabled())
 	if strict, ok := runtime.AsStrictDecodingError(err); ok {
 		strictErrs = append(strictErrs, strict.Errors()...)
 	} else if err != nil {
 		return nil, invalidPatch(fmt.Sprintf("%+v", patch), err)
 	}
-	if err := p.judge(strictErrs, fmt.Sprintf("%+v", patch)); err != nil {
+	if err := p.reportStrict(strictErrs, fmt.Sprintf("%+v", patch)); err != nil {
 		return nil, err
 	}
 	obj = touched.with(current, obj)
 	return obj, p.readable(obj, p.kind)
 }
 
-func strategicError(err error) error {
-	switch {
-	case errors.Is(err, mergepatch.ErrBadJSONDoc), errors.Is(err, mergepatch.ErrBadPatchFormatForPrimitiveList),
-		errors.Is(err, mergepatch.ErrBadPatchFormatForRetainKeys), errors.Is(err, mergepatch.ErrBadPatchFormatForSetElementOrderList),
-		errors.Is(err, mergepatch.ErrUnsupportedStrategicMergePatchFormat):
-		return apierrors.NewBadRequest(err.Error())
-	case errors.Is(err, mergepatch.ErrNoListOfLists):
-		return apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
-	}
-	return err
+// mergeStrategic applies a strategic merge patch to an object of the type of schema. The library panics on some patches
+// that are malformed, such as one in which a merge key is an object.
+func mergeStrategic(original, patch map[string]any, schema api.Object) (patched map[string]any, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			patched, err = nil, fmt.Errorf("malformed patch: %v", v)
+		}
+	}()
+	return strategicpatch.StrategicMergeMapPatch(original, patch, schema)
 }
 
-// applyConfiguration is server-side apply.
+// strategicError returns the response to a patch that could not be applied. The object is one that the server has
+// stored, so it is the patch that is wrong, whatever the error is. Upstream responds with 500 to those that are not
+// named here.
+func strategicError(err error) error {
+	switch {
+	case errors.Is(err, mergepatch.ErrNoListOfLists), errors.Is(err, mergepatch.ErrPatchContentNotMatchRetainKeys):
+		return apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "", schema.GroupResource{}, "", err.Error(), 0, false)
+	}
+	return apierrors.NewBadRequest(err.Error())
+}
+
+// applyConfiguration performs a server-side apply.
 func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 	config, clean, err := p.configuration()
 	if err != nil {
@@ -378,15 +388,15 @@ func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 		current.GetObjectKind().SetGroupVersionKind(p.kind)
 	}
 	if p.res.Custom != nil {
-		// What comes out may share maps with what goes in.
+		// The result may share maps with the input.
 		current = current.DeepCopyObject().(api.Object)
 	}
 	force := ptr.Deref(p.options.Force, false)
-	applied, err := p.cfg.Fields.Applied(p.by(p.options.FieldManager), current, config, force)
+	applied, err := p.cfg.Fields.Applied(p.writer(p.options.FieldManager), current, config, force)
 	if err != nil {
 		return nil, err
 	}
-	if p.strict.looks() && !clean {
+	if p.strict.enabled() && !clean {
 		var again map[string]any
 		if err := utilyaml.UnmarshalStrict(p.body, &again); err != nil {
 			if p.strict == metav1.FieldValidationStrict {
@@ -406,39 +416,40 @@ func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 	return obj, nil
 }
 
-// configuration reads what is applied; clean when nothing in it is there twice.
+// configuration decodes the applied configuration. clean means that it contains no duplicate
+// fields.
 func (p *patcher) configuration() (config *unstructured.Unstructured, clean bool, err error) {
 	content := map[string]any{}
 	if body := bytes.TrimLeft(p.body, " \t\r\n"); len(body) > 0 && body[0] == '{' {
-		// JSON is YAML, too, but read in a fraction of the time.
+		// JSON is valid YAML but can be decoded much faster as JSON.
 		if strictErrs, err := kjson.UnmarshalStrict(body, &content); err == nil && len(strictErrs) == 0 {
-			wholeNumbers(content)
+			normalizeNumbers(content)
 			return &unstructured.Unstructured{Object: content}, true, nil
 		}
 		content = map[string]any{}
 	}
-	// Whole numbers stay such, for as floats large ones would be others.
+	// Keep integers, because large ones cannot be represented as floats.
 	if err := utilyaml.Unmarshal(p.body, &content); err != nil {
 		return nil, false, apierrors.NewBadRequest(fmt.Sprintf("error decoding patch: %v", err))
 	}
 	return &unstructured.Unstructured{Object: content}, false, nil
 }
 
-// wholeNumbers makes integers of numbers that are written with a fraction of
-// zero or an exponent, as reading them as YAML does.
-func wholeNumbers(v any) any {
+// normalizeNumbers converts numbers that are written with a zero fraction or an exponent to integers,
+// as the YAML decoder does.
+func normalizeNumbers(v any) any {
 	const exact = 1 << 53
 	switch v := v.(type) {
 	case map[string]any:
 		for name, child := range v {
 			switch child.(type) {
 			case map[string]any, []any, float64:
-				v[name] = wholeNumbers(child)
+				v[name] = normalizeNumbers(child)
 			}
 		}
 	case []any:
 		for i, child := range v {
-			v[i] = wholeNumbers(child)
+			v[i] = normalizeNumbers(child)
 		}
 	case float64:
 		if v == math.Trunc(v) && math.Abs(v) <= exact {

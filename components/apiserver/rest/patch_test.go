@@ -24,7 +24,7 @@ func FuzzPatchJSON(f *testing.F) {
 	})
 }
 
-// TestConfigurationNumbers: an applied number is the one that was written, in either language.
+// TestConfigurationNumbers checks that applied numbers are decoded exactly from both JSON and YAML.
 func TestConfigurationNumbers(t *testing.T) {
 	for number, want := range map[string]any{
 		"9223372036854775807": int64(math.MaxInt64), "9007199254740993": int64(9007199254740993), "-3": int64(-3),

@@ -27,12 +27,12 @@ import (
 	"hyperkube/internal/store"
 )
 
-// buffers hold answers while they are put together.
+// buffers is a pool of buffers for building responses.
 var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
 type buffer struct{ data []byte }
 
-// maxPooled is up to which size a buffer is kept for later.
+// maxPooled is the maximum size of pooled buffers.
 const maxPooled = 1 << 20
 
 func getBuffer(size int) *buffer {
@@ -50,7 +50,7 @@ func (b *buffer) free() {
 	}
 }
 
-// sendEntry answers with a stored object.
+// sendEntry sends a stored object.
 func (c *call) sendEntry(format negotiate.Format, code int, e *store.Entry) error {
 	switch format.As {
 	case negotiate.Table:
@@ -60,20 +60,20 @@ func (c *call) sendEntry(format negotiate.Format, code int, e *store.Entry) erro
 		}
 		return c.sendTable(format, code, []tableRow{{obj: obj, entry: e}}, tableMeta{revision: e.Revision(), next: "", remaining: -1})
 	case negotiate.MetadataList:
-		return c.notList()
+		return c.objectNotList()
 	}
 	b := getBuffer(0)
 	var err error
 	if b.data, err = c.appendEntry(b.data, format, e); err != nil {
 		return err
 	}
-	if len(b.data) <= laterFrom {
+	if len(b.data) <= deferThreshold {
 		defer b.free()
 	}
 	return c.write(format, code, b.data)
 }
 
-// appendEntry appends a stored object as a whole answer.
+// appendEntry appends a stored object in the form of a complete response.
 func (c *call) appendEntry(dst []byte, format negotiate.Format, e *store.Entry) ([]byte, error) {
 	kind := c.res.Object
 	if format.As == negotiate.Metadata {
@@ -93,7 +93,7 @@ func (c *call) appendEntry(dst []byte, format negotiate.Format, e *store.Entry) 
 	return kind.AppendJSON(dst, data), nil
 }
 
-// rawOf is the entry's raw protobuf, of all or of its metadata alone.
+// rawOf returns the raw protobuf of an entry, or only that of its metadata.
 func (c *call) rawOf(e *store.Entry, metadata bool) ([]byte, error) {
 	if metadata && !c.res.HasProtobuf() {
 		obj, err := c.res.Read(e)
@@ -118,15 +118,15 @@ func (c *call) jsonOf(e *store.Entry, metadata bool) ([]byte, error) {
 	return c.res.JSON(e)
 }
 
-// sendAPIObject answers with an object of the resource that is not stored: of
-// a dry run, or deleted.
+// sendAPIObject sends an object of the resource that is not stored: the result of a dry run, or a
+// deleted object.
 func (c *call) sendAPIObject(format negotiate.Format, code int, obj api.Object) error {
 	switch format.As {
 	case negotiate.Table:
 		revision, _ := strconv.ParseInt(obj.GetResourceVersion(), 10, 64)
 		return c.sendTable(format, code, []tableRow{{obj: obj}}, tableMeta{revision: revision, remaining: -1})
 	case negotiate.MetadataList:
-		return c.notList()
+		return c.objectNotList()
 	case negotiate.Metadata:
 		partial := registry.PartialMetadata(obj)
 		partial.SetGroupVersionKind(partialKind(format.Version).GroupVersionKind)
@@ -151,8 +151,7 @@ func metaKinds(kind string) map[string]*wire.Kind {
 
 func partialKind(version string) *wire.Kind { return partialKinds[version] }
 
-// SendObject answers with any object. One without kind gets that of its type;
-// the object is not written to.
+// SendObject sends any object. An object without a kind gets that of its type. obj is not modified.
 func (h *Handler) SendObject(w http.ResponseWriter, req *http.Request, format negotiate.Format, code int, obj runtime.Object) error {
 	data, err := encode(format, obj)
 	if err != nil {
@@ -196,15 +195,14 @@ func (c *call) write(format negotiate.Format, code int, data []byte) error {
 	return c.Handler.write(c.w, c.req, format, code, data)
 }
 
-// laterFrom is from how many bytes on an answer is sent without seats: the
-// connection may make it wait. Less goes into its buffers.
-const laterFrom = 32 << 10
+// deferThreshold is the size in bytes from which on responses are sent without holding seats, because
+// the connection may block. Smaller responses fit into its buffers.
+const deferThreshold = 32 << 10
 
-// write sends an answer that is JSON or protobuf already; YAML and indented
-// JSON are made of the JSON. Data may be used after write has returned, if it
-// is longer than laterFrom.
+// write sends an encoded JSON or protobuf response, after converting JSON to YAML or indented JSON
+// if requested. If data is longer than deferThreshold, it may be used after write has returned.
 func (h *Handler) write(w http.ResponseWriter, req *http.Request, format negotiate.Format, code int, data []byte) error {
-	if len(data) <= laterFrom {
+	if len(data) <= deferThreshold {
 		return h.writeNow(w, req, format, code, data)
 	}
 	request.SendLater(w, len(data), func() {
@@ -222,7 +220,7 @@ func (h *Handler) writeNow(w http.ResponseWriter, req *http.Request, format nego
 	}
 	header := w.Header()
 	header.Set("Content-Type", format.Media.String())
-	if len(data) > compressFrom && (req.Method == http.MethodGet) && wantsGzip(req) && !local(req) {
+	if len(data) > compressThreshold && (req.Method == http.MethodGet) && wantsGzip(req) && !local(req) {
 		header.Set("Content-Encoding", "gzip")
 		header.Add("Vary", "Accept-Encoding")
 		w.WriteHeader(code)
@@ -233,19 +231,19 @@ func (h *Handler) writeNow(w http.ResponseWriter, req *http.Request, format nego
 	}
 	header.Set("Content-Length", strconv.Itoa(len(data)))
 	w.WriteHeader(code)
-	// From here on there is nobody to tell of an error.
+	// From here on errors cannot be reported to the client.
 	_, _ = w.Write(data)
 	return nil
 }
 
-// readable makes YAML or indented JSON of JSON, if that was asked for.
+// readable converts JSON to YAML or indented JSON if the format requires it.
 func (h *Handler) readable(ctx context.Context, format negotiate.Format, data []byte) ([]byte, error) {
 	indent := format.Media == negotiate.JSON && format.Pretty
 	if format.Media != negotiate.YAML && !indent {
 		return data, nil
 	}
-	if len(data) > largeWork {
-		done, err := h.turns.take(ctx)
+	if len(data) > slotThreshold {
+		done, err := h.cpuSlots.acquire(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -265,10 +263,10 @@ func (h *Handler) readable(ctx context.Context, format negotiate.Format, data []
 	return out.Bytes(), nil
 }
 
-// compressFrom is from which size on answers are compressed, as upstream.
-const compressFrom = 128 << 10
+// compressThreshold is the size from which on responses are compressed, as in upstream.
+const compressThreshold = 128 << 10
 
-// compressor keeps gzip writers, which are expensive to make.
+// compressor is a pool of gzip writers, which are expensive to create.
 type compressor struct{ pool sync.Pool }
 
 func (p *compressor) write(w http.ResponseWriter, data []byte) error {
@@ -277,8 +275,8 @@ func (p *compressor) write(w http.ResponseWriter, data []byte) error {
 		z.Reset(w)
 	} else {
 		var err error
-		// Level 1 costs a fraction of the default's time for a little more
-		// size.
+		// Level 1 is several times faster than the default level, and the result is only slightly
+		// larger.
 		if z, err = gzip.NewWriterLevel(w, gzip.BestSpeed); err != nil {
 			return fmt.Errorf("making a gzip writer: %w", err)
 		}
@@ -302,8 +300,8 @@ func wantsGzip(req *http.Request) bool {
 	return false
 }
 
-// local tells whether a request came from this machine, where compression
-// costs more than it saves.
+// local reports whether a request came from this host. For those, compression costs more than it
+// saves.
 func local(req *http.Request) bool {
 	if req.RemoteAddr == "" {
 		return true

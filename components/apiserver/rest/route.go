@@ -10,10 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation/path"
 )
 
-// route tells whether the path of a built-in resource is there, and has the
-// method: no names of what is only created, no names without their namespace,
-// and no HEAD but of what others serve. Subresources are looked at when their
-// resource is known, before anybody minds how objects may be called.
+// route checks whether the path of a built-in resource exists and supports the method. There are no
+// paths with names for resources that can only be created, or with names but without the namespace,
+// and HEAD is only supported by proxies. It checks subresources before the name of the object is
+// validated.
 func (c *call) route() error {
 	if c.res.Custom != nil {
 		return nil
@@ -29,7 +29,7 @@ func (c *call) route() error {
 	case parts > 2:
 		return c.routeSubresource()
 	case verb == "watch":
-		// The path alone makes it one: /api/v1/watch/…
+		// Watches by path: /api/v1/watch/…
 		if c.req.Method != http.MethodGet {
 			return errNoMethod
 		}
@@ -42,8 +42,7 @@ func (c *call) route() error {
 	return nil
 }
 
-// routeSubresource is route for what is below an object. Streams know their
-// paths and methods themselves.
+// routeSubresource is route for subresources. Streams check their paths and methods themselves.
 func (c *call) routeSubresource() error {
 	name := c.info.Subresource
 	if c.res.Stream(name) != nil {
@@ -60,8 +59,8 @@ func (c *call) routeSubresource() error {
 	return nil
 }
 
-// checkPathName refuses names that are no part of a path, for objects that are read
-// by them.
+// checkPathName rejects names that are not valid path segments, for requests that read objects by
+// name.
 func (c *call) checkPathName() error {
 	if len(c.info.Parts) < 2 {
 		return nil

@@ -25,7 +25,7 @@ import (
 
 var scaleKind = autoscalingv1.SchemeGroupVersion.WithKind("Scale")
 
-// scaleResource is what the field manager is told of Scale.
+// scaleResource describes Scale for the field manager.
 var scaleResource = (api.Kind[*autoscalingv1.Scale]{
 	Names:   api.Names{Kind: "Scale", Plural: "scale"},
 	Group:   autoscalingv1.GroupName,
@@ -44,7 +44,7 @@ var scaleResource = (api.Kind[*autoscalingv1.Scale]{
 	},
 }).Resource()
 
-// customScaleColumns are the columns of scales of custom resources.
+// customScaleColumns are the table columns for scales of custom resources.
 var customScaleColumns = []metav1.TableColumnDefinition{
 	api.NameColumn,
 	api.Column("Desired", "integer", "Number of desired replicas"),
@@ -52,7 +52,8 @@ var customScaleColumns = []metav1.TableColumnDefinition{
 	{Name: "Age", Type: "date", Description: api.AgeColumn.Description},
 }
 
-// customScaleRow makes their cells, which are read from the JSON of a Scale: that leaves a wish for nothing out.
+// customScaleRow returns their cells. In upstream they are read from the JSON of a Scale, which
+// omits zero replicas.
 func customScaleRow(obj api.Object) []any {
 	cells := scaleResource.Row(obj)
 	if s, ok := obj.(*autoscalingv1.Scale); ok && s.Spec.Replicas == 0 {
@@ -61,8 +62,7 @@ func customScaleRow(obj api.Object) []any {
 	return cells
 }
 
-// scale answers for the scale subresource, which shows how many replicas of
-// something are wished for and lets that be changed.
+// scale handles the scale subresource, which reads and changes the number of replicas.
 func (c *call) scale() error {
 	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true, Metadata: true, Routed: c.res.Custom == nil})
 	if err != nil {
@@ -99,9 +99,9 @@ func (c *call) scale() error {
 	return c.notAllowed()
 }
 
-// sendScale answers with a Scale, as itself or as of any kind.
+// sendScale sends a Scale, as an object, partial metadata or a table.
 func (c *call) sendScale(format negotiate.Format, s *autoscalingv1.Scale) error {
-	s.ManagedFields = nil // they are the object's
+	s.ManagedFields = nil // they belong to the scaled object
 	if format.As == negotiate.Object {
 		return c.SendObject(c.w, c.req, format, http.StatusOK, s)
 	}
@@ -116,7 +116,7 @@ func (c *call) sendScale(format negotiate.Format, s *autoscalingv1.Scale) error 
 	return as.sendAPIObject(format, http.StatusOK, s)
 }
 
-// scalable tells why an object's Scale cannot be made.
+// scalable returns an error if an object cannot be represented as a Scale.
 func (c *call) scalable(obj api.Object) error {
 	if c.res.Scale.Unreadable == nil {
 		return nil
@@ -124,8 +124,8 @@ func (c *call) scalable(obj api.Object) error {
 	return c.res.Scale.Unreadable(obj)
 }
 
-// scaleOf returns the Scale of an object, with the managed fields that belong
-// to it, and what maps those back.
+// scaleOf returns the Scale of an object with the relevant managed fields, and the handler that
+// maps those back.
 func (c *call) scaleOf(obj api.Object) (*autoscalingv1.Scale, *managedfields.ScaleHandler, error) {
 	spec, status, selector := c.res.Scale.Get(obj)
 	parts := make([]any, len(c.res.Scale.SpecReplicasPath))
@@ -160,7 +160,7 @@ func (c *call) scaleOf(obj api.Object) (*autoscalingv1.Scale, *managedfields.Sca
 	return s, handler, nil
 }
 
-// fieldPath is nil for a version without scale.
+// fieldPath returns the path for names. It is nil for a version without scale.
 func fieldPath(names []string) fieldpath.Path {
 	var path fieldpath.Path
 	for i := range names {
@@ -244,14 +244,14 @@ func asScale(obj any, errs ...error) (*autoscalingv1.Scale, error) {
 	return s, nil
 }
 
-// changeScale changes the object by its Scale, if it has that UID; empty: any.
+// changeScale updates an object through its Scale. uid is a precondition unless it is empty.
 func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, uid types.UID, f func(*autoscalingv1.Scale) (*autoscalingv1.Scale, error)) error {
 	way := c.res.Update
 	out, err := c.change(change{
-		way:        &way,
-		options:    opts,
-		uid:        uid,
-		unadmitted: true,
+		way:           &way,
+		options:       opts,
+		uid:           uid,
+		skipAdmission: true,
 		make: func(ctx context.Context, current api.Object) (api.Object, error) {
 			if err := c.scalable(current); err != nil {
 				return nil, err
@@ -265,7 +265,7 @@ func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, 
 				return nil, err
 			}
 			r := review{operation: "UPDATE", kind: scaleKind, obj: after, old: before, name: c.name, options: opts, dryRun: dryRun(opts.DryRun)}
-			if err := c.admit(ctx, r); err != nil {
+			if err := c.runMutating(ctx, r); err != nil {
 				return nil, err
 			}
 			if !c.res.Scale.Custom {
@@ -306,8 +306,7 @@ func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, 
 	return c.sendScale(format, s)
 }
 
-// confirmScale shows admission the Scales of an object and of what it replaces, as
-// clients see them.
+// confirmScale calls validating admission with the Scales of the new and the old object.
 func (c *call) confirmScale(ctx context.Context, r review, obj, current api.Object) error {
 	after, _, err := c.scaleOf(obj)
 	if err != nil {
@@ -319,7 +318,7 @@ func (c *call) confirmScale(ctx context.Context, r review, obj, current api.Obje
 	}
 	after.ManagedFields, before.ManagedFields = nil, nil
 	r.obj, r.old = after, before
-	return c.confirm(ctx, r)
+	return c.runValidating(ctx, r)
 }
 
 func validateScale(s *autoscalingv1.Scale) error {

@@ -17,23 +17,23 @@ import (
 	"hyperkube/internal/store"
 )
 
-// selected is which objects of a collection a request is about.
+// selected describes which objects of a collection a request selects.
 type selected struct {
-	// prefix of their keys; it is what continue tokens are relative to.
+	// prefix of their keys. Continue tokens are relative to it.
 	prefix string
-	// key, when set, is the only one.
+	// key, if set, is the only selected key.
 	key string
-	// match is nil when all with that prefix or key are meant.
+	// match is nil if all objects with the prefix or key are selected.
 	match func(*store.Entry) bool
-	// direct: match costs next to nothing.
+	// direct means that match is very cheap.
 	direct bool
-	// index and value, when set, find all that match may select.
+	// index and value, if set, find all objects that match may select.
 	index, value string
-	// filtered: the client gave a selector.
+	// filtered means that the client sent a selector.
 	filtered bool
 }
 
-// selectObjects understands the selectors of a request.
+// selectObjects evaluates the selectors of a request.
 func selectObjects(res *registry.Resource, namespace string, o *internalversion.ListOptions) (selected, error) {
 	var s selected
 	if namespace != "" {
@@ -45,7 +45,7 @@ func selectObjects(res *registry.Resource, namespace string, o *internalversion.
 	}
 	s.filtered = !fieldSelector.Empty() || !o.LabelSelector.Empty()
 
-	// Names and namespaces are in the key.
+	// Names and namespaces are part of the key.
 	rest := fieldSelector.Requirements()
 	if bool(res.Scope) && namespace == "" {
 		if ns, ok := fieldSelector.RequiresExactMatch("metadata.namespace"); ok && ns != "" {
@@ -67,10 +67,10 @@ func selectObjects(res *registry.Resource, namespace string, o *internalversion.
 		byField = fieldSelector
 	}
 	if res.Custom == nil && res.StoredAs == nil {
-		s.findBy(res, rest)
+		s.chooseIndex(res, rest)
 	}
 	if byLabel.Empty() && res.Custom == nil && res.StoredAs == nil {
-		if wanted, ok := directly(res, rest); ok {
+		if wanted, ok := directFields(res, rest); ok {
 			s.direct = true
 			s.match = func(e *store.Entry) bool { return matches(res, e, wanted) }
 			return s, nil
@@ -93,9 +93,9 @@ func selectObjects(res *registry.Resource, namespace string, o *internalversion.
 	return s, nil
 }
 
-// findBy chooses an index for requirements, the first of their fields by name:
-// for pods the node tells them better apart than the phase.
-func (s *selected) findBy(res *registry.Resource, rs fields.Requirements) {
+// chooseIndex selects an index for the requirements. It uses the indexed field whose name sorts first:
+// for pods, spec.nodeName is more selective than status.phase.
+func (s *selected) chooseIndex(res *registry.Resource, rs fields.Requirements) {
 	for _, r := range rs {
 		if res.Direct[r.Field].Indexed && r.Operator != selection.NotEquals && (s.index == "" || r.Field < s.index) {
 			s.index, s.value = r.Field, r.Value
@@ -113,15 +113,16 @@ func matches(res *registry.Resource, e *store.Entry, wanted []directField) bool 
 	return true
 }
 
-// directField is what a requirement is about, without a set of all fields.
+// directField is a requirement on a field that can be read without building the set of all fields.
 type directField struct {
 	field api.Direct
 	value string
 	not   bool
 }
 
-// directly returns requirements so, if all of them can be had so.
-func directly(res *registry.Resource, rs fields.Requirements) ([]directField, bool) {
+// directFields converts requirements to directFields. It returns false if not all of them can be
+// converted.
+func directFields(res *registry.Resource, rs fields.Requirements) ([]directField, bool) {
 	out := make([]directField, len(rs))
 	for i, r := range rs {
 		field, ok := res.Direct[r.Field]
@@ -139,12 +140,12 @@ func without(rs fields.Requirements, field, value string) fields.Requirements {
 	})
 }
 
-// checkFields refuses selectors by fields that the kind does not offer.
+// checkFields rejects selectors with fields that the kind does not support.
 func checkFields(res *registry.Resource, s fields.Selector) (fields.Selector, error) {
 	if s.Empty() {
 		return s, nil
 	}
-	// Kinds that do not say what they have take both fields of metadata, whatever their scope.
+	// Kinds without their own fields support both metadata fields regardless of their scope.
 	plain := onlyMeta(res.FieldNames)
 	refusal := cmp.Or(res.NoField, "field label not supported: %s")
 	if res.Custom == nil && plain {
@@ -163,7 +164,7 @@ func onlyMeta(names []string) bool {
 	return !slices.ContainsFunc(names, func(n string) bool { return !strings.HasPrefix(n, "metadata.") })
 }
 
-// listPrefix is what bounds the keys that are read.
+// listPrefix returns the key prefix for a list.
 func (s selected) listPrefix() string {
 	if s.key != "" {
 		return s.key
@@ -171,7 +172,7 @@ func (s selected) listPrefix() string {
 	return s.prefix
 }
 
-// listMatch is match for lists, in which a key is but a prefix.
+// listMatch returns match for lists, which only support a prefix instead of a key.
 func (s selected) listMatch() func(*store.Entry) bool {
 	if s.key == "" {
 		return s.match

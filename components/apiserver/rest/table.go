@@ -19,18 +19,18 @@ import (
 type tableMeta struct {
 	revision  int64
 	next      string
-	remaining int64 // below zero: not told
+	remaining int64 // negative if unset
 }
 
-// tableRow is an object for a row. Entry is nil when it is not stored; gone is
-// the revision at which it went, or zero.
+// tableRow is the object of a row. entry is nil if the object is not stored. gone is the revision
+// at which it was deleted, or zero.
 type tableRow struct {
-	obj   api.Object
-	entry *store.Entry
-	gone  int64
+	obj             api.Object
+	entry           *store.Entry
+	deletedRevision int64
 }
 
-// sendTable answers with a table.
+// sendTable sends a table.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables
 func (c *call) sendTable(format negotiate.Format, code int, rows []tableRow, meta tableMeta) error {
@@ -41,7 +41,7 @@ func (c *call) sendTable(format negotiate.Format, code int, rows []tableRow, met
 	return c.write(format, code, data)
 }
 
-// include is what of the objects rows are to have.
+// include returns which part of the object each row includes.
 func (c *call) include() metav1.IncludeObjectPolicy {
 	return metav1.IncludeObjectPolicy(c.query.Get("includeObject"))
 }
@@ -63,7 +63,7 @@ func (c *call) appendTable(dst []byte, format negotiate.Format, rows []tableRow,
 	kind := tableKinds[format.Version]
 	dst = kind.AppendJSONHead(dst)
 	dst = append(dst, `,"metadata":{`...)
-	if meta.revision != 0 { // else it is of what is not stored
+	if meta.revision != 0 { // zero for objects that are not stored
 		dst = append(dst, `"resourceVersion":"`...)
 		dst = strconv.AppendInt(dst, meta.revision, 10)
 		dst = append(dst, '"')
@@ -87,7 +87,7 @@ func (c *call) appendTable(dst []byte, format negotiate.Format, rows []tableRow,
 	} else {
 		dst = append(dst, "null"...)
 	}
-	if len(rows) == 0 && plain(c.res.Columns) {
+	if len(rows) == 0 && isGenericTable(c.res.Columns) {
 		return append(dst, `,"rows":null}`...), nil
 	}
 	if order := c.res.RowOrder; order != nil && len(rows) > 1 {
@@ -117,13 +117,13 @@ func (c *call) appendTable(dst []byte, format negotiate.Format, rows []tableRow,
 	return append(dst, "]}"...), nil
 }
 
-// plain tells the columns of kinds whose tables are made apart from those of others: an empty one has no list of rows.
-func plain(columns []metav1.TableColumnDefinition) bool {
+// isGenericTable reports whether these are the generic columns of kinds without a printer in upstream. Their
+// empty tables have no list of rows.
+func isGenericTable(columns []metav1.TableColumnDefinition) bool {
 	return slices.ContainsFunc(columns, func(c metav1.TableColumnDefinition) bool { return c.Name == api.CreatedColumn.Name })
 }
 
-// appendRowConditions appends the member of a row that tells its conditions,
-// which most rows do not have.
+// appendRowConditions appends the conditions of a row, which most rows do not have.
 func (c *call) appendRowConditions(dst []byte, obj api.Object) ([]byte, error) {
 	if c.res.RowConditions == nil {
 		return dst, nil
@@ -149,8 +149,8 @@ func (c *call) appendRowObject(dst []byte, format negotiate.Format, include meta
 		switch {
 		case row.entry == nil:
 			data, err = c.res.Marshal(row.obj)
-		case row.gone != 0:
-			data, err = c.res.GoneJSON(row.entry, row.gone)
+		case row.deletedRevision != 0:
+			data, err = c.res.DeletedJSON(row.entry, row.deletedRevision)
 		default:
 			data, err = c.res.JSON(row.entry)
 		}
@@ -162,7 +162,7 @@ func (c *call) appendRowObject(dst []byte, format negotiate.Format, include meta
 	var data []byte
 	var err error
 	if row.entry != nil {
-		data, err = c.res.MetadataJSON(row.entry, row.gone)
+		data, err = c.res.MetadataJSON(row.entry, row.deletedRevision)
 	} else {
 		partial := registry.PartialMetadata(row.obj)
 		partial.TypeMeta = metav1.TypeMeta{}

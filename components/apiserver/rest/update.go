@@ -14,7 +14,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// update answers a PUT of an object, or of a view of it.
+// update handles a PUT of an object or of a subresource view.
 func (c *call) update(subresource string, way *api.Update) error {
 	format, err := c.format()
 	if err != nil {
@@ -29,9 +29,9 @@ func (c *call) update(subresource string, way *api.Update) error {
 		return err
 	}
 	strict := fieldValidation(opts.FieldValidation)
-	first, err := c.wished(body, strict)
+	first, err := c.decodeUpdate(body, strict)
 	if apierrors.IsInvalid(err) {
-		// That it is of another kind matters only if there is something to change.
+		// A missing object takes precedence over a wrong kind.
 		if e, nerr := c.newest(c.res.Key(c.namespace, c.name)); nerr == nil && e == nil {
 			return apierrors.NewNotFound(c.res.GroupResource(), c.name)
 		}
@@ -54,9 +54,9 @@ func (c *call) update(subresource string, way *api.Update) error {
 			obj := first
 			first = nil
 			if obj == nil {
-				// The attempt before has changed it.
+				// The previous attempt has modified it.
 				var err error
-				if obj, err = c.wished(body, "Ignore"); err != nil {
+				if obj, err = c.decodeUpdate(body, "Ignore"); err != nil {
 					return nil, err
 				}
 			}
@@ -74,14 +74,15 @@ func (c *call) update(subresource string, way *api.Update) error {
 	return c.sendChanged(format, out)
 }
 
-// mayCreateBy tells whether a PUT creates what is not there. That of a status
-// may as well, as upstream has it for Services.
+// mayCreateBy reports whether a PUT creates a missing object. As in upstream, this includes a PUT
+// to the status, for example of Services.
 func (c *call) mayCreateBy(subresource string) bool {
 	return c.res.AllowCreateOnUpdate && (subresource == "" || subresource == "status")
 }
 
-// wished decodes the object of a PUT.
-func (c *call) wished(body []byte, strict strictness) (api.Object, error) {
+// decodeUpdate decodes the desired object from the body of a PUT, applies its defaults, and checks its
+// name and namespace against those of the request.
+func (c *call) decodeUpdate(body []byte, strict strictness) (api.Object, error) {
 	obj := c.res.New()
 	if err := c.decode(body, obj, c.res.GVK(), strict); err != nil {
 		return nil, err

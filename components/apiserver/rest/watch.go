@@ -29,11 +29,11 @@ import (
 	"hyperkube/internal/store"
 )
 
-// minWatch is, unless the configuration says otherwise, how long a watch lasts at least whose client did not say; at
-// most it is twice that, so that they do not all end together.
+// minWatch is the default minimum duration of watches without a timeout of their client. The actual
+// duration is random up to twice that, so that they do not all end together.
 const minWatch = 30 * time.Minute
 
-// watch answers with a stream of events.
+// watch handles a watch request.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 func (c *call) watch() error {
@@ -63,7 +63,7 @@ func (c *call) watch() error {
 		}
 	}
 	if len(c.info.Parts) > 1 {
-		// The old form /api/v1/watch/namespaces/ns/pods/name.
+		// The deprecated form /api/v1/watch/namespaces/ns/pods/name.
 		if f := opts.FieldSelector; f != nil && !f.Empty() {
 			if name, ok := f.RequiresExactMatch("metadata.name"); !ok || name != c.name {
 				return apierrors.NewBadRequest("fieldSelector metadata.name doesn't match requested name")
@@ -93,7 +93,7 @@ func seconds(n int64) time.Duration {
 	return time.Duration(min(n, most)) * time.Second
 }
 
-// follow begins the watch and tells its events until it ends.
+// follow starts the watch and sends events until it ends.
 func (c *call) follow(ctx context.Context, format negotiate.Format, opts *internalversion.ListOptions, s selected) error {
 	revision, err := request.ResourceVersion(opts.ResourceVersion)
 	if err != nil {
@@ -112,7 +112,7 @@ func (c *call) follow(ctx context.Context, format negotiate.Format, opts *intern
 			if opts.SendInitialEvents == nil {
 				return c.tooNew(revision)
 			}
-			// A list that is a watch is told in its stream.
+			// For a streaming list, the error is sent as an event.
 			w := c.newEventWriter(format)
 			w.begin()
 			w.status(c.tooNew(revision))
@@ -124,7 +124,7 @@ func (c *call) follow(ctx context.Context, format negotiate.Format, opts *intern
 		}
 		since = page.Revision
 	case revision < 0 || revision == 0:
-		// From now on.
+		// Start now.
 		if since, err = c.res.Collection.Store().CurrentRevision(ctx); err != nil {
 			return c.storeError(err, "")
 		}
@@ -135,20 +135,20 @@ func (c *call) follow(ctx context.Context, format negotiate.Format, opts *intern
 	return c.events(ctx, c.newEventWriter(format), opts, s, page, since)
 }
 
-// followSocket is a watch over a WebSocket: each event is a message.
+// followSocket serves a watch over a WebSocket, with one message per event.
 func (c *call) followSocket(ctx context.Context, format negotiate.Format, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
 	websocket.Handler(func(conn *websocket.Conn) {
-		defer func() { _ = conn.Close() }() // the client may have gone first
+		defer func() { _ = conn.Close() }() // the client may have closed it first
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		go func() {
-			// Clients send nothing; this ends when they go.
+			// Clients send nothing. This returns when they disconnect.
 			defer cancel()
 			_, _ = io.Copy(io.Discard, conn)
 		}()
 		w := c.newEventWriter(format)
 		w.socket = conn
-		w.stalled.deadline = conn
+		w.watchdog.deadline = conn
 		if err := c.events(ctx, w, opts, s, page, since); err != nil {
 			w.status(err)
 		}
@@ -156,12 +156,12 @@ func (c *call) followSocket(ctx context.Context, format negotiate.Format, opts *
 	return nil
 }
 
-// events tells the entries of page and what happened after since.
+// events sends the entries of page and then all changes after since.
 func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
 	watcher, err := c.res.Collection.Watch(ctx, store.WatchOptions{Since: since, Prefix: s.prefix, Key: s.key, Match: s.match, Index: s.index, Value: s.value, Narrow: s.direct})
 	if err != nil {
 		if errors.Is(err, store.ErrTooOld) {
-			// A watch is told in its stream.
+			// For a watch, the error is sent as an event.
 			w.begin()
 			w.status(apierrors.NewResourceExpired(tooOldMessage(since, err)))
 			return nil
@@ -177,8 +177,8 @@ func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion
 			w.entry(watch.Added, e, 0)
 		}
 		if opts.AllowWatchBookmarks {
-			// Who has not asked for initial events but gets them is told as
-			// well where they end.
+			// A client that gets initial events without having requested them also gets the
+			// bookmark that terminates them.
 			w.bookmark(page.Revision, true)
 		}
 		if opts.SendInitialEvents != nil && opts.AllowWatchBookmarks {
@@ -188,10 +188,10 @@ func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion
 	if !w.flush() {
 		return nil
 	}
-	// From here on it costs little: its seats are free.
+	// From here on the watch is cheap, so release its seats.
 	flowcontrol.WatchInitialized(ctx)
 	if opts.AllowWatchBookmarks {
-		defer every(c.cfg.BookmarkEvery, watcher.RequestProgress)()
+		defer callEvery(c.cfg.BookmarkEvery, watcher.RequestProgress)()
 	}
 	for {
 		batch, err := watcher.Next(ctx)
@@ -202,7 +202,7 @@ func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion
 			w.flush()
 			return nil
 		default:
-			return nil // the end of the time, of the client or of the server
+			return nil // timeout, disconnected client or shutdown
 		}
 		for i := range batch.Events {
 			w.event(&batch.Events[i], s.match)
@@ -223,27 +223,27 @@ func tooOldMessage(revision int64, err error) string {
 	return fmt.Sprintf("too old resource version: %d", revision)
 }
 
-// eventWriter frames events. Nothing is told of errors to the client once the
-// stream has begun, but that it ends.
+// eventWriter encodes and sends events. Once the stream has started, errors are not reported to the
+// client except by closing the stream.
 type eventWriter struct {
 	*call
 	format  negotiate.Format
 	flusher http.Flusher
 	buf     []byte
 	failed  bool
-	// headers of tables are sent once.
+	// headers is true until the column definitions of tables have been sent.
 	headers bool
-	// socket, unless nil, takes each event as a message.
+	// socket, unless nil, receives each event as a message.
 	socket *websocket.Conn
-	// told counts the events.
-	told metrics.Watch
-	// stalled cuts a client off that takes nothing.
-	stalled *watchdog
+	// metrics counts the events.
+	metrics metrics.Watch
+	// watchdog disconnects a client that does not read.
+	watchdog *watchdog
 }
 
 func (c *call) newEventWriter(format negotiate.Format) *eventWriter {
 	f, _ := c.w.(http.Flusher)
-	return &eventWriter{call: c, format: format, flusher: f, headers: true, told: c.cfg.Metrics.Watch(c.info), stalled: newWatchdog(c.w, c.cfg.SlowReader)}
+	return &eventWriter{call: c, format: format, flusher: f, headers: true, metrics: c.cfg.Metrics.Watch(c.info), watchdog: newWatchdog(c.w, c.cfg.SlowReader)}
 }
 
 func (w *eventWriter) begin() {
@@ -262,13 +262,13 @@ func (w *eventWriter) begin() {
 	}
 }
 
-// flush sends what was framed; false when the client is gone.
+// flush sends buffered events. It returns false if the client is disconnected.
 func (w *eventWriter) flush() bool {
 	w.send()
 	if !w.failed && w.flusher != nil && w.socket == nil {
-		w.stalled.arm()
+		w.watchdog.arm()
 		w.flusher.Flush()
-		w.failed = !w.stalled.disarm()
+		w.failed = !w.watchdog.disarm()
 	}
 	return !w.failed
 }
@@ -276,17 +276,17 @@ func (w *eventWriter) flush() bool {
 func (w *eventWriter) send() {
 	if len(w.buf) > 0 && !w.failed {
 		var err error
-		w.stalled.arm()
+		w.watchdog.arm()
 		switch {
 		case w.socket == nil:
 			_, err = w.w.Write(w.buf)
 		case w.format.Media == negotiate.Protobuf:
-			// The message has a length of its own.
+			// WebSocket messages have their own length.
 			err = websocket.Message.Send(w.socket, w.buf[4:])
 		default:
 			err = websocket.Message.Send(w.socket, string(w.buf))
 		}
-		w.failed = !w.stalled.disarm() || err != nil
+		w.failed = !w.watchdog.disarm() || err != nil
 	}
 	if cap(w.buf) > pieceSize*4 {
 		w.buf = nil
@@ -294,8 +294,8 @@ func (w *eventWriter) send() {
 	w.buf = w.buf[:0]
 }
 
-// event tells a change: what the watcher sees of it depends on whether the
-// object was and is selected.
+// event sends a change. The event type depends on whether the object was selected before and is
+// selected now.
 func (w *eventWriter) event(ev *store.Event, match func(*store.Entry) bool) {
 	now := ev.Current != nil && (match == nil || match(ev.Current))
 	before := ev.Previous != nil && (match == nil || match(ev.Previous))
@@ -309,18 +309,18 @@ func (w *eventWriter) event(ev *store.Event, match func(*store.Entry) bool) {
 	}
 }
 
-// entry frames an entry. Gone is the revision at which it ended, or zero.
+// entry encodes an entry. gone is the revision at which it was deleted or replaced, or zero.
 func (w *eventWriter) entry(event watch.EventType, e *store.Entry, gone int64) {
 	if w.failed {
 		return
 	}
 	before := len(w.buf)
 	if err := w.append(event, e, gone); err != nil {
-		w.cfg.Log.ErrorContext(w.ctx, "watch event could not be encoded", "resource", w.res.GVR(), "key", e.Key(), "error", err)
+		w.cfg.Log.ErrorContext(w.ctx, "encoding watch event failed", "resource", w.res.GVR(), "key", e.Key(), "err", err)
 		w.status(corruptEvent(err, gone != 0))
 		w.failed = true
 	} else {
-		w.told.Event(len(w.buf) - before)
+		w.metrics.Event(len(w.buf) - before)
 	}
 	if w.socket != nil || len(w.buf) >= pieceSize {
 		w.send()
@@ -343,7 +343,7 @@ func (w *eventWriter) append(event watch.EventType, e *store.Entry, gone int64) 
 		if err != nil {
 			return err
 		}
-		return w.table(event, []tableRow{{obj: obj, entry: e, gone: gone}}, revision)
+		return w.table(event, []tableRow{{obj: obj, entry: e, deletedRevision: gone}}, revision)
 	case w.format.Media == negotiate.Protobuf:
 		raw, err := w.rawOf(e, metadata)
 		if err != nil {
@@ -358,7 +358,7 @@ func (w *eventWriter) append(event watch.EventType, e *store.Entry, gone int64) 
 	case metadata:
 		data, err = w.res.MetadataJSON(e, gone)
 	case gone != 0:
-		data, err = w.res.GoneJSON(e, gone)
+		data, err = w.res.DeletedJSON(e, gone)
 	default:
 		data, err = w.res.JSON(e)
 	}
@@ -379,8 +379,8 @@ func (w *eventWriter) table(event watch.EventType, rows []tableRow, revision int
 	return nil
 }
 
-// bookmark tells up to where everything has been told. The first one of a
-// list that is streamed says that the list ends there.
+// bookmark encodes a bookmark event. initialEnd marks the end of the initial events of a streaming
+// list.
 func (w *eventWriter) bookmark(revision int64, initialEnd bool) {
 	obj := w.res.New()
 	obj.GetObjectKind().SetGroupVersionKind(w.res.GVK())
@@ -397,7 +397,7 @@ func (w *eventWriter) bookmark(revision int64, initialEnd bool) {
 	w.object(watch.Bookmark, obj)
 }
 
-// object frames an object that is not stored.
+// object encodes an object that is not stored.
 func (w *eventWriter) object(event watch.EventType, obj api.Object) {
 	format := negotiate.Format{Media: w.format.Media}
 	var data []byte
@@ -419,7 +419,7 @@ func (w *eventWriter) object(event watch.EventType, obj api.Object) {
 	}
 }
 
-// status frames an ERROR event.
+// status encodes an ERROR event.
 func (w *eventWriter) status(err error) {
 	s := statusOf(err)
 	data, e := encode(negotiate.Format{Media: w.format.Media}, s)

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// TokenReview tells whose a token is. It fills and returns r.
+// TokenReview authenticates a token. It sets the status of r and returns r.
 func (cfg Config) TokenReview(ctx context.Context, r *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
 	if r.Spec.Token == "" {
 		return nil, apierrors.NewBadRequest("token is required for TokenReview in authentication")
@@ -45,8 +45,8 @@ func (cfg Config) TokenReview(ctx context.Context, r *authenticationv1.TokenRevi
 	return r, nil
 }
 
-// SelfSubjectReview tells the user who they are, and nothing of what was sent
-// but its kind.
+// SelfSubjectReview returns the user's own attributes. The result contains nothing of the request
+// except its kind.
 func (cfg Config) SelfSubjectReview(ctx context.Context, r *authenticationv1.SelfSubjectReview) (*authenticationv1.SelfSubjectReview, error) {
 	u, ok := request.UserFrom(ctx)
 	if !ok {

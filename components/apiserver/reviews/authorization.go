@@ -18,8 +18,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// SubjectAccessReview tells whether somebody may do something. It fills and
-// returns r.
+// SubjectAccessReview checks whether a user is authorized. It sets the status of r and returns r.
 func (cfg Config) SubjectAccessReview(ctx context.Context, r *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error) {
 	status, err := cfg.review(ctx, subject(&r.Spec), r.Spec.ResourceAttributes, r.Spec.NonResourceAttributes)
 	if err != nil {
@@ -29,7 +28,7 @@ func (cfg Config) SubjectAccessReview(ctx context.Context, r *authorizationv1.Su
 	return r, nil
 }
 
-// SelfSubjectAccessReview tells whether the user may do something. It fills
+// SelfSubjectAccessReview checks whether the requesting user is authorized. It sets the status of r
 // and returns r.
 func (cfg Config) SelfSubjectAccessReview(ctx context.Context, r *authorizationv1.SelfSubjectAccessReview) (*authorizationv1.SelfSubjectAccessReview, error) {
 	u, ok := request.UserFrom(ctx)
@@ -44,8 +43,8 @@ func (cfg Config) SelfSubjectAccessReview(ctx context.Context, r *authorizationv
 	return r, nil
 }
 
-// LocalSubjectAccessReview tells whether somebody may do something in the
-// namespace of the request. It fills and returns r.
+// LocalSubjectAccessReview checks whether a user is authorized in the namespace of the request. It
+// sets the status of r and returns r.
 func (cfg Config) LocalSubjectAccessReview(ctx context.Context, namespace string, r *authorizationv1.LocalSubjectAccessReview) (*authorizationv1.LocalSubjectAccessReview, error) {
 	if namespace == "" {
 		return nil, apierrors.NewBadRequest("namespace is required on this type: " + namespace)
@@ -61,7 +60,7 @@ func (cfg Config) LocalSubjectAccessReview(ctx context.Context, namespace string
 	return r, nil
 }
 
-// SelfSubjectRulesReview lists what the user may do in a namespace.
+// SelfSubjectRulesReview lists the permissions of the requesting user in a namespace.
 func (cfg Config) SelfSubjectRulesReview(ctx context.Context, r *authorizationv1.SelfSubjectRulesReview) (*authorizationv1.SelfSubjectRulesReview, error) {
 	u, ok := request.UserFrom(ctx)
 	if !ok {
@@ -123,7 +122,7 @@ func (cfg Config) review(ctx context.Context, u user.Info, res *authorizationv1.
 	return status, nil
 }
 
-// evaluationError says what of a question could not be looked at.
+// evaluationError describes the parts of a review that could not be evaluated.
 func evaluationError(err error, attrs authorizer.AttributesRecord) string {
 	var all []string
 	if err != nil {
@@ -179,8 +178,9 @@ func resourceAttributes(u user.Info, in *authorizationv1.ResourceAttributes) aut
 	return attrs
 }
 
-// fieldRequirements returns those that it understands: leaving one out asks
-// for more, never for less.
+// fieldRequirements converts the supported requirements, and returns an error for the others. The
+// caller may use the result despite the error: without a requirement, the reviewed request covers
+// more objects, never fewer.
 func fieldRequirements(in []metav1.FieldSelectorRequirement) (fields.Requirements, error) {
 	var out fields.Requirements
 	var errs []error

@@ -1,5 +1,5 @@
-// Package reviews answers questions about who somebody is and what they may
-// do, and requests for tokens.
+// Package reviews implements authentication and authorization reviews, and token requests for
+// service accounts.
 package reviews
 
 import (
@@ -14,24 +14,23 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 
 	"hyperkube/components/apiserver/registry"
-	"hyperkube/internal/tokens"
+	"hyperkube/internal/credentials/tokens"
 )
 
-// Config says who answers.
+// Config is the configuration of the reviews.
 type Config struct {
-	// Tokens tells whose a token is: an *authn.Authenticator.
+	// Tokens authenticates tokens: an *authn.Authenticator.
 	Tokens authenticator.Token
 	// Audiences are those of the API server.
 	Audiences authenticator.Audiences
-	// Authorizer tells what somebody may do, Rules lists it: both an
-	// *authz.Authorizer.
+	// Authorizer authorizes requests, Rules lists permissions. Both are an *authz.Authorizer.
 	Authorizer authorizer.Authorizer
 	Rules      authorizer.RuleResolver
-	// Issuer issues tokens; nil: there is no serviceaccounts/token.
+	// Issuer issues service account tokens. If it is nil, serviceaccounts/token is not served.
 	Issuer *tokens.Issuer
 }
 
-// Actions are all reviews, and serviceaccounts/token.
+// Actions returns the actions of all reviews, and serviceaccounts/token.
 func Actions(cfg Config) []*registry.Action {
 	authn, authz := authenticationv1.SchemeGroupVersion, authorizationv1.SchemeGroupVersion
 	actions := []*registry.Action{
@@ -60,7 +59,7 @@ func Actions(cfg Config) []*registry.Action {
 	return actions
 }
 
-// action is a review; its type tells what it is of.
+// action returns the action of a review of type T.
 func action[T any, P interface {
 	*T
 	runtime.Object
@@ -79,7 +78,7 @@ func action[T any, P interface {
 	}
 }
 
-// tokenRequest is serviceaccounts/token.
+// tokenRequest returns the action of serviceaccounts/token.
 func (cfg Config) tokenRequest() *registry.Action {
 	a := action(authenticationv1.SchemeGroupVersion, "", "TokenRequest", func(ctx context.Context, call registry.ActionCall, r *authenticationv1.TokenRequest) (runtime.Object, error) {
 		if call.Validate != nil {

@@ -19,14 +19,14 @@ import (
 
 	"hyperkube/components/apiserver/compose"
 	"hyperkube/components/etcd"
-	"hyperkube/internal/pki"
-	"hyperkube/internal/testport"
-	"hyperkube/internal/testwait"
-	"hyperkube/internal/tokens"
+	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/credentials/tokens"
+	"hyperkube/internal/testing/testport"
+	"hyperkube/internal/testing/testwait"
 )
 
-// TestServer asks a whole API server over TLS, under several users, what these
-// packages decide about: who somebody is, what they may do, what is admitted.
+// TestServer tests authentication, authorization and admission in a complete API server over TLS,
+// as several users.
 func TestServer(t *testing.T) {
 	dir := t.TempDir()
 	set, err := pki.Ensure(filepath.Join(dir, "pki"), pki.Config{NodeName: "test"})
@@ -78,7 +78,7 @@ func TestServer(t *testing.T) {
 		return kubernetes.NewForConfigOrDie(rc)
 	}
 	ctx := t.Context()
-	admin, node, nobody := way(pki.Client("admin", "system:masters"), ""), way(pki.Node("n1"), ""), way(pki.Spec{}, "")
+	admin, node, unauthenticated := way(pki.Client("admin", "system:masters"), ""), way(pki.Node("n1"), ""), way(pki.Spec{}, "")
 	ann := way(pki.Client("ann", "devs"), "")
 	check := func(what string, err error, want string) {
 		t.Helper()
@@ -86,7 +86,7 @@ func TestServer(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", what, err, want)
 		}
 	}
-	// eventually tries until the informers have heard.
+	// eventually retries until the informers have caught up.
 	eventually := func(what, want string, try func() error) {
 		t.Helper()
 		testwait.Succeed(t, what, func() error {
@@ -96,9 +96,9 @@ func TestServer(t *testing.T) {
 			return nil
 		})
 	}
-	_, err = nobody.Discovery().ServerVersion()
+	_, err = unauthenticated.Discovery().ServerVersion()
 	check("anonymous version", err, "")
-	_, err = nobody.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
+	_, err = unauthenticated.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
 	check("anonymous pods", err, `pods is forbidden: User "system:anonymous" cannot list resource "pods" in API group "" in the namespace "default"`)
 	_, err = ann.CoreV1().Pods("default").List(ctx, metav1.ListOptions{})
 	check("ann pods", err, "forbidden")

@@ -18,19 +18,19 @@ import (
 	"hyperkube/internal/store"
 )
 
-// managedBy marks the IPAddress objects that are ours.
+// managedBy is the label value of IPAddress objects that this package manages.
 const managedBy = "ipallocator.k8s.io"
 
-// Why an address cannot be had, in upstream's words.
+// Upstream's errors for unavailable addresses.
 var (
 	errTaken         = errors.New("provided IP is already allocated")
 	errFull          = errors.New("range is full")
 	errOutsideRanges = errors.New("the provided network does not match the current range")
 )
 
-// addresses allocates and frees so that w.is has what it shall have.
+// addresses allocates and releases addresses to reach the desired state of w.obj.
 func (w *write) addresses(ctx context.Context) error {
-	is, was := w.is, w.was
+	is, was := w.obj, w.old
 	switch {
 	case is == nil:
 		return w.free(ctx, addressesOf(was))
@@ -41,7 +41,7 @@ func (w *write) addresses(ctx context.Context) error {
 	case was.Spec.Type != corev1.ServiceTypeExternalName && is.Spec.Type == corev1.ServiceTypeExternalName:
 		return w.free(ctx, addressesOf(was))
 	case len(was.Spec.IPFamilies) == 1 && len(is.Spec.IPFamilies) == 2:
-		// Every service has its first address, unless a hand in etcd took it away.
+		// Normally the Service has its first address, unless etcd was modified directly.
 		for i := len(addressesOf(was)); i < 2; i++ {
 			if len(is.Spec.ClusterIPs) <= i {
 				is.Spec.ClusterIPs = append(is.Spec.ClusterIPs, "")
@@ -57,7 +57,7 @@ func (w *write) addresses(ctx context.Context) error {
 	return nil
 }
 
-// addressesOf returns the addresses that are allocated for a service.
+// addressesOf returns the addresses that are allocated to a Service.
 func addressesOf(svc *corev1.Service) []string {
 	if svc.Spec.Type == corev1.ServiceTypeExternalName || headless(svc) {
 		return nil
@@ -68,9 +68,9 @@ func addressesOf(svc *corev1.Service) []string {
 	return svc.Spec.ClusterIPs
 }
 
-// allocateAll gets an address of each family.
+// allocateAll allocates an address of each family.
 func (w *write) allocateAll(ctx context.Context) error {
-	spec := &w.is.Spec
+	spec := &w.obj.Spec
 	if spec.Type == corev1.ServiceTypeExternalName || len(spec.ClusterIPs) > 0 && spec.ClusterIPs[0] == corev1.ClusterIPNone {
 		return nil
 	}
@@ -85,21 +85,21 @@ func (w *write) allocateAll(ctx context.Context) error {
 	return nil
 }
 
-// allocate gets clusterIPs[i], or any when that is empty.
+// allocate allocates clusterIPs[i], or any address if that is empty.
 func (w *write) allocate(ctx context.Context, i int) error {
-	spec := &w.is.Spec
+	spec := &w.obj.Spec
 	began := time.Now()
-	if wished := spec.ClusterIPs[i]; wished != "" {
-		err := w.allocateIP(ctx, wished)
-		w.note(ctx, static, wished, spec.IPFamilies[i], began, err)
+	if requested := spec.ClusterIPs[i]; requested != "" {
+		err := w.allocateIP(ctx, requested)
+		w.recordAddress(ctx, static, requested, spec.IPFamilies[i], began, err)
 		if err != nil {
-			return invalid(w.is, field.Invalid(field.NewPath("spec", "clusterIPs"), spec.ClusterIPs,
-				fmt.Sprintf("failed to allocate IP %v: %v", wished, err)))
+			return invalid(w.obj, field.Invalid(field.NewPath("spec", "clusterIPs"), spec.ClusterIPs,
+				fmt.Sprintf("failed to allocate IP %v: %v", requested, err)))
 		}
 		return nil
 	}
 	addr, err := w.choose(ctx, spec.IPFamilies[i])
-	w.note(ctx, dynamic, addr.String(), spec.IPFamilies[i], began, err)
+	w.recordAddress(ctx, dynamic, addr.String(), spec.IPFamilies[i], began, err)
 	if err != nil {
 		return apierrors.NewInternalError(fmt.Errorf("failed to allocate a serviceIP: %w", err))
 	}
@@ -107,13 +107,13 @@ func (w *write) allocate(ctx context.Context, i int) error {
 	if i == 0 {
 		spec.ClusterIP = addr.String()
 	}
-	w.ops = append(w.ops, w.createOp(addr, w.is))
+	w.ops = append(w.ops, w.createOp(addr, w.obj))
 	return nil
 }
 
-// allocateIP gets one address.
-func (w *write) allocateIP(ctx context.Context, wished string) error {
-	addr, err := parse(wished)
+// allocateIP allocates a specific address.
+func (w *write) allocateIP(ctx context.Context, requested string) error {
+	addr, err := parse(requested)
 	if err != nil {
 		return err
 	}
@@ -121,7 +121,7 @@ func (w *write) allocateIP(ctx context.Context, wished string) error {
 	if err != nil {
 		return err
 	}
-	var in band
+	var in allocationRange
 	for _, r := range ranges {
 		if r.prefix.Contains(addr) {
 			in = r
@@ -134,24 +134,24 @@ func (w *write) allocateIP(ctx context.Context, wished string) error {
 	if !in.usable(addr) {
 		return fmt.Errorf("the provided IP (%v) is not in the valid range. The range of valid IPs is %s", addr, in.prefix)
 	}
-	// What has been freed and told may not have reached the cache yet.
+	// Read from etcd, because the cache may not have seen the release of the address yet.
 	switch _, err := w.cfg.IPAddresses.Get(ctx, addr.String(), -1); {
 	case err == nil:
 		return errTaken
 	case !errors.Is(err, store.ErrNotFound):
 		return err
 	}
-	w.ops = append(w.ops, w.createOp(addr, w.is))
+	w.ops = append(w.ops, w.createOp(addr, w.obj))
 	return nil
 }
 
-// choose finds a free address of a family in the cache, at random.
+// choose returns a random free address of a family, according to the cache.
 func (a *Allocator) choose(ctx context.Context, f corev1.IPFamily) (netip.Addr, error) {
 	ranges, err := a.cidrs(ctx, f)
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	// Let the cache fill.
+	// Wait until the cache is filled.
 	if _, err := a.cfg.IPAddresses.Get(ctx, "0", 0); err != nil && !errors.Is(err, store.ErrNotFound) {
 		return netip.Addr{}, err
 	}
@@ -165,8 +165,8 @@ func (a *Allocator) choose(ctx context.Context, f corev1.IPFamily) (netip.Addr, 
 }
 
 // cidrs returns the ranges of a family, the default one first.
-func (a *Allocator) cidrs(ctx context.Context, f corev1.IPFamily) ([]band, error) {
-	var out []band
+func (a *Allocator) cidrs(ctx context.Context, f corev1.IPFamily) ([]allocationRange, error) {
+	var out []allocationRange
 	add := func(prefix netip.Prefix) {
 		for _, b := range out {
 			if b.prefix == prefix {
@@ -174,7 +174,7 @@ func (a *Allocator) cidrs(ctx context.Context, f corev1.IPFamily) ([]band, error
 			}
 		}
 		if family(prefix.Addr()) == f {
-			out = append(out, newBand(prefix))
+			out = append(out, newAllocationRange(prefix))
 		}
 	}
 	for _, c := range a.cfg.CIDRs {
@@ -205,8 +205,8 @@ func (a *Allocator) cidrs(ctx context.Context, f corev1.IPFamily) ([]band, error
 	return out, nil
 }
 
-// ready tells whether addresses may be taken from a range: it is not being
-// deleted, and nobody has said that it is not ready.
+// ready reports whether addresses may be allocated from a range: it is not being deleted, and its
+// condition Ready is not False.
 func ready(c *networkingv1.ServiceCIDR) bool {
 	if c.DeletionTimestamp != nil {
 		return false
@@ -219,18 +219,18 @@ func ready(c *networkingv1.ServiceCIDR) bool {
 	return true
 }
 
-// free deletes the IPAddress objects of w.was.
+// free deletes the IPAddress objects of w.old.
 func (w *write) free(ctx context.Context, ips []string) error {
 	for _, ip := range ips {
 		addr, err := parse(ip)
 		if err != nil {
-			continue // it cannot have been allocated
+			continue // an invalid address cannot have been allocated
 		}
 		e := w.cfg.IPAddresses.Cached(addr.String())
 		if e == nil {
 			e, err = w.cfg.IPAddresses.Get(ctx, addr.String(), -1)
 			if errors.Is(err, store.ErrNotFound) {
-				continue // someone's hand was faster
+				continue // it was deleted manually
 			}
 			if err != nil {
 				return err
@@ -240,15 +240,15 @@ func (w *write) free(ctx context.Context, ips []string) error {
 		if err != nil {
 			return err
 		}
-		if belongs(obj.(*networkingv1.IPAddress), w.was) {
+		if allocatedTo(obj.(*networkingv1.IPAddress), w.old) {
 			w.ops = append(w.ops, w.cfg.IPAddresses.Delete(e))
 		}
 	}
 	return nil
 }
 
-// belongs tells whether an address is a service's.
-func belongs(a *networkingv1.IPAddress, svc *corev1.Service) bool {
+// allocatedTo reports whether an address is allocated to a Service.
+func allocatedTo(a *networkingv1.IPAddress, svc *corev1.Service) bool {
 	ref := a.Spec.ParentRef
 	return ref != nil && ref.Group == "" && ref.Resource == "services" && ref.Namespace == svc.Namespace && ref.Name == svc.Name
 }
@@ -274,7 +274,8 @@ func (a *Allocator) createOp(addr netip.Addr, svc *corev1.Service) store.Op {
 	return a.cfg.IPAddresses.Create(addr.String(), obj, 0)
 }
 
-// addressFields tell that the API server has set what an address has.
+// addressFields returns managed fields with the API server as the owner of all fields of an
+// IPAddress.
 func addressFields() []metav1.ManagedFieldsEntry {
 	const fields = `{"f:metadata":{"f:labels":{".":{},"f:ipaddress.kubernetes.io/ip-family":{},"f:ipaddress.kubernetes.io/managed-by":{}}},` +
 		`"f:spec":{"f:parentRef":{".":{},"f:name":{},"f:namespace":{},"f:resource":{}}}}`
@@ -287,7 +288,7 @@ func addressFields() []metav1.ManagedFieldsEntry {
 	}}
 }
 
-// parse allows the leading zeros that old services may have.
+// parse parses an IP. It accepts leading zeros, which old Services may have.
 func parse(ip string) (netip.Addr, error) {
 	parsed, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(ip))
 	if !ok {

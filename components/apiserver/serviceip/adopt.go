@@ -9,8 +9,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Adopt gives Services that a server before 1.20 has stored the addresses and
-// families that it did not know of. Headless ones get those of the ranges cidrs.
+// Adopt returns a function that sets the cluster IPs and IP families of Services stored by a server
+// before 1.20, which did not have these fields. cidrs determine the families of headless Services.
 func Adopt(cidrs []netip.Prefix) func(api.Object) {
 	primary, other := corev1.IPv4Protocol, corev1.IPv6Protocol
 	if len(cidrs) > 0 && cidrs[0].Addr().Is6() {
@@ -41,7 +41,7 @@ func Adopt(cidrs []netip.Prefix) func(api.Object) {
 				spec.IPFamilies = append(spec.IPFamilies, family)
 			}
 		case len(spec.Selector) == 0:
-			// Whoever writes its endpoints may have any addresses.
+			// The endpoints are created by another component and may be of both families.
 			spec.IPFamilies = []corev1.IPFamily{primary, other}
 		default:
 			spec.IPFamilies = []corev1.IPFamily{primary}

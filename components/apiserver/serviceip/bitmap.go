@@ -12,18 +12,18 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// Why a port cannot be had, in upstream's words.
+// Upstream's errors for unavailable ports.
 var (
 	errPortTaken = errors.New("provided port is already allocated")
 	errNoPorts   = errors.New("range is full")
 )
 
-// ports is the set of node ports in use. It is stored as upstream stores it:
-// bit n of a big-endian number is the n-th port of the range.
+// ports is the set of allocated node ports. It is stored in upstream's format: bit n of a
+// big-endian number is the n-th port of the range.
 type ports struct {
 	within utilnet.PortRange
 	bits   *big.Int
-	// notes are how it went with the ports that were asked for, for counts.
+	// notes records the results of allocations for metrics.
 	notes []portNote
 }
 
@@ -36,8 +36,8 @@ func newPorts(within utilnet.PortRange) *ports {
 	return &ports{within: within, bits: new(big.Int)}
 }
 
-// parsePorts reads a stored set. Ports that are outside of within are
-// forgotten: they can only be there when the range has been changed.
+// parsePorts decodes a stored set. It drops ports outside of within, which exist only if the range
+// was changed.
 func parsePorts(stored *corev1.RangeAllocation, within utilnet.PortRange) (*ports, error) {
 	p := newPorts(within)
 	was := within
@@ -55,7 +55,7 @@ func parsePorts(stored *corev1.RangeAllocation, within utilnet.PortRange) (*port
 	return p, nil
 }
 
-// store returns the set in the form in which it is stored.
+// store returns the set in its stored form.
 func (p *ports) store() *corev1.RangeAllocation {
 	return &corev1.RangeAllocation{Range: p.within.String(), Data: p.bits.Bytes()}
 }
@@ -68,10 +68,10 @@ func (p *ports) set(port int, used bool) {
 	p.bits.SetBit(p.bits, port-p.within.Base, bit)
 }
 
-// used tells whether a port of the range is taken.
+// used reports whether a port of the range is allocated.
 func (p *ports) used(port int) bool { return p.bits.Bit(port-p.within.Base) == 1 }
 
-// take marks a port as used.
+// take allocates a port.
 func (p *ports) take(port int) error {
 	err := p.mark(port)
 	p.notes = append(p.notes, portNote{static, err})
@@ -89,19 +89,19 @@ func (p *ports) mark(port int) error {
 	return nil
 }
 
-// free marks a port as unused; one that is outside of the range is ignored.
+// free releases a port. A port outside of the range is ignored.
 func (p *ports) free(port int) {
 	if p.within.Contains(port) {
 		p.set(port, false)
 	}
 }
 
-// choose takes a random free port, from the upper part of the range as long as
-// there is one, so that the lower part is left to those who name their port.
+// choose allocates a random free port, from the upper part of the range if possible, because the
+// lower part is reserved for explicitly requested ports.
 func (p *ports) choose() (int, error) {
 	lower := 0
 	if p.within.Size > 16 {
-		lower = int(part(uint64(p.within.Size), 16, 128, 32))
+		lower = int(reservedSize(uint64(p.within.Size), 16, 128, 32))
 	}
 	for _, r := range [][2]int{{lower, p.within.Size}, {0, lower}} {
 		n := r[1] - r[0]
@@ -121,7 +121,7 @@ func (p *ports) choose() (int, error) {
 	return 0, errNoPorts
 }
 
-// count is how many ports are in use.
+// count returns the number of allocated ports.
 func (p *ports) count() int {
 	n := 0
 	for _, word := range p.bits.Bits() {
@@ -130,7 +130,7 @@ func (p *ports) count() int {
 	return n
 }
 
-// equal tells whether two sets are stored the same.
+// equal reports whether two sets have the same stored form.
 func (p *ports) equal(o *ports) bool { return p.within == o.within && p.bits.Cmp(o.bits) == 0 }
 
 // clone returns a copy.

@@ -10,7 +10,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// FuzzPorts reads any stored bytes and compares what follows with a plain set.
+// FuzzPorts decodes arbitrary bytes and compares the following operations with those on a map.
 func FuzzPorts(f *testing.F) {
 	f.Add([]byte{}, "30000-32767", []byte{1, 2, 3})
 	f.Add([]byte{0xff, 0x01}, "30000-30015", []byte{0, 0, 9, 200})
@@ -82,7 +82,7 @@ func TestPortsAreStoredAsUpstreamDoes(t *testing.T) {
 	}
 }
 
-func TestBands(t *testing.T) {
+func TestAllocationRanges(t *testing.T) {
 	for _, test := range []struct {
 		prefix      string
 		size, lower uint64
@@ -96,7 +96,7 @@ func TestBands(t *testing.T) {
 		{"fd00::/120", 255, 16, "fd00::1", "fd00::ff"},
 		{"fd00::/64", maxSize, 256, "fd00::1", "fd00::10:0"},
 	} {
-		b := newBand(netip.MustParsePrefix(test.prefix))
+		b := newAllocationRange(netip.MustParsePrefix(test.prefix))
 		if b.size != test.size || b.lower != test.lower {
 			t.Errorf("%s: size %d, lower %d, want %d, %d", test.prefix, b.size, b.lower, test.size, test.lower)
 		}
@@ -105,10 +105,10 @@ func TestBands(t *testing.T) {
 				t.Errorf("%s: %s to %s, want %s to %s", test.prefix, first, last, test.first, test.last)
 			}
 			if !b.usable(b.at(0)) || !b.usable(b.at(b.size-1)) {
-				t.Errorf("%s: its ends are not usable", test.prefix)
+				t.Errorf("%s: first or last address is not usable", test.prefix)
 			}
 		}
-		// The lower part comes last.
+		// The lower part is used last.
 		taken := map[netip.Addr]bool{}
 		for i := range min(b.size, 1000) {
 			addr, ok := b.choose(func(a netip.Addr) bool { return !taken[a] })

@@ -23,7 +23,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// protoCodec stores objects as plain protobuf.
+// protoCodec encodes objects as plain protobuf.
 type protoCodec[T any, P interface {
 	*T
 	api.Object
@@ -42,16 +42,14 @@ func (protoCodec[T, P]) Decode(data []byte, revision int64) (runtime.Object, err
 	return obj, nil
 }
 
-// cluster is a store with an allocator, and writes services as the API server
-// does.
+// cluster is a store with an allocator. It writes Services like the API server.
 type cluster struct {
 	t         testing.TB
 	store     *store.Store
 	services  *store.Collection
 	addresses *store.Collection
 	*Allocator
-	// attempts are how often write asked the hook, by key. Tests that read it write
-	// nothing meanwhile.
+	// attempts counts the calls of the hook by key. Tests that read it must not write concurrently.
 	attempts map[string]int
 }
 
@@ -91,14 +89,13 @@ func newCluster(t testing.TB, client *clientv3.Client, ports utilnet.PortRange, 
 	return c
 }
 
-// write changes a service as f says, with the hook and as many attempts as it
-// takes. f gets a copy of what is there, nil if nothing, and returns what shall
-// be there.
+// write updates a Service with f, calls the hook, and retries after conflicts. f gets a copy of the
+// current Service, or nil if it does not exist, and returns the desired one.
 func (c *cluster) write(key string, f func(old *corev1.Service) *corev1.Service) (*corev1.Service, error) {
 	return c.writeUntil(c.t.Context(), key, f)
 }
 
-// writeUntil is write, that is cut off wherever it is when ctx is done.
+// writeUntil is write that stops at any point when ctx is done.
 func (c *cluster) writeUntil(ctx context.Context, key string, f func(old *corev1.Service) *corev1.Service) (*corev1.Service, error) {
 	for {
 		var old *corev1.Service
@@ -173,7 +170,7 @@ func (c *cluster) delete(name string) {
 	}
 }
 
-// names returns the addresses in use, in order.
+// names returns the allocated addresses, sorted.
 func (c *cluster) names() []string {
 	c.t.Helper()
 	page, err := c.addresses.List(c.t.Context(), store.ListOptions{Revision: -1})

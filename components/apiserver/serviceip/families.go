@@ -11,7 +11,7 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// invalid is the error of a service that cannot be as it is wished.
+// invalid returns the error for an invalid Service.
 func invalid(svc *corev1.Service, errs ...*field.Error) error {
 	return apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, svc.Name, errs)
 }
@@ -25,8 +25,7 @@ func policyOf(svc *corev1.Service) corev1.IPFamilyPolicy {
 
 func headless(svc *corev1.Service) bool { return svc.Spec.ClusterIP == corev1.ClusterIPNone }
 
-// needsAddress tells whether a service of its type has addresses, or is
-// headless.
+// needsAddress reports whether Services of this type have cluster IPs or are headless.
 func needsAddress(svc *corev1.Service) bool {
 	switch svc.Spec.Type {
 	case corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
@@ -35,18 +34,18 @@ func needsAddress(svc *corev1.Service) bool {
 	return false
 }
 
-// unchangedPreference tells of an update that leaves a service which prefers
-// two families as it is: it does not gain or lose one because the cluster has.
+// unchangedPreference reports whether an update leaves the addresses of a PreferDualStack Service
+// unchanged. Such a Service does not gain or lose a family because the cluster has.
 func unchangedPreference(is, was *corev1.Service) bool {
 	return was != nil && is.Spec.Type == was.Spec.Type && needsAddress(is) &&
 		policyOf(is) == corev1.IPFamilyPolicyPreferDualStack && policyOf(was) == corev1.IPFamilyPolicyPreferDualStack &&
 		slices.Equal(is.Spec.ClusterIPs, was.Spec.ClusterIPs) && slices.Equal(is.Spec.IPFamilies, was.Spec.IPFamilies)
 }
 
-// initFamilies sets ipFamilyPolicy and ipFamilies of a new or changed service.
-// See https://kubernetes.io/docs/concepts/services-networking/dual-stack/#services
+// initFamilies sets ipFamilyPolicy and ipFamilies of a new or changed Service. See
+// https://kubernetes.io/docs/concepts/services-networking/dual-stack/#services
 func (w *write) initFamilies() error {
-	is, was := w.is, w.was
+	is, was := w.obj, w.old
 	if is.Spec.Type == corev1.ServiceTypeExternalName || unchangedPreference(is, was) {
 		return nil
 	}
@@ -59,7 +58,7 @@ func (w *write) initFamilies() error {
 	var errs field.ErrorList
 	if was != nil {
 		if policy == corev1.IPFamilyPolicySingleStack {
-			// The policy alone says that the second one shall go.
+			// A change of only the policy removes the second family.
 			if slices.Equal(spec.ClusterIPs, was.Spec.ClusterIPs) && len(spec.ClusterIPs) > 1 {
 				spec.ClusterIPs = spec.ClusterIPs[:1]
 			}
@@ -67,10 +66,10 @@ func (w *write) initFamilies() error {
 				spec.IPFamilies = spec.IPFamilies[:1]
 			}
 		} else {
-			if reduced(spec.ClusterIPs, was.Spec.ClusterIPs) {
+			if droppedSecond(spec.ClusterIPs, was.Spec.ClusterIPs) {
 				errs = append(errs, field.Invalid(policyPath, spec.IPFamilyPolicy, "must be 'SingleStack' to release the secondary cluster IP"))
 			}
-			if reduced(spec.IPFamilies, was.Spec.IPFamilies) {
+			if droppedSecond(spec.IPFamilies, was.Spec.IPFamilies) {
 				errs = append(errs, field.Invalid(policyPath, spec.IPFamilyPolicy, "must be 'SingleStack' to release the secondary IP family"))
 			}
 		}
@@ -91,8 +90,8 @@ func (w *write) initFamilies() error {
 	}
 
 	if selectorless {
-		// Whoever makes the endpoints may give them addresses of a family
-		// that the cluster has not got.
+		// The endpoints are created by another component and may be of a family that the cluster
+		// does not have.
 		if len(spec.IPFamilies) == 0 {
 			spec.IPFamilies = []corev1.IPFamily{w.defaultFamily()}
 		}
@@ -122,25 +121,25 @@ func (w *write) initFamilies() error {
 	return nil
 }
 
-// defaultPolicy sets an unset policy: that of before, else one family.
+// defaultPolicy sets a missing policy to that of the old Service, or to a default.
 func (w *write) defaultPolicy(selectorless bool) {
-	if w.is.Spec.IPFamilyPolicy != nil {
+	if w.obj.Spec.IPFamilyPolicy != nil {
 		return
 	}
 	policy := corev1.IPFamilyPolicySingleStack
 	switch {
-	case w.was != nil && w.was.Spec.IPFamilyPolicy != nil:
-		policy = *w.was.Spec.IPFamilyPolicy
+	case w.old != nil && w.old.Spec.IPFamilyPolicy != nil:
+		policy = *w.old.Spec.IPFamilyPolicy
 	case selectorless:
 		policy = corev1.IPFamilyPolicyRequireDualStack
 	}
-	w.is.Spec.IPFamilyPolicy = &policy
+	w.obj.Spec.IPFamilyPolicy = &policy
 }
 
-// inferFamilies sets families from given addresses.
+// inferFamilies sets missing families according to the requested addresses.
 func (w *write) inferFamilies() field.ErrorList {
 	var errs field.ErrorList
-	spec := &w.is.Spec
+	spec := &w.obj.Spec
 	for i, ip := range spec.ClusterIPs {
 		if ip == corev1.ClusterIPNone {
 			break
@@ -171,7 +170,7 @@ func other(f corev1.IPFamily) corev1.IPFamily {
 	return corev1.IPv4Protocol
 }
 
-// reduced tells that a list lost its second element and nothing else.
-func reduced[T comparable](is, was []T) bool {
+// droppedSecond reports whether only the second element of a list was removed.
+func droppedSecond[T comparable](is, was []T) bool {
 	return len(is) == 1 && len(was) == 2 && is[0] == was[0]
 }

@@ -13,7 +13,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// nodePorts allocates and frees so that w.is has what it shall have.
+// nodePorts allocates and releases ports to reach the desired state of w.obj.
 func (w *write) nodePorts(ctx context.Context) error {
 	if !w.portsChange() {
 		return nil
@@ -24,21 +24,21 @@ func (w *write) nodePorts(ctx context.Context) error {
 		}
 		return 0
 	}
-	revision, err := w.turn.take(ctx, current)
+	revision, err := w.queue.wait(ctx, current)
 	if err != nil {
 		return err
 	}
 	before := len(w.ops)
 	err = w.choosePorts(ctx)
 	if err != nil || len(w.ops) == before {
-		w.turn.pass(revision)
+		w.queue.release(revision)
 	}
 	return err
 }
 
-// choosePorts makes the operation that stores the ports.
+// choosePorts selects the ports and adds the operation that stores them.
 func (w *write) choosePorts(ctx context.Context) error {
-	// What was chosen in an attempt that did not work out is taken back.
+	// Reset to these ports after a failed attempt.
 	before := slices.Clone(w.servicePorts())
 	health := w.healthPort()
 	for revision := int64(0); ; revision = -1 {
@@ -49,13 +49,13 @@ func (w *write) choosePorts(ctx context.Context) error {
 		next := set.clone()
 		err = w.pick(next)
 		if errors.Is(err, errPortTaken) && revision == 0 {
-			// It may be free by now, and the cache not know it yet.
+			// The port may have been released, and the cache may not have seen that yet.
 			copy(w.servicePorts(), before)
 			w.setHealthPort(health)
 			continue
 		}
 		for _, n := range next.notes {
-			w.notePort(n.scope, n.err)
+			w.recordPort(n.scope, n.err)
 		}
 		if err != nil {
 			return w.portError(err)
@@ -76,10 +76,10 @@ func (w *write) storePorts(was, is *ports, entry *store.Entry) error {
 	return nil
 }
 
-// pick makes set what it is after the write, and sets the ports of w.is. What
-// is freed is only free after the write, so it cannot be taken in the same.
+// pick sets the ports of w.obj and updates set to the state after the write. Ports that the write
+// releases cannot be allocated in the same write.
 func (w *write) pick(set *ports) error {
-	is, was := w.is, w.was
+	is, was := w.obj, w.old
 	var had []int32
 	if was != nil {
 		had = portsOf(was)
@@ -129,7 +129,7 @@ func (w *write) pick(set *ports) error {
 	return nil
 }
 
-// portError carries where in the service the trouble is.
+// portError is an error with the path and value of the port.
 type portError struct {
 	path  *field.Path
 	value int32
@@ -139,16 +139,16 @@ type portError struct {
 func (e *portError) Error() string { return e.err.Error() }
 func (e *portError) Unwrap() error { return e.err }
 
-// healthError is about the health check's port.
+// healthError is an error about the health check node port.
 type healthError struct{ err error }
 
 func (e *healthError) Error() string { return e.err.Error() }
 func (e *healthError) Unwrap() error { return e.err }
 
-// portError makes of err what the client is told.
+// portError converts err to an error for the client.
 func (w *write) portError(err error) error {
 	if at := (*portError)(nil); errors.As(err, &at) {
-		return invalid(w.is, field.Invalid(at.path, at.value, at.err.Error()))
+		return invalid(w.obj, field.Invalid(at.path, at.value, at.err.Error()))
 	}
 	if h := (*healthError)(nil); errors.As(err, &h) {
 		return apierrors.NewInternalError(err)
@@ -156,8 +156,8 @@ func (w *write) portError(err error) error {
 	return apierrors.NewInternalError(fmt.Errorf("failed to allocate a nodePort: %w", err))
 }
 
-// pickNew takes the ports of a new service. Entries of one port number, such
-// as TCP and UDP of DNS, share a node port.
+// pickNew allocates the ports of a new Service. Entries with the same port number, such as TCP and
+// UDP of DNS, share a node port.
 func pickNew(svc *corev1.Service, set *ports) error {
 	shared := map[int32]int32{}
 	for i := range svc.Spec.Ports {
@@ -168,18 +168,18 @@ func pickNew(svc *corev1.Service, set *ports) error {
 		got, ok := shared[p.Port]
 		switch {
 		case !ok:
-			wished := wishedFor(p.Port, svc.Spec.Ports)
-			if wished == 0 {
+			requested := requestedPort(p.Port, svc.Spec.Ports)
+			if requested == 0 {
 				port, err := set.choose()
 				if err != nil {
 					return err
 				}
-				wished = int32(port)
-			} else if err := set.take(int(wished)); err != nil {
-				return &portError{nodePortPath(i), wished, err}
+				requested = int32(port)
+			} else if err := set.take(int(requested)); err != nil {
+				return &portError{nodePortPath(i), requested, err}
 			}
-			p.NodePort = wished
-			shared[p.Port] = wished
+			p.NodePort = requested
+			shared[p.Port] = requested
 		case p.NodePort == 0:
 			p.NodePort = got
 		case p.NodePort != got:
@@ -191,7 +191,7 @@ func pickNew(svc *corev1.Service, set *ports) error {
 	return nil
 }
 
-// pickChanged takes what a changed service has not had before.
+// pickChanged allocates the new ports of a changed Service.
 func pickChanged(svc *corev1.Service, had []int32, set *ports) error {
 	type used struct {
 		protocol corev1.Protocol
@@ -226,9 +226,9 @@ func pickChanged(svc *corev1.Service, had []int32, set *ports) error {
 }
 
 func pickHealth(svc *corev1.Service, set *ports) error {
-	if wished := svc.Spec.HealthCheckNodePort; wished != 0 {
-		if err := set.take(int(wished)); err != nil {
-			return &healthError{fmt.Errorf("failed to allocate requested HealthCheck NodePort %v: %w", wished, err)}
+	if requested := svc.Spec.HealthCheckNodePort; requested != 0 {
+		if err := set.take(int(requested)); err != nil {
+			return &healthError{fmt.Errorf("failed to allocate requested HealthCheck NodePort %v: %w", requested, err)}
 		}
 		return nil
 	}
@@ -240,10 +240,9 @@ func pickHealth(svc *corev1.Service, set *ports) error {
 	return nil
 }
 
-// portsChange tells whether a write has anything to do with ports, so that
-// most need not look.
+// portsChange reports whether a write affects ports. Most writes do not.
 func (w *write) portsChange() bool {
-	is, was := w.is, w.was
+	is, was := w.obj, w.old
 	concerned := func(svc *corev1.Service) bool { return svc != nil && (hasNodePorts(svc) || needsHealthPort(svc)) }
 	if !concerned(is) && !concerned(was) {
 		return false
@@ -261,22 +260,22 @@ func (w *write) portsChange() bool {
 }
 
 func (w *write) servicePorts() []corev1.ServicePort {
-	if w.is == nil {
+	if w.obj == nil {
 		return nil
 	}
-	return w.is.Spec.Ports
+	return w.obj.Spec.Ports
 }
 
 func (w *write) healthPort() int32 {
-	if w.is == nil {
+	if w.obj == nil {
 		return 0
 	}
-	return w.is.Spec.HealthCheckNodePort
+	return w.obj.Spec.HealthCheckNodePort
 }
 
 func (w *write) setHealthPort(port int32) {
-	if w.is != nil {
-		w.is.Spec.HealthCheckNodePort = port
+	if w.obj != nil {
+		w.obj.Spec.HealthCheckNodePort = port
 	}
 }
 
@@ -290,7 +289,7 @@ func hasNodePorts(svc *corev1.Service) bool {
 	return svc.Spec.Type == corev1.ServiceTypeNodePort || svc.Spec.Type == corev1.ServiceTypeLoadBalancer
 }
 
-// allocates tells whether ports are given to entries that name none.
+// allocates reports whether ports are allocated automatically.
 func allocates(svc *corev1.Service) bool {
 	switch svc.Spec.Type {
 	case corev1.ServiceTypeNodePort:
@@ -301,8 +300,7 @@ func allocates(svc *corev1.Service) bool {
 	return false
 }
 
-// needsHealthPort tells whether load balancers ask each node whether it has
-// endpoints.
+// needsHealthPort reports whether load balancers check each node for local endpoints.
 func needsHealthPort(svc *corev1.Service) bool {
 	return svc.Spec.Type == corev1.ServiceTypeLoadBalancer && svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
@@ -317,7 +315,7 @@ func portsOf(svc *corev1.Service) []int32 {
 	return out
 }
 
-func wishedFor(port int32, all []corev1.ServicePort) int32 {
+func requestedPort(port int32, all []corev1.ServicePort) int32 {
 	for i := range all {
 		if all[i].Port == port && all[i].NodePort != 0 {
 			return all[i].NodePort

@@ -16,7 +16,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// portsKey is the key of the ports in use, below "ranges".
+// portsKey is the key of the allocated ports, below "ranges".
 const portsKey = "servicenodeports"
 
 func rangesConfig() store.CollectionConfig {
@@ -27,7 +27,7 @@ func rangesConfig() store.CollectionConfig {
 	}
 }
 
-// rangeCodec stores RangeAllocations, which are no resource of the API.
+// rangeCodec encodes RangeAllocations, which are not an API resource.
 type rangeCodec struct{ kind *wire.Kind }
 
 // Encode implements store.Codec.
@@ -57,8 +57,8 @@ func (c rangeCodec) Decode(data []byte, revision int64) (runtime.Object, error) 
 	return out, nil
 }
 
-// load returns the ports in use as of a revision (see store.ListOptions) and
-// the entry that has them, nil when there is none yet.
+// load returns the allocated ports at a revision (see store.ListOptions) and their entry, which is
+// nil if it does not exist yet.
 func (a *Allocator) load(ctx context.Context, revision int64) (*ports, *store.Entry, error) {
 	e, err := a.ranges.Get(ctx, portsKey, revision)
 	if errors.Is(err, store.ErrNotFound) {
@@ -79,7 +79,7 @@ func (a *Allocator) portsOf(e *store.Entry) (*ports, error) {
 	return parsePorts(obj.(*corev1.RangeAllocation), a.cfg.NodePorts)
 }
 
-// storeOp writes the ports in use in place of e, which may be nil.
+// storeOp returns the operation that replaces e, which may be nil, with p.
 func (a *Allocator) storeOp(p *ports, e *store.Entry) (store.Op, error) {
 	next := p.store()
 	if e == nil {

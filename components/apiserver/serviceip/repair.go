@@ -10,24 +10,24 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/store"
 )
 
-// Run mends what is amiss, and keeps the addresses of services from being deleted
-// by hand, until ctx ends.
+// Run repairs inconsistencies, and restores addresses of Services that are deleted manually, until
+// ctx is canceled.
 func (a *Allocator) Run(ctx context.Context) error {
 	var done sync.WaitGroup
 	defer done.Wait()
-	done.Go(func() { a.watch(ctx, a.ranges, func() {}, func(store.Event) { a.turn.tell() }) })
-	// What is deleted while it mends is seen by the watch, and what was deleted
-	// before the watch is mended.
-	mend := func() {
+	done.Go(func() { a.watch(ctx, a.ranges, func() {}, func(store.Event) { a.queue.notify() }) })
+	// Repair runs after the watch has started: the watch sees addresses that are deleted during the
+	// repair, and the repair restores those deleted before.
+	repair := func() {
 		if err := a.Repair(ctx); err != nil && ctx.Err() == nil {
-			a.log.Error("Could not mend the addresses and ports of services", "error", err)
+			a.log.Error("repairing Service addresses and ports failed", "err", err)
 		}
 	}
-	a.watch(ctx, a.cfg.IPAddresses, mend, func(ev store.Event) {
+	a.watch(ctx, a.cfg.IPAddresses, repair, func(ev store.Event) {
 		if ev.Current == nil && ev.Previous != nil {
 			a.restore(ctx, ev.Previous)
 		}
@@ -35,19 +35,19 @@ func (a *Allocator) Run(ctx context.Context) error {
 	return nil
 }
 
-// again is the pause before a watch that was lost is begun anew.
-const again = time.Second
+// retryDelay is the delay before a failed watch is restarted.
+const retryDelay = time.Second
 
-// watch calls f for each event of a collection until ctx ends, and begun before
-// whenever it begins to watch.
+// watch calls f for each event of a collection until ctx is canceled. It calls begun each time
+// after it has started the watch.
 func (a *Allocator) watch(ctx context.Context, c *store.Collection, begun func(), f func(store.Event)) {
 	for ctx.Err() == nil {
 		err := watchOnce(ctx, c, begun, f)
 		if ctx.Err() != nil {
 			return
 		}
-		a.log.Debug("Lost a watch", "error", err)
-		lifecycle.Pause(ctx, again)
+		a.log.Debug("watch failed", "err", err)
+		lifecycle.Pause(ctx, retryDelay)
 	}
 }
 
@@ -69,8 +69,7 @@ func watchOnce(ctx context.Context, c *store.Collection, begun func(), f func(st
 	}
 }
 
-// restore writes an address again that was deleted although its service has
-// it.
+// restore recreates an address that was deleted although its Service still uses it.
 func (a *Allocator) restore(ctx context.Context, gone *store.Entry) {
 	obj, err := gone.Object()
 	if err != nil {
@@ -81,7 +80,7 @@ func (a *Allocator) restore(ctx context.Context, gone *store.Entry) {
 	if ip.Labels[networkingv1.LabelManagedBy] != managedBy || ref == nil {
 		return
 	}
-	// The service goes with its address; only a deletion by hand leaves it.
+	// A Service and its addresses are deleted together, so this was a manual deletion.
 	e, err := a.cfg.Services.Get(ctx, ref.Namespace+"/"+ref.Name, -1)
 	if err != nil {
 		return
@@ -91,26 +90,26 @@ func (a *Allocator) restore(ctx context.Context, gone *store.Entry) {
 		return
 	}
 	if err := a.restoreAll(ctx, svc.(*corev1.Service)); err != nil && ctx.Err() == nil {
-		a.log.Error("Could not restore the address of a service", "service", e.Key(), "address", ip.Name, "error", err)
+		a.log.Error("restoring Service address failed", "service", e.Key(), "address", ip.Name, "err", err)
 	}
 }
 
-// Repair makes the addresses and ports in use those of the services that
-// exist. It may run at any time and beside others.
+// Repair reconciles the allocated addresses and ports with the existing Services. It may run
+// concurrently with anything else.
 func (a *Allocator) Repair(ctx context.Context) error {
 	if err := a.repairAddresses(ctx); err != nil {
-		return fmt.Errorf("mending service addresses: %w", err)
+		return fmt.Errorf("repairing service addresses: %w", err)
 	}
 	if err := a.repairPorts(ctx); err != nil {
-		a.counts.vectors().portMends.Inc()
-		return fmt.Errorf("mending node ports: %w", err)
+		a.counts.vectors().portRepairErrors.Inc()
+		return fmt.Errorf("repairing node ports: %w", err)
 	}
 	return nil
 }
 
 func (a *Allocator) repairAddresses(ctx context.Context) error {
-	// The addresses are read first: a service that is not in the later list
-	// is gone, and its address with it or leaked.
+	// Read the addresses first: if a Service is not in the later list, it was deleted and its
+	// address was deleted with it or leaked.
 	addresses, err := a.cfg.IPAddresses.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {
 		return err
@@ -136,12 +135,12 @@ func (a *Allocator) repairAddresses(ctx context.Context) error {
 		if ip.Labels[networkingv1.LabelManagedBy] != managedBy {
 			continue
 		}
-		if svc := inUse[ip.Name]; svc != nil && belongs(ip, svc) {
+		if svc := inUse[ip.Name]; svc != nil && allocatedTo(ip, svc) {
 			continue
 		}
 		switch _, _, err := a.cfg.Store.Commit(ctx, a.cfg.IPAddresses.Delete(e)); {
 		case err == nil:
-			a.log.Warn("Freed an address that no service has", "address", ip.Name)
+			a.log.Warn("orphaned Service address released", "address", ip.Name)
 		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrNotFound):
 		default:
 			return err
@@ -155,12 +154,12 @@ func (a *Allocator) repairAddresses(ctx context.Context) error {
 	return nil
 }
 
-// restoreAll writes what is missing of a service's addresses.
+// restoreAll creates the missing addresses of a Service.
 func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 	for _, ip := range addressesOf(svc) {
 		addr, err := parse(ip)
 		if err != nil {
-			a.log.Error("A service has an address that is none", "service", svc.Namespace+"/"+svc.Name, "address", ip)
+			a.log.Error("Service has an invalid address", "service", svc.Namespace+"/"+svc.Name, "address", ip)
 			continue
 		}
 		e, err := a.cfg.IPAddresses.Get(ctx, addr.String(), 0)
@@ -169,8 +168,8 @@ func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 			if err != nil {
 				return err
 			}
-			if !belongs(obj.(*networkingv1.IPAddress), svc) {
-				a.log.Error("Two have the same address", "service", svc.Namespace+"/"+svc.Name, "address", ip)
+			if !allocatedTo(obj.(*networkingv1.IPAddress), svc) {
+				a.log.Error("address is allocated to another object", "service", svc.Namespace+"/"+svc.Name, "address", ip)
 			}
 			continue
 		}
@@ -179,7 +178,7 @@ func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 		}
 		switch _, _, err := a.cfg.Store.Commit(ctx, a.createOp(addr, svc)); {
 		case err == nil:
-			a.log.Warn("Allocated the address of a service that had none", "service", svc.Namespace+"/"+svc.Name, "address", ip)
+			a.log.Warn("missing Service address allocated", "service", svc.Namespace+"/"+svc.Name, "address", ip)
 		case errors.Is(err, store.ErrExists):
 		default:
 			return err
@@ -188,9 +187,8 @@ func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 	return nil
 }
 
-// repairPorts writes the ports of all services where others are written. A
-// change of ports in between changes the same object, so the comparison fails
-// and all is looked at again.
+// repairPorts stores the ports of all Services if others are stored. A concurrent change of ports
+// modifies the same object, so the commit conflicts and the repair is repeated.
 func (a *Allocator) repairPorts(ctx context.Context) error {
 	for {
 		is, entry, err := a.load(ctx, -1)
@@ -209,7 +207,7 @@ func (a *Allocator) repairPorts(ctx context.Context) error {
 			}
 			for _, p := range list {
 				if !a.cfg.NodePorts.Contains(int(p)) {
-					a.log.Error("A service has a node port out of the range", "service", svc.Namespace+"/"+svc.Name,
+					a.log.Error("Service has a node port outside of the range", "service", svc.Namespace+"/"+svc.Name,
 						"port", p, "range", a.cfg.NodePorts.String())
 					continue
 				}
@@ -226,7 +224,7 @@ func (a *Allocator) repairPorts(ctx context.Context) error {
 		_, _, err = a.cfg.Store.Commit(ctx, op)
 		if err == nil {
 			if entry != nil {
-				a.log.Warn("Mended the node ports in use")
+				a.log.Warn("node port allocation repaired")
 			}
 			return nil
 		}

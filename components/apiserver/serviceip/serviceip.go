@@ -1,18 +1,17 @@
-// Package serviceip gives Services their cluster addresses and node ports. It
-// does so in the Service's own transaction: Hook returns the operations that
-// write the IPAddress objects and the bitmap of ports beside it, and their
-// comparisons are what keeps anything from being given twice, whatever runs at
-// the same time and wherever a process dies.
+// Package serviceip allocates cluster IPs and node ports for Services. The allocation is part of
+// the transaction that writes the Service: Hook returns the operations that write the IPAddress
+// objects and the port bitmap. The comparisons of the transaction prevent double allocation,
+// regardless of concurrent writes and process crashes.
 //
-//   - An address in use is an IPAddress object of that name. It is created with
-//     the comparison that it does not exist.
-//   - Ports in use are bits of the object at ranges/servicenodeports, in
-//     upstream's form. It is replaced with the comparison that it is still the
-//     one that the choice was made from. So that many creations at once do not
-//     all choose from the same version, which one only can win, Hook lets the
-//     next choose when the last choice is in, see turn.
+//   - An allocated address is an IPAddress object with that name. It is created with
+//     the condition that it does not exist.
+//   - Allocated ports are bits of the object ranges/servicenodeports, in
+//     upstream's format. It is replaced with the condition that it has not changed
+//     since it was read. If many concurrent creations used the same version,
+//     only one could succeed. Therefore Hook delays each
+//     allocation until the previous one is committed, see allocationQueue.
 //
-// Run mends what another server, or someone's hand, has left behind.
+// Run repairs inconsistencies caused by other servers or by manual changes.
 package serviceip
 
 import (
@@ -29,58 +28,58 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Config of an Allocator.
+// Config is the configuration of an Allocator.
 type Config struct {
-	// Store has all collections.
+	// Store contains all collections.
 	Store *store.Store
 	// Services and IPAddresses are the collections of those resources.
 	Services, IPAddresses *store.Collection
-	// ServiceCIDRs is where more ranges are found than CIDRs; it may be nil.
+	// ServiceCIDRs contains ranges in addition to CIDRs. It may be nil.
 	ServiceCIDRs *store.Collection
-	// CIDRs are the default ranges: one, or one of each family. Services
-	// that name no family get the first one's.
+	// CIDRs are the default ranges: one, or one per family. The first one's family is the default
+	// of Services.
 	CIDRs []netip.Prefix
-	// NodePorts is the range of node ports; zero means 30000-32767.
+	// NodePorts is the range of node ports. Zero means 30000-32767.
 	NodePorts utilnet.PortRange
-	// Log receives what is mended; nil: slog's default.
+	// Log receives messages about repairs. Nil means slog's default.
 	Log *slog.Logger
 }
 
-// Allocator is safe for use by several goroutines.
+// Allocator allocates addresses and ports. It is safe for concurrent use.
 type Allocator struct {
 	cfg    Config
 	ranges *store.Collection
-	turn   *turn
+	queue  *allocationQueue
 	log    *slog.Logger
 	counts counts
 }
 
-// New validates cfg and begins to fill the caches that Hook needs.
+// New validates cfg and starts to fill the caches that Hook needs.
 func New(cfg Config) (*Allocator, error) {
 	if cfg.Store == nil || cfg.Services == nil || cfg.IPAddresses == nil {
 		return nil, errors.New("service addresses: a store and the collections of services and ipaddresses are required")
 	}
 	if len(cfg.CIDRs) == 0 || len(cfg.CIDRs) > 2 {
-		return nil, fmt.Errorf("service addresses: %d ranges, want one or one of each family", len(cfg.CIDRs))
+		return nil, fmt.Errorf("service addresses: %d ranges, want one or one per IP family", len(cfg.CIDRs))
 	}
 	for i, c := range cfg.CIDRs {
 		if !c.IsValid() || c.Masked() != c {
-			return nil, fmt.Errorf("service addresses: %s is not a range", c)
+			return nil, fmt.Errorf("service addresses: %s is not a CIDR", c)
 		}
 		if i > 0 && c.Addr().Is4() == cfg.CIDRs[0].Addr().Is4() {
-			return nil, fmt.Errorf("service addresses: %s and %s are of one family", cfg.CIDRs[0], c)
+			return nil, fmt.Errorf("service addresses: %s and %s are of the same IP family", cfg.CIDRs[0], c)
 		}
 	}
 	if cfg.NodePorts == (utilnet.PortRange{}) {
 		cfg.NodePorts = utilnet.PortRange{Base: 30000, Size: 2768}
 	}
 	if cfg.NodePorts.Base < 1 || cfg.NodePorts.Size < 1 || cfg.NodePorts.Base+cfg.NodePorts.Size > 65536 {
-		return nil, fmt.Errorf("service addresses: %s is not a range of ports", cfg.NodePorts.String())
+		return nil, fmt.Errorf("service addresses: %s is not a port range", cfg.NodePorts.String())
 	}
 	a := &Allocator{
 		cfg:    cfg,
 		ranges: cfg.Store.Collection(rangesConfig()),
-		turn:   newTurn(),
+		queue:  newAllocationQueue(),
 		log:    cfg.Log,
 	}
 	if a.log == nil {
@@ -94,14 +93,13 @@ func New(cfg Config) (*Allocator, error) {
 	return a, nil
 }
 
-// Hook is a registry.Hook for services: it sets the families, addresses and
-// node ports of obj that are unset, takes those that are set, and frees what
-// obj has not got any more of old.
+// Hook is a registry.Hook for Services. It sets missing families, addresses and node ports of obj,
+// allocates explicitly requested ones, and releases those of old that obj does not have anymore.
 func (a *Allocator) Hook(ctx context.Context, obj, old api.Object) ([]store.Op, error) {
 	is, _ := obj.(*corev1.Service)
 	was, _ := old.(*corev1.Service)
-	w := &write{Allocator: a, is: is, was: was}
-	defer w.counted()
+	w := &write{Allocator: a, obj: is, old: was}
+	defer w.updateMetrics()
 	if is != nil {
 		if err := w.initFamilies(); err != nil {
 			return nil, err
@@ -116,18 +114,17 @@ func (a *Allocator) Hook(ctx context.Context, obj, old api.Object) ([]store.Op, 
 	return w.ops, nil
 }
 
-// write is one attempt of one write of a service.
+// write is one attempt to write a Service.
 type write struct {
 	*Allocator
-	// is nil on delete, was nil on create.
-	is, was *corev1.Service
-	ops     []store.Op
-	// got and failed are the addresses and ports that this attempt chose, and could
-	// not have.
+	// obj is nil on delete, old is nil on create.
+	obj, old *corev1.Service
+	ops      []store.Op
+	// got and failed are the successful and failed allocations of this attempt.
 	got, failed []allocation
 }
 
-// family of an address or range.
+// family returns the family of an address or range.
 func family(a netip.Addr) corev1.IPFamily {
 	if a.Is4() {
 		return corev1.IPv4Protocol
@@ -135,7 +132,7 @@ func family(a netip.Addr) corev1.IPFamily {
 	return corev1.IPv6Protocol
 }
 
-// configured tells whether the cluster has addresses of a family for services.
+// configured reports whether the cluster has a Service range of a family.
 func (a *Allocator) configured(f corev1.IPFamily) bool {
 	for _, c := range a.cfg.CIDRs {
 		if family(c.Addr()) == f {

@@ -17,10 +17,10 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
 	"hyperkube/internal/store"
-	"hyperkube/internal/testetcd"
+	"hyperkube/internal/testing/testetcd"
 )
 
-func TestAddressesLiveWithTheirService(t *testing.T) {
+func TestAddressesFollowTheirService(t *testing.T) {
 	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/16")
 	svc := c.mustCreate(service("web", corev1.ServiceTypeClusterIP))
 	if svc.Spec.ClusterIP == "" || svc.Spec.ClusterIPs[0] != svc.Spec.ClusterIP {
@@ -71,13 +71,13 @@ func TestAddressesLiveWithTheirService(t *testing.T) {
 	if got := c.names(); len(got) != 0 {
 		t.Errorf("addresses %v after the deletion", got)
 	}
-	// At once, whatever the cache knows.
+	// The address can be reused immediately, even if the cache is outdated.
 	c.mustCreate(with(service("web", corev1.ServiceTypeClusterIP), func(s *corev1.ServiceSpec) {
 		s.ClusterIP, s.ClusterIPs = svc.Spec.ClusterIP, []string{svc.Spec.ClusterIP}
 	}))
 }
 
-func TestAddressesThatCannotBeHad(t *testing.T) {
+func TestUnavailableAddresses(t *testing.T) {
 	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/28")
 	for _, test := range []struct{ ip, want string }{
 		{"10.97.0.1", "failed to allocate IP 10.97.0.1: the provided network does not match the current range"},
@@ -158,8 +158,8 @@ func TestDualStack(t *testing.T) {
 	}
 }
 
-// What somebody wrote into etcd itself may lack what the API server always
-// gives.
+// TestDualStackOfOneWithoutAddress uses a Service that was written directly to etcd and lacks
+// fields that the API server always sets.
 func TestDualStackOfOneWithoutAddress(t *testing.T) {
 	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/16", "fd00:96::/108")
 	bare := with(service("bare", corev1.ServiceTypeClusterIP), func(s *corev1.ServiceSpec) {
@@ -234,8 +234,8 @@ func TestNodePorts(t *testing.T) {
 	}
 }
 
-// TestChangedNodePorts: a service that changes keeps the ports that it has, is given those
-// that it asks for, and one port for two protocols is taken once.
+// TestChangedNodePorts checks that a changed Service keeps its ports, gets the ports that it
+// requests, and allocates a port that two protocols share only once.
 func TestChangedNodePorts(t *testing.T) {
 	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/16")
 	c.mustCreate(service("other", corev1.ServiceTypeNodePort, corev1.ServicePort{Port: 80, NodePort: 30005, Protocol: corev1.ProtocolTCP}))
@@ -274,10 +274,10 @@ func TestChangedNodePorts(t *testing.T) {
 	}
 }
 
-func TestManyAtOnceGetDifferentOnes(t *testing.T) {
+func TestConcurrentAllocations(t *testing.T) {
 	client := testetcd.Client(t)
 	ports := utilnet.PortRange{Base: 30000, Size: 200}
-	// Two API servers on one etcd.
+	// Two API servers that share an etcd.
 	servers := []*cluster{
 		newCluster(t, client, ports, "10.96.0.0/24", "fd00::/120"),
 		newCluster(t, client, ports, "10.96.0.0/24", "fd00::/120"),
@@ -325,10 +325,9 @@ func TestManyAtOnceGetDifferentOnes(t *testing.T) {
 	wantError(t, err, "failed to allocate a nodePort: range is full")
 }
 
-// TestCutOff cuts off services that are made, wherever that is: without any
-// mending, who comes next finds that each has its own addresses and port, and that
-// nobody else has any.
-func TestCutOff(t *testing.T) {
+// TestInterruptedCreation interrupts the creation of Services at arbitrary points. Without repair,
+// each Service must have its own addresses and port, and there must be no other allocations.
+func TestInterruptedCreation(t *testing.T) {
 	client := testetcd.Client(t)
 	ports := utilnet.PortRange{Base: 30000, Size: 400}
 	servers := []*cluster{
@@ -410,7 +409,7 @@ func TestRepair(t *testing.T) {
 	if got := c.usedPorts(); len(got) != 1 || got[0] != int(svc.Spec.Ports[0].NodePort) {
 		t.Errorf("ports %v", got)
 	}
-	// An address that is deleted by hand comes back.
+	// A manually deleted address is restored.
 	e, err := c.addresses.Get(ctx, svc.Spec.ClusterIP, -1)
 	if err != nil {
 		t.Fatal(err)
@@ -434,8 +433,8 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// TestWatchBegins: what changes once a watch has begun is seen by it, so that
-// nothing is missed between mending and watching.
+// TestWatchBegins checks that the watch sees all changes after its start, so that nothing is missed
+// between repair and watch.
 func TestWatchBegins(t *testing.T) {
 	c := newCluster(t, testetcd.Client(t), utilnet.PortRange{}, "10.96.0.0/16")
 	svc := c.mustCreate(service("web", corev1.ServiceTypeClusterIP))

@@ -1,6 +1,5 @@
-// Package tokentracking keeps the ConfigMap that tells since when the API
-// servers take note of tokens in Secrets that are used, so that whoever deletes
-// those that are not knows from when on to count.
+// Package tokentracking maintains the ConfigMap with the date since which the API servers record
+// the use of legacy Secret-based tokens. The controller that deletes unused tokens needs this date.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#legacy-serviceaccount-token-tracking
 package tokentracking
@@ -17,62 +16,62 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/credentials/tokens"
 	"hyperkube/internal/store"
-	"hyperkube/internal/tokens"
 )
 
-// How long to wait after a failure, and between two creations: servers without
-// tracking delete the ConfigMap.
+// The delay after a failure, and the minimum time between two creations: servers without tracking
+// delete the ConfigMap.
 const (
-	pause = time.Second
-	again = 30 * time.Minute
+	retryDelay          = time.Second
+	minRecreateInterval = 30 * time.Minute
 )
 
-// Config of a Keeper.
+// Config is the configuration of a ConfigMapReconciler.
 type Config struct {
-	// ConfigMaps are watched.
+	// ConfigMaps is the collection to watch.
 	ConfigMaps *store.Collection
-	// Kube is a superuser's client.
+	// Kube is a client with superuser permissions.
 	Kube kubernetes.Interface
-	// Now is time.Now when nil.
+	// Now returns the current time. Nil means time.Now.
 	Now func() time.Time
 	Log *slog.Logger
 }
 
-// Keeper keeps the ConfigMap.
-type Keeper struct {
-	cfg  Config
-	made time.Time // when it was last created
+// ConfigMapReconciler maintains the ConfigMap.
+type ConfigMapReconciler struct {
+	cfg     Config
+	created time.Time // time of the last creation
 }
 
-// New validates cfg.
-func New(cfg Config) (*Keeper, error) {
+// New validates cfg and returns a ConfigMapReconciler.
+func New(cfg Config) (*ConfigMapReconciler, error) {
 	if cfg.ConfigMaps == nil || cfg.Kube == nil || cfg.Log == nil {
-		return nil, errors.New("tracking tokens takes ConfigMaps, a client and a log")
+		return nil, errors.New("token tracking requires ConfigMaps, a client and a logger")
 	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	return &Keeper{cfg: cfg}, nil
+	return &ConfigMapReconciler{cfg: cfg}, nil
 }
 
-// Run writes the ConfigMap, and again when somebody changed it, until ctx ends.
-func (k *Keeper) Run(ctx context.Context) error {
+// Run writes the ConfigMap now and after every change by another client, until ctx is canceled.
+func (k *ConfigMapReconciler) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		err := k.keep(ctx)
+		err := k.reconcile(ctx)
 		if ctx.Err() != nil {
 			break
 		}
 		if !errors.Is(err, store.ErrTooOld) {
-			k.cfg.Log.ErrorContext(ctx, "since when tokens are tracked could not be kept", "error", err)
+			k.cfg.Log.WarnContext(ctx, "updating token tracking ConfigMap failed", "err", err)
 		}
-		lifecycle.Pause(ctx, pause)
+		lifecycle.Pause(ctx, retryDelay)
 	}
 	return nil
 }
 
-func (k *Keeper) keep(ctx context.Context) error {
+func (k *ConfigMapReconciler) reconcile(ctx context.Context) error {
 	w, err := k.cfg.ConfigMaps.Watch(ctx, store.WatchOptions{Key: metav1.NamespaceSystem + "/" + tokens.TrackingName})
 	if err != nil {
 		return fmt.Errorf("watching a ConfigMap: %w", err)
@@ -83,7 +82,7 @@ func (k *Keeper) keep(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// Until it may be created again, nothing else counts.
+		// Ignore changes until the ConfigMap may be created again.
 		for wait > 0 {
 			if !lifecycle.Pause(ctx, wait) {
 				return ctx.Err()
@@ -98,15 +97,15 @@ func (k *Keeper) keep(ctx context.Context) error {
 	}
 }
 
-// write makes the ConfigMap what it should be. It returns how long to wait if it
-// may not be created yet.
-func (k *Keeper) write(ctx context.Context) (wait time.Duration, err error) {
+// write creates or updates the ConfigMap. It returns how long to wait if the ConfigMap may not be
+// created yet.
+func (k *ConfigMapReconciler) write(ctx context.Context) (wait time.Duration, err error) {
 	api, now := k.cfg.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem), k.cfg.Now()
 	today := now.UTC().Format(tokens.Day)
 	has, err := api.Get(ctx, tokens.TrackingName, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		if left := again - now.Sub(k.made); !k.made.IsZero() && left > 0 {
+		if left := minRecreateInterval - now.Sub(k.created); !k.created.IsZero() && left > 0 {
 			return left, nil
 		}
 		_, err = api.Create(ctx, &corev1.ConfigMap{
@@ -114,7 +113,7 @@ func (k *Keeper) write(ctx context.Context) (wait time.Duration, err error) {
 			Data:       map[string]string{tokens.TrackingKey: today},
 		}, metav1.CreateOptions{})
 		if err == nil {
-			k.made = now
+			k.created = now
 		}
 	case err != nil:
 		return 0, err
@@ -129,7 +128,7 @@ func (k *Keeper) write(ctx context.Context) (wait time.Duration, err error) {
 		changed.Data[tokens.TrackingKey] = today
 		_, err = api.Update(ctx, changed, metav1.UpdateOptions{})
 	}
-	// Who was quicker is heard of by the watch.
+	// The watch reports concurrent changes.
 	if apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
 		return 0, nil
 	}

@@ -2,12 +2,11 @@ package wire
 
 import "google.golang.org/protobuf/encoding/protowire"
 
-// Deeper tells whether messages may be nested in data more than most levels
-// deep. It looks at the bytes alone: what could be a message is taken for one.
-// The decoders of types that contain themselves use the stack for each level,
-// and Go ends a process whose stack has grown too large.
-func Deeper(data []byte, most int) bool {
-	// Where each of the messages around the present one goes on.
+// DeeperThan reports whether messages in data may be nested more than most levels deep. It only parses
+// the wire format: any field that could be a message is treated as one. Decoders of recursive types
+// use the stack for each level, and Go terminates a process whose stack has grown too large.
+func DeeperThan(data []byte, most int) bool {
+	// The remaining data of each enclosing message.
 	var rest [][]byte
 	for {
 		var inner []byte
@@ -21,12 +20,12 @@ func Deeper(data []byte, most int) bool {
 			if kind == protowire.BytesType {
 				inner, n = protowire.ConsumeBytes(data)
 			} else if kind == protowire.StartGroupType || kind == protowire.EndGroupType {
-				n = -1 // no type of Kubernetes has them
+				n = -1 // no Kubernetes type uses groups
 			} else {
 				n = protowire.ConsumeFieldValue(number, kind, data)
 			}
 			if n < 0 {
-				data, inner = nil, nil // no message, or none that a decoder goes on with
+				data, inner = nil, nil // not a message, or one that a decoder rejects
 				break
 			}
 			data = data[n:]
@@ -39,7 +38,7 @@ func Deeper(data []byte, most int) bool {
 			}
 			data = inner
 		case len(data) > 0:
-			// An empty field; the message goes on.
+			// An empty field. Continue with the message.
 		case len(rest) == 0:
 			return false
 		default:

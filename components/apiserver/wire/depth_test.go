@@ -6,7 +6,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 )
 
-// nested is a schema n levels deep, in protobuf.
+// nested returns a schema n levels deep, encoded as protobuf.
 func nested(t testing.TB, n int) []byte {
 	t.Helper()
 	schema := &apiextensionsv1.JSONSchemaProps{Type: "string"}
@@ -23,27 +23,27 @@ func nested(t testing.TB, n int) []byte {
 func TestDeeper(t *testing.T) {
 	for n := 1; n < 50; n++ {
 		data := nested(t, n)
-		// The words within the innermost may look like one more.
-		if Deeper(data, n+1) {
+		// The strings of the innermost level may look like another level.
+		if DeeperThan(data, n+1) {
 			t.Errorf("%d levels are more than %d", n, n+1)
 		}
-		if n > 1 && !Deeper(data, n-2) {
+		if n > 1 && !DeeperThan(data, n-2) {
 			t.Errorf("%d levels are not more than %d", n, n-2)
 		}
 	}
-	if Deeper(nil, 0) {
-		t.Error("nothing is deep")
+	if DeeperThan(nil, 0) {
+		t.Error("Deeper reports depth for shallow data")
 	}
 }
 
-// What a decoder of a recursive type is given afterwards cannot be deeper than
-// Deeper has said.
+// FuzzDeeper checks that DeeperThan never underestimates the depth of a message that a recursive
+// decoder accepts.
 func FuzzDeeper(f *testing.F) {
 	f.Add(nested(f, 3))
 	f.Add(nested(f, 40))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		const most = 20
-		deeper := Deeper(data, most)
+		deeper := DeeperThan(data, most)
 		var schema apiextensionsv1.JSONSchemaProps
 		if err := schema.Unmarshal(data); err != nil {
 			return
@@ -53,7 +53,7 @@ func FuzzDeeper(f *testing.F) {
 			depth++
 		}
 		if depth-1 > most && !deeper {
-			t.Errorf("%d levels were not noticed", depth)
+			t.Errorf("%d levels are not detected", depth)
 		}
 	})
 }

@@ -1,8 +1,7 @@
 package wire
 
-// Untyped takes the type meta off the JSON of an object of this kind that has
-// it in front; other JSON is returned as it is. The result shares no bytes
-// with data unless it is data.
+// Untyped removes the leading type meta of this kind from a JSON object. Other JSON is returned
+// unchanged. The result shares no memory with data unless it is data.
 func (k *Kind) Untyped(data []byte) []byte {
 	if len(data) <= len(k.json) || string(data[:len(k.json)]) != string(k.json) {
 		return data
@@ -15,7 +14,7 @@ func (k *Kind) Untyped(data []byte) []byte {
 	return append(append(out, '{'), rest...)
 }
 
-// AppendJSON appends the JSON object untyped with the type meta in front.
+// AppendJSON appends the JSON object untyped with leading type meta.
 func (k *Kind) AppendJSON(dst, untyped []byte) []byte {
 	dst = append(dst, k.json...)
 	if len(untyped) > 2 {
@@ -25,7 +24,7 @@ func (k *Kind) AppendJSON(dst, untyped []byte) []byte {
 	return append(dst, '}')
 }
 
-// JSONSize is the length of what AppendJSON appends.
+// JSONSize returns the number of bytes that AppendJSON appends.
 func (k *Kind) JSONSize(untyped []byte) int {
 	if len(untyped) > 2 {
 		return len(k.json) + len(untyped)
@@ -33,8 +32,7 @@ func (k *Kind) JSONSize(untyped []byte) int {
 	return len(k.json) + 1
 }
 
-// AppendJSONEvent appends a frame of a JSON watch, with the newline that
-// upstream ends it with.
+// AppendJSONEvent appends a JSON watch event, terminated by a newline as in upstream.
 func (k *Kind) AppendJSONEvent(dst []byte, event string, untyped []byte) []byte {
 	dst = append(dst, `{"type":"`...)
 	dst = append(dst, event...)
@@ -43,7 +41,7 @@ func (k *Kind) AppendJSONEvent(dst []byte, event string, untyped []byte) []byte 
 	return append(dst, '}', '\n')
 }
 
-// AppendJSONEventObject is AppendJSONEvent for JSON that has its type meta.
+// AppendJSONEventObject is AppendJSONEvent for JSON that contains its type meta.
 func AppendJSONEventObject(dst []byte, event string, object []byte) []byte {
 	dst = append(dst, `{"type":"`...)
 	dst = append(dst, event...)
@@ -52,21 +50,21 @@ func AppendJSONEventObject(dst []byte, event string, object []byte) []byte {
 	return append(dst, '}', '\n')
 }
 
-// AppendJSONListHead appends a list up to and with the bracket of its items.
-// Remaining below zero is unset; next must need no escaping, as continue
-// tokens do not.
+// AppendJSONListHead appends the beginning of a list up to the opening bracket of its items. A
+// negative remaining is omitted. next must not need escaping, which is true for continue tokens.
 func (k *Kind) AppendJSONListHead(dst []byte, revision int64, next string, remaining int64) []byte {
 	return k.appendListHead(dst, revision, next, remaining, false)
 }
 
-// AppendJSONListHeadNext is AppendJSONListHead that shows an empty token as well.
+// AppendJSONListHeadNext is like AppendJSONListHead, but includes the continue token even if next is
+// empty.
 func (k *Kind) AppendJSONListHeadNext(dst []byte, revision int64, next string, remaining int64) []byte {
 	return k.appendListHead(dst, revision, next, remaining, true)
 }
 
 func (k *Kind) appendListHead(dst []byte, revision int64, next string, remaining int64, always bool) []byte {
 	dst = append(dst, k.json...)
-	if revision == 0 { // what is not stored is all told at once
+	if revision == 0 { // computed objects have no list metadata
 		return append(dst, `,"metadata":{},"items":[`...)
 	}
 	dst = append(dst, `,"metadata":{"resourceVersion":"`...)
@@ -84,6 +82,6 @@ func (k *Kind) appendListHead(dst []byte, revision int64, next string, remaining
 	return append(dst, `},"items":[`...)
 }
 
-// AppendJSONHead appends the beginning of an object, its type meta, without a
-// comma or brace behind it.
+// AppendJSONHead appends the beginning of an object, its type meta, without a trailing comma or
+// brace.
 func (k *Kind) AppendJSONHead(dst []byte) []byte { return append(dst, k.json...) }

@@ -8,14 +8,13 @@ import (
 	"strconv"
 )
 
-// Sized is what every generated protobuf type of the API can do.
+// Sized is implemented by all generated protobuf types of the API.
 type Sized interface {
 	Size() int
 	MarshalToSizedBuffer(data []byte) (int, error)
 }
 
-// Store returns the bytes of obj for etcd: the envelope as upstream writes it,
-// and the Level behind it.
+// Store returns the bytes of obj for etcd: upstream's envelope followed by the Level.
 func (k *Kind) Store(obj Sized) ([]byte, error) {
 	size := obj.Size()
 	head := len(k.proto) + 1 + uvarintLen(size)
@@ -29,20 +28,20 @@ func (k *Kind) Store(obj Sized) ([]byte, error) {
 	return append(data, storedEnd...), nil
 }
 
-// storedEnd is what Store appends behind the object: no contentEncoding, no
-// contentType, and the Level.
+// storedEnd is what Store appends after the object: empty contentEncoding and contentType, and the
+// Level.
 var storedEnd = binary.AppendUvarint(binary.AppendUvarint([]byte{3<<3 | 2, 0, 4<<3 | 2, 0}, levelField<<3), Level)
 
-// Envelope is what surrounds a protobuf object.
+// Envelope is the envelope of a protobuf object.
 type Envelope struct {
 	APIVersion, Kind string
-	// Raw is the object itself, a part of what was parsed.
+	// Raw is the object, a subslice of the parsed data.
 	Raw []byte
-	// Level of who wrote it; zero for others than this project.
+	// Level of the program that wrote it. Zero for other programs.
 	Level uint64
 }
 
-// ParseEnvelope reads the outer layer of data, which begins with Magic.
+// ParseEnvelope parses the envelope of data, which must start with Magic.
 func ParseEnvelope(data []byte) (Envelope, error) {
 	var e Envelope
 	data, ok := bytes.CutPrefix(data, []byte(Magic))
@@ -71,8 +70,8 @@ func ParseEnvelope(data []byte) (Envelope, error) {
 	return e, err
 }
 
-// Raw returns the object inside of stored bytes, and whether it was written at
-// this Level. It is ParseEnvelope without what it allocates.
+// Raw returns the object in stored bytes, and whether it was written with this Level. It is like
+// ParseEnvelope without allocations.
 func Raw(data []byte) (raw []byte, current bool, err error) {
 	from, to, current, err := bounds(data)
 	if err != nil {
@@ -81,8 +80,7 @@ func Raw(data []byte) (raw []byte, current bool, err error) {
 	return data[from:to:to], current, nil
 }
 
-// Current returns where in stored bytes the object is, if it was written at this
-// Level.
+// Current returns the position of the object in stored bytes, if it was written with this Level.
 func Current(data []byte) (from, to int, ok bool) {
 	from, to, current, err := bounds(data)
 	return from, to, current && err == nil
@@ -93,7 +91,7 @@ func bounds(data []byte) (from, to int, current bool, err error) {
 	if !ok {
 		return 0, 0, false, ErrEnvelope
 	}
-	if from, to, ok := ours(rest); ok {
+	if from, to, ok := ownBounds(rest); ok {
 		return len(Magic) + from, len(Magic) + to, true, nil
 	}
 	var level uint64
@@ -115,8 +113,8 @@ func bounds(data []byte) (from, to int, current bool, err error) {
 	return from, to, level == Level, nil
 }
 
-// ours is bounds for what Store writes.
-func ours(data []byte) (from, to int, ok bool) {
+// ownBounds is bounds for data that Store has written.
+func ownBounds(data []byte) (from, to int, ok bool) {
 	if len(data) < 2 || data[0] != tagTypeMeta || data[1] >= 0x80 || len(data) < 3+int(data[1]) {
 		return 0, 0, false
 	}
@@ -147,8 +145,7 @@ func fields(data []byte, f func(number int, value []byte, n uint64) error) error
 	return nil
 }
 
-// nextField takes one field off data. Value is set for length-delimited
-// fields, n for varints.
+// nextField parses the next field of data. value is set for length-delimited fields, n for varints.
 func nextField(data []byte) (number int, value []byte, n uint64, rest []byte, err error) {
 	tag, size := binary.Uvarint(data)
 	if size <= 0 || tag>>3 == 0 || tag>>3 > 1<<29 {
@@ -183,8 +180,8 @@ func nextField(data []byte) (number int, value []byte, n uint64, rest []byte, er
 	return 0, nil, 0, nil, ErrEnvelope
 }
 
-// Metadata returns the metadata fields alone of a raw object, tags included:
-// the raw form of its PartialObjectMetadata.
+// Metadata returns only the metadata fields of a raw object, including tags: the raw form of its
+// PartialObjectMetadata.
 func Metadata(raw []byte) ([]byte, error) {
 	var out []byte
 	for data := raw; len(data) > 0; {
@@ -205,7 +202,7 @@ func Metadata(raw []byte) ([]byte, error) {
 	return out, nil
 }
 
-// fieldManaged is the number of ObjectMeta.managedFields.
+// fieldManaged is the field number of ObjectMeta.managedFields.
 const fieldManaged = 17
 
 // AppendUnmanaged appends a raw object without its managed fields.
@@ -222,21 +219,20 @@ func AppendUnmanaged(dst, raw []byte) ([]byte, error) {
 			continue
 		}
 		size := 0
-		if err := unmanaged(metadata, func(field []byte) { size += len(field) }); err != nil {
+		if err := fieldsExceptManaged(metadata, func(field []byte) { size += len(field) }); err != nil {
 			return dst, err
 		}
 		dst = append(dst, tagMetadata)
 		dst = binary.AppendUvarint(dst, uint64(size))
-		if err := unmanaged(metadata, func(field []byte) { dst = append(dst, field...) }); err != nil {
+		if err := fieldsExceptManaged(metadata, func(field []byte) { dst = append(dst, field...) }); err != nil {
 			return dst, err
 		}
 	}
 	return dst, nil
 }
 
-// unmanaged calls keep for the fields of a raw ObjectMeta, tags included, but for
-// managed ones.
-func unmanaged(metadata []byte, keep func(field []byte)) error {
+// fieldsExceptManaged calls keep for all fields of a raw ObjectMeta, including tags, except managedFields.
+func fieldsExceptManaged(metadata []byte, keep func(field []byte)) error {
 	for data := metadata; len(data) > 0; {
 		number, _, _, rest, err := nextField(data)
 		if err != nil {
@@ -250,7 +246,7 @@ func unmanaged(metadata []byte, keep func(field []byte)) error {
 	return nil
 }
 
-// versionSize is the size of what appendVersion appends.
+// versionSize returns the number of bytes that appendVersion appends.
 func versionSize(revision int64) int {
 	if revision == 0 {
 		return 0
@@ -262,8 +258,8 @@ func versionSize(revision int64) int {
 	return 4 + digits
 }
 
-// appendVersion ends a raw object with one more metadata field, that holds the
-// resource version alone; decoders merge the two. Nothing for zero.
+// appendVersion appends another metadata field to a raw object. The field contains only the
+// resource version, and decoders merge the two. It appends nothing for zero.
 func appendVersion(dst []byte, revision int64) []byte {
 	size := versionSize(revision)
 	if size == 0 {
@@ -273,14 +269,14 @@ func appendVersion(dst []byte, revision int64) []byte {
 	return strconv.AppendInt(dst, revision, 10)
 }
 
-// Size is how much AppendProto will append.
+// Size returns the number of bytes that AppendProto appends.
 func (k *Kind) Size(raw []byte, revision int64) int {
 	n := len(raw) + versionSize(revision)
 	return len(k.proto) + 1 + uvarintLen(n) + n + 4
 }
 
-// AppendProto appends a whole protobuf object, made of the raw one and the
-// revision as its resource version (zero: none).
+// AppendProto appends a complete protobuf object, made of the raw object and the revision as its
+// resource version (zero means none).
 func (k *Kind) AppendProto(dst, raw []byte, revision int64) []byte {
 	dst = append(dst, k.proto...)
 	dst = append(dst, tagRaw)
@@ -290,8 +286,8 @@ func (k *Kind) AppendProto(dst, raw []byte, revision int64) []byte {
 	return append(dst, 3<<3|2, 0, 4<<3|2, 0)
 }
 
-// ProtoList makes a list in one buffer. Items come first, for the envelope
-// holds the size of all: the size is counted before anything is written.
+// ProtoList encodes a list into one buffer. The envelope starts with the total size, so all items
+// must be counted before anything is written.
 type ProtoList struct {
 	kind *Kind
 	meta []byte
@@ -299,19 +295,19 @@ type ProtoList struct {
 	n    int
 }
 
-// NewProtoList begins a list whose raw ListMeta is meta.
+// NewProtoList returns a list with the raw ListMeta meta.
 func NewProtoList(kind *Kind, meta []byte) *ProtoList {
 	return &ProtoList{kind: kind, meta: meta, size: 1 + uvarintLen(len(meta)) + len(meta)}
 }
 
-// Count tells that an item follows.
+// Count adds the size of an item.
 func (l *ProtoList) Count(raw []byte, revision int64) {
 	n := len(raw) + versionSize(revision)
 	l.size += 1 + uvarintLen(n) + n
 	l.n++
 }
 
-// Len is how many items were counted.
+// Len returns the number of counted items.
 func (l *ProtoList) Len() int { return l.n }
 
 // Head appends everything before the items.
@@ -324,7 +320,7 @@ func (l *ProtoList) Head(dst []byte) []byte {
 	return append(dst, l.meta...)
 }
 
-// Item appends an item that was counted.
+// Item appends a counted item.
 func (l *ProtoList) Item(dst, raw []byte, revision int64) []byte {
 	dst = append(dst, tagItems)
 	dst = binary.AppendUvarint(dst, uint64(len(raw)+versionSize(revision)))
@@ -332,15 +328,15 @@ func (l *ProtoList) Item(dst, raw []byte, revision int64) []byte {
 	return appendVersion(dst, revision)
 }
 
-// Tail appends everything behind the items.
+// Tail appends everything after the items.
 func (l *ProtoList) Tail(dst []byte) []byte { return append(dst, 3<<3|2, 0, 4<<3|2, 0) }
 
-// Size of the whole list.
+// Size returns the size of the complete list.
 func (l *ProtoList) Size() int {
 	return len(l.kind.proto) + 1 + uvarintLen(l.size) + l.size + 4
 }
 
-// ListMeta appends a raw metav1.ListMeta. Remaining below zero is unset.
+// ListMeta appends a raw metav1.ListMeta. A negative remaining is omitted.
 func ListMeta(dst []byte, revision int64, next string, remaining int64) []byte {
 	dst = append(dst, 1<<3|2, 0) // selfLink
 	var digits []byte
@@ -356,16 +352,15 @@ func ListMeta(dst []byte, revision int64, next string, remaining int64) []byte {
 	return dst
 }
 
-// AppendProtoEvent appends a frame of a protobuf watch: its length in four
-// bytes, and a metav1.WatchEvent around the object.
+// AppendProtoEvent appends a protobuf watch event: its length in four bytes, and a
+// metav1.WatchEvent that contains the object.
 func (k *Kind) AppendProtoEvent(dst []byte, event string, raw []byte, revision int64) []byte {
 	object := k.Size(raw, revision)
 	dst = eventHead(dst, event, object)
 	return k.AppendProto(dst, raw, revision)
 }
 
-// AppendProtoEventObject is AppendProtoEvent for an object that has its
-// envelope already.
+// AppendProtoEventObject is AppendProtoEvent for an object with its envelope.
 func AppendProtoEventObject(dst []byte, event string, object []byte) []byte {
 	return append(eventHead(dst, event, len(object)), object...)
 }

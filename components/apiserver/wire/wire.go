@@ -1,7 +1,6 @@
-// Package wire writes and reads the outer layers of API objects by hand: the
-// protobuf envelope behind "k8s\0", type meta in front of JSON, lists and watch
-// frames around objects that are already encoded. Nothing here decodes an
-// object, so that serving a stored one costs little more than a copy.
+// Package wire reads and writes the outer layers of API objects: the protobuf envelope after
+// "k8s\0", leading type meta of JSON, and lists and watch events around encoded objects. It does
+// not decode objects, so serving a stored object costs little more than a copy.
 package wire
 
 import (
@@ -12,11 +11,11 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Magic begins every protobuf object outside of a list.
+// Magic is the prefix of every protobuf object outside of a list.
 const Magic = "k8s\x00"
 
-// Field numbers and tags of the envelope, runtime.Unknown, and of what all
-// objects have in common. They are part of the published API and never change.
+// Field numbers and tags of the envelope, runtime.Unknown, and of fields that all objects have.
+// They are part of the published API and never change.
 const (
 	tagTypeMeta        = 1<<3 | 2 // Unknown.typeMeta
 	tagRaw             = 2<<3 | 2 // Unknown.raw
@@ -24,20 +23,20 @@ const (
 	tagResourceVersion = 6<<3 | 2 // ObjectMeta.resourceVersion
 	tagItems           = 2<<3 | 2 // items of any list
 
-	// level is a field that runtime.Unknown does not have, so every decoder
-	// skips it: the Level of who wrote the bytes.
+	// levelField is a field that runtime.Unknown does not have, so every decoder skips it. It
+	// contains the Level of the writer.
 	levelField = 1000
 )
 
-// Level tells which fields and defaults the writer of stored bytes knew. Bytes
-// of this very level can be served as they are. It is raised with every change
-// of a published type, of a default or of what is adopted.
+// Level identifies the fields and defaults that the writer of stored bytes supports. Bytes with the
+// current level can be served unchanged. It must be raised with every change of a published type,
+// of a default, or of an Adopt function.
 const Level = 1_37_02_04
 
-// ErrEnvelope: bytes that are not a protobuf object.
+// ErrEnvelope is the error for bytes that are not a protobuf object.
 var ErrEnvelope = errors.New("malformed protobuf envelope")
 
-// Kind is a kind with what is written of it precomputed. It is immutable.
+// Kind is a kind with precomputed encodings of its type meta. It is immutable.
 type Kind struct {
 	schema.GroupVersionKind
 	apiVersion string
@@ -47,7 +46,7 @@ type Kind struct {
 	proto []byte
 }
 
-// NewKind precomputes gvk.
+// NewKind returns the Kind of gvk.
 func NewKind(gvk schema.GroupVersionKind) *Kind {
 	apiVersion := gvk.GroupVersion().String()
 	k := &Kind{GroupVersionKind: gvk, apiVersion: apiVersion}
@@ -61,7 +60,7 @@ func NewKind(gvk schema.GroupVersionKind) *Kind {
 	return k
 }
 
-// APIVersion is the group and version in one string, e.g. "apps/v1".
+// APIVersion returns the group and version in one string, e.g. "apps/v1".
 func (k *Kind) APIVersion() string { return k.apiVersion }
 
 func appendString(dst []byte, tag byte, s string) []byte {
@@ -78,5 +77,5 @@ func uvarintLen(n int) int {
 	return size
 }
 
-// appendInt appends n in decimal, as resource versions are written.
+// appendInt appends n in decimal, the format of resource versions.
 func appendInt(dst []byte, n int64) []byte { return strconv.AppendInt(dst, n, 10) }

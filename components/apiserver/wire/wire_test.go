@@ -33,9 +33,8 @@ func decode(t *testing.T, data []byte) runtime.Object {
 	return obj
 }
 
-// TestEveryKind decodes what is spliced with the published decoder, for every
-// kind: all of them must have their metadata and items where this package
-// writes them.
+// TestEveryKind decodes spliced objects with the published decoder, for every kind. All kinds must
+// have their metadata and items in the fields that this package uses.
 func TestEveryKind(t *testing.T) {
 	for _, res := range catalog.Resources() {
 		if res.Review {
@@ -50,7 +49,7 @@ func TestEveryKind(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		decode(t, stored) // others skip the level
+		decode(t, stored) // other decoders skip the level
 		raw, current, err := Raw(stored)
 		if err != nil || !current {
 			t.Fatalf("%s: %v %v", res.GVK(), current, err)

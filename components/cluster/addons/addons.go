@@ -1,5 +1,5 @@
-// Package addons applies the objects of DNS and of the optional add-ons to a cluster,
-// and keeps at it where users' policies stand in the way.
+// Package addons applies the objects of cluster DNS and of the optional add-ons to a cluster. It
+// retries objects that the cluster's admission policies reject.
 package addons
 
 import (
@@ -16,12 +16,12 @@ import (
 	"hyperkube/manifests"
 )
 
-// FieldManager owns the fields of what the cluster commands apply.
+// FieldManager is the field manager with which the cluster commands apply objects.
 const FieldManager = "hyperkube"
 
-// Objects are the add-ons' objects, in the batches in which they are made:
-// those without workload come first, for pods need their service account and
-// its rights.
+// Objects returns the objects of the add-ons, in batches in the order of creation. Deployments and
+// DaemonSets are in the second batch, because their pods need the service accounts and RBAC rules
+// of the first.
 func Objects(v manifests.Values, optional ...string) ([][]*unstructured.Unstructured, error) {
 	objects, err := manifests.Addons(v)
 	if err != nil {
@@ -45,7 +45,7 @@ func Objects(v manifests.Values, optional ...string) ([][]*unstructured.Unstruct
 	return [][]*unstructured.Unstructured{first, then}, nil
 }
 
-// Install applies the add-ons' objects to a new cluster.
+// Install applies the objects of the add-ons to a new cluster.
 func Install(ctx context.Context, client dynamic.Interface, v manifests.Values, optional ...string) error {
 	batches, err := Objects(v, optional...)
 	if err != nil {
@@ -63,8 +63,8 @@ func Install(ctx context.Context, client dynamic.Interface, v manifests.Values, 
 	return nil
 }
 
-// resourceOf is where objects of obj's kind, whose plural is regular, and
-// namespace are.
+// resourceOf returns the client for the kind and namespace of obj. The plural of the kind must be
+// regular.
 func resourceOf(client dynamic.Interface, obj *unstructured.Unstructured) dynamic.ResourceInterface {
 	gvr, _ := meta.UnsafeGuessKindToResource(obj.GroupVersionKind())
 	if obj.GetNamespace() != "" {
@@ -73,14 +73,14 @@ func resourceOf(client dynamic.Interface, obj *unstructured.Unstructured) dynami
 	return client.Resource(gvr)
 }
 
-// Apply applies one object of a kind whose plural is regular.
+// Apply applies one object with server-side apply. The plural of its kind must be regular.
 func Apply(ctx context.Context, client dynamic.Interface, obj *unstructured.Unstructured) error {
 	resource := resourceOf(client, obj)
 	if obj.GetKind() == "StorageClass" {
-		// Hardly anything of it can be changed, and whether it is the default
-		// is the user's to say.
+		// Most fields of a StorageClass are immutable, and the user decides which class is the
+		// default. So an existing StorageClass stays as it is.
 		if _, err := resource.Create(ctx, obj, metav1.CreateOptions{FieldManager: FieldManager}); err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("making %s %s: %w", obj.GetKind(), obj.GetName(), err)
+			return fmt.Errorf("creating %s %s: %w", obj.GetKind(), obj.GetName(), err)
 		}
 		return nil
 	}

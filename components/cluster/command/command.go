@@ -1,5 +1,5 @@
-// Package command is what the commands of a cluster have in common: the flag --root,
-// who may run them, their exit codes, and the form of their answers.
+// Package command contains what the commands of a cluster share: the flag --root, the check for
+// root privileges, exit codes and output formats.
 package command
 
 import (
@@ -11,15 +11,15 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
-// RootFlag adds the flag that moves everything below another directory.
+// RootFlag adds the flag --root, which moves all files of the cluster below another directory.
 func RootFlag(flags *pflag.FlagSet, root *string) {
-	flags.StringVar(root, "root", "", "Keep everything below this directory instead of in the usual places.")
+	flags.StringVar(root, "root", "", "Directory for all files of the cluster, instead of the default paths.")
 }
 
-// Layout is where everything is below root, or in the usual places when that is empty.
+// Layout returns the paths of a node below root, or the default paths if root is empty.
 func Layout(root string) layout.Node {
 	if root == "" {
 		return layout.Default()
@@ -27,15 +27,15 @@ func Layout(root string) layout.Node {
 	return layout.Under(root)
 }
 
-// OnHost is a command of root's over the cluster below --root.
-func OnHost(use, short string, run func(ctx context.Context, out io.Writer, l layout.Node) error) *cobra.Command {
+// NewHostCommand returns a command that must run as root and works on the cluster below --root.
+func NewHostCommand(use, short string, run func(ctx context.Context, out io.Writer, l layout.Node) error) *cobra.Command {
 	var root string
 	cmd := &cobra.Command{
 		Use:   use,
 		Short: short,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := NeedRoot(); err != nil {
+			if err := RequireRoot(); err != nil {
 				return err
 			}
 			return run(cmd.Context(), cmd.OutOrStdout(), Layout(root))
@@ -45,10 +45,10 @@ func OnHost(use, short string, run func(ctx context.Context, out io.Writer, l la
 	return cmd
 }
 
-// NeedRoot is an error unless root runs this.
-func NeedRoot() error {
+// RequireRoot returns an error if the process does not run as root.
+func RequireRoot() error {
 	if os.Geteuid() != 0 {
-		return PreflightError(errors.New("this must run as root: use sudo"))
+		return PreflightError(errors.New("this command must be run as root; use sudo"))
 	}
 	return nil
 }

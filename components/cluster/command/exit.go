@@ -2,23 +2,24 @@ package command
 
 import "errors"
 
-// Exit codes of all commands.
+// Exit codes of all commands. ExitPreflight means that the machine does not meet a requirement,
+// ExitConfig that a flag or a configuration file is invalid.
 const (
 	ExitGeneral   = 1
 	ExitPreflight = 2
 	ExitConfig    = 3
 )
 
-// ConfigError is err of a wrong flag or configuration file.
+// ConfigError returns err with the exit code of an invalid flag or configuration file.
 func ConfigError(err error) error { return WithCode(err, ExitConfig) }
 
-// PreflightError is err of a machine that is not fit.
+// PreflightError returns err with the exit code of a machine that does not meet a requirement.
 func PreflightError(err error) error { return WithCode(err, ExitPreflight) }
 
-// WithCode is err that decides the exit code.
+// WithCode returns err with an exit code.
 func WithCode(err error, code int) error { return codedError{err, code} }
 
-// ExitCode is what err decides, or that of errors that decide nothing.
+// ExitCode returns the exit code of err, or ExitGeneral if it has none.
 func ExitCode(err error) int {
 	if coded, ok := errors.AsType[codedError](err); ok {
 		return coded.code
@@ -31,7 +32,7 @@ type codedError struct {
 	code int
 }
 
-// ExitCode is what the process ends with.
+// ExitCode returns the exit code of the process.
 func (e codedError) ExitCode() int { return e.code }
 
 func (e codedError) Unwrap() error { return e.error }

@@ -8,15 +8,15 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Output is the form in which a command answers: "json", or empty for text.
+// Output is the output format of a command: "json", or empty for text.
 type Output string
 
-// Flag adds -o to the command.
+// Flag adds the flag -o to cmd.
 func (o *Output) Flag(cmd *cobra.Command) {
-	cmd.Flags().StringVarP((*string)(o), "output", "o", "", "Output format: json, or text when empty.")
+	cmd.Flags().StringVarP((*string)(o), "output", "o", "", "Output format. One of: json. Text if empty.")
 }
 
-// Write writes the answer: v as JSON, or what text writes.
+// Write writes v as JSON, or calls text to write it as text.
 func (o Output) Write(w io.Writer, v any, text func(io.Writer) error) error {
 	switch o {
 	case "":
@@ -26,5 +26,5 @@ func (o Output) Write(w io.Writer, v any, text func(io.Writer) error) error {
 		enc.SetIndent("", "  ")
 		return enc.Encode(v)
 	}
-	return ConfigError(fmt.Errorf("unknown output format %q: json is known, and text when empty", string(o)))
+	return ConfigError(fmt.Errorf("unknown output format %q, allowed formats are: json", string(o)))
 }

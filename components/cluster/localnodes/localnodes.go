@@ -1,15 +1,14 @@
-// Package localnodes makes the network of the further nodes that `up --nodes`
-// has on the same machine: for each a network namespace, and a bridge that
-// joins them with the machine.
+// Package localnodes creates the network of the additional nodes that `up --nodes` runs on one
+// machine: a network namespace for each node, and a bridge that connects them with the host.
 //
-//	machine: hk-nodes .1 ──┬── hkn1 ═ eth0 .2  namespace of the first further node
-//	                       └── hkn2 ═ eth0 .3  namespace of the second
+//	host: hk-nodes .1 ──┬── hkn1 ═ eth0 .2  namespace of the first additional node
+//	                    └── hkn2 ═ eth0 .3  namespace of the second
 //
-// In a cluster with IPv6 all have an address of that family, too.
+// In a cluster with IPv6, all of them also have an IPv6 address.
 //
-// A namespace is held by a bind mount in the node's run folder and by nothing
-// else, so it outlives every process. All names derive from the layout, and
-// everything is idempotent and recorded before it is made.
+// A namespace is held only by a bind mount in the run directory of its node, so it survives every
+// process. All names derive from the layout. All operations are idempotent, and recorded in the
+// host journal before they are carried out.
 package localnodes
 
 import (
@@ -26,63 +25,61 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/iptables"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/netdump"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/iptables"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/netlinkutil"
 )
 
-// linkName is the name of a node's own link in its namespace.
+// linkName is the name of a node's network interface in its namespace.
 const linkName = "eth0"
 
-// Machine is the network of the nodes of one machine.
-type Machine struct {
-	// Layout is that of the machine's first node, whose namespace is the
-	// caller's.
+// Network is the network of the nodes on one machine.
+type Network struct {
+	// Layout is the layout of the machine's first node, which runs in the host's network namespace.
 	Layout layout.Node
-	// Subnet has the addresses of the bridge and the nodes, Subnet6 those of IPv6;
-	// that is invalid where there are none.
+	// Subnet and Subnet6 contain the IPv4 and IPv6 addresses of the bridge and the nodes. Subnet6
+	// is the zero Prefix in a cluster without IPv6.
 	Subnet, Subnet6 netip.Prefix
-	// PodCIDRs are those of the cluster.
+	// PodCIDRs are the pod CIDRs of the cluster.
 	PodCIDRs []netip.Prefix
-	// Own are the addresses of the machine's first node, by which further ones are to
-	// know what comes from it, at most one of each family.
-	Own []netip.Addr
+	// HostAddresses are the addresses of the machine's first node, at most one of each IP family. Traffic
+	// from the host to additional nodes has them as source addresses.
+	HostAddresses []netip.Addr
 	// Journal records the changes to the host.
-	Journal *hostchange.Journal
+	Journal *hostjournal.Journal
 }
 
-// Bridge is the name of the bridge between the nodes.
+// Bridge returns the name of the bridge between the nodes.
 func Bridge(l layout.Node) string { return l.LinkPrefix + "-nodes" }
 
-// veth is the name of the machine's end of the i-th further node's link.
+// veth returns the name of the host side of the i-th additional node's veth pair.
 func veth(l layout.Node, i int) string { return l.LinkPrefix + "n" + strconv.Itoa(i) }
 
-// Namespace is the path of the i-th further node's network namespace.
+// Namespace returns the path of the i-th additional node's network namespace.
 func Namespace(l layout.Node, i int) string { return filepath.Join(l.Numbered(i).Run, "netns") }
 
-// Gateway is the machine's own address on the bridge.
-func (m *Machine) Gateway() netip.Addr { return nth(m.Subnet, 1) }
+// Gateway returns the host's IPv4 address on the bridge.
+func (m *Network) Gateway() netip.Addr { return nthAddress(m.Subnet, 1) }
 
-// Addresses are those of the i-th further node, of IPv4 and, if there is Subnet6,
-// of IPv6.
-func (m *Machine) Addresses(i int) []netip.Addr {
+// Addresses returns the addresses of the i-th additional node: IPv4, then IPv6 if Subnet6 is set.
+func (m *Network) Addresses(i int) []netip.Addr {
 	var out []netip.Addr
 	for _, subnet := range m.subnets() {
-		out = append(out, nth(subnet, i+1))
+		out = append(out, nthAddress(subnet, i+1))
 	}
 	return out
 }
 
-func (m *Machine) subnets() []netip.Prefix {
+func (m *Network) subnets() []netip.Prefix {
 	if m.Subnet6.IsValid() {
 		return []netip.Prefix{m.Subnet, m.Subnet6}
 	}
 	return []netip.Prefix{m.Subnet}
 }
 
-// nth is the n-th address of a subnet.
-func nth(subnet netip.Prefix, n int) netip.Addr {
+// nthAddress returns the n-th address of subnet.
+func nthAddress(subnet netip.Prefix, n int) netip.Addr {
 	addr := subnet.Masked().Addr()
 	for range n {
 		addr = addr.Next()
@@ -90,44 +87,44 @@ func nth(subnet netip.Prefix, n int) netip.Addr {
 	return addr
 }
 
-// changes are those of the bridge.
-func (m *Machine) changes() []hostchange.Change {
-	out := []hostchange.Change{{Kind: hostchange.Link, Name: Bridge(m.Layout)}}
+// changes returns the host changes that belong to the bridge.
+func (m *Network) changes() []hostjournal.Change {
+	out := []hostjournal.Change{{Kind: hostjournal.Link, Name: Bridge(m.Layout)}}
 	for _, subnet := range m.subnets() {
 		family := iptables.Of(subnet.Addr().Is6())
 		for _, j := range jumps {
-			out = append(out, hostchange.Change{Kind: hostchange.Chain, Name: string(family) + " " + j.Table + " " + j.To}, j.Change(family))
+			out = append(out, hostjournal.Change{Kind: hostjournal.Chain, Name: string(family) + " " + j.Table + " " + j.To}, j.Change(family))
 		}
 	}
 	return out
 }
 
-// HasBridge tells whether the bridge is there.
-func (m *Machine) HasBridge() bool {
+// HasBridge reports whether the bridge exists.
+func (m *Network) HasBridge() bool {
 	_, err := netlink.LinkByName(Bridge(m.Layout))
 	return err == nil
 }
 
-// RemoveBridge takes back what EnsureBridge has made, once there are no further nodes.
-// Forwarding stays, for pods need it, too.
-func (m *Machine) RemoveBridge(ctx context.Context) error {
-	// The link goes first: without it KeepRules does not write the rules again.
+// RemoveBridge reverts the changes of EnsureBridge. Call it when no additional nodes are left. IP
+// forwarding stays enabled, because pods also need it.
+func (m *Network) RemoveBridge(ctx context.Context) error {
+	// Delete the link first: without it, MaintainRules does not restore the rules.
 	link, err := netlink.LinkByName(Bridge(m.Layout))
 	if err == nil {
 		err = netlink.LinkDel(link)
 	}
 	if err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("removing the bridge of the nodes: %w", err)
+		return fmt.Errorf("removing the node bridge: %w", err)
 	}
-	if err := hostchange.Revert(ctx, m.changes()); err != nil {
-		return fmt.Errorf("removing the bridge of the nodes: %w", err)
+	if err := hostjournal.Revert(ctx, m.changes()); err != nil {
+		return fmt.Errorf("reverting the changes of the node bridge: %w", err)
 	}
 	return nil
 }
 
-// EnsureBridge makes the bridge, or mends what is missing of it: its address,
-// forwarding, and the rules by which nodes reach what is outside.
-func (m *Machine) EnsureBridge(ctx context.Context) error {
+// EnsureBridge creates the bridge or repairs it: its addresses, IP forwarding, and the rules with
+// which nodes reach other networks.
+func (m *Network) EnsureBridge(ctx context.Context) error {
 	name := Bridge(m.Layout)
 	if err := m.Journal.Record(m.changes()...); err != nil {
 		return err
@@ -136,27 +133,27 @@ func (m *Machine) EnsureBridge(ctx context.Context) error {
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.Flags = name, net.FlagUp
-		// Otherwise it is the lowest of the ports', which come and go.
+		// Without a fixed address, the bridge has the lowest address of its ports, which change.
 		attrs.HardwareAddr = hardwareAddr(m.Gateway())
 		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, os.ErrExist) {
-			return fmt.Errorf("making the bridge of the nodes: %w", err)
+			return fmt.Errorf("creating the node bridge: %w", err)
 		}
 		link, err = netlink.LinkByName(name)
 	}
 	if err != nil {
-		return fmt.Errorf("finding the bridge of the nodes: %w", err)
+		return fmt.Errorf("finding the node bridge: %w", err)
 	}
 	for _, subnet := range m.subnets() {
 		if err := netlink.AddrReplace(link, address(subnet, 1)); err != nil {
-			return fmt.Errorf("giving the bridge of the nodes its address: %w", err)
+			return fmt.Errorf("setting the address of the node bridge: %w", err)
 		}
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
-		return fmt.Errorf("setting up the bridge of the nodes: %w", err)
+		return fmt.Errorf("setting the node bridge up: %w", err)
 	}
 	for _, subnet := range m.subnets() {
 		is6 := subnet.Addr().Is6()
-		if err := m.forward(is6); err != nil {
+		if err := m.enableForwarding(is6); err != nil {
 			return err
 		}
 		saved, err := iptables.Save(ctx, iptables.Of(is6))
@@ -164,13 +161,13 @@ func (m *Machine) EnsureBridge(ctx context.Context) error {
 			return err
 		}
 		if err := iptables.Restore(ctx, iptables.Of(is6), m.rules(subnet, saved)); err != nil {
-			return fmt.Errorf("writing the rules of the nodes: %w", err)
+			return fmt.Errorf("writing the iptables rules of the local nodes: %w", err)
 		}
 	}
 	return nil
 }
 
-func (m *Machine) forward(is6 bool) error {
+func (m *Network) enableForwarding(is6 bool) error {
 	name := "net/ipv4/ip_forward"
 	if is6 {
 		name = "net/ipv6/conf/all/forwarding"
@@ -184,7 +181,7 @@ func (m *Machine) forward(is6 bool) error {
 	if old == "1" {
 		return nil
 	}
-	if err := m.Journal.Record(hostchange.Change{Kind: hostchange.Sysctl, Name: name, Before: old}); err != nil {
+	if err := m.Journal.Record(hostjournal.Change{Kind: hostjournal.Sysctl, Name: name, Before: old}); err != nil {
 		return err
 	}
 	if err := os.WriteFile(file, []byte("1"), 0o644); err != nil {
@@ -193,66 +190,66 @@ func (m *Machine) forward(is6 bool) error {
 	return nil
 }
 
-// address is the n-th address of a subnet as links have it.
+// address returns the n-th address of subnet for a link.
 func address(subnet netip.Prefix, n int) *netlink.Addr {
-	a := nth(subnet, n)
-	out := &netlink.Addr{IPNet: netdump.IPNet(netip.PrefixFrom(a, subnet.Bits()))}
+	a := nthAddress(subnet, n)
+	out := &netlink.Addr{IPNet: netlinkutil.IPNet(netip.PrefixFrom(a, subnet.Bits()))}
 	if a.Is6() {
-		// Nobody else can have it, so that it may be used at once.
+		// No other host can have the address, so skip duplicate address detection.
 		out.Flags = unix.IFA_F_NODAD
 	}
 	return out
 }
 
-// hardwareAddr derives a locally administered MAC from an IPv4 address, so that
-// neighbours' caches stay right when a link is made again.
+// hardwareAddr derives a locally administered MAC address from an IPv4 address. So neighbor caches
+// stay valid when a link is created again.
 func hardwareAddr(a netip.Addr) net.HardwareAddr {
 	b := a.As4()
 	return net.HardwareAddr{0x0a, 0x5a, b[0], b[1], b[2], b[3]}
 }
 
-// EnsureNode makes namespace and link of the i-th further node, or mends what
-// is missing of them. The bridge must be there.
-func (m *Machine) EnsureNode(i int) error {
+// EnsureNode creates or repairs the namespace, the link and the routes of the i-th additional node.
+// The bridge must exist.
+func (m *Network) EnsureNode(i int) error {
 	path, veth := Namespace(m.Layout, i), veth(m.Layout, i)
 	if err := m.Journal.Record(
-		hostchange.Change{Kind: hostchange.Mount, Name: path},
-		hostchange.Change{Kind: hostchange.Link, Name: veth},
+		hostjournal.Change{Kind: hostjournal.Mount, Name: path},
+		hostjournal.Change{Kind: hostjournal.Link, Name: veth},
 	); err != nil {
 		return err
 	}
 	if err := ensureNamespace(path); err != nil {
-		return fmt.Errorf("making the network namespace of node %d: %w", i, err)
+		return fmt.Errorf("creating the network namespace of node %d: %w", i, err)
 	}
 	if err := m.ensureLink(path, veth, i); err != nil {
-		return fmt.Errorf("linking node %d: %w", i, err)
+		return fmt.Errorf("connecting node %d to the bridge: %w", i, err)
 	}
-	if err := m.ensureSource(i); err != nil {
-		return fmt.Errorf("making the routes to node %d: %w", i, err)
+	if err := m.ensureSourceRoutes(i); err != nil {
+		return fmt.Errorf("creating the routes to node %d: %w", i, err)
 	}
 	return nil
 }
 
-// ensureSource has what this machine sends to the i-th further node come from the
-// address that the cluster knows the machine by, and not from the bridge's, which is
-// no node's: who is called by a node port with the external traffic policy Local
-// sees the node that calls. The bridge's own route stays below these ones, which go
-// with the address that they name.
-func (m *Machine) ensureSource(i int) error {
+// ensureSourceRoutes makes the kernel use the address of the host's node as the source address of traffic
+// from the host to the i-th additional node. Otherwise it would be the address of the bridge, which
+// belongs to no node: a pod behind a node port with externalTrafficPolicy Local would not see the
+// address of the node that connects. The route of the bridge itself has a lower priority than these
+// routes. The kernel deletes them when their source address is removed.
+func (m *Network) ensureSourceRoutes(i int) error {
 	bridge, err := netlink.LinkByName(Bridge(m.Layout))
 	if err != nil {
 		return err
 	}
 	for _, to := range m.Addresses(i) {
-		for _, own := range m.Own {
-			if own.Is6() != to.Is6() {
+		for _, source := range m.HostAddresses {
+			if source.Is6() != to.Is6() {
 				continue
 			}
 			err := netlink.RouteReplace(&netlink.Route{
-				LinkIndex: bridge.Attrs().Index, Scope: netlink.SCOPE_LINK, Src: own.AsSlice(),
-				Dst: netdump.IPNet(netip.PrefixFrom(to, to.BitLen())),
+				LinkIndex: bridge.Attrs().Index, Scope: netlink.SCOPE_LINK, Src: source.AsSlice(),
+				Dst: netlinkutil.IPNet(netip.PrefixFrom(to, to.BitLen())),
 			})
-			// An address that the machine does not have (any more) is no source.
+			// EINVAL: the machine does not have the source address (any more).
 			if err != nil && !errors.Is(err, unix.EINVAL) {
 				return err
 			}
@@ -261,7 +258,7 @@ func (m *Machine) ensureSource(i int) error {
 	return nil
 }
 
-func (m *Machine) ensureLink(path, veth string, i int) error {
+func (m *Network) ensureLink(path, veth string, i int) error {
 	bridge, err := netlink.LinkByName(Bridge(m.Layout))
 	if err != nil {
 		return err
@@ -271,10 +268,10 @@ func (m *Machine) ensureLink(path, veth string, i int) error {
 		return err
 	}
 	defer netns.Close()
-	inside := Inside(path, func() error { _, err := netlink.LinkByName(linkName); return err })
+	inside := InNamespace(path, func() error { _, err := netlink.LinkByName(linkName); return err })
 	link, err := netlink.LinkByName(veth)
 	if err == nil && inside != nil {
-		// An end without the other is a leftover.
+		// One side without the other is a leftover.
 		if err := netlink.LinkDel(link); err != nil && !errors.Is(err, unix.ENODEV) {
 			return err
 		}
@@ -286,27 +283,27 @@ func (m *Machine) ensureLink(path, veth string, i int) error {
 			LinkAttrs: attrs, PeerName: linkName, PeerNamespace: netlink.NsFd(int(netns.Fd())), PeerHardwareAddr: hardwareAddr(m.Addresses(i)[0]),
 		})
 		if err != nil {
-			return fmt.Errorf("making link %s: %w", veth, err)
+			return fmt.Errorf("creating link %s: %w", veth, err)
 		}
 		if link, err = netlink.LinkByName(veth); err != nil {
 			return err
 		}
 	}
 	if err := netlink.LinkSetMaster(link, bridge); err != nil {
-		return fmt.Errorf("joining %s to the bridge: %w", veth, err)
+		return fmt.Errorf("attaching %s to the node bridge: %w", veth, err)
 	}
-	// Where the kernel shows bridged packets to iptables (bridge-nf-call-iptables)
-	// one that a Service's rules lead back to the node that it came from stays on
-	// the bridge instead of being routed, and leaves by the port that it came in by.
+	// With bridge-nf-call-iptables, the kernel passes bridged packets to iptables. A packet that
+	// the rules of a Service send back to its source node then stays on the bridge instead of being
+	// routed, and must leave through the port on which it arrived.
 	if err := netlink.LinkSetHairpin(link, true); err != nil {
 		return fmt.Errorf("setting hairpin mode of %s: %w", veth, err)
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
-		return fmt.Errorf("setting up %s: %w", veth, err)
+		return fmt.Errorf("setting %s up: %w", veth, err)
 	}
-	return Inside(path, func() error {
+	return InNamespace(path, func() error {
 		if err := netlink.LinkSetUp(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "lo"}}); err != nil {
-			return fmt.Errorf("setting up lo: %w", err)
+			return fmt.Errorf("setting lo up: %w", err)
 		}
 		link, err := netlink.LinkByName(linkName)
 		if err != nil {
@@ -314,25 +311,25 @@ func (m *Machine) ensureLink(path, veth string, i int) error {
 		}
 		for _, subnet := range m.subnets() {
 			if err := netlink.AddrReplace(link, address(subnet, i+1)); err != nil {
-				return fmt.Errorf("giving the node its address: %w", err)
+				return fmt.Errorf("setting the address of the node: %w", err)
 			}
 		}
 		if err := netlink.LinkSetUp(link); err != nil {
-			return fmt.Errorf("setting up %s: %w", linkName, err)
+			return fmt.Errorf("setting %s up: %w", linkName, err)
 		}
 		for _, subnet := range m.subnets() {
-			gateway := nth(subnet, 1)
-			everything := netdump.IPNet(netip.PrefixFrom(gateway, 0).Masked())
+			gateway := nthAddress(subnet, 1)
+			everything := netlinkutil.IPNet(netip.PrefixFrom(gateway, 0).Masked())
 			if err := netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: everything, Gw: gateway.AsSlice()}); err != nil {
-				return fmt.Errorf("making the node's default route: %w", err)
+				return fmt.Errorf("creating the default route of the node: %w", err)
 			}
 		}
 		return nil
 	})
 }
 
-// Remove takes away namespace and link of the i-th further node. What is gone
-// already is no error.
+// Remove deletes the link and the namespace of the i-th additional node. It succeeds if they do not
+// exist.
 func Remove(l layout.Node, i int) error {
 	link, err := netlink.LinkByName(veth(l, i))
 	if err == nil {

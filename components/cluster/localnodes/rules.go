@@ -7,8 +7,8 @@ import (
 	"net/netip"
 	"strings"
 
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/iptables"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/iptables"
 )
 
 const (
@@ -22,9 +22,10 @@ var jumps = []iptables.Jump{
 	{Table: "filter", Chain: "INPUT", To: chainInput, Comment: "hyperkube nodes of this machine"},
 }
 
-// rules are those of the bridge in the family of subnet. What goes between it and the pods' is left to
-// the pod network, whose policies it passes.
-func (m *Machine) rules(subnet netip.Prefix, saved string) string {
+// rules returns the iptables-restore input of the bridge for the IP family of subnet. Traffic
+// between the node bridge and the pod bridge is left to the rules of the pod network, which enforce
+// network policies.
+func (m *Network) rules(subnet netip.Prefix, saved string) string {
 	bridge, pods := Bridge(m.Layout), m.Layout.Bridge()
 	var b strings.Builder
 	fmt.Fprintf(&b, "*nat\n:%s - [0:0]\n", chain)
@@ -38,16 +39,16 @@ func (m *Machine) rules(subnet netip.Prefix, saved string) string {
 	fmt.Fprintf(&b, "COMMIT\n*filter\n:%s - [0:0]\n:%s - [0:0]\n", chain, chainInput)
 	fmt.Fprintf(&b, "-A %s -i %s ! -o %s -j ACCEPT\n", chain, bridge, pods)
 	fmt.Fprintf(&b, "-A %s ! -i %s -o %s -j ACCEPT\n", chain, pods, bridge)
-	// The nodes are this machine too, whatever its firewall keeps out: the API
-	// server, kubelets and the network between pods must be reached.
+	// The nodes are part of this machine, so the host's firewall must not block them: they need the
+	// API server, the kubelets and the pod network.
 	fmt.Fprintf(&b, "-A %s -i %s -s %s -j ACCEPT\n", chainInput, bridge, subnet.Masked())
 	writeJumps(&b, "filter", saved)
 	b.WriteString("COMMIT\n")
 	return b.String()
 }
 
-// writeJumps writes those of a table that are not there: before the rules of others,
-// but behind the service proxy's, which keep from services whom those do not want.
+// writeJumps writes the missing jumps of a table. They are inserted before the rules of other
+// programs but after those of kube-proxy, which block traffic that Services do not accept.
 func writeJumps(b *strings.Builder, table, saved string) {
 	for _, j := range jumps {
 		if j.Table != table || j.In(saved) {
@@ -59,7 +60,7 @@ func writeJumps(b *strings.Builder, table, saved string) {
 				continue
 			}
 			at++
-			if strings.HasPrefix(hostchange.JumpTarget(words), "KUBE-") {
+			if strings.HasPrefix(hostjournal.JumpTarget(words), "KUBE-") {
 				behind = at
 			}
 		}
@@ -67,31 +68,32 @@ func writeJumps(b *strings.Builder, table, saved string) {
 	}
 }
 
-// KeepRules writes the rules of EnsureBridge again when others have removed any,
-// until ctx ends, but none without the bridge. The journal is not needed: it knows them.
-func (m *Machine) KeepRules(ctx context.Context, log *slog.Logger) {
+// MaintainRules restores the rules of EnsureBridge when another program removes some of them, until ctx
+// is done. It does nothing while there is no bridge. The host journal already contains the rules.
+func (m *Network) MaintainRules(ctx context.Context, log *slog.Logger) {
 	guard := iptables.NewGuard(0, log, chain, chainInput)
-	guard.Keep(ctx, "the nodes of this machine", func(ctx context.Context) (lost bool, err error) {
+	guard.Maintain(ctx, "local nodes", func(ctx context.Context) (lost bool, err error) {
 		for _, subnet := range m.subnets() {
 			family := iptables.Of(subnet.Addr().Is6())
 			saved, err := iptables.Save(ctx, family)
 			if err != nil {
 				return lost, err
 			}
-			if m.whole(subnet, saved) || !m.HasBridge() {
+			if m.hasAllRules(subnet, saved) || !m.HasBridge() {
 				continue
 			}
 			lost = true
 			if err := guard.Restore(ctx, family, m.rules(subnet, saved)); err != nil {
-				return lost, fmt.Errorf("writing the rules of the nodes: %w", err)
+				return lost, fmt.Errorf("restoring the iptables rules of the local nodes: %w", err)
 			}
 		}
 		return lost, nil
 	})
 }
 
-// whole tells whether all rules are in the output of iptables-save.
-func (m *Machine) whole(subnet netip.Prefix, saved string) bool {
+// hasAllRules reports whether saved, the output of iptables-save, contains all rules for the IP family of
+// subnet.
+func (m *Network) hasAllRules(subnet netip.Prefix, saved string) bool {
 	for _, j := range jumps {
 		if !j.In(saved) {
 			return false

@@ -5,12 +5,12 @@ import (
 	"strings"
 	"testing"
 
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
-// What is missing of the rules is seen, and written by what puts it back.
-func TestWhole(t *testing.T) {
-	m := &Machine{Layout: layout.Default(), Subnet: netip.MustParsePrefix("192.168.94.0/24"), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
+// TestHasAllRules checks that a missing rule is detected and that rules restores it.
+func TestHasAllRules(t *testing.T) {
+	m := &Network{Layout: layout.Default(), Subnet: netip.MustParsePrefix("192.168.94.0/24"), PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
 	saved := `*nat
 :POSTROUTING ACCEPT [0:0]
 :HK-NODES - [0:0]
@@ -30,33 +30,33 @@ COMMIT
 -A HK-NODES-INPUT -i hk-nodes -s 192.168.94.0/24 -j ACCEPT
 COMMIT
 `
-	if !m.whole(m.Subnet, saved) {
-		t.Error("all rules are not whole")
+	if !m.hasAllRules(m.Subnet, saved) {
+		t.Error("complete rules are reported as incomplete")
 	}
 	if again := m.rules(m.Subnet, saved); strings.Contains(again, "-I ") {
-		t.Errorf("jumps would be there twice:\n%s", again)
+		t.Errorf("jumps are written twice:\n%s", again)
 	}
 	for line := range strings.Lines(saved) {
 		if !strings.HasPrefix(line, "-A") {
 			continue
 		}
 		left := strings.Replace(saved, line, "", 1)
-		if m.whole(m.Subnet, left) {
-			t.Errorf("whole without %s", line)
+		if m.hasAllRules(m.Subnet, left) {
+			t.Errorf("complete without %s", line)
 		}
 		if words := strings.Fields(line); !strings.HasPrefix(words[1], chain) && !strings.Contains(m.rules(m.Subnet, left), "-I "+words[1]+" 1 ") {
-			t.Errorf("%s would not come back", line)
+			t.Errorf("%s is not restored", line)
 		}
 	}
-	if m.whole(m.Subnet, "") {
-		t.Error("nothing is whole")
+	if m.hasAllRules(m.Subnet, "") {
+		t.Error("empty output is reported as complete")
 	}
 }
 
-// The service proxy's rules come first: they keep from a load balancer's address
-// whom it is not for.
-func TestBehindProxy(t *testing.T) {
-	m := &Machine{Layout: layout.Default(), Subnet: netip.MustParsePrefix("192.168.94.0/24")}
+// TestJumpsAfterProxy checks that jumps are inserted after those of kube-proxy, which restrict the
+// source addresses of load balancers.
+func TestJumpsAfterProxy(t *testing.T) {
+	m := &Network{Layout: layout.Default(), Subnet: netip.MustParsePrefix("192.168.94.0/24")}
 	const saved = `*filter
 :FORWARD ACCEPT [0:0]
 -A FORWARD -m conntrack --ctstate NEW -m comment --comment "kubernetes load balancer firewall" -j KUBE-PROXY-FIREWALL
@@ -66,6 +66,6 @@ func TestBehindProxy(t *testing.T) {
 COMMIT
 `
 	if rules := m.rules(m.Subnet, saved); !strings.Contains(rules, "-I FORWARD 4 ") || !strings.Contains(rules, "-I INPUT 1 ") {
-		t.Errorf("not behind the proxy's:\n%s", rules)
+		t.Errorf("not after the rules of kube-proxy:\n%s", rules)
 	}
 }

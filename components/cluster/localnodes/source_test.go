@@ -7,15 +7,15 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"hyperkube/internal/layout"
-	"hyperkube/internal/testnetns"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/testing/testnetns"
 )
 
-// TestSource: further nodes see the machine by its node's address, and by the
-// bridge's when that is not the machine's.
-func TestSource(t *testing.T) {
+// TestSourceRoutes checks that additional nodes see the host with the address of its node, and with the
+// address of the bridge if the machine does not have the node's address.
+func TestSourceRoutes(t *testing.T) {
 	testnetns.Enter(t)
-	m := Machine{Layout: layout.Under(t.TempDir()), Subnet: netip.MustParsePrefix("192.168.94.0/24"), Subnet6: netip.MustParsePrefix("fd00:94::/64")}
+	m := Network{Layout: layout.Under(t.TempDir()), Subnet: netip.MustParsePrefix("192.168.94.0/24"), Subnet6: netip.MustParsePrefix("fd00:94::/64")}
 	link := func(name string, addresses ...*netlink.Addr) netlink.Link {
 		t.Helper()
 		attrs := netlink.NewLinkAttrs()
@@ -40,32 +40,32 @@ func TestSource(t *testing.T) {
 		t.Helper()
 		routes, err := netlink.RouteGet(to.AsSlice())
 		if err != nil || len(routes) != 1 || routes[0].LinkIndex != bridge.Attrs().Index {
-			t.Fatalf("the way to %s: %v, %v", to, routes, err)
+			t.Fatalf("route to %s: %v, %v", to, routes, err)
 		}
 		return routes[0].Src.String()
 	}
-	m.Own = []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7")}
+	m.HostAddresses = []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7")}
 	for range 2 {
-		if err := m.ensureSource(3); err != nil {
+		if err := m.ensureSourceRoutes(3); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for i, to := range m.Addresses(3) {
-		if got := source(to); got != m.Own[i].String() {
-			t.Errorf("from %s to %s, want from %s", got, to, m.Own[i])
+		if got := source(to); got != m.HostAddresses[i].String() {
+			t.Errorf("source address %s of traffic to %s, want %s", got, to, m.HostAddresses[i])
 		}
 	}
 	if err := netlink.LinkDel(out); err != nil {
 		t.Fatal(err)
 	}
 	if got := source(m.Addresses(3)[0]); got != "192.168.94.1" {
-		t.Errorf("when the address is gone, from %s", got)
+		t.Errorf("source address %s after removal of the address", got)
 	}
-	m.Own = []netip.Addr{netip.MustParseAddr("198.51.100.1")}
-	if err := m.ensureSource(3); err != nil {
-		t.Errorf("of an address of others: %v", err)
+	m.HostAddresses = []netip.Addr{netip.MustParseAddr("198.51.100.1")}
+	if err := m.ensureSourceRoutes(3); err != nil {
+		t.Errorf("address of another machine: %v", err)
 	}
 	if got := source(m.Addresses(3)[0]); got != "192.168.94.1" {
-		t.Errorf("with an address of others, from %s", got)
+		t.Errorf("source address %s with an address of another machine", got)
 	}
 }

@@ -5,25 +5,25 @@ import (
 	"slices"
 	"testing"
 
-	"hyperkube/internal/hostaddress"
+	"hyperkube/internal/host/hostaddress"
 )
 
-// TestUnspecifiedAddress: an unspecified address of --node-ip is the machine's, which is
-// what certificates and other nodes are told.
+// TestUnspecifiedAddress checks that an unspecified address in --node-ip is replaced by the address
+// of the machine, which certificates and other nodes use.
 func TestUnspecifiedAddress(t *testing.T) {
-	own, err := hostaddress.Of(hostaddress.Family(netip.IPv4Unspecified()))
+	machine, err := hostaddress.Of(hostaddress.Family(netip.IPv4Unspecified()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	o := &Options{IP: "0.0.0.0,2001:db8::1"}
 	got, err := o.Addresses()
-	if !own.IsValid() {
+	if !machine.IsValid() {
 		if err == nil {
-			t.Errorf("%v, of which the machine has none", got)
+			t.Errorf("%v although the machine has no such address", got)
 		}
 		return
 	}
-	if want := []netip.Addr{own, netip.MustParseAddr("2001:db8::1")}; err != nil || !slices.Equal(got, want) {
+	if want := []netip.Addr{machine, netip.MustParseAddr("2001:db8::1")}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v; want %v", got, err, want)
 	}
 }

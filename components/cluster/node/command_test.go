@@ -9,21 +9,21 @@ import (
 	"strings"
 	"testing"
 
-	"hyperkube/internal/kubeconfig"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/pki"
+	"hyperkube/internal/credentials/kubeconfig"
+	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/host/layout"
 )
 
-// TestNodeName: a node is not called what no Node can be.
+// TestNodeName checks that invalid node names are rejected.
 func TestNodeName(t *testing.T) {
 	for _, name := range []string{"No_Name", strings.Repeat("a", 64), strings.Repeat("a.", 32) + "b"} {
-		if _, err := (&Options{Name: name}).ChosenName(); err == nil {
-			t.Errorf("a node was to be called %q", name)
+		if _, err := (&Options{Name: name}).NodeName(); err == nil {
+			t.Errorf("node name %q was accepted", name)
 		}
 	}
 }
 
-// TestNodeConfig reads the flags of `node`.
+// TestNodeConfig checks the flags of `node`.
 func TestNodeConfig(t *testing.T) {
 	dir := t.TempDir()
 	set, err := pki.Ensure(filepath.Join(dir, "pki"), pki.Config{NodeName: "n"})
@@ -46,7 +46,7 @@ func TestNodeConfig(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		o    Options
-		want string // in the error; empty: none
+		want string // part of the error; empty if none is expected
 	}{
 		{"little", good(func(*Options) {}), ""},
 		{"all", good(func(o *Options) {
@@ -55,14 +55,14 @@ func TestNodeConfig(t *testing.T) {
 		}), ""},
 		{"no kubeconfig", good(func(o *Options) { o.Kubeconfig = "" }), "--kubeconfig is required"},
 		{"the kubelet's kubeconfig for the proxy", good(func(o *Options) { o.ProxyKubeconfig = "" }), ""},
-		{"taints that are none", good(func(o *Options) { o.Taints = []string{"a b"} }), "--register-with-taints"},
-		{"kubeconfig not there", good(func(o *Options) { o.Kubeconfig = "/nowhere" }), "--kubeconfig: "},
+		{"invalid taints", good(func(o *Options) { o.Taints = []string{"a b"} }), "--register-with-taints"},
+		{"missing kubeconfig file", good(func(o *Options) { o.Kubeconfig = "/nowhere" }), "--kubeconfig: "},
 		{"addresses of both families", good(func(o *Options) { o.IP = "fd00::1,192.0.2.7" }), ""},
-		{"two addresses of a family", good(func(o *Options) { o.IP = "192.0.2.8,192.0.2.7" }), "--node-ip: "},
-		{"no address", good(func(o *Options) { o.IP = "here" }), "--node-ip: "},
-		{"certificate without key", good(func(o *Options) { o.CertFile = set.APIServer.CertFile }), "go together"},
-		{"no certificate", good(func(o *Options) { o.CertFile, o.KeyFile = empty, empty }), "certificate"},
-		{"no authority", good(func(o *Options) { o.ClientCA = empty }), "no certificate in"},
+		{"two addresses of one family", good(func(o *Options) { o.IP = "192.0.2.8,192.0.2.7" }), "--node-ip: "},
+		{"invalid address", good(func(o *Options) { o.IP = "here" }), "--node-ip: "},
+		{"certificate without key", good(func(o *Options) { o.CertFile = set.APIServer.CertFile }), "must be set together"},
+		{"invalid certificate", good(func(o *Options) { o.CertFile, o.KeyFile = empty, empty }), "certificate"},
+		{"invalid client CA", good(func(o *Options) { o.ClientCA = empty }), "no certificate in"},
 	} {
 		cfg, err := c.o.config(layout.Under(dir))
 		switch {
@@ -79,11 +79,11 @@ func TestNodeConfig(t *testing.T) {
 	}
 }
 
-// TestDescribeEntry: who waits for a certificate hears that the token is no good.
-func TestDescribeEntry(t *testing.T) {
-	known := false
+// TestDescribeBootstrap checks that a wait for the client certificate reports an invalid token.
+func TestDescribeBootstrap(t *testing.T) {
+	valid := false
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if !known {
+		if !valid {
 			w.WriteHeader(http.StatusUnauthorized)
 		}
 	}))
@@ -92,18 +92,18 @@ func TestDescribeEntry(t *testing.T) {
 	if err := kubeconfig.Write(o.BootstrapKubeconfig, kubeconfig.Config{Server: server.URL, Token: "abcdef.0123456789abcdef"}); err != nil {
 		t.Fatal(err)
 	}
-	if got := o.describeEntry(t.Context()); !strings.Contains(got, "does not know the token") {
-		t.Errorf("with a token that nobody knows: %q", got)
+	if got := o.describeBootstrap(t.Context()); !strings.Contains(got, "bootstrap token is invalid") {
+		t.Errorf("with an invalid token: %q", got)
 	}
-	known = true
-	if got := o.describeEntry(t.Context()); got != "" {
-		t.Errorf("with a good token: %q", got)
+	valid = true
+	if got := o.describeBootstrap(t.Context()); got != "" {
+		t.Errorf("with a valid token: %q", got)
 	}
 	server.Close()
-	if got := o.describeEntry(t.Context()); !strings.Contains(got, "connection refused") {
-		t.Errorf("where nobody answers: %q", got)
+	if got := o.describeBootstrap(t.Context()); !strings.Contains(got, "connection refused") {
+		t.Errorf("without a server: %q", got)
 	}
-	if got := (&Options{}).describeEntry(t.Context()); got != "" {
+	if got := (&Options{}).describeBootstrap(t.Context()); got != "" {
 		t.Errorf("without a token: %q", got)
 	}
 }

@@ -3,8 +3,8 @@ package node
 import (
 	"testing"
 
-	"hyperkube/internal/testapart"
+	"hyperkube/internal/testing/testisolate"
 )
 
-// TestMain gives root's tests mounts of their own.
-func TestMain(m *testing.M) { testapart.Main(m, testapart.Mounts) }
+// TestMain runs tests of root in a separate mount namespace.
+func TestMain(m *testing.M) { testisolate.Main(m, testisolate.Mounts) }

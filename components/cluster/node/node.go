@@ -1,6 +1,6 @@
-// Package node is the node half of a cluster, the same for up, node, init and join:
-// kubelet, proxy and network, the container runtime beside them, and the process or
-// unit of systemd that they run in.
+// Package node runs the components of a node, which are the same for up, node, init and join: the
+// kubelet, kube-proxy and the pod network, the container runtime in a separate process, and the
+// process or systemd unit that runs them.
 package node
 
 import (
@@ -19,89 +19,88 @@ import (
 	"k8s.io/client-go/tools/cache"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
-	"hyperkube/components/cluster/identity"
+	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/localnodes"
 	"hyperkube/components/kubelet"
 	"hyperkube/components/network"
 	"hyperkube/components/network/policy"
 	"hyperkube/components/proxy"
 	"hyperkube/components/proxy/serviceroute"
-	"hyperkube/internal/cgroup"
+	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/client"
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/layout"
 )
 
-// Config is what the node half of a cluster needs, wherever it runs.
+// Config configures the components of a node.
 type Config struct {
-	Layout   layout.Node
-	Identity identity.Cluster
-	// Addresses of the node, one of each family; none: the kubelet finds them.
+	Layout  layout.Node
+	Cluster clusterconfig.Cluster
+	// Addresses of the node, at most one of each IP family. If empty, the kubelet detects them.
 	Addresses []netip.Addr
-	// Kubelet and Proxy are the clients of the two, under their own users.
+	// Kubelet and Proxy are the clients of the kubelet and of kube-proxy, each with its user.
 	Kubelet, Proxy *client.Clients
-	// Shared: the clients' informers hold the whole cluster's objects
-	// already, in this process; the kubelet uses them instead of its own.
-	Shared bool
-	// ClusterDNS are the addresses at which pods ask for names; may be empty.
+	// SharedInformers is true if the informers of the clients store all objects of the cluster, because the
+	// control plane runs in this process. The kubelet then uses them instead of separate ones.
+	SharedInformers bool
+	// ClusterDNS are the IP addresses of the DNS servers of pods; may be empty.
 	ClusterDNS []string
-	// StaticPods is the folder of the manifests of static pods; may be empty.
+	// StaticPods is the directory of the manifests of static pods; may be empty.
 	StaticPods string
-	// File is a KubeletConfiguration; what it says goes before the rest. Nil:
-	// none.
-	File *kubeletv1beta1.KubeletConfiguration
-	// Providers are those of the kubelet's credentials for images.
-	Providers Providers
-	// Labels and Taints of the node when it is registered.
+	// KubeletConfig is a KubeletConfiguration, which takes precedence over the other fields; may be nil.
+	KubeletConfig *kubeletv1beta1.KubeletConfiguration
+	// CredentialProviders configures the credential providers for image pulls.
+	CredentialProviders CredentialProviders
+	// Labels and Taints are set when the node is registered.
 	Labels map[string]string
 	Taints []corev1.Taint
-	// Certificate is the kubelet's serving certificate, nil for one that it
-	// signs itself; ClientCA verifies who calls it, nil for nobody.
+	// Certificate returns the kubelet's serving certificate. If nil, the kubelet signs one itself.
+	// ClientCA verifies client certificates; if nil, none is accepted.
 	Certificate func() (*tls.Certificate, error)
-	// Metrics are told with the kubelet's; with ServingKept that certificate is
-	// among what they tell of.
-	Metrics     []prometheus.Collector
-	ServingKept bool
-	ClientCA    *x509.CertPool
-	// NetworkMode is how nodes reach each other's pods; may be empty.
+	// Metrics are exposed with the kubelet's metrics. CertificateHasMetrics is true if they include those of
+	// the serving certificate.
+	Metrics               []prometheus.Collector
+	CertificateHasMetrics bool
+	ClientCA              *x509.CertPool
+	// NetworkMode is how pod traffic between nodes is sent; may be empty.
 	NetworkMode network.Mode
-	Journal     *hostchange.Journal
+	Journal     *hostjournal.Journal
 	Log         *slog.Logger
 }
 
-// Node is kubelet and proxy of one node, and the host's own way to services.
+// Node runs the kubelet, kube-proxy, the pod network and the host's routes to services.
 type Node struct {
 	cfg     Config
 	kubelet *kubelet.Kubelet
 	proxy   *proxy.Proxy
-	routes  *serviceroute.Keeper
+	routes  *serviceroute.Reconciler
 	network *network.Network
 	policy  *policy.Enforcer
 }
 
-// New composes the node half: it is the same for up, node, init and join.
+// New returns a Node with the components that cfg configures.
 func New(cfg Config) (*Node, error) {
 	kc := kubelet.Config{
-		NodeName:   cfg.Identity.NodeName,
+		NodeName:   cfg.Cluster.NodeName,
 		Layout:     cfg.Layout,
 		Clients:    cfg.Kubelet,
 		Node:       kubelet.NodeConfig{IPs: cfg.Addresses, Labels: cfg.Labels, Taints: cfg.Taints},
-		DNS:        kubelet.DNSConfig{Servers: cfg.ClusterDNS, Domain: cfg.Identity.Domain},
-		StaticPods: kubelet.StaticPods{Dir: cfg.StaticPods},
-		Images:     kubelet.ImageConfig{CredentialProviders: cfg.Providers.Config, CredentialProviderDir: cfg.Providers.Dir},
-		Server:     kubelet.ServerConfig{Certificate: cfg.Certificate, CertificateKept: cfg.ServingKept},
+		DNS:        kubelet.DNSConfig{Servers: cfg.ClusterDNS, Domain: cfg.Cluster.Domain},
+		StaticPods: kubelet.StaticPodConfig{Dir: cfg.StaticPods},
+		Images:     kubelet.ImageConfig{CredentialProviders: cfg.CredentialProviders.Config, CredentialProviderDir: cfg.CredentialProviders.Dir},
+		Server:     kubelet.ServerConfig{Certificate: cfg.Certificate, CertificateHasMetrics: cfg.CertificateHasMetrics},
 		Access:     kubelet.AccessConfig{ClientCA: cfg.ClientCA},
 		Metrics:    cfg.Metrics,
 		Journal:    cfg.Journal,
 		Log:        cfg.Log.With("component", "kubelet"),
 	}
-	if cfg.Shared {
+	if cfg.SharedInformers {
 		core := cfg.Kubelet.Informers.Core().V1()
 		kc.Informers.Pods, kc.Informers.Services, kc.Informers.Nodes = shared(core.Pods().Informer()), shared(core.Services().Informer()), shared(core.Nodes().Informer())
 	}
-	if cfg.File != nil {
-		if err := kc.Apply(cfg.File); err != nil {
+	if cfg.KubeletConfig != nil {
+		if err := kc.Apply(cfg.KubeletConfig); err != nil {
 			return nil, err
 		}
 	}
@@ -109,13 +108,13 @@ func New(cfg Config) (*Node, error) {
 		kc.Eviction.Settings.Hard = evictionHard()
 	}
 	pc := proxy.Config{
-		Clients: cfg.Proxy, NodeName: cfg.Identity.NodeName, LocalhostNodePorts: true,
+		Clients: cfg.Proxy, NodeName: cfg.Cluster.NodeName, LocalhostNodePorts: true,
 		HealthzAddress: fmt.Sprintf(":%d", layout.PortProxyHealthz),
 		MetricsAddress: fmt.Sprintf("127.0.0.1:%d", layout.PortProxyMetrics),
 		Journal:        cfg.Journal,
 		Log:            cfg.Log.With("component", "kube-proxy"),
 	}
-	for _, text := range cfg.Identity.PodCIDRs {
+	for _, text := range cfg.Cluster.PodCIDRs {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
 			return nil, fmt.Errorf("pod CIDR: %w", err)
@@ -128,7 +127,7 @@ func New(cfg Config) (*Node, error) {
 	}
 	kc.ServicesReady = p.Ready()
 	enforcer, err := policy.New(policy.Config{
-		NodeName: cfg.Identity.NodeName, Bridge: cfg.Layout.Bridge(), Informers: cfg.Proxy.Informers, Log: cfg.Log.With("component", "network"),
+		NodeName: cfg.Cluster.NodeName, Bridge: cfg.Layout.Bridge(), Informers: cfg.Proxy.Informers, Log: cfg.Log.With("component", "network"),
 	})
 	if err != nil {
 		return nil, err
@@ -146,9 +145,9 @@ func New(cfg Config) (*Node, error) {
 		return nil, err
 	}
 	between, err := network.New(network.Config{
-		NodeName: cfg.Identity.NodeName, Nodes: cfg.Proxy.Informers.Core().V1().Nodes().Informer(), Kube: cfg.Kubelet.Kube,
+		NodeName: cfg.Cluster.NodeName, Nodes: cfg.Proxy.Informers.Core().V1().Nodes().Informer(), Kube: cfg.Kubelet.Kube,
 		Bridge: cfg.Layout.Bridge(), Tunnel: cfg.Layout.Tunnel(), Links: []string{localnodes.Bridge(cfg.Layout)},
-		PodCIDRs: pc.PodCIDRs, Mode: cfg.NetworkMode, PluginConf: cfg.Layout.CNIConf(), PluginsChanged: k.LookAtRuntime,
+		PodCIDRs: pc.PodCIDRs, Mode: cfg.NetworkMode, CNIConfDir: cfg.Layout.CNIConf(), OnCNIConfChange: k.CheckRuntime,
 		Journal: cfg.Journal, Log: cfg.Log.With("component", "network"),
 	})
 	if err != nil {
@@ -157,9 +156,9 @@ func New(cfg Config) (*Node, error) {
 	return &Node{cfg: cfg, kubelet: k, proxy: p, routes: routes, network: between, policy: enforcer}, nil
 }
 
-// evictionHard are the eviction thresholds of whoever says nothing: upstream's,
-// but for the disk. A developer's is often nearly full, and 15 % of a large one
-// is no shortage.
+// evictionHard returns the default eviction thresholds. They are those of upstream except for
+// disks: the disk of a developer machine is often nearly full, and 15 % of a large disk is enough
+// free space.
 func evictionHard() map[string]string {
 	return map[string]string{
 		"memory.available": "100Mi", "nodefs.available": "5%", "nodefs.inodesFree": "5%",
@@ -167,9 +166,9 @@ func evictionHard() map[string]string {
 	}
 }
 
-// RecordCgroupRoot records the cgroup above all of the node's, if it is the
-// node that makes it: one that was given is not taken away.
-func RecordCgroupRoot(journal *hostchange.Journal, l layout.Node) error {
+// RecordCgroupRoot records the cgroup root of the node in the journal if the node has to create it.
+// An existing cgroup is not recorded, so `down` does not delete it.
+func RecordCgroupRoot(journal *hostjournal.Journal, l layout.Node) error {
 	name := filepath.Join("/", l.CgroupRoot)
 	if name == "/" {
 		return nil
@@ -183,16 +182,18 @@ func RecordCgroupRoot(journal *hostchange.Journal, l layout.Node) error {
 			return nil
 		}
 	}
-	return journal.Record(hostchange.Change{Kind: hostchange.Cgroup, Name: name})
+	return journal.Record(hostjournal.Change{Kind: hostjournal.Cgroup, Name: name})
 }
 
 func shared(informer cache.SharedIndexInformer) cache.SharedInformer { return informer }
 
-// StopTimeout is as of lifecycle.Patient: its parts end one after the other, and
-// the kubelet carries through what it has asked the runtime for.
+// StopTimeout implements lifecycle.Patient. The components stop one after another, and the kubelet
+// finishes requests to the container runtime.
 func (n *Node) StopTimeout() time.Duration { return 2 * time.Minute }
 
-// Run as lifecycle.Component.
+// Run implements lifecycle.Component. It runs the service proxy and routes, the pod network, network
+// policies, and the kubelet until ctx is canceled or one of them fails. The container runtime is
+// started separately.
 func (n *Node) Run(ctx context.Context) error {
 	group := &lifecycle.Group{Log: n.cfg.Log}
 	background := context.WithoutCancel(ctx)

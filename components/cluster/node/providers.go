@@ -2,17 +2,16 @@ package node
 
 import "github.com/spf13/pflag"
 
-// Providers are where the kubelet's credential providers are; both are given
-// or neither is.
-type Providers struct {
-	// Config is a CredentialProviderConfig or a folder of them.
+// CredentialProviders configures the kubelet's credential providers. Both fields are set or both are empty.
+type CredentialProviders struct {
+	// Config is the path of a CredentialProviderConfig or of a directory of them.
 	Config string `json:"config,omitempty"`
-	// Dir is where the programs are.
+	// Dir is the directory of the provider binaries.
 	Dir string `json:"binDir,omitempty"`
 }
 
-// Register adds the flags.
-func (p *Providers) Register(flags *pflag.FlagSet) {
-	flags.StringVar(&p.Config, "image-credential-provider-config", "", "Path of a CredentialProviderConfig, or of a directory of them.")
-	flags.StringVar(&p.Dir, "image-credential-provider-bin-dir", "", "Directory of the credential providers' programs.")
+// Register adds the flags to flags.
+func (p *CredentialProviders) Register(flags *pflag.FlagSet) {
+	flags.StringVar(&p.Config, "image-credential-provider-config", "", "Path to a CredentialProviderConfig file, or to a directory of such files.")
+	flags.StringVar(&p.Dir, "image-credential-provider-bin-dir", "", "Path to the directory containing the credential provider binaries.")
 }

@@ -15,23 +15,23 @@ import (
 
 	"hyperkube/components/runtime/launch"
 	"hyperkube/components/runtime/runtimeclient"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/lifecycle"
-	"hyperkube/internal/process"
-	"hyperkube/internal/version"
+	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/version"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/process"
 )
 
-// runtimeStart is how long a runtime may take until it answers, also on a slow
-// machine; one that ends is not waited for.
-const runtimeStart = 2 * time.Minute
+// runtimeStartTimeout limits the time from the start of the container runtime until it answers. It is long
+// enough for slow machines. If the runtime exits, the wait ends earlier.
+const runtimeStartTimeout = 2 * time.Minute
 
-// runtimeOptions say how a node's container runtime is started. PodCIDRs are what
-// pods have addresses of until the Node has some, separated by commas: empty for a
-// node of several, whose runtime could only guess, and would guess another's.
+// runtimeOptions returns the options for starting the container runtime of a node. podCIDRs are the
+// CIDRs of pod addresses until the Node has pod CIDRs, separated by commas. It is empty in a
+// cluster of several nodes, where a guess could be the pod CIDR of another node.
 func runtimeOptions(l layout.Node, podCIDRs string) (launch.Options, error) {
 	self, err := os.Executable()
 	if err != nil {
-		return launch.Options{}, fmt.Errorf("finding this program: %w", err)
+		return launch.Options{}, fmt.Errorf("finding the hyperkube binary: %w", err)
 	}
 	args := []string{
 		"--root=" + l.Runtime(), "--state=" + l.RuntimeState(), "--socket=" + l.RuntimeSocket(),
@@ -40,24 +40,24 @@ func runtimeOptions(l layout.Node, podCIDRs string) (launch.Options, error) {
 		"--pod-cidr=" + podCIDRs,
 	}
 	if a := l.KubeletAlias(); a != (layout.Alias{}) {
-		args = append(args, "--kubelet-dir="+a.Own, "--known-kubelet-dir="+a.Known)
+		args = append(args, "--kubelet-dir="+a.Actual, "--known-kubelet-dir="+a.Advertised)
 	}
 	return launch.Options{
 		LogFile: l.Log("runtime"), PIDFile: l.PIDFile("runtime"), Main: self,
-		Args: append(args, ownSettings(l)...),
+		Args: append(args, configFileArgs(l)...),
 	}, nil
 }
 
-// ownSettings names the files below the root of a cluster elsewhere (`--root`) that it
-// has instead of the machine's. What it has none of is the machine's: who reaches
-// registries by a mirror does so for every cluster.
-func ownSettings(l layout.Node) []string {
+// configFileArgs returns runtime flags for the configuration files in a cluster's --root directory.
+// For a file that does not exist there, the runtime uses the file of the machine, so for example
+// registry mirrors apply to every cluster.
+func configFileArgs(l layout.Node) []string {
 	if l.Etc == layout.Default().Etc {
-		return nil // the runtime knows those
+		return nil // the defaults of the runtime
 	}
 	var out []string
 	for flag, name := range map[string]string{"--registry-config=": "registries.yaml", "--runtime-handlers=": "handlers.yaml"} {
-		path := l.Setting(name)
+		path := l.ConfigFile(name)
 		if _, err := os.Stat(path); err == nil {
 			out = append(out, flag+path)
 		}
@@ -66,12 +66,12 @@ func ownSettings(l layout.Node) []string {
 	return out
 }
 
-// StartRuntime starts the container runtime of a node, unless it runs, and
-// returns when it answers. It is a process of its own that outlives this one;
-// one that another version of this program has left makes way in place. PodCIDRs as
-// for runtimeOptions.
+// StartRuntime starts the container runtime of a node unless it runs, and returns when it answers.
+// The runtime is a separate process that survives this one. If another version of this program
+// started it, it replaces itself with this version and keeps its containers. podCIDRs is as in
+// runtimeOptions.
 func StartRuntime(ctx context.Context, l layout.Node, podCIDRs string) error {
-	ctx, cancel := context.WithTimeout(ctx, runtimeStart)
+	ctx, cancel := context.WithTimeout(ctx, runtimeStartTimeout)
 	defer cancel()
 	pid, err := RuntimePID(l)
 	if err != nil {
@@ -82,7 +82,7 @@ func StartRuntime(ctx context.Context, l layout.Node, podCIDRs string) error {
 		return err
 	}
 	if pid == 0 {
-		// It returns when CRI is served.
+		// Start returns when the runtime serves CRI.
 		if _, err = launch.Start(ctx, o); err != nil {
 			return fmt.Errorf("starting the container runtime, see %s: %w", l.Log("runtime"), err)
 		}
@@ -104,77 +104,77 @@ func StartRuntime(ctx context.Context, l layout.Node, podCIDRs string) error {
 	}
 	self, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("finding this program: %w", err)
+		return fmt.Errorf("finding the hyperkube binary: %w", err)
 	}
 	if err := client.Upgrade(ctx, o.Successor(self)); err != nil {
-		return fmt.Errorf("replacing the container runtime by that of this version, see %s: %w", l.Log("runtime"), err)
+		return fmt.Errorf("upgrading the container runtime to this version, see %s: %w", l.Log("runtime"), err)
 	}
 	return nil
 }
 
-// RuntimeKeeper starts the container runtime again whenever it ends while the
-// node is there: containers do without it, but nobody else could start it.
-type RuntimeKeeper struct {
+// RuntimeSupervisor restarts the container runtime when it exits while the node runs. Containers
+// survive an exit of the runtime.
+type RuntimeSupervisor struct {
 	Layout   layout.Node
-	PodCIDRs string // as for runtimeOptions
+	PodCIDRs string // as in runtimeOptions
 	Log      *slog.Logger
 }
 
-// The pause between the tries to start a runtime that does not stay.
+// Delays between attempts to restart a runtime that keeps exiting.
 const (
-	keepFirst = 100 * time.Millisecond
-	keepMost  = 10 * time.Second
+	minRestartDelay = 100 * time.Millisecond
+	maxRestartDelay = 10 * time.Second
 )
 
-// Run keeps the runtime until ctx ends. The runtime stays then.
-func (k RuntimeKeeper) Run(ctx context.Context) error {
-	pause := keepFirst
+// Run restarts the runtime until ctx is done. It leaves the runtime running.
+func (k RuntimeSupervisor) Run(ctx context.Context) error {
+	pause := minRestartDelay
 	for {
 		began := time.Now()
-		if err := k.watch(ctx); err != nil {
-			k.Log.Warn("the container runtime cannot be watched", "error", err)
+		if err := k.waitForExit(ctx); err != nil {
+			k.Log.Warn("watching the container runtime failed", "err", err)
 		}
 		if ctx.Err() != nil {
 			return nil
 		}
 		if time.Since(began) > time.Minute {
-			pause = keepFirst
+			pause = minRestartDelay
 		}
-		k.Log.Warn("the container runtime has ended and is started again")
+		k.Log.Warn("container runtime exited, restarting")
 		err := StartRuntime(ctx, k.Layout, k.PodCIDRs)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if err == nil && pause == keepFirst {
-			// The first time nothing is waited for.
+		if err == nil && pause == minRestartDelay {
+			// The first restart is immediate.
 			pause *= 2
 			continue
 		}
 		if err != nil {
-			k.Log.Error("the container runtime cannot be started again", "error", err, "nextTry", pause)
+			k.Log.Error("restarting the container runtime failed", "err", err, "retryAfter", pause)
 		}
 		if !lifecycle.Pause(ctx, pause) {
 			return nil
 		}
-		pause = min(2*pause, keepMost)
+		pause = min(2*pause, maxRestartDelay)
 	}
 }
 
-// watch returns when the runtime has ended, or none is there.
-func (k RuntimeKeeper) watch(ctx context.Context) error {
+// waitForExit returns when the runtime has exited or does not run.
+func (k RuntimeSupervisor) waitForExit(ctx context.Context) error {
 	pid, err := RuntimePID(k.Layout)
 	if err != nil || pid == 0 {
 		return err
 	}
 	h, err := process.Open(pid, 0)
-	if errors.Is(err, process.ErrGone) {
+	if errors.Is(err, process.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	defer h.Close()
-	// Its number might have become another's before it was opened.
+	// The PID may have been reused before Open.
 	if now, err := RuntimePID(k.Layout); err != nil || now != pid {
 		return err
 	}
@@ -185,30 +185,30 @@ func (k RuntimeKeeper) watch(ctx context.Context) error {
 	return nil
 }
 
-// RuntimePID returns the process that serves the runtime's socket, 0 if none
-// does. The kernel knows it, whatever files say.
+// RuntimePID returns the PID of the process that serves the runtime's socket, or 0 if there is
+// none. The kernel provides it, so no PID file is needed.
 func RuntimePID(l layout.Node) (int, error) {
 	conn, err := net.DialTimeout("unix", l.RuntimeSocket(), 5*time.Second)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("reaching the container runtime: %w", err)
+		return 0, fmt.Errorf("connecting to the container runtime: %w", err)
 	}
 	defer conn.Close()
 	raw, err := conn.(*net.UnixConn).SyscallConn()
 	if err != nil {
-		return 0, fmt.Errorf("asking who serves the container runtime: %w", err)
+		return 0, fmt.Errorf("getting the PID of the container runtime: %w", err)
 	}
 	var cred *unix.Ucred
-	var asked error
+	var credErr error
 	if err := raw.Control(func(fd uintptr) {
-		cred, asked = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); err != nil {
-		return 0, fmt.Errorf("asking who serves the container runtime: %w", err)
+		return 0, fmt.Errorf("getting the PID of the container runtime: %w", err)
 	}
-	if asked != nil {
-		return 0, fmt.Errorf("asking who serves the container runtime: %w", asked)
+	if credErr != nil {
+		return 0, fmt.Errorf("getting the PID of the container runtime: %w", credErr)
 	}
 	return int(cred.Pid), nil
 }

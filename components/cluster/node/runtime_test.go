@@ -7,16 +7,16 @@ import (
 	"strings"
 	"testing"
 
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
-// TestOwnSettings: a cluster below a root of its own has the machine's settings but
-// for those that are below its root, and so have its further nodes.
-func TestOwnSettings(t *testing.T) {
+// TestConfigFileArgs checks that a cluster with --root uses the machine's configuration files except
+// for those in its root directory, and that its additional nodes do the same.
+func TestConfigFileArgs(t *testing.T) {
 	root := t.TempDir()
 	l := layout.Under(root)
-	if got := ownSettings(l); len(got) > 0 {
-		t.Errorf("without any: %q", got)
+	if got := configFileArgs(l); len(got) > 0 {
+		t.Errorf("without files: %q", got)
 	}
 	file := filepath.Join(root, "etc/hyperkube/registries.yaml")
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
@@ -31,18 +31,18 @@ func TestOwnSettings(t *testing.T) {
 			t.Fatal(err)
 		}
 		if !slices.Contains(o.Args, "--registry-config="+file) {
-			t.Errorf("its own is not told: %q", o.Args)
+			t.Errorf("file of the cluster is not passed: %q", o.Args)
 		}
 	}
-	if got := ownSettings(layout.Default()); len(got) > 0 {
-		t.Errorf("of the usual place: %q", got)
+	if got := configFileArgs(layout.Default()); len(got) > 0 {
+		t.Errorf("with the default layout: %q", got)
 	}
 }
 
-// TestRuntimeKnowsKubelet: the runtime is told of a kubelet's directory that drivers
-// in pods know by another path, for devices are described with that.
-func TestRuntimeKnowsKubelet(t *testing.T) {
-	told := func(l layout.Node) []string {
+// TestKubeletDirFlags checks that the runtime gets the kubelet directory under the path by
+// which drivers in pods know it, because that path describes devices.
+func TestKubeletDirFlags(t *testing.T) {
+	kubeletFlags := func(l layout.Node) []string {
 		t.Helper()
 		o, err := runtimeOptions(l, "")
 		if err != nil {
@@ -50,11 +50,11 @@ func TestRuntimeKnowsKubelet(t *testing.T) {
 		}
 		return slices.DeleteFunc(o.Args, func(arg string) bool { return !strings.Contains(arg, "kubelet") })
 	}
-	if got := told(layout.Default()); len(got) > 0 {
-		t.Errorf("of the usual one: %q", got)
+	if got := kubeletFlags(layout.Default()); len(got) > 0 {
+		t.Errorf("with the default layout: %q", got)
 	}
 	want := []string{"--kubelet-dir=/var/lib/hyperkube/nodes/1/kubelet", "--known-kubelet-dir=/var/lib/kubelet"}
-	if got := told(layout.Default().Numbered(1)); !slices.Equal(got, want) {
-		t.Errorf("of a further node's: %q", got)
+	if got := kubeletFlags(layout.Default().Numbered(1)); !slices.Equal(got, want) {
+		t.Errorf("of an additional node: %q", got)
 	}
 }

@@ -10,21 +10,20 @@ import (
 	"time"
 
 	"hyperkube/components/cluster/progress"
-	"hyperkube/internal/atomicfile"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/atomicfile"
+	"hyperkube/internal/host/layout"
 )
 
-// The unit of systemd that runs the node of a machine which init or join has
-// set up. Only the usual places have one: other clusters on a machine are
-// guests.
+// The systemd unit that runs the node of a machine set up with init or join. Only a cluster with
+// the default paths has one, not clusters with --root.
 const (
 	unitName = "hyperkube-node.service"
 	unitFile = "/etc/systemd/system/" + unitName
 )
 
-// unit is what systemd is told. The runtime and all containers are in cgroups
-// of their own and outlive the process that started them.
-const unit = `[Unit]
+// unitTemplate is the template of the systemd unit. The runtime and all containers are in separate cgroups,
+// so they keep running when the unit stops.
+const unitTemplate = `[Unit]
 Description=hyperkube node: kubelet, service proxy and container runtime
 Documentation=https://kubernetes.io/docs/
 After=network-online.target
@@ -46,19 +45,19 @@ OOMScoreAdjust=-999
 WantedBy=multi-user.target
 `
 
-// hasSystemd tells whether systemd runs this machine.
+// hasSystemd reports whether the machine runs systemd.
 func hasSystemd() bool {
 	_, err := os.Stat("/run/systemd/system")
 	return err == nil
 }
 
-// IsUnit tells whether systemd runs the node of this machine.
+// IsUnit reports whether the node of this machine is a systemd unit.
 func IsUnit(l layout.Node) bool { return hasSystemd() && l == layout.Default() }
 
-// Start starts the node that init or join has set up: under systemd where
-// that runs, else in the background. It returns when the node is known to the
-// cluster, says meanwhile what stands in the way, and fails after bound; in the background
-// it does not go on then.
+// Start starts the node that init or join has set up: as a systemd unit if the machine runs
+// systemd, otherwise as a background process. It reports problems while it waits, and returns when
+// the node is registered. It fails after bound: the unit then keeps starting, but a background
+// process is stopped.
 func Start(ctx context.Context, l layout.Node, verbose bool, bound time.Duration, s *progress.Steps) error {
 	if IsUnit(l) {
 		return startUnit(ctx, bound, s)
@@ -71,19 +70,19 @@ func Start(ctx context.Context, l layout.Node, verbose bool, bound time.Duration
 		args = append(args, "--verbose")
 	}
 	log := l.Log(layout.MainProcess)
-	waitsFor := "the node"
-	bounded, cancel := context.WithTimeoutCause(ctx, bound, progress.ErrTooLong)
+	status := "no status reported"
+	bounded, cancel := context.WithTimeoutCause(ctx, bound, progress.ErrTimeout)
 	defer cancel()
 	err := progress.StartBackground(bounded, args, log, func(st progress.Step) {
 		if st.Waiting {
-			waitsFor = st.Text
+			status = st.Text
 		}
 		if st.Waiting || !st.Ready && st.Error == "" {
 			s.Send(st)
 		}
 	})
 	if err != nil && ctx.Err() == nil && bounded.Err() != nil {
-		return fmt.Errorf("the node was not ready within %s, but %s; see %s and the logs below %s", bound, waitsFor, log, l.PodLogs)
+		return fmt.Errorf("timed out after %s waiting for the node: %s; see %s and the container logs in %s", bound, status, log, l.PodLogs)
 	}
 	return err
 }
@@ -91,28 +90,28 @@ func Start(ctx context.Context, l layout.Node, verbose bool, bound time.Duration
 func startUnit(ctx context.Context, bound time.Duration, s *progress.Steps) error {
 	self, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("finding this program: %w", err)
+		return fmt.Errorf("finding the hyperkube binary: %w", err)
 	}
-	file := atomicfile.File{Path: unitFile, Data: fmt.Appendf(nil, unit, unitPath(self)), Mode: 0o644}
+	file := atomicfile.File{Path: unitFile, Data: fmt.Appendf(nil, unitTemplate, unitPath(self)), Mode: 0o644}
 	if err := atomicfile.Write(file); err != nil {
-		return fmt.Errorf("writing the unit of systemd: %w", err)
+		return fmt.Errorf("writing the systemd unit: %w", err)
 	}
 	for _, args := range [][]string{{"daemon-reload"}, {"enable", unitName}} {
 		if err := systemctl(ctx, args...); err != nil {
 			return err
 		}
 	}
-	p := progress.Patience{
-		First: progress.FirstWord, Every: progress.EveryWord, Bound: bound,
-		Say:    func(text string) { s.Send(progress.Step{Text: text, Waiting: true}) },
-		Advice: "it goes on; see `journalctl -u " + unitName + "`",
+	p := progress.Waiter{
+		FirstReport: progress.FirstReport, ReportInterval: progress.ReportInterval, Timeout: bound,
+		Report: func(text string) { s.Send(progress.Step{Text: text, Waiting: true}) },
+		Hint:   "it keeps starting in the background; see `journalctl -u " + unitName + "`",
 	}
 	return p.Wait(ctx, "the unit "+unitName, unitStatus, func(ctx context.Context) error {
 		return systemctl(ctx, "restart", unitName)
 	})
 }
 
-// unitStatus is what the unit says of itself; "" if it says nothing.
+// unitStatus returns the status text of the unit; "" if it has none.
 func unitStatus(ctx context.Context) string {
 	out, err := exec.CommandContext(ctx, "systemctl", "show", "--property=StatusText", "--value", unitName).Output()
 	if err != nil {
@@ -121,8 +120,8 @@ func unitStatus(ctx context.Context) string {
 	return strings.TrimSpace(string(out))
 }
 
-// StopUnit has systemd stop the unit, which would start it again if its process just
-// ended, and tells whether there was one. It starts again with the machine.
+// StopUnit stops the systemd unit, which would restart a process that just exits. It reports
+// whether there is a unit. The unit starts again at the next boot.
 func StopUnit(ctx context.Context, l layout.Node) (stopped bool, err error) {
 	if _, err := os.Stat(unitFile); err != nil || !IsUnit(l) {
 		return false, nil
@@ -130,15 +129,15 @@ func StopUnit(ctx context.Context, l layout.Node) (stopped bool, err error) {
 	return true, systemctl(ctx, "stop", unitName)
 }
 
-// unitPath is the path of a program as a unit of systemd has it: in quotes, for it may
-// have spaces, and with what means something to systemd escaped.
+// unitPath quotes and escapes the path of a program for a systemd unit, because it may contain
+// spaces and special characters.
 //
 // https://www.freedesktop.org/software/systemd/man/latest/systemd.service.html#Command%20lines
 func unitPath(path string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `%`, `%%`).Replace(path) + `"`
 }
 
-// RemoveUnit takes away what startUnit made, if it did.
+// RemoveUnit deletes the unit that startUnit created, if there is one.
 func RemoveUnit(ctx context.Context, l layout.Node) error {
 	if l != layout.Default() {
 		return nil
@@ -151,7 +150,7 @@ func RemoveUnit(ctx context.Context, l layout.Node) error {
 		errs = append(errs, systemctl(ctx, "disable", "--now", unitName))
 	}
 	if err := os.Remove(unitFile); err != nil && !errors.Is(err, os.ErrNotExist) {
-		errs = append(errs, fmt.Errorf("removing the unit of systemd: %w", err))
+		errs = append(errs, fmt.Errorf("removing the systemd unit: %w", err))
 	}
 	if hasSystemd() {
 		errs = append(errs, systemctl(ctx, "daemon-reload"))

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/components/cluster/progress"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
 func TestUnitPath(t *testing.T) {
@@ -29,8 +29,8 @@ func TestUnitPath(t *testing.T) {
 	}
 }
 
-// TestUnitIsGood has systemd read the unit.
-func TestUnitIsGood(t *testing.T) {
+// TestUnitIsValid verifies the unit with systemd-analyze.
+func TestUnitIsValid(t *testing.T) {
 	analyze, err := exec.LookPath("systemd-analyze")
 	if err != nil {
 		t.Skip("needs systemd-analyze")
@@ -40,7 +40,7 @@ func TestUnitIsGood(t *testing.T) {
 	if err := os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, fmt.Appendf(nil, unit, unitPath(program)), 0o644); err != nil {
+	if err := os.WriteFile(file, fmt.Appendf(nil, unitTemplate, unitPath(program)), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command(analyze, "verify", file).CombinedOutput(); err != nil || strings.Contains(string(out), dir) || strings.Contains(string(out), unitName+":") {
@@ -48,13 +48,13 @@ func TestUnitIsGood(t *testing.T) {
 	}
 }
 
-// TestUnitIsUsed: where systemd runs it starts and stops the node.
-func TestUnitIsUsed(t *testing.T) {
+// TestUnitStartAndStop checks that the unit is started and stopped on a machine with systemd.
+func TestUnitStartAndStop(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to mount")
 	}
 	if _, err := os.Stat(filepath.Dir(unitFile)); err != nil {
-		t.Skip("needs a folder of units:", err)
+		t.Skip("needs a directory of units:", err)
 	}
 	for _, dir := range []string{"/run", filepath.Dir(unitFile)} {
 		if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil {
@@ -64,7 +64,7 @@ func TestUnitIsUsed(t *testing.T) {
 	}
 	bin := t.TempDir()
 	calls := filepath.Join(bin, "calls")
-	script := "#!/bin/sh\necho \"$@\" >> " + calls + "\ncase $1 in show) echo etcd has ended;; restart) [ ! -e " + bin + "/stuck ] || exec sleep 100;; esac\n"
+	script := "#!/bin/sh\necho \"$@\" >> " + calls + "\ncase $1 in show) echo etcd has exited;; restart) [ ! -e " + bin + "/stuck ] || exec sleep 100;; esac\n"
 	if err := os.WriteFile(filepath.Join(bin, "systemctl"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -98,18 +98,18 @@ func TestUnitIsUsed(t *testing.T) {
 		t.Errorf("stopped by %v", got)
 	}
 	if stopped, err := StopUnit(ctx, layout.Under(bin)); stopped || err != nil {
-		t.Errorf("the cluster of another place: %v, %v", stopped, err)
+		t.Errorf("stopped for another layout: %v, %v", stopped, err)
 	}
 	if err := os.WriteFile(filepath.Join(bin, "stuck"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := Start(ctx, l, false, 200*time.Millisecond, steps); err == nil || !strings.Contains(err.Error(), "not after 200ms: etcd has ended") || !strings.Contains(err.Error(), "journalctl") {
-		t.Errorf("what never starts: %v", err)
+	if err := Start(ctx, l, false, 200*time.Millisecond, steps); err == nil || !strings.Contains(err.Error(), "after 200ms: etcd has exited") || !strings.Contains(err.Error(), "journalctl") {
+		t.Errorf("unit that never starts: %v", err)
 	}
 	if err := RemoveUnit(ctx, l); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(unitFile); err == nil {
-		t.Error("the unit is left")
+		t.Error("the unit still exists")
 	}
 }

@@ -17,24 +17,24 @@ import (
 
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/kubelet/cri"
-	"hyperkube/components/kubelet/staticpod"
+	"hyperkube/components/kubelet/pod/staticpod"
 	"hyperkube/components/runtime/runtimeclient"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
-// wait is what the start of a node waits for.
-type wait struct {
+// startStatus describes the status of a starting node.
+type startStatus struct {
 	layout layout.Node
 	name   string
 	kube   kubernetes.Interface
 }
 
-// describe says what keeps the node from being ready, and tells systemd: a static pod
-// that does not run, for that may be the API server or its etcd, else what the API says.
-func (w wait) describe(ctx context.Context) string {
-	text := StaticPods(ctx, w.layout)
+// describe describes what the start of the node waits for, and sets it as status text of the
+// systemd unit. It first checks static pods, which may be the API server or etcd, then the API.
+func (w startStatus) describe(ctx context.Context) string {
+	text := StaticPodProblems(ctx, w.layout)
 	if text == "" {
-		text = w.api(ctx)
+		text = w.describeAPI(ctx)
 	}
 	if text != "" {
 		progress.NotifySystemd("STATUS=" + strings.ReplaceAll(text, "\n", " "))
@@ -42,50 +42,50 @@ func (w wait) describe(ctx context.Context) string {
 	return text
 }
 
-// StaticPods says which static pods of this machine cannot be made of their manifests or
-// have ended, and with what last words; "" if all run that there are.
-func StaticPods(ctx context.Context, l layout.Node) string {
+// StaticPodProblems describes static pods of this machine that have an invalid manifest or have exited,
+// with the last line of their logs. It returns "" if all static pods run.
+func StaticPodProblems(ctx context.Context, l layout.Node) string {
 	var texts []string
 	for _, problem := range staticpod.Problems(l.StaticPods()) {
 		texts = append(texts, problem.Error())
 	}
-	if ended := EndedStaticPods(ctx, l); ended != "" {
-		texts = append(texts, ended)
+	if exited := ExitedStaticPods(ctx, l); exited != "" {
+		texts = append(texts, exited)
 	}
 	return strings.Join(texts, "; ")
 }
 
-// EndedStaticPods says which static pods of this machine have ended, and with what last
-// words; "" if none has.
-func EndedStaticPods(ctx context.Context, l layout.Node) string {
+// ExitedStaticPods describes static pods of this machine that have exited, with the last line of
+// their logs. It returns "" if there are none.
+func ExitedStaticPods(ctx context.Context, l layout.Node) string {
 	runtime, err := runtimeclient.Dial(l.RuntimeSocket())
 	if err != nil {
 		return err.Error()
 	}
 	defer runtime.Close()
-	text, err := describeStaticPods(ctx, runtime)
+	text, err := describeExited(ctx, runtime)
 	if err != nil {
 		return err.Error()
 	}
 	return text
 }
 
-// describeStaticPods says which containers of static pods have ended, and with what last
-// words; "" if all run that there are.
-func describeStaticPods(ctx context.Context, runtime runtimeapi.RuntimeServiceClient) (string, error) {
+// describeExited describes containers of static pods that have exited, with the last line of
+// their logs. It returns "" if there are none.
+func describeExited(ctx context.Context, runtime runtimeapi.RuntimeServiceClient) (string, error) {
 	sandboxes, err := runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
-		return "", fmt.Errorf("asking the container runtime for pods: %w", err)
+		return "", fmt.Errorf("listing pod sandboxes of the container runtime: %w", err)
 	}
-	static := map[string]bool{} // by sandbox
+	static := map[string]bool{} // by sandbox ID
 	for _, s := range sandboxes.Items {
 		static[s.Id] = s.Annotations["kubernetes.io/config.source"] == "file"
 	}
 	list, err := runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
 	if err != nil {
-		return "", fmt.Errorf("asking the container runtime for containers: %w", err)
+		return "", fmt.Errorf("listing containers of the container runtime: %w", err)
 	}
-	newest := map[string]*runtimeapi.Container{} // by pod and name
+	newest := map[string]*runtimeapi.Container{} // by pod and container name
 	for _, c := range list.Containers {
 		key := c.Labels[cri.LabelPodName] + "/" + c.Labels[cri.LabelContainerName]
 		if old := newest[key]; static[c.PodSandboxId] && (old == nil || old.CreatedAt < c.CreatedAt) {
@@ -101,8 +101,8 @@ func describeStaticPods(ctx context.Context, runtime runtimeapi.RuntimeServiceCl
 		if err != nil {
 			continue // it was just removed
 		}
-		text := fmt.Sprintf("%s has ended %d times, now with code %d", c.Labels[cri.LabelContainerName], c.Metadata.GetAttempt()+1, answer.GetStatus().GetExitCode())
-		if last := lastWords(answer.GetStatus().GetLogPath()); last != "" {
+		text := fmt.Sprintf("%s has exited %d times, last exit code %d", c.Labels[cri.LabelContainerName], c.Metadata.GetAttempt()+1, answer.GetStatus().GetExitCode())
+		if last := lastLogLine(answer.GetStatus().GetLogPath()); last != "" {
 			text += ": " + last
 		}
 		texts = append(texts, text)
@@ -111,11 +111,11 @@ func describeStaticPods(ctx context.Context, runtime runtimeapi.RuntimeServiceCl
 	return strings.Join(texts, "; "), nil
 }
 
-// lastWords is the last line of a container's log, or what it panicked with or Go ended it
-// with; "" if nothing can be read of it.
+// lastLogLine returns the last line of a container's log, or the line of a Go panic or fatal error.
+// It returns "" if the log cannot be read.
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/logging/
-func lastWords(path string) string {
+func lastLogLine(path string) string {
 	const most = 16 << 10
 	f, err := os.Open(path)
 	if err != nil {
@@ -127,28 +127,28 @@ func lastWords(path string) string {
 		return ""
 	}
 	tail := make([]byte, min(most, info.Size()))
-	n, _ := f.ReadAt(tail, max(0, info.Size()-most)) // it may have been cut meanwhile
+	n, _ := f.ReadAt(tail, max(0, info.Size()-most)) // the log may have been truncated since Stat
 	lines := bytes.Split(bytes.TrimSpace(tail[:n]), []byte("\n"))
 	last := ""
 	for _, line := range lines {
-		// A time, the stream, and whether the line is whole come before what was written.
+		// A line consists of timestamp, stream, full or partial tag, and text.
 		words := strings.SplitN(string(line), " ", 4)
 		if last = words[len(words)-1]; strings.HasPrefix(last, "panic: ") || strings.HasPrefix(last, "fatal error: ") {
-			break // its stack follows
+			break // the stack trace follows
 		}
 	}
 	return last
 }
 
-// api says what the API server answers, or how it sees the node.
-func (w wait) api(ctx context.Context) string {
+// describeAPI describes the response of the API server, or why the node is not ready.
+func (w startStatus) describeAPI(ctx context.Context) string {
 	body, err := w.kube.Discovery().RESTClient().Get().AbsPath("/readyz").Do(ctx).Raw()
 	if err != nil {
-		return cmp.Or(failedChecks(body), short(body), err.Error())
+		return cmp.Or(failedChecks(body), shortLine(body), err.Error())
 	}
 	node, err := w.kube.CoreV1().Nodes().Get(ctx, w.name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return fmt.Sprintf("the API server has no node %q yet", w.name)
+		return fmt.Sprintf("node %q is not registered yet", w.name)
 	}
 	if err != nil {
 		return err.Error()
@@ -161,7 +161,7 @@ func (w wait) api(ctx context.Context) string {
 	return ""
 }
 
-// failedChecks are those of a body of /readyz that failed; "" if there is none in it.
+// failedChecks describes the failed checks in the body of a /readyz response; "" if there are none.
 func failedChecks(body []byte) string {
 	var failed []string
 	for line := range strings.Lines(string(body)) {
@@ -172,11 +172,11 @@ func failedChecks(body []byte) string {
 	if len(failed) == 0 {
 		return ""
 	}
-	return "the API server is not ready for want of " + strings.Join(failed, ", ")
+	return "the API server is not ready, failed checks: " + strings.Join(failed, ", ")
 }
 
-// short is an answer that is a line for people; "" if it is none.
-func short(body []byte) string {
+// shortLine returns body if it is one short line of text, otherwise "".
+func shortLine(body []byte) string {
 	text := strings.TrimSpace(string(body))
 	if strings.ContainsAny(text, "{\n") || len(text) > 200 {
 		return ""

@@ -12,11 +12,11 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
-// someRuntime has pods and containers, which have all ended with code 3 and a log.
-type someRuntime struct {
+// fakeRuntime returns pods and containers. Exited containers have exit code 3 and a log.
+type fakeRuntime struct {
 	runtimeapi.RuntimeServiceClient
 
 	pods       []*runtimeapi.PodSandbox
@@ -24,23 +24,23 @@ type someRuntime struct {
 	log        string
 }
 
-func (r *someRuntime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest, ...grpc.CallOption) (*runtimeapi.ListPodSandboxResponse, error) {
+func (r *fakeRuntime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest, ...grpc.CallOption) (*runtimeapi.ListPodSandboxResponse, error) {
 	if r.pods == nil {
-		return nil, errors.New("nobody listens")
+		return nil, errors.New("connection refused")
 	}
 	return &runtimeapi.ListPodSandboxResponse{Items: r.pods}, nil
 }
 
-func (r *someRuntime) ListContainers(context.Context, *runtimeapi.ListContainersRequest, ...grpc.CallOption) (*runtimeapi.ListContainersResponse, error) {
+func (r *fakeRuntime) ListContainers(context.Context, *runtimeapi.ListContainersRequest, ...grpc.CallOption) (*runtimeapi.ListContainersResponse, error) {
 	return &runtimeapi.ListContainersResponse{Containers: r.containers}, nil
 }
 
-func (r *someRuntime) ContainerStatus(context.Context, *runtimeapi.ContainerStatusRequest, ...grpc.CallOption) (*runtimeapi.ContainerStatusResponse, error) {
+func (r *fakeRuntime) ContainerStatus(context.Context, *runtimeapi.ContainerStatusRequest, ...grpc.CallOption) (*runtimeapi.ContainerStatusResponse, error) {
 	return &runtimeapi.ContainerStatusResponse{Status: &runtimeapi.ContainerStatus{ExitCode: 3, LogPath: r.log}}, nil
 }
 
-// TestDescribeStaticPods: who waits for a node is told which static pod does not run, and why.
-func TestDescribeStaticPods(t *testing.T) {
+// TestDescribeExited checks the description of static pods that have exited.
+func TestDescribeExited(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "0.log")
 	if err := os.WriteFile(log, []byte("2026-01-01T00:00:00Z stderr F first\n2026-01-01T00:00:01Z stderr F no space left on device\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -58,31 +58,31 @@ func TestDescribeStaticPods(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name    string
-		runtime someRuntime
+		runtime fakeRuntime
 		want    string
 	}{
-		{"no runtime", someRuntime{}, ""},
-		{"nothing yet", someRuntime{pods: pods}, ""},
-		{"it ends again and again", someRuntime{pods: pods, log: log, containers: []*runtimeapi.Container{
+		{"no runtime", fakeRuntime{}, ""},
+		{"no containers", fakeRuntime{pods: pods}, ""},
+		{"exits repeatedly", fakeRuntime{pods: pods, log: log, containers: []*runtimeapi.Container{
 			container("etcd-m", "etcd", 2, exited), container("etcd-m", "etcd", 1, exited), container("web", "web", 5, exited),
-		}}, "etcd has ended 3 times, now with code 3: no space left on device"},
-		{"without a log", someRuntime{pods: pods, log: log + ".none", containers: []*runtimeapi.Container{container("etcd-m", "etcd", 0, exited)}},
-			"etcd has ended 1 times, now with code 3"},
-		{"it runs again", someRuntime{pods: pods, log: log, containers: []*runtimeapi.Container{
+		}}, "etcd has exited 3 times, last exit code 3: no space left on device"},
+		{"without a log", fakeRuntime{pods: pods, log: log + ".none", containers: []*runtimeapi.Container{container("etcd-m", "etcd", 0, exited)}},
+			"etcd has exited 1 times, last exit code 3"},
+		{"running again", fakeRuntime{pods: pods, log: log, containers: []*runtimeapi.Container{
 			container("etcd-m", "etcd", 1, exited), container("etcd-m", "etcd", 2, running),
 		}}, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got, err := describeStaticPods(t.Context(), &c.runtime)
+			got, err := describeExited(t.Context(), &c.runtime)
 			if got != c.want || (err != nil) != (c.runtime.pods == nil) {
-				t.Errorf("said %q, %v; want %q", got, err, c.want)
+				t.Errorf("got %q, %v; want %q", got, err, c.want)
 			}
 		})
 	}
 }
 
-// TestLastWords: what was panicked with says more than the stack below it.
-func TestLastWords(t *testing.T) {
+// TestLastLogLine checks that the line of a panic is returned instead of the stack trace below it.
+func TestLastLogLine(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "", "2026-01-01T00:00:00Z stderr F first\n2026-01-01T00:00:01Z stderr F last\n": "last",
 		"2026-01-01T00:00:00Z stderr F panic: out of cheese\n2026-01-01T00:00:01Z stderr F \n2026-01-01T00:00:02Z stderr F goroutine 1 [running]:\n": "panic: out of cheese",
@@ -92,28 +92,27 @@ func TestLastWords(t *testing.T) {
 		if err := os.WriteFile(log, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if got := lastWords(log); got != want {
-			t.Errorf("last words of %q are %q", text, got)
+		if got := lastLogLine(log); got != want {
+			t.Errorf("last log line of %q is %q", text, got)
 		}
 	}
 }
 
 func TestFailedChecks(t *testing.T) {
-	if got := failedChecks([]byte("[+]ping ok\n[-]etcd failed: reason withheld\n[-]informer-sync failed\nreadyz check failed\n")); got != "the API server is not ready for want of etcd, informer-sync" {
+	if got := failedChecks([]byte("[+]ping ok\n[-]etcd failed: reason withheld\n[-]informer-sync failed\nreadyz check failed\n")); got != "the API server is not ready, failed checks: etcd, informer-sync" {
 		t.Error(got)
 	}
 	if got := failedChecks([]byte("ok")); got != "" {
 		t.Error(got)
 	}
 	for body, want := range map[string]string{"it is just starting\n": "it is just starting", "": "", `{"kind":"Status"}`: "", "two\nlines": ""} {
-		if got := short([]byte(body)); got != want {
+		if got := shortLine([]byte(body)); got != want {
 			t.Errorf("%q: %q", body, got)
 		}
 	}
 }
 
-// TestDescribeManifests: what no pod can be made of is told with its file, whatever the
-// runtime says.
+// TestDescribeManifests checks that an invalid manifest is reported with its file name.
 func TestDescribeManifests(t *testing.T) {
 	l := layout.Under(t.TempDir())
 	if err := os.MkdirAll(l.StaticPods(), 0o755); err != nil {
@@ -123,7 +122,7 @@ func TestDescribeManifests(t *testing.T) {
 	if err := os.WriteFile(file, []byte("kind: Pod\n spec: {}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := StaticPods(t.Context(), l); !strings.HasPrefix(got, "the manifest "+file+" is not run: reading the manifest: yaml: line 2: ") {
-		t.Errorf("said %q", got)
+	if got := StaticPodProblems(t.Context(), l); !strings.HasPrefix(got, "manifest "+file+" is not run: decoding manifest: yaml: line 2: ") {
+		t.Errorf("got %q", got)
 	}
 }

@@ -1,5 +1,6 @@
-// Package pidlock says which process is the one of its name: who holds the lock on a
-// PID file, how it is ended, and whose turn it is to start a cluster or to take it away.
+// Package pidlock manages the locks of the processes of a node: a lock on a PID file for each
+// process, how the holder of such a lock is terminated, and the lock that prevents a cluster from
+// being started and stopped at the same time.
 package pidlock
 
 import (
@@ -16,23 +17,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lock is held by the one process of its name as long as it lives: an
-// flock on its PID file, which the kernel lets go of however the process ends.
+// Lock is an flock on the PID file of a process. The kernel releases it when the process exits.
 type Lock struct{ file *os.File }
 
-// ErrHeld says that another process has the lock.
+// ErrHeld is returned if another process holds the lock.
 var ErrHeld = errors.New("held by another process")
 
-// Take takes the lock and writes the PID, or returns ErrHeld.
-func Take(path string) (*Lock, error) {
+// Acquire takes the lock and writes the PID to the file. It returns ErrHeld if another process holds
+// the lock.
+func Acquire(path string) (*Lock, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("making the directory of the PID file: %w", err)
+		return nil, fmt.Errorf("creating the directory of the PID file: %w", err)
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("opening the PID file: %w", err)
 	}
-	if err := lockAlone(f); err != nil {
+	if err := lockExclusive(f); err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -43,9 +44,9 @@ func Take(path string) (*Lock, error) {
 	return &Lock{file: f}, nil
 }
 
-// lockAlone locks f, or returns ErrHeld. Who only asks for the holder has the lock
-// for an instant, too, with others who ask, and is waited for.
-func lockAlone(f *os.File) error {
+// lockExclusive locks f exclusively, or returns ErrHeld. Processes that call Holder hold a shared lock
+// for a short time; lockExclusive waits for these.
+func lockExclusive(f *os.File) error {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if errors.Is(err, unix.EWOULDBLOCK) {
@@ -54,7 +55,7 @@ func lockAlone(f *os.File) error {
 			}
 			if err == nil {
 				if err = unix.Flock(int(f.Fd()), unix.LOCK_UN); err == nil {
-					time.Sleep(rand.N(time.Millisecond)) // another may do just the same
+					time.Sleep(rand.N(time.Millisecond)) // another process may do the same
 					continue
 				}
 			}
@@ -71,18 +72,17 @@ func writeAt0(f *os.File, text string) error {
 	return err
 }
 
-// Release lets go of the lock. The file stays, for removing it could take
-// another's lock away.
+// Release releases the lock. The file is kept, because another process may have locked it by then.
 func (l *Lock) Release() {
 	_ = l.file.Truncate(0)
 	l.file.Close()
 }
 
-// dyingTime bounds the wait for the end of a process that was killed.
-const dyingTime = 10 * time.Second
+// exitTimeout limits how long Holder waits for the exit of a killed process.
+const exitTimeout = 10 * time.Second
 
-// Holder returns the PID of the process that holds the lock at path, 0 if
-// nobody does. One that was killed is not counted, and waited for.
+// Holder returns the PID of the process that holds the lock at path, or 0 if there is none. If that
+// process was killed, Holder waits for its exit.
 func Holder(path string) (int, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -92,37 +92,37 @@ func Holder(path string) (int, error) {
 		return 0, fmt.Errorf("opening the PID file: %w", err)
 	}
 	defer f.Close()
-	deadline := time.Now().Add(dyingTime)
+	deadline := time.Now().Add(exitTimeout)
 	for {
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err == nil {
 			return 0, nil
 		} else if !errors.Is(err, unix.EWOULDBLOCK) {
-			return 0, fmt.Errorf("asking for the lock of %s: %w", path, err)
+			return 0, fmt.Errorf("checking the lock of %s: %w", path, err)
 		}
 		data, err := os.ReadFile(path)
 		if err != nil {
 			return 0, fmt.Errorf("reading the PID file: %w", err)
 		}
 		pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
-		// It names nobody for an instant after it is locked and before it is let go.
+		// The file is empty for a short time after locking and before releasing.
 		if err != nil && time.Now().After(deadline) {
-			return 0, fmt.Errorf("%s is held, but names no process: %w", path, err)
+			return 0, fmt.Errorf("%s is locked but contains no PID: %w", path, err)
 		}
-		if err == nil && (!dying(pid) || time.Now().After(deadline)) {
+		if err == nil && (!exiting(pid) || time.Now().After(deadline)) {
 			return pid, nil
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
 }
 
-// dying tells whether a process was killed and is only not gone yet: a large one
-// needs a moment to give its memory back, and its locks are the last to go.
-func dying(pid int) bool {
+// exiting reports whether a process was killed or is exiting. A process with much memory needs some
+// time to exit, and the kernel releases its locks at the end.
+func exiting(pid int) bool {
 	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil {
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 		if len(fields) > 6 {
-			const exiting = 4 // PF_EXITING of <linux/sched.h>
-			if flags, err := strconv.ParseUint(fields[6], 10, 32); err == nil && flags&exiting != 0 {
+			const pfExiting = 4 // PF_EXITING in <linux/sched.h>
+			if flags, err := strconv.ParseUint(fields[6], 10, 32); err == nil && flags&pfExiting != 0 {
 				return true
 			}
 		}
@@ -140,8 +140,8 @@ func dying(pid int) bool {
 				return true
 			}
 		case "SigPnd", "ShdPnd":
-			// That of the whole process stays until its end: the thread has
-			// taken its own some time before it is seen to exit.
+			// ShdPnd (process-wide) stays set until the exit. A thread clears SigPnd some time
+			// before it is reported as exiting.
 			pending, err := strconv.ParseUint(value, 16, 64)
 			if err == nil && pending&(1<<(unix.SIGKILL-1)) != 0 {
 				return true

@@ -13,16 +13,16 @@ import (
 	"time"
 )
 
-func TestLockIsHeldOnce(t *testing.T) {
+func TestAcquire(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.pid")
 	if pid, err := Holder(path); pid != 0 || err != nil {
-		t.Fatalf("holder of nothing: %d, %v", pid, err)
+		t.Fatalf("holder of a missing file: %d, %v", pid, err)
 	}
-	lock, err := Take(path)
+	lock, err := Acquire(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Take(path); !errors.Is(err, ErrHeld) {
+	if _, err := Acquire(path); !errors.Is(err, ErrHeld) {
 		t.Errorf("taken twice: %v", err)
 	}
 	if pid, err := Holder(path); pid != os.Getpid() || err != nil {
@@ -34,14 +34,14 @@ func TestLockIsHeldOnce(t *testing.T) {
 	}
 }
 
-// Who asks for the holder keeps nobody from becoming it, and is never told of one
-// that names nobody.
-func TestAskingForTheHolder(t *testing.T) {
+// TestHolderDuringAcquire checks that Holder neither prevents other processes from taking the lock
+// nor returns an error while they do.
+func TestHolderDuringAcquire(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "x.pid")
 	var stop atomic.Bool
-	var asking sync.WaitGroup
+	var readers sync.WaitGroup
 	for range 4 {
-		asking.Go(func() {
+		readers.Go(func() {
 			for !stop.Load() {
 				if pid, err := Holder(path); err != nil || pid != 0 && pid != os.Getpid() {
 					t.Errorf("holder %d, %v", pid, err)
@@ -51,60 +51,59 @@ func TestAskingForTheHolder(t *testing.T) {
 		})
 	}
 	for range 500 {
-		lock, err := Take(path)
+		lock, err := Acquire(path)
 		if err != nil {
-			t.Errorf("taking what nobody has: %v", err)
+			t.Errorf("taking a free lock: %v", err)
 			break
 		}
 		lock.Release()
 	}
 	stop.Store(true)
-	asking.Wait()
+	readers.Wait()
 }
 
-func TestEndProcess(t *testing.T) {
+func TestTerminate(t *testing.T) {
 	cmd := exec.Command("sleep", "60")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	who := func() (int, error) { return cmd.Process.Pid, nil }
-	if err := End(ctx, cmd.Process.Pid, func() (int, error) { return 1, nil }); err != nil {
+	holder := func() (int, error) { return cmd.Process.Pid, nil }
+	if err := Terminate(ctx, cmd.Process.Pid, func() (int, error) { return 1, nil }); err != nil {
 		t.Error(err)
 	}
 	time.Sleep(10 * time.Millisecond)
-	if err := cmd.Process.Signal(syscall.Signal(0)); err != nil || dying(cmd.Process.Pid) {
-		t.Errorf("a process was ended that had only got the number: %v", err)
+	if err := cmd.Process.Signal(syscall.Signal(0)); err != nil || exiting(cmd.Process.Pid) {
+		t.Errorf("process with a reused PID was terminated: %v", err)
 	}
-	if err := End(ctx, cmd.Process.Pid, who); err != nil {
+	if err := Terminate(ctx, cmd.Process.Pid, holder); err != nil {
 		t.Error(err)
 	}
 	_ = cmd.Wait()
-	if err := End(ctx, cmd.Process.Pid, who); err != nil {
-		t.Errorf("ending what has ended: %v", err)
+	if err := Terminate(ctx, cmd.Process.Pid, holder); err != nil {
+		t.Errorf("terminating an exited process: %v", err)
 	}
 }
 
-// TestDying tells a process that was killed from one that lives: its lock may be
-// the last to go.
-func TestDying(t *testing.T) {
+// TestExiting checks that a killed process is distinguished from a running one.
+func TestExiting(t *testing.T) {
 	cmd := exec.Command("sleep", "100")
 	if err := cmd.Start(); err != nil {
 		t.Skip(err)
 	}
-	if dying(cmd.Process.Pid) {
-		t.Error("who lives is dying")
+	if exiting(cmd.Process.Pid) {
+		t.Error("running process is reported as exiting")
 	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	// Killed, a zombie, or gone: none of these comes back.
-	if !dying(cmd.Process.Pid) {
-		t.Error("who was killed is not dying")
+	// Killed, zombie, or no longer existing.
+	if !exiting(cmd.Process.Pid) {
+		t.Error("killed process is not reported as exiting")
 	}
 	_ = cmd.Wait()
-	if !dying(cmd.Process.Pid) {
-		t.Error("who is gone is not dying")
+	if !exiting(cmd.Process.Pid) {
+		t.Error("exited process is not reported as exiting")
 	}
 }

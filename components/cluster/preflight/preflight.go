@@ -1,4 +1,4 @@
-// Package preflight looks whether a machine can have a cluster before anything is
+// Package preflight checks whether a machine meets the requirements of a cluster before anything is
 // changed on it.
 package preflight
 
@@ -14,28 +14,27 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
-	"hyperkube/components/cluster/identity"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 	"hyperkube/manifests"
 )
 
-// minFreeDisk is what must be free where the data goes, in bytes: etcd and a
-// few images fit, and there is room for a clear error before all stops.
+// minFreeDisk is the free disk space that the first start requires, in bytes. It is enough for etcd
+// and some images.
 const minFreeDisk = 512 << 20
 
-// minFreeDiskAgain is what must be free for a cluster that is there: it may be just what
-// removes images and evicts pods, so that there is more again.
-const minFreeDiskAgain = 64 << 20
+// minFreeDiskRestart is the free disk space that later starts require, in bytes. It is lower, because
+// the running cluster can free disk space by removing images and evicting pods.
+const minFreeDiskRestart = 64 << 20
 
-// minMemory is what a machine must have of memory, in bytes: twice what a cluster of one
-// node takes before it has any pods of users.
+// minMemory is the memory that a machine must have, in bytes: twice the memory of a single-node
+// cluster without user workloads.
 const minMemory = 256 << 20
 
-// Check checks what this machine must have before anything is changed on
-// it, and returns all that is wrong at once.
+// Check checks the requirements of this machine and returns all problems as one error.
 func Check(l layout.Node, ports []int) error {
-	if err := command.NeedRoot(); err != nil {
+	if err := command.RequireRoot(); err != nil {
 		return err
 	}
 	var errs []error
@@ -48,24 +47,25 @@ func Check(l layout.Node, ports []int) error {
 	return command.PreflightError(errors.Join(errs...))
 }
 
-// CheckBut is Check as kubeadm's users know it: what is wrong is told with the names of
-// checks, all of it at once, and that of the checks of the names ignored, or of all where
-// "all" is among them, only to warn, as is what is worth a word on any machine. Names are
-// as kubeadm's, in any case; those of no check are passed over.
+// CheckIgnoring is like Check, but reports problems in the format of kubeadm, with the names of the
+// checks. Problems of checks in ignored are passed to warn instead; "all" ignores every check. The
+// names are those of kubeadm and not case-sensitive; unknown names have no effect. warn also gets
+// warnings that are never errors.
 //
 // https://kubernetes.io/docs/reference/setup-tools/kubeadm/kubeadm-init/
-func CheckBut(l layout.Node, ports []int, ignored []string, warn func(problem error)) error {
-	if err := command.NeedRoot(); err != nil {
+func CheckIgnoring(l layout.Node, ports []int, ignored []string, warn func(problem error)) error {
+	if err := command.RequireRoot(); err != nil {
 		return err
 	}
-	for _, p := range notes("/proc/swaps") {
+	for _, p := range warnings("/proc/swaps") {
 		warn(p)
 	}
-	return Fatal(check(l, ports), ignored, warn)
+	return FatalError(check(l, ports), ignored, warn)
 }
 
-// Fatal is an error of the problems, but for those that are ignored, which warn is told.
-func Fatal(problems []Problem, ignored []string, warn func(problem error)) error {
+// FatalError returns an error with all problems except the ignored ones, which it passes to warn. It
+// returns nil if there are no others.
+func FatalError(problems []Problem, ignored []string, warn func(problem error)) error {
 	var fatal []string
 	for _, p := range problems {
 		if slices.ContainsFunc(ignored, func(i string) bool { return strings.EqualFold(i, p.Check) || strings.EqualFold(i, "all") }) {
@@ -81,20 +81,20 @@ func Fatal(problems []Problem, ignored []string, warn func(problem error)) error
 		"[preflight] If you know what you are doing, you can make a check non-fatal with `--ignore-preflight-errors=...`", strings.Join(fatal, "")))
 }
 
-// Problem is what a check has found.
+// Problem is the result of a failed check.
 type Problem struct {
-	// Check is its name.
+	// Check is the name of the check.
 	Check string
 	error
 }
 
 func (p Problem) Unwrap() error { return p.error }
 
-// Found is what the check of that name has found.
-func Found(check string, err error) Problem { return Problem{check, err} }
+// NewProblem returns a Problem of the given check.
+func NewProblem(check string, err error) Problem { return Problem{check, err} }
 
-// Name is that of the check which has found a problem that warn of CheckBut was told.
-func Name(err error) string {
+// CheckName returns the name of the check that found err; "" if err is not a Problem.
+func CheckName(err error) string {
 	var p Problem
 	_ = errors.As(err, &p)
 	return p.Check
@@ -104,22 +104,22 @@ func check(l layout.Node, ports []int) []Problem {
 	problems := checkPorts(ports)
 	add := func(check string, err error) { problems = append(problems, Problem{check, err}) }
 	for _, path := range otherCluster(l) {
-		add("FileAvailable-"+strings.ReplaceAll(path, "/", "-"), fmt.Errorf("another cluster is on this machine: %s is there; take that cluster away first, with `kubeadm reset` for instance", path))
+		add("FileAvailable-"+strings.ReplaceAll(path, "/", "-"), fmt.Errorf("%s already exists: this machine belongs to another cluster; remove it first, for example with `kubeadm reset`", path))
 	}
 	for _, program := range []string{"iptables", "iptables-restore"} {
 		if _, err := exec.LookPath(program); err != nil {
-			add("FileExisting-"+program, fmt.Errorf("%s is not installed: install the package iptables", program))
+			add("FileExisting-"+program, fmt.Errorf("%s not found in system path; install the package iptables", program))
 		}
 	}
 	if data, err := os.ReadFile("/proc/filesystems"); err == nil && !strings.Contains(string(data), "\toverlay\n") {
-		// The module may be there without being loaded; modprobe tells.
+		// The kernel module may exist without being loaded.
 		if exec.Command("modprobe", "overlay").Run() != nil {
-			add("SystemVerification", errors.New("this kernel has no overlayfs: load the module overlay"))
+			add("SystemVerification", errors.New("the kernel does not support overlayfs; load the kernel module overlay"))
 		}
 	}
 	if err := CheckDisk(l); err != nil {
 		add("DiskSpace", err)
-	} else if dir := existing(l.Data); !holdsContainers(dir) {
+	} else if dir := nearestExisting(l.Data); !supportsOverlay(dir) {
 		if err := checkOverlay(dir); err != nil {
 			add("SystemVerification", err)
 		}
@@ -133,31 +133,32 @@ func check(l layout.Node, ports []int) []Problem {
 	return problems
 }
 
-// checkMemory looks at the memory of a machine, in bytes.
+// checkMemory checks the memory of a machine, in bytes.
 func checkMemory(total uint64) error {
 	if total < minMemory {
-		return fmt.Errorf("this machine has only %d MiB of memory: %d MiB are needed", total>>20, minMemory>>20)
+		return fmt.Errorf("the system RAM (%d MiB) is less than the minimum %d MiB", total>>20, minMemory>>20)
 	}
 	return nil
 }
 
-// notes are what is worth a word, and wrong on no machine. swaps is the kernel's list.
-func notes(swaps string) []Problem {
-	// The list has a heading.
+// warnings returns warnings that are never errors. swaps is the path of the kernel's list of swap
+// devices.
+func warnings(swaps string) []Problem {
+	// The first line is a heading.
 	if data, err := os.ReadFile(swaps); err != nil || strings.Count(strings.TrimSpace(string(data)), "\n") == 0 {
 		return nil
 	}
-	return []Problem{{"Swap", errors.New("swap is on: pods have none of it, but with memorySwap.swapBehavior LimitedSwap of the KubeletConfiguration")}}
+	return []Problem{{"Swap", errors.New("swap is enabled, but pods cannot use it; to allow this, set memorySwap.swapBehavior to LimitedSwap in the KubeletConfiguration")}}
 }
 
-// otherCluster names the files that some other Kubernetes keeps where this one
-// would keep its own things. Only a first start looks: later ones find what is theirs.
+// otherCluster returns the files of another Kubernetes installation in the directories of this one.
+// It only checks before the first start, because later the files belong to this installation.
 func otherCluster(l layout.Node) []string {
-	if isKnown(l) {
+	if hasCluster(l) {
 		return nil
 	}
 	paths := []string{filepath.Join(l.Kubelet, "config.yaml")} // kubeadm and most others
-	if !identity.SignsElsewhere(l) {                           // else it is brought before init
+	if !clusterconfig.HasExternalCA(l) {                       // with an external CA, the user provides it before init
 		paths = append(paths, filepath.Join(l.Etc, "kubelet.conf"))
 	}
 	for _, name := range manifests.Components() {
@@ -169,13 +170,13 @@ func otherCluster(l layout.Node) []string {
 	})
 }
 
-// isKnown tells whether this machine has a cluster already, or is of one.
-func isKnown(l layout.Node) bool {
-	_, ours, err := identity.Load(l)
-	return ours || err != nil || identity.HasJoined(l)
+// hasCluster reports whether this machine already belongs to a cluster of this program.
+func hasCluster(l layout.Node) bool {
+	_, ours, err := clusterconfig.Load(l)
+	return ours || err != nil || clusterconfig.HasJoined(l)
 }
 
-// checkPorts tells which ports are taken, and by whom.
+// checkPorts reports ports that are in use, and the processes that use them.
 func checkPorts(ports []int) []Problem {
 	var problems []Problem
 	for _, port := range ports {
@@ -184,8 +185,8 @@ func checkPorts(ports []int) []Problem {
 			listener.Close()
 			continue
 		}
-		if who := listenerOf(port); who != "" {
-			err = fmt.Errorf("port %d is taken by %s: stop it first", port, who)
+		if owner := listenerOf(port); owner != "" {
+			err = fmt.Errorf("port %d is in use by %s; stop it first", port, owner)
 		} else {
 			err = fmt.Errorf("port %d cannot be used: %w", port, err)
 		}
@@ -194,9 +195,9 @@ func checkPorts(ports []int) []Problem {
 	return problems
 }
 
-// listenerOf names the process that listens on a TCP port, "" if it cannot be
-// told. It asks as this thread: /proc/net is of the process's first one, which may
-// have been in another network namespace and be left there.
+// listenerOf returns the name and PID of the process that listens on a TCP port; "" if unknown. It
+// reads the tables of the current thread, because /proc/net shows those of the main thread, which
+// may be in another network namespace.
 func listenerOf(port int) string {
 	inodes := map[string]bool{}
 	for _, table := range []string{"/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"} {
@@ -225,8 +226,8 @@ func listenerOf(port int) string {
 	return ""
 }
 
-// existing is path or, if it is not there yet, the nearest folder above it.
-func existing(path string) string {
+// nearestExisting returns path, or its nearest parent directory that exists.
+func nearestExisting(path string) string {
 	for path != "/" {
 		if _, err := os.Stat(path); err == nil {
 			break
@@ -236,10 +237,9 @@ func existing(path string) string {
 	return path
 }
 
-// holdsContainers tells whether dir is on a file system that is known to hold
-// what containers write. Making an overlay to find out takes a tenth of a
-// second on a busy machine, which a start on a common one does not pay.
-func holdsContainers(dir string) bool {
+// supportsOverlay reports whether the file system of dir is known to support an overlay. That
+// avoids creating one to find out, which takes 0.1 s on a busy machine.
+func supportsOverlay(dir string) bool {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
 		return false
@@ -251,48 +251,63 @@ func holdsContainers(dir string) bool {
 	return false
 }
 
-// checkOverlay tries whether the file system of dir can hold what containers
-// write: an overlay, another one's above all, cannot. The overlay that is made
-// to find out is mounted nowhere.
+// checkOverlay checks whether the file system of dir supports the writable layer of an overlay,
+// which for example another overlay does not. It creates an overlay but does not mount it.
 func checkOverlay(dir string) (err error) {
 	probe, err := os.MkdirTemp(dir, ".hyperkube-probe-")
 	if err != nil {
-		return fmt.Errorf("writing below %s: %w", dir, err)
+		return fmt.Errorf("creating a directory in %s: %w", dir, err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(probe)) }()
 	fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
-		return nil // an old kernel, or one whose lack of overlays was told
+		return nil // an old kernel, or overlayfs is missing, which is another check
 	}
 	defer unix.Close(fd)
 	for _, option := range []string{"lowerdir", "upperdir", "workdir"} {
 		sub := filepath.Join(probe, option)
 		if err := os.Mkdir(sub, 0o700); err != nil {
-			return fmt.Errorf("writing below %s: %w", dir, err)
+			return fmt.Errorf("creating a directory in %s: %w", dir, err)
 		}
 		if err := unix.FsconfigSetString(fd, option, sub); err != nil {
-			return fmt.Errorf("the file system of %s cannot hold containers (overlayfs: %s: %w): choose another with --root, or mount a volume there if this is a container", dir, option, err)
+			return fmt.Errorf("the file system of %s does not support overlayfs (%s: %w); choose another directory with --root, or mount a volume there if this is a container", dir, option, err)
 		}
 	}
 	if err := unix.FsconfigCreate(fd); err != nil {
-		return fmt.Errorf("the file system of %s cannot hold containers (overlayfs: %w): choose another with --root, or mount a volume there if this is a container", dir, err)
+		return fmt.Errorf("the file system of %s does not support overlayfs (%w); choose another directory with --root, or mount a volume there if this is a container", dir, err)
 	}
 	return nil
 }
 
-// CheckDisk looks at the file system that the data is or will be on.
+// diskSpaceError is the error for a file system with too little free space, in bytes. errors.Is reports
+// that it is unix.ENOSPC.
+type diskSpaceError struct {
+	path           string
+	free, required uint64
+}
+
+// Error implements error.
+func (e *diskSpaceError) Error() string {
+	return fmt.Sprintf("%s has only %d MiB of free disk space, at least %d MiB are required", e.path, e.free>>20, e.required>>20)
+}
+
+// Is implements the interface of errors.Is.
+func (e *diskSpaceError) Is(target error) bool { return target == unix.ENOSPC }
+
+// CheckDisk checks the free space of the file system of the data directory, and whether it is
+// writable.
 func CheckDisk(l layout.Node) error {
-	least := uint64(minFreeDisk)
-	if isKnown(l) {
-		least = minFreeDiskAgain
+	required := uint64(minFreeDisk)
+	if hasCluster(l) {
+		required = minFreeDiskRestart
 	}
-	path := existing(l.Data)
+	path := nearestExisting(l.Data)
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return fmt.Errorf("asking for the free space of %s: %w", path, err)
+		return fmt.Errorf("getting the free disk space of %s: %w", path, err)
 	}
-	if free := st.Bavail * uint64(st.Bsize); free < least {
-		return fmt.Errorf("%s has only %d MiB free: %d MiB are needed", path, free>>20, least>>20)
+	if free := st.Bavail * uint64(st.Bsize); free < required {
+		return &diskSpaceError{path: path, free: free, required: required}
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
 		return fmt.Errorf("%s is mounted read-only", path)

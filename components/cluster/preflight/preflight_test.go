@@ -11,11 +11,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"hyperkube/components/cluster/identity"
-	"hyperkube/internal/layout"
+	"hyperkube/components/cluster/clusterconfig"
+	"hyperkube/internal/host/layout"
 )
 
-func TestTakenPortNamesItsOwner(t *testing.T) {
+func TestPortInUse(t *testing.T) {
 	listener, err := net.Listen("tcp", ":0")
 	if err != nil {
 		t.Fatal(err)
@@ -28,14 +28,14 @@ func TestTakenPortNamesItsOwner(t *testing.T) {
 	}
 	listener.Close()
 	if problems := checkPorts([]int{port}); len(problems) > 0 {
-		t.Errorf("problems %v with a port that is free", problems)
+		t.Errorf("problems %v with a free port", problems)
 	}
 }
 
-// TestIgnored: what is found by checks that are ignored is told, and is no error.
+// TestIgnored checks that problems of ignored checks are warnings instead of errors.
 func TestIgnored(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("others than root may not begin")
+		t.Skip("needs root")
 	}
 	listener, err := net.Listen("tcp", ":0")
 	if err != nil {
@@ -51,16 +51,16 @@ func TestIgnored(t *testing.T) {
 	if err := os.WriteFile(config, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	taken, other := "Port-"+strconv.Itoa(port), "FileAvailable-"+strings.ReplaceAll(config, "/", "-")
+	inUse, other := "Port-"+strconv.Itoa(port), "FileAvailable-"+strings.ReplaceAll(config, "/", "-")
 	for _, c := range []struct{ ignored, wrong []string }{
-		{nil, []string{taken, other}},
-		{[]string{strings.ToLower(taken), "Swap"}, []string{other}},
-		{[]string{other}, []string{taken}},
+		{nil, []string{inUse, other}},
+		{[]string{strings.ToLower(inUse), "Swap"}, []string{other}},
+		{[]string{other}, []string{inUse}},
 		{[]string{"ALL"}, nil},
 	} {
 		var warned []string
-		err := CheckBut(l, []int{port}, c.ignored, func(problem error) { warned = append(warned, Name(problem)) })
-		for _, name := range []string{taken, other} {
+		err := CheckIgnoring(l, []int{port}, c.ignored, func(problem error) { warned = append(warned, CheckName(problem)) })
+		for _, name := range []string{inUse, other} {
 			wrong := slices.Contains(c.wrong, name)
 			if found := err != nil && strings.Contains(err.Error(), "\t[ERROR "+name+"]: "); found != wrong || slices.Contains(warned, name) == wrong {
 				t.Errorf("ignoring %v: %v, warned of %v; want %s wrong: %v", c.ignored, err, warned, name, wrong)
@@ -71,8 +71,8 @@ func TestIgnored(t *testing.T) {
 
 func TestOtherCluster(t *testing.T) {
 	l := layout.Under(t.TempDir())
-	if who := otherCluster(l); len(who) > 0 {
-		t.Errorf("%s on an empty machine", who)
+	if found := otherCluster(l); len(found) > 0 {
+		t.Errorf("%s on an empty machine", found)
 	}
 	config := filepath.Join(l.Kubelet, "config.yaml")
 	if err := os.MkdirAll(l.Kubelet, 0o755); err != nil {
@@ -88,30 +88,29 @@ func TestOtherCluster(t *testing.T) {
 	if err := os.WriteFile(manifest, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if who := otherCluster(l); !slices.Equal(who, []string{config, manifest}) {
-		t.Errorf("found %q", who)
+	if found := otherCluster(l); !slices.Equal(found, []string{config, manifest}) {
+		t.Errorf("found %q", found)
 	}
-	// What is ours stays ours.
+	// The files of this installation are no problem.
 	if err := os.MkdirAll(l.Data, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := (identity.Cluster{NodeName: "n"}).Save(l); err != nil {
+	if err := (clusterconfig.Cluster{NodeName: "n"}).Save(l); err != nil {
 		t.Fatal(err)
 	}
-	if who := otherCluster(l); len(who) > 0 {
-		t.Errorf("%s though the cluster is ours", who)
+	if found := otherCluster(l); len(found) > 0 {
+		t.Errorf("%s although the cluster is ours", found)
 	}
 }
 
-// TestDisk: a first start wants room, one of a cluster that is there only what it needs to
-// make room.
+// TestDisk checks that the first start requires more free disk space than later ones.
 func TestDisk(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting needs root")
 	}
 	for _, c := range []struct {
 		size         string
-		first, again bool // fine
+		first, again bool // whether the check succeeds
 	}{
 		{"size=600m", true, true},
 		{"size=256m", false, true},
@@ -126,7 +125,7 @@ func TestDisk(t *testing.T) {
 		check := func(when string, fine bool) {
 			t.Helper()
 			err := CheckDisk(l)
-			if (err == nil) != fine || err != nil && !strings.Contains(err.Error(), "MiB are needed") {
+			if (err == nil) != fine || err != nil && !strings.Contains(err.Error(), "MiB are required") {
 				t.Errorf("%s, %s: %v", c.size, when, err)
 			}
 		}
@@ -134,7 +133,7 @@ func TestDisk(t *testing.T) {
 		if err := os.MkdirAll(l.Data, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if err := (identity.Cluster{NodeName: "n"}).Save(l); err != nil {
+		if err := (clusterconfig.Cluster{NodeName: "n"}).Save(l); err != nil {
 			t.Fatal(err)
 		}
 		check("again", c.again)
@@ -147,10 +146,10 @@ func TestDisk(t *testing.T) {
 	}
 }
 
-// TestWhatHoldsContainers mounts an overlay, on which there can be no other.
-func TestWhatHoldsContainers(t *testing.T) {
-	if holdsContainers("/proc/self") {
-		t.Error("procfs holds containers")
+// TestSupportsOverlay mounts an overlay, which does not support another overlay.
+func TestSupportsOverlay(t *testing.T) {
+	if supportsOverlay("/proc/self") {
+		t.Error("procfs is reported to support overlays")
 	}
 	if os.Geteuid() != 0 {
 		t.Skip("mounting needs root")
@@ -171,28 +170,28 @@ func TestWhatHoldsContainers(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if holdsContainers(sub("merged")) {
-		t.Error("an overlay is taken to hold containers")
+	if supportsOverlay(sub("merged")) {
+		t.Error("an overlay is reported to support overlays")
 	}
-	if err := checkOverlay(sub("merged")); err == nil || !strings.Contains(err.Error(), "choose another with --root") {
-		t.Errorf("an overlay above another: %v", err)
+	if err := checkOverlay(sub("merged")); err == nil || !strings.Contains(err.Error(), "choose another directory with --root") {
+		t.Errorf("overlay on an overlay: %v", err)
 	}
 	if err := checkOverlay(dir); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestMemory: what has too little of it says how much is needed.
+// TestMemory checks that the error contains the required memory.
 func TestMemory(t *testing.T) {
-	if err := checkMemory(minMemory - 1); err == nil || !strings.Contains(err.Error(), "256 MiB are needed") {
-		t.Errorf("a byte too little: %v", err)
+	if err := checkMemory(minMemory - 1); err == nil || !strings.Contains(err.Error(), "minimum 256 MiB") {
+		t.Errorf("one byte too little: %v", err)
 	}
 	if err := checkMemory(minMemory); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestSwap: it is worth a word where there is some.
+// TestSwap checks that enabled swap is a warning.
 func TestSwap(t *testing.T) {
 	list := filepath.Join(t.TempDir(), "swaps")
 	for text, want := range map[string]int{
@@ -202,7 +201,7 @@ func TestSwap(t *testing.T) {
 		if err := os.WriteFile(list, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if found := notes(list); len(found) != want || want > 0 && Name(found[0]) != "Swap" {
+		if found := warnings(list); len(found) != want || want > 0 && CheckName(found[0]) != "Swap" {
 			t.Errorf("%q: %v", text, found)
 		}
 	}

@@ -11,26 +11,26 @@ import (
 	"strings"
 	"syscall"
 
-	"hyperkube/internal/cgroup"
+	"hyperkube/internal/host/cgroup"
 )
 
-// stepsFD is the descriptor on which a process started in the background tells
-// its steps; stepsEnv says that there is one.
+// stepsFD is the descriptor to which a process started in the background writes its steps. stepsEnv
+// is the environment variable that announces it.
 const (
 	stepsFD  = 3
 	stepsEnv = "HYPERKUBE_STEPS_FD"
 )
 
-// StartBackground starts this program again with args, apart from the terminal
-// and writing to logFile, and passes on its steps until it is ready. When ctx
-// ends first, it is asked to stop. env is what its environment has besides ours.
-func StartBackground(ctx context.Context, args []string, logFile string, tell func(Step), env ...string) error {
+// StartBackground starts this program with args in a new session, with logFile as output, and
+// passes its steps to send until it is ready. If ctx is done first, the process gets SIGTERM. env
+// is added to its environment.
+func StartBackground(ctx context.Context, args []string, logFile string, send func(Step), env ...string) error {
 	self, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("finding this program: %w", err)
+		return fmt.Errorf("finding the hyperkube binary: %w", err)
 	}
 	if err := os.MkdirAll(filepath.Dir(logFile), 0o755); err != nil {
-		return fmt.Errorf("making the log directory: %w", err)
+		return fmt.Errorf("creating the log directory: %w", err)
 	}
 	log, err := os.OpenFile(logFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -39,11 +39,11 @@ func StartBackground(ctx context.Context, args []string, logFile string, tell fu
 	defer log.Close()
 	before, err := log.Seek(0, io.SeekEnd)
 	if err != nil {
-		return fmt.Errorf("looking for the end of the log: %w", err)
+		return fmt.Errorf("getting the size of the log: %w", err)
 	}
 	r, w, err := os.Pipe()
 	if err != nil {
-		return fmt.Errorf("making a pipe: %w", err)
+		return fmt.Errorf("creating a pipe: %w", err)
 	}
 	defer r.Close()
 	cmd := exec.Command(self, args...)
@@ -58,22 +58,24 @@ func StartBackground(ctx context.Context, args []string, logFile string, tell fu
 	}
 	w.Close()
 	if groups, err := cgroup.Open(); err == nil {
-		_ = outlive(groups, cmd.Process.Pid) // where it may not go it stays
+		_ = moveToRootCgroup(groups, cmd.Process.Pid) // on failure, it stays in its cgroup
 	}
-	told := make(chan error, 1)
-	go func() { told <- receiveSteps(r, tell) }()
+	result := make(chan error, 1)
+	go func() { result <- receiveSteps(r, send) }()
 	select {
-	case err := <-told:
+	case err := <-result:
 		if errors.Is(err, io.ErrUnexpectedEOF) {
-			ended := fmt.Errorf("the process in the background ended before it was ready (%w): see %s", cmd.Wait(), logFile)
+			exited := fmt.Errorf("the background process exited before it was ready (%w); see %s", cmd.Wait(), logFile)
 			if last := lastError(logFile, before); last != "" {
-				ended = fmt.Errorf("%w, where it says: %s", ended, last)
+				exited = fmt.Errorf("%w, last error: %s", exited, last)
 			}
-			return ended
+			return exited
 		}
 		if err == nil {
-			// It is nobody's child from now on.
-			return cmd.Process.Release()
+			// A parent that keeps running, such as a main process that starts additional nodes,
+			// reaps it.
+			go func() { _ = cmd.Wait() }()
+			return nil
 		}
 		_ = cmd.Wait()
 		return err
@@ -84,8 +86,8 @@ func StartBackground(ctx context.Context, args []string, logFile string, tell fu
 	}
 }
 
-// lastError is the last error that was written to a log after offset bytes, or
-// what a panic begins with; empty if there is none in its last 64 KB.
+// lastError returns the last error message that was logged after offset bytes, or the first line of
+// a panic. It reads at most the last 64 KB, and returns "" if there is none.
 func lastError(logFile string, offset int64) string {
 	f, err := os.Open(logFile)
 	if err != nil {
@@ -104,33 +106,33 @@ func lastError(logFile string, offset int64) string {
 	last := ""
 	for line := range strings.Lines(string(data)) {
 		line = strings.TrimSpace(line)
-		if _, said, isError := strings.Cut(line, " level=ERROR "); isError {
-			last = said
+		if _, message, isError := strings.Cut(line, " level=ERROR "); isError {
+			last = message
 		}
 		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {
-			return line // what follows are stacks
+			return line // the stack trace follows
 		}
 	}
 	return last
 }
 
-// outlive takes a process out of the cgroup of who started it, such as a session's
-// that a service manager ends with all processes in it. In hierarchies of version 1
-// there is one such cgroup for each controller, and leaving them all takes long.
-func outlive(groups *cgroup.Manager, pid int) error {
+// moveToRootCgroup moves a process out of the cgroup of its parent, which may be a session that a service
+// manager terminates with all its processes. It does nothing with cgroup v1, because that has a
+// hierarchy for each controller and leaving all of them is slow.
+func moveToRootCgroup(groups *cgroup.Manager, pid int) error {
 	if !groups.Unified() {
 		return nil
 	}
-	return groups.Enter("/", pid)
+	return groups.AddProcess("/", pid)
 }
 
-// ToStarter returns where to tell steps when this process was started by
-// StartBackground, or false.
-func ToStarter() (func(Step), bool) {
+// ParentSteps returns a function that sends steps to the process that started this one with
+// StartBackground; false if it was not started like that.
+func ParentSteps() (func(Step), bool) {
 	if os.Getenv(stepsEnv) == "" {
 		return nil, false
 	}
-	_ = os.Unsetenv(stepsEnv) // fails for a name that is none
+	_ = os.Unsetenv(stepsEnv) // fails only for an invalid name
 	syscall.CloseOnExec(stepsFD)
 	return sendSteps(os.NewFile(stepsFD, "steps")), true
 }

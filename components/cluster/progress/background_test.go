@@ -6,12 +6,11 @@ import (
 	"strings"
 	"testing"
 
-	"hyperkube/internal/cgroup"
+	"hyperkube/internal/host/cgroup"
 )
 
-// TestOutlive: what runs in the background is not in the cgroup of a session that
-// may be ended with all in it.
-func TestOutlive(t *testing.T) {
+// TestMoveToRootCgroup checks that a background process leaves the cgroup of a session.
+func TestMoveToRootCgroup(t *testing.T) {
 	for kind, want := range map[string]string{"cgroup2": "4711", "cgroup": ""} {
 		root := t.TempDir()
 		for _, file := range []string{"cgroup.controllers", "cgroup.procs"} {
@@ -23,7 +22,7 @@ func TestOutlive(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := outlive(groups, 4711); err != nil {
+		if err := moveToRootCgroup(groups, 4711); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := os.ReadFile(filepath.Join(root, "cgroup.procs")); err != nil || string(got) != want {
@@ -32,10 +31,10 @@ func TestOutlive(t *testing.T) {
 	}
 }
 
-// TestLastError: why a process in the background has ended is the last error of its own run,
-// not of one before.
+// TestLastError checks that the last error of the current run is returned, not one of an earlier
+// run.
 func TestLastError(t *testing.T) {
-	const before = "time=1 level=ERROR msg=\"of the run before\"\n"
+	const before = "time=1 level=ERROR msg=\"of an earlier run\"\n"
 	for name, c := range map[string]struct{ log, want string }{
 		"nothing":     {"", ""},
 		"no error":    {"time=1 level=INFO msg=fine\n", ""},
@@ -54,6 +53,6 @@ func TestLastError(t *testing.T) {
 		})
 	}
 	if got := lastError(filepath.Join(t.TempDir(), "none"), 0); got != "" {
-		t.Errorf("of no log: %q", got)
+		t.Errorf("without a log: %q", got)
 	}
 }

@@ -5,11 +5,11 @@ import (
 	"testing"
 )
 
-// FuzzSteps reads whatever a started process may tell of its steps.
+// FuzzSteps decodes the steps of a background process.
 func FuzzSteps(f *testing.F) {
 	f.Add(`{"text":"a"}` + "\n" + `{"ready":true}`)
 	f.Add("panic: everything\n")
 	f.Fuzz(func(_ *testing.T, text string) {
-		_ = receiveSteps(strings.NewReader(text), func(s Step) { _ = human(s.Took) })
+		_ = receiveSteps(strings.NewReader(text), func(s Step) { _ = formatDuration(s.Took) })
 	})
 }

@@ -1,5 +1,5 @@
-// Package progress tells what happens to whoever waits for it: a terminal, the
-// process that started this one in the background, or systemd.
+// Package progress reports the progress of a start to a terminal, to the process that started this
+// one in the background, or to systemd.
 package progress
 
 import (
@@ -14,53 +14,53 @@ import (
 	"hyperkube/components/cluster/command"
 )
 
-// Step is one thing that `up` has done, told as it happens.
+// Step is a progress message about the start of a node, usually that a step has completed.
 type Step struct {
-	// Text says what was done, e.g. "etcd is ready".
+	// Text describes the step, e.g. "etcd is ready".
 	Text string `json:"text"`
 	// At is the time since the start.
 	At time.Duration `json:"at"`
-	// Took is how long the step itself took; zero: not known.
+	// Took is the duration of the step; 0 if unknown.
 	Took time.Duration `json:"took,omitempty"`
-	// Waiting: nothing was done, and Text says what is waited for.
+	// Waiting means that Text describes what the start is waiting for, not a completed step.
 	Waiting bool `json:"waiting,omitempty"`
-	// Ready ends the steps: the cluster is up.
+	// Ready marks the last step of a successful start.
 	Ready bool `json:"ready,omitempty"`
-	// Error ends the steps: it is not going to be. Code is the exit code.
+	// Error marks the last step of a failed start. Code is the exit code.
 	Error string `json:"error,omitempty"`
 	Code  int    `json:"code,omitempty"`
 }
 
-// Steps tells what happens to whoever waits: a terminal or the process that
-// started this one. Safe for several goroutines.
+// Steps reports steps to a terminal or to the process that started this one. It is safe for
+// concurrent use.
 type Steps struct {
-	mu    sync.Mutex // guards tell
-	tell  func(Step)
+	mu    sync.Mutex // serializes calls of send
+	send  func(Step)
 	start time.Time
 }
 
-// New tells steps from now on.
-func New(tell func(Step)) *Steps { return &Steps{tell: tell, start: time.Now()} }
+// New returns Steps that pass each step to send. The start time is now.
+func New(send func(Step)) *Steps { return &Steps{send: send, start: time.Now()} }
 
-// Done tells of a step that began at the given time.
+// Done reports a completed step that began at the given time.
 func (s *Steps) Done(began time.Time, format string, args ...any) {
 	s.Send(Step{Text: fmt.Sprintf(format, args...), Took: time.Since(began)})
 }
 
-// Fail tells that it is not going to be, with the exit code of the error.
+// Fail reports a failed start, with the exit code of err.
 func (s *Steps) Fail(err error) {
 	s.Send(Step{Error: err.Error(), Code: command.ExitCode(err)})
 }
 
-// Send tells a step, at this time.
+// Send sets st.At to the time since the start and passes st to the function given to New.
 func (s *Steps) Send(st Step) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st.At = time.Since(s.start)
-	s.tell(st)
+	s.send(st)
 }
 
-// Print writes a step for people.
+// Print returns a function that writes steps as text to w.
 func Print(w io.Writer) func(Step) {
 	return func(s Step) {
 		switch {
@@ -68,22 +68,22 @@ func Print(w io.Writer) func(Step) {
 		case s.Waiting:
 			fmt.Fprintf(w, "  %s\n", s.Text)
 		case s.Ready:
-			fmt.Fprintf(w, "%s after %s\n", s.Text, human(s.At))
+			fmt.Fprintf(w, "%s after %s\n", s.Text, formatDuration(s.At))
 		default:
-			fmt.Fprintf(w, "  %-58s %8s\n", s.Text, human(s.Took))
+			fmt.Fprintf(w, "  %-58s %8s\n", s.Text, formatDuration(s.Took))
 		}
 	}
 }
 
-func human(d time.Duration) string {
+func formatDuration(d time.Duration) string {
 	if d < time.Second {
 		return fmt.Sprintf("%d ms", d.Milliseconds())
 	}
 	return fmt.Sprintf("%.2f s", d.Seconds())
 }
 
-// sendSteps writes steps as JSON lines. A reader that has gone away is no
-// error: the cluster comes up all the same.
+// sendSteps returns a function that writes steps as JSON lines to f. Write errors are ignored,
+// because the start continues without a reader.
 func sendSteps(f *os.File) func(Step) {
 	enc := json.NewEncoder(f)
 	return func(s Step) {
@@ -94,16 +94,16 @@ func sendSteps(f *os.File) func(Step) {
 	}
 }
 
-// receiveSteps calls tell for each step until one ends them. The error is that
-// of the process, or tells that it ended without a word.
-func receiveSteps(r io.Reader, tell func(Step)) error {
+// receiveSteps calls send for each step until the last one. It returns the error of a failed start,
+// or io.ErrUnexpectedEOF if the process exited without a last step.
+func receiveSteps(r io.Reader, send func(Step)) error {
 	scan := bufio.NewScanner(r)
 	for scan.Scan() {
 		var s Step
 		if err := json.Unmarshal(scan.Bytes(), &s); err != nil {
-			return fmt.Errorf("reading what the started process tells: %w", err)
+			return fmt.Errorf("reading the steps of the background process: %w", err)
 		}
-		tell(s)
+		send(s)
 		if s.Error != "" {
 			return command.WithCode(fmt.Errorf("%s", s.Error), s.Code)
 		}
@@ -112,7 +112,7 @@ func receiveSteps(r io.Reader, tell func(Step)) error {
 		}
 	}
 	if err := scan.Err(); err != nil {
-		return fmt.Errorf("reading what the started process tells: %w", err)
+		return fmt.Errorf("reading the steps of the background process: %w", err)
 	}
 	return io.ErrUnexpectedEOF
 }

@@ -10,7 +10,7 @@ import (
 	"hyperkube/components/cluster/command"
 )
 
-func TestStepsTravel(t *testing.T) {
+func TestSendAndReceiveSteps(t *testing.T) {
 	var out bytes.Buffer
 	r, w := io.Pipe()
 	go func() {
@@ -26,6 +26,6 @@ func TestStepsTravel(t *testing.T) {
 		t.Errorf("printed %q", out.String())
 	}
 	if err := receiveSteps(strings.NewReader(""), Print(&out)); !errors.Is(err, io.ErrUnexpectedEOF) {
-		t.Errorf("silence: %v", err)
+		t.Errorf("no steps: %v", err)
 	}
 }

@@ -6,8 +6,8 @@ import (
 	"os"
 )
 
-// NotifySystemd tells systemd of a change of state, when it started this
-// process and waits for that (sd_notify(3)).
+// NotifySystemd sends a state change such as "READY=1" to systemd, see sd_notify(3). It does nothing
+// if this process is not a systemd service of type notify.
 func NotifySystemd(state string) {
 	address := os.Getenv("NOTIFY_SOCKET")
 	if address == "" {
@@ -15,11 +15,11 @@ func NotifySystemd(state string) {
 	}
 	conn, err := net.Dial("unixgram", address)
 	if err != nil {
-		slog.Warn("telling systemd failed", "err", err)
+		slog.Warn("notifying systemd failed", "err", err)
 		return
 	}
 	defer conn.Close()
 	if _, err := conn.Write([]byte(state)); err != nil {
-		slog.Warn("telling systemd failed", "err", err)
+		slog.Warn("notifying systemd failed", "err", err)
 	}
 }

@@ -27,7 +27,7 @@ func TestNotifySystemd(t *testing.T) {
 			t.Errorf("%s: got %q, %v", address, got[:n], err)
 		}
 	}
-	// Without systemd, or with one that is gone, nothing happens.
+	// Without systemd, or without its socket, nothing happens.
 	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "gone"))
 	NotifySystemd("READY=1")
 	os.Unsetenv("NOTIFY_SOCKET")

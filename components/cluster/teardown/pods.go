@@ -13,43 +13,43 @@ import (
 	"hyperkube/components/kubelet/cri"
 )
 
-// stopGrace is how many seconds a container has to end by itself on `down`.
-const stopGrace = 10
+// stopGracePeriod is the grace period of containers on `down`, in seconds.
+const stopGracePeriod = 10
 
-// graceOf is how many seconds a container of a pod with these labels has to end by
-// itself. DNS would answer on for some, and nobody is left to ask.
-func graceOf(labels map[string]string) int64 {
+// gracePeriod returns the grace period of containers in a pod with these labels, in seconds. It is 0
+// for cluster DNS, which otherwise keeps answering for some seconds although no client is left.
+func gracePeriod(labels map[string]string) int64 {
 	if labels["k8s-app"] == "kube-dns" && labels[cri.LabelPodNamespace] == "kube-system" {
 		return 0
 	}
-	return stopGrace
+	return stopGracePeriod
 }
 
-// stages are the parts of a control plane's static pods that are stopped after
-// all else, in this order: what is left of the others' requests is answered.
-var stages = []string{"kube-apiserver", "etcd"}
+// finalStages are the components of a control plane in static pods that are stopped last, in this order.
+// So they can still answer the requests of the other pods.
+var finalStages = []string{"kube-apiserver", "etcd"}
 
-// stageOf tells when a pod is stopped.
+// stageOf returns the stage in which a pod is stopped.
 func stageOf(labels map[string]string) int {
 	if labels["tier"] != "control-plane" {
 		return 0
 	}
-	return 1 + slices.Index(stages, labels["component"])
+	return 1 + slices.Index(finalStages, labels["component"])
 }
 
-// removalPatience bounds the removal of one pod.
-const removalPatience = 2 * time.Minute
+// removalTimeout limits the removal of one pod.
+const removalTimeout = 2 * time.Minute
 
-// removePods stops and removes everything that the runtime runs, etcd last.
-// Before etcd it calls last, if that is not nil. It goes on after an error, and returns all.
+// removePods stops and removes all pods of the runtime, etcd last. Before it stops etcd, it calls
+// last, if that is not nil. It continues after errors and returns all of them.
 func removePods(ctx context.Context, runtime runtimeapi.RuntimeServiceClient, last func()) (int, error) {
 	sandboxes, err := runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
 		return 0, fmt.Errorf("listing pods: %w", err)
 	}
-	stage, grace := map[string]int{}, map[string]int64{} // by sandbox
+	stage, grace := map[string]int{}, map[string]int64{} // by sandbox ID
 	for _, s := range sandboxes.Items {
-		stage[s.Id], grace[s.Id] = stageOf(s.Labels), graceOf(s.Labels)
+		stage[s.Id], grace[s.Id] = stageOf(s.Labels), gracePeriod(s.Labels)
 	}
 	containers, err := runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{
 		Filter: &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}},
@@ -58,14 +58,14 @@ func removePods(ctx context.Context, runtime runtimeapi.RuntimeServiceClient, la
 		return 0, fmt.Errorf("listing containers: %w", err)
 	}
 	stopErrs := make([]error, len(containers.Containers))
-	for now := 0; now <= len(stages); now++ {
-		if now == len(stages) && last != nil {
+	for current := 0; current <= len(finalStages); current++ {
+		if current == len(finalStages) && last != nil {
 			last()
 		}
 		var group errgroup.Group
 		group.SetLimit(32)
 		for i, c := range containers.Containers {
-			if stage[c.PodSandboxId] != now {
+			if stage[c.PodSandboxId] != current {
 				continue
 			}
 			group.Go(func() error {
@@ -75,9 +75,9 @@ func removePods(ctx context.Context, runtime runtimeapi.RuntimeServiceClient, la
 				return nil
 			})
 		}
-		_ = group.Wait() // stopErrs has them
+		_ = group.Wait() // stopErrs contains the errors
 	}
-	// One that cannot be removed must not keep the others.
+	// A pod that cannot be removed must not prevent the removal of others.
 	errs := make([]error, len(sandboxes.Items))
 	var group errgroup.Group
 	group.SetLimit(16)
@@ -87,13 +87,13 @@ func removePods(ctx context.Context, runtime runtimeapi.RuntimeServiceClient, la
 			return nil
 		})
 	}
-	_ = group.Wait() // errs has them
+	_ = group.Wait() // errs contains the errors
 	return len(sandboxes.Items), errors.Join(append(stopErrs, errs...)...)
 }
 
-// removePod stops and removes a sandbox with all that is in it.
+// removePod stops and removes a pod sandbox with its containers.
 func removePod(ctx context.Context, runtime runtimeapi.RuntimeServiceClient, s *runtimeapi.PodSandbox) error {
-	ctx, cancel := context.WithTimeout(ctx, removalPatience)
+	ctx, cancel := context.WithTimeout(ctx, removalTimeout)
 	defer cancel()
 	if _, err := runtime.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: s.Id}); err != nil {
 		return fmt.Errorf("stopping pod %s/%s: %w", s.Metadata.Namespace, s.Metadata.Name, err)

@@ -12,7 +12,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// brokenRuntime has three pods of a container each, and cannot stop what is "bad".
+// brokenRuntime has three pods with a container each, and cannot stop those with the ID "bad".
 type brokenRuntime struct {
 	runtimeapi.RuntimeServiceClient
 
@@ -20,7 +20,7 @@ type brokenRuntime struct {
 	removed []string
 }
 
-var errStuck = errors.New("it is stuck")
+var errStuck = errors.New("stuck")
 
 func (*brokenRuntime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest, ...grpc.CallOption) (*runtimeapi.ListPodSandboxResponse, error) {
 	out := &runtimeapi.ListPodSandboxResponse{}
@@ -54,7 +54,7 @@ func (*brokenRuntime) StopPodSandbox(_ context.Context, r *runtimeapi.StopPodSan
 
 func (b *brokenRuntime) RemovePodSandbox(ctx context.Context, r *runtimeapi.RemovePodSandboxRequest, _ ...grpc.CallOption) (*runtimeapi.RemovePodSandboxResponse, error) {
 	if _, bounded := ctx.Deadline(); !bounded {
-		return nil, errors.New("a removal that may take for ever")
+		return nil, errors.New("removal without a timeout")
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -62,15 +62,16 @@ func (b *brokenRuntime) RemovePodSandbox(ctx context.Context, r *runtimeapi.Remo
 	return &runtimeapi.RemovePodSandboxResponse{}, ctx.Err()
 }
 
-// TestRemovePods: a pod that cannot be ended keeps no other, nor the machine from leaving.
+// TestRemovePods checks that a pod that cannot be stopped affects neither other pods nor the call
+// of last.
 func TestRemovePods(t *testing.T) {
 	runtime, left := &brokenRuntime{}, false
 	_, err := removePods(context.Background(), runtime, func() { left = true })
 	if !errors.Is(err, errStuck) || !strings.Contains(err.Error(), "stopping container bad") || !strings.Contains(err.Error(), "stopping pod default/bad") {
-		t.Errorf("told %v", err)
+		t.Errorf("error %v", err)
 	}
 	slices.Sort(runtime.removed)
 	if !slices.Equal(runtime.removed, []string{"one", "two"}) || !left {
-		t.Errorf("removed are %v; the machine left: %v", runtime.removed, left)
+		t.Errorf("removed %v; last called: %v", runtime.removed, left)
 	}
 }

@@ -1,4 +1,4 @@
-// Package teardown ends what runs on a machine and takes it away: stop, down and reset.
+// Package teardown stops and removes what runs on a machine: the commands stop, down and reset.
 package teardown
 
 import (
@@ -13,41 +13,41 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
-	"hyperkube/components/cluster/identity"
-	"hyperkube/components/cluster/masters"
+	"hyperkube/components/cluster/controlplane"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/runtime/runtimeclient"
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/kubeconfig"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/credentials/kubeconfig"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/layout"
 )
 
-// journals are the processes that change the host: kubelet and proxy, in one
-// process or apart, and the runtime.
+// journals are the names of the journals of host changes: those of the kubelet and kube-proxy,
+// which run in one or in separate processes, and of the runtime.
 var journals = []string{"node", "runtime", "cni"}
 
-// StopTimeout bounds how long the main process may take to stop.
+// StopTimeout limits how long the main process may take to stop.
 const StopTimeout = 30 * time.Second
 
-// NewStop makes the command `stop`.
+// NewStop returns the command `stop`.
 func NewStop() *cobra.Command {
-	return command.OnHost("stop", "Stop the control plane and the kubelet; pods go on", func(ctx context.Context, out io.Writer, l layout.Node) error {
+	return command.NewHostCommand("stop", "Stop the control plane and the kubelet; pods keep running", func(ctx context.Context, out io.Writer, l layout.Node) error {
 		if stopped, err := node.StopUnit(ctx, l); err != nil || stopped {
 			if err == nil {
-				fmt.Fprintln(out, "systemd has stopped the unit of this node")
+				fmt.Fprintln(out, "stopped the systemd unit of this node")
 			}
 			return err
 		}
-		return errors.Join(StopMain(ctx, out, l), stopFurther(ctx, out, l))
+		return errors.Join(StopMain(ctx, out, l), stopAdditionalNodes(ctx, out, l))
 	})
 }
 
-// StopMain ends the main process.
+// StopMain stops the main process.
 func StopMain(ctx context.Context, out io.Writer, l layout.Node) error {
-	who := func() (int, error) { return pidlock.Holder(l.PIDFile(layout.MainProcess)) }
-	pid, err := who()
+	holder := func() (int, error) { return pidlock.Holder(l.PIDFile(layout.MainProcess)) }
+	pid, err := holder()
 	if err != nil {
 		return err
 	}
@@ -57,17 +57,54 @@ func StopMain(ctx context.Context, out io.Writer, l layout.Node) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, StopTimeout)
 	defer cancel()
-	if err := pidlock.End(ctx, pid, who); err != nil {
+	if err := pidlock.Terminate(ctx, pid, holder); err != nil {
 		return fmt.Errorf("stopping hyperkube: %w", err)
 	}
-	fmt.Fprintln(out, "hyperkube has stopped")
+	fmt.Fprintln(out, "hyperkube stopped")
 	return nil
 }
 
-// NewDown makes the command `down`.
+// stoppingProcess is the main process after it has stopped its components; it may still have to reap its
+// children. Nil means that there is none.
+type stoppingProcess pidlock.Termination
+
+// terminateMain terminates the main process and waits until it has stopped its components.
+func terminateMain(ctx context.Context, out io.Writer, l layout.Node) (*stoppingProcess, error) {
+	ctx, cancel := context.WithTimeout(ctx, StopTimeout)
+	defer cancel()
+	pid, err := pidlock.Holder(l.PIDFile(layout.MainProcess))
+	if err != nil {
+		return nil, err
+	}
+	if pid == 0 {
+		fmt.Fprintln(out, "hyperkube is not running")
+		return nil, nil
+	}
+	e, err := pidlock.TerminateHolder(ctx, l.PIDFile(layout.MainProcess))
+	if err != nil {
+		return nil, fmt.Errorf("stopping hyperkube: %w", err)
+	}
+	fmt.Fprintln(out, "hyperkube stopped")
+	return (*stoppingProcess)(e), nil
+}
+
+// wait blocks until the process has exited.
+func (s *stoppingProcess) wait(ctx context.Context) error {
+	if s == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, StopTimeout)
+	defer cancel()
+	if err := (*pidlock.Termination)(s).Wait(ctx); err != nil {
+		return fmt.Errorf("waiting for hyperkube to exit: %w", err)
+	}
+	return nil
+}
+
+// NewDown returns the command `down`.
 func NewDown() *cobra.Command {
-	return command.OnHost("down", "Stop everything, pods too, and take back all changes to the host", func(ctx context.Context, out io.Writer, l layout.Node) error {
-		t, err := pidlock.TakeTurn(ctx, l, true)
+	return command.NewHostCommand("down", "Stop the cluster and its pods, and revert all changes to the host", func(ctx context.Context, out io.Writer, l layout.Node) error {
+		t, err := pidlock.AcquireLifecycle(ctx, l, true)
 		if err != nil {
 			return err
 		}
@@ -76,36 +113,41 @@ func NewDown() *cobra.Command {
 	})
 }
 
-// down, which needs the turn alone, stops the main process, the pods and the runtime, in this order so that
-// nobody starts what was just stopped, and takes back what they changed. leave is
-// called when nothing but etcd runs any more; it may be nil.
+// down stops the main process, the pods and the runtime, in this order so that nothing restarts
+// what was stopped, and reverts their changes to the host. The caller must hold the exclusive
+// lifecycle lock. leave is called when only etcd still runs; it may be nil.
 func down(ctx context.Context, out io.Writer, l layout.Node, leave func()) error {
 	if err := node.RemoveUnit(ctx, l); err != nil {
 		return err
 	}
-	if err := StopMain(ctx, out, l); err != nil {
+	main, err := terminateMain(ctx, out, l)
+	if err != nil {
 		return err
 	}
 	var errs []error
-	if err := downFurtherAll(ctx, out, l); err != nil {
+	if err := downAdditionalNodes(ctx, out, l); err != nil {
 		errs = append(errs, err)
 	}
 	if err := stopRuntime(ctx, out, l, leave); err != nil {
-		// What holds a pod may be broken: the journals know its cgroup.
+		// Continue: even if a pod cannot be stopped, the journals contain its cgroup.
+		errs = append(errs, err)
+	}
+	// The main process waits for the runtime if that is its child.
+	if err := main.wait(ctx); err != nil {
 		errs = append(errs, err)
 	}
 	for _, process := range append([]string{"nodes"}, journals...) {
-		if err := hostchange.Undo(ctx, l.Journal(process)); err != nil {
+		if err := hostjournal.Undo(ctx, l.Journal(process)); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := hostchange.RemoveTree(l.Run); err != nil {
+	if err := hostjournal.RemoveTree(l.Run); err != nil {
 		return fmt.Errorf("removing %s: %w", l.Run, err)
 	}
-	fmt.Fprintln(out, "all changes to this host are taken back")
+	fmt.Fprintln(out, "reverted all changes to this host")
 	return nil
 }
 
@@ -127,49 +169,49 @@ func stopRuntime(ctx context.Context, out io.Writer, l layout.Node, leave func()
 	defer cri.Close()
 	pods, podErr := removePods(ctx, cri, leave)
 	if podErr == nil && pods > 0 {
-		fmt.Fprintf(out, "%d pods have stopped\n", pods)
+		fmt.Fprintf(out, "%d pods stopped\n", pods)
 	}
-	ending, cancel := context.WithTimeout(ctx, StopTimeout)
+	stopCtx, cancel := context.WithTimeout(ctx, StopTimeout)
 	defer cancel()
-	if err := pidlock.End(ending, pid, func() (int, error) { return node.RuntimePID(l) }); err != nil {
+	if err := pidlock.Terminate(stopCtx, pid, func() (int, error) { return node.RuntimePID(l) }); err != nil {
 		return errors.Join(podErr, fmt.Errorf("stopping the container runtime: %w", err))
 	}
 	return podErr
 }
 
-// NewReset makes the command `reset`.
+// NewReset returns the command `reset`.
 func NewReset() *cobra.Command {
 	var dryRun bool
-	cmd := command.OnHost("reset", "Like down, and delete the cluster's data", func(ctx context.Context, out io.Writer, l layout.Node) error {
+	cmd := command.NewHostCommand("reset", "Stop the cluster, revert all changes to the host and delete the cluster's data", func(ctx context.Context, out io.Writer, l layout.Node) error {
 		if dryRun {
-			return rehearse(out, l)
+			return printDryRun(out, l)
 		}
-		t, err := pidlock.TakeTurn(ctx, l, true)
+		t, err := pidlock.AcquireLifecycle(ctx, l, true)
 		if err != nil {
 			return err
 		}
 		err = reset(ctx, out, l)
 		t.Remove()
-		removeEmpty(l)
+		removeEmptyParents(l)
 		return err
 	})
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "Change nothing, and print what would be done.")
-	cmd.Flags().BoolP("force", "f", false, "As with kubeadm, for scripts: nothing is asked for without it either.")
-	ignoreFlag(cmd)
-	cmd.AddCommand(newPhases())
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "Don't apply any changes; just output what would be done.")
+	cmd.Flags().BoolP("force", "f", false, "Accepted for compatibility with kubeadm. reset never prompts for confirmation.")
+	addIgnoreFlag(cmd)
+	cmd.AddCommand(newPhaseCommand())
 	return cmd
 }
 
-// ignoreFlag adds kubeadm's flag, which its users' scripts give.
-func ignoreFlag(cmd *cobra.Command) {
-	cmd.Flags().StringSlice("ignore-preflight-errors", nil, "As with kubeadm, for scripts: all that reset checks is who runs it, which cannot be ignored.")
+// addIgnoreFlag adds a flag of kubeadm, which scripts for kubeadm use.
+func addIgnoreFlag(cmd *cobra.Command) {
+	cmd.Flags().StringSlice("ignore-preflight-errors", nil, "Accepted for compatibility with kubeadm. The only check of reset, for root privileges, cannot be ignored.")
 }
 
 func reset(ctx context.Context, out io.Writer, l layout.Node) error {
-	return cleanup(ctx, out, l, func() { masters.Leave(ctx, out, l) })
+	return cleanup(ctx, out, l, func() { controlplane.LeaveEtcd(ctx, out, l) })
 }
 
-// cleanup is reset with whatever is to be done before etcd stops; leave may be nil.
+// cleanup runs reset. It calls leave before etcd stops; leave may be nil.
 func cleanup(ctx context.Context, out io.Writer, l layout.Node, leave func()) error {
 	if err := down(ctx, out, l, leave); err != nil {
 		return err
@@ -184,21 +226,20 @@ func cleanup(ctx context.Context, out io.Writer, l layout.Node, leave func()) er
 	if err := target.Remove(kubeconfig.DefaultName); err != nil {
 		return err
 	}
-	for _, dir := range dataOf(l) {
-		if err := hostchange.RemoveTree(dir); err != nil {
+	for _, dir := range dataDirs(l) {
+		if err := hostjournal.RemoveTree(dir); err != nil {
 			return fmt.Errorf("deleting data: %w", err)
 		}
 	}
-	fmt.Fprintln(out, "the cluster's data is deleted")
+	fmt.Fprintln(out, "deleted the cluster's data")
 	return nil
 }
 
-// dataOf are the folders of a cluster's data.
-func dataOf(l layout.Node) []string { return []string{l.Data, l.Kubelet, l.PodLogs, l.ContainerLogs} }
+// dataDirs returns the directories of a cluster's data.
+func dataDirs(l layout.Node) []string { return []string{l.Data, l.Kubelet, l.PodLogs, l.ContainerLogs} }
 
-// removeEmpty removes the folders that were only there for a cluster elsewhere
-// than in the usual places, the deeper first.
-func removeEmpty(l layout.Node) {
+// removeEmptyParents removes empty parent directories of a cluster with --root, the deepest first.
+func removeEmptyParents(l layout.Node) {
 	above := []string{filepath.Dir(l.Data), filepath.Dir(l.Kubelet), filepath.Dir(l.Run), filepath.Dir(l.PodLogs), filepath.Dir(filepath.Dir(l.Data)), filepath.Dir(l.Etc)}
 	for _, dir := range above {
 		if !slices.Contains([]string{"/var/lib", "/run", "/var/log", "/var", "/etc"}, dir) {
@@ -207,21 +248,21 @@ func removeEmpty(l layout.Node) {
 	}
 }
 
-// ofEtc is what init and join write below Etc.
-var ofEtc = []string{"pki", "manifests", "admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf", "proxy.conf", "kubelet.conf", "bootstrap-kubelet.conf"}
+// etcFiles are the files and directories that init and join write to Etc.
+var etcFiles = []string{"pki", "manifests", "admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf", "proxy.conf", "kubelet.conf", "bootstrap-kubelet.conf"}
 
-// removeEtc takes away what init and join have written below Etc. Only machines
-// that they have set up have anything of theirs there.
+// removeEtc deletes what init and join have written to Etc. On other machines, such files belong to
+// another program.
 func removeEtc(l layout.Node) error {
-	if !identity.HasJoined(l) {
+	if !clusterconfig.HasJoined(l) {
 		return nil
 	}
 	var errs []error
-	for _, name := range ofEtc {
+	for _, name := range etcFiles {
 		if err := os.RemoveAll(filepath.Join(l.Etc, name)); err != nil {
 			errs = append(errs, fmt.Errorf("removing %s: %w", filepath.Join(l.Etc, name), err))
 		}
 	}
-	_ = os.Remove(l.Etc) // others may have something there
+	_ = os.Remove(l.Etc) // fails if other files are left
 	return errors.Join(errs...)
 }

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestGateways holds by which addresses a node is known on machines that have none of a
-// family that its pods have.
-func TestGateways(t *testing.T) {
+// TestWithGateways checks the addresses of nodes on machines without addresses of an IP family that
+// their pods have.
+func TestWithGateways(t *testing.T) {
 	v4, v6 := netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7")
 	both := []string{"10.244.0.0/16", "fd00:10:244::/56"}
 	for _, c := range []struct {
@@ -17,10 +17,10 @@ func TestGateways(t *testing.T) {
 		pods    []string
 		want    string
 	}{
-		{"of both", []netip.Addr{v4, v6}, both, "[192.0.2.7 2001:db8::7]"},
-		{"without the second", []netip.Addr{v4}, both, "[192.0.2.7 fd00:10:244::1]"},
-		{"without the first", []netip.Addr{v6}, both, "[10.244.0.1 2001:db8::7]"},
-		{"without any", nil, both, "[10.244.0.1 fd00:10:244::1]"},
+		{"both families", []netip.Addr{v4, v6}, both, "[192.0.2.7 2001:db8::7]"},
+		{"without the second family", []netip.Addr{v4}, both, "[192.0.2.7 fd00:10:244::1]"},
+		{"without the first family", []netip.Addr{v6}, both, "[10.244.0.1 2001:db8::7]"},
+		{"without addresses", nil, both, "[10.244.0.1 fd00:10:244::1]"},
 		{"pods of one family", []netip.Addr{v4}, both[:1], "[192.0.2.7]"},
 		{"pods of the other family", nil, both[1:], "[fd00:10:244::1]"},
 	} {

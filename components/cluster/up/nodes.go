@@ -22,40 +22,39 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
-	"hyperkube/components/cluster/identity"
 	"hyperkube/components/cluster/localnodes"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/teardown"
 	"hyperkube/components/network"
-	"hyperkube/internal/atomicfile"
 	"hyperkube/internal/client"
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/kubeconfig"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/pki"
-	"hyperkube/internal/process"
+	"hyperkube/internal/credentials/kubeconfig"
+	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/host/atomicfile"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/process"
 )
 
-// furtherNodes is what a cluster keeps of the nodes that it has on this machine
-// besides the first.
-type furtherNodes struct {
-	// Count of nodes in all; the first is one.
+// additionalNodes is the saved configuration of the additional nodes on this machine.
+type additionalNodes struct {
+	// Count is the total number of nodes, including the first.
 	Count int `json:"count"`
-	// Subnet of the bridge that joins them.
+	// Subnet is the IPv4 subnet of the node bridge.
 	Subnet string `json:"subnet,omitempty"`
-	// Network is how nodes reach each other's pods; empty: the default.
+	// Network is how pod traffic between nodes is sent; the default mode if empty.
 	Network network.Mode `json:"network,omitempty"`
 }
 
-func furtherNodesFile(l layout.Node) string { return filepath.Join(l.Data, "nodes.json") }
+func additionalNodesFile(l layout.Node) string { return filepath.Join(l.Data, "nodes.json") }
 
-// loadFurtherNodes returns what is kept; a Count of one if nothing is.
-func loadFurtherNodes(l layout.Node) (furtherNodes, error) {
-	f := furtherNodes{Count: 1}
-	data, err := os.ReadFile(furtherNodesFile(l))
+// loadAdditionalNodes reads the saved configuration. The Count is 1 if there is none.
+func loadAdditionalNodes(l layout.Node) (additionalNodes, error) {
+	f := additionalNodes{Count: 1}
+	data, err := os.ReadFile(additionalNodesFile(l))
 	if errors.Is(err, os.ErrNotExist) {
 		return f, nil
 	}
@@ -63,19 +62,19 @@ func loadFurtherNodes(l layout.Node) (furtherNodes, error) {
 		err = json.Unmarshal(data, &f)
 	}
 	if err != nil {
-		return f, fmt.Errorf("reading how many nodes there are: %w", err)
+		return f, fmt.Errorf("reading the additional nodes: %w", err)
 	}
 	return f, nil
 }
 
-// maxLocalNodes is how many nodes `up` makes at most: more than the addresses
-// of the bridge allow is no use to anybody.
+// maxLocalNodes is the maximum of --nodes. It is lower than the number of addresses in the subnet
+// of the bridge.
 const maxLocalNodes = 100
 
-// wishFurtherNodes changes what is kept to count nodes in all and that mode of
-// the network, and returns it. What is zero stays as it is.
-func wishFurtherNodes(l layout.Node, count int, mode network.Mode) (furtherNodes, error) {
-	f, err := loadFurtherNodes(l)
+// updateAdditionalNodes sets the total number of nodes and the network mode in the saved configuration,
+// and returns it. Zero values keep the saved ones.
+func updateAdditionalNodes(l layout.Node, count int, mode network.Mode) (additionalNodes, error) {
+	f, err := loadAdditionalNodes(l)
 	if err != nil {
 		return f, err
 	}
@@ -97,77 +96,78 @@ func wishFurtherNodes(l layout.Node, count int, mode network.Mode) (furtherNodes
 	}
 	f.Count = count
 	if f.Subnet == "" && f.Count > 1 {
-		routes, err := identity.HostRoutes()
+		routes, err := clusterconfig.HostRoutes()
 		if err != nil {
 			return f, err
 		}
-		if f.Subnet, err = identity.FreeRange(routes, "192.168.94.0/24", "192.168.%d.0/24", 95); err != nil {
+		if f.Subnet, err = clusterconfig.FreeRange(routes, "192.168.94.0/24", "192.168.%d.0/24", 95); err != nil {
 			return f, err
 		}
 	}
 	data, err := json.MarshalIndent(f, "", "  ")
 	if err != nil {
-		return f, fmt.Errorf("keeping how many nodes there are: %w", err)
+		return f, fmt.Errorf("encoding the additional nodes: %w", err)
 	}
-	if err := atomicfile.Write(atomicfile.File{Path: furtherNodesFile(l), Data: append(data, '\n'), Mode: 0o644}); err != nil {
-		return f, fmt.Errorf("keeping how many nodes there are: %w", err)
+	if err := atomicfile.Write(atomicfile.File{Path: additionalNodesFile(l), Data: append(data, '\n'), Mode: 0o644}); err != nil {
+		return f, fmt.Errorf("saving the additional nodes: %w", err)
 	}
 	return f, nil
 }
 
-// furtherName is the name of the i-th further node.
-func furtherName(id identity.Cluster, i int) string { return fmt.Sprintf("%s-%d", id.NodeName, i+1) }
-
-// fleet brings the further nodes of a running cluster to their number.
-type fleet struct {
-	layout   layout.Node
-	identity identity.Cluster
-	wish     furtherNodes
-	ca       *pki.CA
-	kube     kubernetes.Interface
-	nodes    cache.SharedIndexInformer
-	steps    *progress.Steps
+// additionalNodeName returns the name of the i-th additional node.
+func additionalNodeName(id clusterconfig.Cluster, i int) string {
+	return fmt.Sprintf("%s-%d", id.NodeName, i+1)
 }
 
-// ensure starts those that are missing and removes those that are too many. It
-// returns when all are ready.
-func (f *fleet) ensure(ctx context.Context) error {
-	present, err := teardown.FurtherNumbers(f.layout)
+// nodeManager starts and removes the additional nodes of a running cluster.
+type nodeManager struct {
+	layout  layout.Node
+	cluster clusterconfig.Cluster
+	desired additionalNodes
+	ca      *pki.CA
+	kube    kubernetes.Interface
+	nodes   cache.SharedIndexInformer
+	steps   *progress.Steps
+}
+
+// ensure starts missing additional nodes and removes surplus ones. It returns when all are ready.
+func (f *nodeManager) ensure(ctx context.Context) error {
+	present, err := teardown.AdditionalNodeNumbers(f.layout)
 	if err != nil {
 		return err
 	}
-	bridged, err := f.bridged()
+	existing, err := f.existingNetwork()
 	if err != nil {
 		return err
 	}
-	if f.wish.Count < 2 && len(present) == 0 && bridged == nil {
+	if f.desired.Count < 2 && len(present) == 0 && existing == nil {
 		return nil
 	}
-	lock, err := pidlock.Take(f.layout.PIDFile("nodes"))
+	lock, err := pidlock.Acquire(f.layout.PIDFile("nodes"))
 	if errors.Is(err, pidlock.ErrHeld) {
-		return errors.New("another process starts or removes nodes of this cluster")
+		return errors.New("another process is starting or removing nodes of this cluster")
 	}
 	if err != nil {
 		return err
 	}
 	defer lock.Release()
-	whole := ctx
+	parent := ctx
 	group, ctx := errgroup.WithContext(ctx)
 	for _, i := range present {
-		if i >= f.wish.Count {
+		if i >= f.desired.Count {
 			group.Go(func() error { return f.remove(ctx, i) })
 		}
 	}
-	if f.wish.Count < 2 {
+	if f.desired.Count < 2 {
 		if err := group.Wait(); err != nil {
 			return err
 		}
-		if bridged == nil {
+		if existing == nil {
 			return nil
 		}
-		return bridged.RemoveBridge(whole)
+		return existing.RemoveBridge(parent)
 	}
-	machine, err := f.machine()
+	machine, err := f.openNetwork()
 	if err != nil {
 		return errors.Join(err, group.Wait())
 	}
@@ -175,27 +175,26 @@ func (f *fleet) ensure(ctx context.Context) error {
 	if err := machine.EnsureBridge(ctx); err != nil {
 		return errors.Join(err, group.Wait())
 	}
-	for i := 1; i < f.wish.Count; i++ {
+	for i := 1; i < f.desired.Count; i++ {
 		group.Go(func() error { return f.start(ctx, machine, i) })
 	}
 	return group.Wait()
 }
 
-// machine is the network of the nodes, and the journal of changes to it.
-func (f *fleet) machine() (*localnodes.Machine, error) {
+// openNetwork returns the network of the nodes with an open journal of host changes.
+func (f *nodeManager) openNetwork() (*localnodes.Network, error) {
 	m, err := f.network()
 	if err != nil {
 		return nil, err
 	}
-	m.Journal, err = hostchange.Open(f.layout.Journal("nodes"))
+	m.Journal, err = hostjournal.Open(f.layout.Journal("nodes"))
 	return m, err
 }
 
-// bridged is the network of the nodes, without a journal, while its bridge is there;
-// else nil.
-func (f *fleet) bridged() (*localnodes.Machine, error) {
-	if f.wish.Subnet == "" {
-		return nil, nil // there never were further nodes, or they got no network
+// existingNetwork returns the network of the nodes, without a journal, if its bridge exists; otherwise nil.
+func (f *nodeManager) existingNetwork() (*localnodes.Network, error) {
+	if f.desired.Subnet == "" {
+		return nil, nil // additional nodes were never created, or without a network
 	}
 	m, err := f.network()
 	if err != nil || !m.HasBridge() {
@@ -204,31 +203,31 @@ func (f *fleet) bridged() (*localnodes.Machine, error) {
 	return m, nil
 }
 
-// network is the network of the nodes, without a journal.
-func (f *fleet) network() (*localnodes.Machine, error) {
-	m := &localnodes.Machine{Layout: f.layout}
+// network returns the network of the nodes, without a journal.
+func (f *nodeManager) network() (*localnodes.Network, error) {
+	m := &localnodes.Network{Layout: f.layout}
 	var err error
-	if m.Subnet, err = netip.ParsePrefix(f.wish.Subnet); err != nil {
-		return nil, fmt.Errorf("%s: %w", furtherNodesFile(f.layout), err)
+	if m.Subnet, err = netip.ParsePrefix(f.desired.Subnet); err != nil {
+		return nil, fmt.Errorf("parsing the subnet in %s: %w", additionalNodesFile(f.layout), err)
 	}
-	if m.Subnet6, err = subnet6(m.Subnet, f.identity.PodCIDRs); err != nil {
+	if m.Subnet6, err = subnet6(m.Subnet, f.cluster.PodCIDRs); err != nil {
 		return nil, err
 	}
-	for _, text := range f.identity.PodCIDRs {
+	for _, text := range f.cluster.PodCIDRs {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
 			return nil, fmt.Errorf("pod CIDR: %w", err)
 		}
 		m.PodCIDRs = append(m.PodCIDRs, prefix.Masked())
 	}
-	if m.Own, err = identity.NodeAddresses(f.identity.PodCIDRs); err != nil {
+	if m.HostAddresses, err = clusterconfig.NodeAddresses(f.cluster.PodCIDRs); err != nil {
 		return nil, err
 	}
 	return m, nil
 }
 
-// subnet6 is the subnet of IPv6 that goes with one of IPv4, where pods have
-// addresses of that family: fd00:192:168:94::/64 with 192.168.94.0/24.
+// subnet6 returns the IPv6 subnet for an IPv4 subnet, e.g. fd00:192:168:94::/64 for
+// 192.168.94.0/24. It returns the zero Prefix if pods have no IPv6 CIDR.
 func subnet6(subnet netip.Prefix, pods []string) (netip.Prefix, error) {
 	if !slices.ContainsFunc(pods, func(cidr string) bool { return strings.Contains(cidr, ":") }) {
 		return netip.Prefix{}, nil
@@ -241,9 +240,9 @@ func subnet6(subnet netip.Prefix, pods []string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
-// furtherAddresses are those of the i-th further node that its Node tells: one of each
-// family that pods have, that of the primary one first.
-func furtherAddresses(machine *localnodes.Machine, i int) []string {
+// additionalNodeAddresses returns the addresses in the Node of the i-th additional node: one of each IP
+// family of the pod CIDRs, in their order.
+func additionalNodeAddresses(machine *localnodes.Network, i int) []string {
 	var out []string
 	for _, cidr := range machine.PodCIDRs {
 		for _, a := range machine.Addresses(i) {
@@ -255,11 +254,10 @@ func furtherAddresses(machine *localnodes.Machine, i int) []string {
 	return out
 }
 
-// start starts the i-th further node, unless it runs, and waits until it is
-// ready.
-func (f *fleet) start(ctx context.Context, machine *localnodes.Machine, i int) error {
+// start starts the i-th additional node, unless it runs, and waits until it is ready.
+func (f *nodeManager) start(ctx context.Context, machine *localnodes.Network, i int) error {
 	began := time.Now()
-	l, name := f.layout.Numbered(i), furtherName(f.identity, i)
+	l, name := f.layout.Numbered(i), additionalNodeName(f.cluster, i)
 	if err := machine.EnsureNode(i); err != nil {
 		return err
 	}
@@ -268,9 +266,9 @@ func (f *fleet) start(ctx context.Context, machine *localnodes.Machine, i int) e
 		return err
 	}
 	if pid != 0 {
-		// One of another build makes way; its pods go on.
+		// Replace a process of another build. Its pods keep running.
 		same, err := sameProgram(fmt.Sprintf("/proc/%d/exe", pid), "/proc/self/exe")
-		if err != nil && !errors.Is(err, process.ErrGone) {
+		if err != nil && !errors.Is(err, process.ErrNotFound) {
 			return fmt.Errorf("node %q: %w", name, err)
 		}
 		if !same {
@@ -288,7 +286,7 @@ func (f *fleet) start(ctx context.Context, machine *localnodes.Machine, i int) e
 		if f.layout != layout.Default() {
 			args = append(args, "--root="+strings.TrimSuffix(f.layout.Data, layout.Default().Data))
 		}
-		err := localnodes.AsNode(localnodes.Namespace(f.layout, i), name, func() error {
+		err := localnodes.InNodeNamespace(localnodes.Namespace(f.layout, i), name, func() error {
 			return progress.StartBackground(ctx, args, l.Log(layout.MainProcess), func(progress.Step) {})
 		})
 		if err != nil {
@@ -302,14 +300,14 @@ func (f *fleet) start(ctx context.Context, machine *localnodes.Machine, i int) e
 	return nil
 }
 
-// configure makes what the i-th further node's process needs on disk, and returns
-// its certificates.
-func (f *fleet) configure(machine *localnodes.Machine, i int) ([]*pki.Pair, error) {
-	l, name, addresses := f.layout.Numbered(i), furtherName(f.identity, i), furtherAddresses(machine, i)
+// configure writes the files that the process of the i-th additional node needs, and returns its
+// certificates.
+func (f *nodeManager) configure(machine *localnodes.Network, i int) ([]*pki.Pair, error) {
+	l, name, addresses := f.layout.Numbered(i), additionalNodeName(f.cluster, i), additionalNodeAddresses(machine, i)
 	o := node.Options{
 		Kubeconfig: filepath.Join(l.Data, "kubelet.conf"), ProxyKubeconfig: filepath.Join(l.Data, "proxy.conf"),
-		Name: name, IP: strings.Join(addresses, ","), DNS: []string{f.identity.DNSAddress}, Domain: f.identity.Domain,
-		ClusterCIDRs: f.identity.PodCIDRs, ClientCA: f.ca.CertFile, Network: string(f.wish.Network),
+		Name: name, IP: strings.Join(addresses, ","), DNS: []string{f.cluster.DNSAddress}, Domain: f.cluster.Domain,
+		ClusterCIDRs: f.cluster.PodCIDRs, ClientCA: f.ca.CertFile, Network: string(f.desired.Network),
 	}
 	serving, err := f.ca.EnsurePair(filepath.Join(l.PKI(), "kubelet"), pki.KubeletServer(name, slices.Concat(addresses, []string{"127.0.0.1", "localhost"})...))
 	if err != nil {
@@ -317,22 +315,22 @@ func (f *fleet) configure(machine *localnodes.Machine, i int) ([]*pki.Pair, erro
 	}
 	pairs := []*pki.Pair{serving}
 	o.CertFile, o.KeyFile = serving.CertFile, serving.KeyFile
-	for base, way := range map[string]struct {
+	for base, client := range map[string]struct {
 		spec pki.Spec
 		file string
 	}{
 		"kubelet-client": {pki.Node(name), o.Kubeconfig},
 		"proxy-client":   {pki.Client("system:kube-proxy"), o.ProxyKubeconfig},
 	} {
-		pair, err := f.ca.EnsurePair(filepath.Join(l.PKI(), base), way.spec)
+		pair, err := f.ca.EnsurePair(filepath.Join(l.PKI(), base), client.spec)
 		if err != nil {
 			return nil, err
 		}
 		pairs = append(pairs, pair)
-		if err := kubeconfig.Write(way.file, kubeconfig.Config{
-			Name: kubeconfig.DefaultName, User: way.spec.CommonName, CA: f.ca.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM,
+		if err := kubeconfig.Write(client.file, kubeconfig.Config{
+			Name: kubeconfig.DefaultName, User: client.spec.CommonName, CA: f.ca.CertPEM, Cert: pair.CertPEM, Key: pair.KeyPEM,
 			Server: fmt.Sprintf("https://%s:%d", machine.Gateway(), layout.PortAPIServer),
-			// The bridge may be younger than the server's certificate.
+			// The certificate of the API server may not contain the address of the bridge yet.
 			ServerName: "kubernetes",
 		}); err != nil {
 			return nil, err
@@ -341,13 +339,13 @@ func (f *fleet) configure(machine *localnodes.Machine, i int) ([]*pki.Pair, erro
 	return pairs, o.Save(l)
 }
 
-// remove takes the i-th further node out of the cluster and off the machine.
-// Its pods are deleted, so that others take their place. Its data goes last: by it
-// whoever comes after a kill knows that there is something left to do.
-func (f *fleet) remove(ctx context.Context, i int) error {
+// remove deletes the i-th additional node from the cluster and from the machine. It deletes the
+// node's pods, so that controllers replace them. It deletes the node's data last: after a crash,
+// the data shows that the removal is not complete.
+func (f *nodeManager) remove(ctx context.Context, i int) error {
 	began := time.Now()
-	name := furtherName(f.identity, i)
-	if err := teardown.DownFurther(ctx, io.Discard, f.layout, i); err != nil {
+	name := additionalNodeName(f.cluster, i)
+	if err := teardown.DownAdditionalNode(ctx, io.Discard, f.layout, i); err != nil {
 		return err
 	}
 	if err := f.kube.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
@@ -357,60 +355,61 @@ func (f *fleet) remove(ctx context.Context, i int) error {
 	if err != nil {
 		return fmt.Errorf("listing the pods of node %q: %w", name, err)
 	}
-	now := int64(0)
+	immediately := int64(0)
 	for i := range pods.Items {
 		p := &pods.Items[i]
-		err := f.kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now, Preconditions: &metav1.Preconditions{UID: &p.UID}})
+		err := f.kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &immediately, Preconditions: &metav1.Preconditions{UID: &p.UID}})
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return fmt.Errorf("deleting pod %s of node %q: %w", p.Name, name, err)
 		}
 	}
-	if err := hostchange.RemoveTree(f.layout.Numbered(i).Data); err != nil {
+	if err := hostjournal.RemoveTree(f.layout.Numbered(i).Data); err != nil {
 		return fmt.Errorf("deleting the data of node %q: %w", name, err)
 	}
-	f.steps.Done(began, "node %q is removed", name)
+	f.steps.Done(began, "node %q was removed", name)
 	return nil
 }
 
-// errJustStarting is what a second start is told while the first makes what both need.
-var errJustStarting = errors.New("the cluster is only just starting")
+// errStarting is the error of a second start while the first one has not created the files that
+// both need.
+var errStarting = errors.New("the cluster is still starting; try again later")
 
-// justStarting is err, or errJustStarting where a file was not there yet.
-func justStarting(err error) error {
+// startingError returns errStarting if err reports a missing file, otherwise err.
+func startingError(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return errJustStarting
+		return errStarting
 	}
 	return err
 }
 
-// changeNodes brings a cluster that runs to count nodes.
-func (o *upOptions) changeNodes(ctx context.Context, l layout.Node, s *progress.Steps) error {
-	t, err := pidlock.TakeTurn(ctx, l, false)
+// updateNodes changes the number of nodes of a running cluster.
+func (o *upOptions) updateNodes(ctx context.Context, l layout.Node, s *progress.Steps) error {
+	t, err := pidlock.AcquireLifecycle(ctx, l, false)
 	if err != nil {
 		return err
 	}
-	defer t.End()
-	f := fleet{layout: l, steps: s}
-	var there bool
-	if f.identity, there, err = identity.Load(l); err != nil || !there {
-		return errors.Join(err, errJustStarting)
+	defer t.Release()
+	f := nodeManager{layout: l, steps: s}
+	var found bool
+	if f.cluster, found, err = clusterconfig.Load(l); err != nil || !found {
+		return errors.Join(err, errStarting)
 	}
-	if f.wish, err = wishFurtherNodes(l, o.nodes, network.Mode(o.podNetwork)); err != nil {
+	if f.desired, err = updateAdditionalNodes(l, o.nodes, network.Mode(o.podNetwork)); err != nil {
 		return err
 	}
 	if f.ca, err = pki.LoadCA(filepath.Join(l.PKI(), "ca")); err != nil {
-		return justStarting(err)
+		return startingError(err)
 	}
 	var clients *client.Clients
-	if clients, err = node.ClientsOf("kubeconfig", identity.AdminKubeconfig(l), "hyperkube"); err != nil {
-		return justStarting(err)
+	if clients, err = node.NewClients("kubeconfig", clusterconfig.AdminKubeconfig(l), "hyperkube"); err != nil {
+		return startingError(err)
 	}
 	f.kube, f.nodes = clients.Kube, clients.Informers.Core().V1().Nodes().Informer()
 	informing, stop := context.WithCancel(ctx)
 	defer clients.Informers.Shutdown()
 	defer stop()
 	clients.Informers.StartWithContext(informing)
-	ctx, cancel := context.WithTimeout(ctx, progress.WaitBound)
+	ctx, cancel := context.WithTimeout(ctx, progress.DefaultTimeout)
 	defer cancel()
 	return f.ensure(ctx)
 }

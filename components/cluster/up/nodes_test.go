@@ -10,16 +10,17 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	"hyperkube/components/cluster/identity"
+	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/cluster/teardown"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
-// A further node whose removal was broken off is known until all of it is done.
-func TestRemovalThatIsBrokenOff(t *testing.T) {
+// TestIncompleteRemoval checks that an additional node is listed until its removal is
+// complete.
+func TestIncompleteRemoval(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("makes a network namespace")
+		t.Skip("creates a network namespace")
 	}
 	l := layout.Under(t.TempDir())
 	if err := os.MkdirAll(l.Numbered(1).Data, 0o755); err != nil {
@@ -32,18 +33,18 @@ func TestRemovalThatIsBrokenOff(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	f := fleet{layout: l, identity: identity.Cluster{NodeName: "n"}, wish: furtherNodes{Count: 1}, kube: kube, steps: progress.New(func(progress.Step) {})}
+	f := nodeManager{layout: l, cluster: clusterconfig.Cluster{NodeName: "n"}, desired: additionalNodes{Count: 1}, kube: kube, steps: progress.New(func(progress.Step) {})}
 	if err := f.ensure(context.Background()); err == nil {
-		t.Fatal("a node was removed without the API server")
+		t.Fatal("node removed without the API server")
 	}
-	if left, err := teardown.FurtherNumbers(l); err != nil || len(left) != 1 {
-		t.Fatalf("%v are left of the node, %v", left, err)
+	if left, err := teardown.AdditionalNodeNumbers(l); err != nil || len(left) != 1 {
+		t.Fatalf("listed nodes %v, %v", left, err)
 	}
 	refuse = false
 	if err := f.ensure(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if left, err := teardown.FurtherNumbers(l); err != nil || len(left) != 0 {
-		t.Errorf("%v are left, %v", left, err)
+	if left, err := teardown.AdditionalNodeNumbers(l); err != nil || len(left) != 0 {
+		t.Errorf("listed nodes %v, %v", left, err)
 	}
 }

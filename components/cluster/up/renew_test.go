@@ -10,30 +10,30 @@ import (
 	"testing"
 	"time"
 
-	"hyperkube/components/cluster/identity"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/pki"
-	"hyperkube/internal/testpki"
+	"hyperkube/components/cluster/clusterconfig"
+	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/testing/testpki"
 )
 
 func TestRenewCertificates(t *testing.T) {
 	c := &clusterRun{
-		layout: layout.Under(t.TempDir()), identity: identity.Cluster{NodeName: "n", ServiceCIDRs: []string{"10.96.0.0/16"}},
+		layout: layout.Under(t.TempDir()), cluster: clusterconfig.Cluster{NodeName: "n", ServiceCIDRs: []string{"10.96.0.0/16"}},
 		addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, log: slog.New(slog.DiscardHandler),
 	}
 	var err error
 	if c.pki, err = c.ensureCertificates(); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.ensureServing(); err != nil {
+	if err := c.ensureServingCertificate(); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.enter(); err != nil {
+	if err := c.writeKubeconfigs(); err != nil {
 		t.Fatal(err)
 	}
 	next, err := c.renewCertificates(t.Context(), nil)
 	if left := time.Until(next); err != nil || left < 200*24*time.Hour || left > 300*24*time.Hour {
-		t.Fatalf("the next is in %s, %v", left, err)
+		t.Fatalf("next renewal in %s, %v", left, err)
 	}
 	serving, err := c.kubeletServing()
 	if err != nil {
@@ -45,7 +45,7 @@ func TestRenewCertificates(t *testing.T) {
 	}
 	aged := []*pki.Pair{c.pki.APIServer, c.pki.APIServerKubeletClient, serving, admin}
 	for _, pair := range aged {
-		testpki.Age(t, c.pki.CA, pair)
+		testpki.ReplaceByExpiring(t, c.pki.CA, pair)
 	}
 	if _, err := c.renewCertificates(t.Context(), nil); err != nil {
 		t.Fatal(err)
@@ -57,13 +57,13 @@ func TestRenewCertificates(t *testing.T) {
 		}
 		cert, err := pki.ParseCertificate(data)
 		if err != nil || time.Until(cert.NotAfter) < 300*24*time.Hour || cert.Equal(pair.Cert) {
-			t.Errorf("%s ends at %s, %v", filepath.Base(pair.CertFile), cert.NotAfter, err)
+			t.Errorf("%s expires at %s, %v", filepath.Base(pair.CertFile), cert.NotAfter, err)
 		}
 	}
-	if shown := c.serving.Load().Leaf; shown.Equal(serving.Cert) {
-		t.Error("the kubelet shows the old certificate")
+	if shown := c.servingCert.Load().Leaf; shown.Equal(serving.Cert) {
+		t.Error("the kubelet serves the old certificate")
 	}
-	data, err := os.ReadFile(identity.AdminKubeconfig(c.layout))
+	data, err := os.ReadFile(clusterconfig.AdminKubeconfig(c.layout))
 	if err != nil {
 		t.Fatal(err)
 	}

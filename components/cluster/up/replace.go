@@ -17,25 +17,26 @@ import (
 
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/cluster/teardown"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/process"
 )
 
-// replaceEnv names the main process, of another build, whose place the one that
-// is started in the background is to take.
+// replaceEnv is the environment variable with the PID of the main process, of another build, that
+// the new background process replaces.
 const replaceEnv = "HYPERKUBE_REPLACE_PID"
 
-// predecessor is a main process that another build of this program is.
+// predecessor is a running main process of another build of this program.
 type predecessor struct {
 	pid int
-	// args are what it was started with, after the command's name.
+	// args are its arguments after the command name.
 	args []string
-	// foreground: whoever started it waits for its end, and starts it again.
+	// foreground is true if the process runs in the foreground. Its service manager then waits for
+	// its exit and restarts it.
 	foreground bool
 }
 
-// findPredecessor tells whether the process is an `up` of another build. It
-// returns process.ErrGone when it has ended.
+// findPredecessor reports whether the process is an `up` of another build. It returns
+// process.ErrNotFound if the process has exited.
 func findPredecessor(pid int) (p predecessor, found bool, err error) {
 	same, err := sameProgram(fmt.Sprintf("/proc/%d/exe", pid), "/proc/self/exe")
 	if err != nil || same {
@@ -43,7 +44,7 @@ func findPredecessor(pid int) (p predecessor, found bool, err error) {
 	}
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
-		return p, false, goneOr(err)
+		return p, false, notFoundOr(err)
 	}
 	words := strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
 	if len(words) < 2 || words[1] != "up" {
@@ -56,34 +57,34 @@ func findPredecessor(pid int) (p predecessor, found bool, err error) {
 	return p, true, nil
 }
 
-// goneOr is process.ErrGone for what cannot be read of a process that has ended.
-func goneOr(err error) error {
+// notFoundOr returns process.ErrNotFound if err shows that the process has exited, otherwise err.
+func notFoundOr(err error) error {
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return process.ErrGone
+		return process.ErrNotFound
 	}
-	return fmt.Errorf("looking at the process that runs: %w", err)
+	return fmt.Errorf("inspecting the running process: %w", err)
 }
 
-// sameProgram tells whether two files have the same content. A program that runs
-// may have been replaced on the disk; the kernel has it nevertheless.
+// sameProgram reports whether two files have the same content. The binary of a running process may
+// have been replaced on disk; the kernel still provides the old one in /proc.
 func sameProgram(running, self string) (bool, error) {
 	a, err := os.Open(running)
 	if err != nil {
-		return false, goneOr(err)
+		return false, notFoundOr(err)
 	}
 	defer a.Close()
 	b, err := os.Open(self)
 	if err != nil {
-		return false, fmt.Errorf("opening this program: %w", err)
+		return false, fmt.Errorf("opening the hyperkube binary: %w", err)
 	}
 	defer b.Close()
 	ia, err := a.Stat()
 	if err != nil {
-		return false, goneOr(err)
+		return false, notFoundOr(err)
 	}
 	ib, err := b.Stat()
 	if err != nil {
-		return false, fmt.Errorf("looking at this program: %w", err)
+		return false, fmt.Errorf("inspecting the hyperkube binary: %w", err)
 	}
 	if os.SameFile(ia, ib) {
 		return true, nil
@@ -101,7 +102,7 @@ func sameProgram(running, self string) (bool, error) {
 		}
 		for _, err := range []error{errA, errB} {
 			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-				return false, fmt.Errorf("comparing with the program that runs: %w", err)
+				return false, fmt.Errorf("comparing the running program with the hyperkube binary: %w", err)
 			}
 		}
 		if errA != nil {
@@ -110,17 +111,17 @@ func sameProgram(running, self string) (bool, error) {
 	}
 }
 
-// flags are those that the predecessor was started with and cmd was not: the
-// cluster is to go on as it was.
+// flags returns the flags of the predecessor that are not set in cmd, so that the cluster keeps its
+// settings.
 func (p predecessor) flags(cmd *cobra.Command) []string {
-	before := New()
-	before.FParseErrWhitelist.UnknownFlags = true // of a later version
-	if err := before.ParseFlags(p.args); err != nil {
+	previous := New()
+	previous.FParseErrWhitelist.UnknownFlags = true // of a later version
+	if err := previous.ParseFlags(p.args); err != nil {
 		return nil
 	}
 	var out []string
-	before.Flags().Visit(func(f *pflag.Flag) {
-		if now := cmd.Flags().Lookup(f.Name); now == nil || now.Changed {
+	previous.Flags().Visit(func(f *pflag.Flag) {
+		if current := cmd.Flags().Lookup(f.Name); current == nil || current.Changed {
 			return
 		}
 		value := f.Value.String()
@@ -132,24 +133,23 @@ func (p predecessor) flags(cmd *cobra.Command) []string {
 	return out
 }
 
-// replaced returns the process whose place this one is to take, and 0 if there
-// is none.
-func replaced() int {
+// replacedPID returns the PID of the process that this one replaces; 0 if there is none.
+func replacedPID() int {
 	pid, err := strconv.Atoi(os.Getenv(replaceEnv))
-	_ = os.Unsetenv(replaceEnv) // fails for a name that is none
+	_ = os.Unsetenv(replaceEnv) // fails only for an invalid name
 	if err != nil {
 		return 0
 	}
 	return pid
 }
 
-// endReplaced ends the main process of another build, unless it is not the one
-// of the cluster at l any more.
-func endReplaced(ctx context.Context, l layout.Node, pid int) error {
+// terminateReplaced terminates the main process of another build, if it still is the main process of the
+// cluster at l.
+func terminateReplaced(ctx context.Context, l layout.Node, pid int) error {
 	ctx, cancel := context.WithTimeout(ctx, teardown.StopTimeout)
 	defer cancel()
-	if err := pidlock.End(ctx, pid, func() (int, error) { return pidlock.Holder(l.PIDFile(layout.MainProcess)) }); err != nil {
-		return fmt.Errorf("ending process %d to take its place: %w", pid, err)
+	if err := pidlock.Terminate(ctx, pid, func() (int, error) { return pidlock.Holder(l.PIDFile(layout.MainProcess)) }); err != nil {
+		return fmt.Errorf("terminating process %d to replace it: %w", pid, err)
 	}
 	return nil
 }

@@ -38,17 +38,17 @@ func TestSameProgram(t *testing.T) {
 		}
 	}
 	if self, found, err := findPredecessor(os.Getpid()); err != nil || found {
-		t.Errorf("this process is a predecessor of itself: %+v, %v", self, err)
+		t.Errorf("this process is reported as its own predecessor: %+v, %v", self, err)
 	}
 }
 
 func TestFlagsOfPredecessor(t *testing.T) {
-	now := New()
-	if err := now.ParseFlags([]string{"--nodes=2"}); err != nil {
+	cmd := New()
+	if err := cmd.ParseFlags([]string{"--nodes=2"}); err != nil {
 		t.Fatal(err)
 	}
 	p := predecessor{args: []string{"--root", "/r", "--nodes", "3", "--with=metrics", "--kubelet-config=/k", "--not-known-any-more=1"}}
-	got := p.flags(now)
+	got := p.flags(cmd)
 	if want := []string{"--kubelet-config=/k", "--root=/r", "--with=metrics"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}

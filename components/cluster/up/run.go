@@ -18,50 +18,53 @@ import (
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/cluster/addons"
+	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
-	"hyperkube/components/cluster/identity"
 	"hyperkube/components/cluster/localnodes"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/etcd"
-	"hyperkube/internal/encryption"
-	"hyperkube/internal/hostaddress"
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/kubeconfig"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/lifecycle"
-	"hyperkube/internal/pki"
-	"hyperkube/internal/version"
+	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/version"
+	"hyperkube/internal/credentials/encryption"
+	"hyperkube/internal/credentials/kubeconfig"
+	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/host/hostaddress"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/layout"
 	"hyperkube/manifests"
 )
 
-// clusterRun is one run of a single-node cluster in this process.
+// clusterRun runs a cluster in this process.
 type clusterRun struct {
-	layout          layout.Node
-	identity        identity.Cluster
-	further         furtherNodes
-	nodeGrace       time.Duration
+	layout                 layout.Node
+	cluster                clusterconfig.Cluster
+	additional             additionalNodes
+	nodeMonitorGracePeriod time.Duration
+	// bindAddress is the address of the servers of the controller manager and the scheduler.
+	bindAddress     netip.Addr
+	resumer         *resumer
 	steps           *progress.Steps
 	log             *slog.Logger
 	mergeKubeconfig bool
-	// kubelet is its KubeletConfiguration; nil: none.
-	kubelet *kubeletv1beta1.KubeletConfiguration
-	// providers are those of its credentials for images.
-	providers node.Providers
+	// kubeletConfig is the KubeletConfiguration; may be nil.
+	kubeletConfig *kubeletv1beta1.KubeletConfiguration
+	// credentialProviders are the credential providers for image pulls.
+	credentialProviders node.CredentialProviders
 
-	// addresses of the node, the primary family's first.
+	// addresses of the node, that of the primary IP family first.
 	addresses []netip.Addr
 	pki       *pki.Set
-	// serving is what the kubelet shows.
-	serving atomic.Pointer[tls.Certificate]
-	// entered is the administrator's certificate in kubeconfigs.
-	entered *x509.Certificate
-	journal *hostchange.Journal
+	// servingCert is the serving certificate of the kubelet.
+	servingCert atomic.Pointer[tls.Certificate]
+	// adminCert is the administrator's certificate in the kubeconfig files.
+	adminCert *x509.Certificate
+	journal   *hostjournal.Journal
 }
 
-// run starts everything in the order in which one thing stands on another, and
-// stops it in reverse when ctx ends. Components end when the group stops them, not
-// all at once with ctx.
+// run starts the components in the order of their dependencies, and stops them in reverse order
+// when ctx is done. The group stops the components one after another, so their contexts are not
+// derived from the cancellation of ctx.
 func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	group := &lifecycle.Group{Log: c.log}
 	defer func() {
@@ -71,12 +74,12 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 		}
 	}()
 	background := context.WithoutCancel(ctx)
-	// Informers are shared by all and outlive whoever asks for one.
+	// All components share the informers, which stop after them.
 	informing, stopInforming := context.WithCancel(background)
 	defer stopInforming()
 
-	// The runtime is a process of its own and is needed last.
-	podCIDRs, err := identity.FirstPodCIDRs(c.identity.PodCIDRs)
+	// The runtime is a separate process, and the last dependency that is needed.
+	podCIDRs, err := clusterconfig.FirstPodCIDRs(c.cluster.PodCIDRs)
 	if err != nil {
 		return command.ConfigError(err)
 	}
@@ -86,7 +89,7 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	if err := c.prepare(); err != nil {
 		return err
 	}
-	c.steps.Done(began, "keys and certificates are made")
+	c.steps.Done(began, "certificates and keys are ready")
 
 	db, err := c.startEtcd(ctx, group)
 	if err != nil {
@@ -110,45 +113,46 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	if err != nil {
 		return err
 	}
-	further := make(chan error, 1)
-	go func() { further <- c.startFurther(ctx, parts) }()
+	additional := make(chan error, 1)
+	go func() { additional <- c.startAdditionalNodes(ctx, parts) }()
 	if err := c.waitControl(ctx, group, parts); err != nil {
 		return err
 	}
-	c.steps.Done(began, "controllers and scheduler work")
-	group.Start(background, "ports of controllers and scheduler", c.telling(parts))
+	c.steps.Done(began, "the controller manager and the scheduler are ready")
+	group.Start(background, "component servers", c.componentServers(parts))
 
 	began = time.Now()
-	if err := c.wait(ctx, group, "the container runtime", nil, result(runtime)); err != nil {
+	if err := c.wait(ctx, group, "the container runtime", nil, receiveError(runtime)); err != nil {
 		return err
 	}
-	group.Start(background, "container runtime", node.RuntimeKeeper{Layout: c.layout, PodCIDRs: podCIDRs, Log: c.log})
+	group.Start(background, "container runtime", node.RuntimeSupervisor{Layout: c.layout, PodCIDRs: podCIDRs, Log: c.log})
 	n, err := node.New(parts.node)
 	if err != nil {
 		return err
 	}
-	// The node has asked for informers of its own.
+	// node.New has added informers.
 	parts.shared.Informers.StartWithContext(informing)
 	group.Start(background, "node", n)
-	if err := c.wait(ctx, group, "the add-ons' objects", addons.Describe, progress.UntilReady(addons)); err != nil {
+	if err := c.wait(ctx, group, "the add-on objects", addons.Describe, progress.UntilReady(addons)); err != nil {
 		return err
 	}
-	if err := c.enter(); err != nil {
+	if err := c.writeKubeconfigs(); err != nil {
 		return err
 	}
 	if err := c.waitNode(ctx, group, parts); err != nil {
 		return err
 	}
-	c.steps.Done(began, "node %q is ready", c.identity.NodeName)
+	c.steps.Done(began, "node %q is ready", c.cluster.NodeName)
 	if err := c.waitDNS(ctx, group, parts); err != nil {
 		return err
 	}
-	if err := c.wait(ctx, group, "the further nodes", nil, result(further)); err != nil {
+	if err := c.wait(ctx, group, "the additional nodes", nil, receiveError(additional)); err != nil {
 		return err
 	}
-	c.steps.Send(progress.Step{Text: readyText(c.identity, c.further.Count), Ready: true})
-	group.Start(background, "rules of further nodes", lifecycle.Func(func(ctx context.Context) error { return c.keepFurtherRules(ctx, parts) }))
-	group.Start(background, "certificates", lifecycle.Func(func(ctx context.Context) error { return c.keepCertificates(ctx, parts) }))
+	c.resumer.setReady()
+	c.steps.Send(progress.Step{Text: readyText(c.cluster, c.additional.Count), Ready: true})
+	group.Start(background, "additional node rules", lifecycle.Func(func(ctx context.Context) error { return c.maintainNodeRules(ctx, parts) }))
+	group.Start(background, "certificates", lifecycle.Func(func(ctx context.Context) error { return c.maintainCertificates(ctx, parts) }))
 
 	select {
 	case <-ctx.Done():
@@ -158,10 +162,10 @@ func (c *clusterRun) run(ctx context.Context, began time.Time) (err error) {
 	}
 }
 
-// startEtcd returns when etcd takes writes.
+// startEtcd starts etcd and returns when it accepts writes.
 func (c *clusterRun) startEtcd(ctx context.Context, group *lifecycle.Group) (*etcd.Server, error) {
 	began := time.Now()
-	db, err := c.newEtcd()
+	db, err := c.newEtcd(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -173,8 +177,8 @@ func (c *clusterRun) startEtcd(ctx context.Context, group *lifecycle.Group) (*et
 	return db, nil
 }
 
-// startAPIServer returns when the API is served, with what is made on it meanwhile.
-// Informers end with informing.
+// startAPIServer starts the API server. It returns when the API is served, with the components that
+// use it. The informers stop when informing is done.
 func (c *clusterRun) startAPIServer(ctx, informing context.Context, group *lifecycle.Group, db *etcd.Server) (*parts, error) {
 	began := time.Now()
 	api, err := c.newAPIServer(ctx, db)
@@ -193,110 +197,109 @@ func (c *clusterRun) startAPIServer(ctx, informing context.Context, group *lifec
 	return parts, nil
 }
 
-// startAddons starts what keeps the objects of the add-ons that are wanted.
-func (c *clusterRun) startAddons(ctx context.Context, group *lifecycle.Group, p *parts) (*addons.Keeper, error) {
+// startAddons starts applying the objects of DNS and of the enabled add-ons.
+func (c *clusterRun) startAddons(ctx context.Context, group *lifecycle.Group, p *parts) (*addons.Applier, error) {
 	objects, err := addons.Objects(manifests.Values{
-		Image: version.Image(), DNSAddress: c.identity.DNSAddress, Domain: c.identity.Domain,
-	}, c.identity.With...)
+		Image: version.Image(), DNSAddress: c.cluster.DNSAddress, Domain: c.cluster.Domain,
+	}, c.cluster.OptionalAddons...)
 	if err != nil {
 		return nil, err
 	}
-	addons := addons.NewKeeper(p.admin.Dynamic, objects, c.log)
+	addons := addons.NewApplier(p.admin.Dynamic, objects, c.log)
 	group.Start(context.WithoutCancel(ctx), "add-ons", addons)
 	return addons, nil
 }
 
-// waitControl returns when controllers and scheduler work.
+// waitControl waits until the controller manager and the scheduler are ready.
 func (c *clusterRun) waitControl(ctx context.Context, group *lifecycle.Group, p *parts) error {
-	if err := c.wait(ctx, group, "the controllers", nil, progress.UntilReady(p.controllers)); err != nil {
+	if err := c.wait(ctx, group, "the controller manager", nil, progress.UntilReady(p.controllers)); err != nil {
 		return err
 	}
 	return c.wait(ctx, group, "the scheduler", nil, progress.UntilReady(p.scheduler))
 }
 
-// waitNode returns when this node is ready.
+// waitNode waits until this node is ready.
 func (c *clusterRun) waitNode(ctx context.Context, group *lifecycle.Group, p *parts) error {
-	name, nodes := c.identity.NodeName, p.shared.Informers.Core().V1().Nodes().Informer()
+	name, nodes := c.cluster.NodeName, p.shared.Informers.Core().V1().Nodes().Informer()
 	return c.wait(ctx, group, fmt.Sprintf("node %q", name),
 		func(ctx context.Context) string { return describeNode(ctx, p.admin.Kube, name) },
 		func(ctx context.Context) error { return waitNodeReady(ctx, nodes, name) },
 	)
 }
 
-// waitDNS returns when names are answered.
+// waitDNS waits until DNS answers queries.
 func (c *clusterRun) waitDNS(ctx context.Context, group *lifecycle.Group, p *parts) error {
 	began := time.Now()
 	names := &dnsWait{
 		slices: p.shared.Informers.Discovery().V1().EndpointSlices().Informer(), kube: p.admin.Kube,
-		server: net.JoinHostPort(c.identity.DNSAddress, "53"), domain: c.identity.Domain,
+		server: net.JoinHostPort(c.cluster.DNSAddress, "53"), domain: c.cluster.Domain,
 	}
 	if err := c.wait(ctx, group, "DNS", names.describe, names.wait); err != nil {
 		return err
 	}
-	c.steps.Done(began, "DNS answers")
+	c.steps.Done(began, "DNS is ready")
 	return nil
 }
 
-// startFurther starts the further nodes of this machine. The first node comes
-// first, for the first range of pods is its.
-func (c *clusterRun) startFurther(ctx context.Context, p *parts) error {
+// startAdditionalNodes starts the additional nodes of this machine. It first waits until the first node has
+// its pod CIDRs, because those are the first in the range.
+func (c *clusterRun) startAdditionalNodes(ctx context.Context, p *parts) error {
 	nodes := p.shared.Informers.Core().V1().Nodes().Informer()
-	if err := until(ctx, nodes, func(n *corev1.Node) bool {
-		return n.Name == c.identity.NodeName && len(n.Spec.PodCIDRs) > 0
+	if err := waitForObject(ctx, nodes, func(n *corev1.Node) bool {
+		return n.Name == c.cluster.NodeName && len(n.Spec.PodCIDRs) > 0
 	}); err != nil {
 		return err
 	}
-	f := c.fleet(p, c.further)
+	f := c.newNodeManager(p, c.additional)
 	return f.ensure(ctx)
 }
 
-// keepFurtherRules keeps the rules by which the further nodes of this machine reach what
-// is outside, from the first such node on, whoever has made it.
-func (c *clusterRun) keepFurtherRules(ctx context.Context, p *parts) error {
-	first := furtherName(c.identity, 1)
-	if err := until(ctx, p.shared.Informers.Core().V1().Nodes().Informer(), func(n *corev1.Node) bool { return n.Name == first }); err != nil {
-		return nil // ctx has ended
+// maintainNodeRules maintains the iptables rules of the additional nodes. It starts when the first
+// of them is created, which another process may do.
+func (c *clusterRun) maintainNodeRules(ctx context.Context, p *parts) error {
+	first := additionalNodeName(c.cluster, 1)
+	if err := waitForObject(ctx, p.shared.Informers.Core().V1().Nodes().Informer(), func(n *corev1.Node) bool { return n.Name == first }); err != nil {
+		return nil // ctx is done
 	}
 	log := c.log.With("component", "network")
-	wish, err := loadFurtherNodes(c.layout)
-	if err == nil && wish.Count > 1 {
-		f := c.fleet(p, wish)
-		var machine *localnodes.Machine
+	saved, err := loadAdditionalNodes(c.layout)
+	if err == nil && saved.Count > 1 {
+		f := c.newNodeManager(p, saved)
+		var machine *localnodes.Network
 		if machine, err = f.network(); err == nil {
-			machine.KeepRules(ctx, log)
+			machine.MaintainRules(ctx, log)
 			return nil
 		}
 	}
 	if err != nil {
-		log.Warn("nobody looks after the rules of the nodes of this machine", "error", err)
+		log.Warn("maintaining the rules of the local nodes failed", "err", err)
 	}
 	<-ctx.Done()
 	return nil
 }
 
-// fleet are the further nodes as they are wished.
-func (c *clusterRun) fleet(p *parts, wish furtherNodes) fleet {
-	return fleet{
-		layout: c.layout, identity: c.identity, wish: wish, ca: c.pki.CA,
+// newNodeManager returns the manager of the additional nodes with the desired configuration.
+func (c *clusterRun) newNodeManager(p *parts, desired additionalNodes) nodeManager {
+	return nodeManager{
+		layout: c.layout, cluster: c.cluster, desired: desired, ca: c.pki.CA,
 		kube: p.admin.Kube, nodes: p.shared.Informers.Core().V1().Nodes().Informer(), steps: c.steps,
 	}
 }
 
-// wait runs f, which waits for what, says from time to time what stands in the
-// way, as describe knows, and fails after a bound or when a member of the group
-// does. describe may be nil.
+// wait runs f, which waits for what. It reports at intervals what it waits for and the result of
+// describe, which may be nil. It fails after a timeout, or if a member of the group fails.
 func (c *clusterRun) wait(ctx context.Context, group *lifecycle.Group, what string, describe func(context.Context) string, f func(context.Context) error) error {
-	p := progress.Patience{
-		First: progress.FirstWord, Every: progress.EveryWord, Bound: progress.WaitBound,
-		Say: func(text string) { c.steps.Send(progress.Step{Text: text, Waiting: true}) },
-		Advice: fmt.Sprintf("see %s and %s; `hyperkube down` takes back what was changed, `hyperkube up` tries again",
+	p := progress.Waiter{
+		FirstReport: progress.FirstReport, ReportInterval: progress.ReportInterval, Timeout: progress.DefaultTimeout,
+		Report: func(text string) { c.steps.Send(progress.Step{Text: text, Waiting: true}) },
+		Hint: fmt.Sprintf("see %s and %s; run `hyperkube up` to retry, or `hyperkube down` to revert all changes",
 			c.layout.Log(layout.MainProcess), c.layout.Log("runtime")),
 	}
-	return group.While(ctx, what, func(ctx context.Context) error { return p.Wait(ctx, what, describe, f) })
+	return group.WaitFor(ctx, what, func(ctx context.Context) error { return p.Wait(ctx, what, describe, f) })
 }
 
-// result waits for the one error, or nil, that comes.
-func result(from <-chan error) func(context.Context) error {
+// receiveError returns a function that waits for the one value of from.
+func receiveError(from <-chan error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		select {
 		case err := <-from:
@@ -307,13 +310,13 @@ func result(from <-chan error) func(context.Context) error {
 	}
 }
 
-// prepare makes what is on disk before anything runs.
+// prepare creates the files that are needed before anything runs.
 func (c *clusterRun) prepare() error {
 	var err error
-	if c.addresses, err = identity.NodeAddresses(c.identity.PodCIDRs); err != nil {
+	if c.addresses, err = clusterconfig.NodeAddresses(c.cluster.PodCIDRs); err != nil {
 		return err
 	}
-	if c.addresses, err = withGateways(c.addresses, c.identity.PodCIDRs); err != nil {
+	if c.addresses, err = withGateways(c.addresses, c.cluster.PodCIDRs); err != nil {
 		return err
 	}
 	if c.pki, err = c.ensureCertificates(); err != nil {
@@ -322,45 +325,45 @@ func (c *clusterRun) prepare() error {
 	if err := encryption.Ensure(encryptionFile(c.layout)); err != nil {
 		return err
 	}
-	if c.journal, err = hostchange.Open(c.layout.Journal("node")); err != nil {
+	if c.journal, err = hostjournal.Open(c.layout.Journal("node")); err != nil {
 		return err
 	}
 	return node.RecordCgroupRoot(c.journal, c.layout)
 }
 
-// withGateways are the addresses of a node, one for each range of pods in the order of
-// these: on a machine apart from all others of a family, the gateway of the first node's
-// pods, on the bridge, is where pods reach it.
+// withGateways returns the addresses of a node, one for each pod CIDR in their order. If the
+// machine has no address of an IP family, pods reach it at the gateway address of the first node's
+// pods, on the bridge.
 func withGateways(machine []netip.Addr, pods []string) ([]netip.Addr, error) {
 	out := make([]netip.Addr, 0, len(pods))
 	for _, cidr := range pods {
-		gateway, err := identity.NthAddress(cidr, 1)
+		gateway, err := clusterconfig.NthAddress(cidr, 1)
 		if err != nil {
 			return nil, err
 		}
-		own := slices.IndexFunc(machine, func(a netip.Addr) bool { return hostaddress.Family(a) == hostaddress.Family(gateway) })
-		if own >= 0 {
-			gateway = machine[own]
+		matching := slices.IndexFunc(machine, func(a netip.Addr) bool { return hostaddress.Family(a) == hostaddress.Family(gateway) })
+		if matching >= 0 {
+			gateway = machine[matching]
 		}
 		out = append(out, gateway)
 	}
 	return out, nil
 }
 
-// server is where this machine's users reach the API.
+// server returns the URL of the API server for users of this machine.
 func (c *clusterRun) server() string {
 	return fmt.Sprintf("https://127.0.0.1:%d", layout.PortAPIServer)
 }
 
-// enter writes the administrator's kubeconfig, and merges it into the user's.
-func (c *clusterRun) enter() error {
+// writeKubeconfigs writes the kubeconfig of the administrator and merges it into that of the user.
+func (c *clusterRun) writeKubeconfigs() error {
 	admin, err := c.admin()
 	if err != nil {
 		return err
 	}
-	c.entered = admin.Cert
+	c.adminCert = admin.Cert
 	cfg := kubeconfig.Config{Name: kubeconfig.DefaultName, Server: c.server(), CA: c.pki.CA.CertPEM, Cert: admin.CertPEM, Key: admin.KeyPEM}
-	if err := kubeconfig.Write(identity.AdminKubeconfig(c.layout), cfg); err != nil {
+	if err := kubeconfig.Write(clusterconfig.AdminKubeconfig(c.layout), cfg); err != nil {
 		return err
 	}
 	if !c.mergeKubeconfig {

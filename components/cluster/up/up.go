@@ -1,5 +1,5 @@
-// Package up is a whole cluster in one process: `hyperkube up`. run.go composes it in the
-// order in which its parts start, nodes.go adds further nodes on the same machine.
+// Package up runs a cluster in one process: `hyperkube up`. run.go starts the components in order,
+// nodes.go manages additional nodes on the same machine.
 package up
 
 import (
@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,19 +16,20 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
+	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
-	"hyperkube/components/cluster/identity"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/kubelet"
 	"hyperkube/components/network"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/logs"
-	"hyperkube/internal/process"
-	"hyperkube/internal/version"
+	"hyperkube/internal/base/logging"
+	"hyperkube/internal/base/version"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/process"
 	"hyperkube/manifests"
 )
 
@@ -41,53 +43,59 @@ type upOptions struct {
 	domain       string
 	noKubeconfig bool
 	verbose      bool
-	// config and configDir are the kubelet's.
-	config, configDir string
-	providers         node.Providers
-	// nodes in all; zero: as many as there were.
+	// config and configDir are the paths of the KubeletConfiguration and its drop-in files.
+	config, configDir   string
+	credentialProviders node.CredentialProviders
+	// nodes is the total number of nodes; 0 keeps the current number.
 	nodes int
-	// with are optional add-ons.
-	with []string
-	// podNetwork is a network.Mode; empty: as it was.
+	// addons are optional add-ons to enable.
+	addons []string
+	// podNetwork is a network.Mode; empty keeps the current one.
 	podNetwork string
-	// nodeGrace is how long a node may be silent; zero: the default.
-	nodeGrace time.Duration
+	// nodeMonitorGracePeriod is how long a node may not report its status; 0 means the default.
+	nodeMonitorGracePeriod time.Duration
+	// bindAddress is the address of the servers of the controller manager and the scheduler.
+	bindAddress netip.Addr
 }
 
-// New makes the command `up`.
+// New returns the command `up`.
 func New() *cobra.Command {
-	var o upOptions
+	return newCommand(&upOptions{})
+}
+
+// newCommand returns the command with its flags in o.
+func newCommand(o *upOptions) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Start a single-node cluster on this machine",
-		Long: "Start a single-node cluster on this machine, or start again what was stopped.\n" +
-			"It returns when the node is ready and DNS answers, and leaves the cluster running in the background.",
+		Short: "Start a local Kubernetes cluster on this machine",
+		Long: "Start a local Kubernetes cluster on this machine, or restart a stopped one.\n" +
+			"The command returns when the node and DNS are ready, and leaves the cluster running in the background.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
 	}
 	flags := cmd.Flags()
 	command.RootFlag(cmd.Flags(), &o.root)
-	flags.BoolVar(&o.foreground, "foreground", false, "Stay in the foreground, for service managers; tells systemd when it is ready.")
-	flags.StringVar(&o.nodeName, "node-name", "", "Name of the node at the first start; empty is the hostname.")
-	flags.StringSliceVar(&o.podCIDRs, "cluster-cidr", nil, "Range of pod addresses at the first start, or one of each family; empty chooses a free one.")
-	flags.StringSliceVar(&o.serviceCIDRs, "service-cidr", nil, "Range of service addresses at the first start, or one of each family; empty chooses a free one.")
-	flags.SetNormalizeFunc(rangeNames)
-	flags.StringVar(&o.domain, "cluster-domain", "", "Domain of the cluster at the first start; empty is cluster.local.")
-	flags.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Leave the user's kubeconfig alone.")
-	flags.IntVar(&o.nodes, "nodes", 0, "Nodes in all, the further ones in network namespaces of this machine; 0 is as many as before, one at first.")
-	flags.StringVar(&o.podNetwork, "pod-network", "", "How nodes reach each other's pods, from the next start of each: auto (routes within a subnet, else VXLAN), vxlan or direct.")
-	flags.StringVar(&o.config, "kubelet-config", "", "Path of a KubeletConfiguration.")
-	flags.StringVar(&o.configDir, "kubelet-config-dir", "", "Directory whose *.conf files change the KubeletConfiguration, in the order of their names.")
-	o.providers.Register(flags)
-	flags.DurationVar(&o.nodeGrace, "node-monitor-grace-period", 0, "How long a node may be silent before it is taken for lost; nodes report every 10 s. 0 is 50 s.")
-	flags.StringSliceVar(&o.with, "with", nil, "Add-ons besides the usual ones, from then on at each start: "+strings.Join(manifests.Optional(), ", ")+".")
-	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Log debug messages, too.")
+	flags.BoolVar(&o.foreground, "foreground", false, "Run in the foreground, for service managers. Notifies systemd when the cluster is ready.")
+	flags.StringVar(&o.nodeName, "node-name", "", "Name of the node. Only used at the first start. Defaults to the hostname.")
+	flags.StringSliceVar(&o.podCIDRs, "cluster-cidr", nil, "CIDR for pod IPs, or a comma-separated dual-stack pair. Only used at the first start. By default, an unused CIDR is chosen.")
+	flags.StringSliceVar(&o.serviceCIDRs, "service-cidr", nil, "CIDR for service IPs, or a comma-separated dual-stack pair. Only used at the first start. By default, an unused CIDR is chosen.")
+	flags.SetNormalizeFunc(normalizeFlagName)
+	flags.StringVar(&o.domain, "cluster-domain", "", "DNS domain of the cluster. Only used at the first start. Defaults to cluster.local.")
+	flags.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "Do not add the cluster to the user's kubeconfig file.")
+	flags.IntVar(&o.nodes, "nodes", 0, "Total number of nodes. Additional nodes run in network namespaces on this machine. 0 keeps the current number, which is 1 at the first start.")
+	flags.StringVar(&o.podNetwork, "pod-network", "", "How pod traffic between nodes is sent: auto (routes within a subnet, otherwise VXLAN), vxlan or direct. A change takes effect when a node is restarted.")
+	flags.StringVar(&o.config, "kubelet-config", "", "Path to a KubeletConfiguration file.")
+	flags.StringVar(&o.configDir, "kubelet-config-dir", "", "Path to a directory of drop-in files (*.conf) for the KubeletConfiguration, applied in the order of their names.")
+	o.credentialProviders.Register(flags)
+	flags.DurationVar(&o.nodeMonitorGracePeriod, "node-monitor-grace-period", 0, "Amount of time which a node may be unresponsive before it is marked unhealthy. Nodes report every 10s. 0 means 50s.")
+	flags.TextVar(&o.bindAddress, "bind-address", netip.AddrFrom4([4]byte{127, 0, 0, 1}), "IP address on which the controller manager and the scheduler serve health and metrics. 0.0.0.0 means all interfaces.")
+	flags.StringSliceVar(&o.addons, "with", nil, "Optional add-ons to enable, also for later starts: "+strings.Join(manifests.Optional(), ", ")+".")
+	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Also log debug messages.")
 	return cmd
 }
 
-// rangeNames lets the ranges of addresses have the names that other programs
-// have for them, too.
-func rangeNames(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+// normalizeFlagName maps the flag names that kubeadm and other programs use for CIDRs.
+func normalizeFlagName(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 	switch name {
 	case "pod-cidr", "pod-network-cidr":
 		name = "cluster-cidr"
@@ -98,30 +106,41 @@ func rangeNames(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 }
 
 func (o *upOptions) run(cmd *cobra.Command) error {
-	if err := command.NeedRoot(); err != nil {
+	if err := command.RequireRoot(); err != nil {
 		return err
 	}
 	l := command.Layout(o.root)
-	if tell, ok := progress.ToStarter(); ok {
-		return o.report(cmd.Context(), l, tell)
+	from, isResumed, err := resumed()
+	if err != nil {
+		return err
 	}
-	before, done, err := o.running(cmd, l)
+	if send, ok := progress.ParentSteps(); ok {
+		return o.runWithProgress(cmd.Context(), l, from, send)
+	}
+	if isResumed && !o.foreground {
+		return o.runWithProgress(cmd.Context(), l, from, func(progress.Step) {})
+	}
+	show := progress.Print(cmd.OutOrStdout())
+	notify := func(s progress.Step) {
+		show(s)
+		if s.Ready {
+			progress.NotifySystemd("READY=1")
+		}
+	}
+	if isResumed {
+		return o.runWithProgress(cmd.Context(), l, from, notify)
+	}
+	before, done, err := o.handleRunning(cmd, l)
 	if err != nil || done {
 		return err
 	}
-	show := progress.Print(cmd.OutOrStdout())
 	if before.pid != 0 {
-		fmt.Fprintf(cmd.OutOrStdout(), "process %d is of another build and makes way for this one, %s\n", before.pid, version.Get().GitVersion)
+		fmt.Fprintf(cmd.OutOrStdout(), "replacing process %d of another build with this build, %s\n", before.pid, version.Get().GitVersion)
 	}
 	if o.foreground {
-		return o.report(cmd.Context(), l, func(s progress.Step) {
-			show(s)
-			if s.Ready {
-				progress.NotifySystemd("READY=1")
-			}
-		})
+		return o.runWithProgress(cmd.Context(), l, from, notify)
 	}
-	// The log is below the data: what keeps it from there is told as it is.
+	// The log file is on the same disk, so report a full disk before opening it.
 	if err := preflight.CheckDisk(l); err != nil {
 		return command.PreflightError(err)
 	}
@@ -134,24 +153,24 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	return progress.StartBackground(cmd.Context(), args, l.Log(layout.MainProcess), show, env...)
 }
 
-// running does what is left to do if the cluster runs already, and tells whether
-// it does. A main process that ends meanwhile does not count, and one of another
-// build is returned, for it is to make way.
-func (o *upOptions) running(cmd *cobra.Command, l layout.Node) (before predecessor, done bool, err error) {
+// handleRunning handles a cluster that already runs, and returns true if there is nothing left to do. It
+// ignores a main process that exits in the meantime. It returns a main process of another build,
+// which has to be replaced.
+func (o *upOptions) handleRunning(cmd *cobra.Command, l layout.Node) (before predecessor, done bool, err error) {
 	for {
 		pid, err := pidlock.Holder(l.PIDFile(layout.MainProcess))
 		if err != nil || pid == 0 {
 			return before, false, err
 		}
 		h, err := process.Open(pid, 0)
-		if errors.Is(err, process.ErrGone) {
+		if errors.Is(err, process.ErrNotFound) {
 			continue
 		}
 		if err != nil {
 			return before, false, err
 		}
 		other, found, err := findPredecessor(pid)
-		if found && !other.foreground && !o.foreground || errors.Is(err, process.ErrGone) {
+		if found && !other.foreground && !o.foreground || errors.Is(err, process.ErrNotFound) {
 			h.Close()
 			if found {
 				return other, false, nil
@@ -163,39 +182,39 @@ func (o *upOptions) running(cmd *cobra.Command, l layout.Node) (before predecess
 			return before, false, err
 		}
 		ctx, cancel := context.WithCancel(cmd.Context())
-		ended := make(chan bool, 1)
+		exited := make(chan bool, 1)
 		go func() {
 			select {
 			case <-h.Done():
 				cancel()
-				ended <- true
+				exited <- true
 			case <-ctx.Done():
-				ended <- false
+				exited <- false
 			}
 		}()
-		fmt.Fprintf(cmd.OutOrStdout(), "hyperkube is running already (process %d)\n", pid)
-		if id, there, err := identity.Load(l); err == nil && there {
-			for _, text := range o.unheeded(id) {
+		fmt.Fprintf(cmd.OutOrStdout(), "hyperkube is already running (PID %d)\n", pid)
+		if id, exists, err := clusterconfig.Load(l); err == nil && exists {
+			for _, text := range o.ignoredFlags(id) {
 				fmt.Fprintln(cmd.OutOrStdout(), text)
 			}
 		}
 		if found {
-			fmt.Fprintf(cmd.OutOrStdout(), "it is of another build than this one, %s: restart the service that it is, or stop it\n", version.Get().GitVersion)
+			fmt.Fprintf(cmd.OutOrStdout(), "the running process is another build than this one, %s; restart its service, or stop it\n", version.Get().GitVersion)
 		}
-		err = o.changeNodes(ctx, l, progress.New(progress.Print(cmd.OutOrStdout())))
+		err = o.updateNodes(ctx, l, progress.New(progress.Print(cmd.OutOrStdout())))
 		cancel()
-		gone := <-ended
+		hasExited := <-exited
 		h.Close()
-		if !gone || err == nil {
+		if !hasExited || err == nil {
 			return before, true, err
 		}
 	}
 }
 
-// report runs the cluster and tells how that ended, if it was not by a signal.
-func (o *upOptions) report(ctx context.Context, l layout.Node, tell func(progress.Step)) error {
-	s := progress.New(tell)
-	err := o.serve(ctx, l, s)
+// runWithProgress runs the cluster and reports its error, if it was not stopped by a signal.
+func (o *upOptions) runWithProgress(ctx context.Context, l layout.Node, from resumption, send func(progress.Step)) error {
+	s := progress.New(send)
+	err := o.serve(ctx, l, from, s)
 	progress.NotifySystemd("STOPPING=1")
 	if err != nil {
 		s.Fail(err)
@@ -203,31 +222,56 @@ func (o *upOptions) report(ctx context.Context, l layout.Node, tell func(progres
 	return err
 }
 
-// serve runs the cluster until ctx ends.
-func (o *upOptions) serve(ctx context.Context, l layout.Node, s *progress.Steps) error {
-	// What can be refused is refused before anything ends.
+// serve runs the cluster until ctx is done.
+func (o *upOptions) serve(ctx context.Context, l layout.Node, from resumption, s *progress.Steps) error {
+	// Validate the configuration before stopping another process.
 	file, err := kubelet.LoadFiles(o.config, o.configDir, nil)
 	if err != nil {
 		return command.ConfigError(err)
 	}
-	if pid := replaced(); pid != 0 {
-		if err := endReplaced(ctx, l, pid); err != nil {
+	if pid := replacedPID(); pid != 0 {
+		if err := terminateReplaced(ctx, l, pid); err != nil {
 			return err
 		}
 	}
-	lock, err := pidlock.TakeMain(ctx, l)
+	lock, err := acquireMain(ctx, l, from)
 	if err != nil {
 		return err
 	}
-	defer lock.Release()
+	defer lock.Release() // released earlier if the cluster was started
 	level := slog.LevelInfo
 	if o.verbose {
 		level = slog.LevelDebug
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	logs.Own(log)
+	logging.SetDefault(log)
 
-	began := time.Now()
+	_, exists, err := clusterconfig.Load(l)
+	if err != nil {
+		return err
+	}
+	r := newResumer(l, lock, log, s, from, o.foreground && exists)
+	if !r.wait(ctx) {
+		return nil
+	}
+	err = r.resume(ctx, o.start(ctx, l, file, r))
+	lock.Release()
+	pidlock.ReapChildren(l)
+	return err
+}
+
+// acquireMain takes the lock of the main process, or adopts the one that this process held before it
+// executed itself.
+func acquireMain(ctx context.Context, l layout.Node, from resumption) (*pidlock.Lock, error) {
+	if from.Attempt > 0 {
+		return pidlock.Adopt(l.PIDFile(layout.MainProcess), from.LockFD)
+	}
+	return pidlock.AcquireMain(ctx, l)
+}
+
+// start runs the preflight checks, then the cluster until ctx is canceled.
+func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1beta1.KubeletConfiguration, r *resumer) error {
+	s, began := r.steps, time.Now()
 	ports := []int{
 		layout.PortAPIServer, layout.PortEtcdClient, layout.PortEtcdPeer,
 		layout.PortKubelet, layout.PortProxyHealthz,
@@ -237,44 +281,45 @@ func (o *upOptions) serve(ctx context.Context, l layout.Node, s *progress.Steps)
 	}
 	for _, dir := range []string{l.Data, l.Run} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("making directories: %w", err)
+			return fmt.Errorf("creating directories: %w", err)
 		}
 	}
-	id, further, err := o.decide(l)
+	id, additional, err := o.loadOrCreateConfig(l)
 	if err != nil {
 		return err
 	}
-	for _, text := range o.unheeded(id) {
+	for _, text := range o.ignoredFlags(id) {
 		s.Send(progress.Step{Text: text, Waiting: true})
 	}
-	s.Done(began, "this machine is fit for node %q", id.NodeName)
-	c := &clusterRun{layout: l, identity: id, further: further, nodeGrace: o.nodeGrace, steps: s, log: log, mergeKubeconfig: !o.noKubeconfig, kubelet: file, providers: o.providers}
+	s.Done(began, "preflight checks passed for node %q", id.NodeName)
+	c := &clusterRun{layout: l, cluster: id, additional: additional, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders}
 	return c.run(ctx, began)
 }
 
-// decide loads what was decided at the first start, or decides now, with the wishes for
-// later starts. Nothing is kept of what is not good in all.
-func (o *upOptions) decide(l layout.Node) (identity.Cluster, furtherNodes, error) {
-	id, there, err := identity.Load(l)
-	if err == nil && !there {
-		id, err = identity.New(identity.Cluster{NodeName: o.nodeName, PodCIDRs: o.podCIDRs, ServiceCIDRs: o.serviceCIDRs, Domain: o.domain})
+// loadOrCreateConfig loads the configuration of the first start, or creates it, and applies the options that
+// can change later. It saves nothing if any option is invalid.
+func (o *upOptions) loadOrCreateConfig(l layout.Node) (clusterconfig.Cluster, additionalNodes, error) {
+	id, exists, err := clusterconfig.Load(l)
+	if err == nil && !exists {
+		id, err = clusterconfig.New(clusterconfig.Cluster{NodeName: o.nodeName, PodCIDRs: o.podCIDRs, ServiceCIDRs: o.serviceCIDRs, Domain: o.domain})
 	}
 	if err != nil {
-		return id, furtherNodes{}, err
+		return id, additionalNodes{}, err
 	}
-	before := len(id.With)
-	if err := id.Want(o.with); err != nil {
-		return id, furtherNodes{}, err
+	before := len(id.OptionalAddons)
+	if err := id.EnableAddons(o.addons); err != nil {
+		return id, additionalNodes{}, err
 	}
-	further, err := wishFurtherNodes(l, o.nodes, network.Mode(o.podNetwork))
-	if err == nil && (!there || len(id.With) != before) {
+	additional, err := updateAdditionalNodes(l, o.nodes, network.Mode(o.podNetwork))
+	if err == nil && (!exists || len(id.OptionalAddons) != before) {
 		err = id.Save(l)
 	}
-	return id, further, err
+	return id, additional, err
 }
 
-// unheeded says of flags for the first start that they come too late for the cluster.
-func (o *upOptions) unheeded(id identity.Cluster) []string {
+// ignoredFlags returns messages about flags that only have an effect at the first start and differ from
+// the saved configuration.
+func (o *upOptions) ignoredFlags(id clusterconfig.Cluster) []string {
 	var texts []string
 	for _, c := range []struct{ flag, wish, is string }{
 		{"node-name", o.nodeName, id.NodeName},
@@ -283,19 +328,19 @@ func (o *upOptions) unheeded(id identity.Cluster) []string {
 		{"cluster-domain", o.domain, id.Domain},
 	} {
 		if c.wish != "" && c.wish != c.is {
-			texts = append(texts, fmt.Sprintf("--%s %s is not heeded: it is %s since the first start, and `hyperkube reset` takes that cluster away", c.flag, c.wish, c.is))
+			texts = append(texts, fmt.Sprintf("--%s %s is ignored: the cluster was created with %s; to change this, delete the cluster with `hyperkube reset`", c.flag, c.wish, c.is))
 		}
 	}
 	return texts
 }
 
-// readyText is the last line that `up` prints, before its time.
-func readyText(id identity.Cluster, nodes int) string {
+// readyText returns the last line that `up` prints, without its duration.
+func readyText(id clusterconfig.Cluster, nodes int) string {
 	if nodes > 1 {
 		return fmt.Sprintf("hyperkube %s is up, %d nodes are ready", version.Get().GitVersion, nodes)
 	}
 	return fmt.Sprintf("hyperkube %s is up, node %q is ready", version.Get().GitVersion, id.NodeName)
 }
 
-// encryptionFile is the EncryptionConfiguration that `up` makes.
+// encryptionFile returns the path of the EncryptionConfiguration that `up` creates.
 func encryptionFile(l layout.Node) string { return filepath.Join(l.PKI(), "encryption.yaml") }

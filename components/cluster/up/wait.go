@@ -18,25 +18,25 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
 )
 
-// until blocks until the informer has an object that is as wanted.
-func until[T any](ctx context.Context, informer cache.SharedIndexInformer, wanted func(T) bool) error {
+// waitForObject blocks until the informer has an object for which match returns true.
+func waitForObject[T any](ctx context.Context, informer cache.SharedIndexInformer, match func(T) bool) error {
 	found := make(chan struct{}, 1)
-	look := func(obj any) {
-		if typed, ok := obj.(T); ok && wanted(typed) {
+	check := func(obj any) {
+		if typed, ok := obj.(T); ok && match(typed) {
 			select {
 			case found <- struct{}{}:
 			default:
 			}
 		}
 	}
-	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: look, UpdateFunc: func(_, obj any) { look(obj) }})
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: check, UpdateFunc: func(_, obj any) { check(obj) }})
 	if err != nil {
 		return err
 	}
-	defer func() { _ = informer.RemoveEventHandler(registration) }() // fails only for one that is none
+	defer func() { _ = informer.RemoveEventHandler(registration) }() // fails only for an unknown registration
 	select {
 	case <-found:
 		return nil
@@ -45,8 +45,7 @@ func until[T any](ctx context.Context, informer cache.SharedIndexInformer, wante
 	}
 }
 
-// readyCondition is the condition that says whether a node is ready, nil
-// before it says anything.
+// readyCondition returns the Ready condition of a node; nil if it has none yet.
 func readyCondition(node *corev1.Node) *corev1.NodeCondition {
 	i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
 	if i < 0 {
@@ -57,13 +56,13 @@ func readyCondition(node *corev1.Node) *corev1.NodeCondition {
 
 // waitNodeReady blocks until the node's Ready condition is true.
 func waitNodeReady(ctx context.Context, nodes cache.SharedIndexInformer, name string) error {
-	return until(ctx, nodes, func(node *corev1.Node) bool {
+	return waitForObject(ctx, nodes, func(node *corev1.Node) bool {
 		c := readyCondition(node)
 		return node.Name == name && c != nil && c.Status == corev1.ConditionTrue
 	})
 }
 
-// describeNode says why a node is not ready.
+// describeNode describes why a node is not ready.
 func describeNode(ctx context.Context, kube kubernetes.Interface, name string) string {
 	node, err := kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -72,37 +71,36 @@ func describeNode(ctx context.Context, kube kubernetes.Interface, name string) s
 	if c := readyCondition(node); c != nil {
 		return c.Message
 	}
-	return "its kubelet says nothing yet"
+	return "the kubelet has not posted the node status yet"
 }
 
 // dnsWait waits for the cluster's DNS.
 type dnsWait struct {
 	slices cache.SharedIndexInformer
 	kube   kubernetes.Interface
-	server string // the service's address and port
+	server string // IP address and port of the service
 	domain string
-	// said is what the service last said when it was asked; nil: it was not
-	// asked yet, for there is no endpoint.
-	said atomic.Pointer[string]
+	// lastResult describes the last failed query; nil if there was none, because there is no endpoint
+	// yet.
+	lastResult atomic.Pointer[string]
 }
 
-// wait blocks until DNS has an endpoint and answers by its address.
+// wait blocks until DNS has an endpoint and answers at its service IP.
 func (w *dnsWait) wait(ctx context.Context) error {
-	err := until(ctx, w.slices, func(slice *discoveryv1.EndpointSlice) bool {
+	err := waitForObject(ctx, w.slices, func(slice *discoveryv1.EndpointSlice) bool {
 		return slice.Namespace == metav1.NamespaceSystem && slice.Labels[discoveryv1.LabelServiceName] == "kube-dns" &&
 			slices.ContainsFunc(slice.Endpoints, func(e discoveryv1.Endpoint) bool { return ptr.Deref(e.Conditions.Ready, false) })
 	})
 	if err != nil {
 		return err
 	}
-	return w.ask(ctx)
+	return w.queryUntilAnswered(ctx)
 }
 
-// ask asks until there is an answer: the proxy leads there a moment after the
-// endpoint is known, of which this process hears nothing. A question that comes
-// before the proxy's rules leaves the machine and is lost without a word, so
-// the first answers are not waited for long.
-func (w *dnsWait) ask(ctx context.Context) error {
+// queryUntilAnswered sends queries until one is answered. kube-proxy writes its rules a moment after the endpoint
+// appears, without a notification to this process. A query that is sent earlier leaves the machine
+// and is lost without an error, so the timeout of the first queries is short.
+func (w *dnsWait) queryUntilAnswered(ctx context.Context) error {
 	query := new(dns.Msg).SetQuestion(dns.Fqdn("kubernetes.default.svc."+w.domain), dns.TypeA)
 	wait := 10 * time.Millisecond
 	for {
@@ -113,10 +111,10 @@ func (w *dnsWait) ask(ctx context.Context) error {
 			return nil
 		}
 		if err == nil {
-			err = fmt.Errorf("it answers %s", dns.RcodeToString[answer.Rcode])
+			err = fmt.Errorf("response code %s", dns.RcodeToString[answer.Rcode])
 		}
-		text := fmt.Sprintf("its pod is ready, but asked at %s: %v", w.server, err)
-		w.said.Store(&text)
+		text := fmt.Sprintf("the DNS pod is ready, but a query to %s failed: %v", w.server, err)
+		w.lastResult.Store(&text)
 		if !lifecycle.Pause(ctx, wait-time.Since(began)) {
 			return errors.Join(context.Cause(ctx), err)
 		}
@@ -124,18 +122,18 @@ func (w *dnsWait) ask(ctx context.Context) error {
 	}
 }
 
-// describe says what stands in the way: what DNS answers or, while it has no
-// endpoint, how its pods are.
+// describe describes why DNS is not ready: the last failed query or, without an endpoint, the state
+// of its pods.
 func (w *dnsWait) describe(ctx context.Context) string {
-	if said := w.said.Load(); said != nil {
-		return *said
+	if result := w.lastResult.Load(); result != nil {
+		return *result
 	}
 	pods, err := w.kube.CoreV1().Pods(metav1.NamespaceSystem).List(ctx, metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
 	if err != nil {
 		return err.Error()
 	}
 	if len(pods.Items) == 0 {
-		return "it has no pod yet"
+		return "there is no DNS pod yet"
 	}
 	var texts []string
 	for i := range pods.Items {
@@ -144,13 +142,13 @@ func (w *dnsWait) describe(ctx context.Context) string {
 	return strings.Join(texts, "; ")
 }
 
-// describePod says in a line how a pod is, with its last event.
+// describePod describes a pod in one line, with its last event.
 func describePod(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "pod %s is %s", pod.Name, pod.Status.Phase)
 	for _, s := range pod.Status.ContainerStatuses {
 		if s.State.Waiting != nil {
-			fmt.Fprintf(&b, ", container %s waits: %s %s", s.Name, s.State.Waiting.Reason, s.State.Waiting.Message)
+			fmt.Fprintf(&b, ", container %s is waiting: %s %s", s.Name, s.State.Waiting.Reason, s.State.Waiting.Message)
 		} else if !s.Ready {
 			fmt.Fprintf(&b, ", container %s is not ready", s.Name)
 		}
@@ -162,11 +160,11 @@ func describePod(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod
 		return b.String()
 	}
 	last := slices.MaxFunc(events.Items, func(a, b corev1.Event) int { return eventTime(&a).Compare(eventTime(&b)) })
-	fmt.Fprintf(&b, "; its last event: %s: %s", last.Reason, last.Message)
+	fmt.Fprintf(&b, "; last event: %s: %s", last.Reason, last.Message)
 	return b.String()
 }
 
-// eventTime is when an event was last seen, however it was reported.
+// eventTime returns when an event was last seen, however it was reported.
 func eventTime(e *corev1.Event) time.Time {
 	at := e.CreationTimestamp.Time
 	for _, t := range []time.Time{e.LastTimestamp.Time, e.EventTime.Time} {

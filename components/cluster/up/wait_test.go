@@ -30,9 +30,9 @@ func TestWaitNodeReady(t *testing.T) {
 	factory.StartWithContext(ctx)
 	factory.WaitForCacheSyncWithContext(ctx)
 	short, stop := context.WithCancelCause(ctx)
-	stop(progress.ErrTooLong)
-	if err := waitNodeReady(short, informer, "n"); !errors.Is(err, progress.ErrTooLong) {
-		t.Errorf("a node that is not ready: %v", err)
+	stop(progress.ErrTimeout)
+	if err := waitNodeReady(short, informer, "n"); !errors.Is(err, progress.ErrTimeout) {
+		t.Errorf("waiting for a node that is not ready: %v", err)
 	}
 	if got := describeNode(ctx, kube, "n"); got != "no network yet" {
 		t.Errorf("described as %q", got)
@@ -63,29 +63,29 @@ func TestDescribeDNS(t *testing.T) {
 	got := w.describe(t.Context())
 	for _, want := range []string{"dns-1 is Pending", "ErrImagePull no route", "last event: Failed: said"} {
 		if !strings.Contains(got, want) {
-			t.Errorf("%q has no %q", got, want)
+			t.Errorf("%q does not contain %q", got, want)
 		}
 	}
-	if got := (&dnsWait{kube: fake.NewClientset()}).describe(t.Context()); got != "it has no pod yet" {
+	if got := (&dnsWait{kube: fake.NewClientset()}).describe(t.Context()); got != "there is no DNS pod yet" {
 		t.Errorf("without pods: %q", got)
 	}
-	said := "nothing"
-	w.said.Store(&said)
-	if got := w.describe(t.Context()); got != said {
-		t.Errorf("asked: %q", got)
+	result := "nothing"
+	w.lastResult.Store(&result)
+	if got := w.describe(t.Context()); got != result {
+		t.Errorf("after a query: %q", got)
 	}
 }
 
-// TestLostQuestions asks a server that hears only the seventh question, as the
-// cluster's name server does before the proxy leads to it.
-func TestLostQuestions(t *testing.T) {
+// TestLostQueries queries a server that receives only the seventh query, like cluster DNS before
+// kube-proxy has written its rules.
+func TestLostQueries(t *testing.T) {
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var asked atomic.Int32
+	var queries atomic.Int32
 	server := &dns.Server{PacketConn: conn, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
-		if asked.Add(1) > 6 {
+		if queries.Add(1) > 6 {
 			_ = w.WriteMsg(new(dns.Msg).SetReply(q))
 		}
 	})}
@@ -93,7 +93,7 @@ func TestLostQuestions(t *testing.T) {
 	go func() { served <- server.ActivateAndServe() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	if err := (&dnsWait{server: conn.LocalAddr().String(), domain: "cluster.local"}).ask(ctx); err != nil {
+	if err := (&dnsWait{server: conn.LocalAddr().String(), domain: "cluster.local"}).queryUntilAnswered(ctx); err != nil {
 		t.Error(err)
 	}
 	if err := server.Shutdown(); err != nil {

@@ -17,32 +17,32 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
-	"hyperkube/internal/podrefs"
+	"hyperkube/internal/api/podrefs"
+	"hyperkube/internal/pod/podutil"
 )
 
-// want is a volume that pods of a node use.
-type want struct {
+// desiredVolume is a volume that should be attached to a node, and the pods of the node that use it.
+type desiredVolume struct {
 	pv   *corev1.PersistentVolume
 	pods []*corev1.Pod
 }
 
-func (w *want) tell(events record.EventRecorder, kind, reason, message string) {
+func (w *desiredVolume) emitEvent(events record.EventRecorder, kind, reason, message string) {
 	for _, p := range w.pods {
 		events.Event(p, kind, reason, message)
 	}
 }
 
-// eachVolume calls yield with the volumes of a node's pods, and with the persistent
-// volume of what is there by a claim, nil for others. Claims that are not bound are
-// left out.
+// eachVolume calls yield for each volume of the pods on a node. The last argument is the persistent
+// volume if the pod uses the volume through a claim, nil otherwise. Volumes whose claim is not
+// bound are skipped.
 func (c *Controller) eachVolume(node string, yield func(*corev1.Pod, *corev1.Volume, *corev1.PersistentVolume)) error {
-	pods, err := control.PodsOn(c.pods, node)
+	pods, err := control.PodsOnNode(c.pods, node)
 	if err != nil {
 		return err
 	}
 	for _, p := range pods {
-		if podfacts.Terminal(p) {
+		if podutil.Terminal(p) {
 			continue
 		}
 		for i := range p.Spec.Volumes {
@@ -66,14 +66,14 @@ func (c *Controller) eachVolume(node string, yield func(*corev1.Pod, *corev1.Vol
 	return nil
 }
 
-// wanted returns the volumes of drivers to be attached to a node, by their
-// attachments, and the disks of targets to be given to it.
-func (c *Controller) wanted(node string) (volumes map[string]*want, disks map[corev1.UniqueVolumeName]*want, err error) {
-	volumes, disks = map[string]*want{}, map[corev1.UniqueVolumeName]*want{}
+// desiredVolumes returns the volumes that should be attached to a node: CSI volumes by the name of their
+// VolumeAttachment, and iSCSI disks by their unique volume name.
+func (c *Controller) desiredVolumes(node string) (volumes map[string]*desiredVolume, disks map[corev1.UniqueVolumeName]*desiredVolume, err error) {
+	volumes, disks = map[string]*desiredVolume{}, map[corev1.UniqueVolumeName]*desiredVolume{}
 	err = c.eachVolume(node, func(p *corev1.Pod, v *corev1.Volume, pv *corev1.PersistentVolume) {
 		if disk := diskOf(v, pv); disk != "" {
 			if disks[disk] == nil {
-				disks[disk] = &want{pv: pv}
+				disks[disk] = &desiredVolume{pv: pv}
 			}
 			disks[disk].pods = append(disks[disk].pods, p)
 		}
@@ -82,22 +82,22 @@ func (c *Controller) wanted(node string) (volumes map[string]*want, disks map[co
 		}
 		key := attachmentName(pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle, node)
 		if volumes[key] == nil {
-			volumes[key] = &want{pv: pv}
+			volumes[key] = &desiredVolume{pv: pv}
 		}
 		volumes[key].pods = append(volumes[key].pods, p)
 	})
 	return volumes, disks, err
 }
 
-// attachable tells whether a driver's volumes are to be attached: unless it says
-// otherwise, they are.
+// attachable reports whether the volumes of a CSI driver must be attached. They must, unless the
+// driver's CSIDriver object sets attachRequired to false.
 func (c *Controller) attachable(driver string) bool {
 	d, err := c.drivers.Get(driver)
 	return err != nil || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
 }
 
-// attached returns the attachments to a node that this controller makes, by
-// name. Those of others are theirs.
+// attached returns the VolumeAttachments of a node that this controller created, by name.
+// VolumeAttachments that were created by other clients are ignored.
 func (c *Controller) attached(node string) (map[string]*storagev1.VolumeAttachment, error) {
 	all, err := c.attachments.List(labels.Everything())
 	if err != nil {
@@ -110,18 +110,18 @@ func (c *Controller) attached(node string) (map[string]*storagev1.VolumeAttachme
 		}
 		pv, err := c.volumes.Get(*a.Spec.Source.PersistentVolumeName)
 		if err == nil && pv.Spec.CSI != nil && a.Name == attachmentName(pv.Spec.CSI.Driver, pv.Spec.CSI.VolumeHandle, node) ||
-			err != nil && ownName.MatchString(a.Name) {
+			err != nil && attachmentNameRE.MatchString(a.Name) {
 			out[a.Name] = a
 		}
 	}
 	return out, nil
 }
 
-// ownName is what the names of attachments look like that this controller makes.
-var ownName = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
+// attachmentNameRE matches the names of the VolumeAttachments that this controller creates.
+var attachmentNameRE = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 
-// volumeOf is how a node speaks of the volume of an attachment; false if the volume
-// is gone, and the node does not speak of it.
+// volumeOf returns the unique name under which a node reports the volume of a VolumeAttachment. It
+// returns false if the PersistentVolume was deleted and the node does not report the volume.
 func (c *Controller) volumeOf(n *corev1.Node, a *storagev1.VolumeAttachment) (corev1.UniqueVolumeName, bool) {
 	pv, err := c.volumes.Get(*a.Spec.Source.PersistentVolumeName)
 	if err == nil && pv.Spec.CSI != nil {
@@ -143,25 +143,25 @@ func (c *Controller) volumeOf(n *corev1.Node, a *storagev1.VolumeAttachment) (co
 	return "", false
 }
 
-// exclusive tells whether only one node may have a volume. One that does not say who may
-// use it is the attacher's to judge.
+// exclusive reports whether a volume can be attached to one node only. If the volume has no access
+// modes, the CSI attacher decides.
 func exclusive(pv *corev1.PersistentVolume) bool {
 	return len(pv.Spec.AccessModes) > 0 && !slices.ContainsFunc(pv.Spec.AccessModes, func(m corev1.PersistentVolumeAccessMode) bool {
 		return m == corev1.ReadWriteMany || m == corev1.ReadOnlyMany
 	})
 }
 
-// tellTaken tells that another node has the volume.
-func (w *want) tellTaken(events record.EventRecorder) {
-	w.tell(events, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf(
+// emitMultiAttachError emits an event on the pods that the volume is attached to another node.
+func (w *desiredVolume) emitMultiAttachError(events record.EventRecorder) {
+	w.emitEvent(events, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf(
 		"Multi-Attach error for volume %q Volume is already exclusively attached to one node and can't be attached to another", w.pv.Name))
 }
 
-// attach asks for a volume to be attached, unless another node has it that it
-// cannot share.
-func (c *Controller) attach(ctx context.Context, node, name string, w *want) error {
+// attach creates the VolumeAttachment for a volume, unless the volume is exclusive and attached to
+// another node.
+func (c *Controller) attach(ctx context.Context, node, name string, w *desiredVolume) error {
 	if exclusive(w.pv) {
-		// The cache may lack what was made for another node a moment ago.
+		// The cache may not contain yet a VolumeAttachment just created for another node.
 		if !c.reserve(w.pv.Name, node, name) {
 			return fmt.Errorf("attaching volume %s to node %s: %w", w.pv.Name, node, control.ErrStale)
 		}
@@ -171,9 +171,9 @@ func (c *Controller) attach(ctx context.Context, node, name string, w *want) err
 		}
 		for _, a := range all {
 			if a.Spec.NodeName != node && a.Spec.Source.PersistentVolumeName != nil && *a.Spec.Source.PersistentVolumeName == w.pv.Name {
-				c.seen(w.pv.Name, name)
-				w.tellTaken(c.env.Events)
-				// Its going is heard of.
+				c.releaseReservation(w.pv.Name, name)
+				w.emitMultiAttachError(c.env.Events)
+				// The deletion of the other VolumeAttachment triggers another sync.
 				return nil
 			}
 		}
@@ -186,90 +186,91 @@ func (c *Controller) attach(ctx context.Context, node, name string, w *want) err
 		},
 	}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		// Unless it was written nevertheless: the reservation ends by itself.
+		// The request may have succeeded despite the error, so keep the reservation until it
+		// expires.
 		return fmt.Errorf("attaching volume %s to node %s: %w", w.pv.Name, node, err)
 	}
 	return nil
 }
 
-// unseen is for how long an attachment that was made counts without having been
-// seen.
-const unseen = time.Minute
+// pendingTimeout is how long a VolumeAttachment that was created, but is not in the cache yet, reserves its
+// volume.
+const pendingTimeout = time.Minute
 
-// attaching is an attachment that was asked for.
-type attaching struct {
+// pendingAttachment is a requested attachment of a volume that the cache does not show yet.
+type pendingAttachment struct {
 	node, name string
 	since      time.Time
 }
 
-// reserve notes that a volume is attached to a node, and is false if one to another
-// node was made that has not been seen yet.
+// reserve records that a volume is being attached to a node. It returns false if the volume is
+// reserved for another node.
 func (c *Controller) reserve(volume, node, name string) bool {
 	now := c.env.Clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if a, ok := c.made[volume]; ok && a.node != node && now.Sub(a.since) < unseen {
+	if a, ok := c.pendingAttachments[volume]; ok && a.node != node && now.Sub(a.since) < pendingTimeout {
 		return false
 	}
-	c.made[volume] = attaching{node, name, now}
+	c.pendingAttachments[volume] = pendingAttachment{node, name, now}
 	return true
 }
 
-// seen ends a reservation, for the cache has the attachment of that name, or it was
-// not made.
-func (c *Controller) seen(volume, name string) {
+// releaseReservation releases a reservation because the attachment of that name is in the cache or was not
+// created.
+func (c *Controller) releaseReservation(volume, name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.made[volume].name == name {
-		delete(c.made, volume)
+	if c.pendingAttachments[volume].name == name {
+		delete(c.pendingAttachments, volume)
 	}
 }
 
-// surelyGone asks whether there is no volume of a name, which the cache may be late
-// to have.
-func (c *Controller) surelyGone(ctx context.Context, volume string) (bool, error) {
-	// The controller's role has it list volumes, not get them.
+// volumeDeleted checks with the API server that a PersistentVolume does not exist, because the cache
+// may be stale.
+func (c *Controller) volumeDeleted(ctx context.Context, volume string) (bool, error) {
+	// The controller's RBAC role allows listing persistent volumes, not getting them.
 	list, err := c.env.Kube.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", volume).String()})
 	if err != nil {
-		return false, fmt.Errorf("looking for volume %s: %w", volume, err)
+		return false, fmt.Errorf("listing volume %s: %w", volume, err)
 	}
 	return !slices.ContainsFunc(list.Items, func(pv corev1.PersistentVolume) bool { return pv.Name == volume }), nil
 }
 
-// keep forgets since when nobody wanted an attachment.
-func (c *Controller) keep(name string) {
+// markUsed clears the time since which an attachment has been unused.
+func (c *Controller) markUsed(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.unwanted, name)
+	delete(c.unusedSince, name)
 }
 
-// mayDetach tells whether a volume that nobody wants can go: once the node no
-// longer has it mounted, or is gone, or is known or must be taken to be dead.
+// mayDetach reports whether a volume that no pod uses can be detached: the node no longer has it
+// mounted, was deleted, has the out-of-service taint, or has been unhealthy for too long.
 func (c *Controller) mayDetach(n *corev1.Node, a *storagev1.VolumeAttachment) bool {
 	if a.DeletionTimestamp != nil {
-		return false // it is going
+		return false // already being deleted
 	}
 	volume, known := c.volumeOf(n, a)
-	return n == nil || !known || c.mayTake(n, a.Name, volume)
+	return n == nil || !known || c.mayRemove(n, a.Name, volume)
 }
 
-// mayTake tells whether a volume that nobody wants can be taken from a node; id is how
-// the controller speaks of its being there.
-func (c *Controller) mayTake(n *corev1.Node, id string, volume corev1.UniqueVolumeName) bool {
+// mayRemove reports whether an unused volume can be detached from a node. id identifies the
+// attachment in Controller.unusedSince.
+func (c *Controller) mayRemove(n *corev1.Node, id string, volume corev1.UniqueVolumeName) bool {
 	if outOfService(n) || !slices.Contains(n.Status.VolumesInUse, volume) {
 		return true
 	}
-	if c.force <= 0 {
+	if c.forceDetachAfter <= 0 {
 		return false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	since, ok := c.unwanted[id]
+	since, ok := c.unusedSince[id]
 	if !ok {
 		since = c.env.Clock.Now()
-		c.unwanted[id] = since
+		c.unusedSince[id] = since
 	}
-	left := c.force - c.env.Clock.Since(since)
+	left := c.forceDetachAfter - c.env.Clock.Since(since)
 	if left > 0 {
 		c.AddAfter(n.Name, left+time.Millisecond)
 		return false
@@ -282,6 +283,6 @@ func (c *Controller) detach(ctx context.Context, a *storagev1.VolumeAttachment) 
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("detaching volume %s: %w", *a.Spec.Source.PersistentVolumeName, err)
 	}
-	c.keep(a.Name)
+	c.markUsed(a.Name)
 	return nil
 }

@@ -1,8 +1,7 @@
-// Package attachdetach has the volumes of CSI drivers attached to the nodes whose
-// pods use them, and detached when none does: it makes and deletes
-// VolumeAttachments, which the drivers' attachers act upon, and tells the nodes
-// by their status. Disks of iSCSI targets need nobody who attaches them: being in a
-// node's status is all there is to it.
+// Package attachdetach attaches the volumes of CSI drivers to the nodes whose pods use them, and
+// detaches them when no pod does. It creates and deletes VolumeAttachments, which the drivers'
+// external attachers process, and it reports attached volumes in the nodes' status. Disks of iSCSI
+// targets need no attacher: listing them in the node's status is sufficient.
 package attachdetach
 
 import (
@@ -23,47 +22,45 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
-	"hyperkube/internal/podrefs"
+	"hyperkube/internal/api/podrefs"
+	"hyperkube/internal/pod/podutil"
 )
 
-// managed is the annotation of nodes whose volumes this controller attaches.
-const managed = "volumes.kubernetes.io/controller-managed-attach-detach"
+// managedAnnotation is the annotation of nodes whose volumes this controller attaches and detaches.
+const managedAnnotation = "volumes.kubernetes.io/controller-managed-attach-detach"
 
-// Controller syncs nodes. Make it with New.
+// Controller attaches and detaches the volumes of nodes. Use New to create it.
 type Controller struct {
 	*control.Loop
-	env         control.Env
-	force       time.Duration
-	nodes       corelisters.NodeLister
-	pods        cache.Indexer
-	allPods     corelisters.PodLister
-	claims      corelisters.PersistentVolumeClaimLister
-	volumes     corelisters.PersistentVolumeLister
-	drivers     storagelisters.CSIDriverLister
-	attachments storagelisters.VolumeAttachmentLister
+	env              control.Env
+	forceDetachAfter time.Duration
+	nodes            corelisters.NodeLister
+	pods             cache.Indexer
+	allPods          corelisters.PodLister
+	claims           corelisters.PersistentVolumeClaimLister
+	volumes          corelisters.PersistentVolumeLister
+	drivers          storagelisters.CSIDriverLister
+	attachments      storagelisters.VolumeAttachmentLister
 
 	mu sync.Mutex
-	// unwanted is since when nobody has wanted an attachment, by its name.
-	unwanted map[string]time.Time // guarded by mu
-	// made are the attachments to one node alone that were made and not seen yet, by
-	// the volume.
-	made map[string]attaching // guarded by mu
-	// written is what nodes' status was last made to say.
-	written map[types.UID][]corev1.AttachedVolume // guarded by mu
+	// unusedSince is the time since which no pod has used an attachment, by its name.
+	unusedSince map[string]time.Time // guarded by mu
+	// pendingAttachments are the exclusive attachments that were created and are not in the cache yet, by volume.
+	pendingAttachments map[string]pendingAttachment // guarded by mu
+	// lastWritten is the volumesAttached list that was last written to a node's status, by node UID.
+	lastWritten map[types.UID][]corev1.AttachedVolume // guarded by mu
 }
 
-// New makes the controller. force is after how long a volume is detached though
-// an unhealthy node says that it is in use, upstream's six minutes; zero is
-// never.
+// New creates the controller. force is the time after which a volume is detached although an
+// unhealthy node reports it as in use; upstream uses six minutes. Zero disables this.
 func New(env control.Env, force time.Duration) (*Controller, error) {
 	env = env.Defaulted()
 	core, store := env.Informers.Core().V1(), env.Informers.Storage().V1()
 	c := &Controller{
-		env: env, force: force, nodes: core.Nodes().Lister(), pods: core.Pods().Informer().GetIndexer(), allPods: core.Pods().Lister(),
+		env: env, forceDetachAfter: force, nodes: core.Nodes().Lister(), pods: core.Pods().Informer().GetIndexer(), allPods: core.Pods().Lister(),
 		claims: core.PersistentVolumeClaims().Lister(), volumes: core.PersistentVolumes().Lister(),
 		drivers: store.CSIDrivers().Lister(), attachments: store.VolumeAttachments().Lister(),
-		unwanted: map[string]time.Time{}, made: map[string]attaching{}, written: map[types.UID][]corev1.AttachedVolume{},
+		unusedSince: map[string]time.Time{}, pendingAttachments: map[string]pendingAttachment{}, lastWritten: map[types.UID][]corev1.AttachedVolume{},
 	}
 	if err := control.AddNodeIndex(core.Pods().Informer()); err != nil {
 		return nil, fmt.Errorf("indexing pods: %w", err)
@@ -76,48 +73,48 @@ func New(env control.Env, force time.Duration) (*Controller, error) {
 	}
 	claim := func(pvc *corev1.PersistentVolumeClaim) {
 		if pvc.Spec.VolumeName != "" {
-			c.usersOf(pvc)
+			c.enqueueNodesOf(pvc)
 		}
 	}
-	node := control.Handlers(c.node, func(old, cur *corev1.Node) {
+	node := control.Handlers(c.enqueueNode, func(old, cur *corev1.Node) {
 		if !slices.Equal(old.Status.VolumesInUse, cur.Status.VolumesInUse) || healthy(old) != healthy(cur) || outOfService(old) != outOfService(cur) ||
-			old.Annotations[managed] != cur.Annotations[managed] || !slices.Equal(old.Status.VolumesAttached, cur.Status.VolumesAttached) {
-			c.node(cur)
+			old.Annotations[managedAnnotation] != cur.Annotations[managedAnnotation] || !slices.Equal(old.Status.VolumesAttached, cur.Status.VolumesAttached) {
+			c.enqueueNode(cur)
 		}
-		if disksTaken(old, cur) {
-			// Others may wait for them.
-			c.everyNode()
+		if diskRemoved(old, cur) {
+			// Other nodes may be waiting for these disks.
+			c.enqueueAllNodes()
 		}
 	}, func(n *corev1.Node) {
-		c.forget(n)
-		c.node(n)
-		if disksTaken(n, &corev1.Node{}) {
-			c.everyNode()
+		c.forgetNode(n)
+		c.enqueueNode(n)
+		if diskRemoved(n, &corev1.Node{}) {
+			c.enqueueAllNodes()
 		}
 	})
-	attachment := control.Every(func(a *storagev1.VolumeAttachment) {
+	attachment := control.AnyEvent(func(a *storagev1.VolumeAttachment) {
 		if name := a.Spec.Source.PersistentVolumeName; name != nil {
-			c.seen(*name, a.Name)
+			c.releaseReservation(*name, a.Name)
 		}
 		c.Add(a.Spec.NodeName)
 	})
-	// A volume that was detached from one node may be waited for on another.
+	// Another node may be waiting for a volume that was detached.
 	released := control.Handlers(nil, nil, func(a *storagev1.VolumeAttachment) {
-		c.keep(a.Name)
-		c.everyNode()
+		c.markUsed(a.Name)
+		c.enqueueAllNodes()
 	})
-	// A volume may be seen later than the claim that is bound to it.
+	// The informer may deliver a volume after the claim that is bound to it.
 	volume := func(pv *corev1.PersistentVolume) {
 		if ref := pv.Spec.ClaimRef; ref != nil && (pv.Spec.CSI != nil || pv.Spec.ISCSI != nil) {
 			if pvc, err := c.claims.PersistentVolumeClaims(ref.Namespace).Get(ref.Name); err == nil && pvc.Spec.VolumeName == pv.Name {
-				c.usersOf(pvc)
+				c.enqueueNodesOf(pvc)
 			}
 		}
 	}
-	driver := control.Every(func(*storagev1.CSIDriver) { c.everyNode() })
+	driver := control.AnyEvent(func(*storagev1.CSIDriver) { c.enqueueAllNodes() })
 	return c, errors.Join(
 		c.Watch(core.Pods().Informer(), control.Handlers(pod, func(old, p *corev1.Pod) {
-			if old.Spec.NodeName != p.Spec.NodeName || podfacts.Terminal(old) != podfacts.Terminal(p) {
+			if old.Spec.NodeName != p.Spec.NodeName || podutil.Terminal(old) != podutil.Terminal(p) {
 				pod(p)
 			}
 		}, pod)),
@@ -138,8 +135,8 @@ func New(env control.Env, force time.Duration) (*Controller, error) {
 	)
 }
 
-// node works on a node if it has anything to do with attaching.
-func (c *Controller) node(n *corev1.Node) {
+// enqueueNode enqueues a node if it has attached volumes, volumes in use, or VolumeAttachments.
+func (c *Controller) enqueueNode(n *corev1.Node) {
 	if len(n.Status.VolumesAttached) > 0 || len(n.Status.VolumesInUse) > 0 {
 		c.Add(n.Name)
 		return
@@ -150,8 +147,8 @@ func (c *Controller) node(n *corev1.Node) {
 	}
 }
 
-// everyNode works on all nodes with pods that have claims.
-func (c *Controller) everyNode() {
+// enqueueAllNodes enqueues all nodes that have pods with claims.
+func (c *Controller) enqueueAllNodes() {
 	all, err := c.allPods.List(labels.Everything())
 	if err != nil {
 		return
@@ -163,8 +160,8 @@ func (c *Controller) everyNode() {
 	}
 }
 
-// usersOf works on the nodes of a claim's pods.
-func (c *Controller) usersOf(pvc *corev1.PersistentVolumeClaim) {
+// enqueueNodesOf enqueues the nodes of the pods that use a claim.
+func (c *Controller) enqueueNodesOf(pvc *corev1.PersistentVolumeClaim) {
 	all, err := c.allPods.Pods(pvc.Namespace).List(labels.Everything())
 	if err != nil {
 		return
@@ -182,18 +179,20 @@ func healthy(n *corev1.Node) bool {
 	})
 }
 
-// outOfService tells whether somebody vouches for a node being off.
+// outOfService reports whether a user declared that the node is shut down, by the out-of-service
+// taint.
 // https://kubernetes.io/docs/concepts/cluster-administration/node-shutdown/#non-graceful-node-shutdown
 func outOfService(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
 }
 
-// attachmentName is upstream's name of the attachment of a volume to a node.
+// attachmentName returns the name of the VolumeAttachment of a volume on a node. The format is
+// upstream's.
 func attachmentName(driver, handle, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(handle+driver+node)))
 }
 
-// uniqueName is how a node speaks of a volume.
+// uniqueName returns the name of a CSI volume in a node's status.
 func uniqueName(src *corev1.CSIPersistentVolumeSource) corev1.UniqueVolumeName {
 	return corev1.UniqueVolumeName(csiPrefix + src.Driver + "^" + src.VolumeHandle)
 }
@@ -202,7 +201,7 @@ const csiPrefix = "kubernetes.io/csi/"
 
 // sync attaches and detaches the volumes of one node.
 func (c *Controller) sync(ctx context.Context, node string) error {
-	wanted, disks, err := c.wanted(node)
+	wanted, disks, err := c.desiredVolumes(node)
 	if err != nil {
 		return err
 	}
@@ -212,20 +211,20 @@ func (c *Controller) sync(ctx context.Context, node string) error {
 	}
 	n, err := c.nodes.Get(node)
 	if err != nil {
-		n = nil // it is gone
+		n = nil // deleted
 	}
-	if n != nil && n.Annotations[managed] != "true" {
+	if n != nil && n.Annotations[managedAnnotation] != "true" {
 		return nil
 	}
 	var errs []error
 	for name, w := range wanted {
-		c.keep(name)
+		c.markUsed(name)
 		switch a := have[name]; {
 		case n == nil:
 		case a == nil:
 			errs = append(errs, c.attach(ctx, node, name, w))
 		case a.Status.AttachError != nil && !a.Status.Attached:
-			w.tell(c.env.Events, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", w.pv.Name, a.Status.AttachError.Message))
+			w.emitEvent(c.env.Events, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf("AttachVolume.Attach failed for volume %q : %s", w.pv.Name, a.Status.AttachError.Message))
 		}
 	}
 	drop := map[string]bool{}
@@ -235,16 +234,17 @@ func (c *Controller) sync(ctx context.Context, node string) error {
 		}
 		volume := *a.Spec.Source.PersistentVolumeName
 		if _, err := c.volumes.Get(volume); err != nil {
-			if gone, err := c.surelyGone(ctx, volume); err != nil || !gone {
+			if gone, err := c.volumeDeleted(ctx, volume); err != nil || !gone {
 				errs = append(errs, err)
 				continue
 			}
 		}
 		drop[name] = true
 	}
-	// A node must not mount what is about to go.
+	// Remove the volumes to be detached from the node's status first, so that the node does not
+	// mount them.
 	if n != nil {
-		if err := c.tellNode(ctx, n, c.give(n, disks), have, wanted, drop); err != nil {
+		if err := c.updateNodeStatus(ctx, n, c.desiredDisks(n, disks), have, wanted, drop); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
 	}

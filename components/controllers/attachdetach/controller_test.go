@@ -17,7 +17,7 @@ import (
 const handle, driver = "vol-1", "csi.example.com"
 
 func objects() (*corev1.Node, *corev1.Pod, *corev1.PersistentVolumeClaim, *corev1.PersistentVolume) {
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "n", Annotations: map[string]string{managed: "true"}}}
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "n", Annotations: map[string]string{managedAnnotation: "true"}}}
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	p := controltest.Pod("ns", "p", nil, corev1.PodRunning)
 	p.Spec.Volumes = []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "c"}}}}
@@ -70,7 +70,7 @@ func TestAttachAndDetach(t *testing.T) {
 	if w := sync(); len(w) != 0 {
 		t.Fatalf("nothing to do: %v", w)
 	}
-	// The pod ends while the node has the volume mounted.
+	// The pod terminates while the node has the volume mounted.
 	use := func(in bool) {
 		node, err := f.Kube.CoreV1().Nodes().Get(ctx, "n1", metav1.GetOptions{})
 		if err != nil {
@@ -109,9 +109,9 @@ func TestDeadNode(t *testing.T) {
 		after  time.Duration
 		detach bool
 	}{
-		"silent for a while": {after: time.Minute},
-		"silent too long":    {after: 7 * time.Minute, detach: true},
-		"out of service":     {taint: true, detach: true},
+		"unresponsive for a while":  {after: time.Minute},
+		"unresponsive for too long": {after: 7 * time.Minute, detach: true},
+		"out of service":            {taint: true, detach: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, p, pvc, pv := objects()
@@ -163,8 +163,8 @@ func TestMultiAttach(t *testing.T) {
 	}
 }
 
-// TestVolumeGone: what is attached is detached though its volume is gone, but not
-// while the node has it mounted, nor when the cache is only late.
+// TestVolumeGone: an attachment is removed although its PersistentVolume was deleted, but not while
+// the node has the volume mounted, nor while only the cache is stale.
 func TestVolumeGone(t *testing.T) {
 	n, _, _, pv := objects()
 	name := attachmentName(driver, handle, "n1")
@@ -205,9 +205,9 @@ func TestVolumeGone(t *testing.T) {
 	}
 }
 
-// TestMultiAttachAtOnce: a volume for one node is not attached to a second before the
-// cache shows the first.
-func TestMultiAttachAtOnce(t *testing.T) {
+// TestMultiAttachStaleCache: an exclusive volume is not attached to a second node before the cache
+// shows the first attachment.
+func TestMultiAttachStaleCache(t *testing.T) {
 	n, p, pvc, pv := objects()
 	other, q := n.DeepCopy(), p.DeepCopy()
 	other.Name, q.Name, q.UID, q.Spec.NodeName = "n2", "q", "q", "n2"
@@ -226,13 +226,13 @@ func TestMultiAttachAtOnce(t *testing.T) {
 	if w := f.Writes(); len(w) != 0 {
 		t.Errorf("to the second: %v", w)
 	}
-	// It is seen: who waits is told.
+	// The attachment is in the cache: the waiting pod gets an event.
 	f.Observe(storagev1.SchemeGroupVersion.WithKind("VolumeAttachment"))
-	c.seen(pv.Name, attachmentName(driver, handle, "n1"))
+	c.releaseReservation(pv.Name, attachmentName(driver, handle, "n1"))
 	if err := controltest.Sync(t, c.Loop, "n2"); err != nil {
 		t.Fatal(err)
 	}
-	if e := f.Recorded(); len(f.Writes()) != 0 || controltest.Count(e, "Warning FailedAttachVolume Multi-Attach error") != 1 || len(c.made) != 0 {
-		t.Errorf("events %v, made %v", e, c.made)
+	if e := f.Recorded(); len(f.Writes()) != 0 || controltest.Count(e, "Warning FailedAttachVolume Multi-Attach error") != 1 || len(c.pendingAttachments) != 0 {
+		t.Errorf("events %v, made %v", e, c.pendingAttachments)
 	}
 }

@@ -9,11 +9,11 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// diskPrefix begins the names that nodes have for disks of iSCSI targets.
+// diskPrefix is the prefix of the unique volume names of iSCSI disks.
 const diskPrefix = "kubernetes.io/iscsi/"
 
-// diskOf is how nodes speak of a volume that is a disk of a target; empty if it is
-// none. pv is what a claim is bound to, nil for a volume that is there without one.
+// diskOf returns the unique name of an iSCSI volume, or "" if the volume is not an iSCSI disk. pv
+// is the volume that the claim is bound to, nil for a volume without a claim.
 func diskOf(v *corev1.Volume, pv *corev1.PersistentVolume) corev1.UniqueVolumeName {
 	name := func(portal, target string, lun int32) corev1.UniqueVolumeName {
 		return corev1.UniqueVolumeName(fmt.Sprintf("%s%s:%s:%d", diskPrefix, portal, target, lun))
@@ -27,7 +27,7 @@ func diskOf(v *corev1.Volume, pv *corev1.PersistentVolume) corev1.UniqueVolumeNa
 	return ""
 }
 
-// hasDisks tells whether a pod has disks of targets without a claim.
+// hasDisks reports whether a pod has iSCSI volumes without a claim.
 func hasDisks(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.ISCSI != nil })
 }
@@ -36,32 +36,32 @@ func hasDisk(n *corev1.Node, disk corev1.UniqueVolumeName) bool {
 	return slices.ContainsFunc(n.Status.VolumesAttached, func(a corev1.AttachedVolume) bool { return a.Name == disk })
 }
 
-// disksTaken tells whether a node has lost a disk.
-func disksTaken(old, cur *corev1.Node) bool {
+// diskRemoved reports whether an iSCSI disk was removed from a node's status.
+func diskRemoved(old, cur *corev1.Node) bool {
 	return slices.ContainsFunc(old.Status.VolumesAttached, func(a corev1.AttachedVolume) bool {
 		return strings.HasPrefix(string(a.Name), diskPrefix) && !hasDisk(cur, a.Name)
 	})
 }
 
-// give returns the disks that a node is to have: those that it uses or has mounted
-// yet, and those that its pods want and no other node keeps from it.
-func (c *Controller) give(n *corev1.Node, wanted map[corev1.UniqueVolumeName]*want) *statement {
-	next := &statement{wants: map[corev1.UniqueVolumeName]*want{}}
+// desiredDisks returns the iSCSI disks to list in a node's status: those that it uses or still has mounted,
+// and those that its pods use and that are not reserved by another node.
+func (c *Controller) desiredDisks(n *corev1.Node, wanted map[corev1.UniqueVolumeName]*desiredVolume) *attachedVolumes {
+	next := &attachedVolumes{users: map[corev1.UniqueVolumeName]*desiredVolume{}}
 	id := func(disk corev1.UniqueVolumeName) string { return n.Name + " " + string(disk) }
 	for _, a := range n.Status.VolumesAttached {
 		if !strings.HasPrefix(string(a.Name), diskPrefix) {
 			continue
 		}
-		c.seen(string(a.Name), id(a.Name))
-		if wanted[a.Name] == nil && c.mayTake(n, id(a.Name), a.Name) {
-			c.keep(id(a.Name))
+		c.releaseReservation(string(a.Name), id(a.Name))
+		if wanted[a.Name] == nil && c.mayRemove(n, id(a.Name), a.Name) {
+			c.markUsed(id(a.Name))
 			continue
 		}
 		next.add(a.Name, wanted[a.Name])
 	}
 	for disk, w := range wanted {
-		c.keep(id(disk))
-		if hasDisk(n, disk) || w.pv != nil && exclusive(w.pv) && !c.claimDisk(n, disk, id(disk), w) {
+		c.markUsed(id(disk))
+		if hasDisk(n, disk) || w.pv != nil && exclusive(w.pv) && !c.reserveDisk(n, disk, id(disk), w) {
 			continue
 		}
 		next.add(disk, w)
@@ -69,19 +69,19 @@ func (c *Controller) give(n *corev1.Node, wanted map[corev1.UniqueVolumeName]*wa
 	return next
 }
 
-// claimDisk tells whether a disk that one node may have can be given to a node, and
-// tells the pods if not.
-func (c *Controller) claimDisk(n *corev1.Node, disk corev1.UniqueVolumeName, id string, w *want) bool {
-	// The cache may lack what another node was given a moment ago.
+// reserveDisk reports whether an exclusive disk can be attached to a node. If it cannot, it emits an
+// event on the pods.
+func (c *Controller) reserveDisk(n *corev1.Node, disk corev1.UniqueVolumeName, id string, w *desiredVolume) bool {
+	// The cache may not contain yet a disk that was just attached to another node.
 	if !c.reserve(string(disk), n.Name, id) {
-		c.AddAfter(n.Name, unseen)
+		c.AddAfter(n.Name, pendingTimeout)
 		return false
 	}
 	all, err := c.nodes.List(labels.Everything())
 	if err == nil && !slices.ContainsFunc(all, func(o *corev1.Node) bool { return o.Name != n.Name && hasDisk(o, disk) }) {
 		return true
 	}
-	c.seen(string(disk), id)
-	w.tellTaken(c.env.Events)
+	c.releaseReservation(string(disk), id)
+	w.emitMultiAttachError(c.env.Events)
 	return false
 }

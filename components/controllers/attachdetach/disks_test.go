@@ -17,8 +17,8 @@ import (
 
 const disk = corev1.UniqueVolumeName("kubernetes.io/iscsi/192.0.2.1:iqn.2001-04.com.example:disks:3")
 
-// TestDisks: a disk of a target that one node may have is given to one alone, and to
-// another once the first has let go of it.
+// TestDisks: an exclusive iSCSI disk is attached to one node only, and to another node once the
+// first has released it.
 func TestDisks(t *testing.T) {
 	ctx := context.Background()
 	n, p, pvc, pv := objects()
@@ -34,7 +34,7 @@ func TestDisks(t *testing.T) {
 	nodes, kind := f.Kube.CoreV1().Nodes(), corev1.SchemeGroupVersion.WithKind("Node")
 	sync := func(node string) {
 		t.Helper()
-		// Of a disk that is about to be given the second node knows nothing else.
+		// The second node cannot use the disk while it is reserved, so the sync returns an error.
 		_ = controltest.Sync(t, c.Loop, node)
 	}
 	has := func(node string) bool {
@@ -46,18 +46,18 @@ func TestDisks(t *testing.T) {
 		return slices.Contains(n.Status.VolumesAttached, corev1.AttachedVolume{Name: disk})
 	}
 	sync("n1")
-	sync("n2") // has not seen it
+	sync("n2") // its cache does not show the first attachment
 	if !has("n1") || has("n2") {
-		t.Fatalf("given to n1: %v, to n2 as well: %v", has("n1"), has("n2"))
+		t.Fatalf("attached to n1: %v, to n2: %v", has("n1"), has("n2"))
 	}
 	f.Observe(kind)
 	f.Recorded()
 	sync("n1")
 	sync("n2")
 	if e := f.Recorded(); has("n2") || controltest.Count(e, "Warning FailedAttachVolume") != 1 {
-		t.Errorf("given to n2: %v, events %v", has("n2"), e)
+		t.Errorf("attached to n2: %v, events %v", has("n2"), e)
 	}
-	// The pod on n1 ends, and the disk is mounted there yet.
+	// The pod on n1 terminates, and the disk is still mounted there.
 	use := func(used ...corev1.UniqueVolumeName) {
 		t.Helper()
 		n, err := nodes.Get(ctx, "n1", metav1.GetOptions{})
@@ -75,19 +75,18 @@ func TestDisks(t *testing.T) {
 	f.Observe(corev1.SchemeGroupVersion.WithKind("Pod"))
 	sync("n1")
 	if !has("n1") {
-		t.Error("taken from n1, which has it mounted")
+		t.Error("detached from n1, which has it mounted")
 	}
 	use()
 	sync("n1")
 	f.Observe(kind)
 	sync("n2")
 	if e := f.Recorded(); has("n1") || !has("n2") || controltest.Count(e, "Normal SuccessfulAttachVolume") != 1 {
-		t.Errorf("n1 has it: %v, n2: %v, events %v", has("n1"), has("n2"), e)
+		t.Errorf("attached to n1: %v, to n2: %v, events %v", has("n1"), has("n2"), e)
 	}
 }
 
-// TestSharedDisks: what several nodes may have, and what is there without a claim, is
-// given to each.
+// TestSharedDisks: shared disks, and disks without a claim, are attached to every node.
 func TestSharedDisks(t *testing.T) {
 	for name, claim := range map[string]bool{"of a claim": true, "of the pod": false} {
 		t.Run(name, func(t *testing.T) {
@@ -111,8 +110,8 @@ func TestSharedDisks(t *testing.T) {
 				}
 				return false, nil, nil
 			})
-			// What the API did not take is not told of, and what the cache does not have yet
-			// is not told of again.
+			// An attachment that the API server rejected emits no event, and one that the cache
+			// does not show yet does not emit a second event.
 			for round, want := range []int{0, 1, 0} {
 				refuse = round == 0
 				if err := controltest.Sync(t, c.Loop, "n1"); (err != nil) != refuse {

@@ -11,14 +11,14 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Cleaner deletes tokens when they expire. Make it with NewCleaner.
+// Cleaner deletes bootstrap tokens when they expire. Use NewCleaner to create it.
 type Cleaner struct {
 	*control.Loop
 	env     control.Env
 	secrets corelisters.SecretLister
 }
 
-// NewCleaner makes the controller.
+// NewCleaner creates the controller.
 func NewCleaner(env control.Env) (*Cleaner, error) {
 	env = env.Defaulted()
 	secrets := env.Informers.Core().V1().Secrets()
@@ -29,7 +29,7 @@ func NewCleaner(env control.Env) (*Cleaner, error) {
 			c.Add(s.Name)
 		}
 	}
-	return c, c.Watch(secrets.Informer(), control.Living(look))
+	return c, c.Watch(secrets.Informer(), control.AddedOrUpdated(look))
 }
 
 func (c *Cleaner) sync(ctx context.Context, name string) error {
@@ -40,7 +40,7 @@ func (c *Cleaner) sync(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	d, expires := left(s, c.env.Clock.Now())
+	d, expires := remainingLifetime(s, c.env.Clock.Now())
 	if !isToken(s) || !expires {
 		return nil
 	}
@@ -50,7 +50,7 @@ func (c *Cleaner) sync(ctx context.Context, name string) error {
 	}
 	err = c.env.Kube.CoreV1().Secrets(s.Namespace).Delete(ctx, name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(s.UID))})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // it is gone, or another of that name
+		return nil // it is deleted, or replaced by another object of that name
 	}
 	return err
 }

@@ -25,8 +25,8 @@ const (
 	signaturePrefix = "jws-kubeconfig-"
 )
 
-// Signer keeps the signatures of the ConfigMap kube-public/cluster-info. Make
-// it with NewSigner.
+// Signer maintains the signatures in the ConfigMap kube-public/cluster-info. Use NewSigner to
+// create it.
 type Signer struct {
 	*control.Loop
 	env     control.Env
@@ -34,21 +34,21 @@ type Signer struct {
 	configs corelisters.ConfigMapLister
 }
 
-// NewSigner makes the controller.
+// NewSigner creates the controller.
 func NewSigner(env control.Env) (*Signer, error) {
 	env = env.Defaulted()
 	env.Workers = 1
 	core := env.Informers.Core().V1()
 	s := &Signer{env: env, secrets: core.Secrets().Lister(), configs: core.ConfigMaps().Lister()}
 	s.Loop = control.NewLoop(env, "bootstrap_signer", s.sync)
-	if err := s.Watch(core.Secrets().Informer(), control.Every(func(t *corev1.Secret) {
+	if err := s.Watch(core.Secrets().Informer(), control.AnyEvent(func(t *corev1.Secret) {
 		if isToken(t) {
 			s.Add(infoName)
 		}
 	})); err != nil {
 		return nil, err
 	}
-	return s, s.Watch(core.ConfigMaps().Informer(), control.Every(func(c *corev1.ConfigMap) {
+	return s, s.Watch(core.ConfigMaps().Informer(), control.AnyEvent(func(c *corev1.ConfigMap) {
 		if c.Namespace == metav1.NamespacePublic && c.Name == infoName {
 			s.Add(infoName)
 		}
@@ -75,14 +75,14 @@ func (s *Signer) sync(ctx context.Context, _ string) error {
 	maps.DeleteFunc(next.Data, func(key, _ string) bool { return strings.HasPrefix(key, signaturePrefix) })
 	now := s.env.Clock.Now()
 	for _, t := range tokens {
-		id, secret, ok := signing(t, now)
+		id, secret, ok := signingToken(t, now)
 		if !ok {
 			continue
 		}
 		if next.Data[signaturePrefix+id], err = Sign(content, id, secret); err != nil {
 			return err
 		}
-		if d, expires := left(t, now); expires {
+		if d, expires := remainingLifetime(t, now); expires {
 			s.AddAfter(infoName, d+time.Second)
 		}
 	}
@@ -96,16 +96,16 @@ func (s *Signer) sync(ctx context.Context, _ string) error {
 	return err
 }
 
-// SignatureKey is where the ConfigMap has the signature by the token of an ID.
+// SignatureKey returns the key of the signature by the token with this ID in the ConfigMap's data.
 func SignatureKey(id string) string { return signaturePrefix + id }
 
-// Verify tells whether a signature of content is that by a token.
+// Verify reports whether signature is the signature of content by a token.
 func Verify(content, signature, id, secret string) bool {
 	right, err := Sign(content, id, secret)
 	return err == nil && hmac.Equal([]byte(right), []byte(signature))
 }
 
-// Sign makes a JSON web signature of content without content itself.
+// Sign returns a detached JSON Web Signature of content.
 func Sign(content, id, secret string) (string, error) {
 	header, err := json.Marshal(struct {
 		Alg string `json:"alg"`

@@ -1,7 +1,6 @@
-// Package bootstraptokens looks after the tokens with which machines join a
-// cluster: it deletes them when they expire, and signs the cluster's public
-// kubeconfig with each, so that a machine that has a token can tell whether it
-// talks to the cluster that it means.
+// Package bootstraptokens manages the tokens with which machines join a cluster. It deletes expired
+// tokens, and signs the cluster's public kubeconfig with each token, so that a machine that has a
+// token can verify that it joins the intended cluster.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/bootstrap-tokens/
 package bootstraptokens
@@ -16,14 +15,14 @@ import (
 
 const namePrefix = "bootstrap-token-"
 
-// isToken tells whether a Secret is a token.
+// isToken reports whether a Secret is a bootstrap token.
 func isToken(s *corev1.Secret) bool {
 	return s.Namespace == metav1.NamespaceSystem && s.Type == corev1.SecretTypeBootstrapToken
 }
 
-// left tells how long a token is good; ok is false if it is for ever. One whose
-// expiration nobody can read has expired.
-func left(s *corev1.Secret, now time.Time) (d time.Duration, ok bool) {
+// remainingLifetime returns how long a token remains valid; ok is false if it does not expire. A token with an
+// invalid expiration counts as expired.
+func remainingLifetime(s *corev1.Secret, now time.Time) (d time.Duration, ok bool) {
 	text := string(s.Data["expiration"])
 	if text == "" {
 		return 0, false
@@ -35,13 +34,13 @@ func left(s *corev1.Secret, now time.Time) (d time.Duration, ok bool) {
 	return max(0, at.Sub(now)), true
 }
 
-// signing returns the parts of a token that is to sign.
-func signing(s *corev1.Secret, now time.Time) (id, secret string, ok bool) {
+// signingToken returns the ID and secret of a token that is valid and usable for signing.
+func signingToken(s *corev1.Secret, now time.Time) (id, secret string, ok bool) {
 	id, secret = string(s.Data["token-id"]), string(s.Data["token-secret"])
 	if !isToken(s) || id == "" || secret == "" || strings.TrimPrefix(s.Name, namePrefix) != id || s.Name == id {
 		return "", "", false
 	}
-	if d, expires := left(s, now); expires && d == 0 {
+	if d, expires := remainingLifetime(s, now); expires && d == 0 {
 		return "", "", false
 	}
 	return id, secret, string(s.Data["usage-bootstrap-signing"]) == "true"

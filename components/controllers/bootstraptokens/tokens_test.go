@@ -33,11 +33,11 @@ func TestClean(t *testing.T) {
 		secret *corev1.Secret
 		gone   bool
 	}{
-		{"for ever", token("a", ""), false},
-		{"good", token("a", at(time.Hour)), false},
+		{"no expiration", token("a", ""), false},
+		{"valid", token("a", at(time.Hour)), false},
 		{"expired", token("a", at(-time.Second)), true},
-		{"unreadable", token("a", "tomorrow"), true},
-		{"no token", plain, false},
+		{"invalid expiration", token("a", "tomorrow"), true},
+		{"not a token", plain, false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := controltest.New(t, tc.secret)
@@ -60,7 +60,7 @@ func TestSign(t *testing.T) {
 	delete(unused.Data, "usage-bootstrap-signing")
 	info := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-public", Name: infoName},
 		Data: map[string]string{kubeconfigKey: "payload", signaturePrefix + "old": "x"}}
-	f := controltest.New(t, info, token("good", at(time.Hour)), token("late", at(-time.Hour)), unused)
+	f := controltest.New(t, info, token("valid", at(time.Hour)), token("late", at(-time.Hour)), unused)
 	s, err := NewSigner(f.Env)
 	if err != nil {
 		t.Fatal(err)
@@ -72,8 +72,8 @@ func TestSign(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, _ := Sign("payload", "good", "tokenSecret")
-	if len(got.Data) != 2 || got.Data[kubeconfigKey] != "payload" || got.Data[signaturePrefix+"good"] != want {
+	want, _ := Sign("payload", "valid", "tokenSecret")
+	if len(got.Data) != 2 || got.Data[kubeconfigKey] != "payload" || got.Data[signaturePrefix+"valid"] != want {
 		t.Errorf("%v", got.Data)
 	}
 	f.Writes()
@@ -82,11 +82,11 @@ func TestSign(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w := f.Writes(); len(w) != 0 {
-		t.Errorf("wrote again: %v", w)
+		t.Errorf("repeated writes: %v", w)
 	}
 }
 
-// TestSignature compares with an HMAC that openssl computed.
+// TestSignature compares the signature with an HMAC computed by openssl.
 func TestSignature(t *testing.T) {
 	got, err := Sign("payload", "tokenID", "tokenSecret")
 	if want := "eyJhbGciOiJIUzI1NiIsImtpZCI6InRva2VuSUQifQ..QAvK9DAjF0hSyASEkH1MOTB5rJMmbWEY9j-z1NSYILE"; err != nil || got != want {

@@ -1,5 +1,5 @@
-// Package clusterroleaggregation fills the rules of ClusterRoles with an
-// aggregation rule from those that it selects.
+// Package clusterroleaggregation fills in the rules of ClusterRoles that have an aggregation rule,
+// from the ClusterRoles that the rule selects.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/rbac/#aggregated-clusterroles
 package clusterroleaggregation
@@ -22,21 +22,21 @@ import (
 
 const fieldManager = "clusterrole-aggregation-controller"
 
-// Controller syncs ClusterRoles. Make it with New.
+// Controller reconciles aggregated ClusterRoles. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env   control.Env
 	roles rbaclisters.ClusterRoleLister
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	roles := env.Informers.Rbac().V1().ClusterRoles()
 	c := &Controller{env: env, roles: roles.Lister()}
 	c.Loop = control.NewLoop(env, "clusterroleaggregation", c.sync)
-	return c, c.Watch(roles.Informer(), control.Every(func(*rbacv1.ClusterRole) {
-		// Any of them may select any.
+	return c, c.Watch(roles.Informer(), control.AnyEvent(func(*rbacv1.ClusterRole) {
+		// Any aggregated role may select the changed one.
 		all, err := c.roles.List(labels.Everything())
 		if err != nil {
 			return
@@ -82,7 +82,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	if equality.Semantic.DeepEqual(rules, role.Rules) {
 		return nil
 	}
-	// Applied by force: rules written by hand are replaced, as documented.
+	// Force the apply: manually written rules are replaced, as documented.
 	apply := applyrbacv1.ClusterRole(name)
 	for _, r := range rules {
 		apply.WithRules(applyrbacv1.PolicyRule().

@@ -1,5 +1,5 @@
-// Package clustertrustbundle publishes the certificates by which the API server is
-// verified as a ClusterTrustBundle, which pods may mount.
+// Package clustertrustbundle publishes the CA certificates that verify the API server as a
+// ClusterTrustBundle, which pods may mount.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#kube-apiserver-serving-signer
 package clustertrustbundle
@@ -20,10 +20,10 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// signerName is whose bundle it is.
+// signerName is the signer of the bundle.
 const signerName = "kubernetes.io/kube-apiserver-serving"
 
-// Controller keeps one bundle of the signer and deletes others. Make it with New.
+// Controller maintains one bundle of the signer and deletes all others. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env     control.Env
@@ -32,7 +32,7 @@ type Controller struct {
 	bundles certificateslisters.ClusterTrustBundleLister
 }
 
-// New makes the controller. ca are the certificates in PEM.
+// New creates the controller. ca contains the CA certificates in PEM format.
 func New(env control.Env, ca []byte) (*Controller, error) {
 	env = env.Defaulted()
 	if len(ca) == 0 {
@@ -45,15 +45,15 @@ func New(env control.Env, ca []byte) (*Controller, error) {
 		c.Add(signerName)
 		return nil
 	})
-	return c, c.Watch(bundles.Informer(), control.Every(func(b *certificatesv1.ClusterTrustBundle) {
+	return c, c.Watch(bundles.Informer(), control.AnyEvent(func(b *certificatesv1.ClusterTrustBundle) {
 		if b.Spec.SignerName == signerName {
 			c.Add(signerName)
 		}
 	}))
 }
 
-// bundleName is that of the bundle of these certificates: it changes with them, so that the
-// new is there before the old is gone.
+// bundleName returns the name of the bundle for these certificates. It changes with the
+// certificates, so that the new bundle exists before the old one is deleted.
 func bundleName(ca []byte) string {
 	return fmt.Sprintf("%s:%x", strings.ReplaceAll(signerName, "/", ":"), sha256.Sum256(ca))
 }
@@ -68,7 +68,7 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 			Spec:       certificatesv1.ClusterTrustBundleSpec{SignerName: signerName, TrustBundle: c.bundle},
 		}, metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("publishing the trust bundle: %w", err)
+			return fmt.Errorf("creating trust bundle: %w", err)
 		}
 	case err != nil:
 		return err
@@ -76,7 +76,7 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 		next := there.DeepCopy()
 		next.Spec.TrustBundle = c.bundle
 		if _, err = client.Update(ctx, next, metav1.UpdateOptions{}); err != nil {
-			return fmt.Errorf("publishing the trust bundle: %w", err)
+			return fmt.Errorf("updating trust bundle: %w", err)
 		}
 	}
 	all, err := c.bundles.List(labels.Everything())

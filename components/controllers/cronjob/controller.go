@@ -1,4 +1,4 @@
-// Package cronjob makes Jobs on a schedule.
+// Package cronjob creates Jobs on a schedule.
 //
 // https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/
 package cronjob
@@ -29,21 +29,21 @@ import (
 // Kind is the kind of the objects that this controller owns.
 var Kind = batchv1.SchemeGroupVersion.WithKind("CronJob")
 
-// slack is added to the wait for the next time, so that it has come when the
+// slack is added to the wait for the next scheduled time, so that the time is surely past when the
 // wait is over.
 const slack = 100 * time.Millisecond
 
-// Controller syncs CronJobs. Make it with New.
+// Controller reconciles CronJobs. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
 	crons    batchlisters.CronJobLister
 	jobIndex cache.Indexer
-	// skew is how long after their time Jobs are made.
+	// skew measures how long after their scheduled time Jobs are created.
 	skew prometheus.Histogram
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	crons, jobs := env.Informers.Batch().V1().CronJobs(), env.Informers.Batch().V1().Jobs()
@@ -62,15 +62,15 @@ func New(env control.Env) (*Controller, error) {
 	if err := c.Watch(crons.Informer(), control.Handlers(func(cj *batchv1.CronJob) { c.AddObject(cj) }, c.changed, func(cj *batchv1.CronJob) { c.AddObject(cj) })); err != nil {
 		return nil, err
 	}
-	return c, c.Watch(jobs.Informer(), control.Every(func(j *batchv1.Job) {
+	return c, c.Watch(jobs.Informer(), control.AnyEvent(func(j *batchv1.Job) {
 		if cj := control.Owner(metav1.GetControllerOfNoCopy(j), Kind, c.crons.CronJobs(j.Namespace).Get); cj != nil {
 			c.AddObject(cj)
 		}
 	}))
 }
 
-// changed has a CronJob synced that is another now. One with a new schedule waits for
-// its next time: what would have been due by that before is no omission.
+// changed enqueues a CronJob that was updated. A CronJob with a new schedule is enqueued for its
+// next time, because times of the new schedule that are already past do not count as missed.
 func (c *Controller) changed(old, cj *batchv1.CronJob) {
 	if old.Spec.Schedule == cj.Spec.Schedule && ptr.Equal(old.Spec.TimeZone, cj.Spec.TimeZone) {
 		c.AddObject(cj)
@@ -87,8 +87,8 @@ func (c *Controller) changed(old, cj *batchv1.CronJob) {
 	}
 }
 
-// ended returns how a Job ended, empty if it has not.
-func ended(j *batchv1.Job) batchv1.JobConditionType {
+// finishedCondition returns the condition with which a Job finished, or "" if it has not finished.
+func finishedCondition(j *batchv1.Job) batchv1.JobConditionType {
 	for _, c := range j.Status.Conditions {
 		if (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue {
 			return c.Type
@@ -111,12 +111,12 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 		return err
 	}
 	r := &run{Controller: c, cj: shared.DeepCopy(), jobs: jobs, before: shared.Status}
-	r.takeStock(ctx)
+	r.updateActive(ctx)
 	after, workErr := r.schedule(ctx)
 	cleanErr := r.cleanup(ctx)
 	if !equality.Semantic.DeepEqual(r.before, r.cj.Status) {
 		if _, err := c.env.Kube.BatchV1().CronJobs(namespace).UpdateStatus(ctx, r.cj, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
-			return errors.Join(workErr, cleanErr, fmt.Errorf("updating the status: %w", err))
+			return errors.Join(workErr, cleanErr, fmt.Errorf("updating status: %w", err))
 		}
 	}
 	if after > 0 {
@@ -128,22 +128,22 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 // run is one sync of one CronJob.
 type run struct {
 	*Controller
-	cj     *batchv1.CronJob // our own copy
-	jobs   []*batchv1.Job   // shared
+	cj     *batchv1.CronJob // a private copy
+	jobs   []*batchv1.Job   // shared with the cache; read-only
 	before batchv1.CronJobStatus
 }
 
-// takeStock brings the list of active Jobs up to date.
-func (r *run) takeStock(ctx context.Context) {
+// updateActive updates the list of active Jobs in the status.
+func (r *run) updateActive(ctx context.Context) {
 	cj := r.cj
 	there := map[types.UID]bool{}
 	for _, j := range r.jobs {
 		there[j.UID] = true
 		active := slices.ContainsFunc(cj.Status.Active, func(o corev1.ObjectReference) bool { return o.UID == j.UID })
-		how := ended(j)
+		how := finishedCondition(j)
 		switch {
 		case !active && how == "":
-			// Just made, and our cache has not the status that says so?
+			// The Job may have just been created, and the cache may lack the status that lists it.
 			live, err := r.env.Kube.BatchV1().CronJobs(cj.Namespace).Get(ctx, cj.Name, metav1.GetOptions{})
 			if err == nil && slices.ContainsFunc(live.Status.Active, func(o corev1.ObjectReference) bool { return o.UID == j.UID }) {
 				cj.ResourceVersion, cj.Status = live.ResourceVersion, live.Status
@@ -158,16 +158,16 @@ func (r *run) takeStock(ctx context.Context) {
 				status = "Failed"
 			}
 			r.env.Events.Eventf(cj, corev1.EventTypeNormal, "SawCompletedJob", "Saw completed job: %s, condition: %v", j.Name, status)
-			r.noteSuccess(j, how)
+			r.recordSuccess(j, how)
 		case how != "":
-			r.noteSuccess(j, how)
+			r.recordSuccess(j, how)
 		}
 	}
 	for _, ref := range slices.Clone(cj.Status.Active) {
 		if there[ref.UID] {
 			continue
 		}
-		// The cache may not have it yet.
+		// The cache may not contain the Job yet.
 		j, err := r.env.Kube.BatchV1().Jobs(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) || err == nil && j.UID != ref.UID {
 			r.env.Events.Eventf(cj, corev1.EventTypeNormal, "MissingJob", "Active job went missing: %v", ref.Name)
@@ -176,7 +176,7 @@ func (r *run) takeStock(ctx context.Context) {
 	}
 }
 
-func (r *run) noteSuccess(j *batchv1.Job, how batchv1.JobConditionType) {
+func (r *run) recordSuccess(j *batchv1.Job, how batchv1.JobConditionType) {
 	t := j.Status.CompletionTime
 	if how != batchv1.JobComplete || t == nil {
 		return
@@ -190,7 +190,7 @@ func (r *run) remove(uid types.UID) {
 	r.cj.Status.Active = slices.DeleteFunc(r.cj.Status.Active, func(o corev1.ObjectReference) bool { return o.UID == uid })
 }
 
-// schedule makes the Job that is due, if one is, and returns when to come back.
+// schedule creates the Job that is due, if any, and returns the delay until the next sync.
 func (r *run) schedule(ctx context.Context) (time.Duration, error) {
 	cj, now := r.cj, r.env.Clock.Now()
 	if cj.DeletionTimestamp != nil || ptr.Deref(cj.Spec.Suspend, false) {
@@ -208,12 +208,12 @@ func (r *run) schedule(ctx context.Context) (time.Duration, error) {
 	}
 	sched, err := parse(cj)
 	if err != nil {
-		// Only a change of the CronJob helps.
+		// Retrying does not help: the user must change the CronJob.
 		r.env.Events.Eventf(cj, corev1.EventTypeWarning, "UnparseableSchedule", "unparseable schedule: %q : %s", cj.Spec.Schedule, err)
 		return 0, nil
 	}
 	if sched.Next(cj.CreationTimestamp.Time).IsZero() {
-		// As of February 31st: well-formed, but never.
+		// The schedule is well-formed but never matches, for example on February 31st.
 		r.env.Events.Eventf(cj, corev1.EventTypeWarning, "InvalidSchedule", "invalid schedule: %s : time difference between two schedules is less than 1 second", cj.Spec.Schedule)
 		return 0, nil
 	}
@@ -236,7 +236,7 @@ func (r *run) schedule(ctx context.Context) (time.Duration, error) {
 	}
 	switch {
 	case cj.Spec.ConcurrencyPolicy == batchv1.ForbidConcurrent && len(cj.Status.Active) > 0:
-		// It comes back when the one that runs ends.
+		// The CronJob is synced again when the active Job finishes.
 		r.env.Events.Eventf(cj, corev1.EventTypeNormal, "JobAlreadyActive", "Not starting job because prior execution is running and concurrency policy is Forbid")
 		return next, nil
 	case cj.Spec.ConcurrencyPolicy == batchv1.ReplaceConcurrent:
@@ -261,7 +261,7 @@ func (r *run) schedule(ctx context.Context) (time.Duration, error) {
 			return next, err
 		}
 		made = there
-		if ended(there) != "" {
+		if finishedCondition(there) != "" {
 			cj.Status.LastScheduleTime = &metav1.Time{Time: due}
 			return next, nil
 		}
@@ -279,8 +279,8 @@ func (r *run) schedule(ctx context.Context) (time.Duration, error) {
 	return next, nil
 }
 
-// jobName is the name of the Job of a time: the same for the same time, so that
-// it is made once.
+// jobName returns the name of the Job for a scheduled time. It is deterministic, so that the Job is
+// created only once.
 func jobName(cj *batchv1.CronJob, due time.Time) string {
 	return fmt.Sprintf("%s-%d", cj.Name, due.Unix()/60)
 }
@@ -321,7 +321,7 @@ func (r *run) delete(ctx context.Context, name string) error {
 	return nil
 }
 
-// cleanup deletes the oldest ended Jobs beyond the limits.
+// cleanup deletes the oldest finished Jobs beyond the history limits.
 func (r *run) cleanup(ctx context.Context) error {
 	var errs []error
 	for how, limit := range map[batchv1.JobConditionType]*int32{
@@ -333,7 +333,7 @@ func (r *run) cleanup(ctx context.Context) error {
 		}
 		var list []*batchv1.Job
 		for _, j := range r.jobs {
-			if ended(j) == how && j.DeletionTimestamp == nil {
+			if finishedCondition(j) == how && j.DeletionTimestamp == nil {
 				list = append(list, j)
 			}
 		}

@@ -69,9 +69,9 @@ func TestSchedule(t *testing.T) {
 		{name: "replace", policy: batchv1.ReplaceConcurrent, schedule: "0 * * * *", jobs: 1, event: "Normal SuccessfulDelete Deleted job old"},
 		{name: "suspended", policy: batchv1.AllowConcurrent, schedule: "0 * * * *", suspend: true, jobs: 1},
 		{name: "never", policy: batchv1.AllowConcurrent, schedule: "0 0 31 2 *", jobs: 1, event: "Warning InvalidSchedule invalid schedule: 0 0 31 2 * : time difference between two schedules is less than 1 second"},
-		{name: "a zone alone", policy: batchv1.AllowConcurrent, schedule: "TZ=UTC", jobs: 1, event: "Warning UnparseableSchedule unparseable schedule: \"TZ=UTC\" : invalid schedule format: "},
-		{name: "a zone of its own", policy: batchv1.AllowConcurrent, schedule: "TZ=UTC 0 * * * *", jobs: 2, event: "Warning UnsupportedSchedule CRON_TZ or TZ used in schedule \"TZ=UTC 0 * * * *\" is not officially supported"},
-		{name: "nonsense", policy: batchv1.AllowConcurrent, schedule: "sometimes", jobs: 1, event: "Warning UnparseableSchedule unparseable schedule: \"sometimes\" : "},
+		{name: "only a time zone", policy: batchv1.AllowConcurrent, schedule: "TZ=UTC", jobs: 1, event: "Warning UnparseableSchedule unparseable schedule: \"TZ=UTC\" : invalid schedule format: "},
+		{name: "time zone in the schedule", policy: batchv1.AllowConcurrent, schedule: "TZ=UTC 0 * * * *", jobs: 2, event: "Warning UnsupportedSchedule CRON_TZ or TZ used in schedule \"TZ=UTC 0 * * * *\" is not officially supported"},
+		{name: "invalid", policy: batchv1.AllowConcurrent, schedule: "sometimes", jobs: 1, event: "Warning UnparseableSchedule unparseable schedule: \"sometimes\" : "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			cj := cronJob(tc.schedule, controltest.Now.Add(-time.Minute))
@@ -135,7 +135,7 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// TestNewSchedule changes a schedule to one by which a time has passed already.
+// TestNewSchedule changes a schedule to one with a time that is already past.
 func TestNewSchedule(t *testing.T) {
 	cj := cronJob("0 0 1 1 *", controltest.Now.Add(-time.Hour))
 	f := controltest.New(t, cj)
@@ -149,11 +149,11 @@ func TestNewSchedule(t *testing.T) {
 	changed.ResourceVersion, changed.Spec.Schedule = "3", "30 * * * *"
 	c.changed(other, changed)
 	if n := c.Len(); n != 0 {
-		t.Errorf("%d are to be synced at once: what was due half an hour ago is made up for", n)
+		t.Errorf("%d keys enqueued immediately: a past time of the new schedule must not count", n)
 	}
 	c.changed(cj, other)
 	if n := c.Len(); n != 1 {
-		t.Errorf("%d are to be synced for a label", n)
+		t.Errorf("%d keys enqueued after a label change", n)
 	}
 	broken := other.DeepCopy()
 	broken.ResourceVersion, broken.Spec.Schedule = "4", "TZ=0"

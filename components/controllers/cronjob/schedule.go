@@ -4,17 +4,17 @@ import (
 	"fmt"
 	"strings"
 	"time"
-	_ "time/tzdata" // time zones must be known in an image without files
+	_ "time/tzdata" // embed the time zones, because the image contains no zoneinfo files
 
 	"github.com/robfig/cron/v3"
 	batchv1 "k8s.io/api/batch/v1"
 )
 
-// parse reads a CronJob's schedule, in its time zone, or in that which older servers
-// let the schedule itself name.
+// parse parses a CronJob's schedule in its time zone. The time zone may also be part of the
+// schedule, which older API servers accepted.
 func parse(cj *batchv1.CronJob) (_ cron.Schedule, err error) {
 	defer func() {
-		// The library panics at a time zone without fields after it.
+		// The library panics if no fields follow the time zone.
 		if v := recover(); v != nil {
 			err = fmt.Errorf("invalid schedule format: %v", v)
 		}
@@ -29,16 +29,16 @@ func parse(cj *batchv1.CronJob) (_ cron.Schedule, err error) {
 	return cron.ParseStandard(text)
 }
 
-// lastDue returns the last time before now at which a Job should have been
-// made and was not, zero if there is none, and how many such times there were,
-// counted no further than a little over a hundred.
+// lastDue returns the last time before now at which a Job should have been created but was not,
+// zero if there is none. It also returns the number of such times; it stops counting at a little
+// over 100.
 func lastDue(cj *batchv1.CronJob, sched cron.Schedule, now time.Time) (due time.Time, missed int) {
 	from := cj.CreationTimestamp.Time
 	if t := cj.Status.LastScheduleTime; t != nil {
 		from = t.Time
 	}
 	if d := cj.Spec.StartingDeadlineSeconds; d != nil {
-		// What is too late anyway is not looked for.
+		// Times before the starting deadline are too late, so skip them.
 		if earliest := now.Add(-time.Duration(*d) * time.Second); earliest.After(from) {
 			from = earliest
 		}
@@ -47,8 +47,8 @@ func lastDue(cj *batchv1.CronJob, sched cron.Schedule, now time.Time) (due time.
 	if first.IsZero() || first.After(now) {
 		return time.Time{}, 0
 	}
-	// The times of a schedule are about evenly spread, but for schedules of
-	// odd days: leap ahead, then walk. A leap too far is taken back.
+	// The times of most schedules are evenly spaced: jump close to now, then iterate. If the jump
+	// passed now because the schedule is uneven, jump less far.
 	t := first
 	missed = 1
 	if second := sched.Next(first); !second.IsZero() {

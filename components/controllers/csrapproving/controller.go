@@ -1,5 +1,5 @@
-// Package csrapproving approves the requests of kubelets for their client
-// certificates, of those whom RBAC allows to have that.
+// Package csrapproving approves CertificateSigningRequests for kubelet client certificates, if RBAC
+// allows the requester to obtain them.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/kubelet-tls-bootstrapping/#approval
 package csrapproving
@@ -20,18 +20,19 @@ import (
 	"hyperkube/internal/api/certificates"
 )
 
-// Controller approves requests. Make it with New.
+// Controller approves CertificateSigningRequests. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
 	requests certificateslisters.CertificateSigningRequestLister
 }
 
-// recognizer knows requests that are approved of themselves.
+// recognizer describes a class of CertificateSigningRequests that are approved automatically.
 type recognizer struct {
-	// self: a node asks for itself.
+	// self is true if a node requests the certificate for itself.
 	self bool
-	// subresource is what one must be allowed to create.
+	// subresource is the CertificateSigningRequest subresource that the requester must be allowed
+	// to create.
 	subresource string
 	message     string
 }
@@ -43,13 +44,13 @@ func recognizers() []recognizer {
 	}
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	requests := env.Informers.Certificates().V1().CertificateSigningRequests()
 	c := &Controller{env: env, requests: requests.Lister()}
 	c.Loop = control.NewLoop(env, "csrapproving", c.sync)
-	return c, c.Watch(requests.Informer(), control.Living(func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }))
+	return c, c.Watch(requests.Informer(), control.AddedOrUpdated(func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }))
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
@@ -66,7 +67,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	}
 	req, err := certificates.ParseRequest(r.Spec.Request)
 	if err != nil {
-		return fmt.Errorf("unable to parse csr %q: %w", name, err)
+		return fmt.Errorf("parsing CSR %q: %w", name, err)
 	}
 	if control.CheckKubeletClient(req, r.Spec.Usages) != nil {
 		return nil
@@ -85,7 +86,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 			return c.approve(ctx, r, x.message)
 		}
 	}
-	// A role may be bound later: try again, ever more slowly.
+	// The permission may be granted later: retry with back-off.
 	return fmt.Errorf("recognized csr %q as%s but subject access review was not approved", name, tried)
 }
 
@@ -122,7 +123,7 @@ func (c *Controller) approve(ctx context.Context, r *certificatesv1.CertificateS
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("error updating approval for csr: %w", err)
+		return fmt.Errorf("updating approval of CSR: %w", err)
 	}
 	return nil
 }

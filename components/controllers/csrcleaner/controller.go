@@ -1,6 +1,5 @@
-// Package csrcleaner deletes requests for certificates that nobody needs any
-// more: issued, denied and failed ones after an hour, those that nobody looked at
-// after a day.
+// Package csrcleaner deletes CertificateSigningRequests that are no longer needed: issued, denied,
+// and failed ones after an hour, pending ones after a day.
 package csrcleaner
 
 import (
@@ -17,26 +16,26 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// How long requests are kept.
+// How long finished and pending requests are kept.
 const (
-	done    = time.Hour
-	pending = 24 * time.Hour
+	finishedRetention = time.Hour
+	pendingRetention  = 24 * time.Hour
 )
 
-// Controller deletes requests. Make it with New.
+// Controller deletes old CertificateSigningRequests. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
 	requests certificateslisters.CertificateSigningRequestLister
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	requests := env.Informers.Certificates().V1().CertificateSigningRequests()
 	c := &Controller{env: env, requests: requests.Lister()}
 	c.Loop = control.NewLoop(env, "csrcleaner", c.sync)
-	return c, c.Watch(requests.Informer(), control.Living(func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }))
+	return c, c.Watch(requests.Informer(), control.AddedOrUpdated(func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }))
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
@@ -47,26 +46,26 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if wait := end(r).Sub(c.env.Clock.Now()); wait > 0 {
+	if wait := deleteAfter(r).Sub(c.env.Clock.Now()); wait > 0 {
 		c.AddAfter(name, wait)
 		return nil
 	}
 	err = c.env.Kube.CertificatesV1().CertificateSigningRequests().Delete(ctx, name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(r.UID))})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // it is gone, or another of that name
+		return nil // it is deleted, or replaced by another object of that name
 	}
 	return err
 }
 
-// end is when a request may go.
-func end(r *certificatesv1.CertificateSigningRequest) time.Time {
+// deleteAfter returns the time at which a request may be deleted.
+func deleteAfter(r *certificatesv1.CertificateSigningRequest) time.Time {
 	if len(r.Status.Conditions) == 0 {
-		return r.CreationTimestamp.Add(pending)
+		return r.CreationTimestamp.Add(pendingRetention)
 	}
-	end := r.CreationTimestamp.Add(pending)
+	end := r.CreationTimestamp.Add(pendingRetention)
 	for _, t := range []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed} {
 		if condition := control.CSRCondition(r, t); condition != nil {
-			end = earlier(end, condition.LastUpdateTime.Add(done))
+			end = earlier(end, condition.LastUpdateTime.Add(finishedRetention))
 		}
 	}
 	if block, _ := pem.Decode(r.Status.Certificate); block != nil {

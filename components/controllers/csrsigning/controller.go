@@ -1,5 +1,4 @@
-// Package csrsigning signs approved requests for certificates, in the name of the
-// signers that are Kubernetes' own.
+// Package csrsigning signs approved CertificateSigningRequests for the built-in signers.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#kubernetes-signers
 package csrsigning
@@ -23,25 +22,25 @@ import (
 	"hyperkube/internal/api/certificates"
 )
 
-// DefaultDuration is how long a certificate lives at most, unless configured.
+// DefaultDuration is the default maximum lifetime of a certificate.
 const DefaultDuration = 365 * 24 * time.Hour
 
-// Authority signs certificates.
+// Authority is a certificate authority with its private key.
 type Authority struct {
 	Cert *x509.Certificate
 	Key  crypto.Signer
 }
 
-// Config says who signs.
+// Config configures the signers.
 type Config struct {
-	// Authorities by the name of the signer; a signer without one is left to
-	// others.
+	// Authorities are the certificate authorities by signer name. Requests for other signers are
+	// ignored.
 	Authorities map[string]Authority
-	// Duration is how long a certificate lives at most; zero means a year.
+	// Duration is the maximum lifetime of a certificate; zero means a year.
 	Duration time.Duration
 }
 
-// Signers are the names of all that Config.Authorities may have.
+// Signers returns the signer names that Config.Authorities may contain.
 func Signers() []string {
 	return []string{
 		certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName,
@@ -49,7 +48,7 @@ func Signers() []string {
 	}
 }
 
-// Controller signs. Make it with New.
+// Controller signs CertificateSigningRequests. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -57,7 +56,7 @@ type Controller struct {
 	requests certificateslisters.CertificateSigningRequestLister
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	if len(cfg.Authorities) == 0 {
@@ -65,7 +64,7 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	}
 	for name, a := range cfg.Authorities {
 		if a.Cert == nil || a.Key == nil {
-			return nil, fmt.Errorf("csrsigning: the authority of %s lacks its certificate or key", name)
+			return nil, fmt.Errorf("csrsigning: the authority of %s has no certificate or no key", name)
 		}
 	}
 	if cfg.Duration <= 0 {
@@ -74,7 +73,7 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	requests := env.Informers.Certificates().V1().CertificateSigningRequests()
 	c := &Controller{env: env, cfg: cfg, requests: requests.Lister()}
 	c.Loop = control.NewLoop(env, "csrsigning", c.sync)
-	return c, c.Watch(requests.Informer(), control.Living(func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }))
+	return c, c.Watch(requests.Informer(), control.AddedOrUpdated(func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }))
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
@@ -93,26 +92,26 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	}
 	req, err := certificates.ParseRequest(r.Spec.Request)
 	if err != nil {
-		return fmt.Errorf("unable to parse csr %q: %w", name, err)
+		return fmt.Errorf("parsing CSR %q: %w", name, err)
 	}
 	next := r.DeepCopy()
-	if err := check(req, r.Spec.Usages, r.Spec.SignerName); err != nil {
+	if err := checkRequest(req, r.Spec.Usages, r.Spec.SignerName); err != nil {
 		next.Status.Conditions = append(next.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
 			Type: certificatesv1.CertificateFailed, Status: corev1.ConditionTrue, Reason: "SignerValidationFailure", Message: err.Error(),
 			LastUpdateTime: metav1.NewTime(c.env.Clock.Now()),
 		})
 		if err := c.update(ctx, next); err != nil {
-			return fmt.Errorf("error adding failure condition for csr: %w", err)
+			return fmt.Errorf("adding failure condition to CSR: %w", err)
 		}
 		return nil
 	}
 	der, err := authority.sign(req, r.Spec.Usages, c.duration(r.Spec.ExpirationSeconds), c.env.Clock.Now())
 	if err != nil {
-		return fmt.Errorf("error auto signing csr: %w", err)
+		return fmt.Errorf("signing CSR: %w", err)
 	}
 	next.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	if err := c.update(ctx, next); err != nil {
-		return fmt.Errorf("error updating signature for csr: %w", err)
+		return fmt.Errorf("updating certificate of CSR: %w", err)
 	}
 	return nil
 }
@@ -125,18 +124,18 @@ func (c *Controller) update(ctx context.Context, r *certificatesv1.CertificateSi
 	return err
 }
 
-// shortest life that is given, whatever was asked for.
-const shortest = 10 * time.Minute
+// minDuration is the minimum lifetime of a certificate, even if the request specifies less.
+const minDuration = 10 * time.Minute
 
 func (c *Controller) duration(seconds *int32) time.Duration {
 	if seconds == nil {
 		return c.cfg.Duration
 	}
-	return min(max(time.Duration(*seconds)*time.Second, shortest), c.cfg.Duration)
+	return min(max(time.Duration(*seconds)*time.Second, minDuration), c.cfg.Duration)
 }
 
-// check tells why a signer does not sign a request.
-func check(req *x509.CertificateRequest, usages []certificatesv1.KeyUsage, signer string) error {
+// checkRequest returns an error if a signer does not sign such requests.
+func checkRequest(req *x509.CertificateRequest, usages []certificatesv1.KeyUsage, signer string) error {
 	switch signer {
 	case certificatesv1.KubeAPIServerClientKubeletSignerName:
 		return control.CheckKubeletClient(req, usages)

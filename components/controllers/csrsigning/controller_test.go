@@ -65,24 +65,24 @@ func TestSign(t *testing.T) {
 		usages       []certificatesv1.KeyUsage
 		expires      *int32
 		unapproved   bool
-		// wanted: how long it lives from now, or why it failed; neither means
-		// that nothing is done.
+		// life is the expected lifetime from now, and failed the expected failure. If neither is
+		// set, the request is not processed.
 		life   time.Duration
 		failed string
 	}{
 		{name: "user", signer: certificatesv1.KubeAPIServerClientSignerName, req: x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane"}}, usages: client, expires: seconds(3600), life: time.Hour},
-		{name: "user for ever", signer: certificatesv1.KubeAPIServerClientSignerName, usages: client, expires: seconds(1 << 30), life: 24*time.Hour - backdate},
-		{name: "user for a moment", signer: certificatesv1.KubeAPIServerClientSignerName, usages: client, expires: seconds(1), life: 10 * time.Minute},
-		{name: "user who would serve", signer: certificatesv1.KubeAPIServerClientSignerName, usages: serving, failed: "invalid usage for client certificate: server auth"},
-		{name: "user for nothing", signer: certificatesv1.KubeAPIServerClientSignerName, usages: client[:1], failed: "missing required usage for client certificate: client auth"},
+		{name: "user, long expiration", signer: certificatesv1.KubeAPIServerClientSignerName, usages: client, expires: seconds(1 << 30), life: 24*time.Hour - backdate},
+		{name: "user, short expiration", signer: certificatesv1.KubeAPIServerClientSignerName, usages: client, expires: seconds(1), life: 10 * time.Minute},
+		{name: "user, server auth usage", signer: certificatesv1.KubeAPIServerClientSignerName, usages: serving, failed: "invalid usage for client certificate: server auth"},
+		{name: "user, no usages", signer: certificatesv1.KubeAPIServerClientSignerName, usages: client[:1], failed: "missing required usage for client certificate: client auth"},
 		{name: "not approved", signer: certificatesv1.KubeAPIServerClientSignerName, usages: client, unapproved: true},
 		{name: "kubelet", signer: certificatesv1.KubeAPIServerClientKubeletSignerName, req: x509.CertificateRequest{Subject: node}, usages: client, life: 24*time.Hour - backdate},
-		{name: "no kubelet", signer: certificatesv1.KubeAPIServerClientKubeletSignerName, usages: client, failed: "subject organization is not system:nodes"},
-		{name: "kubelet with a name", signer: certificatesv1.KubeAPIServerClientKubeletSignerName, req: x509.CertificateRequest{Subject: node, DNSNames: []string{"n"}}, usages: client, failed: "DNS subjectAltNames are not allowed"},
-		{name: "serving", signer: certificatesv1.KubeletServingSignerName, req: x509.CertificateRequest{Subject: node, IPAddresses: []net.IP{{10, 0, 0, 1}}}, usages: serving, life: 24*time.Hour - backdate},
-		{name: "serving nobody", signer: certificatesv1.KubeletServingSignerName, req: x509.CertificateRequest{Subject: node}, usages: serving, failed: "DNS or IP subjectAltName is required"},
-		{name: "anything", signer: Signers()[3], usages: serving, life: 24*time.Hour - backdate},
-		{name: "somebody else's", signer: "example.com/mine", usages: serving},
+		{name: "not a kubelet", signer: certificatesv1.KubeAPIServerClientKubeletSignerName, usages: client, failed: "subject organization is not system:nodes"},
+		{name: "kubelet client with DNS name", signer: certificatesv1.KubeAPIServerClientKubeletSignerName, req: x509.CertificateRequest{Subject: node, DNSNames: []string{"n"}}, usages: client, failed: "DNS subjectAltNames are not allowed"},
+		{name: "kubelet serving", signer: certificatesv1.KubeletServingSignerName, req: x509.CertificateRequest{Subject: node, IPAddresses: []net.IP{{10, 0, 0, 1}}}, usages: serving, life: 24*time.Hour - backdate},
+		{name: "kubelet serving without names", signer: certificatesv1.KubeletServingSignerName, req: x509.CertificateRequest{Subject: node}, usages: serving, failed: "DNS or IP subjectAltName is required"},
+		{name: "legacy unknown", signer: Signers()[3], usages: serving, life: 24*time.Hour - backdate},
+		{name: "other signer", signer: "example.com/mine", usages: serving},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			csr := &certificatesv1.CertificateSigningRequest{
@@ -140,8 +140,7 @@ func TestSign(t *testing.T) {
 	}
 }
 
-// TestNeverOutlives holds that no certificate is good for longer than its
-// authority.
+// TestNeverOutlives checks that no certificate is valid for longer than its authority.
 func TestNeverOutlives(t *testing.T) {
 	a := authority(t, time.Hour)
 	der, err := a.sign(&x509.CertificateRequest{PublicKey: a.Key.Public()}, nil, 24*time.Hour, controltest.Now)
@@ -156,6 +155,6 @@ func TestNeverOutlives(t *testing.T) {
 		t.Error(cert.NotAfter)
 	}
 	if _, err := a.sign(&x509.CertificateRequest{PublicKey: a.Key.Public()}, nil, time.Hour, controltest.Now.Add(2*time.Hour)); err == nil {
-		t.Error("signed by an authority that has expired")
+		t.Error("signed by an expired authority")
 	}
 }

@@ -13,10 +13,11 @@ import (
 )
 
 const (
-	// backdate is how long ago a certificate becomes valid, for clocks differ.
+	// backdate is how far in the past a certificate becomes valid, because clocks differ.
 	backdate = 5 * time.Minute
-	// short lives are counted from now and not from then.
-	short = 8 * time.Hour
+	// shortLifetime is the lifetime up to which the expiration is counted from now, not from the backdated
+	// start.
+	shortLifetime = 8 * time.Hour
 )
 
 var keyUsages = map[certificatesv1.KeyUsage]x509.KeyUsage{
@@ -48,12 +49,12 @@ var extendedUsages = map[certificatesv1.KeyUsage]x509.ExtKeyUsage{
 	certificatesv1.UsageNetscapeSGC:     x509.ExtKeyUsageNetscapeServerGatedCrypto,
 }
 
-// sign makes the certificate, in DER, that was asked for, never one of an
-// authority and never one that outlives its own.
+// sign creates the requested certificate in DER format. The certificate is never a CA certificate,
+// and it never outlives the authority's.
 func (a Authority) sign(req *x509.CertificateRequest, usages []certificatesv1.KeyUsage, life time.Duration, now time.Time) ([]byte, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
-		return nil, fmt.Errorf("making a serial number: %w", err)
+		return nil, fmt.Errorf("generating serial number: %w", err)
 	}
 	cert := &x509.Certificate{
 		SerialNumber:          serial.Add(serial, big.NewInt(1)),
@@ -66,7 +67,7 @@ func (a Authority) sign(req *x509.CertificateRequest, usages []certificatesv1.Ke
 		NotAfter:              now.Add(life),
 		BasicConstraintsValid: true,
 	}
-	if life >= short {
+	if life >= shortLifetime {
 		cert.NotAfter = cert.NotAfter.Add(-backdate)
 	}
 	if !now.Before(a.Cert.NotAfter) {

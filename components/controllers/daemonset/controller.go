@@ -1,4 +1,4 @@
-// Package daemonset runs a pod of each DaemonSet on every node that fits.
+// Package daemonset runs a pod of each DaemonSet on every matching node.
 //
 // https://kubernetes.io/docs/concepts/workloads/controllers/daemonset/
 package daemonset
@@ -28,16 +28,16 @@ import (
 // Kind is the kind of the objects that this controller owns.
 var Kind = appsv1.SchemeGroupVersion.WithKind("DaemonSet")
 
-// burst is how many pods of one DaemonSet are made or deleted in one sync.
+// burst is the maximum number of pods of one DaemonSet that one sync creates or deletes.
 const burst = 250
 
-// Waits before a failed pod is replaced: the first, and the longest.
+// The initial and maximum back-off before a failed pod is replaced.
 const (
 	firstBackoff = time.Second
 	lastBackoff  = 15 * time.Minute
 )
 
-// Controller syncs DaemonSets. Make it with New.
+// Controller reconciles DaemonSets. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -49,12 +49,12 @@ type Controller struct {
 	expect    *control.Expectations
 
 	mu sync.Mutex
-	// failed counts the failures of each DaemonSet's pods on each node.
-	failed map[seat]failure // guarded by mu
+	// failed tracks the back-off of failed pods by DaemonSet and node.
+	failed map[backoffKey]failure // guarded by mu
 }
 
-// seat is that of the pod of a DaemonSet, by its key and UID, on a node.
-type seat struct {
+// backoffKey identifies the pod of a DaemonSet, by the DaemonSet's key and UID, on a node.
+type backoffKey struct {
 	set  string
 	uid  types.UID
 	node string
@@ -65,7 +65,7 @@ type failure struct {
 	since time.Time
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	sets, nodes := env.Informers.Apps().V1().DaemonSets(), env.Informers.Core().V1().Nodes()
@@ -78,7 +78,7 @@ func New(env control.Env) (*Controller, error) {
 		podIndex:  pods.Informer().GetIndexer(),
 		revisions: revisions.Informer().GetIndexer(),
 		expect:    control.NewExpectations(env.Clock),
-		failed:    map[seat]failure{},
+		failed:    map[backoffKey]failure{},
 	}
 	c.Loop = control.NewLoop(env, "daemonset", c.sync)
 	if err := control.AddOwnerIndex(pods.Informer(), revisions.Informer()); err != nil {
@@ -107,7 +107,7 @@ func New(env control.Env) (*Controller, error) {
 			c.AddObject(ds)
 		}
 	}
-	if err := c.Watch(revisions.Informer(), control.Every(owned)); err != nil {
+	if err := c.Watch(revisions.Informer(), control.AnyEvent(owned)); err != nil {
 		return nil, err
 	}
 	return c, c.Watch(nodes.Informer(), control.Handlers(
@@ -118,7 +118,7 @@ func New(env control.Env) (*Controller, error) {
 			}
 		},
 		func(n *corev1.Node) {
-			c.forgetFailures(func(p seat) bool { return p.node == n.Name })
+			c.forgetFailures(func(p backoffKey) bool { return p.node == n.Name })
 			c.nodeChanged(n, nil)
 		},
 	))
@@ -130,7 +130,7 @@ func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *appsv1
 	return control.Owner(ref, Kind, c.sets.DaemonSets(namespace).Get)
 }
 
-// nodeChanged wakes those DaemonSets for which the change makes a difference.
+// nodeChanged enqueues the DaemonSets that are affected by a change of a node.
 func (c *Controller) nodeChanged(old, cur *corev1.Node) {
 	all, err := c.sets.List(labels.Everything())
 	if err != nil {
@@ -209,7 +209,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	shared, err := c.sets.DaemonSets(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		c.expect.Forget(k)
-		c.forgetFailures(func(p seat) bool { return p.set == k })
+		c.forgetFailures(func(p backoffKey) bool { return p.set == k })
 		return nil
 	}
 	if err != nil {
@@ -225,7 +225,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(ds.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "selector cannot be read", "key", k, "error", err)
+		c.env.Log.ErrorContext(ctx, "invalid selector", "key", k, "err", err)
 		return nil
 	}
 	h, err := c.history(ctx, ds, selector)
@@ -240,14 +240,14 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	if left := c.expect.Left(k); left > 0 {
 		c.AddAfter(k, left)
 	} else {
-		workErr = c.work(ctx, ds, selector, nodes, h)
+		workErr = c.syncPods(ctx, ds, selector, nodes, h)
 	}
 	pods, err := c.claim(ctx, ds, selector)
 	if err != nil {
 		return errors.Join(workErr, err)
 	}
 	if err := c.updateStatus(ctx, ds, nodes, pods, h.hash); err != nil {
-		return errors.Join(workErr, fmt.Errorf("updating the status: %w", err))
+		return errors.Join(workErr, fmt.Errorf("updating status: %w", err))
 	}
 	if next, ok := control.NextAvailable(pods, ds.Spec.MinReadySeconds, c.env.Clock.Now()); ok {
 		c.AddAfter(k, next)
@@ -255,14 +255,14 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	return workErr
 }
 
-// work makes and deletes pods, first those missing and superfluous, then, if
-// that needed nothing, those of an older template.
-func (c *Controller) work(ctx context.Context, ds *appsv1.DaemonSet, selector labels.Selector, nodes []*corev1.Node, h history) error {
+// syncPods creates missing pods and deletes excess pods. If there were none, it continues with the
+// update of pods with an older template.
+func (c *Controller) syncPods(ctx context.Context, ds *appsv1.DaemonSet, selector labels.Selector, nodes []*corev1.Node, h history) error {
 	pods, err := c.claim(ctx, ds, selector)
 	if err != nil {
 		return err
 	}
-	plan := c.place(ds, nodes, byNode(pods), h.hash)
+	plan := c.planPlacement(ds, nodes, byNode(pods), h.hash)
 	if len(plan.create)+len(plan.delete) > 0 {
 		if err := c.apply(ctx, ds, plan, h.hash); err != nil {
 			return err
@@ -302,7 +302,7 @@ func (c *Controller) canAdopt(ds *appsv1.DaemonSet) func(context.Context) error 
 	})
 }
 
-// apply carries a plan out.
+// apply executes a plan.
 func (c *Controller) apply(ctx context.Context, ds *appsv1.DaemonSet, p plan, hash string) error {
 	create, victims := p.create[:min(len(p.create), burst)], p.delete[:min(len(p.delete), burst)]
 	ids := make([]string, len(victims))
@@ -362,12 +362,12 @@ func (c *Controller) updateStatus(ctx context.Context, ds *appsv1.DaemonSet, nod
 	return err
 }
 
-// backOff tells in how long a failed pod on a node may be replaced, and counts
-// the failure once that is now.
+// backOff returns the remaining delay before a failed pod on a node may be replaced. If it returns
+// zero, it records another failure.
 func (c *Controller) backOff(ds *appsv1.DaemonSet, node string) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	k, now := seat{key(ds), ds.UID, node}, c.env.Clock.Now()
+	k, now := backoffKey{key(ds), ds.UID, node}, c.env.Clock.Now()
 	f, ok := c.failed[k]
 	if ok && now.Sub(f.since) > 2*lastBackoff {
 		ok = false
@@ -385,9 +385,9 @@ func (c *Controller) backOff(ds *appsv1.DaemonSet, node string) time.Duration {
 	return 0
 }
 
-// forgetFailures forgets those of which gone is true.
-func (c *Controller) forgetFailures(gone func(seat) bool) {
+// forgetFailures drops the entries for which gone returns true.
+func (c *Controller) forgetFailures(gone func(backoffKey) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	maps.DeleteFunc(c.failed, func(p seat, _ failure) bool { return gone(p) })
+	maps.DeleteFunc(c.failed, func(p backoffKey, _ failure) bool { return gone(p) })
 }

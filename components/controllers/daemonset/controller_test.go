@@ -47,7 +47,7 @@ func newWorld(t *testing.T, ds *appsv1.DaemonSet, nodes int) *world {
 	return &world{t, f, c}
 }
 
-// sync works once on an up to date cache, its own last writes seen.
+// sync runs one sync with an up-to-date cache.
 func (w *world) sync() {
 	w.t.Helper()
 	w.f.Observe(Kind, corev1.SchemeGroupVersion.WithKind("Pod"), appsv1.SchemeGroupVersion.WithKind("ControllerRevision"), corev1.SchemeGroupVersion.WithKind("Node"))
@@ -57,7 +57,7 @@ func (w *world) sync() {
 	}
 }
 
-// run binds all pods where they are pinned to and makes them ready.
+// run binds all pods to the nodes that their affinity selects, and makes them ready.
 func (w *world) run() {
 	w.t.Helper()
 	for _, p := range w.f.Pods("ns") {
@@ -110,7 +110,7 @@ func TestPlacement(t *testing.T) {
 	if s := w.status(); s.DesiredNumberScheduled != 2 || s.CurrentNumberScheduled != 2 || s.NumberReady != 2 || s.UpdatedNumberScheduled != 2 || s.NumberAvailable != 2 || s.ObservedGeneration != 1 {
 		t.Errorf("status %+v", s)
 	}
-	// A label goes: so does the pod.
+	// The node loses its label, so the pod is deleted.
 	if _, err := w.f.Kube.CoreV1().Nodes().Update(context.Background(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "fits"}}, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -138,11 +138,11 @@ func TestFailedPod(t *testing.T) {
 	}
 	w.sync()
 	if n := len(w.f.Pods("ns")); n != 1 {
-		t.Errorf("a pod that fails at once is replaced at once: %d pods", n)
+		t.Errorf("a pod that fails immediately is replaced without back-off: %d pods", n)
 	}
 }
 
-// TestRollingUpdateElsewhere: nodes that no pod should be on hold nothing up.
+// TestRollingUpdateElsewhere: nodes that should not run a pod do not block the update.
 func TestRollingUpdateElsewhere(t *testing.T) {
 	w := newWorld(t, testSet(), 2)
 	for _, name := range []string{"t0", "t1"} {
@@ -165,7 +165,7 @@ func TestRollingUpdateElsewhere(t *testing.T) {
 	}
 }
 
-// TestExcess: which of several pods on a node are too many during a surge.
+// TestExcess: which pods of a node are excess during a surge.
 func TestExcess(t *testing.T) {
 	ds := testSet()
 	surge := intstr.FromInt32(1)
@@ -180,15 +180,15 @@ func TestExcess(t *testing.T) {
 		on   []*corev1.Pod
 		want string
 	}{
-		{"an old one that serves beside a new one that does not yet", []*corev1.Pod{on("a", "old", corev1.PodRunning), on("b", "new", corev1.PodPending)}, "[] []"},
-		{"an old one that serves nobody", []*corev1.Pod{on("a", "old", corev1.PodPending), on("b", "new", corev1.PodPending)}, "[] [a]"},
-		{"a new one that serves", []*corev1.Pod{on("a", "old", corev1.PodRunning), on("b", "new", corev1.PodRunning)}, "[] [a]"},
+		{"old ready, new not ready", []*corev1.Pod{on("a", "old", corev1.PodRunning), on("b", "new", corev1.PodPending)}, "[] []"},
+		{"old not ready", []*corev1.Pod{on("a", "old", corev1.PodPending), on("b", "new", corev1.PodPending)}, "[] [a]"},
+		{"new ready", []*corev1.Pod{on("a", "old", corev1.PodRunning), on("b", "new", corev1.PodRunning)}, "[] [a]"},
 		{"two of each", []*corev1.Pod{on("a", "old", corev1.PodRunning), on("b", "old", corev1.PodRunning), on("c", "new", corev1.PodPending), on("d", "new", corev1.PodPending)}, "[] [b d]"},
-		{"one that has failed", []*corev1.Pod{on("a", "new", corev1.PodFailed)}, "[n0] [a]"},
-		{"one that fails again beside one that serves", []*corev1.Pod{on("a", "new", corev1.PodFailed), on("b", "new", corev1.PodRunning)}, "[] []"},
+		{"one failed", []*corev1.Pod{on("a", "new", corev1.PodFailed)}, "[n0] [a]"},
+		{"one failed during its back-off, one ready", []*corev1.Pod{on("a", "new", corev1.PodFailed), on("b", "new", corev1.PodRunning)}, "[] []"},
 	} {
 		var p plan
-		w.c.keepOne(ds, node, tc.on, fit{start: true, stay: true}, "new", &p)
+		w.c.planNode(ds, node, tc.on, fit{start: true, stay: true}, "new", &p)
 		names := []string{}
 		for _, pod := range p.delete {
 			names = append(names, pod.Name)
@@ -197,14 +197,14 @@ func TestExcess(t *testing.T) {
 			t.Errorf("%s: %s, want %s", tc.name, got, tc.want)
 		}
 	}
-	// Without surge, one that has failed is not kept in place of one that serves.
+	// Without surge, a failed new pod does not replace an old pod that is running.
 	var p plan
-	w.c.keepOne(testSet(), node, []*corev1.Pod{on("a", "new", corev1.PodFailed), on("b", "new", corev1.PodRunning)}, fit{start: true, stay: true}, "new", &p)
+	w.c.planNode(testSet(), node, []*corev1.Pod{on("a", "new", corev1.PodFailed), on("b", "new", corev1.PodRunning)}, fit{start: true, stay: true}, "new", &p)
 	if len(p.create)+len(p.delete) > 0 {
 		t.Errorf("%+v", p)
 	}
-	// What is known of failures goes with the node.
-	w.c.forgetFailures(func(p seat) bool { return p.node == "n0" })
+	// The failures on a node are dropped with the node.
+	w.c.forgetFailures(func(p backoffKey) bool { return p.node == "n0" })
 	if len(w.c.failed) > 0 {
 		t.Errorf("failures %v", w.c.failed)
 	}
@@ -252,8 +252,8 @@ func TestRollingUpdate(t *testing.T) {
 	}
 }
 
-// TestRevisionOfOlderServer adopts pods of a DaemonSet whose revision an older server
-// wrote in other words, and rolls out the next template all the same.
+// TestRevisionOfOlderServer adopts pods of a DaemonSet whose ControllerRevision was serialized
+// differently by an older API server, and still rolls out the next template.
 func TestRevisionOfOlderServer(t *testing.T) {
 	ds := testSet()
 	ds.Annotations = map[string]string{appsv1.DeprecatedTemplateGeneration: "4"}
@@ -275,7 +275,7 @@ func TestRevisionOfOlderServer(t *testing.T) {
 		w.sync()
 	}
 	if w.f.Pods("ns")["agent-x"] == nil {
-		t.Fatal("the pod was replaced by one that is the same")
+		t.Fatal("the pod was replaced although its template did not change")
 	}
 	live, err := w.f.Kube.AppsV1().DaemonSets("ns").Get(context.Background(), "agent", metav1.GetOptions{})
 	if err != nil {
@@ -294,6 +294,6 @@ func TestRevisionOfOlderServer(t *testing.T) {
 		w.sync()
 	}
 	if w.f.Pods("ns")["agent-x"] != nil {
-		t.Error("the pod of the template before is still there")
+		t.Error("the pod with the former template still exists")
 	}
 }

@@ -17,15 +17,15 @@ import (
 	"hyperkube/components/controllers/internal/revision"
 )
 
-// history is what is known of a DaemonSet's templates.
+// history is the revision history of a DaemonSet's template.
 type history struct {
-	// hash marks the pods of the present one.
+	// hash is the revision hash of pods with the current template.
 	hash string
-	// old are the others' revisions, the oldest first.
+	// old are the revisions of former templates, the oldest first.
 	old []*appsv1.ControllerRevision
 }
 
-// history finds or makes the revision of the present template.
+// history finds or creates the revision of the current template.
 func (c *Controller) history(ctx context.Context, ds *appsv1.DaemonSet, selector labels.Selector) (history, error) {
 	all, err := revision.Claim(ctx, c.env.Kube, c.revisions, &revision.Claimer{Owner: ds, Kind: Kind, Selector: selector, CanAdopt: c.canAdopt(ds)})
 	if err != nil {
@@ -50,7 +50,7 @@ func (c *Controller) history(ctx context.Context, ds *appsv1.DaemonSet, selector
 	}
 	number := revision.NextNumber(h.old)
 	if current != nil {
-		// A template that was taken up again is the newest.
+		// A former template that is current again gets the newest revision number.
 		if current.Revision < number {
 			if current, err = revision.Renumber(ctx, c.env.Kube, current, number); err != nil {
 				return history{}, err
@@ -82,8 +82,8 @@ func (c *Controller) history(ctx context.Context, ds *appsv1.DaemonSet, selector
 	return h, err
 }
 
-// merge keeps the last of the revisions that store the same, nil if there are
-// none: the pods of the others become pods of it.
+// merge deduplicates revisions with the same data: it keeps the last and moves the pods of the
+// others to it. It returns nil if there are no revisions.
 func (c *Controller) merge(ctx context.Context, ds *appsv1.DaemonSet, same []*appsv1.ControllerRevision) (*appsv1.ControllerRevision, error) {
 	if len(same) == 0 {
 		return nil, nil
@@ -106,14 +106,14 @@ func (c *Controller) merge(ctx context.Context, ds *appsv1.DaemonSet, same []*ap
 			continue
 		}
 		if _, err := c.env.Kube.CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			return nil, fmt.Errorf("giving pod %s the revision %s: %w", p.Name, hash, err)
+			return nil, fmt.Errorf("setting revision of pod %s to %s: %w", p.Name, hash, err)
 		}
 	}
 	none := func(*appsv1.ControllerRevision) bool { return false }
 	return last, revision.Prune(ctx, c.env.Kube, same[:len(same)-1], none, 0)
 }
 
-// prune deletes old revisions beyond the limit that no pod is of.
+// prune deletes old revisions beyond the history limit that no pod uses.
 func (c *Controller) prune(ctx context.Context, ds *appsv1.DaemonSet, h history, pods []*corev1.Pod) error {
 	limit := 10
 	if ds.Spec.RevisionHistoryLimit != nil {
@@ -126,7 +126,7 @@ func (c *Controller) prune(ctx context.Context, ds *appsv1.DaemonSet, h history,
 	inUse := func(r *appsv1.ControllerRevision) bool {
 		return live[r.Labels[appsv1.DefaultDaemonSetUniqueLabelKey]]
 	}
-	// Those in use count against the limit, but are kept.
+	// Revisions in use count towards the limit, but are kept.
 	for _, r := range h.old {
 		if inUse(r) {
 			limit--

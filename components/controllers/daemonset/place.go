@@ -15,15 +15,14 @@ import (
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// fit says whether a pod should start on a node, and whether one that runs
-// there may go on.
+// fit says whether a pod should start on a node, and whether a running one may stay there.
 type fit struct{ start, stay bool }
 
-// fits tells how ds and a node fit: by name, selector, affinity and taints.
-// Whether there is room is for the scheduler.
+// fits checks the name, selector, affinity and taints of a node against ds. It does not check
+// resources; the scheduler does.
 func fits(ds *appsv1.DaemonSet, n *corev1.Node) fit {
 	spec := &ds.Spec.Template.Spec
 	if spec.NodeName != "" && spec.NodeName != n.Name {
@@ -45,8 +44,8 @@ func fits(ds *appsv1.DaemonSet, n *corev1.Node) fit {
 	return fit{start: !untolerated(corev1.TaintEffectNoSchedule), stay: true}
 }
 
-// tolerationsOf are the template's and those that every DaemonSet's pods have:
-// a node in trouble needs its daemons most.
+// tolerationsOf returns the template's tolerations and those that are added to all daemon pods,
+// which must run on unhealthy nodes as well.
 func tolerationsOf(ds *appsv1.DaemonSet) []corev1.Toleration {
 	out := slices.Clone(ds.Spec.Template.Spec.Tolerations)
 	add := func(key string, effect corev1.TaintEffect) {
@@ -71,7 +70,7 @@ func tolerationsOf(ds *appsv1.DaemonSet) []corev1.Toleration {
 	return out
 }
 
-// podTemplate is the template of ds's pods, with what marks their revision.
+// podTemplate returns the template of ds's pods, with the labels of their revision.
 func podTemplate(ds *appsv1.DaemonSet, hash string) *corev1.PodTemplateSpec {
 	t := ds.Spec.Template.DeepCopy()
 	t.Spec.Tolerations = tolerationsOf(ds)
@@ -87,7 +86,7 @@ func podTemplate(ds *appsv1.DaemonSet, hash string) *corev1.PodTemplateSpec {
 	return t
 }
 
-// generation is the deprecated number of the template, empty if there is none.
+// generation returns the deprecated template generation, or "" if there is none.
 func generation(ds *appsv1.DaemonSet) string {
 	s := ds.Annotations[appsv1.DeprecatedTemplateGeneration]
 	if _, err := strconv.ParseInt(s, 10, 64); err != nil {
@@ -96,7 +95,7 @@ func generation(ds *appsv1.DaemonSet) string {
 	return s
 }
 
-// pinTo makes the scheduler bind pod to the node of that name and no other.
+// pinTo adds a node affinity to pod, so that the scheduler binds it to this node only.
 func pinTo(pod *corev1.Pod, node string) {
 	term := corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{node}}}}
 	if pod.Spec.Affinity == nil {
@@ -105,11 +104,11 @@ func pinTo(pod *corev1.Pod, node string) {
 	if pod.Spec.Affinity.NodeAffinity == nil {
 		pod.Spec.Affinity.NodeAffinity = &corev1.NodeAffinity{}
 	}
-	// The node fits the template's own terms, or it would not be here.
+	// This replaces the terms of the template, because the node already matches them.
 	pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}
 }
 
-// nodeOf is the node that a pod is on, or is pinned to.
+// nodeOf returns the node that a pod is bound to, or that its affinity selects.
 func nodeOf(p *corev1.Pod) string {
 	if p.Spec.NodeName != "" {
 		return p.Spec.NodeName
@@ -128,7 +127,7 @@ func nodeOf(p *corev1.Pod) string {
 	return ""
 }
 
-// byNode sorts pods by node; on each, bound and old ones come first.
+// byNode groups pods by node. Within a node, bound pods come first, then older pods.
 func byNode(pods []*corev1.Pod) map[string][]*corev1.Pod {
 	out := map[string][]*corev1.Pod{}
 	for _, p := range pods {
@@ -149,14 +148,14 @@ func byNode(pods []*corev1.Pod) map[string][]*corev1.Pod {
 	return out
 }
 
-// plan is what to do: nodes that need a pod, and pods to delete.
+// plan lists the nodes on which to create a pod, and the pods to delete.
 type plan struct {
 	create []string
 	delete []*corev1.Pod
 }
 
-// place plans to have one pod on each node that fits, and none elsewhere.
-func (c *Controller) place(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[string][]*corev1.Pod, hash string) plan {
+// planPlacement plans one pod on each node that fits, and none on other nodes.
+func (c *Controller) planPlacement(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[string][]*corev1.Pod, hash string) plan {
 	var p plan
 	there := map[string]bool{}
 	for _, n := range nodes {
@@ -167,7 +166,7 @@ func (c *Controller) place(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[
 		case f.start && len(on) == 0:
 			p.create = append(p.create, n.Name)
 		case f.stay && len(on) > 0:
-			c.keepOne(ds, n, on, f, hash, &p)
+			c.planNode(ds, n, on, f, hash, &p)
 		case !f.stay:
 			for _, pod := range on {
 				if pod.DeletionTimestamp == nil {
@@ -176,8 +175,8 @@ func (c *Controller) place(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[
 			}
 		}
 	}
-	// Those pinned to a node that is gone will never start. Those bound to it
-	// are the pod garbage collector's.
+	// Pods that select a deleted node never start, so delete them. Pods that are bound to one are
+	// deleted by the pod garbage collector.
 	for name, on := range pods {
 		if there[name] {
 			continue
@@ -191,10 +190,10 @@ func (c *Controller) place(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[
 	return p
 }
 
-// keepOne plans for a node that has pods and may go on to have one.
-func (c *Controller) keepOne(ds *appsv1.DaemonSet, n *corev1.Node, on []*corev1.Pod, f fit, hash string, p *plan) {
+// planNode plans the changes on a node that already has pods and may keep one.
+func (c *Controller) planNode(ds *appsv1.DaemonSet, n *corev1.Node, on []*corev1.Pod, f fit, hash string, p *plan) {
 	var running []*corev1.Pod
-	held := false // the place, by a failed pod, until that may be replaced
+	held := false // a failed pod occupies the node until its back-off is over
 	for _, pod := range on {
 		switch {
 		case pod.DeletionTimestamp != nil:
@@ -215,22 +214,22 @@ func (c *Controller) keepOne(ds *appsv1.DaemonSet, n *corev1.Node, on []*corev1.
 	}
 	switch surge := surgeOf(ds, 1) > 0; {
 	case len(running) == 0:
-		// A pod that still terminates holds the node's place without surge; with
-		// it, its successor may start.
+		// Without surge, a terminating pod must be deleted before its successor is created; with
+		// surge, the successor may start immediately.
 		if surge && f.start && !held {
 			p.create = append(p.create, n.Name)
 		}
 	case len(running) == 1:
 	case surge:
-		p.delete = append(p.delete, c.excess(ds, running, hash)...)
+		p.delete = append(p.delete, c.excessPods(ds, running, hash)...)
 	default:
 		p.delete = append(p.delete, running[1:]...)
 	}
 }
 
-// excess returns all but one old and one new of several pods on a node; and the old
-// one, too, once the new one can take its place or it serves nobody.
-func (c *Controller) excess(ds *appsv1.DaemonSet, running []*corev1.Pod, hash string) (out []*corev1.Pod) {
+// excessPods returns the pods to delete on a node with several pods. It keeps one old and one new pod;
+// the old one only until the new one is available, or if the old one is not ready.
+func (c *Controller) excessPods(ds *appsv1.DaemonSet, running []*corev1.Pod, hash string) (out []*corev1.Pod) {
 	var oldest, newest *corev1.Pod
 	for _, pod := range running {
 		slot := &oldest
@@ -243,14 +242,15 @@ func (c *Controller) excess(ds *appsv1.DaemonSet, running []*corev1.Pod, hash st
 		}
 		out = append(out, pod)
 	}
-	if oldest != nil && newest != nil && (!podfacts.Ready(oldest) || control.IsAvailable(newest, ds.Spec.MinReadySeconds, c.env.Clock.Now())) {
+	if oldest != nil && newest != nil && (!podutil.Ready(oldest) || control.IsAvailable(newest, ds.Spec.MinReadySeconds, c.env.Clock.Now())) {
 		out = append(out, oldest)
 	}
 	return out
 }
 
-// isUpdated tells whether a pod is of the present template. By its number are those
-// whose revision an older server wrote in other words, so that it is not found.
+// isUpdated reports whether a pod has the current template. It also compares the template
+// generation, because a revision that an older API server serialized differently is not found by
+// its hash.
 func isUpdated(ds *appsv1.DaemonSet, p *corev1.Pod, hash string) bool {
 	if hash != "" && p.Labels[appsv1.ControllerRevisionHashLabelKey] == hash {
 		return true
@@ -286,14 +286,14 @@ func unavailableOf(ds *appsv1.DaemonSet, total int) (int, error) {
 // roll plans the next step of a rolling update.
 func (c *Controller) roll(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[string][]*corev1.Pod, hash string) (plan, error) {
 	desired := 0
-	var all []onNode
+	var all []nodePods
 	for _, n := range nodes {
-		o := onNode{name: n.Name, start: fits(ds, n).start}
+		o := nodePods{name: n.Name, start: fits(ds, n).start}
 		if o.start {
 			desired++
 		}
 		if !o.start && len(pods[n.Name]) == 0 {
-			continue // nothing is missing there
+			continue // no pod is needed there
 		}
 		o.find(ds, pods[n.Name], hash)
 		all = append(all, o)
@@ -308,24 +308,23 @@ func (c *Controller) roll(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[s
 		return pod != nil && control.IsAvailable(pod, ds.Spec.MinReadySeconds, now)
 	}
 	if surge > 0 {
-		return surgeOver(all, desired, surge, up), nil
+		return surgeUpdate(all, desired, surge, up), nil
 	}
-	return replaceIn(all, max(1, unavailable), up), nil
+	return replaceOutdated(all, max(1, unavailable), up), nil
 }
 
-// onNode are the pods of a DaemonSet on one node, those aside that are being
-// deleted.
-type onNode struct {
+// nodePods are the pods of a DaemonSet on one node, except those being deleted.
+type nodePods struct {
 	name string
-	// start: a pod should be there.
+	// start is true if the node should run a pod.
 	start bool
-	// old and new are those of former templates and of the present one; nil: none.
+	// old and new are the pods with a former and with the current template, or nil.
 	old, new *corev1.Pod
-	// several: there are more of either, which is put in order first.
-	several bool
+	// hasExcess is true if there is more than one old or new pod. The excess is deleted first.
+	hasExcess bool
 }
 
-func (o *onNode) find(ds *appsv1.DaemonSet, pods []*corev1.Pod, hash string) {
+func (o *nodePods) find(ds *appsv1.DaemonSet, pods []*corev1.Pod, hash string) {
 	for _, pod := range pods {
 		if pod.DeletionTimestamp != nil {
 			continue
@@ -334,19 +333,19 @@ func (o *onNode) find(ds *appsv1.DaemonSet, pods []*corev1.Pod, hash string) {
 		if isUpdated(ds, pod, hash) {
 			slot = &o.new
 		}
-		o.several = o.several || *slot != nil
+		o.hasExcess = o.hasExcess || *slot != nil
 		*slot = pod
 	}
 }
 
-// replaceIn plans to delete old pods: those that are not up, for they serve nobody,
-// and as many of the others as may be missing at once.
-func replaceIn(all []onNode, unavailable int, up func(*corev1.Pod) bool) (p plan) {
+// replaceOutdated plans the deletion of old pods: all that are unavailable, and as many available ones as
+// maxUnavailable allows.
+func replaceOutdated(all []nodePods, unavailable int, up func(*corev1.Pod) bool) (p plan) {
 	down := 0
 	var candidates []*corev1.Pod
 	for _, o := range all {
 		switch {
-		case o.several, (o.old == nil) == (o.new == nil):
+		case o.hasExcess, (o.old == nil) == (o.new == nil):
 			down++
 		case o.old != nil && up(o.old):
 			candidates = append(candidates, o.old)
@@ -361,16 +360,16 @@ func replaceIn(all []onNode, unavailable int, up func(*corev1.Pod) bool) (p plan
 	return p
 }
 
-// surgeOver plans to make new pods beside old ones: where those are not up, and
-// else as many at once as the surge allows; and to delete the old ones beside which
-// new ones are up. Where no pod should be any more the old ones stay until as many
-// as should be are up elsewhere.
-func surgeOver(all []onNode, desired, surge int, up func(*corev1.Pod) bool) (p plan) {
+// surgeUpdate plans an update with surge. It creates new pods next to old ones: next to all
+// unavailable old pods, and next to as many available ones as the surge allows. It deletes old pods
+// once the new pod of their node is available. On nodes that should not run a pod any more, old
+// pods stay until the desired number of pods is available elsewhere.
+func surgeUpdate(all []nodePods, desired, surge int, up func(*corev1.Pod) bool) (p plan) {
 	surging, available := 0, 0
 	var candidates []string
 	var stray []*corev1.Pod
 	for _, o := range all {
-		if o.several {
+		if o.hasExcess {
 			surging++
 			continue
 		}
@@ -398,7 +397,7 @@ func surgeOver(all []onNode, desired, surge int, up func(*corev1.Pod) bool) (p p
 	return p
 }
 
-// status counts nodes and pods.
+// status computes the status from nodes and pods.
 func status(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[string][]*corev1.Pod, hash string, now time.Time) appsv1.DaemonSetStatus {
 	s := appsv1.DaemonSetStatus{
 		ObservedGeneration: ds.Generation,
@@ -419,7 +418,7 @@ func status(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[string][]*corev
 		}
 		s.CurrentNumberScheduled++
 		pod := on[0]
-		if podfacts.Ready(pod) {
+		if podutil.Ready(pod) {
 			s.NumberReady++
 			if control.IsAvailable(pod, ds.Spec.MinReadySeconds, now) {
 				s.NumberAvailable++

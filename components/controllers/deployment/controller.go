@@ -1,9 +1,9 @@
-// Package deployment rolls out Deployments by way of ReplicaSets.
+// Package deployment rolls out Deployments with ReplicaSets.
 //
 // https://kubernetes.io/docs/concepts/workloads/controllers/deployment/
 //
-// One sync reads the Deployment and its ReplicaSets, makes at most one step of
-// scaling, and writes the status; the ReplicaSets' own changes bring the next.
+// One sync reads the Deployment and its ReplicaSets, makes at most one scaling step, and writes the
+// status. The changes of the ReplicaSets trigger the next sync.
 package deployment
 
 import (
@@ -26,7 +26,7 @@ import (
 // Kind is the kind of the objects that this controller owns.
 var Kind = appsv1.SchemeGroupVersion.WithKind("Deployment")
 
-// Controller syncs Deployments. Make it with New.
+// Controller reconciles Deployments. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env         control.Env
@@ -36,7 +36,7 @@ type Controller struct {
 	podIndex    cache.Indexer
 }
 
-// New makes the controller of Deployments.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	deployments := env.Informers.Apps().V1().Deployments()
@@ -53,13 +53,13 @@ func New(env control.Env) (*Controller, error) {
 	if err := control.AddOwnerIndex(sets.Informer(), pods.Informer()); err != nil {
 		return nil, err
 	}
-	if err := c.Watch(deployments.Informer(), control.Every(func(d *appsv1.Deployment) { c.AddObject(d) })); err != nil {
+	if err := c.Watch(deployments.Informer(), control.AnyEvent(func(d *appsv1.Deployment) { c.AddObject(d) })); err != nil {
 		return nil, err
 	}
 	if err := c.Watch(sets.Informer(), control.Handlers(c.setAdded, c.setChanged, c.setDeleted)); err != nil {
 		return nil, err
 	}
-	// A Recreate rollout waits for the end of the last old pod.
+	// A Recreate rollout waits until the last old pod is deleted.
 	return c, c.Watch(pods.Informer(), control.Handlers(nil, nil, c.podDeleted))
 }
 
@@ -106,7 +106,7 @@ func (c *Controller) setDeleted(rs *appsv1.ReplicaSet) {
 	}
 }
 
-// addMatching wakes every Deployment that might adopt an orphan.
+// addMatching enqueues every Deployment that might adopt an orphaned ReplicaSet.
 func (c *Controller) addMatching(rs *appsv1.ReplicaSet) {
 	all, err := c.deployments.Deployments(rs.Namespace).List(labels.Everything())
 	if err != nil {
@@ -134,7 +134,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	shared, err := c.deployments.Deployments(namespace).Get(name)
 	if err != nil {
-		return nil // gone; the garbage collector takes its ReplicaSets
+		return nil // deleted; the garbage collector deletes its ReplicaSets
 	}
 	d := shared.DeepCopy()
 	if equality.Semantic.DeepEqual(d.Spec.Selector, &metav1.LabelSelector{}) {
@@ -147,7 +147,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "selector cannot be read", "key", key, "error", err)
+		c.env.Log.ErrorContext(ctx, "invalid selector", "key", key, "err", err)
 		return nil
 	}
 	owned, err := c.claim(ctx, d, selector)
@@ -161,7 +161,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 		}
 		return r.syncStatus(ctx)
 	}
-	if err := r.notePaused(ctx); err != nil {
+	if err := r.recordPaused(ctx); err != nil {
 		return err
 	}
 	if d.Spec.Paused {
@@ -177,7 +177,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	case appsv1.RecreateDeploymentStrategyType:
 		return r.recreate(ctx)
 	case appsv1.RollingUpdateDeploymentStrategyType:
-		return r.roll(ctx)
+		return r.rollingUpdate(ctx)
 	}
 	return fmt.Errorf("unexpected deployment strategy type: %s", d.Spec.Strategy.Type)
 }
@@ -202,7 +202,7 @@ func (c *Controller) claim(ctx context.Context, d *appsv1.Deployment, selector l
 	return claimer.Claim(ctx, candidates)
 }
 
-// writeStatus writes the status of d and takes over what came of it.
+// writeStatus writes the status of d and updates d with the API server's response.
 func (c *Controller) writeStatus(ctx context.Context, d *appsv1.Deployment) error {
 	written, err := c.env.Kube.AppsV1().Deployments(d.Namespace).UpdateStatus(ctx, d, metav1.UpdateOptions{})
 	if err != nil {

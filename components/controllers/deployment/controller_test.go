@@ -46,8 +46,8 @@ func template(image string) corev1.PodTemplateSpec {
 	}
 }
 
-// world is a Deployment with its ReplicaSets in a fake API, without pods: the
-// ReplicaSets' status is set by hand.
+// world is a Deployment with its ReplicaSets in a fake API server, without pods. Tests set the
+// status of the ReplicaSets themselves.
 type world struct {
 	t *testing.T
 	f *controltest.Fixture
@@ -89,7 +89,7 @@ func (w *world) sets() []*appsv1.ReplicaSet {
 	return out
 }
 
-// observe brings the informers up to the API.
+// observe updates the informers from the fake API server.
 func (w *world) observe() {
 	w.t.Helper()
 	apps := w.f.Env.Informers.Apps().V1()
@@ -125,7 +125,7 @@ func (w *world) change(f func(d *appsv1.Deployment)) {
 	}
 }
 
-// run lets a ReplicaSet have so many pods, so many of them available.
+// run sets the number of pods and of available pods of a ReplicaSet.
 func (w *world) run(rs *appsv1.ReplicaSet, pods, available int32) {
 	w.t.Helper()
 	next := rs.DeepCopy()
@@ -138,7 +138,7 @@ func (w *world) run(rs *appsv1.ReplicaSet, pods, available int32) {
 	}
 }
 
-// fill lets all ReplicaSets have all that they ask for.
+// fill makes the desired pods of all ReplicaSets available.
 func (w *world) fill() {
 	w.t.Helper()
 	for _, rs := range w.sets() {
@@ -201,8 +201,8 @@ func TestFirstRollout(t *testing.T) {
 	}
 }
 
-// TestRollingBounds updates while pods come and go at random, and holds the
-// promised bounds after every step.
+// TestRollingBounds runs updates while pods appear and disappear at random, and checks maxSurge and
+// maxUnavailable after every step.
 func TestRollingBounds(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 7))
 	for round := range 15 {
@@ -217,11 +217,11 @@ func TestRollingBounds(t *testing.T) {
 		done := false
 		for step := 0; step < 400 && !done; step++ {
 			w.sync()
-			if got := wanted(w.sets()); got > most {
-				t.Fatalf("round %d: %d pods wanted, at most %d allowed", round, got, most)
+			if got := desiredReplicas(w.sets()); got > most {
+				t.Fatalf("round %d: %d pods desired, at most %d allowed", round, got, most)
 			}
-			// The ReplicaSets shrink at once, available pods last, and grow
-			// and become available at their own pace.
+			// The ReplicaSets scale down immediately, available pods last. They scale up, and their
+			// pods become available, at a random rate.
 			for _, rs := range w.sets() {
 				size := *rs.Spec.Replicas
 				pods := min(rs.Status.Replicas, size)
@@ -234,13 +234,13 @@ func TestRollingBounds(t *testing.T) {
 				}
 				w.run(rs, pods, avail)
 			}
-			if got := available(w.sets()); got < least {
-				t.Fatalf("round %d: %d pods available, at least %d promised", round, got, least)
+			if got := availableReplicas(w.sets()); got < least {
+				t.Fatalf("round %d: %d pods available, at least %d required", round, got, least)
 			}
 			done = complete(w.deployment(), &w.deployment().Status) && w.progressing().Reason == newRSAvailable
 		}
 		if !done {
-			t.Fatalf("round %d: the rollout does not end: %+v", round, w.deployment().Status)
+			t.Fatalf("round %d: the rollout does not complete: %+v", round, w.deployment().Status)
 		}
 	}
 }
@@ -277,8 +277,8 @@ func TestProportionalScaling(t *testing.T) {
 		d.Spec.Template = template("v2")
 		d.Spec.Strategy.RollingUpdate = &appsv1.RollingUpdateDeployment{MaxSurge: &surge, MaxUnavailable: &unavailable}
 	})
-	w.sync() // new: 3
-	w.sync() // old: 8
+	w.sync() // the new ReplicaSet: 3
+	w.sync() // the old ReplicaSet: 8
 	sizes := map[string]int32{}
 	for _, rs := range w.sets() {
 		sizes[rs.Spec.Template.Spec.Containers[0].Image] = *rs.Spec.Replicas
@@ -297,7 +297,7 @@ func TestProportionalScaling(t *testing.T) {
 			t.Errorf("annotations %v", rs.Annotations)
 		}
 		if rs.Spec.Template.Spec.Containers[0].Image == "v1" && *rs.Spec.Replicas != 11 {
-			t.Errorf("the old one has %d, want its share, 11", *rs.Spec.Replicas)
+			t.Errorf("the old ReplicaSet has %d, want 11", *rs.Spec.Replicas)
 		}
 	}
 	if total != 18 {
@@ -322,7 +322,7 @@ func TestPause(t *testing.T) {
 	five := int32(5)
 	w.change(func(d *appsv1.Deployment) { d.Spec.Replicas = &five })
 	w.settle()
-	if got := wanted(w.sets()); got != 5 {
+	if got := desiredReplicas(w.sets()); got != 5 {
 		t.Errorf("scaled to %d while paused, want 5", got)
 	}
 	w.change(func(d *appsv1.Deployment) { d.Spec.Paused = false })
@@ -362,26 +362,26 @@ func TestRecreate(t *testing.T) {
 	w.sync()
 	sets := w.sets()
 	if len(sets) != 1 || *sets[0].Spec.Replicas != 0 {
-		t.Fatalf("first the old one goes: %v", sets)
+		t.Fatalf("the old ReplicaSet must be scaled down first: %v", sets)
 	}
 	w.sync()
 	if len(w.sets()) != 1 {
-		t.Fatal("a new one while old pods run")
+		t.Fatal("new ReplicaSet while old pods run")
 	}
-	// The ReplicaSet counts none any more, but one still runs.
+	// The status of the ReplicaSet shows no pods, but one is still running.
 	w.fill()
 	p := controltest.Pod("ns", "old", webLabels, corev1.PodRunning)
 	p.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(sets[0], appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
 	w.f.Cache(p)
 	w.sync()
 	if len(w.sets()) != 1 {
-		t.Fatal("a new one while an old pod runs")
+		t.Fatal("new ReplicaSet while an old pod runs")
 	}
 	if err := w.f.Env.Informers.Core().V1().Pods().Informer().GetIndexer().Delete(p); err != nil {
 		t.Fatal(err)
 	}
 	w.settle()
-	if got := wanted(w.sets()); len(w.sets()) != 2 || got != 3 {
+	if got := desiredReplicas(w.sets()); len(w.sets()) != 2 || got != 3 {
 		t.Errorf("%d ReplicaSets, %d pods", len(w.sets()), got)
 	}
 }
@@ -409,8 +409,8 @@ func TestCollision(t *testing.T) {
 	}
 }
 
-// TestSetName: the name of a ReplicaSet is one also where the Deployment's leaves no
-// room for the hash.
+// TestSetName: the name of a ReplicaSet is valid even if the Deployment's name leaves no space for
+// the hash.
 func TestSetName(t *testing.T) {
 	long := strings.Repeat("d", 253)
 	for _, tc := range []struct{ deployment, want string }{
@@ -436,8 +436,8 @@ func TestSetName(t *testing.T) {
 	}
 }
 
-// TestBrokenNotes: what is noted on a ReplicaSet and is no number of pods is not there.
-func TestBrokenNotes(t *testing.T) {
+// TestInvalidAnnotations: an annotation of a ReplicaSet that is not a valid number of pods is ignored.
+func TestInvalidAnnotations(t *testing.T) {
 	for note, want := range map[string]bool{"": false, "many": false, "-1": false, "2147483648": false, "0": true, "7": true} {
 		rs := &appsv1.ReplicaSet{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{desiredReplicasAnnotation: note}}}
 		if _, ok := intAnnotation(rs, desiredReplicasAnnotation); ok != want {

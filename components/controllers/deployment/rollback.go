@@ -12,16 +12,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// rollbackTo is the revision that an annotation asks to go back to, 0 for the one
-// before the present; ok is false if none does. It is what became of a field of the
-// Deployments of old, and asked for by clients of these.
+// rollbackTo returns the revision to which the rollback annotation requests to roll back; 0 is the
+// one before the current. ok is false if there is no valid annotation. The annotation replaces the
+// rollbackTo field of extensions/v1beta1.
 func rollbackTo(d *appsv1.Deployment) (rev int64, ok bool) {
 	rev, err := strconv.ParseInt(d.Annotations[rollbackAnnotation], 10, 64)
 	return rev, err == nil
 }
 
-// rollback gives the Deployment the template and the annotations of a revision. The
-// annotation is taken back in any case, and nothing else is done before that.
+// rollback restores the template and annotations of a revision. It always removes the rollback
+// annotation, and does nothing else in this sync.
 func (r *rollout) rollback(ctx context.Context, rev int64) error {
 	if err := r.find(ctx, true); err != nil {
 		return err
@@ -30,24 +30,24 @@ func (r *rollout) rollback(ctx context.Context, rev int64) error {
 	if rev == 0 {
 		if rev = lastRevision(r.all()); rev == 0 {
 			warn("DeploymentRollbackRevisionNotFound", "Unable to find last revision.")
-			return r.rolledBack(ctx)
+			return r.finishRollback(ctx)
 		}
 	}
 	i := slices.IndexFunc(r.all(), func(rs *appsv1.ReplicaSet) bool { return revision(rs.Annotations) == rev })
 	if i < 0 {
 		warn("DeploymentRollbackRevisionNotFound", "Unable to find the revision to rollback to.")
-		return r.rolledBack(ctx)
+		return r.finishRollback(ctx)
 	}
 	rs := r.all()[i]
 	if sameTemplate(&r.d.Spec.Template, &rs.Spec.Template) {
 		warn("DeploymentRollbackTemplateUnchanged", fmt.Sprintf("The rollback revision contains the same template as current deployment %q", r.d.Name))
-		return r.rolledBack(ctx)
+		return r.finishRollback(ctx)
 	}
 	template := rs.Spec.Template.DeepCopy()
 	template.Labels = withoutHash(template.Labels)
 	r.d.Spec.Template = *template
-	// The cause of a change goes with its template: what the ReplicaSet has of
-	// annotations it has from the Deployment of its time.
+	// Restore the change cause together with the template: a ReplicaSet has the annotations that
+	// the Deployment had when the ReplicaSet was created.
 	annotations := maps.Clone(r.d.Annotations)
 	maps.DeleteFunc(annotations, func(key, _ string) bool { return !ownAnnotations[key] })
 	for key, value := range rs.Annotations {
@@ -56,21 +56,21 @@ func (r *rollout) rollback(ctx context.Context, rev int64) error {
 		}
 	}
 	r.d.Annotations = annotations
-	if err := r.rolledBack(ctx); err != nil {
+	if err := r.finishRollback(ctx); err != nil {
 		return err
 	}
 	r.env.Events.Eventf(r.d, corev1.EventTypeNormal, "DeploymentRollback", "Rolled back deployment %q to revision %d", r.d.Name, rev)
 	return nil
 }
 
-// rolledBack writes the Deployment without what asks for a rollback.
-func (r *rollout) rolledBack(ctx context.Context) error {
+// finishRollback updates the Deployment and removes the rollback annotation.
+func (r *rollout) finishRollback(ctx context.Context) error {
 	delete(r.d.Annotations, rollbackAnnotation)
 	_, err := r.env.Kube.AppsV1().Deployments(r.d.Namespace).Update(ctx, r.d, metav1.UpdateOptions{})
 	return err
 }
 
-// lastRevision is the second highest, 0 if there is none.
+// lastRevision returns the second highest revision, or 0 if there is none.
 func lastRevision(sets []*appsv1.ReplicaSet) int64 {
 	var most, second int64
 	for _, rs := range sets {

@@ -8,17 +8,16 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 )
 
-// TestRollbackAnnotation: who asks by the annotation gets the revision's template and
-// annotations, once.
+// TestRollbackAnnotation: the annotation restores the revision's template and annotations, once.
 func TestRollbackAnnotation(t *testing.T) {
 	const cause = "kubernetes.io/change-cause"
 	for name, c := range map[string]struct {
 		to, image, cause, event string
 	}{
-		"the last":      {"0", "v2", "of v2", `Normal DeploymentRollback Rolled back deployment "web" to revision 2`},
-		"a revision":    {"1", "v1", "of v1", `Normal DeploymentRollback Rolled back deployment "web" to revision 1`},
-		"the present":   {"3", "v3", "of v3", `Warning DeploymentRollbackTemplateUnchanged The rollback revision contains the same template as current deployment "web"`},
-		"none of these": {"7", "v3", "of v3", "Warning DeploymentRollbackRevisionNotFound Unable to find the revision to rollback to."},
+		"last revision":     {"0", "v2", "of v2", `Normal DeploymentRollback Rolled back deployment "web" to revision 2`},
+		"specific revision": {"1", "v1", "of v1", `Normal DeploymentRollback Rolled back deployment "web" to revision 1`},
+		"current revision":  {"3", "v3", "of v3", `Warning DeploymentRollbackTemplateUnchanged The rollback revision contains the same template as current deployment "web"`},
+		"unknown revision":  {"7", "v3", "of v3", "Warning DeploymentRollbackRevisionNotFound Unable to find the revision to rollback to."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			first := deployment(1, "v1")
@@ -42,7 +41,7 @@ func TestRollbackAnnotation(t *testing.T) {
 			w.sync()
 			d := w.deployment()
 			if _, asks := rollbackTo(d); asks {
-				t.Error("it is still asked for")
+				t.Error("the rollback annotation still exists")
 			}
 			if got := d.Spec.Template.Spec.Containers[0].Image; got != c.image || d.Annotations[cause] != c.cause {
 				t.Errorf("%s, %v", got, d.Annotations)

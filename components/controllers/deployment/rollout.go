@@ -14,24 +14,24 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// rollout is one sync of one Deployment. It is used by one goroutine.
+// rollout is one sync of one Deployment. It is not safe for concurrent use.
 type rollout struct {
 	*Controller
-	// d is the Deployment: our own copy, kept up with what was written.
+	// d is a private copy of the Deployment, updated after every write.
 	d *appsv1.Deployment
-	// owned are all its ReplicaSets. They are shared unless replaced by what
-	// an update returned.
+	// owned are all its ReplicaSets. They are shared with the cache and read-only, unless replaced
+	// by the result of an update.
 	owned []*appsv1.ReplicaSet
 
 	// Set by find.
-	new *appsv1.ReplicaSet // nil: not there
+	new *appsv1.ReplicaSet // nil if it does not exist
 	old []*appsv1.ReplicaSet
 }
 
-// all returns old and new ReplicaSets.
+// all returns the old ReplicaSets, followed by the new one if it exists.
 func (r *rollout) all() []*appsv1.ReplicaSet {
 	out := append([]*appsv1.ReplicaSet(nil), r.old...)
 	if r.new != nil {
@@ -40,8 +40,8 @@ func (r *rollout) all() []*appsv1.ReplicaSet {
 	return out
 }
 
-// find tells new from old, brings the new one's annotations and the revision up
-// to date, and makes it if it is missing and create is set.
+// find separates the new ReplicaSet from the old ones, and updates the annotations of the new one
+// and the revision. If the new one does not exist and create is set, find creates it.
 func (r *rollout) find(ctx context.Context, create bool) error {
 	existing := findNew(r.d, r.owned)
 	r.old = withoutSet(r.owned, existing)
@@ -75,17 +75,17 @@ func (r *rollout) find(ctx context.Context, create bool) error {
 	return r.create(ctx, rev)
 }
 
-// writeRevision writes annotations and conditions of d. The status subresource
-// keeps metadata for Deployments as upstream's does.
+// writeRevision writes the annotations and conditions of d. For Deployments, the status subresource
+// also updates annotations, as upstream's does.
 func (r *rollout) writeRevision(ctx context.Context) error { return r.writeStatus(ctx, r.d) }
 
 func (r *rollout) create(ctx context.Context, rev int64) error {
 	d := r.d
 	template := d.Spec.Template.DeepCopy()
 	hash := control.TemplateHash(template, d.Status.CollisionCount)
-	template.Labels = with(d.Spec.Template.Labels, appsv1.DefaultDeploymentUniqueLabelKey, hash)
+	template.Labels = withLabel(d.Spec.Template.Labels, appsv1.DefaultDeploymentUniqueLabelKey, hash)
 	selector := d.Spec.Selector.DeepCopy()
-	selector.MatchLabels = with(selector.MatchLabels, appsv1.DefaultDeploymentUniqueLabelKey, hash)
+	selector.MatchLabels = withLabel(selector.MatchLabels, appsv1.DefaultDeploymentUniqueLabelKey, hash)
 	zero := int32(0)
 	rs := &appsv1.ReplicaSet{
 		ObjectMeta: metav1.ObjectMeta{
@@ -112,13 +112,13 @@ func (r *rollout) create(ctx context.Context, rev int64) error {
 		existed = true
 		there, getErr := r.sets.ReplicaSets(rs.Namespace).Get(rs.Name)
 		if getErr != nil {
-			// Not in our cache yet: wait for it.
+			// The ReplicaSet is not in the cache yet: retry.
 			return getErr
 		}
 		ref := metav1.GetControllerOfNoCopy(there)
 		if ref == nil || ref.UID != d.UID || !sameTemplate(&d.Spec.Template, &there.Spec.Template) {
-			// Another template has the same hash, or another owner the name:
-			// the next try hashes in the count.
+			// Another template has the same hash, or another owner uses the name: the retry
+			// includes the collision count in the hash.
 			n := int32(1)
 			if d.Status.CollisionCount != nil {
 				n += *d.Status.CollisionCount
@@ -136,7 +136,7 @@ func (r *rollout) create(ctx context.Context, rev int64) error {
 		msg := fmt.Sprintf("Failed to create new replica set %q: %v", rs.Name, err)
 		if hasDeadline(d) {
 			r.set(&d.Status, appsv1.DeploymentProgressing, corev1.ConditionFalse, failedCreateRS, msg)
-			// The failure to create is the one to report and to try again.
+			// The error of the creation is returned and retried; an error of this write is ignored.
 			_ = r.writeStatus(ctx, d)
 		}
 		r.env.Events.Event(d, corev1.EventTypeWarning, failedCreateRS, msg)
@@ -157,22 +157,22 @@ func (r *rollout) create(ctx context.Context, rev int64) error {
 	return nil
 }
 
-// setName is the name of the ReplicaSet of a template. Of a long name of the
-// Deployment the end gives way to the hash.
+// setName returns the name of the ReplicaSet of a template. A long Deployment name is truncated so
+// that the hash fits.
 func setName(deployment, hash string) string {
 	end := "-" + hash
 	return deployment[:min(len(deployment), max(0, validation.DNS1123SubdomainMaxLength-len(end)))] + end
 }
 
-func with(m map[string]string, key, value string) map[string]string {
+func withLabel(m map[string]string, key, value string) map[string]string {
 	out := make(map[string]string, len(m)+1)
 	maps.Copy(out, m)
 	out[key] = value
 	return out
 }
 
-// scale gives rs a size and notes the Deployment's own on it. It replaces rs
-// among new and old by what was written, and tells whether the size changed.
+// scale sets the size of rs and records the Deployment's desired size in its annotations. It
+// replaces rs in new or old with the result, and reports whether the size changed.
 func (r *rollout) scale(ctx context.Context, rs *appsv1.ReplicaSet, size int32) (bool, error) {
 	want := replicas(r.d.Spec.Replicas)
 	before := replicas(rs.Spec.Replicas)
@@ -204,7 +204,7 @@ func (r *rollout) scale(ctx context.Context, rs *appsv1.ReplicaSet, size int32) 
 	return before != size, nil
 }
 
-// resize is scale for those already of that size, which it leaves alone.
+// resize calls scale, unless rs already has the size.
 func (r *rollout) resize(ctx context.Context, rs *appsv1.ReplicaSet, size int32) (bool, error) {
 	if replicas(rs.Spec.Replicas) == size {
 		return false, nil
@@ -212,8 +212,7 @@ func (r *rollout) resize(ctx context.Context, rs *appsv1.ReplicaSet, size int32)
 	return r.scale(ctx, rs, size)
 }
 
-// isScaling tells whether the Deployment's size changed since its ReplicaSets
-// were last scaled.
+// isScaling reports whether the Deployment's size changed since its ReplicaSets were last scaled.
 func (r *rollout) isScaling() bool {
 	for _, rs := range activeSets(r.owned) {
 		if n, ok := intAnnotation(rs, desiredReplicasAnnotation); ok && n != replicas(r.d.Spec.Replicas) {
@@ -223,13 +222,13 @@ func (r *rollout) isScaling() bool {
 	return false
 }
 
-// scaleOnly follows a change of size, or all of a paused Deployment's changes,
-// without rolling out.
+// scaleOnly applies a change of the size without rolling out a new template. It also handles paused
+// Deployments.
 func (r *rollout) scaleOnly(ctx context.Context) error {
 	if err := r.find(ctx, false); err != nil {
 		return err
 	}
-	if err := r.spread(ctx); err != nil {
+	if err := r.scaleProportionally(ctx); err != nil {
 		return err
 	}
 	if r.d.Spec.Paused {
@@ -240,7 +239,7 @@ func (r *rollout) scaleOnly(ctx context.Context) error {
 	return r.syncStatus(ctx)
 }
 
-func (r *rollout) spread(ctx context.Context) error {
+func (r *rollout) scaleProportionally(ctx context.Context) error {
 	if rs := activeOrLatest(r.new, r.old); rs != nil {
 		_, err := r.resize(ctx, rs, replicas(r.d.Spec.Replicas))
 		return err
@@ -266,7 +265,7 @@ func (r *rollout) spread(ctx context.Context) error {
 	return nil
 }
 
-// recreate ends all old pods before it starts new ones.
+// recreate terminates all old pods before it creates new ones.
 func (r *rollout) recreate(ctx context.Context) error {
 	if err := r.find(ctx, false); err != nil {
 		return err
@@ -305,9 +304,9 @@ func (r *rollout) recreate(ctx context.Context) error {
 	return r.syncProgress(ctx)
 }
 
-// oldPodsRun tells whether any pod of an old ReplicaSet may still run.
+// oldPodsRun reports whether a pod of an old ReplicaSet may still be running.
 func (r *rollout) oldPodsRun() (bool, error) {
-	if actual(r.old) > 0 {
+	if actualReplicas(r.old) > 0 {
 		return true, nil
 	}
 	for _, rs := range r.old {
@@ -316,8 +315,8 @@ func (r *rollout) oldPodsRun() (bool, error) {
 			return false, err
 		}
 		for _, p := range pods {
-			// Of an unknown phase, on a lost node, it may run as well.
-			if !podfacts.Terminal(p) {
+			// A pod with an unknown phase, on a lost node, may be running as well.
+			if !podutil.Terminal(p) {
 				return true, nil
 			}
 		}
@@ -325,8 +324,8 @@ func (r *rollout) oldPodsRun() (bool, error) {
 	return false, nil
 }
 
-// roll replaces old pods by new ones bit by bit.
-func (r *rollout) roll(ctx context.Context) error {
+// rollingUpdate gradually replaces old pods with new ones.
+func (r *rollout) rollingUpdate(ctx context.Context) error {
 	if err := r.find(ctx, true); err != nil || r.new == nil {
 		return err
 	}
@@ -341,7 +340,7 @@ func (r *rollout) roll(ctx context.Context) error {
 	if up {
 		return r.syncProgress(ctx)
 	}
-	down, err := r.shrinkOld(ctx)
+	down, err := r.scaleDownOld(ctx)
 	if err != nil {
 		return err
 	}
@@ -353,16 +352,15 @@ func (r *rollout) roll(ctx context.Context) error {
 	return r.syncProgress(ctx)
 }
 
-// shrinkOld takes away old pods as far as availability allows: first those that
-// are not available anyway.
-func (r *rollout) shrinkOld(ctx context.Context) (bool, error) {
+// scaleDownOld deletes as many old pods as availability allows, unavailable pods first.
+func (r *rollout) scaleDownOld(ctx context.Context) (bool, error) {
 	old := activeSets(r.old)
-	if wanted(old) == 0 {
+	if desiredReplicas(old) == 0 {
 		return false, nil
 	}
 	minAvailable := replicas(r.d.Spec.Replicas) - maxUnavailable(r.d)
 	newUnavailable := replicas(r.new.Spec.Replicas) - r.new.Status.AvailableReplicas
-	budget := wanted(r.all()) - minAvailable - newUnavailable
+	budget := desiredReplicas(r.all()) - minAvailable - newUnavailable
 	if budget <= 0 {
 		return false, nil
 	}
@@ -379,10 +377,10 @@ func (r *rollout) shrinkOld(ctx context.Context) (bool, error) {
 		}
 		total += n
 	}
-	// The sizes changed, and with them who is still active.
+	// The sizes changed, so determine the active ReplicaSets again.
 	old = activeSets(r.old)
 	olderFirst(old)
-	budget = available(r.all()) - minAvailable
+	budget = availableReplicas(r.all()) - minAvailable
 	for _, rs := range old {
 		size := replicas(rs.Spec.Replicas)
 		n := min(budget, size)

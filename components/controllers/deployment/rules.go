@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// Annotations by which a Deployment keeps book on its ReplicaSets.
+// Annotations with which a Deployment stores state on its ReplicaSets and itself.
 const (
 	revisionAnnotation        = "deployment.kubernetes.io/revision"
 	revisionHistoryAnnotation = "deployment.kubernetes.io/revision-history"
@@ -21,10 +21,10 @@ const (
 	rollbackAnnotation        = "deprecated.deployment.rollback.to"
 )
 
-// maxHistory bounds the revision history annotation, in bytes.
+// maxHistory is the maximum length of the revision history annotation, in bytes.
 const maxHistory = 2000
 
-// ownAnnotations are those of a Deployment that its ReplicaSets do not get.
+// ownAnnotations are the annotations of a Deployment that are not copied to its ReplicaSets.
 var ownAnnotations = map[string]bool{
 	corev1.LastAppliedConfigAnnotation: true,
 	revisionAnnotation:                 true,
@@ -45,10 +45,10 @@ func replicas(p *int32) int32 {
 	return *p
 }
 
-// fenceposts returns how many pods a rolling update may have above, and may
-// lack below, the wanted number. Percentages round up and down, and never both
-// to zero, for then nothing would ever move.
-func fenceposts(d *appsv1.Deployment) (surge, unavailable int32) {
+// resolveFenceposts returns by how many pods a rolling update may exceed, and fall below, the desired
+// number. The surge is rounded up, the unavailable number down. If both are zero, unavailable
+// becomes one, because otherwise the update could not progress.
+func resolveFenceposts(d *appsv1.Deployment) (surge, unavailable int32) {
 	if !isRolling(d) {
 		return 0, 0
 	}
@@ -75,7 +75,7 @@ func scaled(v *intstr.IntOrString, total int, up bool) int32 {
 }
 
 func maxSurge(d *appsv1.Deployment) int32 {
-	surge, _ := fenceposts(d)
+	surge, _ := resolveFenceposts(d)
 	return surge
 }
 
@@ -84,7 +84,7 @@ func maxUnavailable(d *appsv1.Deployment) int32 {
 	if !isRolling(d) || want == 0 {
 		return 0
 	}
-	_, u := fenceposts(d)
+	_, u := resolveFenceposts(d)
 	return min(u, want)
 }
 
@@ -96,7 +96,7 @@ func hasHistoryLimit(d *appsv1.Deployment) bool {
 	return d.Spec.RevisionHistoryLimit != nil && *d.Spec.RevisionHistoryLimit != math.MaxInt32
 }
 
-// sameTemplate compares templates, the hash label aside.
+// sameTemplate reports whether two templates are equal, ignoring the hash label.
 func sameTemplate(a, b *corev1.PodTemplateSpec) bool {
 	x, y := *a, *b
 	x.Labels, y.Labels = withoutHash(a.Labels), withoutHash(b.Labels)
@@ -127,8 +127,8 @@ func older(a, b *appsv1.ReplicaSet) bool {
 	return a.CreationTimestamp.Before(&b.CreationTimestamp)
 }
 
-// findNew returns the ReplicaSet of the Deployment's present template, the
-// oldest if there are several, so that all agree on one.
+// findNew returns the ReplicaSet with the Deployment's current template. If there are several, it
+// returns the oldest, so that the choice is deterministic.
 func findNew(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	sorted := append([]*appsv1.ReplicaSet(nil), sets...)
 	olderFirst(sorted)
@@ -160,22 +160,23 @@ func activeSets(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 	return out
 }
 
-// Sums over ReplicaSets: what they ask for, have, and have available.
-func wanted(sets []*appsv1.ReplicaSet) (n int32) {
+// desiredReplicas, actual, and available are sums over ReplicaSets: the desired, existing, and available
+// pods.
+func desiredReplicas(sets []*appsv1.ReplicaSet) (n int32) {
 	for _, rs := range sets {
 		n += replicas(rs.Spec.Replicas)
 	}
 	return n
 }
 
-func actual(sets []*appsv1.ReplicaSet) (n int32) {
+func actualReplicas(sets []*appsv1.ReplicaSet) (n int32) {
 	for _, rs := range sets {
 		n += rs.Status.Replicas
 	}
 	return n
 }
 
-func available(sets []*appsv1.ReplicaSet) (n int32) {
+func availableReplicas(sets []*appsv1.ReplicaSet) (n int32) {
 	for _, rs := range sets {
 		n += rs.Status.AvailableReplicas
 	}
@@ -197,8 +198,8 @@ func maxRevision(sets []*appsv1.ReplicaSet) (n int64) {
 	return n
 }
 
-// intAnnotation reads a number of pods that is noted on rs; false if none is, or what
-// is noted cannot be one.
+// intAnnotation returns the number of pods in an annotation of rs. It returns false if there is no
+// valid number.
 func intAnnotation(rs *appsv1.ReplicaSet, key string) (int32, bool) {
 	s, ok := rs.Annotations[key]
 	if !ok {
@@ -208,9 +209,9 @@ func intAnnotation(rs *appsv1.ReplicaSet, key string) (int32, bool) {
 	return int32(n), err == nil && n >= 0
 }
 
-// setReplicaAnnotations notes the Deployment's size on its ReplicaSet, by which
-// proportional scaling later knows the former size, and tells whether that
-// changed anything. It writes to rs.
+// setReplicaAnnotations records the Deployment's size in the annotations of a ReplicaSet, from
+// which proportional scaling later reads the former size. It modifies rs and reports whether
+// anything changed.
 func setReplicaAnnotations(rs *appsv1.ReplicaSet, desired, maximum int32) bool {
 	a := setAnnotation(rs, desiredReplicasAnnotation, strconv.Itoa(int(desired)))
 	b := setAnnotation(rs, maxReplicasAnnotation, strconv.Itoa(int(maximum)))
@@ -228,8 +229,8 @@ func setAnnotation(rs *appsv1.ReplicaSet, key, value string) bool {
 	return true
 }
 
-// setNewAnnotations brings the annotations of the new ReplicaSet up to date and
-// tells whether that changed any. It writes to rs.
+// setNewAnnotations updates the annotations of the new ReplicaSet. It modifies rs and reports
+// whether anything changed.
 func setNewAnnotations(d *appsv1.Deployment, rs *appsv1.ReplicaSet, rev int64, exists bool) bool {
 	changed := false
 	for k, v := range d.Annotations {
@@ -245,12 +246,12 @@ func setNewAnnotations(d *appsv1.Deployment, rs *appsv1.ReplicaSet, rev int64, e
 	before, had := rs.Annotations[revisionAnnotation]
 	beforeRev, err := strconv.ParseInt(before, 10, 64)
 	if err != nil && before != "" {
-		return false // not ours to mend
+		return false // invalid revision; leave it unchanged
 	}
 	if beforeRev < rev {
 		setAnnotation(rs, revisionAnnotation, strconv.FormatInt(rev, 10))
 		changed = true
-		// An old template was taken up again: its former revisions are kept.
+		// A former template is current again: keep its former revision numbers.
 		if had && before != "" {
 			if h, ok := appendHistory(rs.Annotations[revisionHistoryAnnotation], before); ok {
 				rs.Annotations[revisionHistoryAnnotation] = h
@@ -266,8 +267,8 @@ func setNewAnnotations(d *appsv1.Deployment, rs *appsv1.ReplicaSet, rev int64, e
 	return changed
 }
 
-// appendHistory appends a revision to a comma separated list, from whose front
-// it takes as many as make it fit.
+// appendHistory appends a revision to a comma separated list. It removes the first entries if the
+// list becomes longer than maxHistory.
 func appendHistory(history, rev string) (string, bool) {
 	if history == "" {
 		return rev, true
@@ -282,8 +283,7 @@ func appendHistory(history, rev string) (string, bool) {
 	return history + "," + rev, true
 }
 
-// setRevision notes the revision on the Deployment and tells whether that
-// changed it.
+// setRevision sets the revision annotation of the Deployment and reports whether it changed.
 func setRevision(d *appsv1.Deployment, rev string) bool {
 	if d.Annotations[revisionAnnotation] == rev {
 		return false
@@ -295,21 +295,21 @@ func setRevision(d *appsv1.Deployment, rev string) bool {
 	return true
 }
 
-// newSize is how large the new ReplicaSet may be now.
+// newSize returns the size to which the new ReplicaSet can be scaled now.
 func newSize(d *appsv1.Deployment, all []*appsv1.ReplicaSet, rs *appsv1.ReplicaSet) int32 {
 	want, have := replicas(d.Spec.Replicas), replicas(rs.Spec.Replicas)
 	if !isRolling(d) {
 		return want
 	}
-	room := want + maxSurge(d) - wanted(all)
+	room := want + maxSurge(d) - desiredReplicas(all)
 	if room <= 0 {
 		return have
 	}
 	return have + min(room, want-have)
 }
 
-// activeOrLatest returns the only ReplicaSet to scale when there is no rollout
-// under way; nil when several have pods.
+// activeOrLatest returns the only ReplicaSet to scale when no rollout is in progress, or nil if
+// several ReplicaSets are active.
 func activeOrLatest(newRS *appsv1.ReplicaSet, old []*appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	active := activeSets(append(append([]*appsv1.ReplicaSet(nil), old...), newRS))
 	switch {
@@ -329,7 +329,7 @@ func activeOrLatest(newRS *appsv1.ReplicaSet, old []*appsv1.ReplicaSet) *appsv1.
 	return latest
 }
 
-// isSaturated tells whether rs alone carries the whole Deployment.
+// isSaturated reports whether rs has all desired pods of the Deployment and all are available.
 func isSaturated(d *appsv1.Deployment, rs *appsv1.ReplicaSet) bool {
 	if rs == nil {
 		return false
@@ -339,17 +339,16 @@ func isSaturated(d *appsv1.Deployment, rs *appsv1.ReplicaSet) bool {
 	return ok && replicas(rs.Spec.Replicas) == want && desired == want && rs.Status.AvailableReplicas == want
 }
 
-// proportions spreads a change of the Deployment's size in the middle of a
-// rollout over its active ReplicaSets, each by its share, and returns their new
-// sizes by name. It sorts sets.
+// proportions distributes a change of the Deployment's size during a rollout over its active
+// ReplicaSets, in proportion to their sizes. It returns the new sizes by name. It sorts sets.
 func proportions(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) map[string]int32 {
 	allowed := int32(0)
 	if want := replicas(d.Spec.Replicas); want > 0 {
 		allowed = want + maxSurge(d)
 	}
-	toAdd := allowed - wanted(sets)
-	// The largest take the leftovers; among equals the newer when growing, the
-	// older when shrinking.
+	toAdd := allowed - desiredReplicas(sets)
+	// The largest get the remainder; of equal ones, the newer when scaling up, and the older when
+	// scaling down.
 	sort.SliceStable(sets, func(i, j int) bool {
 		a, b := sets[i], sets[j]
 		if x, y := replicas(a.Spec.Replicas), replicas(b.Spec.Replicas); x != y {
@@ -386,7 +385,7 @@ func proportion(d *appsv1.Deployment, rs *appsv1.ReplicaSet, toAdd, added int32)
 	return max(share, left)
 }
 
-// fraction is by how much rs changes if it keeps its share of the whole.
+// fraction returns the change of the size of rs that keeps its proportion.
 func fraction(d *appsv1.Deployment, rs *appsv1.ReplicaSet) int32 {
 	size, want := replicas(rs.Spec.Replicas), replicas(d.Spec.Replicas)
 	if want == 0 {

@@ -13,7 +13,7 @@ import (
 	"hyperkube/components/controllers/replicaset"
 )
 
-// Reasons of conditions.
+// Reasons of the Progressing and Available conditions.
 const (
 	foundNewRS          = "FoundNewReplicaSet"
 	newRSCreated        = "NewReplicaSetCreated"
@@ -46,8 +46,7 @@ func removeCondition(s *appsv1.DeploymentStatus, kind appsv1.DeploymentCondition
 	s.Conditions = kept
 }
 
-// setCondition puts cond in the place of the one of its type, unless that says
-// the same already.
+// setCondition replaces the condition of cond's type, unless it has the same status and reason.
 func setCondition(s *appsv1.DeploymentStatus, cond appsv1.DeploymentCondition) {
 	if old := condition(s, cond.Type); old != nil {
 		if old.Status == cond.Status && old.Reason == cond.Reason {
@@ -70,13 +69,13 @@ func (r *rollout) set(s *appsv1.DeploymentStatus, kind appsv1.DeploymentConditio
 	setCondition(s, r.condition(kind, status, reason, message))
 }
 
-// complete tells whether a rollout with status s is over.
+// complete reports whether a rollout with status s is complete.
 func complete(d *appsv1.Deployment, s *appsv1.DeploymentStatus) bool {
 	want := replicas(d.Spec.Replicas)
 	return s.UpdatedReplicas == want && s.Replicas == want && s.AvailableReplicas == want && s.ObservedGeneration >= d.Generation
 }
 
-// progressing tells whether s is a step ahead of the status of d.
+// progressing reports whether s shows progress compared to the status of d.
 func progressing(d *appsv1.Deployment, s *appsv1.DeploymentStatus) bool {
 	was := &d.Status
 	return s.UpdatedReplicas > was.UpdatedReplicas ||
@@ -92,7 +91,7 @@ func isTimedOut(d *appsv1.Deployment, s *appsv1.DeploymentStatus, now time.Time)
 	}
 	switch c.Reason {
 	case newRSAvailable:
-		// It was complete; what made it incomplete since is no rollout.
+		// The rollout was complete; a later loss of pods is not a rollout.
 		return false
 	case timedOut:
 		return true
@@ -100,21 +99,21 @@ func isTimedOut(d *appsv1.Deployment, s *appsv1.DeploymentStatus, now time.Time)
 	return deadline(d, c).Before(now)
 }
 
-// deadline is when a rollout that last progressed at c counts as failed.
+// deadline returns the time after which a rollout that last progressed at c counts as failed.
 func deadline(d *appsv1.Deployment, c *appsv1.DeploymentCondition) time.Time {
 	return c.LastUpdateTime.Add(time.Duration(*d.Spec.ProgressDeadlineSeconds) * time.Second)
 }
 
-// compute makes the status from that of the ReplicaSets.
+// compute computes the status from the status of the ReplicaSets.
 func (r *rollout) compute() appsv1.DeploymentStatus {
 	all := r.all()
 	s := appsv1.DeploymentStatus{
 		ObservedGeneration: r.d.Generation,
-		Replicas:           actual(all),
-		AvailableReplicas:  available(all),
+		Replicas:           actualReplicas(all),
+		AvailableReplicas:  availableReplicas(all),
 		CollisionCount:     r.d.Status.CollisionCount,
 	}
-	s.UnavailableReplicas = max(0, wanted(all)-s.AvailableReplicas)
+	s.UnavailableReplicas = max(0, desiredReplicas(all)-s.AvailableReplicas)
 	terminating, known := int32(0), true
 	for _, rs := range all {
 		s.ReadyReplicas += rs.Status.ReadyReplicas
@@ -139,7 +138,7 @@ func (r *rollout) compute() appsv1.DeploymentStatus {
 	return s
 }
 
-// syncStatus writes the status if it changed.
+// syncStatus updates the status if it changed.
 func (r *rollout) syncStatus(ctx context.Context) error {
 	return r.write(ctx, r.compute())
 }
@@ -152,8 +151,8 @@ func (r *rollout) write(ctx context.Context, s appsv1.DeploymentStatus) error {
 	return r.writeStatus(ctx, r.d)
 }
 
-// syncProgress writes the status with how the rollout goes, and comes back when
-// its deadline passes.
+// syncProgress updates the status and the Progressing condition, and schedules another sync at the
+// progress deadline.
 func (r *rollout) syncProgress(ctx context.Context) error {
 	d, s := r.d, r.compute()
 	if !hasDeadline(d) {
@@ -170,7 +169,7 @@ func (r *rollout) syncProgress(ctx context.Context) error {
 		case complete(d, &s):
 			r.set(&s, appsv1.DeploymentProgressing, corev1.ConditionTrue, newRSAvailable, what+" has successfully progressed.")
 		case progressing(d, &s):
-			// Each step is noted anew, so that the deadline counts from it.
+			// Update the condition at each step, because the deadline counts from the last update.
 			c := r.condition(appsv1.DeploymentProgressing, corev1.ConditionTrue, rsUpdated, what+" is progressing.")
 			if was != nil {
 				if was.Status == corev1.ConditionTrue {
@@ -189,25 +188,25 @@ func (r *rollout) syncProgress(ctx context.Context) error {
 		removeCondition(&s, appsv1.DeploymentReplicaFailure)
 	}
 	if equality.Semantic.DeepEqual(d.Status, s) {
-		r.comeBack(&s)
+		r.requeueAtDeadline(&s)
 		return nil
 	}
 	return r.write(ctx, s)
 }
 
-// comeBack sets the alarm for the deadline of a rollout that does not move.
-func (r *rollout) comeBack(s *appsv1.DeploymentStatus) {
+// requeueAtDeadline schedules another sync at the progress deadline of an incomplete rollout.
+func (r *rollout) requeueAtDeadline(s *appsv1.DeploymentStatus) {
 	c := condition(s, appsv1.DeploymentProgressing)
 	if !hasDeadline(r.d) || c == nil || complete(r.d, s) || c.Reason == timedOut || c.Reason == newRSAvailable {
 		return
 	}
-	// One second later, for times in the API have whole seconds.
+	// Add a second, because API timestamps have a resolution of seconds.
 	after := deadline(r.d, c).Sub(r.env.Clock.Now()) + time.Second
 	r.AddAfter(r.d.Namespace+"/"+r.d.Name, max(after, time.Second))
 }
 
-// failure is the condition that tells why a ReplicaSet could not make or delete
-// pods, that of the new one first.
+// failure returns the condition of a ReplicaSet that could not create or delete pods, if any. The
+// new ReplicaSet takes precedence.
 func (r *rollout) failure() *appsv1.DeploymentCondition {
 	sets := r.old
 	if r.new != nil {
@@ -228,9 +227,9 @@ func (r *rollout) failure() *appsv1.DeploymentCondition {
 	return nil
 }
 
-// notePaused notes on the Progressing condition that the rollout was paused or
-// resumed, so that the time between does not count against the deadline.
-func (r *rollout) notePaused(ctx context.Context) error {
+// recordPaused records in the Progressing condition that the rollout was paused or resumed, so that
+// the time in between does not count towards the deadline.
+func (r *rollout) recordPaused(ctx context.Context) error {
 	d := r.d
 	if !hasDeadline(d) {
 		return nil

@@ -1,6 +1,6 @@
-// Package devicetainteviction deletes pods that use devices with NoExecute taints
-// which their claims do not tolerate, at once or when the time of the toleration
-// is up, and tells in each DeviceTaintRule how far that is.
+// Package devicetainteviction deletes pods that use devices with NoExecute taints that their claims
+// do not tolerate, immediately or when the toleration expires. It reports the progress in the
+// status of each DeviceTaintRule.
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#device-taints-and-tolerations
 package devicetainteviction
@@ -24,36 +24,36 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
 const (
 	claimKey = "claim:"
 	ruleKey  = "rule:"
 
-	// byPool indexes claims and slices by "driver/pool".
+	// byPool is the name of the index of claims and slices by "driver/pool".
 	byPool = "devicepool"
 )
 
-// Controller syncs claims and rules. Make it with New.
+// Controller reconciles ResourceClaims and DeviceTaintRules. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env    control.Env
 	pods   corelisters.PodLister
 	claims resourcelisters.ResourceClaimLister
 	rules  resourcelisters.DeviceTaintRuleLister
-	// claimIndex and sliceIndex have byPool.
+	// claimIndex and sliceIndex have the index byPool.
 	claimIndex, sliceIndex cache.Indexer
 	control                control.PodControl
 
-	mu sync.Mutex // guards what follows
-	// due are the evictions that wait, by the claim's key and the pod.
+	mu sync.Mutex // guards the fields below
+	// due are the pending evictions, by the claim's key and the pod's UID.
 	due map[string]map[types.UID]bool
-	// evicted counts pods by rule since the start.
+	// evicted counts the evicted pods by rule UID since the start.
 	evicted map[types.UID]int
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	res := env.Informers.Resource().V1()
@@ -66,16 +66,16 @@ func New(env control.Env) (*Controller, error) {
 		due:     map[string]map[types.UID]bool{}, evicted: map[types.UID]int{},
 	}
 	c.Loop = control.NewLoop(env, "device-taint-eviction", c.sync)
-	// Shared informers: another controller may index them too.
+	// The informers are shared: another controller may add indexers as well.
 	if err := errors.Join(
 		claims.AddIndexers(cache.Indexers{byPool: poolsOfClaim}), slices.AddIndexers(cache.Indexers{byPool: poolOfSlice}),
 	); err != nil {
 		return nil, err
 	}
 	return c, errors.Join(
-		c.Watch(pods.Informer(), control.Living(c.podSeen)),
-		c.Watch(claims, control.Every(c.claimChanged)),
-		c.Watch(slices, control.Every(func(s *resourcev1.ResourceSlice) { c.addClaims(s.Spec.Driver + "/" + s.Spec.Pool.Name) })),
+		c.Watch(pods.Informer(), control.AddedOrUpdated(c.enqueueClaims)),
+		c.Watch(claims, control.AnyEvent(c.claimChanged)),
+		c.Watch(slices, control.AnyEvent(func(s *resourcev1.ResourceSlice) { c.addClaims(s.Spec.Driver + "/" + s.Spec.Pool.Name) })),
 		c.Watch(rules, control.Handlers(c.ruleChanged, func(_, r *resourcev1.DeviceTaintRule) { c.ruleChanged(r) }, func(r *resourcev1.DeviceTaintRule) {
 			c.mu.Lock()
 			delete(c.evicted, r.UID)
@@ -87,14 +87,14 @@ func New(env control.Env) (*Controller, error) {
 
 func (c *Controller) ruleChanged(r *resourcev1.DeviceTaintRule) {
 	c.Add(ruleKey + r.Name)
-	for _, claim := range c.selected(r) {
+	for _, claim := range c.selectedClaims(r) {
 		c.Add(claimKey + claim.Namespace + "/" + claim.Name)
 	}
 }
 
-// podSeen looks at the claims of a pod, which may have been reserved for it before
-// it was seen.
-func (c *Controller) podSeen(p *corev1.Pod) {
+// enqueueClaims enqueues the claims of a pod, because the pod may be in the cache later than the
+// reservation of its claims.
+func (c *Controller) enqueueClaims(p *corev1.Pod) {
 	for i := range p.Spec.ResourceClaims {
 		if name, _, err := resourceclaim.Name(p, &p.Spec.ResourceClaims[i]); err == nil && name != nil {
 			c.Add(claimKey + p.Namespace + "/" + *name)
@@ -105,7 +105,7 @@ func (c *Controller) podSeen(p *corev1.Pod) {
 	}
 }
 
-// poolsOfClaim and poolOfSlice are index functions.
+// poolsOfClaim and poolOfSlice are index functions of byPool.
 func poolsOfClaim(obj any) ([]string, error) {
 	claim, ok := obj.(*resourcev1.ResourceClaim)
 	if !ok || claim.Status.Allocation == nil {
@@ -133,7 +133,7 @@ func (c *Controller) claimChanged(claim *resourcev1.ResourceClaim) {
 		return
 	}
 	for _, r := range rules {
-		if devices(r, claim) > 0 {
+		if countDevices(r, claim) > 0 {
 			c.Add(ruleKey + r.Name)
 		}
 	}
@@ -168,10 +168,10 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.syncClaim(ctx, key, claim)
 }
 
-// syncClaim evicts the pods of a claim whose time is up, and comes back when the
-// next one's is.
+// syncClaim evicts the pods of a claim whose eviction is due, and schedules another sync for the
+// next eviction.
 func (c *Controller) syncClaim(ctx context.Context, key string, claim *resourcev1.ResourceClaim) error {
-	at, by, tainted, err := c.when(claim)
+	at, by, tainted, err := c.evictionTime(claim)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (c *Controller) syncClaim(ctx context.Context, key string, claim *resourcev
 	left := at.Sub(c.env.Clock.Now())
 	waiting := map[types.UID]bool{}
 	var errs []error
-	for _, p := range c.users(claim) {
+	for _, p := range c.claimUsers(claim) {
 		if left > 0 {
 			waiting[p.UID] = true
 			continue
@@ -196,8 +196,8 @@ func (c *Controller) syncClaim(ctx context.Context, key string, claim *resourcev
 	return errors.Join(errs...)
 }
 
-// cancel sets which evictions wait for a claim, and tells of those that do not any
-// more though their pod is there.
+// cancel replaces the pending evictions of a claim, and emits an event on each existing pod whose
+// eviction was canceled.
 func (c *Controller) cancel(key string, waiting map[types.UID]bool) {
 	c.mu.Lock()
 	was := c.due[key]
@@ -222,28 +222,28 @@ func (c *Controller) cancel(key string, waiting map[types.UID]bool) {
 	}
 }
 
-// users are the pods that a claim is reserved for and that may still run.
-func (c *Controller) users(claim *resourcev1.ResourceClaim) []*corev1.Pod {
+// claimUsers returns the pods that a claim is reserved for and that may be running.
+func (c *Controller) claimUsers(claim *resourcev1.ResourceClaim) []*corev1.Pod {
 	var out []*corev1.Pod
 	for _, r := range claim.Status.ReservedFor {
 		if r.APIGroup != "" || r.Resource != "pods" {
 			continue
 		}
 		p, err := c.pods.Pods(claim.Namespace).Get(r.Name)
-		if err == nil && p.UID == r.UID && p.DeletionTimestamp == nil && !podfacts.Terminal(p) {
+		if err == nil && p.UID == r.UID && p.DeletionTimestamp == nil && !podutil.Terminal(p) {
 			out = append(out, p)
 		}
 	}
 	return out
 }
 
-// taint is one of a device, with the rule that it is of; nil: it is the driver's.
+// taint is a taint of a device, and the rule that adds it; nil if the driver does.
 type taint struct {
 	resourcev1.DeviceTaint
 	rule *resourcev1.DeviceTaintRule
 }
 
-// taints are all those of one allocated device.
+// taints returns all taints of an allocated device.
 func (c *Controller) taints(r *resourcev1.DeviceRequestAllocationResult) ([]taint, error) {
 	var out []taint
 	objs, err := c.sliceIndex.ByIndex(byPool, r.Driver+"/"+r.Pool)
@@ -287,9 +287,9 @@ func selects(s *resourcev1.DeviceTaintSelector, driver, pool, device string) boo
 	return s != nil && (s.Driver == nil || *s.Driver == driver) && (s.Pool == nil || *s.Pool == pool) && (s.Device == nil || *s.Device == device)
 }
 
-// when tells from when on the pods of a claim must not run any more, if that is so
-// at all, and by which rules.
-func (c *Controller) when(claim *resourcev1.ResourceClaim) (at time.Time, by []*resourcev1.DeviceTaintRule, tainted bool, err error) {
+// evictionTime returns the time at which the pods of a claim must be evicted, and the rules that cause it.
+// tainted is false if no eviction is necessary.
+func (c *Controller) evictionTime(claim *resourcev1.ResourceClaim) (at time.Time, by []*resourcev1.DeviceTaintRule, tainted bool, err error) {
 	if claim.Status.Allocation == nil {
 		return time.Time{}, nil, false, nil
 	}
@@ -316,7 +316,8 @@ func (c *Controller) when(claim *resourcev1.ResourceClaim) (at time.Time, by []*
 	return at, by, tainted, nil
 }
 
-// evictsAt tells from when on a taint ends the pods of a claim with tolerations.
+// evictsAt returns when a taint evicts the pods of a claim with the tolerations. It returns false
+// if it does not.
 func evictsAt(t resourcev1.DeviceTaint, tolerations []resourcev1.DeviceToleration) (time.Time, bool) {
 	if t.Effect != resourcev1.DeviceTaintEffectNoExecute {
 		return time.Time{}, false
@@ -341,7 +342,7 @@ func evictsAt(t resourcev1.DeviceTaint, tolerations []resourcev1.DeviceToleratio
 	return at.Add(wait), true
 }
 
-// evict deletes a pod, having told it why.
+// evict deletes a pod, after it has emitted an event and set the DisruptionTarget condition.
 func (c *Controller) evict(ctx context.Context, p *corev1.Pod, by []*resourcev1.DeviceTaintRule) error {
 	c.env.Events.Event(p, corev1.EventTypeNormal, "DeviceTaintManagerEviction", "Marking for deletion")
 	next := *p.Status.DeepCopy()

@@ -28,7 +28,7 @@ func TestEvictsAt(t *testing.T) {
 	}{
 		"not tolerated":         {taint: broken, evicts: true},
 		"no effect on pods":     {taint: other},
-		"of something else":     {taint: broken, tolerations: []resourcev1.DeviceToleration{toleration("slow", nil)}, evicts: true},
+		"other taint":           {taint: broken, tolerations: []resourcev1.DeviceToleration{toleration("slow", nil)}, evicts: true},
 		"tolerated":             {taint: broken, tolerations: []resourcev1.DeviceToleration{toleration("broken", nil)}},
 		"tolerated for a while": {taint: broken, tolerations: []resourcev1.DeviceToleration{toleration("broken", ptr.To[int64](60)), toleration("", ptr.To[int64](30))}, wait: 30 * time.Second, evicts: true},
 		"negative is zero":      {taint: broken, tolerations: []resourcev1.DeviceToleration{toleration("broken", ptr.To[int64](-1))}, evicts: true},
@@ -59,8 +59,7 @@ func slice(generation int64, taints ...resourcev1.DeviceTaint) *resourcev1.Resou
 	}
 }
 
-// TestDriver: the taints that count are those of the newest generation of a pool,
-// and of the very device.
+// TestDriver: only the taints of the device itself, and of the newest generation of a pool, count.
 func TestDriver(t *testing.T) {
 	f := controltest.New(t)
 	c, err := New(f.Env)
@@ -80,7 +79,7 @@ func TestDriver(t *testing.T) {
 		return f.Writes()
 	}
 	if w := sync(); len(w) != 0 {
-		t.Errorf("evicted at once: %v", w)
+		t.Errorf("evicted immediately: %v", w)
 	}
 	f.Cache(slice(2))
 	if w := sync(); len(w) != 0 {
@@ -132,7 +131,7 @@ func TestRule(t *testing.T) {
 	}
 	f.Add(rule(resourcev1.DeviceTaintEffectNone, 1))
 	if s := status(); s.Status != metav1.ConditionFalse || s.Reason != "NoEffect" ||
-		s.Message != "1 allocated device selected. 1 pod in 1 namespace would be evicted if the effect was NoExecute. This is told once for each change of the rule." {
+		s.Message != "1 allocated device selected. 1 pod in 1 namespace would be evicted if the effect was NoExecute. This information is updated only when the rule changes." {
 		t.Errorf("%+v", s)
 	}
 	f.Cache(rule(resourcev1.DeviceTaintEffectNoExecute, 2))
@@ -154,8 +153,8 @@ func TestRule(t *testing.T) {
 	}
 }
 
-// TestPodSeen: the claims of a pod are looked at when it is seen, and what is known of
-// a rule goes with it.
+// TestPodSeen: the claims of a pod are synced when the pod is created, and the state of a rule is
+// dropped when the rule is deleted.
 func TestPodSeen(t *testing.T) {
 	f := controltest.New(t)
 	c, err := New(f.Env)
@@ -172,7 +171,7 @@ func TestPodSeen(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Add(p)
-	c.podSeen(p)
+	c.enqueueClaims(p)
 	if err := c.Drain(t.Context()); err != nil {
 		t.Fatal(err)
 	}

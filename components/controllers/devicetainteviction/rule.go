@@ -13,23 +13,23 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// selected are the claims that have a device which a rule selects.
-func (c *Controller) selected(r *resourcev1.DeviceTaintRule) []*resourcev1.ResourceClaim {
+// selectedClaims returns the claims that have a device selected by a rule.
+func (c *Controller) selectedClaims(r *resourcev1.DeviceTaintRule) []*resourcev1.ResourceClaim {
 	all, err := c.claims.List(labels.Everything())
 	if err != nil {
 		return nil
 	}
 	var out []*resourcev1.ResourceClaim
 	for _, claim := range all {
-		if devices(r, claim) > 0 {
+		if countDevices(r, claim) > 0 {
 			out = append(out, claim)
 		}
 	}
 	return out
 }
 
-// devices counts those of a claim that a rule selects.
-func devices(r *resourcev1.DeviceTaintRule, claim *resourcev1.ResourceClaim) int {
+// countDevices returns the number of devices of a claim that a rule selects.
+func countDevices(r *resourcev1.DeviceTaintRule, claim *resourcev1.ResourceClaim) int {
 	n := 0
 	if claim.Status.Allocation != nil {
 		for _, d := range claim.Status.Allocation.Devices.Results {
@@ -41,8 +41,8 @@ func devices(r *resourcev1.DeviceTaintRule, claim *resourcev1.ResourceClaim) int
 	return n
 }
 
-// syncRule tells in a rule's status which pods it ends. For a rule without effect
-// it tells once what it would do.
+// syncRule reports in the status of a rule which pods it evicts. For a rule with effect None, it
+// reports once which pods would be evicted.
 func (c *Controller) syncRule(ctx context.Context, name string) error {
 	r, err := c.rules.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -68,12 +68,12 @@ func (c *Controller) syncRule(ctx context.Context, name string) error {
 }
 
 func (c *Controller) condition(r *resourcev1.DeviceTaintRule) metav1.Condition {
-	// As if its effect was to end pods.
+	// Compute the pods as if the effect was NoExecute.
 	t := r.Spec.Taint
 	t.Effect = resourcev1.DeviceTaintEffectNoExecute
 	pods, namespaces, allocated := map[types.UID]bool{}, map[string]bool{}, 0
-	for _, claim := range c.selected(r) {
-		allocated += devices(r, claim)
+	for _, claim := range c.selectedClaims(r) {
+		allocated += countDevices(r, claim)
 		for _, d := range claim.Status.Allocation.Devices.Results {
 			if !selects(r.Spec.DeviceSelector, d.Driver, d.Pool, d.Device) {
 				continue
@@ -81,7 +81,7 @@ func (c *Controller) condition(r *resourcev1.DeviceTaintRule) metav1.Condition {
 			if _, evicts := evictsAt(t, d.Tolerations); !evicts {
 				continue
 			}
-			for _, p := range c.users(claim) {
+			for _, p := range c.claimUsers(claim) {
 				pods[p.UID], namespaces[p.Namespace] = true, true
 			}
 		}
@@ -104,7 +104,7 @@ func (c *Controller) condition(r *resourcev1.DeviceTaintRule) metav1.Condition {
 		out.Message = strings.Join(append(parts, fmt.Sprintf("%s evicted since starting the controller.", count(done, "pod"))), " ")
 	case resourcev1.DeviceTaintEffectNone:
 		out.Reason = "NoEffect"
-		out.Message = fmt.Sprintf("%s selected. %s would be evicted if the effect was NoExecute. This is told once for each change of the rule.", count(allocated, "allocated device"), where)
+		out.Message = fmt.Sprintf("%s selected. %s would be evicted if the effect was NoExecute. This information is updated only when the rule changes.", count(allocated, "allocated device"), where)
 	default:
 		out.Reason = "NotNoExecute"
 		out.Message = "The effect of the taint does not end pods."

@@ -13,10 +13,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// syncBudget counts b's pods and writes its status.
+// syncBudget counts the pods of b and writes its status.
 func (c *Controller) syncBudget(ctx context.Context, b *policyv1.PodDisruptionBudget) error {
 	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 	var pods []*corev1.Pod
@@ -30,7 +30,7 @@ func (c *Controller) syncBudget(ctx context.Context, b *policyv1.PodDisruptionBu
 	if len(pods) == 0 {
 		c.env.Events.Event(b, corev1.EventTypeNormal, "NoPods", "No matching pods found")
 	}
-	expected, desired, unmanaged, err := c.expect(ctx, b, pods)
+	expected, desired, unmanaged, err := c.expectedCounts(ctx, b, pods)
 	if err != nil {
 		c.env.Events.Eventf(b, corev1.EventTypeWarning, "CalculateExpectedPodCountFailed", "Failed to calculate the number of expected pods: %v", err)
 		return err
@@ -40,10 +40,10 @@ func (c *Controller) syncBudget(ctx context.Context, b *policyv1.PodDisruptionBu
 			"Pods selected by this PodDisruptionBudget (selector: %v) were found to be unmanaged. As a result, the status of the PDB cannot be calculated correctly, which may result in undefined behavior. To account for these pods please set \".spec.minAvailable\" field of the PDB to an integer value.", b.Spec.Selector)
 	}
 	now := c.env.Clock.Now()
-	leaving, recheck := c.leaving(b, pods, now)
+	leaving, recheck := c.pendingEvictions(b, pods, now)
 	var healthy int32
 	for _, p := range pods {
-		if _, goes := leaving[p.Name]; !goes && p.DeletionTimestamp == nil && podfacts.Ready(p) {
+		if _, goes := leaving[p.Name]; !goes && p.DeletionTimestamp == nil && podutil.Ready(p) {
 			healthy++
 		}
 	}
@@ -56,10 +56,10 @@ func (c *Controller) syncBudget(ctx context.Context, b *policyv1.PodDisruptionBu
 	return nil
 }
 
-// leaving are the evicted pods that are not in deletion yet, with the times of
-// their evictions. Those that take too long are given up. Recheck is when the
-// next of them will be, zero if there is none.
-func (c *Controller) leaving(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, now time.Time) (left map[string]metav1.Time, recheck time.Duration) {
+// pendingEvictions returns the evicted pods whose deletion has not started yet, with the times of their
+// evictions. Pods whose deletion does not start within deletionTimeout are dropped. recheck is the
+// delay until the next pod times out, zero if there is none.
+func (c *Controller) pendingEvictions(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, now time.Time) (left map[string]metav1.Time, recheck time.Duration) {
 	left = map[string]metav1.Time{}
 	for _, p := range pods {
 		at, ok := b.Status.DisruptedPods[p.Name]
@@ -72,7 +72,7 @@ func (c *Controller) leaving(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod
 			continue
 		}
 		left[p.Name] = at
-		// A moment more, so that it is over then.
+		// Add a moment, so that the timeout is over then.
 		if wait += time.Millisecond; recheck == 0 || wait < recheck {
 			recheck = wait
 		}
@@ -80,12 +80,12 @@ func (c *Controller) leaving(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod
 	return left, recheck
 }
 
-// expect tells how many pods there should be, and how many of them healthy.
-// Unmanaged tells that some have no controller where its size is asked for.
-func (c *Controller) expect(ctx context.Context, b *policyv1.PodDisruptionBudget, pods []*corev1.Pod) (expected, desired int32, unmanaged bool, err error) {
+// expectedCounts returns the expected number of pods, and the desired number of healthy ones. unmanaged is
+// true if some pods have no controller although its size is needed.
+func (c *Controller) expectedCounts(ctx context.Context, b *policyv1.PodDisruptionBudget, pods []*corev1.Pod) (expected, desired int32, unmanaged bool, err error) {
 	switch least, most := b.Spec.MinAvailable, b.Spec.MaxUnavailable; {
 	case most != nil:
-		if expected, unmanaged, err = c.size(ctx, pods); err != nil {
+		if expected, unmanaged, err = c.expectedSize(ctx, pods); err != nil {
 			return 0, 0, unmanaged, err
 		}
 		n, err := intstr.GetScaledValueFromIntOrPercent(most, int(expected), true)
@@ -98,7 +98,7 @@ func (c *Controller) expect(ctx context.Context, b *policyv1.PodDisruptionBudget
 	case least.Type == intstr.Int:
 		return int32(len(pods)), least.IntVal, false, nil
 	default:
-		if expected, unmanaged, err = c.size(ctx, pods); err != nil {
+		if expected, unmanaged, err = c.expectedSize(ctx, pods); err != nil {
 			return 0, 0, unmanaged, err
 		}
 		n, err := intstr.GetScaledValueFromIntOrPercent(least, int(expected), true)
@@ -109,10 +109,10 @@ func (c *Controller) expect(ctx context.Context, b *policyv1.PodDisruptionBudget
 	}
 }
 
-// count is what a budget's status has numbers of.
+// count contains the numbers of pods in a budget's status.
 type count struct{ healthy, desired, expected int32 }
 
-// write brings b's status up to date.
+// write updates the status of b.
 func (c *Controller) write(ctx context.Context, b *policyv1.PodDisruptionBudget, n count, leaving map[string]metav1.Time) error {
 	next := b.DeepCopy()
 	next.Status = policyv1.PodDisruptionBudgetStatus{
@@ -123,7 +123,7 @@ func (c *Controller) write(ctx context.Context, b *policyv1.PodDisruptionBudget,
 		ExpectedPods:       n.expected,
 		Conditions:         next.Status.Conditions,
 	}
-	// A budget without pods allows nothing: its first pods may be there before
+	// A budget without expected pods allows no disruption, because its first pods may exist before
 	// they are counted.
 	if n.expected > 0 {
 		next.Status.DisruptionsAllowed = max(0, n.healthy-n.desired)
@@ -139,7 +139,7 @@ func (c *Controller) write(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	return c.update(ctx, b, next)
 }
 
-// fail says that b's pods cannot be counted.
+// fail records in the status that the pods of b cannot be counted.
 func (c *Controller) fail(ctx context.Context, b *policyv1.PodDisruptionBudget, cause error) error {
 	next := b.DeepCopy()
 	next.Status.DisruptionsAllowed = 0
@@ -148,7 +148,7 @@ func (c *Controller) fail(ctx context.Context, b *policyv1.PodDisruptionBudget, 
 		Message: cause.Error(), ObservedGeneration: next.Status.ObservedGeneration, LastTransitionTime: metav1.NewTime(c.env.Clock.Now()),
 	})
 	if err := c.update(ctx, b, next); err != nil {
-		return fmt.Errorf("recording the failure: %w", err)
+		return fmt.Errorf("recording failure: %w", err)
 	}
 	return nil
 }

@@ -1,6 +1,6 @@
-// Package disruption keeps the status of PodDisruptionBudgets: how many pods
-// they cover, how many of these are healthy, and how many may be evicted now.
-// The eviction of a pod takes from that status; this package gives back.
+// Package disruption maintains the status of PodDisruptionBudgets: how many pods they cover, how
+// many of these are healthy, and how many may be evicted now. An eviction decrements the allowed
+// disruptions in the status; this controller recomputes them.
 //
 // https://kubernetes.io/docs/concepts/workloads/pods/disruptions/
 package disruption
@@ -23,21 +23,21 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
 const (
-	// deletionTimeout is how long an evicted pod may take to be in deletion
-	// before it counts for its budget again.
+	// deletionTimeout is how long after its eviction a pod may exist without a deletion timestamp.
+	// After that it counts as healthy again.
 	deletionTimeout = 2 * time.Minute
-	// staleTimeout is how long a pod may be said to be disrupted without being
-	// in deletion.
+	// staleTimeout is how long a pod may have the DisruptionTarget condition without a deletion
+	// timestamp.
 	staleTimeout = 2 * time.Minute
-	// podPrefix begins the keys of pods; no namespace has a colon.
+	// podPrefix is the prefix of the keys of pods. A namespace cannot contain a colon.
 	podPrefix = "pod:"
 )
 
-// Controller keeps the budgets' status. Make it with New.
+// Controller maintains the status of PodDisruptionBudgets. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env     control.Env
@@ -52,8 +52,7 @@ type Controller struct {
 	rcs          corelisters.ReplicationControllerLister
 }
 
-// New makes the controller; scales tells the size of what is none of the
-// built-in workloads.
+// New creates the controller. scales returns the size of workloads that are not built in.
 func New(env control.Env, scales Scales) (*Controller, error) {
 	if scales == nil {
 		return nil, errors.New("disruption: scales are missing")
@@ -84,21 +83,21 @@ func New(env control.Env, scales Scales) (*Controller, error) {
 	}
 	return c, c.Watch(core.Pods().Informer(), control.Handlers(
 		func(p *corev1.Pod) {
-			c.budgetsOf(p)
-			c.watchCondition(p)
+			c.enqueueBudgets(p)
+			c.scheduleStaleCheck(p)
 		},
 		func(old, p *corev1.Pod) {
-			c.budgetsOf(p)
+			c.enqueueBudgets(p)
 			if !maps.Equal(old.Labels, p.Labels) {
-				c.budgetsOf(old)
+				c.enqueueBudgets(old)
 			}
-			c.watchCondition(p)
+			c.scheduleStaleCheck(p)
 		},
-		c.budgetsOf))
+		c.enqueueBudgets))
 }
 
-// budgetsOf asks for the budgets that cover p to be looked at.
-func (c *Controller) budgetsOf(p *corev1.Pod) {
+// enqueueBudgets enqueues the budgets that cover p.
+func (c *Controller) enqueueBudgets(p *corev1.Pod) {
 	all, err := c.budgets.PodDisruptionBudgets(p.Namespace).List(labels.Everything())
 	if err != nil {
 		return
@@ -114,25 +113,25 @@ func (c *Controller) budgetsOf(p *corev1.Pod) {
 		}
 	}
 	if n > 1 {
-		// All are kept up to date, but such a pod cannot be evicted.
+		// All these budgets are updated, but a pod with several budgets cannot be evicted.
 		c.env.Events.Eventf(p, corev1.EventTypeWarning, "MultiplePodDisruptionBudgets",
 			"Pod %q/%q matches multiple PodDisruptionBudgets.  Chose %q arbitrarily.", p.Namespace, p.Name, first.Name)
 	}
 }
 
-// watchCondition asks for p to be looked at when its mark of disruption is
+// scheduleStaleCheck schedules a sync of p for the time at which its DisruptionTarget condition is
 // stale.
-func (c *Controller) watchCondition(p *corev1.Pod) {
+func (c *Controller) scheduleStaleCheck(p *corev1.Pod) {
 	if left, ok := c.disrupted(p); ok {
 		c.AddAfter(podPrefix+p.Namespace+"/"+p.Name, left)
 	}
 }
 
-// disrupted tells whether p is marked as disrupted though nothing ends it, and
-// how long that may stay so. The kubelet's own marks never get stale, for what
-// they announce may take arbitrarily long.
+// disrupted reports whether p has the DisruptionTarget condition but no deletion timestamp, and how
+// long until the condition is stale. Conditions set by the kubelet never become stale, because the
+// announced termination may take arbitrarily long.
 func (c *Controller) disrupted(p *corev1.Pod) (left time.Duration, ok bool) {
-	if p.DeletionTimestamp != nil || podfacts.Terminal(p) {
+	if p.DeletionTimestamp != nil || podutil.Terminal(p) {
 		return 0, false
 	}
 	cond := control.PodCondition(&p.Status, corev1.DisruptionTarget)
@@ -159,11 +158,11 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	if err == nil || apierrors.IsConflict(err) || ctx.Err() != nil {
 		return err
 	}
-	// Until it is known how many pods may go, none may.
+	// As long as the pods cannot be counted, no disruption is allowed.
 	return errors.Join(err, c.fail(ctx, b, err))
 }
 
-// syncPod takes back a stale mark of disruption.
+// syncPod clears a stale DisruptionTarget condition.
 func (c *Controller) syncPod(ctx context.Context, namespace, name string) error {
 	p, err := c.pods.Pods(namespace).Get(name)
 	if apierrors.IsNotFound(err) {

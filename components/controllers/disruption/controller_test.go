@@ -22,7 +22,7 @@ import (
 	"hyperkube/components/controllers/internal/controltest"
 )
 
-// fakeScales are sizes by name; other objects have none.
+// fakeScales contains sizes by object name; other objects have no scale.
 type fakeScales map[string]int32
 
 func (s fakeScales) Scale(_ context.Context, _ schema.GroupVersionKind, _, name string) (*autoscalingv1.Scale, error) {
@@ -52,7 +52,7 @@ func most(v intstr.IntOrString) func(*policyv1.PodDisruptionBudget) {
 	return func(b *policyv1.PodDisruptionBudget) { b.Spec.MaxUnavailable = &v }
 }
 
-// owned makes ready pods of an owner.
+// owned returns ready pods with an owner.
 func owned(version, kind, owner string, names ...string) []runtime.Object {
 	var out []runtime.Object
 	for _, name := range names {
@@ -93,12 +93,12 @@ func TestStatus(t *testing.T) {
 		event  string
 	}{
 		{"no pods", budget(min(intstr.FromInt32(0))), nil, status{0, 0, 0, 0}, policyv1.InsufficientPodsReason, "Normal NoPods No matching pods found"},
-		{"least of bare pods", budget(min(intstr.FromInt32(1))), owned("", "", "", "a", "b"), status{1, 2, 1, 2}, policyv1.SufficientPodsReason, ""},
-		{"least reached", budget(min(intstr.FromInt32(2))), owned("", "", "", "a", "b"), status{0, 2, 2, 2}, policyv1.InsufficientPodsReason, ""},
+		{"minAvailable, pods without controller", budget(min(intstr.FromInt32(1))), owned("", "", "", "a", "b"), status{1, 2, 1, 2}, policyv1.SufficientPodsReason, ""},
+		{"minAvailable reached", budget(min(intstr.FromInt32(2))), owned("", "", "", "a", "b"), status{0, 2, 2, 2}, policyv1.InsufficientPodsReason, ""},
 		{"unready and deleting pods", budget(min(intstr.FromInt32(1))), append(owned("", "", "", "a", "b"), unready, deleting), status{1, 2, 1, 4}, policyv1.SufficientPodsReason, ""},
-		{"most of a deployment", budget(most(intstr.FromInt32(1))), append(owned("apps/v1", "ReplicaSet", "rs", "a", "b", "c"), replicaSet("rs", 9, "d"), deployment("d", 3)), status{1, 3, 2, 3}, policyv1.SufficientPodsReason, ""},
-		{"part of a replica set", budget(min(intstr.FromString("50%"))), append(owned("apps/v1", "ReplicaSet", "rs", "a", "b"), replicaSet("rs", 5, "")), status{0, 2, 3, 5}, policyv1.InsufficientPodsReason, ""},
-		{"two sets of one deployment", budget(most(intstr.FromString("34%"))), append(append(owned("apps/v1", "ReplicaSet", "r1", "a"), owned("apps/v1", "ReplicaSet", "r2", "b")...),
+		{"maxUnavailable of a deployment", budget(most(intstr.FromInt32(1))), append(owned("apps/v1", "ReplicaSet", "rs", "a", "b", "c"), replicaSet("rs", 9, "d"), deployment("d", 3)), status{1, 3, 2, 3}, policyv1.SufficientPodsReason, ""},
+		{"percentage of a replica set", budget(min(intstr.FromString("50%"))), append(owned("apps/v1", "ReplicaSet", "rs", "a", "b"), replicaSet("rs", 5, "")), status{0, 2, 3, 5}, policyv1.InsufficientPodsReason, ""},
+		{"two replica sets of one deployment", budget(most(intstr.FromString("34%"))), append(append(owned("apps/v1", "ReplicaSet", "r1", "a"), owned("apps/v1", "ReplicaSet", "r2", "b")...),
 			replicaSet("r1", 1, "d"), replicaSet("r2", 1, "d"), deployment("d", 2)), status{1, 2, 1, 2}, policyv1.SufficientPodsReason, ""},
 		{"a custom resource", budget(most(intstr.FromInt32(1))), owned("example.com/v1", "Thing", "t", "a", "b"), status{1, 2, 1, 2}, policyv1.SufficientPodsReason, ""},
 		{"pods without controller", budget(most(intstr.FromInt32(1))), owned("", "", "", "a"), status{0, 1, 0, 0}, policyv1.InsufficientPodsReason, "Warning UnmanagedPods"},
@@ -134,7 +134,7 @@ func TestStatus(t *testing.T) {
 				t.Fatal(err)
 			}
 			if w := f.Writes(); len(w) != 0 {
-				t.Errorf("wrote again: %v", w)
+				t.Errorf("repeated writes: %v", w)
 			}
 		})
 	}
@@ -149,7 +149,7 @@ func read(t *testing.T, f *controltest.Fixture) *policyv1.PodDisruptionBudget {
 	return b
 }
 
-// TestEvicted follows the marks that evictions leave.
+// TestEvicted checks how disruptedPods entries from evictions are updated.
 func TestEvicted(t *testing.T) {
 	b := budget(min(intstr.FromInt32(1)))
 	at := metav1.NewTime(controltest.Now)
@@ -185,9 +185,9 @@ func TestStaleCondition(t *testing.T) {
 		age          time.Duration
 		want         corev1.ConditionStatus
 	}{
-		{"young", "EvictionByEvictionAPI", time.Minute, corev1.ConditionTrue},
+		{"recent", "EvictionByEvictionAPI", time.Minute, corev1.ConditionTrue},
 		{"stale", "EvictionByEvictionAPI", 3 * time.Minute, corev1.ConditionFalse},
-		{"the kubelet's", corev1.PodReasonTerminationByKubelet, time.Hour, corev1.ConditionTrue},
+		{"set by the kubelet", corev1.PodReasonTerminationByKubelet, time.Hour, corev1.ConditionTrue},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := controltest.Pod("ns", "a", web, corev1.PodRunning)

@@ -16,24 +16,23 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// Scales tells the size of any object that has a scale. It returns nil without
-// an error when the object is gone, and an error when its kind has no scale.
+// Scales returns the scale of any object with a scale subresource. It returns nil without an error
+// if the object does not exist, and an error if its kind has no scale subresource.
 type Scales interface {
 	Scale(ctx context.Context, kind schema.GroupVersionKind, namespace, name string) (*autoscalingv1.Scale, error)
 }
 
-// DiscoveredScales asks the API for scales, whatever the kind: custom resources
-// have some, too.
+// DiscoveredScales gets scales of any kind from the API server, including custom resources.
 type DiscoveredScales struct{ Discovery discovery.DiscoveryInterface }
 
-// Scale is Scales'.
+// Scale implements Scales.
 func (s DiscoveredScales) Scale(ctx context.Context, kind schema.GroupVersionKind, namespace, name string) (*autoscalingv1.Scale, error) {
 	list, err := s.Discovery.ServerResourcesForGroupVersion(kind.GroupVersion().String())
 	if apierrors.IsNotFound(err) {
 		list, err = &metav1.APIResourceList{}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("asking for the resource of %s: %w", kind, err)
+		return nil, fmt.Errorf("discovering resource of %s: %w", kind, err)
 	}
 	i := slices.IndexFunc(list.APIResources, func(r metav1.APIResource) bool {
 		return r.Kind == kind.Kind && (r.Group == "" || r.Group == kind.Group) && !isSubresource(r.Name)
@@ -63,9 +62,8 @@ func (s DiscoveredScales) Scale(ctx context.Context, kind schema.GroupVersionKin
 
 func isSubresource(name string) bool { return strings.Contains(name, "/") }
 
-// size adds up the sizes of all controllers of pods: what they will be once the
-// controllers have done their work.
-func (c *Controller) size(ctx context.Context, pods []*corev1.Pod) (total int32, unmanaged bool, err error) {
+// expectedSize returns the sum of the desired sizes of all controllers of the pods.
+func (c *Controller) expectedSize(ctx context.Context, pods []*corev1.Pod) (total int32, unmanaged bool, err error) {
 	asked := map[types.UID]bool{}
 	sizes := map[types.UID]int32{}
 	for _, p := range pods {
@@ -93,8 +91,9 @@ func (c *Controller) size(ctx context.Context, pods []*corev1.Pod) (total int32,
 	return total, unmanaged, nil
 }
 
-// owner finds what decides how many pods like those of ref there are, and how
-// many that is. It is ref's object but for a ReplicaSet of a Deployment.
+// owner returns the workload that determines the number of the pods with controller ref, and its
+// desired size. This is the referenced object, or the Deployment that owns the referenced
+// ReplicaSet.
 func (c *Controller) owner(ctx context.Context, ref *metav1.OwnerReference, namespace string) (owner types.UID, size int32, ok bool, err error) {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
@@ -111,7 +110,7 @@ func (c *Controller) owner(ctx context.Context, ref *metav1.OwnerReference, name
 	return scale.UID, scale.Spec.Replicas, true, nil
 }
 
-// cachedOwner is owner for those kinds that informers have.
+// cachedOwner is owner for the kinds that have an informer.
 func (c *Controller) cachedOwner(kind schema.GroupKind, ref *metav1.OwnerReference, namespace string) (types.UID, int32, bool) {
 	switch kind {
 	case schema.GroupKind{Kind: "ReplicationController"}:
@@ -138,7 +137,7 @@ func (c *Controller) cachedOwner(kind schema.GroupKind, ref *metav1.OwnerReferen
 	return "", 0, false
 }
 
-// replicas is what a workload's field says; the API defaults it to one.
+// replicas dereferences a replicas field; the API's default is one.
 func replicas(n *int32) int32 {
 	if n == nil {
 		return 1

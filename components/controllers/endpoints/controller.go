@@ -1,5 +1,5 @@
-// Package endpoints keeps the Endpoints of Services with a selector, for those
-// who have not come to EndpointSlices yet.
+// Package endpoints maintains the Endpoints of Services with a selector, for clients that do not
+// use EndpointSlices yet.
 package endpoints
 
 import (
@@ -21,18 +21,18 @@ import (
 
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/internal/servicepods"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
 const (
-	// maxAddresses is how many addresses an Endpoints object may have.
+	// maxAddresses is the maximum number of addresses in an Endpoints object.
 	maxAddresses   = 1000
 	truncated      = "truncated"
 	managedByLabel = "endpoints.kubernetes.io/managed-by"
 	managedBy      = "endpoint-controller"
 )
 
-// Controller syncs Services. Make it with New.
+// Controller reconciles the Endpoints of Services. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -42,7 +42,7 @@ type Controller struct {
 	triggers  *sliceutil.TriggerTimeTracker
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()
@@ -55,7 +55,7 @@ func New(env control.Env) (*Controller, error) {
 		triggers:  sliceutil.NewTriggerTimeTracker(),
 	}
 	c.Loop = control.NewLoop(env, "endpoints", c.sync)
-	// Endpoints whose Service went while nobody looked go as well.
+	// Also sync Endpoints whose Service was deleted while the controller was not running.
 	c.Prepare(func(context.Context) error {
 		all, err := c.endpoints.List(labels.Everything())
 		for _, e := range all {
@@ -65,18 +65,18 @@ func New(env control.Env) (*Controller, error) {
 		}
 		return err
 	})
-	if err := c.Watch(services.Informer(), control.Every(func(s *corev1.Service) { c.AddObject(s) })); err != nil {
+	if err := c.Watch(services.Informer(), control.AnyEvent(func(s *corev1.Service) { c.AddObject(s) })); err != nil {
 		return nil, err
 	}
 	if err := servicepods.Watch(c.Loop, env); err != nil {
 		return nil, err
 	}
-	return c, c.Watch(endpoints.Informer(), control.Handlers(c.made, nil, func(e *corev1.Endpoints) { c.AddObject(e) }))
+	return c, c.Watch(endpoints.Informer(), control.Handlers(c.enqueueOrphan, nil, func(e *corev1.Endpoints) { c.AddObject(e) }))
 }
 
-// made looks at Endpoints that this controller has made: their Service may have gone
-// before they were seen.
-func (c *Controller) made(e *corev1.Endpoints) {
+// enqueueOrphan enqueues Endpoints that this controller created and whose Service may have been deleted
+// before the cache contained them.
+func (c *Controller) enqueueOrphan(e *corev1.Endpoints) {
 	if e.Labels[managedByLabel] != managedBy {
 		return
 	}
@@ -114,7 +114,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.write(ctx, svc, subsets, trigger)
 }
 
-// write makes the Service's Endpoints have subsets.
+// write creates or updates the Service's Endpoints with subsets.
 func (c *Controller) write(ctx context.Context, svc *corev1.Service, subsets []corev1.EndpointSubset, trigger time.Time) error {
 	cut := truncate(subsets, maxAddresses)
 	subsets = slices.DeleteFunc(subsets, func(s corev1.EndpointSubset) bool { return len(s.Addresses)+len(s.NotReadyAddresses) == 0 })
@@ -161,7 +161,7 @@ func (c *Controller) write(ctx context.Context, svc *corev1.Service, subsets []c
 		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			return nil
 		}
-		// One that is there already was made a moment ago, and is not seen yet.
+		// If it already exists, it was created a moment ago and is not in the cache yet.
 		if err != nil && !apierrors.IsAlreadyExists(err) {
 			c.env.Events.Eventf(next, corev1.EventTypeWarning, "FailedToCreateEndpoint", "Failed to create endpoint for service %v/%v: %v", svc.Namespace, svc.Name, err)
 		}
@@ -174,7 +174,7 @@ func (c *Controller) write(ctx context.Context, svc *corev1.Service, subsets []c
 	return err
 }
 
-// entries lists each ready or unready pod behind each port of svc.
+// entries lists each ready or not ready pod behind each port of svc.
 func entries(svc *corev1.Service, pods []*corev1.Pod) []entry {
 	var out []entry
 	unready := svc.Spec.PublishNotReadyAddresses
@@ -193,7 +193,7 @@ func entries(svc *corev1.Service, pods []*corev1.Pod) []entry {
 				NodeName:  &node,
 				TargetRef: &corev1.ObjectReference{Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID},
 			},
-			ready: unready || podfacts.Ready(p),
+			ready: unready || podutil.Ready(p),
 		}
 		if sliceutil.ShouldSetHostname(p, svc) {
 			e.address.Hostname = p.Spec.Hostname
@@ -206,7 +206,7 @@ func entries(svc *corev1.Service, pods []*corev1.Pod) []entry {
 			port := &svc.Spec.Ports[i]
 			n, err := endpointslice.FindPort(p, port)
 			if err != nil {
-				continue // the pod lacks the named port
+				continue // the pod does not have the named port
 			}
 			withPort := e
 			withPort.port = &corev1.EndpointPort{Name: port.Name, Port: int32(n), Protocol: port.Protocol, AppProtocol: port.AppProtocol}
@@ -216,7 +216,7 @@ func entries(svc *corev1.Service, pods []*corev1.Pod) []entry {
 	return out
 }
 
-// podIP is the pod's address of the Service's first IP family.
+// podIP returns the pod's address of the Service's first IP family.
 func podIP(svc *corev1.Service, p *corev1.Pod) string {
 	if len(svc.Spec.IPFamilies) == 0 {
 		return p.Status.PodIP
@@ -230,7 +230,7 @@ func podIP(svc *corev1.Service, p *corev1.Pod) string {
 	return ""
 }
 
-// sameSubsets compares subsets, whatever their order.
+// sameSubsets reports whether subsets are equal, ignoring their order.
 func sameSubsets(a, b []corev1.EndpointSubset) bool {
 	if len(a) != len(b) {
 		return false
@@ -238,7 +238,7 @@ func sameSubsets(a, b []corev1.EndpointSubset) bool {
 	if equality.Semantic.DeepEqual(a, b) {
 		return true
 	}
-	// Written by another release, they may be in another order.
+	// Another release may have written them in another order.
 	return equality.Semantic.DeepEqual(pack(unpack(a)), pack(unpack(b)))
 }
 

@@ -68,7 +68,7 @@ func TestSync(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w := f.Writes(); len(w) != 0 {
-		t.Errorf("written again: %v", w)
+		t.Errorf("repeated writes: %v", w)
 	}
 	if err := f.Env.Informers.Core().V1().Services().Informer().GetIndexer().Delete(svc); err != nil {
 		t.Fatal(err)
@@ -81,7 +81,7 @@ func TestSync(t *testing.T) {
 	}
 }
 
-// TestPackAgainstUnpack: packing loses nothing and is settled by the content.
+// TestPackAgainstUnpack: packing loses no entry, and the result depends on the content only.
 func TestPackAgainstUnpack(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 500 {
@@ -103,7 +103,7 @@ func TestPackAgainstUnpack(t *testing.T) {
 		}
 		r.Shuffle(len(in), func(i, j int) { in[i], in[j] = in[j], in[i] })
 		if !equality.Semantic.DeepEqual(a, pack(in)) {
-			t.Fatal("the order of entries shows")
+			t.Fatal("the result depends on the order of entries")
 		}
 		for _, e := range out {
 			if !seen[fmt.Sprint(e.address.IP, e.port.Port)] || e.ready != (e.address.IP > "10.0.0.3") {
@@ -127,9 +127,9 @@ func TestTruncate(t *testing.T) {
 	}
 }
 
-// TestLeftOver: Endpoints that are seen only when their Service is gone go too; those
-// of others stay.
-func TestLeftOver(t *testing.T) {
+// TestOrphanedEndpoints: Endpoints that appear in the cache after their Service was deleted are deleted;
+// Endpoints that were not created by the controller are kept.
+func TestOrphanedEndpoints(t *testing.T) {
 	f := controltest.New(t, service())
 	c, err := New(f.Env)
 	if err != nil {
@@ -140,12 +140,12 @@ func TestLeftOver(t *testing.T) {
 		labels  map[string]string
 		want    int
 	}{
-		"of a Service":    {"web", map[string]string{managedByLabel: managedBy}, 0},
-		"left over":       {"gone", map[string]string{managedByLabel: managedBy}, 1},
-		"of somebody":     {"gone", nil, 0},
-		"of someone else": {"gone", map[string]string{managedByLabel: "me"}, 0},
+		"of a Service":  {"web", map[string]string{managedByLabel: managedBy}, 0},
+		"orphaned":      {"gone", map[string]string{managedByLabel: managedBy}, 1},
+		"no manager":    {"gone", nil, 0},
+		"other manager": {"gone", map[string]string{managedByLabel: "me"}, 0},
 	} {
-		c.made(&corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: tc.service, Labels: tc.labels}})
+		c.enqueueOrphan(&corev1.Endpoints{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: tc.service, Labels: tc.labels}})
 		if got := c.Len(); got != tc.want {
 			t.Errorf("%s: %d keys", name, got)
 		}
@@ -155,19 +155,19 @@ func TestLeftOver(t *testing.T) {
 	}
 }
 
-// TestShares: of what is cut off, as many addresses are left as may be, however they
-// are spread over subsets.
+// TestShares: truncation keeps as many addresses as the limit allows, however they are distributed
+// over subsets.
 func TestShares(t *testing.T) {
 	addresses := func(n int) []corev1.EndpointAddress { return make([]corev1.EndpointAddress, n) }
 	for _, tc := range []struct {
 		name        string
-		in, want    [][2]int // ready and not, by subset
+		in, want    [][2]int // numbers of ready and not ready addresses, by subset
 		isTruncated bool
 	}{
 		{"few", [][2]int{{400, 600}}, [][2]int{{400, 600}}, false},
 		{"too many not ready", [][2]int{{400, 700}}, [][2]int{{400, 600}}, true},
 		{"too many ready", [][2]int{{600, 300}, {500, 100}}, [][2]int{{546, 0}, {454, 0}}, true},
-		{"not ready ones of several", [][2]int{{100, 400}, {100, 500}}, [][2]int{{100, 356}, {100, 444}}, true},
+		{"not ready ones in several subsets", [][2]int{{100, 400}, {100, 500}}, [][2]int{{100, 356}, {100, 444}}, true},
 		{"one too many", [][2]int{{500, 0}, {501, 0}}, [][2]int{{500, 0}, {500, 0}}, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -187,13 +187,13 @@ func TestShares(t *testing.T) {
 	}
 	few := []corev1.EndpointSubset{{Addresses: addresses(2)}, {Addresses: addresses(2)}}
 	if !truncate(few, 3) || len(few[0].Addresses) != 2 || len(few[1].Addresses) != 1 {
-		t.Errorf("of four, three are to be left: %v", few)
+		t.Errorf("got %v, want three of four", few)
 	}
 }
 
-// TestCapacityNote: what says that there are too many addresses goes when there are not,
-// in whatever words it says so.
-func TestCapacityNote(t *testing.T) {
+// TestOverCapacityAnnotation: the over-capacity annotation is removed when there are no longer too many
+// addresses, whatever its value is.
+func TestOverCapacityAnnotation(t *testing.T) {
 	f := controltest.New(t, service(corev1.ServicePort{Port: 80, TargetPort: intstr.FromInt32(80)}), podWith("p", "10.244.0.2", corev1.PodRunning))
 	c, err := New(f.Env)
 	if err != nil {
@@ -218,13 +218,12 @@ func TestCapacityNote(t *testing.T) {
 		}
 		f.Cache(e)
 		if got, ok := sync().Annotations[corev1.EndpointsOverCapacity]; ok {
-			t.Errorf("%q stays as %q", note, got)
+			t.Errorf("annotation %q became %q", note, got)
 		}
 	}
 }
 
-// TestNoEmptySubset: a subset of which nothing is left is not written, for the API takes
-// none without addresses.
+// TestNoEmptySubset: a subset without addresses is not written, because the API server rejects it.
 func TestNoEmptySubset(t *testing.T) {
 	svc := service(corev1.ServicePort{Port: 80})
 	f := controltest.New(t, svc)

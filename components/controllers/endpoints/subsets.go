@@ -16,8 +16,8 @@ type entry struct {
 	port    *corev1.EndpointPort
 }
 
-// pack makes subsets of entries: addresses that share their ports, of equal
-// readiness, share a subset. The order is settled by the content alone.
+// pack groups entries into subsets: addresses with the same ports share a subset. The order depends
+// on the content only.
 func pack(entries []entry) []corev1.EndpointSubset {
 	type ref struct {
 		entry
@@ -32,7 +32,7 @@ func pack(entries []entry) []corev1.EndpointSubset {
 			none = append(none, r)
 			continue
 		}
-		// The pointer in a port would make equal ports differ.
+		// Clear the pointer, because otherwise equal ports would be different map keys.
 		p := *e.port
 		app := p.AppProtocol
 		p.AppProtocol = nil
@@ -95,8 +95,9 @@ func pack(entries []entry) []corev1.EndpointSubset {
 	return out
 }
 
-// Repack orders subsets that anyone may have written as this controller orders its own.
-// An address that is ready by one subset and not by another, behind one port, is not.
+// Repack normalizes subsets that any client may have written to the order that this controller
+// uses. An address that is ready in one subset and not ready in another, for the same port, is not
+// ready.
 func Repack(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 	all := unpack(subsets)
 	key := func(e entry) string {
@@ -144,8 +145,8 @@ func addressKey(e entry) string {
 	return e.address.IP + " " + uid + " " + ready
 }
 
-// truncate leaves at most limit addresses in subsets, ready ones first, each
-// subset giving up its share, and tells whether it took any.
+// truncate removes addresses from subsets until at most limit are left, and reports whether it
+// removed any. It keeps ready addresses first, and reduces all subsets proportionally.
 func truncate(subsets []corev1.EndpointSubset, limit int) bool {
 	ready, notReady := 0, 0
 	for _, s := range subsets {
@@ -156,14 +157,14 @@ func truncate(subsets []corev1.EndpointSubset, limit int) bool {
 		return false
 	}
 	keepReady := min(ready, limit)
-	share(subsets, func(s *corev1.EndpointSubset) *[]corev1.EndpointAddress { return &s.Addresses }, keepReady, ready)
-	share(subsets, func(s *corev1.EndpointSubset) *[]corev1.EndpointAddress { return &s.NotReadyAddresses }, limit-keepReady, notReady)
+	truncateShare(subsets, func(s *corev1.EndpointSubset) *[]corev1.EndpointAddress { return &s.Addresses }, keepReady, ready)
+	truncateShare(subsets, func(s *corev1.EndpointSubset) *[]corev1.EndpointAddress { return &s.NotReadyAddresses }, limit-keepReady, notReady)
 	return true
 }
 
-// share leaves keep of total addresses in subsets. Each keeps its share, rounded up
-// as long as there are any left to keep.
-func share(subsets []corev1.EndpointSubset, of func(*corev1.EndpointSubset) *[]corev1.EndpointAddress, keep, total int) {
+// truncateShare reduces total addresses in subsets to keep. Each subset keeps its proportion, rounded up
+// while addresses are left.
+func truncateShare(subsets []corev1.EndpointSubset, of func(*corev1.EndpointSubset) *[]corev1.EndpointAddress, keep, total int) {
 	if keep >= total {
 		return
 	}

@@ -1,6 +1,5 @@
-// Package endpointslice keeps the EndpointSlices of Services with a selector.
-// What a Service's slices should be is worked out by k8s.io/endpointslice; here
-// is when to ask it.
+// Package endpointslice maintains the EndpointSlices of Services with a selector. The library
+// k8s.io/endpointslice computes and writes the slices; this package decides when to call it.
 //
 // https://kubernetes.io/docs/concepts/services-networking/endpoint-slices/
 package endpointslice
@@ -26,7 +25,7 @@ import (
 	"hyperkube/components/controllers/internal/servicepods"
 )
 
-// controllerName is what manages the slices, by their label.
+// controllerName is the value of the managed-by label of the slices.
 const controllerName = "endpointslice-controller.k8s.io"
 
 // maxEndpointsPerSlice is upstream's default.
@@ -35,7 +34,7 @@ const maxEndpointsPerSlice = 100
 // ByService is the name of the index that AddServiceIndex adds.
 const ByService = "service"
 
-// Controller syncs Services. Make it with New.
+// Controller reconciles the EndpointSlices of Services. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -50,8 +49,8 @@ type Controller struct {
 	reconciler *endpointslice.Reconciler
 }
 
-// New makes the controller; perSlice is how many endpoints a slice may have,
-// zero means MaxEndpointsPerSlice.
+// New creates the controller. perSlice is the maximum number of endpoints in a slice; zero means
+// maxEndpointsPerSlice.
 func New(env control.Env, perSlice int32) (*Controller, error) {
 	env = env.Defaulted()
 	if perSlice == 0 {
@@ -62,7 +61,7 @@ func New(env control.Env, perSlice int32) (*Controller, error) {
 	slices := env.Informers.Discovery().V1().EndpointSlices()
 	c := &Controller{
 		env: env,
-		// What the library holds worth a line is for debugging here.
+		// Messages that the library logs at the default level are debug messages here.
 		logger:   logr.FromSlogHandler(env.Log.Handler()).V(4),
 		services: services.Lister(),
 		pods:     pods.Lister(),
@@ -74,14 +73,14 @@ func New(env control.Env, perSlice int32) (*Controller, error) {
 	}
 	c.reconciler = endpointslice.NewReconciler(env.Kube, c.nodes, perSlice, c.tracker, c.topology, env.Events, controllerName,
 		endpointslice.WithPreferSameTrafficDistributionEnabled(true))
-	c.Loop = control.NewLoop(env, "endpointslice", c.counted)
+	c.Loop = control.NewLoop(env, "endpointslice", c.syncWithMetrics)
 	metrics.RegisterMetrics()
-	// Zones are counted before the first slice gets hints.
+	// Count the zones before the first slice gets topology hints.
 	c.Prepare(func(context.Context) error { return c.countZones() })
 	if err := AddServiceIndex(slices.Informer()); err != nil {
 		return nil, err
 	}
-	if err := c.Watch(services.Informer(), control.Every(func(s *corev1.Service) { c.AddObject(s) })); err != nil {
+	if err := c.Watch(services.Informer(), control.AnyEvent(func(s *corev1.Service) { c.AddObject(s) })); err != nil {
 		return nil, err
 	}
 	if err := servicepods.Watch(c.Loop, env); err != nil {
@@ -101,8 +100,8 @@ func New(env control.Env, perSlice int32) (*Controller, error) {
 	return c, c.Watch(slices.Informer(), control.Handlers(c.sliceAdded, c.sliceChanged, c.sliceDeleted))
 }
 
-// AddServiceIndex indexes slices by the key of the Service they are for, unless
-// somebody did already.
+// AddServiceIndex indexes slices by the key of their Service, unless the informer already has the
+// index.
 func AddServiceIndex(informer cache.SharedIndexInformer) error {
 	if _, ok := informer.GetIndexer().GetIndexers()[ByService]; ok {
 		return nil
@@ -129,7 +128,7 @@ func (c *Controller) sliceAdded(s *discoveryv1.EndpointSlice) {
 }
 
 func (c *Controller) sliceChanged(old, cur *discoveryv1.EndpointSlice) {
-	// Moved to another Service by hand: the former one needs a new slice.
+	// A user changed the slice's Service: the former Service needs a new slice.
 	if was, is := old.Labels[discoveryv1.LabelServiceName], cur.Labels[discoveryv1.LabelServiceName]; was != is {
 		c.addOwner(old)
 		c.addOwner(cur)
@@ -141,21 +140,21 @@ func (c *Controller) sliceChanged(old, cur *discoveryv1.EndpointSlice) {
 }
 
 func (c *Controller) sliceDeleted(s *discoveryv1.EndpointSlice) {
-	// One that we did not delete must be made again.
+	// A slice that was not deleted by this controller must be created again.
 	if c.reconciler.ManagedByController(s) && c.tracker.Has(s) && !c.tracker.HandleDeletion(s) {
 		c.addOwner(s)
 	}
 }
 
-// place is what of a Node the spread over zones depends on.
-type place struct {
+// nodeTopology contains the properties of a Node that determine topology hints.
+type nodeTopology struct {
 	zone, cpu string
 	ready     corev1.ConditionStatus
 	excluded  bool
 }
 
-func topologyOf(n *corev1.Node) place {
-	p := place{zone: n.Labels[corev1.LabelTopologyZone], cpu: n.Status.Allocatable.Cpu().String()}
+func topologyOf(n *corev1.Node) nodeTopology {
+	p := nodeTopology{zone: n.Labels[corev1.LabelTopologyZone], cpu: n.Status.Allocatable.Cpu().String()}
 	_, a := n.Labels["node-role.kubernetes.io/control-plane"]
 	_, b := n.Labels["node-role.kubernetes.io/master"]
 	p.excluded = a || b
@@ -185,8 +184,8 @@ func (c *Controller) nodesChanged() {
 	}
 }
 
-// counted is sync, in the library's metrics.
-func (c *Controller) counted(ctx context.Context, key string) error {
+// syncWithMetrics calls sync and records the result in the library's metrics.
+func (c *Controller) syncWithMetrics(ctx context.Context, key string) error {
 	err := c.sync(ctx, key)
 	result := "success"
 	switch {
@@ -211,7 +210,7 @@ func (c *Controller) sync(_ context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	// Those without a selector are mirrored from their Endpoints, if any.
+	// The EndpointSlices of Services without a selector are mirrored from Endpoints, if any.
 	if svc.Spec.Type == corev1.ServiceTypeExternalName || svc.Spec.Selector == nil {
 		return nil
 	}
@@ -226,7 +225,7 @@ func (c *Controller) sync(_ context.Context, key string) error {
 	var slices []*discoveryv1.EndpointSlice
 	for _, o := range objs {
 		s, ok := o.(*discoveryv1.EndpointSlice)
-		// Those in deletion cannot be updated any more.
+		// Slices that are being deleted cannot be updated any more.
 		if ok && s.DeletionTimestamp == nil && s.Labels[discoveryv1.LabelManagedBy] == controllerName {
 			slices = append(slices, s)
 		}

@@ -56,10 +56,10 @@ func TestSync(t *testing.T) {
 			t.Errorf("%s: %v, want %v", e.Addresses[0], got, want[e.Addresses[0]])
 		}
 	}
-	// Until the slice is seen, nothing is done.
+	// The sync fails until the slice is in the cache.
 	f.Writes()
 	if err := controltest.Sync(t, c.Loop, "ns/web"); err == nil {
-		t.Error("worked on a stale cache")
+		t.Error("synced with a stale cache")
 	}
 	f.Cache(&s)
 	if err := controltest.Sync(t, c.Loop, "ns/web"); err != nil {

@@ -1,5 +1,5 @@
-// Package endpointslicemirroring makes EndpointSlices of Endpoints that a user
-// wrote for a Service without a selector.
+// Package endpointslicemirroring mirrors Endpoints of Services without a selector, which users
+// maintain, to EndpointSlices.
 package endpointslicemirroring
 
 import (
@@ -23,13 +23,13 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// controllerName is what manages the slices, by their label.
+// controllerName is the value of the managed-by label of the slices.
 const controllerName = "endpointslicemirroring-controller.k8s.io"
 
-// maxPerSubset is how many addresses of a subset are mirrored.
+// maxPerSubset is the maximum number of addresses of a subset that are mirrored.
 const maxPerSubset = 1000
 
-// Controller syncs Endpoints. Make it with New.
+// Controller mirrors Endpoints. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -39,7 +39,7 @@ type Controller struct {
 	tracker   *sliceutil.EndpointSliceTracker
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	services, endpoints := env.Informers.Core().V1().Services(), env.Informers.Core().V1().Endpoints()
@@ -149,11 +149,11 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	if c.tracker.StaleSlices(svc, existing) {
 		return control.ErrStale
 	}
-	return c.write(ctx, e, existing, c.want(e))
+	return c.write(ctx, e, existing, c.desiredSlices(e))
 }
 
-// want lists the slices that mirror e: one of each subset and IP family.
-func (c *Controller) want(e *corev1.Endpoints) []*discoveryv1.EndpointSlice {
+// desiredSlices returns the slices that mirror e: one for each subset and IP family.
+func (c *Controller) desiredSlices(e *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 	meta := metav1.ObjectMeta{
 		GenerateName:    control.PodPrefix(e.Name),
 		Namespace:       e.Namespace,
@@ -180,7 +180,7 @@ func (c *Controller) want(e *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 					skipped++
 					continue
 				}
-				// Endpoints may have forms of addresses that slices may not.
+				// Endpoints may contain IP address formats that are invalid in slices.
 				ip := utilnet.ParseIPSloppy(addresses[i].IP)
 				if ip == nil {
 					invalid++
@@ -245,14 +245,14 @@ func convertAddress(a corev1.EndpointAddress, ready bool) discoveryv1.Endpoint {
 	return ep
 }
 
-// write makes, changes and deletes slices until there are just those wanted.
+// write creates, updates and deletes slices until they match want.
 func (c *Controller) write(ctx context.Context, e *corev1.Endpoints, existing, want []*discoveryv1.EndpointSlice) error {
 	byKey := map[string][]*discoveryv1.EndpointSlice{}
 	for _, s := range existing {
 		k := sliceKey(s.AddressType, s.Ports)
 		byKey[k] = append(byKey[k], s)
 	}
-	// One whose ports nobody wants any more is changed rather than replaced.
+	// A slice with ports that are no longer needed is updated rather than replaced.
 	wanted := map[string]int{}
 	for _, s := range want {
 		wanted[sliceKey(s.AddressType, s.Ports)]++
@@ -278,14 +278,16 @@ func (c *Controller) write(ctx context.Context, e *corev1.Endpoints, existing, w
 				equality.Semantic.DeepEqual(old.Annotations, s.Annotations) && sliceKey(old.AddressType, old.Ports) == k &&
 				equality.Semantic.DeepEqual(old.OwnerReferences, s.OwnerReferences) {
 				if !c.tracker.Has(old) {
-					// Only what is known is made again when somebody deletes it.
+					// Track the slice, because only tracked slices are recreated when a client
+					// deletes them.
 					c.tracker.Update(old)
 				}
 				continue
 			}
 			next := old.DeepCopy()
 			next.Labels, next.Annotations, next.Endpoints, next.Ports = s.Labels, s.Annotations, s.Endpoints, s.Ports
-			// Those of its name before are gone, and would take it with them.
+			// The former Endpoints of the same name were deleted, and the garbage collector would
+			// delete the slice with them.
 			next.OwnerReferences = s.OwnerReferences
 			written, err := api.Update(ctx, next, metav1.UpdateOptions{})
 			if err != nil {

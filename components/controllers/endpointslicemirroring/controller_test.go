@@ -58,7 +58,7 @@ func TestMirror(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w := f.Writes(); len(w) != 0 {
-		t.Errorf("written again: %v", w)
+		t.Errorf("repeated writes: %v", w)
 	}
 	other := e.DeepCopy()
 	other.Subsets[0].Ports[0].Port = 5433
@@ -67,7 +67,7 @@ func TestMirror(t *testing.T) {
 		t.Fatal(err)
 	}
 	if w := f.Writes(); len(w) != 2 || !strings.HasPrefix(w[0], "update endpointslices") || !strings.HasPrefix(w[1], "update endpointslices") {
-		t.Errorf("not changed in place for other ports: %v", w)
+		t.Errorf("not updated in place with other ports: %v", w)
 	}
 	for _, s := range slices() {
 		if *s.Ports[0].Port != 5433 {
@@ -86,8 +86,8 @@ func TestMirror(t *testing.T) {
 	}
 }
 
-// TestMirrorOf: what slices there are of Endpoints as people write them, as the
-// family, the ports' names and the addresses with * for those that are ready.
+// TestMirrorOf: the slices for various Endpoints, written as the family, the port names, and the
+// addresses; ready addresses have a *.
 func TestMirrorOf(t *testing.T) {
 	address := func(ips ...string) (out []corev1.EndpointAddress) {
 		for _, ip := range ips {
@@ -109,12 +109,12 @@ func TestMirrorOf(t *testing.T) {
 		{"none", nil, ""},
 		{"no ports", []corev1.EndpointSubset{{Addresses: address("192.0.2.1")}}, "IPv4[] 192.0.2.1*"},
 		{"leading zeros", []corev1.EndpointSubset{{Addresses: address("192.000.002.001"), Ports: ports("a")}}, "IPv4[a] 192.0.2.1*"},
-		{"mapped", []corev1.EndpointSubset{{Addresses: address("::ffff:192.0.2.1"), Ports: ports("a")}}, "IPv4[a] 192.0.2.1*"},
-		{"written out", []corev1.EndpointSubset{{Addresses: address("2001:db8:0:0::1"), Ports: ports("a")}}, "IPv6[a] 2001:db8::1*"},
-		{"the same of two subsets", []corev1.EndpointSubset{
+		{"IPv4-mapped", []corev1.EndpointSubset{{Addresses: address("::ffff:192.0.2.1"), Ports: ports("a")}}, "IPv4[a] 192.0.2.1*"},
+		{"not canonical", []corev1.EndpointSubset{{Addresses: address("2001:db8:0:0::1"), Ports: ports("a")}}, "IPv6[a] 2001:db8::1*"},
+		{"duplicate in two subsets", []corev1.EndpointSubset{
 			{Addresses: address("192.0.2.1"), Ports: ports("a", "b")[:1]}, {Addresses: address("192.0.2.1"), Ports: ports("a", "b")[1:]},
 		}, "IPv4[a b] 192.0.2.1*"},
-		{"twice", []corev1.EndpointSubset{
+		{"duplicate", []corev1.EndpointSubset{
 			{Addresses: address("192.0.2.1", "192.0.2.2"), Ports: ports("a")}, {Addresses: address("192.0.2.1"), Ports: ports("a")},
 		}, "IPv4[a] 192.0.2.1* 192.0.2.2*"},
 		{"ready and not", []corev1.EndpointSubset{
@@ -141,7 +141,7 @@ func TestMirrorOf(t *testing.T) {
 				for _, p := range s.Ports {
 					names = append(names, *p.Name)
 				}
-				slices.Sort(names) // the order is that of a hash
+				slices.Sort(names) // the order depends on a hash
 				text := string(s.AddressType) + "[" + strings.Join(names, " ") + "]"
 				for _, e := range s.Endpoints {
 					text += " " + e.Addresses[0]
@@ -158,8 +158,8 @@ func TestMirrorOf(t *testing.T) {
 	}
 }
 
-// TestMirrorsOfOthers: slices that were there before the controller are kept, made again
-// when they are deleted, and pass to new Endpoints of the name.
+// TestMirrorsOfOthers: slices that existed before the controller are kept, are recreated when they
+// are deleted, and are moved to new Endpoints of the same name.
 func TestMirrorsOfOthers(t *testing.T) {
 	svc := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "db", UID: "s"}}
 	e := &corev1.Endpoints{
@@ -171,7 +171,7 @@ func TestMirrorsOfOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slice := c.want(e)[0]
+	slice := c.desiredSlices(e)[0]
 	slice.Name, slice.Generation = "db-1", 1
 	f.Add(slice)
 	if err := controltest.Sync(t, c.Loop, "ns/db"); err != nil {
@@ -181,7 +181,7 @@ func TestMirrorsOfOthers(t *testing.T) {
 		t.Errorf("written: %v", w)
 	}
 	if !c.tracker.Has(slice) {
-		t.Error("nobody would notice that the slice is deleted")
+		t.Error("the slice is not tracked")
 	}
 	again := e.DeepCopy()
 	again.UID = "e2"
@@ -194,7 +194,7 @@ func TestMirrorsOfOthers(t *testing.T) {
 		t.Errorf("owners %+v, %v", s.OwnerReferences, err)
 	}
 	f.Writes()
-	// Endpoints that are going get no more slices.
+	// Endpoints that are being deleted get no more slices.
 	f.Cache(s)
 	gone := again.DeepCopy()
 	now := metav1.NewTime(controltest.Now)

@@ -1,5 +1,5 @@
-// Package ephemeralvolume makes the claims of pods' generic ephemeral volumes.
-// They are the pods' own, and the garbage collector takes them with these.
+// Package ephemeralvolume creates the claims of pods' generic ephemeral volumes. The pods own the
+// claims, so that the garbage collector deletes them together.
 //
 // https://kubernetes.io/docs/concepts/storage/ephemeral-volumes/#generic-ephemeral-volumes
 package ephemeralvolume
@@ -19,7 +19,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Controller syncs pods. Make it with New.
+// Controller creates the claims of pods. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env    control.Env
@@ -27,7 +27,7 @@ type Controller struct {
 	claims corelisters.PersistentVolumeClaimLister
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()
@@ -44,7 +44,7 @@ func New(env control.Env) (*Controller, error) {
 		}
 	}
 	return c, errors.Join(
-		// What volumes a pod has never changes.
+		// The volumes of a pod are immutable, so updates are not handled.
 		c.Watch(core.Pods().Informer(), control.Handlers(pod, nil, nil)),
 		c.Watch(core.PersistentVolumeClaims().Informer(), control.Handlers(nil, nil, gone)),
 	)
@@ -72,12 +72,13 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return nil
 }
 
-// claim makes the claim of one volume if it is not there.
+// claim creates the PersistentVolumeClaim of one volume if it does not exist. It returns an error if
+// the existing claim is not owned by the pod.
 func (c *Controller) claim(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) error {
 	name := ephemeral.VolumeClaimName(pod, v)
 	pvc, err := c.claims.PersistentVolumeClaims(pod.Namespace).Get(name)
 	if err == nil {
-		// One of another owner must not be taken.
+		// A claim with another owner must not be used.
 		return ephemeral.VolumeIsForPod(pod, pvc)
 	}
 	if !apierrors.IsNotFound(err) {
@@ -92,7 +93,7 @@ func (c *Controller) claim(ctx context.Context, pod *corev1.Pod, v *corev1.Volum
 		Spec: template.Spec,
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("create PVC %s: %w", name, err)
+		return fmt.Errorf("creating PVC %s: %w", name, err)
 	}
 	return nil
 }

@@ -37,11 +37,11 @@ func TestClaims(t *testing.T) {
 	if err != nil || !metav1.IsControlledBy(pvc, pod) || pvc.Labels["a"] != "b" {
 		t.Fatalf("claim %+v, %v", pvc, err)
 	}
-	// A claim of that name that is another's.
+	// A claim of that name has another owner.
 	other := pvc.DeepCopy()
 	other.OwnerReferences = nil
 	f.Cache(other)
 	if err := controltest.Sync(t, c.Loop, "ns/p"); err == nil {
-		t.Error("another's claim was taken")
+		t.Error("a claim with another owner was used")
 	}
 }

@@ -34,7 +34,7 @@ var (
 	mapsKind = schema.GroupVersionKind{Version: "v1", Kind: "ConfigMap"}
 	nodesGVR = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 	nodeKind = schema.GroupVersionKind{Version: "v1", Kind: "Node"}
-	// widgets are custom: without strategic merge patch.
+	// widgets are custom resources, which do not support strategic merge patch.
 	widgetsGVR = schema.GroupVersionResource{Group: "x.io", Version: "v1", Resource: "widgets"}
 	widgetKind = schema.GroupVersionKind{Group: "x.io", Version: "v1", Kind: "Widget"}
 )
@@ -49,15 +49,15 @@ var lists = []*metav1.APIResourceList{
 	{GroupVersion: "x.io/v1", APIResources: []metav1.APIResource{{Name: "widgets", Kind: "Widget", Namespaced: true, Verbs: []string{"delete", "list", "watch"}}}},
 }
 
-// fakeAPI holds metadata and deletes as the real API does. What changes is seen
-// by the collector at once.
+// fakeAPI stores metadata and deletes objects like the API server. The collector observes changes
+// immediately.
 type fakeAPI struct {
 	mu   sync.Mutex
 	objs map[string]*metav1.PartialObjectMetadata
 	kind map[string]schema.GroupVersionKind
 	rv   int
 	c    *Collector
-	// blind keeps changes from the collector.
+	// blind hides changes from the collector.
 	blind bool
 }
 
@@ -76,8 +76,8 @@ func newAPI(t *testing.T) *fakeAPI {
 		t.Fatal(err)
 	}
 	c.served = served
-	c.begun = true
-	close(c.settled)
+	c.monitorsStarted = true
+	close(c.monitorsSynced)
 	api.c = c
 	return api
 }
@@ -103,9 +103,9 @@ func (a *fakeAPI) put(gvr schema.GroupVersionResource, kind schema.GroupVersionK
 		return
 	}
 	if gone {
-		a.c.graph.vanished(m.UID)
+		a.c.graph.forget(m.UID)
 	} else {
-		a.c.graph.seen(identity{gvk: kind, namespace: m.Namespace, name: m.Name, uid: m.UID}, m)
+		a.c.graph.observe(identity{gvk: kind, namespace: m.Namespace, name: m.Name, uid: m.UID}, m)
 	}
 }
 
@@ -201,7 +201,7 @@ func (r *fakeResource) Patch(ctx context.Context, name string, kind types.PatchT
 	return next, nil
 }
 
-// settle works until nothing is queued. Nothing that is retried later counts.
+// settle processes keys until nothing is queued. Delayed retries are ignored.
 func (a *fakeAPI) settle(t *testing.T) {
 	t.Helper()
 	for range 10000 {
@@ -215,7 +215,7 @@ func (a *fakeAPI) settle(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	t.Fatal("it never settles")
+	t.Fatal("keys are enqueued endlessly")
 }
 
 func (a *fakeAPI) names() []string {
@@ -252,7 +252,7 @@ func TestPolicies(t *testing.T) {
 	} {
 		t.Run(string(tc.policy)+tc.kind.Kind, func(t *testing.T) {
 			a := newAPI(t)
-			// The dependents are seen before their owners.
+			// The dependents are observed before their owners.
 			a.put(tc.gvr, tc.kind, object("ns", "grandchild", ref(tc.kind, "ns", "child", true)))
 			a.put(tc.gvr, tc.kind, object("ns", "child", ref(tc.kind, "ns", "parent", true)))
 			a.put(tc.gvr, tc.kind, object("ns", "parent"))
@@ -298,13 +298,13 @@ func TestForegroundWaits(t *testing.T) {
 	a.put(mapsGVR, mapsKind, m)
 	a.settle(t)
 	if got := a.names(); !slices.Equal(got, []string{"configmaps/ns/free"}) {
-		t.Errorf("left %v: only the one that does not block may outlive it", got)
+		t.Errorf("left %v: only the dependent that does not block may remain", got)
 	}
 }
 
-// TestNobodyToWaitFor: an owner waits no longer for a dependent that blocks it no more, or
-// is not its dependent any more.
-func TestNobodyToWaitFor(t *testing.T) {
+// TestNoBlockingDependents: an owner stops waiting for a dependent that no longer blocks its deletion or
+// no longer refers to it.
+func TestNoBlockingDependents(t *testing.T) {
 	for name, owners := range map[string][]metav1.OwnerReference{
 		"does not block": {ref(mapsKind, "ns", "owner", false)},
 		"has no owner":   nil,
@@ -335,17 +335,17 @@ func TestNobodyToWaitFor(t *testing.T) {
 func TestBadOwners(t *testing.T) {
 	a := newAPI(t)
 	a.put(mapsGVR, mapsKind, object("other", "owner"))
-	// An owner in another namespace is no owner.
+	// An owner in another namespace is not a valid owner.
 	a.put(mapsGVR, mapsKind, object("ns", "foreign", ref(mapsKind, "other", "owner", false)))
-	// One by a wrong name is none either, and does not cost the right one's
-	// dependents their place in the graph.
+	// A reference with a wrong name is not valid either, and does not remove the owner's other
+	// dependents from the graph.
 	a.put(mapsGVR, mapsKind, object("ns", "good", ref(mapsKind, "ns", "right", false)))
 	wrong := ref(mapsKind, "ns", "right", false)
 	wrong.Name = "wrong"
 	a.put(mapsGVR, mapsKind, object("ns", "bad", wrong))
 	a.put(mapsGVR, mapsKind, object("ns", "right"))
-	// A cluster-wide object cannot have a namespaced owner; it stays.
-	a.put(nodesGVR, nodeKind, object("", "node", ref(mapsKind, "ns", "nobody", false)))
+	// A cluster-scoped object cannot have a namespaced owner; it is kept.
+	a.put(nodesGVR, nodeKind, object("", "node", ref(mapsKind, "ns", "absent", false)))
 	a.settle(t)
 	if got, want := a.names(), []string{"configmaps/ns/good", "configmaps/ns/right", "configmaps/other/owner", "nodes//node"}; !slices.Equal(got, want) {
 		t.Errorf("left %v, want %v", got, want)
@@ -369,14 +369,14 @@ func TestBadOwners(t *testing.T) {
 	}
 }
 
-// TestAgainstModel deletes at random in random graphs, and compares what is
-// left with a naive fixed point.
+// TestAgainstModel deletes random objects of random graphs, and compares the remaining objects with
+// those that a naive fixed point iteration computes.
 func TestAgainstModel(t *testing.T) {
 	policies := []metav1.DeletionPropagation{metav1.DeletePropagationBackground, metav1.DeletePropagationForeground, metav1.DeletePropagationOrphan}
 	for round := range 300 {
 		r := rand.New(rand.NewPCG(uint64(round), 5))
 		a := newAPI(t)
-		model := map[string][]string{} // owners of each
+		model := map[string][]string{} // the owners of each object
 		n := 3 + r.IntN(12)
 		var all []*metav1.PartialObjectMetadata
 		for i := range n {
@@ -393,8 +393,8 @@ func TestAgainstModel(t *testing.T) {
 			model[name] = owners
 			all = append(all, object("ns", name, refs...))
 		}
-		// Seen in any order, as informers of several resources do. All are in
-		// the API before the first is seen.
+		// Observe the objects in random order, like informers of several resources do. All objects
+		// exist in the API before the first is observed.
 		a.blind = true
 		for _, m := range all {
 			a.put(mapsGVR, mapsKind, m)
@@ -402,7 +402,7 @@ func TestAgainstModel(t *testing.T) {
 		a.blind = false
 		r.Shuffle(n, func(i, j int) { all[i], all[j] = all[j], all[i] })
 		for _, m := range all {
-			a.c.graph.seen(identity{gvk: mapsKind, namespace: "ns", name: m.Name, uid: m.UID}, m)
+			a.c.graph.observe(identity{gvk: mapsKind, namespace: "ns", name: m.Name, uid: m.UID}, m)
 		}
 		a.settle(t)
 		for range 1 + r.IntN(4) {
@@ -429,7 +429,7 @@ func TestAgainstModel(t *testing.T) {
 					}
 				}
 			}
-			// Those that live on lose what refers to the dead.
+			// Remaining objects lose their references to deleted owners.
 			for k, owners := range model {
 				model[k] = slices.DeleteFunc(owners, func(o string) bool { _, ok := model[o]; return !ok })
 			}
@@ -445,9 +445,9 @@ func TestAgainstModel(t *testing.T) {
 	}
 }
 
-// TestMadeAnew: what was owned by an object goes, though another has its name and
-// nobody saw it go.
-func TestMadeAnew(t *testing.T) {
+// TestRecreatedOwner: a dependent is deleted although an object with its owner's name exists, because
+// that object was recreated with another UID.
+func TestRecreatedOwner(t *testing.T) {
 	api := newAPI(t)
 	object := func(uid types.UID, version string) *metav1.PartialObjectMetadata {
 		return &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "o", UID: uid, ResourceVersion: version}}
@@ -458,15 +458,15 @@ func TestMadeAnew(t *testing.T) {
 	_, one := api.c.graph.get("one")
 	_, two := api.c.graph.get("two")
 	if one || !two {
-		t.Errorf("the one before is known: %v, the one that is there: %v", one, two)
+		t.Errorf("former object in the graph: %v, current object in the graph: %v", one, two)
 	}
 }
 
-// TestLeftAlone: a cluster-wide object of which one owner cannot be looked for loses
-// none of the others either.
+// TestLeftAlone: if one owner of a cluster-scoped object cannot be looked up, no owner reference is
+// removed.
 func TestLeftAlone(t *testing.T) {
 	a := newAPI(t)
-	a.put(nodesGVR, nodeKind, object("", "node", ref(nodeKind, "", "gone", false), ref(mapsKind, "ns", "nobody", false)))
+	a.put(nodesGVR, nodeKind, object("", "node", ref(nodeKind, "", "gone", false), ref(mapsKind, "ns", "absent", false)))
 	a.settle(t)
 	m := a.objs["nodes//node"]
 	if m == nil || len(m.OwnerReferences) != 2 {
@@ -474,8 +474,8 @@ func TestLeftAlone(t *testing.T) {
 	}
 }
 
-// TestOrphansFirst: of an object that is to free its dependents and to wait for their
-// deletion, they are freed.
+// TestOrphansFirst: an object with both the orphan and the foregroundDeletion finalizer orphans its
+// dependents.
 func TestOrphansFirst(t *testing.T) {
 	a := newAPI(t)
 	a.put(mapsGVR, mapsKind, object("ns", "child", ref(mapsKind, "ns", "owner", true)))
@@ -490,8 +490,8 @@ func TestOrphansFirst(t *testing.T) {
 	}
 }
 
-// TestUnseenOwner: what is owned by an object that no monitor tells of goes when that
-// is found to be gone.
+// TestUnseenOwner: the dependents of an owner that no monitor observes are deleted when the owner
+// is found to be absent.
 func TestUnseenOwner(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI(t)
@@ -510,7 +510,7 @@ func TestUnseenOwner(t *testing.T) {
 		a.put(mapsGVR, mapsKind, object("ns", "child", ref(mapsKind, "ns", "owner", true)))
 		a.settle(t)
 		delete(a.objs, place(mapsGVR, "ns", "owner"))
-		time.Sleep(revisit)
+		time.Sleep(virtualRecheck)
 		synctest.Wait()
 		a.settle(t)
 		if got := a.names(); len(got) != 0 {

@@ -1,11 +1,11 @@
-// Package garbagecollector deletes objects whose owners are gone, and carries
-// out foreground and orphaning deletion.
+// Package garbagecollector deletes objects whose owners were deleted, and executes foreground and
+// orphaning deletion.
 //
 // https://kubernetes.io/docs/concepts/architecture/garbage-collection/
 //
-// It watches the metadata of all that can be deleted and keeps a graph of
-// owners and dependents in memory. The graph says where to look; before
-// anything is deleted, the object and its owners are asked for in the API.
+// It watches the metadata of all deletable resources and maintains a graph of owners and dependents
+// in memory. The graph only shows which objects to check; before anything is deleted, the collector
+// gets the object and its owners from the API server.
 package garbagecollector
 
 import (
@@ -26,46 +26,45 @@ import (
 	"k8s.io/utils/lru"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
 )
 
-// Informer gives an informer of a resource whose objects have at least their
-// metadata. It runs already, or is started to run until ctx ends; ctx ends when
-// the resource is no longer served.
+// Informer returns an informer of a resource whose objects contain at least their metadata. The
+// informer already runs, or is started and runs until ctx is canceled. ctx is canceled when the
+// resource is no longer served.
 type Informer func(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) (cache.SharedIndexInformer, error)
 
-// Config says what the collector works on.
+// Config configures the collector.
 type Config struct {
 	Discovery discovery.DiscoveryInterface
 	Metadata  metadata.Interface
-	// Informer may be nil: the metadata API is watched.
+	// Informer returns the informers; if nil, the collector watches the metadata API.
 	Informer Informer
 }
 
-// resync is the time between looks at what is served, besides those that changes of
-// CRDs and APIServices bring.
+// resync is the interval between discoveries of the served resources. Changes of CRDs and
+// APIServices trigger additional ones.
 const resync = 30 * time.Second
 
-// Collector is the garbage collector. Make it with New.
+// Collector is the garbage collector. Use New to create it.
 type Collector struct {
 	env   control.Env
 	cfg   Config
 	graph *graph
-	// deletes and orphans are keyed by UID.
+	// The keys of deletes and orphans are UIDs.
 	deletes, orphans *control.Loop
-	absent           *lru.Cache // identities of owners known to be absent
+	absent           *lru.Cache // caches the identities of absent owners
 	ready            chan struct{}
-	discover         chan struct{} // asks for a look at what is served
+	rediscover       chan struct{} // triggers a discovery of the served resources
 
 	mu       sync.Mutex
 	served   *served
 	monitors map[schema.GroupVersionResource]*monitor
-	// settled is closed once all monitors are synced, or long enough were
-	// waited for, and another takes its place when new ones begin. begun says
-	// that there were any.
-	settled chan struct{}
-	begun   bool
-	wg      sync.WaitGroup // what Run waits for
+	// monitorsSynced is closed once all monitors are synced or settleTimeout is over. It is replaced when
+	// new monitors start. begun is true once any monitors were started.
+	monitorsSynced  chan struct{}
+	monitorsStarted bool
+	wg              sync.WaitGroup // goroutines that Run waits for
 }
 
 // monitor is the watch of one resource.
@@ -75,30 +74,30 @@ type monitor struct {
 	remove func()
 }
 
-// New makes the collector.
+// New creates the collector.
 func New(env control.Env, cfg Config) (*Collector, error) {
 	if cfg.Discovery == nil || cfg.Metadata == nil {
-		return nil, errors.New("garbage collector: discovery and metadata clients are needed")
+		return nil, errors.New("garbage collector: discovery and metadata clients are required")
 	}
 	if env.Workers < 1 {
 		env.Workers = 20
 	}
 	env = env.Defaulted()
 	c := &Collector{
-		env:      env,
-		cfg:      cfg,
-		absent:   lru.New(500),
-		ready:    make(chan struct{}),
-		discover: make(chan struct{}, 1),
-		served:   &served{},
-		monitors: map[schema.GroupVersionResource]*monitor{},
-		settled:  make(chan struct{}),
+		env:            env,
+		cfg:            cfg,
+		absent:         lru.New(500),
+		ready:          make(chan struct{}),
+		rediscover:     make(chan struct{}, 1),
+		served:         &served{},
+		monitors:       map[schema.GroupVersionResource]*monitor{},
+		monitorsSynced: make(chan struct{}),
 	}
 	if c.cfg.Informer == nil {
-		c.cfg.Informer = c.byMetadata
+		c.cfg.Informer = c.metadataInformer
 	}
-	c.deletes = control.NewLoop(env, "garbagecollector", c.gated(c.attemptDelete))
-	c.orphans = control.NewLoop(env, "garbagecollector-orphan", c.gated(c.attemptOrphan))
+	c.deletes = control.NewLoop(env, "garbagecollector", c.waitForMonitors(c.attemptDelete))
+	c.orphans = control.NewLoop(env, "garbagecollector-orphan", c.waitForMonitors(c.attemptOrphan))
 	c.graph = &graph{
 		nodes:        map[types.UID]*node{},
 		toDelete:     func(uid types.UID) { c.deletes.Add(string(uid)) },
@@ -108,18 +107,17 @@ func New(env control.Env, cfg Config) (*Collector, error) {
 	return c, nil
 }
 
-// byMetadata is the Informer that watches the metadata API.
-func (c *Collector) byMetadata(ctx context.Context, gvr schema.GroupVersionResource, _ schema.GroupVersionKind) (cache.SharedIndexInformer, error) {
+// metadataInformer is an Informer that watches the metadata API.
+func (c *Collector) metadataInformer(ctx context.Context, gvr schema.GroupVersionResource, _ schema.GroupVersionKind) (cache.SharedIndexInformer, error) {
 	i := metadatainformer.NewFilteredMetadataInformer(c.cfg.Metadata, gvr, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
 	c.wg.Go(func() { i.RunWithContext(ctx) })
 	return i, nil
 }
 
-// Ready is closed once all that is served is watched and known, and deletions
-// are worked on.
+// Ready is closed once all served resources are watched and synced, and deletions are processed.
 func (c *Collector) Ready() <-chan struct{} { return c.ready }
 
-// Run collects until ctx ends.
+// Run collects garbage until ctx is canceled.
 func (c *Collector) Run(ctx context.Context) error {
 	defer c.wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -128,39 +126,39 @@ func (c *Collector) Run(ctx context.Context) error {
 		c.wg.Go(func() { _ = l.Run(ctx) })
 	}
 	defer c.stopMonitors()
-	c.follow(ctx)
+	c.updateMonitors(ctx)
 	c.wg.Go(func() {
 		if c.waitSettled(ctx) == nil {
 			close(c.ready)
 		}
 	})
-	// One timer, not a ticker: each look begins a new wait.
+	// Use a timer rather than a ticker: the interval starts after each discovery.
 	timer := time.NewTimer(resync)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-c.discover:
-			// What comes with a CRD is served a little later, and CRDs come in
-			// numbers.
+		case <-c.rediscover:
+			// The resources of a CRD are served a little later, and CRDs are often created in
+			// groups.
 			if !lifecycle.Pause(ctx, time.Second) {
 				return nil
 			}
 			select {
-			case <-c.discover:
+			case <-c.rediscover:
 			default:
 			}
 		case <-timer.C:
 		}
-		c.follow(ctx)
+		c.updateMonitors(ctx)
 		timer.Reset(resync)
 	}
 }
 
-// gated makes a sync wait until all is watched: a dependent not yet known must
-// not be taken for absent.
-func (c *Collector) gated(f func(ctx context.Context, uid types.UID) error) func(context.Context, string) error {
+// waitForMonitors wraps a sync so that it waits until all resources are watched, because a dependent that is
+// not in the graph yet must not count as absent.
+func (c *Collector) waitForMonitors(f func(ctx context.Context, uid types.UID) error) func(context.Context, string) error {
 	return func(ctx context.Context, key string) error {
 		if err := c.waitSettled(ctx); err != nil {
 			return err
@@ -172,7 +170,7 @@ func (c *Collector) gated(f func(ctx context.Context, uid types.UID) error) func
 func (c *Collector) waitSettled(ctx context.Context) error {
 	for {
 		c.mu.Lock()
-		settled := c.settled
+		settled := c.monitorsSynced
 		c.mu.Unlock()
 		select {
 		case <-settled:
@@ -180,7 +178,7 @@ func (c *Collector) waitSettled(ctx context.Context) error {
 			return ctx.Err()
 		}
 		c.mu.Lock()
-		last := settled == c.settled
+		last := settled == c.monitorsSynced
 		c.mu.Unlock()
 		if last && ctx.Err() == nil {
 			return nil
@@ -188,18 +186,18 @@ func (c *Collector) waitSettled(ctx context.Context) error {
 	}
 }
 
-// follow brings the monitors in line with what is served.
-func (c *Collector) follow(ctx context.Context) {
+// updateMonitors starts and stops monitors according to the served resources.
+func (c *Collector) updateMonitors(ctx context.Context) {
 	found, err := discoverAll(c.cfg.Discovery)
 	if err != nil {
-		c.env.Log.WarnContext(ctx, "not all that is served could be discovered", "error", err)
+		c.env.Log.WarnContext(ctx, "some served resources could not be discovered", "err", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if found == nil {
 		if len(c.monitors) == 0 {
-			// Nothing works without; try again soon.
-			time.AfterFunc(time.Second, c.lookAgain)
+			// The collector cannot work without discovery; retry soon.
+			time.AfterFunc(time.Second, c.triggerDiscovery)
 		}
 		return
 	}
@@ -220,29 +218,29 @@ func (c *Collector) follow(ctx context.Context) {
 		}
 		m, err := c.watch(ctx, gvr, kind)
 		if err != nil {
-			c.env.Log.WarnContext(ctx, "resource cannot be watched", "resource", gvr, "error", err)
+			c.env.Log.WarnContext(ctx, "resource cannot be watched", "resource", gvr, "err", err)
 			continue
 		}
 		c.monitors[gvr] = m
 		changed = true
 	}
 	if changed {
-		c.settle(ctx)
+		c.waitForSync(ctx)
 	}
 }
 
-// settleTimeout is how long deletions wait for new resources' first list. One
-// whose webhook is broken never lists, and must not stop all others.
+// settleTimeout is how long deletions wait for the first list of new resources. A resource with a
+// broken conversion webhook never lists, and must not block all deletions.
 const settleTimeout = 30 * time.Second
 
-// settle begins to wait for all monitors. c.mu is held.
-func (c *Collector) settle(ctx context.Context) {
-	if !c.begun {
-		c.begun = true
-		close(c.settled)
+// waitForSync starts a wait for all monitors. The caller holds c.mu.
+func (c *Collector) waitForSync(ctx context.Context) {
+	if !c.monitorsStarted {
+		c.monitorsStarted = true
+		close(c.monitorsSynced)
 	}
 	done := make(chan struct{})
-	c.settled = done
+	c.monitorsSynced = done
 	var checks []cache.DoneChecker
 	for _, m := range c.monitors {
 		checks = append(checks, m.synced)
@@ -255,7 +253,7 @@ func (c *Collector) settle(ctx context.Context) {
 			select {
 			case <-check.Done():
 			case <-timeout.C:
-				c.env.Log.WarnContext(ctx, "collecting garbage though not all resources could be listed", "missing", check.Name())
+				c.env.Log.WarnContext(ctx, "garbage collection starts although some resources could not be listed", "missing", check.Name())
 				return
 			case <-ctx.Done():
 				return
@@ -264,10 +262,10 @@ func (c *Collector) settle(ctx context.Context) {
 	})
 }
 
-// lookAgain asks for a look at what is served.
-func (c *Collector) lookAgain() {
+// triggerDiscovery triggers a discovery of the served resources.
+func (c *Collector) triggerDiscovery() {
 	select {
-	case c.discover <- struct{}{}:
+	case c.rediscover <- struct{}{}:
 	default:
 	}
 }
@@ -282,7 +280,7 @@ func (c *Collector) stopMonitors() {
 	}
 }
 
-// watch begins to watch a resource.
+// watch starts a monitor of a resource.
 func (c *Collector) watch(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) (*monitor, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	informer, err := c.cfg.Informer(ctx, gvr, kind)
@@ -302,7 +300,7 @@ func (c *Collector) watch(ctx context.Context, gvr schema.GroupVersionResource, 
 	}, nil
 }
 
-// handler takes the objects of a kind into the graph.
+// handler returns an event handler that adds the objects of a kind to the graph.
 func (c *Collector) handler(kind schema.GroupVersionKind) cache.ResourceEventHandler {
 	surface := kind.Group == "apiextensions.k8s.io" || kind.Group == "apiregistration.k8s.io"
 	see := func(obj any) {
@@ -312,9 +310,9 @@ func (c *Collector) handler(kind schema.GroupVersionKind) cache.ResourceEventHan
 		}
 		id := identity{gvk: kind, namespace: m.GetNamespace(), name: m.GetName(), uid: m.GetUID()}
 		c.absent.Remove(id.absentKey())
-		c.graph.seen(id, m)
+		c.graph.observe(id, m)
 		if surface {
-			c.lookAgain()
+			c.triggerDiscovery()
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
@@ -329,24 +327,23 @@ func (c *Collector) handler(kind schema.GroupVersionKind) cache.ResourceEventHan
 				return
 			}
 			if old.GetUID() != cur.GetUID() {
-				// It was made anew while nobody looked.
-				c.graph.vanished(old.GetUID())
+				// The object was deleted and recreated between two lists.
+				c.graph.forget(old.GetUID())
 			}
 			see(cur)
 		},
 		DeleteFunc: func(obj any) {
 			if m, ok := control.Object[metav1.Object](obj); ok {
-				c.graph.vanished(m.GetUID())
+				c.graph.forget(m.GetUID())
 			}
 			if surface {
-				c.lookAgain()
+				c.triggerDiscovery()
 			}
 		},
 	}
 }
 
-// relevant tells whether an update changes anything that the graph shows. Most
-// do not: they are status.
+// relevant reports whether an update changes the graph. Most updates change only the status.
 func relevant(old, cur metav1.Object) bool {
 	if old.GetUID() != cur.GetUID() || (old.GetDeletionTimestamp() == nil) != (cur.GetDeletionTimestamp() == nil) {
 		return true
@@ -375,14 +372,14 @@ func relevant(old, cur metav1.Object) bool {
 	return false
 }
 
-// absentKey names an owner among those known to be absent. An owner in another
-// namespace, or by another kind, is another.
+// absentKey returns the key of an owner in the cache of absent owners. Namespace and kind are part
+// of it, the version is not.
 func (id identity) absentKey() identity {
 	id.gvk.Version = ""
 	return id
 }
 
-// foreignOwner records that an object names an owner of another namespace.
+// foreignOwner emits an event that an object refers to an owner in another namespace.
 func (c *Collector) foreignOwner(d identity, ref metav1.OwnerReference) {
 	apiVersion, kind := d.gvk.ToAPIVersionAndKind()
 	c.env.Events.Eventf(&corev1.ObjectReference{APIVersion: apiVersion, Kind: kind, Namespace: d.namespace, Name: d.name, UID: d.uid},
@@ -390,7 +387,7 @@ func (c *Collector) foreignOwner(d identity, ref metav1.OwnerReference) {
 		"ownerRef %s does not exist in namespace %q", describe(ref, d.namespace), d.namespace)
 }
 
-// describe names an owner that is looked for in a namespace.
+// describe formats an owner reference of an object in a namespace.
 func describe(ref metav1.OwnerReference, namespace string) string {
 	return fmt.Sprintf("[%s/%s, namespace: %s, name: %s, uid: %s]", ref.APIVersion, ref.Kind, namespace, ref.Name, ref.UID)
 }

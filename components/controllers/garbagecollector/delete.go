@@ -19,15 +19,14 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// revisit is how long after an owner was found that no monitor has told of it is
-// looked for again.
-const revisit = 2 * time.Minute
+// virtualRecheck is how long after an unobserved owner was found in the API it is checked again.
+const virtualRecheck = 2 * time.Minute
 
-// errNowhere says that an owner cannot be looked for, for its namespace is not told:
-// what it owns is kept, and left as it is.
-var errNowhere = errors.New("a cluster-wide object names a namespaced owner")
+// errUnknownNamespace means that an owner cannot be looked up because its namespace is unknown. Its
+// dependents are left unchanged.
+var errUnknownNamespace = errors.New("cluster-scoped object refers to a namespaced owner")
 
-// resource returns the API of the objects where id is.
+// resource returns the metadata client for objects of a mapping.
 func (c *Collector) resource(m mapping, namespace string) metadata.ResourceInterface {
 	if m.namespaced {
 		return c.cfg.Metadata.Resource(m.gvr).Namespace(namespace)
@@ -35,28 +34,28 @@ func (c *Collector) resource(m mapping, namespace string) metadata.ResourceInter
 	return c.cfg.Metadata.Resource(m.gvr)
 }
 
-// attemptDelete looks whether an object should go, and deletes it if so.
+// attemptDelete checks whether an object should be deleted, and deletes it if so.
 func (c *Collector) attemptDelete(ctx context.Context, uid types.UID) error {
 	n, ok := c.graph.get(uid)
 	if !ok {
 		return nil
 	}
 	if n.deleting && !n.foreground && !n.virtual {
-		return nil // on its way
+		return nil // already being deleted
 	}
 	m, err := c.locate(n.gvk)
 	if err != nil {
 		if n.virtual {
-			// Its dependents, by whose word alone it exists, will stay with us.
-			c.lookAgain()
+			// The virtual node, and so its dependents, stay until its kind is served.
+			c.triggerDiscovery()
 		}
 		return err
 	}
 	if m.namespaced && n.namespace == "" {
 		if n.virtual {
-			return nil // a cluster-wide object cannot have a namespaced owner
+			return nil // a cluster-scoped object cannot have a namespaced owner
 		}
-		return fmt.Errorf("namespaced %s without a namespace", n.gvk)
+		return fmt.Errorf("object of namespaced kind %s has no namespace", n.gvk)
 	}
 	api := c.resource(m, n.namespace)
 	live, err := api.Get(ctx, n.name, metav1.GetOptions{})
@@ -67,51 +66,51 @@ func (c *Collector) attemptDelete(ctx context.Context, uid types.UID) error {
 				id.namespace = ""
 			}
 			c.absent.Add(id.absentKey(), nil)
-			c.graph.absent(uid)
+			c.graph.removeVirtual(uid)
 			return nil
 		}
-		c.graph.vanished(uid)
+		c.graph.forget(uid)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	if n.virtual {
-		// It is there, and its monitor will tell of it; but for when there is
-		// none, or it cannot list.
-		c.deletes.AddAfter(string(uid), revisit)
+		// The owner exists, and its monitor should observe it. Check again later, in case there is
+		// no monitor or it cannot list.
+		c.deletes.AddAfter(string(uid), virtualRecheck)
 		return nil
 	}
 	if n.foreground {
 		return c.finishForeground(ctx, api, n)
 	}
-	return c.goWithOwners(ctx, api, n, live)
+	return c.syncOwners(ctx, api, n, live)
 }
 
-// goWithOwners deletes an object that none of its owners keeps any more, and takes from
-// others the references to owners that are gone.
-func (c *Collector) goWithOwners(ctx context.Context, api metadata.ResourceInterface, n view, live *metav1.PartialObjectMetadata) error {
+// syncOwners deletes an object that has no remaining owner. From an object with remaining owners,
+// it removes the references to absent owners.
+func (c *Collector) syncOwners(ctx context.Context, api metadata.ResourceInterface, n view, live *metav1.PartialObjectMetadata) error {
 	if len(live.OwnerReferences) == 0 {
 		return nil
 	}
 	solid, dangling, waiting, err := c.classify(ctx, n, live.OwnerReferences)
-	if errors.Is(err, errNowhere) {
+	if errors.Is(err, errUnknownNamespace) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	c.graph.confirm(live.UID, solid)
+	c.graph.restoreDependent(live.UID, solid)
 	switch {
 	case len(solid) > 0:
 		if len(dangling)+len(waiting) == 0 {
 			return nil
 		}
-		// It lives on with the owners that are left.
+		// The object is kept because of its remaining owners.
 		return c.dropOwners(ctx, api, live, uidsOf(dangling, waiting))
 	case len(waiting) > 0 && len(n.dependents) > 0:
-		// The owner waits for this one, and this one for its own dependents.
-		// In a circle, somebody has to let go.
+		// The owner waits for this object, and this object waits for its dependents. In a cycle,
+		// one of them must stop blocking.
 		for _, d := range n.dependents {
 			if d.foreground {
 				if err := c.unblock(ctx, api, live); err != nil {
@@ -142,8 +141,8 @@ func uidsOf(lists ...[]metav1.OwnerReference) []types.UID {
 	return out
 }
 
-// classify sorts owners into those that are there, those that are not, and
-// those that wait for their dependents to go.
+// classify divides owner references into solid (the owner exists), dangling (it does not), and
+// waiting (it is in foreground deletion and waits for its dependents).
 func (c *Collector) classify(ctx context.Context, n view, refs []metav1.OwnerReference) (solid, dangling, waiting []metav1.OwnerReference, err error) {
 	for _, ref := range refs {
 		gv, err := schema.ParseGroupVersion(ref.APIVersion)
@@ -152,11 +151,11 @@ func (c *Collector) classify(ctx context.Context, n view, refs []metav1.OwnerRef
 		}
 		m, err := c.locate(gv.WithKind(ref.Kind))
 		if err != nil {
-			c.lookAgain()
+			c.triggerDiscovery()
 			return nil, nil, nil, err
 		}
 		if m.namespaced && n.namespace == "" {
-			return nil, nil, nil, errNowhere
+			return nil, nil, nil, errUnknownNamespace
 		}
 		key := identity{gvk: gv.WithKind(ref.Kind), name: ref.Name, uid: ref.UID}
 		if m.namespaced {
@@ -183,7 +182,7 @@ func (c *Collector) classify(ctx context.Context, n view, refs []metav1.OwnerRef
 	return solid, dangling, waiting, nil
 }
 
-// finishForeground lets an owner go that none of its dependents holds any more.
+// finishForeground completes the deletion of an owner that no dependent blocks any more.
 func (c *Collector) finishForeground(ctx context.Context, api metadata.ResourceInterface, n view) error {
 	blocked := false
 	for _, d := range n.dependents {
@@ -195,12 +194,12 @@ func (c *Collector) finishForeground(ctx context.Context, api metadata.ResourceI
 		}
 	}
 	if blocked {
-		return nil // the last of them wakes us
+		return nil // the deletion of the last dependent triggers another sync
 	}
 	return c.removeFinalizer(ctx, api, n.identity, metav1.FinalizerDeleteDependents)
 }
 
-// removeFinalizer takes a finalizer off an object, if it is there at all.
+// removeFinalizer removes a finalizer from an object, if it has the finalizer.
 func (c *Collector) removeFinalizer(ctx context.Context, api metadata.ResourceInterface, id identity, finalizer string) error {
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		live, err := api.Get(ctx, id.name, metav1.GetOptions{})
@@ -222,7 +221,7 @@ func (c *Collector) removeFinalizer(ctx context.Context, api metadata.ResourceIn
 	})
 }
 
-// merge sends a merge patch of metadata that holds for just this revision.
+// merge sends a merge patch of the metadata, which applies to this resource version only.
 func (c *Collector) merge(ctx context.Context, api metadata.ResourceInterface, live *metav1.PartialObjectMetadata, meta map[string]any) error {
 	meta["uid"] = live.UID
 	meta["resourceVersion"] = live.ResourceVersion
@@ -234,7 +233,7 @@ func (c *Collector) merge(ctx context.Context, api metadata.ResourceInterface, l
 	return err
 }
 
-// dropOwners takes references to owners off an object.
+// dropOwners removes owner references from an object.
 func (c *Collector) dropOwners(ctx context.Context, api metadata.ResourceInterface, live *metav1.PartialObjectMetadata, uids []types.UID) error {
 	rest := slices.DeleteFunc(slices.Clone(live.OwnerReferences), func(r metav1.OwnerReference) bool { return slices.Contains(uids, r.UID) })
 	if len(rest) == len(live.OwnerReferences) {
@@ -246,8 +245,7 @@ func (c *Collector) dropOwners(ctx context.Context, api metadata.ResourceInterfa
 	return c.merge(ctx, api, live, map[string]any{"ownerReferences": rest})
 }
 
-// unblock makes all references of an object such that owners need not wait for
-// it.
+// unblock sets blockOwnerDeletion to false in all owner references of an object.
 func (c *Collector) unblock(ctx context.Context, api metadata.ResourceInterface, live *metav1.PartialObjectMetadata) error {
 	refs := slices.Clone(live.OwnerReferences)
 	no, changed := false, false
@@ -263,7 +261,7 @@ func (c *Collector) unblock(ctx context.Context, api metadata.ResourceInterface,
 	if err := c.merge(ctx, api, live, map[string]any{"ownerReferences": refs}); err != nil {
 		return err
 	}
-	// The deletion that follows must not insist on the former revision.
+	// The deletion that follows must not require the old resource version.
 	live.ResourceVersion = ""
 	return nil
 }
@@ -272,19 +270,18 @@ func (c *Collector) delete(ctx context.Context, api metadata.ResourceInterface, 
 	uid := live.UID
 	pre := &metav1.Preconditions{UID: &uid}
 	if rv := live.ResourceVersion; rv != "" {
-		// Its owners were judged at this revision.
+		// The owners were checked at this resource version.
 		pre.ResourceVersion = &rv
 	}
 	err := api.Delete(ctx, live.Name, metav1.DeleteOptions{PropagationPolicy: &policy, Preconditions: pre})
 	if apierrors.IsNotFound(err) {
-		c.graph.vanished(uid)
+		c.graph.forget(uid)
 		return nil
 	}
 	return err
 }
 
-// attemptOrphan frees the dependents of an owner that is deleted without them,
-// and then lets it go.
+// attemptOrphan orphans the dependents of an owner and then completes the owner's deletion.
 func (c *Collector) attemptOrphan(ctx context.Context, uid types.UID) error {
 	n, ok := c.graph.get(uid)
 	if !ok || n.virtual {
@@ -301,25 +298,24 @@ func (c *Collector) attemptOrphan(ctx context.Context, uid types.UID) error {
 		limit <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-limit }()
-			errs[i] = c.free(ctx, d, uid)
+			errs[i] = c.removeOwner(ctx, d, uid)
 		})
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("orphaning the dependents of %s %s/%s: %w", n.gvk.Kind, n.namespace, n.name, err)
+		return fmt.Errorf("orphaning dependents of %s %s/%s: %w", n.gvk.Kind, n.namespace, n.name, err)
 	}
 	return c.removeFinalizer(ctx, c.resource(m, n.namespace), n.identity, metav1.FinalizerOrphanDependents)
 }
 
-// free takes the reference to owner off a dependent.
-func (c *Collector) free(ctx context.Context, d view, owner types.UID) error {
+// removeOwner removes the reference to owner from a dependent.
+func (c *Collector) removeOwner(ctx context.Context, d view, owner types.UID) error {
 	m, err := c.locate(d.gvk)
 	if err != nil {
 		return err
 	}
 	api := c.resource(m, d.namespace)
-	// One request where the type has a strategic merge patch; custom resources
-	// have none.
+	// Types with strategic merge patch need one request. Custom resources do not support it.
 	patch, err := control.ReleasePatch(&metav1.ObjectMeta{UID: d.uid}, owner, nil)
 	if err != nil {
 		return err
@@ -337,7 +333,7 @@ func (c *Collector) free(ctx context.Context, d view, owner types.UID) error {
 			return c.dropOwners(ctx, api, live, []types.UID{owner})
 		})
 	}
-	// Invalid or conflict with our UID: another object of that name.
+	// Invalid, or a conflict of the UID: the name belongs to another object.
 	if apierrors.IsNotFound(err) || apierrors.IsInvalid(err) {
 		return nil
 	}

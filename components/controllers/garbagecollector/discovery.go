@@ -11,31 +11,30 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// mapping is where a kind's objects are.
+// mapping is the resource of a kind.
 type mapping struct {
 	gvr        schema.GroupVersionResource
 	namespaced bool
 }
 
-// served is what the API serves. It is not changed once made, but by keep.
+// served is the result of discovery. Only keep modifies it after its creation.
 type served struct {
-	// kinds tells the resource of each kind, in each version.
+	// kinds maps each kind, in each version, to its resource.
 	kinds map[schema.GroupVersionKind]mapping
-	// deletable are the resources to watch, each in one version, with their
-	// kinds.
+	// deletable are the resources to watch, each in one version, with their kinds.
 	deletable map[schema.GroupVersionResource]schema.GroupVersionKind
 	// failed are the group versions that could not be discovered.
 	failed map[schema.GroupVersion]error
 }
 
-// ignored resources are not watched: events, which are many, short-lived and
-// never own or are owned.
+// ignored reports whether a resource is not watched. Events are not: they are numerous and
+// short-lived, and are neither owners nor owned.
 func ignored(gr schema.GroupResource) bool {
 	return gr.Resource == "events" && (gr.Group == "" || gr.Group == "events.k8s.io")
 }
 
-// discoverAll asks what is served; nil when nothing can be learnt. An error
-// with a result says that parts are missing.
+// discoverAll discovers the served resources. The result is nil if discovery failed completely. An
+// error together with a result means that the result is incomplete.
 func discoverAll(d discovery.DiscoveryInterface) (*served, error) {
 	groups, lists, err := d.ServerGroupsAndResources()
 	if err != nil && len(lists) == 0 {
@@ -49,7 +48,7 @@ func discoverAll(d discovery.DiscoveryInterface) (*served, error) {
 	if failed, ok := errors.AsType[*discovery.ErrGroupDiscoveryFailed](err); ok {
 		s.failed = failed.Groups
 	}
-	// How much a version is preferred: less is more.
+	// The preference of each version; lower is preferred.
 	rank := map[schema.GroupVersion]int{}
 	for _, g := range groups {
 		for i, v := range g.Versions {
@@ -72,7 +71,7 @@ func discoverAll(d discovery.DiscoveryInterface) (*served, error) {
 				continue
 			}
 			gvk, gvr := gv.WithKind(r.Kind), gv.WithResource(r.Name)
-			// Where two resources have one kind, the deletable one counts.
+			// If two resources have the same kind, the deletable one takes precedence.
 			deletable := canDelete(r)
 			if _, ok := s.kinds[gvk]; !ok || deletable {
 				s.kinds[gvk] = mapping{gvr: gvr, namespaced: r.Namespaced}
@@ -103,8 +102,8 @@ func canDelete(r metav1.APIResource) bool {
 	return true
 }
 
-// keep takes over from before what could not be discovered now: a server that
-// is down for a moment must not end the watch of its resources.
+// keep copies from before what could not be discovered now, because the watches of a temporarily
+// unavailable API server must not stop.
 func (s *served) keep(before *served) {
 	for gvr, gvk := range before.deletable {
 		if _, down := s.failed[gvr.GroupVersion()]; down {
@@ -118,7 +117,7 @@ func (s *served) keep(before *served) {
 	}
 }
 
-// locate returns where objects of a kind are.
+// locate returns the resource of a kind.
 func (c *Collector) locate(gvk schema.GroupVersionKind) (mapping, error) {
 	c.mu.Lock()
 	m, ok := c.served.kinds[gvk]

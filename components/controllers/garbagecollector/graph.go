@@ -10,7 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// identity names an object of the API.
+// identity is the kind, namespace, name and UID of an object, which together identify it.
 type identity struct {
 	gvk             schema.GroupVersionKind
 	namespace, name string
@@ -20,33 +20,31 @@ type identity struct {
 // node is an object in the graph of owners and dependents.
 type node struct {
 	identity
-	// virtual says that the object was never seen, only named as an owner: its
-	// version, and its namespace, are what a dependent says.
+	// virtual is true if the object was not observed, only referred to as an owner. Its version and
+	// namespace are then taken from a dependent.
 	virtual bool
 	owners  []metav1.OwnerReference
-	// dependents name this node as an owner, by UID.
+	// dependents are the nodes that refer to this node as an owner, by UID.
 	dependents map[types.UID]*node
-	// deleting: it has a deletion timestamp. foreground: besides, it waits for
-	// its dependents.
+	// deleting is true if the object has a deletion timestamp, foreground if it also waits for the
+	// deletion of its dependents.
 	deleting, foreground bool
 }
 
-// graph holds all objects that have owners or are owners, or could be. It is
-// safe for several goroutines.
+// graph contains all objects that have owners or can be owners. It is safe for concurrent use.
 type graph struct {
-	// toDelete and toOrphan queue a node for a look by its UID; they are
-	// called with mu held and do not block.
+	// toDelete and toOrphan enqueue a node by its UID. They are called with mu held and do not
+	// block.
 	toDelete, toOrphan func(types.UID)
-	// foreignOwner is told of a dependent whose owner is in another
-	// namespace.
+	// foreignOwner is called for a dependent whose owner is in another namespace.
 	foreignOwner func(dependent identity, ref metav1.OwnerReference)
 
 	mu    sync.Mutex
-	nodes map[types.UID]*node // guarded by mu, the nodes too
+	nodes map[types.UID]*node // guarded by mu, which also guards the nodes
 }
 
-// seen takes in an object as it is now.
-func (g *graph) seen(id identity, m metav1.Object) {
+// observe adds or updates an object.
+func (g *graph) observe(id identity, m metav1.Object) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := g.nodes[id.uid]
@@ -60,10 +58,10 @@ func (g *graph) seen(id identity, m metav1.Object) {
 	case n.virtual:
 		n.virtual = false
 		n.identity = id
-		// Some may name it by what it is not: for them it is absent.
+		// Dependents with a reference that does not match the observed object have no valid owner.
 		for uid, d := range n.dependents {
 			for _, ref := range d.owners {
-				if ref.UID == id.uid && !names(ref, d.namespace, n) {
+				if ref.UID == id.uid && !refMatches(ref, d.namespace, n) {
 					g.toDelete(uid)
 					if id.namespace != "" && d.namespace != id.namespace {
 						g.foreignOwner(d.identity, ref)
@@ -76,13 +74,13 @@ func (g *graph) seen(id identity, m metav1.Object) {
 		before = n.owners
 	}
 	n.owners = append([]metav1.OwnerReference(nil), owners...)
-	g.relate(n, before)
+	g.updateOwners(n, before)
 	n.deleting = deleting
 	if !deleting {
 		return
 	}
 	if has(m.GetFinalizers(), metav1.FinalizerOrphanDependents) {
-		// What it owns is freed before anything else.
+		// Orphan the dependents before anything else.
 		g.toOrphan(n.uid)
 		return
 	}
@@ -97,9 +95,9 @@ func (g *graph) seen(id identity, m metav1.Object) {
 	}
 }
 
-// relate moves n in among the dependents of its owners, and out of those that
-// it had before. g.mu is held.
-func (g *graph) relate(n *node, before []metav1.OwnerReference) {
+// updateOwners adds n to the dependents of its owners, and removes it from those of its former owners.
+// The caller holds g.mu.
+func (g *graph) updateOwners(n *node, before []metav1.OwnerReference) {
 	now := map[types.UID]metav1.OwnerReference{}
 	for _, ref := range n.owners {
 		now[ref.UID] = ref
@@ -119,7 +117,7 @@ func (g *graph) relate(n *node, before []metav1.OwnerReference) {
 				continue
 			}
 		}
-		// An owner may wait for just this one.
+		// The former owner may be waiting only for this dependent.
 		if owner.foreground && blocks(ref) && (!still || !blocks(cur)) {
 			g.toDelete(owner.uid)
 		}
@@ -140,9 +138,9 @@ func (g *graph) relate(n *node, before []metav1.OwnerReference) {
 				dependents: map[types.UID]*node{},
 			}
 			g.nodes[uid] = owner
-			// Is it there?
+			// Check whether the owner exists.
 			g.toDelete(uid)
-		} else if !names(ref, n.namespace, owner) {
+		} else if !refMatches(ref, n.namespace, owner) {
 			if !owner.virtual && owner.namespace != "" && owner.namespace != n.namespace {
 				g.foreignOwner(n.identity, ref)
 			}
@@ -157,15 +155,15 @@ func (g *graph) relate(n *node, before []metav1.OwnerReference) {
 		}
 	}
 	if changed || len(now) < len(old) {
-		// With the change of owners, none may be left.
+		// After the change, n may have no existing owner.
 		if len(before) > 0 && len(now) > 0 {
 			g.toDelete(n.uid)
 		}
 	}
 }
 
-// vanished takes out an object that is no more, or never was.
-func (g *graph) vanished(uid types.UID) {
+// forget removes an object that was deleted or never existed.
+func (g *graph) forget(uid types.UID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if n := g.nodes[uid]; n != nil {
@@ -173,7 +171,7 @@ func (g *graph) vanished(uid types.UID) {
 	}
 }
 
-// remove takes n out. g.mu is held.
+// remove removes n from the graph. The caller holds g.mu.
 func (g *graph) remove(n *node) {
 	uid := n.uid
 	delete(g.nodes, uid)
@@ -195,8 +193,8 @@ func (g *graph) remove(n *node) {
 	}
 }
 
-// absent takes out an owner that was only named, and is not there.
-func (g *graph) absent(uid types.UID) {
+// removeVirtual removes a virtual owner that does not exist.
+func (g *graph) removeVirtual(uid types.UID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if n := g.nodes[uid]; n != nil && n.virtual {
@@ -204,10 +202,9 @@ func (g *graph) absent(uid types.UID) {
 	}
 }
 
-// confirm puts an object back among the dependents of owners that were found
-// to be there. It was cut off if another dependent described the same owner
-// wrongly, which made it absent for a moment.
-func (g *graph) confirm(uid types.UID, owners []metav1.OwnerReference) {
+// restoreDependent adds an object again to the dependents of owners that exist. It was removed if another
+// dependent referred to the same owner incorrectly, which made the owner absent for a moment.
+func (g *graph) restoreDependent(uid types.UID, owners []metav1.OwnerReference) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	n := g.nodes[uid]
@@ -234,16 +231,16 @@ func (g *graph) confirm(uid types.UID, owners []metav1.OwnerReference) {
 	}
 }
 
-// view is a copy of what a sync needs of a node.
+// view is a copy of the parts of a node that a sync needs.
 type view struct {
 	identity
 	virtual, deleting, foreground bool
 	owners                        []metav1.OwnerReference
-	// dependents are copies, without their own dependents.
+	// dependents are copies without their dependents.
 	dependents []view
 }
 
-// get copies a node.
+// get returns a copy of a node.
 func (g *graph) get(uid types.UID) (view, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -262,7 +259,7 @@ func (n *node) view() view {
 	return view{identity: n.identity, virtual: n.virtual, deleting: n.deleting, foreground: n.foreground, owners: n.owners}
 }
 
-// owner returns the reference of v to uid, nil if it has none.
+// owner returns v's owner reference to uid, or nil.
 func (v view) owner(uid types.UID) *metav1.OwnerReference {
 	for i := range v.owners {
 		if v.owners[i].UID == uid {
@@ -272,8 +269,8 @@ func (v view) owner(uid types.UID) *metav1.OwnerReference {
 	return nil
 }
 
-// names tells whether ref, of an object in namespace, describes n.
-func names(ref metav1.OwnerReference, namespace string, n *node) bool {
+// refMatches reports whether ref, in an object of namespace, matches n.
+func refMatches(ref metav1.OwnerReference, namespace string, n *node) bool {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil || gv.Group != n.gvk.Group || ref.Kind != n.gvk.Kind || ref.Name != n.name {
 		return false

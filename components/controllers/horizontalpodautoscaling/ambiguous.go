@@ -9,14 +9,14 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// selectors remembers which pods each autoscaler sizes, so that two that pull at
-// the same pods are noticed. It is safe for several goroutines.
+// selectors tracks which pods each autoscaler scales, in order to detect several autoscalers with
+// the same pods. It is safe for concurrent use.
 type selectors struct {
 	mu    sync.Mutex
 	byKey map[string]labels.Selector // by the autoscaler's namespace/name; guarded by mu
 }
 
-// set takes note of the selector of an autoscaler.
+// set stores the selector of an autoscaler.
 func (s *selectors) set(key string, selector labels.Selector) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -26,15 +26,14 @@ func (s *selectors) set(key string, selector labels.Selector) {
 	s.byKey[key] = selector
 }
 
-// forget an autoscaler, or one whose target cannot be found.
+// forget removes an autoscaler that was deleted or whose target was not found.
 func (s *selectors) forget(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byKey, key)
 }
 
-// of returns the autoscalers of a namespace that select one of pods, as
-// namespace/name, sorted.
+// of returns the autoscalers of a namespace that select any of pods, as namespace/name, sorted.
 func (s *selectors) of(namespace string, pods []*corev1.Pod) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -7,37 +7,38 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 )
 
-// How scaling is limited when an autoscaler does not say.
+// The scale-up limit of autoscalers without behavior: upFactor times the current size, but at least
+// upMinimum.
 const (
 	upFactor  = 2.0
 	upMinimum = 4.0
 )
 
-// recommendation is what the metrics asked for at a time.
+// recommendation is the size computed from the metrics at a time.
 type recommendation struct {
 	replicas int32
 	at       time.Time
 }
 
-// change is a change of the size that was made.
+// change is a scaling that was done.
 type change struct {
-	replicas int32 // how many were added or removed
+	replicas int32 // number of replicas added or removed
 	at       time.Time
 }
 
-// memory is what is remembered of one autoscaler.
-type memory struct {
+// scalingHistory is the history of one autoscaler.
+type scalingHistory struct {
 	recommendations []recommendation
 	up, down        []change
 }
 
-// limits bound a size, and tell why.
+// limits are the minimum and maximum size.
 type limits struct {
 	min, max int32
 }
 
-// verdict is a size with what it comes from: reason and message of a condition.
-type verdict struct {
+// limitedSize is a size with the reason and message of the condition that explains it.
+type limitedSize struct {
 	replicas        int32
 	reason, message string
 }
@@ -49,9 +50,9 @@ const (
 	withinRange         = "DesiredWithinRange"
 )
 
-// stabilize damps by what was recommended of late: down only to the most of the
-// window down, up only to the least of the window up. It remembers desired.
-func (m *memory) stabilize(now time.Time, up, down time.Duration, current, desired int32) verdict {
+// stabilize limits desired by recent recommendations: it scales down at most to the maximum in the
+// down window, and up at most to the minimum in the up window. It records desired.
+func (m *scalingHistory) stabilize(now time.Time, up, down time.Duration, current, desired int32) limitedSize {
 	most, least := desired, desired
 	kept := m.recommendations[:0]
 	for _, r := range m.recommendations {
@@ -70,17 +71,17 @@ func (m *memory) stabilize(now time.Time, up, down time.Duration, current, desir
 	n = min(n, most)
 	switch {
 	case n == desired:
-		return verdict{n, readyForNewScale, "recommended size matches current size"}
+		return limitedSize{n, readyForNewScale, "recommended size matches current size"}
 	case desired > current:
-		return verdict{n, scaleUpStabilized, "recent recommendations were lower than current one, applying the lowest recent recommendation"}
+		return limitedSize{n, scaleUpStabilized, "recent recommendations were lower than current one, applying the lowest recent recommendation"}
 	default:
-		return verdict{n, scaleDownStabilized, "recent recommendations were higher than current one, applying the highest recent recommendation"}
+		return limitedSize{n, scaleDownStabilized, "recent recommendations were higher than current one, applying the highest recent recommendation"}
 	}
 }
 
-// hold damps where an autoscaler says nothing of it: what was asked for at most of
-// late holds, even where it is more than there is now. It remembers desired.
-func (m *memory) hold(now time.Time, window time.Duration, desired int32) verdict {
+// stabilizeDefault stabilizes autoscalers without behavior: it returns the maximum recommendation in the
+// window, even if it exceeds the current size. It records desired.
+func (m *scalingHistory) stabilizeDefault(now time.Time, window time.Duration, desired int32) limitedSize {
 	most := desired
 	kept := m.recommendations[:0]
 	for _, r := range m.recommendations {
@@ -91,50 +92,51 @@ func (m *memory) hold(now time.Time, window time.Duration, desired int32) verdic
 	}
 	m.recommendations = append(kept, recommendation{desired, now})
 	if most != desired {
-		return verdict{most, scaleDownStabilized, "recent recommendations were higher than current one, applying the highest recent recommendation"}
+		return limitedSize{most, scaleDownStabilized, "recent recommendations were higher than current one, applying the highest recent recommendation"}
 	}
-	return verdict{most, readyForNewScale, "recommended size matches current size"}
+	return limitedSize{most, readyForNewScale, "recommended size matches current size"}
 }
 
-// bound limits a size by the standing rules: at most twice as many at once.
-func bound(l limits, current, desired int32) verdict {
+// limitDefault limits the size of autoscalers without behavior to minReplicas, maxReplicas, and the
+// scale-up limit.
+func limitDefault(l limits, current, desired int32) limitedSize {
 	fastest := roundUp(math.Max(upFactor*float64(current), upMinimum))
-	most := verdict{l.max, "TooManyReplicas", "the desired replica count is more than the maximum replica count"}
+	most := limitedSize{l.max, "TooManyReplicas", "the desired replica count is more than the maximum replica count"}
 	if l.max > fastest {
-		most = verdict{fastest, "ScaleUpLimit", "the desired replica count is increasing faster than the maximum scale rate"}
+		most = limitedSize{fastest, "ScaleUpLimit", "the desired replica count is increasing faster than the maximum scale rate"}
 	}
 	switch {
 	case desired < l.min:
-		return verdict{l.min, "TooFewReplicas", "the desired replica count is less than the minimum replica count"}
+		return limitedSize{l.min, "TooFewReplicas", "the desired replica count is less than the minimum replica count"}
 	case desired > most.replicas:
 		return most
 	}
-	return verdict{desired, withinRange, "the desired count is within the acceptable range"}
+	return limitedSize{desired, withinRange, "the desired count is within the acceptable range"}
 }
 
-// boundBy limits a size by an autoscaler's own policies.
-func (m *memory) boundBy(now time.Time, b *autoscalingv2.HorizontalPodAutoscalerBehavior, l limits, current, desired int32) verdict {
+// limitByBehavior limits a size by the policies of the autoscaler's behavior.
+func (m *scalingHistory) limitByBehavior(now time.Time, b *autoscalingv2.HorizontalPodAutoscalerBehavior, l limits, current, desired int32) limitedSize {
 	switch {
 	case desired > current:
 		fastest := max(m.upLimit(now, b.ScaleUp, current), current)
-		most := verdict{l.max, "TooManyReplicas", "the desired replica count is more than the maximum replica count"}
+		most := limitedSize{l.max, "TooManyReplicas", "the desired replica count is more than the maximum replica count"}
 		if l.max > fastest {
-			most = verdict{fastest, "ScaleUpLimit", "the desired replica count is increasing faster than the maximum scale rate"}
+			most = limitedSize{fastest, "ScaleUpLimit", "the desired replica count is increasing faster than the maximum scale rate"}
 		}
 		if desired > most.replicas {
 			return most
 		}
 	case desired < current:
 		fastest := min(m.downLimit(now, b.ScaleDown, current), current)
-		least := verdict{l.min, "TooFewReplicas", "the desired replica count is less than the minimum replica count"}
+		least := limitedSize{l.min, "TooFewReplicas", "the desired replica count is less than the minimum replica count"}
 		if l.min < fastest {
-			least = verdict{fastest, "ScaleDownLimit", "the desired replica count is decreasing faster than the maximum scale rate"}
+			least = limitedSize{fastest, "ScaleDownLimit", "the desired replica count is decreasing faster than the maximum scale rate"}
 		}
 		if desired < least.replicas {
 			return least
 		}
 	}
-	return verdict{desired, withinRange, "the desired count is within the acceptable range"}
+	return limitedSize{desired, withinRange, "the desired count is within the acceptable range"}
 }
 
 func within(changes []change, now time.Time, seconds int32) int32 {
@@ -147,7 +149,7 @@ func within(changes []change, now time.Time, seconds int32) int32 {
 	return n
 }
 
-func (m *memory) upLimit(now time.Time, r *autoscalingv2.HPAScalingRules, current int32) int32 {
+func (m *scalingHistory) upLimit(now time.Time, r *autoscalingv2.HPAScalingRules, current int32) int32 {
 	if r == nil {
 		return math.MaxInt32
 	}
@@ -170,11 +172,11 @@ func (m *memory) upLimit(now time.Time, r *autoscalingv2.HPAScalingRules, curren
 	return limit
 }
 
-func (m *memory) downLimit(now time.Time, r *autoscalingv2.HPAScalingRules, current int32) int32 {
+func (m *scalingHistory) downLimit(now time.Time, r *autoscalingv2.HPAScalingRules, current int32) int32 {
 	if r == nil {
 		return math.MinInt32
 	}
-	// The most change is the least size.
+	// The maximum change results in the minimum size.
 	choose, limit := func(a, b int32) int32 { return min(a, b) }, int32(math.MaxInt32)
 	switch selected(r) {
 	case autoscalingv2.DisabledPolicySelect:
@@ -201,9 +203,9 @@ func selected(r *autoscalingv2.HPAScalingRules) autoscalingv2.ScalingPolicySelec
 	return *r.SelectPolicy
 }
 
-// changed remembers a change for as long as a policy may ask for it.
-func (m *memory) changed(now time.Time, from, to int32) {
-	const longest = 30 * time.Minute // of a policy's period
+// changed records a change for the longest period that a policy can have.
+func (m *scalingHistory) changed(now time.Time, from, to int32) {
+	const longest = 30 * time.Minute // the longest period of a policy
 	keep := func(list []change) []change {
 		kept := list[:0]
 		for _, c := range list {

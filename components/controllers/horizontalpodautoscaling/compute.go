@@ -11,37 +11,37 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/labels"
 
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// failure is a metric that says nothing, with the reason of its condition.
+// failure is the error of a metric, with the reason of its condition.
 type failure struct {
 	reason string
-	// why is what the condition says, err the same with what was wanted.
+	// why is the message of the condition; err adds which metric failed.
 	why, err error
 }
 
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
-// scaled is what an autoscaler sets the size of.
-type scaled struct {
+// scaleTarget is the target of an autoscaler.
+type scaleTarget struct {
 	scale *autoscalingv1.Scale
-	// pods are all that selector, which is the scale's, selects.
+	// pods are the pods that the scale's selector selects.
 	pods     []*corev1.Pod
 	selector labels.Selector
 }
 
-// proposal is what one metric asks for.
+// proposal is the size computed from one metric.
 type proposal struct {
 	replicas int32
 	name     string
 	status   autoscalingv2.MetricStatus
 }
 
-// compute asks all metrics and takes the largest size. With a metric that says
-// nothing the target may grow, but not shrink.
-func (r *round) compute(ctx context.Context, s *autoscalingv1.Scale) (int32, string, error) {
+// compute evaluates all metrics and returns the largest size. If some metrics fail, the target may
+// scale up, but not down.
+func (r *evaluation) compute(ctx context.Context, s *autoscalingv1.Scale) (int32, string, error) {
 	h := r.hpa
 	if s.Status.Selector == "" {
 		const message = "selector is required"
@@ -73,14 +73,14 @@ func (r *round) compute(ctx context.Context, s *autoscalingv1.Scale) (int32, str
 	r.statuses = nil
 	for i := range h.Spec.Metrics {
 		began := r.env.Clock.Now()
-		p, err := r.ask(ctx, &h.Spec.Metrics[i], scaled{s, pods, selector})
+		p, err := r.metricProposal(ctx, &h.Spec.Metrics[i], scaleTarget{s, pods, selector})
 		did, why := "none", error(nil)
 		if err != nil {
 			why = err
 		} else {
 			did = action(s.Spec.Replicas, p.replicas)
 		}
-		r.measures.metric(h.Spec.Metrics[i].Type, did, r.env.Clock.Since(began), why)
+		r.metrics.metric(h.Spec.Metrics[i].Type, did, r.env.Clock.Since(began), why)
 		if err != nil {
 			if invalid++; first == nil {
 				first = err
@@ -107,13 +107,14 @@ func (r *round) compute(ctx context.Context, s *autoscalingv1.Scale) (int32, str
 	return best.replicas, best.name, nil
 }
 
-// fail records that a metric says nothing: why, and what was wanted.
-func (r *round) fail(reason string, why error, what string, details ...any) *failure {
+// fail returns the failure of a metric and emits an event. why is the cause; what and details say
+// which metric failed.
+func (r *evaluation) fail(reason string, why error, what string, details ...any) *failure {
 	r.env.Events.Event(r.hpa, corev1.EventTypeWarning, reason, why.Error())
 	return &failure{reason, why, fmt.Errorf("failed to get %s: %w", fmt.Sprintf(what, details...), why)}
 }
 
-func (r *round) tolerance() tolerance {
+func (r *evaluation) tolerance() tolerance {
 	t := tolerance{r.cfg.Tolerance, r.cfg.Tolerance}
 	b := r.hpa.Spec.Behavior
 	if b != nil && b.ScaleDown != nil && b.ScaleDown.Tolerance != nil {
@@ -125,11 +126,11 @@ func (r *round) tolerance() tolerance {
 	return t
 }
 
-func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, of scaled) (*proposal, *failure) {
+func (r *evaluation) metricProposal(ctx context.Context, m *autoscalingv2.MetricSpec, of scaleTarget) (*proposal, *failure) {
 	namespace := r.hpa.Namespace
 	switch {
 	case m.Type == autoscalingv2.ResourceMetricSourceType && m.Resource != nil:
-		p, current, err := r.askResource(ctx, m.Resource.Name, "", m.Resource.Target, of)
+		p, current, err := r.resourceProposal(ctx, m.Resource.Name, "", m.Resource.Target, of)
 		if err != nil {
 			return nil, r.fail("FailedGetResourceMetric", err, "%s resource metric value", m.Resource.Name)
 		}
@@ -137,7 +138,7 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, of scaled)
 		return p, nil
 	case m.Type == autoscalingv2.ContainerResourceMetricSourceType && m.ContainerResource != nil:
 		x := m.ContainerResource
-		p, current, err := r.askResource(ctx, x.Name, x.Container, x.Target, of)
+		p, current, err := r.resourceProposal(ctx, x.Name, x.Container, x.Target, of)
 		if err != nil {
 			return nil, r.fail("FailedGetContainerResourceMetric", err, "%s container metric value", x.Container)
 		}
@@ -167,7 +168,7 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, of scaled)
 			}
 			return nil, r.fail("FailedGetObjectMetric", fmt.Errorf("unable to get metric %s on %s %s/%s: %w", x.Metric.Name, x.DescribedObject.Kind, namespace, x.DescribedObject.Name, err), "%s", what)
 		}
-		n, current, err := r.whole(value, x.Target, of)
+		n, current, err := r.fromTotal(value, x.Target, of)
 		if err != nil {
 			return nil, r.fail("FailedGetObjectMetric", err, "object metric value")
 		}
@@ -189,7 +190,7 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, of scaled)
 			return nil, r.fail("FailedGetExternalMetric", fmt.Errorf("unable to get external metric %s/%s/%+v: %w", namespace, x.Metric.Name, x.Metric.Selector, err),
 				"%s external metric value: failed to get %s", x.Metric.Name, what)
 		}
-		n, current, err := r.whole(value, x.Target, of)
+		n, current, err := r.fromTotal(value, x.Target, of)
 		if err != nil {
 			return nil, r.fail("FailedGetExternalMetric", err, "%s external metric value: failed to get external metric %s", x.Metric.Name, x.Metric.Name)
 		}
@@ -201,8 +202,8 @@ func (r *round) ask(ctx context.Context, m *autoscalingv2.MetricSpec, of scaled)
 	return nil, &failure{"InvalidMetricSourceType", err, err}
 }
 
-// askResource asks how much of a resource the pods use, or one container of each.
-func (r *round) askResource(ctx context.Context, name corev1.ResourceName, container string, target autoscalingv2.MetricTarget, of scaled) (*proposal, autoscalingv2.MetricValueStatus, error) {
+// resourceProposal evaluates a resource metric of the pods, or of one container of each pod.
+func (r *evaluation) resourceProposal(ctx context.Context, name corev1.ResourceName, container string, target autoscalingv2.MetricTarget, of scaleTarget) (*proposal, autoscalingv2.MetricValueStatus, error) {
 	none := autoscalingv2.MetricValueStatus{}
 	what := string(name) + " resource"
 	if container != "" {
@@ -238,9 +239,9 @@ func (r *round) askResource(ctx context.Context, name corev1.ResourceName, conta
 		autoscalingv2.MetricValueStatus{AverageUtilization: &percent, AverageValue: amount(name, average)}, nil
 }
 
-// whole computes the size from one value of the whole target. Without any pods a
-// value for all of them says nothing of the size.
-func (r *round) whole(value int64, target autoscalingv2.MetricTarget, of scaled) (int32, autoscalingv2.MetricValueStatus, error) {
+// fromTotal computes the size from one value for the entire target. Without pods, a value for all pods
+// together cannot be evaluated.
+func (r *evaluation) fromTotal(value int64, target autoscalingv2.MetricTarget, of scaleTarget) (int32, autoscalingv2.MetricValueStatus, error) {
 	if perPodTarget(target) {
 		n := perPod(value, milli(target.AverageValue), of.scale.Status.Replicas, r.tolerance())
 		each := value
@@ -251,7 +252,7 @@ func (r *round) whole(value int64, target autoscalingv2.MetricTarget, of scaled)
 	}
 	ready := 0
 	for _, p := range of.pods {
-		if p.Status.Phase == corev1.PodRunning && podfacts.Ready(p) {
+		if p.Status.Phase == corev1.PodRunning && podutil.Ready(p) {
 			ready++
 		}
 	}
@@ -262,7 +263,7 @@ func (r *round) whole(value int64, target autoscalingv2.MetricTarget, of scaled)
 	return byRatio(of.scale.Spec.Replicas, ratio, ready, tolerance), autoscalingv2.MetricValueStatus{Value: quantity(value)}, nil
 }
 
-// milli is a target in thousandths; never zero, for it divides.
+// milli returns a target value in thousandths. It is never zero, because it is used as a divisor.
 func milli(q *resource.Quantity) int64 {
 	if q == nil {
 		return 1
@@ -270,12 +271,12 @@ func milli(q *resource.Quantity) int64 {
 	return max(q.MilliValue(), 1)
 }
 
-// perPodTarget tells whether a target is for each pod, not for all together.
+// perPodTarget reports whether a target is an average per pod.
 func perPodTarget(t autoscalingv2.MetricTarget) bool {
 	return t.Type == autoscalingv2.AverageValueMetricType && t.AverageValue != nil
 }
 
-// amount is what is used of a resource, in the form that metrics of it have.
+// amount returns a resource usage as a quantity, in the format that metrics of the resource use.
 func amount(name corev1.ResourceName, milli int64) *resource.Quantity {
 	if name == corev1.ResourceMemory {
 		return resource.NewMilliQuantity(milli, resource.BinarySI)

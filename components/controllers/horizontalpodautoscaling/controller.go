@@ -1,5 +1,5 @@
-// Package horizontalpodautoscaling sizes workloads by what they use: it compares
-// metrics of pods and of other things with what autoscalers aim at.
+// Package horizontalpodautoscaling scales workloads by comparing metrics with the targets of
+// HorizontalPodAutoscalers.
 //
 // https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/
 package horizontalpodautoscaling
@@ -27,27 +27,27 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Config tunes the controller; zero values are upstream's defaults.
+// Config configures the controller; zero values are upstream's defaults.
 type Config struct {
 	Metrics Metrics
 	Scales  scale.ScalesGetter
 	Mapper  meta.RESTMapper
 
-	// SyncPeriod is how often each autoscaler is looked at.
+	// SyncPeriod is the interval at which each autoscaler is evaluated.
 	SyncPeriod time.Duration
-	// Stabilization is how long a recommendation holds back a lower one.
+	// Stabilization is the window in which the highest recommendation prevents scaling below it.
 	Stabilization time.Duration
-	// Tolerance is how far usage may be off its target, as a part of it.
+	// Tolerance is the minimum relative difference between metric and target that causes scaling.
 	Tolerance float64
-	// CPUInitialization is how long after its start a pod's use of the CPU
-	// may be that of its start.
+	// CPUInitialization is the period after pod start in which CPU samples are ignored if the pod
+	// is not ready, or if they were taken before it became ready.
 	CPUInitialization time.Duration
-	// ReadinessDelay is how long after its start a pod that is not ready is
-	// taken to have never been.
+	// ReadinessDelay is the period after pod start in which a change to not ready does not mean
+	// that the pod was ready before: the CPU samples of such a pod are ignored.
 	ReadinessDelay time.Duration
 }
 
-// Controller sizes workloads. Make it with New.
+// Controller scales workloads. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env         control.Env
@@ -55,18 +55,18 @@ type Controller struct {
 	autoscalers autoscalinglisters.HorizontalPodAutoscalerLister
 	pods        corelisters.PodLister
 
-	mu       sync.Mutex
-	memories map[string]*memory // by key; guarded by mu, each used by one worker at a time
+	mu        sync.Mutex
+	histories map[string]*scalingHistory // by key; guarded by mu, each entry is used by one worker at a time
 
 	selectors selectors
-	measures  *measures
+	metrics   *controllerMetrics
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	if cfg.Metrics == nil || cfg.Scales == nil || cfg.Mapper == nil {
-		return nil, errors.New("horizontalpodautoscaling: a client is missing")
+		return nil, errors.New("horizontalpodautoscaling: metrics, scale client, and REST mapper are required")
 	}
 	for d, byDefault := range map[*time.Duration]time.Duration{
 		&cfg.SyncPeriod: 15 * time.Second, &cfg.Stabilization: 5 * time.Minute,
@@ -81,19 +81,19 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	}
 	autoscalers := env.Informers.Autoscaling().V2().HorizontalPodAutoscalers()
 	pods := env.Informers.Core().V1().Pods()
-	c := &Controller{env: env, cfg: cfg, autoscalers: autoscalers.Lister(), pods: pods.Lister(), memories: map[string]*memory{}}
-	c.measures = newMeasures(func() float64 {
+	c := &Controller{env: env, cfg: cfg, autoscalers: autoscalers.Lister(), pods: pods.Lister(), histories: map[string]*scalingHistory{}}
+	c.metrics = newControllerMetrics(func() float64 {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return float64(len(c.memories))
+		return float64(len(c.histories))
 	})
-	if err := env.Register(c.measures.collectors()...); err != nil {
+	if err := env.Register(c.metrics.collectors()...); err != nil {
 		return nil, err
 	}
 	c.Loop = control.NewLoop(env, "horizontalpodautoscaler", c.sync)
 	c.Await(pods.Informer())
 	changed := func(old, h *autoscalingv2.HorizontalPodAutoscaler) {
-		// Its own status is no news.
+		// Ignore updates of the status, which this controller writes.
 		if !apiequality.Semantic.DeepEqual(old.Spec, h.Spec) {
 			c.AddObject(h)
 		}
@@ -107,55 +107,55 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	h, err := c.autoscalers.HorizontalPodAutoscalers(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
 		c.mu.Lock()
-		delete(c.memories, key)
+		delete(c.histories, key)
 		c.mu.Unlock()
 		c.selectors.forget(key)
-		c.measures.desired.DeleteLabelValues(namespace, name)
+		c.metrics.desired.DeleteLabelValues(namespace, name)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	// Metrics come when they come, and an error may be over by then.
+	// Sync periodically even after an error, because metrics change without events.
 	defer c.AddAfter(key, c.cfg.SyncPeriod)
 	c.mu.Lock()
-	m := c.memories[key]
+	m := c.histories[key]
 	if m == nil {
-		m = &memory{}
-		c.memories[key] = m
+		m = &scalingHistory{}
+		c.histories[key] = m
 	}
 	c.mu.Unlock()
-	r := &round{Controller: c, was: h, hpa: h.DeepCopy(), memory: m, now: c.env.Clock.Now()}
+	r := &evaluation{Controller: c, was: h, hpa: h.DeepCopy(), history: m, now: c.env.Clock.Now()}
 	did := "none"
 	err = r.run(ctx, &did)
-	c.measures.round(did, c.env.Clock.Since(r.now), err)
+	c.metrics.round(did, c.env.Clock.Since(r.now), err)
 	if err != nil {
-		c.env.Log.DebugContext(ctx, "autoscaler could not do its work", "key", key, "error", err)
+		c.env.Log.DebugContext(ctx, "autoscaler sync failed", "key", key, "err", err)
 	}
 	if apiequality.Semantic.DeepEqual(r.was.Status, r.hpa.Status) {
 		return nil
 	}
 	_, err = c.env.Kube.AutoscalingV2().HorizontalPodAutoscalers(namespace).UpdateStatus(ctx, r.hpa, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // the next round sees what is there now
+		return nil // the next sync uses the current object
 	}
 	return err
 }
 
-// round is one look at one autoscaler.
-type round struct {
+// evaluation is one evaluation of one autoscaler.
+type evaluation struct {
 	*Controller
 	was, hpa *autoscalingv2.HorizontalPodAutoscaler
-	memory   *memory
+	history  *scalingHistory
 	now      time.Time
-	// statuses are what the metrics said, in the order of the spec; one that
-	// said nothing is empty.
+	// statuses are the metrics' values, in the order of the spec; those of failed metrics are
+	// empty.
 	statuses []autoscalingv2.MetricStatus
-	// partial is why some metrics said nothing while others sufficed.
+	// partial is the error of failed metrics if other metrics were sufficient.
 	partial error
 }
 
-func (r *round) condition(t autoscalingv2.HorizontalPodAutoscalerConditionType, status corev1.ConditionStatus, reason, message string) {
+func (r *evaluation) condition(t autoscalingv2.HorizontalPodAutoscalerConditionType, status corev1.ConditionStatus, reason, message string) {
 	for i := range r.hpa.Status.Conditions {
 		if c := &r.hpa.Status.Conditions[i]; c.Type == t {
 			if c.Status != status {
@@ -170,8 +170,8 @@ func (r *round) condition(t autoscalingv2.HorizontalPodAutoscalerConditionType, 
 	})
 }
 
-// scale finds the target.
-func (r *round) scale(ctx context.Context) (*autoscalingv1.Scale, schema.GroupResource, error) {
+// scale gets the scale of the target.
+func (r *evaluation) scale(ctx context.Context) (*autoscalingv1.Scale, schema.GroupResource, error) {
 	ref := r.hpa.Spec.ScaleTargetRef
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
@@ -195,8 +195,8 @@ func (r *round) scale(ctx context.Context) (*autoscalingv1.Scale, schema.GroupRe
 	return nil, schema.GroupResource{}, err
 }
 
-// run looks once; did is how it changed the size of the target.
-func (r *round) run(ctx context.Context, did *string) error {
+// run evaluates the autoscaler once and sets did to the resulting scaling action.
+func (r *evaluation) run(ctx context.Context, did *string) error {
 	h := r.hpa
 	reference := fmt.Sprintf("%s/%s/%s", h.Spec.ScaleTargetRef.Kind, h.Namespace, h.Spec.ScaleTargetRef.Name)
 	s, target, err := r.scale(ctx)
@@ -207,8 +207,8 @@ func (r *round) run(ctx context.Context, did *string) error {
 	}
 	r.condition(autoscalingv2.AbleToScale, corev1.ConditionTrue, "SucceededGetScale", "the HPA controller was able to get the target's current scale")
 	current := s.Spec.Replicas
-	if len(r.memory.recommendations) == 0 {
-		r.memory.recommendations = []recommendation{{current, r.now}}
+	if len(r.history.recommendations) == 0 {
+		r.history.recommendations = []recommendation{{current, r.now}}
 	}
 	least := int32(1)
 	if h.Spec.MinReplicas != nil {
@@ -226,7 +226,7 @@ func (r *round) run(ctx context.Context, did *string) error {
 	default:
 		proposed, metric, err := r.compute(ctx, s)
 		if err != nil {
-			r.saw(current)
+			r.recordObserved(current)
 			r.env.Events.Event(h, corev1.EventTypeWarning, "FailedComputeMetricsReplicas", err.Error())
 			return fmt.Errorf("failed to compute desired number of replicas based on listed metrics for %s: %w", reference, err)
 		}
@@ -248,7 +248,7 @@ func (r *round) run(ctx context.Context, did *string) error {
 		if err := r.resize(ctx, target, s, desired); err != nil {
 			r.env.Events.Eventf(h, corev1.EventTypeWarning, "FailedRescale", "New size: %d; reason: %s; error: %v", desired, reason, err)
 			r.condition(autoscalingv2.AbleToScale, corev1.ConditionFalse, "FailedUpdateScale", fmt.Sprintf("the HPA controller was unable to update the target scale: %v", err))
-			r.saw(current)
+			r.recordObserved(current)
 			return fmt.Errorf("failed to rescale %s: %w", reference, err)
 		}
 		r.condition(autoscalingv2.AbleToScale, corev1.ConditionTrue, "SucceededRescale", fmt.Sprintf("the HPA controller was able to update the target scale to %d", desired))
@@ -258,43 +258,42 @@ func (r *round) run(ctx context.Context, did *string) error {
 		} else {
 			r.condition(autoscalingv2.ScaledToZero, corev1.ConditionFalse, "NotScaledToZero", "the HPA controller did not scale the workload to zero")
 		}
-		r.memory.changed(r.now, current, desired)
+		r.history.changed(r.now, current, desired)
 		*did = action(current, desired)
 		at := metav1.NewTime(r.now)
 		h.Status.LastScaleTime = &at
 	}
-	r.saw(current)
+	r.recordObserved(current)
 	h.Status.DesiredReplicas = desired
-	r.measures.desired.WithLabelValues(h.Namespace, h.Name).Set(float64(desired))
+	r.metrics.desired.WithLabelValues(h.Namespace, h.Name).Set(float64(desired))
 	return r.partial
 }
 
-// saw notes in the status what is, as far as this round has found it out.
-func (r *round) saw(current int32) {
+// recordObserved records the observed state in the status, as far as it is determined.
+func (r *evaluation) recordObserved(current int32) {
 	h := r.hpa
 	h.Status.ObservedGeneration = &h.Generation
 	h.Status.CurrentReplicas, h.Status.CurrentMetrics = current, r.statuses
 }
 
-// hasOutsideMetric tells whether something is measured that there is without
-// pods.
+// hasOutsideMetric reports whether a metric exists without pods.
 func hasOutsideMetric(h *autoscalingv2.HorizontalPodAutoscaler) bool {
 	return slices.ContainsFunc(h.Spec.Metrics, func(m autoscalingv2.MetricSpec) bool {
 		return m.Type == autoscalingv2.ObjectMetricSourceType || m.Type == autoscalingv2.ExternalMetricSourceType
 	})
 }
 
-// scaledToZero tells whether it was the controller that left the target without
-// pods; what somebody else has turned off stays so.
+// scaledToZero reports whether this controller scaled the target to zero. A target that another
+// client scaled to zero is not scaled up.
 func scaledToZero(h *autoscalingv2.HorizontalPodAutoscaler) bool {
 	return slices.ContainsFunc(h.Status.Conditions, func(c autoscalingv2.HorizontalPodAutoscalerCondition) bool {
 		return c.Type == autoscalingv2.ScaledToZero && c.Status == corev1.ConditionTrue
 	})
 }
 
-// resize writes the size. A target whose status changed meanwhile is tried again,
-// one whose size did is left to the next round.
-func (r *round) resize(ctx context.Context, target schema.GroupResource, s *autoscalingv1.Scale, n int32) error {
+// resize updates the size. If the target's status changed concurrently it retries, if its size
+// changed it leaves the target to the next round.
+func (r *evaluation) resize(ctx context.Context, target schema.GroupResource, s *autoscalingv1.Scale, n int32) error {
 	scales := r.cfg.Scales.Scales(r.hpa.Namespace)
 	was := s.Spec.Replicas
 	for tries := 0; ; tries++ {
@@ -311,15 +310,15 @@ func (r *round) resize(ctx context.Context, target schema.GroupResource, s *auto
 	}
 }
 
-// normalize damps and limits what the metrics ask for.
-func (r *round) normalize(current, proposed int32, l limits) int32 {
-	var stable, bounded verdict
+// normalize stabilizes and limits the size computed from the metrics.
+func (r *evaluation) normalize(current, proposed int32, l limits) int32 {
+	var stable, bounded limitedSize
 	if b := r.hpa.Spec.Behavior; b == nil {
-		stable = r.memory.hold(r.now, r.cfg.Stabilization, proposed)
-		bounded = bound(l, current, stable.replicas)
+		stable = r.history.stabilizeDefault(r.now, r.cfg.Stabilization, proposed)
+		bounded = limitDefault(l, current, stable.replicas)
 	} else {
-		stable = r.memory.stabilize(r.now, window(b.ScaleUp, 0), window(b.ScaleDown, r.cfg.Stabilization), current, proposed)
-		bounded = r.memory.boundBy(r.now, b, l, current, stable.replicas)
+		stable = r.history.stabilize(r.now, window(b.ScaleUp, 0), window(b.ScaleDown, r.cfg.Stabilization), current, proposed)
+		bounded = r.history.limitByBehavior(r.now, b, l, current, stable.replicas)
 	}
 	r.condition(autoscalingv2.AbleToScale, corev1.ConditionTrue, stable.reason, stable.message)
 	status := corev1.ConditionTrue

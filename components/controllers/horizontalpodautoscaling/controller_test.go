@@ -24,9 +24,9 @@ import (
 	"hyperkube/components/controllers/internal/controltest"
 )
 
-// fixed answers with what a test says.
+// fixed is a Metrics with constant values.
 type fixed struct {
-	cpu   map[string]int64 // thousandths, by pod
+	cpu   map[string]int64 // in thousandths, by pod
 	whole int64
 	err   error
 }
@@ -67,7 +67,7 @@ func external(value string) autoscalingv2.MetricSpec {
 	}}
 }
 
-// pods are that many ready ones, each requesting a whole CPU.
+// pods returns n ready pods, each requesting one CPU.
 func pods(n int) []runtime.Object {
 	var all []runtime.Object
 	for i := range n {
@@ -94,7 +94,7 @@ func uses(each int64, n int) map[string]int64 {
 func TestScale(t *testing.T) {
 	disabled := autoscalingv2.DisabledPolicySelect
 	zero := int32(0)
-	atOnce := &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: &zero, Policies: []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15}}}}
+	noStabilization := &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: &zero, Policies: []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15}}}}
 	for _, tc := range []struct {
 		name     string
 		current  int32
@@ -103,29 +103,29 @@ func TestScale(t *testing.T) {
 		behavior *autoscalingv2.HorizontalPodAutoscalerBehavior
 		answers  fixed
 		want     int32
-		// of the condition that tells most
+		// the condition to check
 		condition autoscalingv2.HorizontalPodAutoscalerConditionType
 		reason    string
 	}{
 		{"up", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(30)}, nil, fixed{cpu: uses(500, 3)}, 5, autoscalingv2.AbleToScale, "SucceededRescale"},
 		{"within tolerance", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{cpu: uses(520, 3)}, 3, autoscalingv2.ScalingActive, "ValidMetricFound"},
-		{"down waits", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{cpu: uses(100, 3)}, 3, autoscalingv2.AbleToScale, "ScaleDownStabilized"},
-		{"down at once", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50)}, &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: &zero, Policies: []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15}}}}, fixed{cpu: uses(100, 3)}, 1, autoscalingv2.AbleToScale, "SucceededRescale"},
-		{"down by one", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50)}, &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: &zero, Policies: []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PodsScalingPolicy, Value: 1, PeriodSeconds: 15}}}}, fixed{cpu: uses(100, 3)}, 2, autoscalingv2.ScalingLimited, "ScaleDownLimit"},
+		{"stabilized scale-down", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{cpu: uses(100, 3)}, 3, autoscalingv2.AbleToScale, "ScaleDownStabilized"},
+		{"down without stabilization", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50)}, &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: &zero, Policies: []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PercentScalingPolicy, Value: 100, PeriodSeconds: 15}}}}, fixed{cpu: uses(100, 3)}, 1, autoscalingv2.AbleToScale, "SucceededRescale"},
+		{"down by one pod", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50)}, &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: &zero, Policies: []autoscalingv2.HPAScalingPolicy{{Type: autoscalingv2.PodsScalingPolicy, Value: 1, PeriodSeconds: 15}}}}, fixed{cpu: uses(100, 3)}, 2, autoscalingv2.ScalingLimited, "ScaleDownLimit"},
 		{"never down", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50)}, &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: &zero, SelectPolicy: &disabled}}, fixed{cpu: uses(100, 3)}, 3, autoscalingv2.ScalingLimited, "ScaleDownLimit"},
-		{"at most", 3, 1, 4, []autoscalingv2.MetricSpec{cpuAt(10)}, nil, fixed{cpu: uses(900, 3)}, 4, autoscalingv2.ScalingLimited, "TooManyReplicas"},
-		{"at most twice", 3, 1, 90, []autoscalingv2.MetricSpec{cpuAt(10)}, nil, fixed{cpu: uses(900, 3)}, 6, autoscalingv2.ScalingLimited, "ScaleUpLimit"},
-		{"above the most", 5, 1, 4, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{}, 4, autoscalingv2.AbleToScale, "SucceededRescale"},
-		{"below the least", 1, 2, 4, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{}, 2, autoscalingv2.AbleToScale, "SucceededRescale"},
-		{"switched off", 0, 1, 4, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{}, 0, autoscalingv2.ScalingActive, "ScalingDisabled"},
+		{"scale-up policy", 3, 1, 4, []autoscalingv2.MetricSpec{cpuAt(10)}, nil, fixed{cpu: uses(900, 3)}, 4, autoscalingv2.ScalingLimited, "TooManyReplicas"},
+		{"default scale-up limit", 3, 1, 90, []autoscalingv2.MetricSpec{cpuAt(10)}, nil, fixed{cpu: uses(900, 3)}, 6, autoscalingv2.ScalingLimited, "ScaleUpLimit"},
+		{"above the maximum", 5, 1, 4, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{}, 4, autoscalingv2.AbleToScale, "SucceededRescale"},
+		{"below the minimum", 1, 2, 4, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{}, 2, autoscalingv2.AbleToScale, "SucceededRescale"},
+		{"scaled to zero by a user", 0, 1, 4, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{}, 0, autoscalingv2.ScalingActive, "ScalingDisabled"},
 		{"no metrics", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{err: errors.New("none")}, 3, autoscalingv2.ScalingActive, "FailedGetResourceMetric"},
-		{"a pod without metrics holds up growth", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{cpu: uses(600, 2)}, 3, autoscalingv2.ScalingActive, "ValidMetricFound"},
+		{"a pod without metrics limits scale-up", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50)}, nil, fixed{cpu: uses(600, 2)}, 3, autoscalingv2.ScalingActive, "ValidMetricFound"},
 		{"external", 3, 1, 9, []autoscalingv2.MetricSpec{external("10")}, nil, fixed{whole: 45_000}, 5, autoscalingv2.AbleToScale, "SucceededRescale"},
-		{"to none", 3, 0, 9, []autoscalingv2.MetricSpec{external("10")}, atOnce, fixed{}, 0, autoscalingv2.ScaledToZero, "ScaledToZero"},
-		{"from none", 0, 0, 9, []autoscalingv2.MetricSpec{external("10")}, nil, fixed{whole: 30_000}, 3, autoscalingv2.ScaledToZero, "NotScaledToZero"},
-		{"from none to the least", 0, 2, 9, []autoscalingv2.MetricSpec{external("10")}, nil, fixed{}, 2, autoscalingv2.ScaledToZero, "NotScaledToZero"},
-		{"none is enough", 0, 0, 9, []autoscalingv2.MetricSpec{external("10")}, nil, fixed{}, 0, autoscalingv2.ScalingActive, "ScalingDisabled"},
-		{"the largest counts", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50), external("10")}, nil, fixed{cpu: uses(500, 3), whole: 60_000}, 6, autoscalingv2.AbleToScale, "SucceededRescale"},
+		{"to zero", 3, 0, 9, []autoscalingv2.MetricSpec{external("10")}, noStabilization, fixed{}, 0, autoscalingv2.ScaledToZero, "ScaledToZero"},
+		{"from zero", 0, 0, 9, []autoscalingv2.MetricSpec{external("10")}, nil, fixed{whole: 30_000}, 3, autoscalingv2.ScaledToZero, "NotScaledToZero"},
+		{"from zero to the minimum", 0, 2, 9, []autoscalingv2.MetricSpec{external("10")}, nil, fixed{}, 2, autoscalingv2.ScaledToZero, "NotScaledToZero"},
+		{"zero is sufficient", 0, 0, 9, []autoscalingv2.MetricSpec{external("10")}, nil, fixed{}, 0, autoscalingv2.ScalingActive, "ScalingDisabled"},
+		{"the largest proposal wins", 3, 1, 9, []autoscalingv2.MetricSpec{cpuAt(50), external("10")}, nil, fixed{cpu: uses(500, 3), whole: 60_000}, 6, autoscalingv2.AbleToScale, "SucceededRescale"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			ctx := context.Background()
@@ -136,7 +136,7 @@ func TestScale(t *testing.T) {
 					MinReplicas:    &tc.min, MaxReplicas: tc.max, Metrics: tc.metrics, Behavior: tc.behavior,
 				},
 			}
-			if strings.HasPrefix(tc.name, "from none") { // it was left without pods on purpose
+			if strings.HasPrefix(tc.name, "from zero") { // the controller scaled it to zero
 				h.Status.Conditions = []autoscalingv2.HorizontalPodAutoscalerCondition{{Type: autoscalingv2.ScaledToZero, Status: corev1.ConditionTrue}}
 			}
 			f := controltest.New(t, append(pods(3), h)...)

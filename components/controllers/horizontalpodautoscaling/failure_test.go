@@ -18,7 +18,7 @@ import (
 	"hyperkube/components/controllers/internal/controltest"
 )
 
-// TestFailures: what is said of metrics that say nothing.
+// TestFailures checks the events and conditions of metrics that fail.
 func TestFailures(t *testing.T) {
 	each, whole := autoscalingv2.MetricTarget{Type: autoscalingv2.AverageValueMetricType, AverageValue: resource.NewQuantity(1, resource.DecimalSI)},
 		autoscalingv2.MetricTarget{Type: autoscalingv2.ValueMetricType, Value: resource.NewQuantity(1, resource.DecimalSI)}
@@ -44,18 +44,18 @@ func TestFailures(t *testing.T) {
 			"failed to get web container metric value: failed to get cpu utilization: unable to get metrics for resource cpu: none",
 			autoscalingv2.MetricSpec{Type: autoscalingv2.ContainerResourceMetricSourceType, ContainerResource: &autoscalingv2.ContainerResourceMetricSource{Name: corev1.ResourceCPU, Container: "web", Target: part}}},
 		{"object", "unable to get metric hits on Service ns/s: none", "failed to get object metric value: unable to get metric hits on Service ns/s: none", object(whole)},
-		{"object of each", "unable to get metric hits on Service ns/s: none",
+		{"object per pod", "unable to get metric hits on Service ns/s: none",
 			"failed to get object metric value: failed to get hits object metric: unable to get metric hits on Service ns/s: none", object(each)},
 		{"external", "unable to get external metric ns/queue/nil: none",
 			"failed to get queue external metric value: failed to get external metric queue: unable to get external metric ns/queue/nil: none", outside(whole)},
-		{"external of each", "unable to get external metric ns/queue/nil: none",
+		{"external per pod", "unable to get external metric ns/queue/nil: none",
 			"failed to get queue external metric value: failed to get queue external metric: unable to get external metric ns/queue/nil: none", outside(each)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := controltest.New(t)
 			control := &Controller{env: f.Env, cfg: Config{Metrics: fixed{err: errors.New("none")}}}
-			r := &round{Controller: control, hpa: &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "h"}}}
-			_, failed := r.ask(t.Context(), &c.metric, scaled{scale: &autoscalingv1.Scale{}, selector: labels.Everything()})
+			r := &evaluation{Controller: control, hpa: &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "h"}}}
+			_, failed := r.metricProposal(t.Context(), &c.metric, scaleTarget{scale: &autoscalingv1.Scale{}, selector: labels.Everything()})
 			if failed == nil {
 				t.Fatal("no failure")
 			}
@@ -66,14 +66,14 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-func TestTold(t *testing.T) {
+func TestResourceInError(t *testing.T) {
 	pods := schema.GroupResource{Group: resourceGroup, Resource: "pods"}
 	bare := apierrors.NewGenericServerResponse(http.StatusServiceUnavailable, "get", schema.GroupResource{}, "", "down", 0, true)
-	if got, want := told(bare, pods, "").Error(), "the server is currently unable to handle the request (get pods.metrics.k8s.io)"; got != want {
+	if got, want := errorWithResource(bare, pods, "").Error(), "the server is currently unable to handle the request (get pods.metrics.k8s.io)"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	own := apierrors.NewInternalError(errors.New("broken"))
-	if got := told(own, pods, ""); got.Error() != own.Error() {
+	if got := errorWithResource(own, pods, ""); got.Error() != own.Error() {
 		t.Errorf("%q, want the API's own %q", got, own)
 	}
 }

@@ -8,21 +8,21 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 )
 
-// specError is an error for which the autoscaler's specification is to blame.
+// specError is an error caused by the autoscaler's spec.
 type specError struct{ error }
 
-// Unwrap returns what is wrong with the specification.
+// Unwrap returns the wrapped error.
 func (e specError) Unwrap() error { return e.error }
 
-// measures are upstream's metrics of autoscalers.
-type measures struct {
-	rounds, asked        *prometheus.CounterVec
-	roundTime, askedTime *prometheus.HistogramVec
-	autoscalers          prometheus.GaugeFunc
-	desired              *prometheus.GaugeVec
+// controllerMetrics are upstream's metrics of the autoscaling controller.
+type controllerMetrics struct {
+	reconciliations, computations       *prometheus.CounterVec
+	reconciliationTime, computationTime *prometheus.HistogramVec
+	autoscalers                         prometheus.GaugeFunc
+	desired                             *prometheus.GaugeVec
 }
 
-func newMeasures(count func() float64) *measures {
+func newControllerMetrics(count func() float64) *controllerMetrics {
 	const (
 		actions = "The label 'action' should be either 'scale_down', 'scale_up', or 'none'. "
 		both    = actions + "Also, the label 'error' should be either 'spec', 'internal', or 'none'. "
@@ -31,14 +31,14 @@ func newMeasures(count func() float64) *measures {
 		prefix  = "horizontal_pod_autoscaler_controller_"
 	)
 	buckets := prometheus.ExponentialBuckets(0.001, 2, 15)
-	return &measures{
-		rounds: prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "reconciliations_total",
+	return &controllerMetrics{
+		reconciliations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "reconciliations_total",
 			Help: "[BETA] Number of reconciliations of HPA controller. " + both + first}, []string{"action", "error"}),
-		roundTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: prefix + "reconciliation_duration_seconds", Buckets: buckets,
+		reconciliationTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: prefix + "reconciliation_duration_seconds", Buckets: buckets,
 			Help: "[BETA] The time(seconds) that the HPA controller takes to reconcile once. " + both + first}, []string{"action", "error"}),
-		asked: prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "metric_computation_total",
+		computations: prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "metric_computation_total",
 			Help: "[BETA] Number of metric computations. " + both + kind}, []string{"action", "error", "metric_type"}),
-		askedTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: prefix + "metric_computation_duration_seconds", Buckets: buckets,
+		computationTime: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: prefix + "metric_computation_duration_seconds", Buckets: buckets,
 			Help: "[BETA] The time(seconds) that the HPA controller takes to calculate one metric. " + actions + "The label 'error' should be either 'spec', 'internal', or 'none'. " + kind},
 			[]string{"action", "error", "metric_type"}),
 		desired: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: prefix + "desired_replicas", Help: "[ALPHA] Current desired replica count for HPA objects."},
@@ -47,11 +47,11 @@ func newMeasures(count func() float64) *measures {
 	}
 }
 
-func (m *measures) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.rounds, m.roundTime, m.asked, m.askedTime, m.autoscalers, m.desired}
+func (m *controllerMetrics) collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.reconciliations, m.reconciliationTime, m.computations, m.computationTime, m.autoscalers, m.desired}
 }
 
-// action is what a size means for a target that has another.
+// action returns the scaling action that changes the size from current to wanted.
 func action(current, wanted int32) string {
 	switch {
 	case wanted > current:
@@ -73,12 +73,12 @@ func blame(err error) string {
 	return "internal"
 }
 
-func (m *measures) round(action string, took time.Duration, err error) {
-	m.rounds.WithLabelValues(action, blame(err)).Inc()
-	m.roundTime.WithLabelValues(action, blame(err)).Observe(took.Seconds())
+func (m *controllerMetrics) round(action string, took time.Duration, err error) {
+	m.reconciliations.WithLabelValues(action, blame(err)).Inc()
+	m.reconciliationTime.WithLabelValues(action, blame(err)).Observe(took.Seconds())
 }
 
-func (m *measures) metric(kind autoscalingv2.MetricSourceType, action string, took time.Duration, err error) {
-	m.asked.WithLabelValues(action, blame(err), string(kind)).Inc()
-	m.askedTime.WithLabelValues(action, blame(err), string(kind)).Observe(took.Seconds())
+func (m *controllerMetrics) metric(kind autoscalingv2.MetricSourceType, action string, took time.Duration, err error) {
+	m.computations.WithLabelValues(action, blame(err), string(kind)).Inc()
+	m.computationTime.WithLabelValues(action, blame(err), string(kind)).Observe(took.Seconds())
 }

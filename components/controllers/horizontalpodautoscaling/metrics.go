@@ -19,27 +19,26 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Metrics asks the metrics APIs. Values are in thousandths.
+// Metrics queries the metrics APIs. Values are in thousandths.
 type Metrics interface {
-	// Resource tells what the pods use of a resource, or one container of
-	// each if it is named.
+	// Resource returns the usage of a resource by pods, or by one container of each pod if
+	// container is not empty.
 	Resource(ctx context.Context, name corev1.ResourceName, namespace string, selector labels.Selector, container string) (map[string]sample, error)
-	// Pods tells a custom metric of pods.
+	// Pods returns a custom metric of pods.
 	Pods(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string, selector labels.Selector) (map[string]sample, error)
-	// Object tells a custom metric of one object.
+	// Object returns a custom metric of one object.
 	Object(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string, of autoscalingv2.CrossVersionObjectReference) (int64, error)
-	// External tells a metric of something outside of the cluster, of all
-	// series together.
+	// External returns an external metric, summed over all series.
 	External(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string) (int64, error)
 }
 
-// REST asks over the API server, behind which the metrics APIs are.
+// REST queries the metrics APIs through the API server's aggregation layer.
 type REST struct {
 	Client rest.Interface
 	Mapper meta.RESTMapper
 }
 
-// What the APIs answer, as far as it is needed here.
+// The responses of the metrics APIs, reduced to the fields that are used.
 type (
 	podMetricsList struct {
 		Items []struct {
@@ -62,8 +61,7 @@ type (
 	}
 )
 
-// get asks for a path below that of an API; resource and name are what the error
-// says was asked for.
+// get requests a path of an API. resource and name are used in error messages.
 func (r REST) get(ctx context.Context, into any, params map[string]string, resource schema.GroupResource, name string, path ...string) error {
 	req := r.Client.Get().AbsPath(path...).SetHeader("Accept", "application/json")
 	for k, v := range params {
@@ -72,9 +70,9 @@ func (r REST) get(ctx context.Context, into any, params map[string]string, resou
 		}
 	}
 	res := req.Do(ctx)
-	// Unlike Raw, this reads the error that the API answers with.
+	// Unlike Raw, Error decodes the API's Status.
 	if err := res.Error(); err != nil {
-		return told(err, resource, name)
+		return errorWithResource(err, resource, name)
 	}
 	data, err := res.Raw()
 	if err != nil {
@@ -83,9 +81,9 @@ func (r REST) get(ctx context.Context, into any, params map[string]string, resou
 	return json.Unmarshal(data, into)
 }
 
-// told names what was asked for in the error of an answer that is none of the
-// API's, which a request by path does not know.
-func told(err error, resource schema.GroupResource, name string) error {
+// errorWithResource adds the resource and name to the error of a response that is not an API Status, because a
+// request by path does not contain them.
+func errorWithResource(err error, resource schema.GroupResource, name string) error {
 	var status *apierrors.StatusError
 	if !errors.As(err, &status) || status.ErrStatus.Details == nil {
 		return err
@@ -104,12 +102,11 @@ const (
 	externalGroup = "external.metrics.k8s.io"
 )
 
-// customVersions are those of the API of custom metrics that are known; what is
-// used of their answers is alike.
+// customVersions are the supported versions of the custom metrics API. The fields that are used are
+// the same in all versions.
 var customVersions = []string{customGroup + "/v1beta2", customGroup + "/v1beta1"}
 
-// custom returns the path of the API of custom metrics: of the version that is
-// preferred among those that are served.
+// custom returns the path of the custom metrics API, in the preferred version of the served ones.
 func (r REST) custom(ctx context.Context) (string, error) {
 	var group metav1.APIGroup
 	err := r.get(ctx, &group, nil, schema.GroupResource{Group: customGroup}, "", "/apis/"+customGroup)
@@ -127,7 +124,7 @@ func (r REST) custom(ctx context.Context) (string, error) {
 	return "", errors.New("no known available metric versions found")
 }
 
-// Resource is Metrics'.
+// Resource implements Metrics.
 func (r REST) Resource(ctx context.Context, name corev1.ResourceName, namespace string, selector labels.Selector, container string) (map[string]sample, error) {
 	var list podMetricsList
 	err := r.get(ctx, &list, map[string]string{"labelSelector": selector.String()}, schema.GroupResource{Group: resourceGroup, Resource: "pods"}, "",
@@ -160,7 +157,7 @@ func (r REST) Resource(ctx context.Context, name corev1.ResourceName, namespace 
 	return all, nil
 }
 
-// Pods is Metrics'.
+// Pods implements Metrics.
 func (r REST) Pods(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string, selector labels.Selector) (map[string]sample, error) {
 	of, err := metav1.LabelSelectorAsSelector(metric.Selector)
 	if err != nil {
@@ -192,7 +189,7 @@ func (r REST) Pods(ctx context.Context, metric autoscalingv2.MetricIdentifier, n
 	return all, nil
 }
 
-// Object is Metrics'.
+// Object implements Metrics.
 func (r REST) Object(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string, of autoscalingv2.CrossVersionObjectReference) (int64, error) {
 	base, err := r.custom(ctx)
 	if err != nil {
@@ -226,7 +223,7 @@ func (r REST) Object(ctx context.Context, metric autoscalingv2.MetricIdentifier,
 	return list.Items[0].Value.MilliValue(), nil
 }
 
-// External is Metrics'.
+// External implements Metrics.
 func (r REST) External(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string) (int64, error) {
 	params := map[string]string{}
 	if metric.Selector != nil {

@@ -22,18 +22,18 @@ import (
 	"hyperkube/components/controllers/internal/controltest"
 )
 
-// TestCustomVersions: custom metrics are asked for in the version that is served,
-// of which many adapters have only the older one.
+// TestCustomVersions: custom metrics are requested in a served version; many adapters serve only
+// the older one.
 func TestCustomVersions(t *testing.T) {
 	for name, c := range map[string]struct {
-		versions []string // the preferred one first; none: there is no such API
-		want     string   // version that is asked, or what the error ends with
+		versions []string // the preferred one first; empty: there is no such API
+		want     string   // requested version, or the end of the error message
 	}{
-		"both":      {[]string{"v1beta2", "v1beta1"}, "v1beta2"},
-		"old":       {[]string{"v1beta1"}, "v1beta1"},
-		"preferred": {[]string{"v1beta1", "v1beta2"}, "v1beta1"},
-		"unknown":   {[]string{"v2"}, "unable to fetch metrics from custom metrics API: no known available metric versions found"},
-		"none":      {nil, "unable to fetch metrics from custom metrics API: no custom metrics API (custom.metrics.k8s.io) registered"},
+		"both":                 {[]string{"v1beta2", "v1beta1"}, "v1beta2"},
+		"only the old version": {[]string{"v1beta1"}, "v1beta1"},
+		"preferred":            {[]string{"v1beta1", "v1beta2"}, "v1beta1"},
+		"unknown":              {[]string{"v2"}, "unable to fetch metrics from custom metrics API: no known available metric versions found"},
+		"none":                 {nil, "unable to fetch metrics from custom metrics API: no custom metrics API (custom.metrics.k8s.io) registered"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var asked []string
@@ -81,47 +81,46 @@ func TestCustomVersions(t *testing.T) {
 	}
 }
 
-// TestHold: without a behavior of its own, an autoscaler gives a target what was
-// asked for at most of late, as when it could not grow as fast as that.
+// TestHold: without behavior, the size is the maximum of the recent recommendations, even if that
+// exceeds the current size because scale-up was limited.
 func TestHold(t *testing.T) {
 	now := controltest.Now
-	m := &memory{recommendations: []recommendation{{9, now.Add(-6 * time.Minute)}, {8, now.Add(-time.Minute)}}}
-	if v := m.hold(now, 5*time.Minute, 3); v.replicas != 8 || v.reason != scaleDownStabilized {
+	m := &scalingHistory{recommendations: []recommendation{{9, now.Add(-6 * time.Minute)}, {8, now.Add(-time.Minute)}}}
+	if v := m.stabilizeDefault(now, 5*time.Minute, 3); v.replicas != 8 || v.reason != scaleDownStabilized {
 		t.Errorf("%+v", v)
 	}
-	if v := m.hold(now.Add(5*time.Minute), 5*time.Minute, 3); v.replicas != 3 || v.reason != readyForNewScale {
+	if v := m.stabilizeDefault(now.Add(5*time.Minute), 5*time.Minute, 3); v.replicas != 3 || v.reason != readyForNewScale {
 		t.Errorf("%+v after the window", v)
 	}
 	control := &Controller{cfg: Config{Stabilization: 5 * time.Minute}}
-	r := &round{Controller: control, hpa: &autoscalingv2.HorizontalPodAutoscaler{}, now: now, memory: &memory{recommendations: []recommendation{{8, now}}}}
+	r := &evaluation{Controller: control, hpa: &autoscalingv2.HorizontalPodAutoscaler{}, now: now, history: &scalingHistory{recommendations: []recommendation{{8, now}}}}
 	if n := r.normalize(4, 3, limits{1, 20}); n != 8 {
-		t.Errorf("a target of 4 that was to have 8 gets %d", n)
+		t.Errorf("target of 4 with a recommendation of 8 gets %d", n)
 	}
 }
 
-// TestWholeWithoutPods: one value for all pods does not shrink a target whose pods
-// are not there.
+// TestWholeWithoutPods: a value for all pods does not scale down a target whose pods do not exist.
 func TestWholeWithoutPods(t *testing.T) {
 	f := controltest.New(t)
 	control := &Controller{env: f.Env, cfg: Config{Metrics: fixed{whole: 2000}, Tolerance: 0.1}}
-	r := &round{Controller: control, hpa: &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "h"}}}
+	r := &evaluation{Controller: control, hpa: &autoscalingv2.HorizontalPodAutoscaler{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "h"}}}
 	metric := autoscalingv2.MetricSpec{Type: autoscalingv2.ExternalMetricSourceType, External: &autoscalingv2.ExternalMetricSource{
 		Metric: autoscalingv2.MetricIdentifier{Name: "queue"},
 		Target: autoscalingv2.MetricTarget{Type: autoscalingv2.ValueMetricType, Value: resource.NewQuantity(10, resource.DecimalSI)},
 	}}
-	_, failed := r.ask(t.Context(), &metric, scaled{scale: &autoscalingv1.Scale{Spec: autoscalingv1.ScaleSpec{Replicas: 3}}, selector: labels.Everything()})
+	_, failed := r.metricProposal(t.Context(), &metric, scaleTarget{scale: &autoscalingv1.Scale{Spec: autoscalingv1.ScaleSpec{Replicas: 3}}, selector: labels.Everything()})
 	const want = "failed to get queue external metric value: failed to get external metric queue: unable to calculate ready pods: no pods returned by selector while calculating replica count"
 	if failed == nil || failed.Error() != want {
 		t.Errorf("%v, want %s", failed, want)
 	}
-	p, failed := r.ask(t.Context(), &metric, scaled{scale: &autoscalingv1.Scale{}, selector: labels.Everything()})
+	p, failed := r.metricProposal(t.Context(), &metric, scaleTarget{scale: &autoscalingv1.Scale{}, selector: labels.Everything()})
 	if failed != nil || p.replicas != 1 {
-		t.Errorf("from none: %v, %v", p, failed)
+		t.Errorf("from zero: %v, %v", p, failed)
 	}
 }
 
-// TestRequests: a pod that requests as a whole is measured by that, for what it does
-// not say by what its containers request.
+// TestRequests: the utilization of a pod with pod-level requests is relative to these; for
+// resources without a pod-level request it is relative to the containers' requests.
 func TestRequests(t *testing.T) {
 	list := func(cpu, memory string) corev1.ResourceList {
 		out := corev1.ResourceList{}

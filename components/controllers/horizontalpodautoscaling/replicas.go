@@ -11,7 +11,7 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
 // sample is a metric of a pod, in thousandths.
@@ -21,21 +21,20 @@ type sample struct {
 	window time.Duration
 }
 
-// tolerance is how far usage may be from its target without consequence.
+// tolerance is by how much the ratio of usage to target may differ from 1 without scaling.
 type tolerance struct{ down, up float64 }
 
 func (t tolerance) covers(ratio float64) bool { return 1-t.down <= ratio && ratio <= 1+t.up }
 
-// group is how pods and their samples fit together.
-type group struct {
+// podGroups classifies pods by their state and samples.
+type podGroups struct {
 	ready                     int
 	unready, missing, ignored map[string]bool
 }
 
-// sort tells the pods apart: those that are starting have a usage that says
-// nothing yet.
-func (c *Controller) sort(pods []*corev1.Pod, samples map[string]sample, name corev1.ResourceName) group {
-	g := group{unready: map[string]bool{}, missing: map[string]bool{}, ignored: map[string]bool{}}
+// classifyPods classifies the pods. The CPU usage of starting pods is not representative.
+func (c *Controller) classifyPods(pods []*corev1.Pod, samples map[string]sample, name corev1.ResourceName) podGroups {
+	g := podGroups{unready: map[string]bool{}, missing: map[string]bool{}, ignored: map[string]bool{}}
 	now := c.env.Clock.Now()
 	for _, p := range pods {
 		if p.DeletionTimestamp != nil || p.Status.Phase == corev1.PodFailed {
@@ -71,10 +70,10 @@ func (c *Controller) starting(p *corev1.Pod, s sample, now time.Time) bool {
 	return ready.Status == corev1.ConditionFalse && p.Status.StartTime.Add(c.cfg.ReadinessDelay).After(ready.LastTransitionTime.Time)
 }
 
-// roundUp makes a size of x, of anything that x may be.
+// roundUp converts x to a size. It accepts any value, including NaN and infinities.
 func roundUp(x float64) int32 {
 	switch x = math.Ceil(x); {
-	case !(x > 0): // or not a number
+	case !(x > 0): // or NaN
 		return 0
 	case x > math.MaxInt32:
 		return math.MaxInt32
@@ -82,21 +81,21 @@ func roundUp(x float64) int32 {
 	return int32(x)
 }
 
-// measure is how usage is compared: each returns the ratio of usage to target of
+// comparison defines how usage is compared with a target. ratio returns usage divided by target, over
 // all samples.
-type measure struct {
+type comparison struct {
 	ratio func(samples map[string]sample) (float64, error)
-	// full is what a pod without a sample counts for when others use less
-	// than their target.
+	// full is the usage assumed for a pod without a sample when the others use less than their
+	// target.
 	full func(pod string) int64
 }
 
 // replicasFor computes the size at which usage meets its target.
-func (c *Controller) replicasFor(current int32, pods []*corev1.Pod, samples map[string]sample, name corev1.ResourceName, t tolerance, m measure) (int32, error) {
+func (c *Controller) replicasFor(current int32, pods []*corev1.Pod, samples map[string]sample, name corev1.ResourceName, t tolerance, m comparison) (int32, error) {
 	if len(pods) == 0 {
 		return 0, errors.New("no pods returned by selector while calculating replica count")
 	}
-	g := c.sort(pods, samples, name)
+	g := c.classifyPods(pods, samples, name)
 	for p := range g.ignored {
 		delete(samples, p)
 	}
@@ -117,7 +116,7 @@ func (c *Controller) replicasFor(current int32, pods []*corev1.Pod, samples map[
 		}
 		return roundUp(ratio * float64(g.ready)), nil
 	}
-	// The unknown counts against a change.
+	// Assume values for missing samples that reduce the change.
 	for p := range g.missing {
 		switch {
 		case ratio < 1:
@@ -145,11 +144,11 @@ func (c *Controller) replicasFor(current int32, pods []*corev1.Pod, samples map[
 	return n, nil
 }
 
-// utilization compares with what pods request, in percent. What that is is asked
-// for when some of them have been measured.
-func utilization(target int32, ask func() (map[string]int64, error), now *int32, average *int64) measure {
+// utilization compares usage with the pods' requests, in percent. It calls ask for the requests
+// only when there are samples.
+func utilization(target int32, ask func() (map[string]int64, error), now *int32, average *int64) comparison {
 	var requests map[string]int64
-	return measure{
+	return comparison{
 		ratio: func(samples map[string]sample) (float64, error) {
 			if requests == nil {
 				var err error
@@ -170,7 +169,7 @@ func utilization(target int32, ask func() (map[string]int64, error), now *int32,
 				return 0, errors.New("no metrics returned matched known pods")
 			}
 			percent := int32(used * 100 / requested)
-			if *average < 0 { // what was measured, not what is assumed
+			if *average < 0 { // the measured values, without assumed ones
 				*now, *average = percent, used/n
 			}
 			return float64(percent) / float64(target), nil
@@ -179,9 +178,9 @@ func utilization(target int32, ask func() (map[string]int64, error), now *int32,
 	}
 }
 
-// usage compares with a value a pod, in thousandths.
-func usage(target int64, average *int64) measure {
-	return measure{
+// usage compares with an average value per pod, in thousandths.
+func usage(target int64, average *int64) comparison {
+	return comparison{
 		ratio: func(samples map[string]sample) (float64, error) {
 			var sum int64
 			for _, s := range samples {
@@ -197,7 +196,7 @@ func usage(target int64, average *int64) measure {
 	}
 }
 
-// byRatio computes the size from a value of the whole.
+// byRatio computes the size from the ratio of one value for the entire target.
 func byRatio(current int32, ratio float64, ready int, t tolerance) int32 {
 	if current == 0 {
 		return roundUp(ratio)
@@ -208,7 +207,7 @@ func byRatio(current int32, ratio float64, ready int, t tolerance) int32 {
 	return roundUp(ratio * float64(ready))
 }
 
-// perPod computes the size from a value of the whole that pods share.
+// perPod computes the size from one value for the entire target and a target value per pod.
 func perPod(value, target int64, replicas int32, t tolerance) int32 {
 	ratio := float64(value) / (float64(target) * float64(replicas))
 	if replicas > 0 && t.covers(ratio) {
@@ -217,15 +216,15 @@ func perPod(value, target int64, replicas int32, t tolerance) int32 {
 	return roundUp(float64(value) / float64(target))
 }
 
-// requestsOf sums what each pod's containers, or one of them, request; of a pod that
-// requests as a whole, what it requests.
+// requestsOf returns the sum of the requests of each pod's containers, or of one container. For a
+// pod with pod-level requests, it returns these.
 func requestsOf(pods []*corev1.Pod, container string, name corev1.ResourceName) (map[string]int64, error) {
 	all := make(map[string]int64, len(pods))
 	for _, p := range pods {
 		var sum int64
 		containers := p.Spec.Containers
 		for i := range p.Spec.InitContainers {
-			if c := &p.Spec.InitContainers[i]; podfacts.Sidecar(c) {
+			if c := &p.Spec.InitContainers[i]; podutil.Sidecar(c) {
 				containers = append(slices.Clip(containers), *c)
 			}
 		}

@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestStarting: what a pod uses while it starts says nothing of what it will use.
+// TestStarting: the usage of starting pods is ignored.
 //
 // https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/#pod-readiness-and-autoscaling-metrics
 func TestStarting(t *testing.T) {
@@ -16,21 +16,21 @@ func TestStarting(t *testing.T) {
 	c := &Controller{cfg: Config{CPUInitialization: 5 * time.Minute, ReadinessDelay: 30 * time.Second}}
 	for _, tc := range []struct {
 		name    string
-		started time.Duration // ago; negative: not at all
+		started time.Duration // duration before now; negative: not started
 		ready   corev1.ConditionStatus
-		since   time.Duration // ago
-		measure time.Duration // ago, over a minute
+		since   time.Duration // duration before now
+		measure time.Duration // duration before now; the window is a minute
 		want    bool
 	}{
 		{"not started", -1, corev1.ConditionTrue, time.Minute, 0, true},
-		{"nobody says whether it is ready", 10 * time.Minute, "", 0, 0, true},
-		{"young, not ready", time.Minute, corev1.ConditionFalse, time.Minute, 0, true},
-		{"young, measured before it was ready", 2 * time.Minute, corev1.ConditionTrue, 30 * time.Second, 0, true},
-		{"young, measured since it is ready", 3 * time.Minute, corev1.ConditionTrue, 90 * time.Second, 0, false},
-		{"young, measured for the last time before", 3 * time.Minute, corev1.ConditionTrue, 90 * time.Second, time.Minute, true},
-		{"old, ready", time.Hour, corev1.ConditionTrue, time.Second, 0, false},
-		{"old, not ready any more", time.Hour, corev1.ConditionFalse, time.Minute, 0, false},
-		{"old, never ready", time.Hour, corev1.ConditionFalse, time.Hour - 10*time.Second, 0, true},
+		{"no Ready condition", 10 * time.Minute, "", 0, 0, true},
+		{"recently started, not ready", time.Minute, corev1.ConditionFalse, time.Minute, 0, true},
+		{"recently started, sample before ready", 2 * time.Minute, corev1.ConditionTrue, 30 * time.Second, 0, true},
+		{"recently started, sample since ready", 3 * time.Minute, corev1.ConditionTrue, 90 * time.Second, 0, false},
+		{"recently started, sample started before ready", 3 * time.Minute, corev1.ConditionTrue, 90 * time.Second, time.Minute, true},
+		{"started long ago, ready", time.Hour, corev1.ConditionTrue, time.Second, 0, false},
+		{"started long ago, no longer ready", time.Hour, corev1.ConditionFalse, time.Minute, 0, false},
+		{"started long ago, never ready", time.Hour, corev1.ConditionFalse, time.Hour - 10*time.Second, 0, true},
 	} {
 		p := &corev1.Pod{}
 		if tc.started >= 0 {
@@ -40,7 +40,7 @@ func TestStarting(t *testing.T) {
 			p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: tc.ready, LastTransitionTime: metav1.NewTime(now.Add(-tc.since))}}
 		}
 		if got := c.starting(p, sample{at: now.Add(-tc.measure), window: time.Minute}, now); got != tc.want {
-			t.Errorf("%s: starting is %v", tc.name, got)
+			t.Errorf("%s: unready is %v", tc.name, got)
 		}
 	}
 }

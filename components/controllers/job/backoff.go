@@ -7,26 +7,26 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// Waits before failed pods are replaced: the first, doubled with each failure in
-// a row, and the longest.
+// The back-off before failed pods are replaced: the first one, which doubles with each consecutive
+// failure, and the maximum.
 const (
 	firstBackoff = 10 * time.Second
 	lastBackoff  = 10 * time.Minute
 )
 
-// failures are those in a row of a Job's pods.
+// failures are the consecutive failures of a Job's pods.
 type failures struct {
 	count int
 	last  time.Time
 }
 
-// backoff returns how long new pods must wait, after pods that newly failed and
-// succeeded at those times; and the failures in a row, which are to be remembered
-// once they are noted in the status: what is not is found again. Failures before
-// the last success count no more.
+// backoff returns how long the creation of new pods must be delayed, given the times at which
+// further pods failed and succeeded. Failures before the last success are ignored. It also returns
+// the new consecutive failures. The caller stores them with remember once the status is written;
+// otherwise the next sync determines them again.
 func (c *Controller) backoff(k string, failed, succeeded []time.Time) (time.Duration, failures) {
 	c.mu.Lock()
 	f := c.failed[k]
@@ -46,7 +46,7 @@ func (c *Controller) backoff(k string, failed, succeeded []time.Time) (time.Dura
 	return max(0, backoffAfter(f.count)-c.env.Clock.Since(f.last)), f
 }
 
-// remember keeps the failures in a row of a Job.
+// remember stores the consecutive failures of a Job.
 func (c *Controller) remember(k string, f failures) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -57,7 +57,7 @@ func (c *Controller) remember(k string, f failures) {
 	c.failed[k] = f
 }
 
-// backoffAfter returns how long to wait after n failures in a row.
+// backoffAfter returns the back-off after n consecutive failures.
 func backoffAfter(n int) time.Duration {
 	wait := firstBackoff
 	for range n - 1 {
@@ -68,9 +68,9 @@ func backoffAfter(n int) time.Duration {
 	return wait
 }
 
-// finishedAt is when p ended, as well as its status tells: when the last of its
-// containers did, if all have; when it stopped being ready; when it was deleted;
-// else when it was made.
+// finishedAt returns when p terminated, as far as its status shows: the time of its last terminated
+// container if all have terminated, otherwise the time at which it stopped being ready, its
+// deletion, or its creation.
 func finishedAt(p *corev1.Pod) time.Time {
 	if at := lastContainer(p); !at.IsZero() {
 		return at
@@ -88,13 +88,13 @@ func finishedAt(p *corev1.Pod) time.Time {
 	return p.CreationTimestamp.Time
 }
 
-// lastContainer is when the last container of p ended, sidecars included, which end
-// after the others; zero if one has not, or does not say when.
+// lastContainer returns when the last container of p terminated, including sidecars, which
+// terminate after the others. It is zero if a container has not terminated or has no time.
 func lastContainer(p *corev1.Pod) (last time.Time) {
 	statuses := slices.Clone(p.Status.ContainerStatuses)
 	for i := range p.Spec.InitContainers {
 		c := &p.Spec.InitContainers[i]
-		if !podfacts.Sidecar(c) {
+		if !podutil.Sidecar(c) {
 			continue
 		}
 		for _, s := range p.Status.InitContainerStatuses {

@@ -1,11 +1,11 @@
-// Package job runs pods until as many have succeeded as a Job asks for.
+// Package job runs pods until the specified number of them has succeeded.
 //
 // https://kubernetes.io/docs/concepts/workloads/controllers/job/
 //
-// Each pod carries a finalizer until its end is counted. It is counted in three
-// steps, each in a write of its own, so that a crash between them neither loses
-// nor doubles a count: its UID is noted in the status, the finalizer is taken
-// off, the noted UID becomes a number.
+// Each pod has a finalizer until its termination is counted. This happens in three steps with
+// separate writes, so that a crash in between neither loses nor duplicates a count: the pod's UID
+// is added to the status, the finalizer is removed, and the UID in the status is replaced by an
+// incremented counter.
 package job
 
 import (
@@ -32,14 +32,14 @@ import (
 var Kind = batchv1.SchemeGroupVersion.WithKind("Job")
 
 const (
-	// name is what spec.managedBy has for this controller.
+	// name is the spec.managedBy value of this controller.
 	name = "kubernetes.io/job-controller"
-	// maxCreate and maxCount bound how many pods one sync makes or discards, and counts.
+	// maxCreate and maxCount limit the pods that one sync creates or discards, and counts.
 	maxCreate = 500
 	maxCount  = 500
 )
 
-// Controller syncs Jobs. Make it with New.
+// Controller reconciles Jobs. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -47,16 +47,16 @@ type Controller struct {
 	jobs     batchlisters.JobLister
 	podIndex cache.Indexer
 	expect   *control.Expectations
-	measures *measures
+	metrics  *metrics
 
 	mu     sync.Mutex
 	failed map[string]failures // by Job; guarded by mu
-	// released are the pods whose finalizer was taken off, by Job, until that is
-	// seen; guarded by mu.
+	// released are the pods, by Job, whose finalizer was removed but is still present in the cache;
+	// guarded by mu.
 	released map[string]map[types.UID]bool
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	jobs, pods := env.Informers.Batch().V1().Jobs(), env.Informers.Core().V1().Pods()
@@ -68,9 +68,9 @@ func New(env control.Env) (*Controller, error) {
 		expect:   control.NewExpectations(env.Clock),
 		failed:   map[string]failures{},
 		released: map[string]map[types.UID]bool{},
-		measures: newMeasures(),
+		metrics:  newMetrics(),
 	}
-	if err := env.Register(c.measures.collectors()...); err != nil {
+	if err := env.Register(c.metrics.collectors()...); err != nil {
 		return nil, err
 	}
 	c.Loop = control.NewLoop(env, "job", c.sync)
@@ -88,8 +88,8 @@ func New(env control.Env) (*Controller, error) {
 		func(j *batchv1.Job) {
 			c.forget(key(j))
 			c.AddObject(j)
-			// Its pods' finalizers hold them; nobody else takes those off.
-			c.orphans(j)
+			// No other controller removes the finalizers that block the deletion of its pods.
+			c.enqueueOrphans(j)
 		},
 	)); err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func key(j *batchv1.Job) string { return j.Namespace + "/" + j.Name }
 
 func (c *Controller) jobAdded(j *batchv1.Job) {
 	if m := managedElsewhere(j); m != "" {
-		c.measures.others.WithLabelValues(m).Inc()
+		c.metrics.others.WithLabelValues(m).Inc()
 	}
 	c.AddObject(j)
 }
@@ -114,8 +114,8 @@ func (c *Controller) forget(k string) {
 	c.mu.Unlock()
 }
 
-// held tells whether the end of a pod of this Job is still to be noted.
-func (s *state) held(p *corev1.Pod) bool {
+// uncounted reports whether the termination of a pod of this Job has not been counted yet.
+func (s *state) uncounted(p *corev1.Pod) bool {
 	if !tracked(p) {
 		return false
 	}
@@ -124,8 +124,9 @@ func (s *state) held(p *corev1.Pod) bool {
 	return !s.released[key(s.job)][p.UID]
 }
 
-// seen notes that the cache has a pod of a Job, without its finalizer or gone.
-func (c *Controller) seen(p *corev1.Pod, j *batchv1.Job) {
+// finalizerRemoved records that the cache contains a pod of a Job without the finalizer, or that the pod was
+// deleted.
+func (c *Controller) finalizerRemoved(p *corev1.Pod, j *batchv1.Job) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if m := c.released[key(j)]; m != nil {
@@ -133,10 +134,10 @@ func (c *Controller) seen(p *corev1.Pod, j *batchv1.Job) {
 	}
 }
 
-// podPrefixKey begins the keys of single pods whose Job is gone.
+// podPrefixKey is the prefix of the keys of pods whose Job was deleted.
 const podPrefixKey = "/pod/"
 
-func (c *Controller) orphans(j *batchv1.Job) {
+func (c *Controller) enqueueOrphans(j *batchv1.Job) {
 	pods, err := control.Owned[*corev1.Pod](c.podIndex, j, false)
 	if err != nil {
 		return
@@ -155,11 +156,11 @@ func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *batchv
 }
 
 func (c *Controller) podAdded(p *corev1.Pod) {
-	c.measures.seen(nil, p)
-	c.podCame(p)
+	c.metrics.seen(nil, p)
+	c.podCreated(p)
 }
 
-func (c *Controller) podCame(p *corev1.Pod) {
+func (c *Controller) podCreated(p *corev1.Pod) {
 	if p.DeletionTimestamp != nil {
 		c.podGone(p)
 		return
@@ -170,12 +171,11 @@ func (c *Controller) podCame(p *corev1.Pod) {
 		c.AddObject(j)
 		return
 	}
-	c.stray(p, ref)
+	c.handleOrphan(p, ref)
 }
 
-// stray sees to a pod without its Job: another may adopt it, or its finalizer
-// must go.
-func (c *Controller) stray(p *corev1.Pod, ref *metav1.OwnerReference) {
+// handleOrphan handles a pod without its Job: another Job may adopt it, or its finalizer must be removed.
+func (c *Controller) handleOrphan(p *corev1.Pod, ref *metav1.OwnerReference) {
 	if ref == nil {
 		all, err := c.jobs.Jobs(p.Namespace).List(labels.Everything())
 		if err != nil {
@@ -193,7 +193,7 @@ func (c *Controller) stray(p *corev1.Pod, ref *metav1.OwnerReference) {
 }
 
 func (c *Controller) podChanged(old, cur *corev1.Pod) {
-	c.measures.seen(old, cur)
+	c.metrics.seen(old, cur)
 	was, is := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(cur)
 	if cur.DeletionTimestamp != nil {
 		if j := c.owner(cur.Namespace, is); j != nil {
@@ -207,32 +207,32 @@ func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	}
 	if j := c.owner(cur.Namespace, is); j != nil {
 		if !tracked(cur) {
-			c.seen(cur, j)
+			c.finalizerRemoved(cur, j)
 		}
 		c.AddObject(j)
 		return
 	}
 	if was != nil || !labels.Equals(old.Labels, cur.Labels) || tracked(cur) {
-		c.stray(cur, is)
+		c.handleOrphan(cur, is)
 	}
 }
 
 func (c *Controller) podDeleted(p *corev1.Pod) {
-	c.measures.seen(p, nil)
+	c.metrics.seen(p, nil)
 	c.podGone(p)
 }
 
 func (c *Controller) podGone(p *corev1.Pod) {
 	if j := c.owner(p.Namespace, metav1.GetControllerOfNoCopy(p)); j != nil {
 		c.expect.Deleted(key(j), control.ID(p))
-		c.seen(p, j)
+		c.finalizerRemoved(p, j)
 		c.AddObject(j)
 	} else if tracked(p) {
 		c.Add(podPrefixKey + p.Namespace + "/" + p.Name)
 	}
 }
 
-// managedElsewhere names the controller that a Job is left to, empty if that is this one.
+// managedElsewhere returns the name of the controller that manages a Job, or "" if it is this one.
 func managedElsewhere(j *batchv1.Job) string {
 	if m := j.Spec.ManagedBy; m != nil && *m != name {
 		return *m
@@ -240,8 +240,8 @@ func managedElsewhere(j *batchv1.Job) string {
 	return ""
 }
 
-// ended returns the condition that says that a Job is over, nil if it is not.
-func ended(j *batchv1.Job) *batchv1.JobCondition {
+// finishedCondition returns the Complete or Failed condition of a finished Job, or nil.
+func finishedCondition(j *batchv1.Job) *batchv1.JobCondition {
 	for _, kind := range []batchv1.JobConditionType{batchv1.JobComplete, batchv1.JobFailed} {
 		if c := condition(&j.Status, kind); c != nil && c.Status == corev1.ConditionTrue {
 			return c
@@ -261,7 +261,7 @@ func condition(s *batchv1.JobStatus, kind batchv1.JobConditionType) *batchv1.Job
 
 func (c *Controller) sync(ctx context.Context, k string) error {
 	if len(k) > len(podPrefixKey) && k[:len(podPrefixKey)] == podPrefixKey {
-		return c.syncStray(ctx, k[len(podPrefixKey):])
+		return c.syncOrphan(ctx, k[len(podPrefixKey):])
 	}
 	namespace, jobName := control.SplitKey(k)
 	shared, err := c.jobs.Jobs(namespace).Get(jobName)
@@ -285,7 +285,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	if err != nil {
 		return err
 	}
-	if ended(j) != nil {
+	if finishedCondition(j) != nil {
 		c.mu.Lock()
 		delete(c.failed, k)
 		delete(c.released, k)
@@ -296,7 +296,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	s.count(pods)
 	s.action = "reconciling"
 	err = s.advance(ctx)
-	c.measures.synced(s.job, c.env.Clock.Since(began), s.action, err)
+	c.metrics.synced(s.job, c.env.Clock.Since(began), s.action, err)
 	return err
 }
 
@@ -321,7 +321,7 @@ func (c *Controller) claim(ctx context.Context, j *batchv1.Job) ([]*corev1.Pod, 
 	return claimer.Claim(ctx, pods)
 }
 
-// release takes the finalizer off pods, which are those of j if that is not nil.
+// release removes the finalizer from pods. If j is not nil, the pods belong to it.
 func (c *Controller) release(ctx context.Context, j *batchv1.Job, pods []*corev1.Pod) error {
 	errs := make([]error, len(pods))
 	limit := make(chan struct{}, 20)
@@ -333,7 +333,7 @@ func (c *Controller) release(ctx context.Context, j *batchv1.Job, pods []*corev1
 		limit <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-limit }()
-			c.noteRelease(j, p)
+			c.recordRelease(j, p)
 			patch := fmt.Sprintf(`{"metadata":{"uid":%q,"$deleteFromPrimitiveList/finalizers":[%q]}}`, p.UID, batchv1.JobTrackingFinalizer)
 			err := c.pods.Patch(ctx, p, types.StrategicMergePatchType, []byte(patch))
 			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsInvalid(err) {
@@ -346,9 +346,9 @@ func (c *Controller) release(ctx context.Context, j *batchv1.Job, pods []*corev1
 	return errors.Join(errs...)
 }
 
-// noteRelease is called before the finalizer of a pod of j is taken off, so that
-// what the cache then says is not overtaken by it.
-func (c *Controller) noteRelease(j *batchv1.Job, p *corev1.Pod) {
+// recordRelease records that the finalizer of a pod of j is about to be removed. It is called before
+// the removal, so that the informer's event cannot come first.
+func (c *Controller) recordRelease(j *batchv1.Job, p *corev1.Pod) {
 	if j == nil {
 		return
 	}
@@ -361,15 +361,15 @@ func (c *Controller) noteRelease(j *batchv1.Job, p *corev1.Pod) {
 	c.released[k][p.UID] = true
 }
 
-// forgetRelease is for one that failed.
+// forgetRelease reverts recordRelease after a failed removal.
 func (c *Controller) forgetRelease(j *batchv1.Job, p *corev1.Pod) {
 	if j != nil {
-		c.seen(p, j)
+		c.finalizerRemoved(p, j)
 	}
 }
 
-// syncStray takes the finalizer off a pod whose Job is gone.
-func (c *Controller) syncStray(ctx context.Context, k string) error {
+// syncOrphan removes the finalizer from a pod whose Job was deleted.
+func (c *Controller) syncOrphan(ctx context.Context, k string) error {
 	obj, ok, err := c.podIndex.GetByKey(k)
 	p, isPod := obj.(*corev1.Pod)
 	if err != nil || !ok || !isPod || !tracked(p) {
@@ -380,7 +380,7 @@ func (c *Controller) syncStray(ctx context.Context, k string) error {
 		if ref.Kind != Kind.Kind || ref.APIVersion != batchv1.SchemeGroupVersion.String() || c.owner(p.Namespace, ref) != nil {
 			return nil
 		}
-		// The cache may be late.
+		// The cache may be stale.
 		j, err := c.env.Kube.BatchV1().Jobs(p.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 		if err == nil && j.UID == ref.UID {
 			return nil
@@ -392,7 +392,7 @@ func (c *Controller) syncStray(ctx context.Context, k string) error {
 	return c.release(ctx, nil, []*corev1.Pod{p})
 }
 
-// write writes the status if it changed, and takes over what came of it.
+// write updates the status if it changed, and updates j with the API server's response.
 func (c *Controller) write(ctx context.Context, j *batchv1.Job, s batchv1.JobStatus) error {
 	if equality.Semantic.DeepEqual(j.Status, s) {
 		return nil
@@ -404,7 +404,7 @@ func (c *Controller) write(ctx context.Context, j *batchv1.Job, s batchv1.JobSta
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("updating the status: %w", err)
+		return fmt.Errorf("updating status: %w", err)
 	}
 	written.DeepCopyInto(j)
 	return nil

@@ -81,7 +81,7 @@ func (w *world) change(f func(*batchv1.Job)) {
 	}
 }
 
-// live are the pods that have not ended, in order.
+// live returns the pods that have not terminated, sorted by name.
 func (w *world) live() (out []*corev1.Pod) {
 	pods := w.f.Pods("ns")
 	for _, n := range slices.Sorted(maps.Keys(pods)) {
@@ -102,9 +102,9 @@ func (w *world) later(d time.Duration) { w.f.Clock.SetTime(w.f.Clock.Now().Add(d
 
 func (w *world) over(kind batchv1.JobConditionType) *batchv1.JobCondition {
 	w.t.Helper()
-	c := ended(w.job())
+	c := finishedCondition(w.job())
 	if c == nil || c.Type != kind {
-		w.t.Fatalf("ended with %+v, want %s: %+v", c, kind, w.job().Status)
+		w.t.Fatalf("finished with %+v, want %s: %+v", c, kind, w.job().Status)
 	}
 	return c
 }
@@ -114,7 +114,7 @@ func TestCompletes(t *testing.T) {
 	for range 30 {
 		w.sync()
 		if n := len(w.live()); n > 2 {
-			t.Fatalf("%d at once", n)
+			t.Fatalf("%d pods at the same time", n)
 		}
 		if live := w.live(); len(live) > 0 {
 			w.end(live[0], corev1.PodSucceeded, 0)
@@ -138,8 +138,8 @@ func TestCompletes(t *testing.T) {
 	}
 }
 
-// TestCountsOnce ends pods at random and loses them as soon as their finalizer
-// is gone; each is counted once all the same.
+// TestCountsOnce terminates random pods and deletes them as soon as their finalizer is removed;
+// each must be counted exactly once.
 func TestCountsOnce(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 9))
@@ -172,14 +172,14 @@ func TestCountsOnce(t *testing.T) {
 					}
 				}
 			}
-			if ended(w.job()) != nil {
+			if finishedCondition(w.job()) != nil {
 				break
 			}
 		}
 		w.over(batchv1.JobComplete)
 		s := w.job().Status
 		if s.Succeeded != n || s.Failed != fails || len(ok) != int(n) {
-			t.Fatalf("seed %d: %d succeeded of %d wanted and %d ended well; %d failed of %d", seed, s.Succeeded, n, len(ok), s.Failed, fails)
+			t.Fatalf("seed %d: %d succeeded of %d desired and %d terminated successfully; %d failed of %d", seed, s.Succeeded, n, len(ok), s.Failed, fails)
 		}
 		if isIndexed(j) && s.CompletedIndexes != parseIndexes(fmt.Sprintf("0-%d", n-1), int(n)).String() {
 			t.Errorf("indexes %q", s.CompletedIndexes)
@@ -196,7 +196,7 @@ func TestBackoff(t *testing.T) {
 	w.sync()
 	w.sync()
 	if n := len(w.live()); n != 0 {
-		t.Fatalf("%d pods without a wait", n)
+		t.Fatalf("%d pods before the end of the back-off", n)
 	}
 	w.later(firstBackoff)
 	w.sync()
@@ -216,7 +216,7 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestBackoffPerIndex lets one index fail: it waits, and no other does.
+// TestBackoffPerIndex: after a failure of one index, only this index is delayed.
 func TestBackoffPerIndex(t *testing.T) {
 	j := testJob(2, 3)
 	j.Spec.CompletionMode = ptr.To(batchv1.IndexedCompletion)
@@ -243,12 +243,12 @@ func TestBackoffPerIndex(t *testing.T) {
 		w.sync()
 	}
 	if got := live(); !slices.Equal(got, []int{2}) {
-		t.Fatalf("pods of indexes %v, want that of 2 alone", got)
+		t.Fatalf("pods of indexes %v, want only 2", got)
 	}
 	w.later(firstBackoff)
 	w.sync()
 	if got := live(); !slices.Equal(got, []int{0, 2}) {
-		t.Fatalf("pods of indexes %v after the wait", got)
+		t.Fatalf("pods of indexes %v after the back-off", got)
 	}
 }
 
@@ -312,7 +312,7 @@ func TestPolicies(t *testing.T) {
 	}}
 	w := newWorld(t, j)
 	w.sync()
-	// A disrupted one is replaced and not counted.
+	// A disrupted pod is replaced and not counted.
 	p := w.live()[0].DeepCopy()
 	w.end(p, corev1.PodFailed, 137)
 	p = w.f.Pods("ns")[p.Name].DeepCopy()
@@ -320,10 +320,10 @@ func TestPolicies(t *testing.T) {
 	if _, err := w.f.Kube.CoreV1().Pods("ns").Update(context.Background(), p, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// It waits as after any failure.
+	// It is delayed like after any failure.
 	w.sync()
 	if n := len(w.live()); n != 0 {
-		t.Fatalf("%d pods without a wait", n)
+		t.Fatalf("%d pods before the end of the back-off", n)
 	}
 	w.later(firstBackoff)
 	w.sync()
@@ -377,7 +377,7 @@ func TestIndexSet(t *testing.T) {
 		}
 		y := parseIndexes(x.String(), limit)
 		if y.String() != x.String() {
-			t.Fatalf("%q read as %q", x, y)
+			t.Fatalf("%q parsed as %q", x, y)
 		}
 		for i := range limit {
 			if x.has(i) != model[i] {
@@ -394,22 +394,22 @@ func FuzzParseIndexes(f *testing.F) {
 		limit = max(0, min(limit, 1000))
 		x := parseIndexes(s, limit)
 		if y := parseIndexes(x.String(), limit); y.String() != x.String() || x.total() > limit {
-			t.Errorf("%q read as %q, then as %q", s, x, y)
+			t.Errorf("%q parsed as %q, then as %q", s, x, y)
 		}
 	})
 }
 
-func TestEndOfTheRest(t *testing.T) {
+func TestRemainingPods(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		success *batchv1.SuccessPolicy
-		code    int32 // of index 0
+		code    int32 // exit code of index 0
 		end     batchv1.JobConditionType
 		failed  int32
 		dead    string
 	}{
-		{"success: the rest has not failed", &batchv1.SuccessPolicy{Rules: []batchv1.SuccessPolicyRule{{SucceededCount: ptr.To[int32](1)}}}, 0, batchv1.JobComplete, 0, ""},
-		{"failure: the rest has, but their indexes have not", nil, 1, batchv1.JobFailed, 3, "0"},
+		{"success: the remaining pods do not fail", &batchv1.SuccessPolicy{Rules: []batchv1.SuccessPolicyRule{{SucceededCount: ptr.To[int32](1)}}}, 0, batchv1.JobComplete, 0, ""},
+		{"failure: the remaining pods fail, but not their indexes", nil, 1, batchv1.JobFailed, 3, "0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			j := testJob(3, 3)
@@ -455,21 +455,20 @@ func TestIgnoredFailureOfAnIndex(t *testing.T) {
 	w.end(first, corev1.PodFailed, 9)
 	w.sync()
 	if n := len(w.live()); n != 0 {
-		t.Fatalf("%d pods at once", n)
+		t.Fatalf("%d pods before the end of the back-off", n)
 	}
 	w.later(time.Hour)
 	w.sync()
 	live := w.live()
 	if len(live) != 1 {
-		t.Fatalf("%d pods after the wait", len(live))
+		t.Fatalf("%d pods after the back-off", len(live))
 	}
 	if a := live[0].Annotations; a[batchv1.JobIndexFailureCountAnnotation] != "0" || a[batchv1.JobIndexIgnoredFailureCountAnnotation] != "1" {
 		t.Errorf("annotations %v", a)
 	}
 }
 
-// TestBackoffOnce: failures count for the wait once, however often their noting in
-// the status fails.
+// TestBackoffOnce: failures count once for the back-off, even if status updates fail repeatedly.
 func TestBackoffOnce(t *testing.T) {
 	w := newWorld(t, testJob(1, 1))
 	w.sync()
@@ -488,12 +487,12 @@ func TestBackoffOnce(t *testing.T) {
 	}
 	w.sync()
 	if got := w.c.failed["ns/j"].count; got != 1 {
-		t.Errorf("%d failures in a row", got)
+		t.Errorf("%d consecutive failures", got)
 	}
 	w.later(firstBackoff)
 	w.sync()
 	if n := len(w.live()); n != 1 {
-		t.Errorf("%d pods after the wait", n)
+		t.Errorf("%d pods after the back-off", n)
 	}
 }
 

@@ -10,14 +10,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// indexes is a set of completion indexes, as sorted, disjoint, closed
-// intervals that do not touch.
+// indexes is a set of completion indexes, as sorted, disjoint, closed intervals that are not
+// adjacent.
 type indexes []interval
 
 type interval struct{ first, last int }
 
-// parseIndexes reads "1,3-5,7"; what cannot be read or is not below limit is
-// left out.
+// parseIndexes parses "1,3-5,7". It ignores what is invalid or not below limit.
 func parseIndexes(s string, limit int) indexes {
 	var out indexes
 	for part := range strings.SplitSeq(s, ",") {
@@ -34,7 +33,7 @@ func parseIndexes(s string, limit int) indexes {
 			last = min(last, limit-1)
 		}
 		for i := first; i <= last; i++ {
-			// Rare, and short: history is at most as long as the Job.
+			// This is rare, and the number of iterations is limited by the Job's size.
 			if n := len(out); n > 0 && out[n-1].last == i-1 {
 				out[n-1].last = i
 				continue
@@ -50,7 +49,7 @@ func (x indexes) has(i int) bool {
 	return found || k < len(x) && x[k].first <= i
 }
 
-// with returns the set with i in it. It may reuse x.
+// with returns the set with i added. It may modify x.
 func (x indexes) with(i int) indexes {
 	if x.has(i) {
 		return x
@@ -78,7 +77,7 @@ func (x indexes) total() (n int) {
 	return n
 }
 
-// String writes runs of three and more as ranges, as the API has it.
+// String formats the set as in the API: three or more consecutive indexes are a range.
 func (x indexes) String() string {
 	var b strings.Builder
 	for _, v := range x {
@@ -101,16 +100,17 @@ func isIndexed(j *batchv1.Job) bool {
 	return j.Spec.CompletionMode != nil && *j.Spec.CompletionMode == batchv1.IndexedCompletion
 }
 
-// indexOf returns the completion index of a pod, false if it has none.
+// indexOf returns the completion index of a pod, or false if it has none.
 func indexOf(p *corev1.Pod) (int, bool) {
 	n, err := strconv.Atoi(p.Annotations[batchv1.JobCompletionIndexAnnotation])
 	return n, err == nil && n >= 0
 }
 
-// failuresOf returns how often the index of a pod had failed before it.
+// failuresOf returns how often the index of a pod failed before this pod.
 func failuresOf(p *corev1.Pod) int32 { return countIn(p, batchv1.JobIndexFailureCountAnnotation) }
 
-// ignoredOf returns how often it had failed in a way that does not count.
+// ignoredOf returns how often the index of a pod failed before this pod with failures that the
+// failure policy ignores.
 func ignoredOf(p *corev1.Pod) int32 { return countIn(p, batchv1.JobIndexIgnoredFailureCountAnnotation) }
 
 func countIn(p *corev1.Pod, annotation string) int32 {

@@ -16,11 +16,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// want is how many pods should be active.
-func (s *state) want() int {
+// desiredActive returns the desired number of active pods.
+func (s *state) desiredActive() int {
 	j := s.job
 	parallelism := 1
 	if j.Spec.Parallelism != nil {
@@ -32,14 +32,14 @@ func (s *state) want() int {
 		}
 		return parallelism
 	}
-	left := int(*j.Spec.Completions) - int(s.succeeded) - s.dead.total()
+	left := int(*j.Spec.Completions) - int(s.succeeded) - s.failedIndexes.total()
 	return max(0, min(parallelism, left))
 }
 
-// manage makes and deletes pods until as many are active as should be; wait is
-// how long new ones have to wait for.
+// manage creates and deletes pods until the desired number is active. wait is the delay before new
+// pods may be created.
 func (s *state) manage(ctx context.Context, wait time.Duration) error {
-	want, have := s.want(), len(s.active)
+	want, have := s.desiredActive(), len(s.active)
 	occupied := have
 	if onlyFailed(s.job) {
 		occupied += len(s.terminating)
@@ -54,12 +54,12 @@ func (s *state) manage(ctx context.Context, wait time.Duration) error {
 	s.action = "pods_created"
 	var free []int
 	if isIndexed(s.job) {
-		free = s.free(n)
+		free = s.freeIndexes(n)
 		n = len(free)
 	}
 	if s.job.Spec.BackoffLimitPerIndex != nil {
-		// Each index waits for itself alone, and keeps its place meanwhile.
-		free, wait = s.due(free)
+		// Each index has a separate back-off, during which it remains allocated.
+		free, wait = s.afterBackoff(free)
 		n = len(free)
 		if wait > 0 {
 			s.AddAfter(key(s.job), wait)
@@ -74,9 +74,9 @@ func (s *state) manage(ctx context.Context, wait time.Duration) error {
 	return s.create(ctx, n, free)
 }
 
-// due returns those of indexes that need not wait after a failure, and how long
-// the first of the others has to.
-func (s *state) due(indexes []int) (now []int, wait time.Duration) {
+// afterBackoff returns those of indexes whose back-off is over, and the shortest remaining back-off of the
+// others.
+func (s *state) afterBackoff(indexes []int) (now []int, wait time.Duration) {
 	for _, i := range indexes {
 		failures := s.attempts[i] + s.ignored[i]
 		left := backoffAfter(int(failures)) - s.env.Clock.Since(s.failedAt[i])
@@ -90,9 +90,9 @@ func (s *state) due(indexes []int) (now []int, wait time.Duration) {
 	return now, wait
 }
 
-// victims returns the active pods to discard, n at least: of an indexed Job all that
-// have no index, one that is settled or one that another has as well; then those that
-// got least far.
+// victims returns the active pods to discard, at least n. For an indexed Job, it first returns all
+// pods without an index, with a finished index, or with the index of another pod; then the pods
+// that made the least progress.
 func (s *state) victims(n int) (out []*corev1.Pod) {
 	rest := slices.Clone(s.active)
 	sort.Sort(control.Victims{Pods: rest, Now: s.env.Clock.Now(), Plain: true})
@@ -100,7 +100,7 @@ func (s *state) victims(n int) (out []*corev1.Pod) {
 		kept, seen := []*corev1.Pod(nil), map[int]bool{}
 		for _, p := range slices.Backward(rest) {
 			i, ok := indexOf(p)
-			if !ok || i >= s.limit() || s.done.has(i) || s.dead.has(i) || seen[i] {
+			if !ok || i >= s.limit() || s.completedIndexes.has(i) || s.failedIndexes.has(i) || seen[i] {
 				out = append(out, p)
 				continue
 			}
@@ -116,8 +116,8 @@ func (s *state) victims(n int) (out []*corev1.Pod) {
 	return out
 }
 
-// free returns the first n indexes that want a pod.
-func (s *state) free(n int) (out []int) {
+// freeIndexes returns the first n indexes that need a pod.
+func (s *state) freeIndexes(n int) (out []int) {
 	taken := map[int]bool{}
 	for _, p := range s.active {
 		if i, ok := indexOf(p); ok {
@@ -132,14 +132,14 @@ func (s *state) free(n int) (out []int) {
 		}
 	}
 	for i := 0; i < s.limit() && len(out) < n; i++ {
-		if !taken[i] && !s.done.has(i) && !s.dead.has(i) {
+		if !taken[i] && !s.completedIndexes.has(i) && !s.failedIndexes.has(i) {
 			out = append(out, i)
 		}
 	}
 	return out
 }
 
-// create makes n pods; those of an indexed Job are for the indexes free.
+// create creates n pods. Those of an indexed Job get the indexes in free.
 func (s *state) create(ctx context.Context, n int, free []int) error {
 	j := s.job
 	var todo chan int
@@ -152,7 +152,7 @@ func (s *state) create(ctx context.Context, n int, free []int) error {
 	k := key(j)
 	s.expect.Expect(k, n)
 	ref := metav1.NewControllerRef(j, Kind)
-	var mu sync.Mutex // guards what follows, and s.next
+	var mu sync.Mutex // guards the variables below, and s.next
 	made, failed := 0, 0
 	done, err := control.SlowStart(n, func() error {
 		pod := control.PodFrom(&j.Spec.Template, ref)
@@ -161,7 +161,7 @@ func (s *state) create(ctx context.Context, n int, free []int) error {
 		}
 		pod.GenerateName = control.PodPrefix(j.Name)
 		if todo != nil {
-			s.index(pod, <-todo)
+			s.setIndex(pod, <-todo)
 		}
 		_, err := s.pods.Create(ctx, j.Namespace, pod, j)
 		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
@@ -177,15 +177,15 @@ func (s *state) create(ctx context.Context, n int, free []int) error {
 		}
 		return err
 	})
-	s.measures.created(s.job, s.failed, len(s.terminating), made, failed)
+	s.metrics.created(s.job, s.failed, len(s.terminating), made, failed)
 	for range n - done {
 		s.expect.Created(k)
 	}
 	return err
 }
 
-// index makes pod that of a completion index. It writes to pod.
-func (s *state) index(pod *corev1.Pod, i int) {
+// setIndex sets the completion index of pod.
+func (s *state) setIndex(pod *corev1.Pod, i int) {
 	text := strconv.Itoa(i)
 	if pod.Annotations == nil {
 		pod.Annotations = map[string]string{}
@@ -219,18 +219,18 @@ func (s *state) index(pod *corev1.Pod, i int) {
 	}
 }
 
-// mostPrefix is how much of a generated name is not made up, at most.
-const mostPrefix = 63 - 5
+// maxPrefix is the maximum length of the non-random part of a generated name.
+const maxPrefix = 63 - 5
 
-// namePrefix is what the names of the pods of an index begin with. Of a long name of
-// the Job the end gives way to the index.
+// namePrefix returns the prefix of the names of an index's pods. A long Job name is truncated so
+// that the index fits.
 func namePrefix(job string, i int) string {
 	end := fmt.Sprintf("-%d-", i)
-	return job[:min(len(job), max(0, mostPrefix-len(end)))] + end
+	return job[:min(len(job), max(0, maxPrefix-len(end)))] + end
 }
 
-// discard deletes active pods that are too many. Without their finalizer, they
-// do not count as failed.
+// discard deletes excess active pods. It first removes their finalizer, so that they do not count
+// as failed.
 func (s *state) discard(ctx context.Context, pods []*corev1.Pod) error {
 	if err := s.release(ctx, s.job, pods); err != nil {
 		return err
@@ -250,7 +250,8 @@ func (s *state) deletePods(ctx context.Context, pods []*corev1.Pod) error {
 		ids[i] = control.ID(p)
 	}
 	if s.satisfied {
-		// Else pods are awaited that the cache lacks, and still are.
+		// If not satisfied, keep the pending expectations of pods that the cache does not contain
+		// yet.
 		s.expect.Expect(k, 0, ids...)
 	}
 	errs := make([]error, len(pods))
@@ -269,7 +270,7 @@ func (s *state) deletePods(ctx context.Context, pods []*corev1.Pod) error {
 			defer mu.Unlock()
 			s.next.Active--
 			*s.next.Terminating++
-			if podfacts.Ready(p) {
+			if podutil.Ready(p) {
 				*s.next.Ready--
 			}
 		})

@@ -9,20 +9,20 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// measures are upstream's metrics of Jobs.
-type measures struct {
+// metrics are upstream's metrics of the Job controller.
+type metrics struct {
 	duration                                                                *prometheus.HistogramVec
 	syncs, finished, pods, byPolicy, terminated, others, indexes, creations *prometheus.CounterVec
 }
 
-func newMeasures() *measures {
+func newMetrics() *metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "job_controller_" + name, Help: help}, labels)
 	}
-	return &measures{
+	return &metrics{
 		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "job_controller_job_sync_duration_seconds", Help: "[STABLE] The time it took to sync a job",
 			Buckets: prometheus.ExponentialBuckets(0.004, 2, 15),
@@ -41,11 +41,11 @@ func newMeasures() *measures {
 	}
 }
 
-func (m *measures) collectors() []prometheus.Collector {
+func (m *metrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.duration, m.syncs, m.finished, m.pods, m.byPolicy, m.terminated, m.others, m.indexes, m.creations}
 }
 
-// mode is the label of a Job's completion mode.
+// mode returns the value of the completion mode label.
 func mode(j *batchv1.Job) string {
 	if isIndexed(j) {
 		return "Indexed"
@@ -53,8 +53,8 @@ func mode(j *batchv1.Job) string {
 	return "NonIndexed"
 }
 
-// synced counts a sync that began then and did that.
-func (m *measures) synced(j *batchv1.Job, took time.Duration, action string, err error) {
+// synced records a sync with its duration and action.
+func (m *metrics) synced(j *batchv1.Job, took time.Duration, action string, err error) {
 	result := "success"
 	if err != nil {
 		result = "error"
@@ -63,8 +63,8 @@ func (m *measures) synced(j *batchv1.Job, took time.Duration, action string, err
 	m.syncs.WithLabelValues(mode(j), result, action).Inc()
 }
 
-// over counts a Job that has just ended, for that reason.
-func (m *measures) over(j *batchv1.Job, well bool, reason string) {
+// jobFinished records that a Job finished for a reason.
+func (m *metrics) jobFinished(j *batchv1.Job, well bool, reason string) {
 	result := "failed"
 	if well {
 		result = "succeeded"
@@ -72,9 +72,9 @@ func (m *measures) over(j *batchv1.Job, well bool, reason string) {
 	m.finished.WithLabelValues(mode(j), result, reason).Inc()
 }
 
-// counted counts pods that became numbers of a written status. That none did is
-// counted, too, so that there is a series of them.
-func (m *measures) counted(j *batchv1.Job, was, is *batchv1.JobStatus) {
+// counted records the pods that a written status has newly counted. It adds zero if there are none,
+// so that the time series exist.
+func (m *metrics) counted(j *batchv1.Job, was, is *batchv1.JobStatus) {
 	succeeded := float64(max(is.Succeeded-was.Succeeded, 0))
 	if isIndexed(j) {
 		n, limit := int(*j.Spec.Completions), "global"
@@ -94,9 +94,9 @@ func (m *measures) counted(j *batchv1.Job, was, is *batchv1.JobStatus) {
 	m.pods.WithLabelValues(mode(j), "failed").Add(float64(max(is.Failed-was.Failed, 0)))
 }
 
-// seen counts the end of a pod that is tracked, and of its tracking: old is nil
-// for one that is new, cur for one that is gone.
-func (m *measures) seen(old, cur *corev1.Pod) {
+// seen records the termination of a tracked pod and the removal of its finalizer. old is nil for a
+// new pod, cur for a deleted one.
+func (m *metrics) seen(old, cur *corev1.Pod) {
 	was, is := old != nil && endedTracked(old), cur != nil && endedTracked(cur)
 	switch {
 	case is && !was:
@@ -107,12 +107,12 @@ func (m *measures) seen(old, cur *corev1.Pod) {
 }
 
 func endedTracked(p *corev1.Pod) bool {
-	return podfacts.Terminal(p) && slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer)
+	return podutil.Terminal(p) && slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer)
 }
 
-// created counts the pods that were made for a Job, and those that could not be, by
-// what they are for: failed pods and terminating ones are those of the Job before.
-func (m *measures) created(j *batchv1.Job, failedBefore int32, terminating, made, failed int) {
+// created records the pods that were created for a Job and those whose creation failed, with the
+// reason of the creation. failedBefore and terminating are the Job's pods before.
+func (m *metrics) created(j *batchv1.Job, failedBefore int32, terminating, made, failed int) {
 	reason := "new"
 	switch {
 	case failedBefore > 0 && ptr.Deref(j.Spec.PodReplacementPolicy, batchv1.TerminatingOrFailed) == batchv1.Failed:

@@ -7,10 +7,10 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 )
 
-// TestCounted: there are series of finished pods as soon as a status is written, and
-// an index that is out of range later takes nothing back.
+// TestCounted: time series of finished pods exist as soon as a status is written, and an index that
+// becomes out of range does not decrement them.
 func TestCounted(t *testing.T) {
-	m := newMeasures()
+	m := newMetrics()
 	j := &batchv1.Job{}
 	statuses := []batchv1.JobStatus{{}, {Active: 1}, {Succeeded: 3, Failed: 1}, {Succeeded: 2, Failed: 1}}
 	for i, want := range []float64{0, 3, 3} {

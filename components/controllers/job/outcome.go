@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// restarts sums the restarts of containers in pods that are restarted in place.
+// restarts returns the sum of the container restarts in pods that restart in place.
 func restarts(pods []*corev1.Pod) (n int32) {
 	for _, p := range pods {
 		for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
@@ -20,8 +20,7 @@ func restarts(pods []*corev1.Pod) (n int32) {
 	return n
 }
 
-// failure returns reason and message of why the Job fails, false if it does
-// not.
+// failure returns reason and message if the Job fails, and false if it does not.
 func (s *state) failure() (reason, message string, failed bool) {
 	j := s.job
 	if c := condition(&j.Status, batchv1.JobFailureTarget); c != nil && c.Status == corev1.ConditionTrue {
@@ -34,19 +33,19 @@ func (s *state) failure() (reason, message string, failed bool) {
 		limit = 1<<31 - 1
 	}
 	switch {
-	case s.verdict != "":
-		return batchv1.JobReasonPodFailurePolicy, s.verdict, true
+	case s.failJobMessage != "":
+		return batchv1.JobReasonPodFailurePolicy, s.failJobMessage, true
 	case s.failed > limit, j.Spec.Template.Spec.RestartPolicy == corev1.RestartPolicyOnFailure && s.pastRestarts(limit):
 		return batchv1.JobReasonBackoffLimitExceeded, "Job has reached the specified backoff limit", true
 	case s.deadline() <= 0:
 		return batchv1.JobReasonDeadlineExceeded, "Job was active longer than specified deadline", true
 	}
 	if isIndexed(j) && j.Spec.BackoffLimitPerIndex != nil {
-		n := s.dead.total()
+		n := s.failedIndexes.total()
 		if j.Spec.MaxFailedIndexes != nil && n > int(*j.Spec.MaxFailedIndexes) {
 			return batchv1.JobReasonMaxFailedIndexesExceeded, "Job has exceeded the specified maximal number of failed indexes", true
 		}
-		if n > 0 && n+s.done.total() >= s.limit() {
+		if n > 0 && n+s.completedIndexes.total() >= s.limit() {
 			return batchv1.JobReasonFailedIndexes, "Job has failed indexes", true
 		}
 	}
@@ -61,7 +60,7 @@ func (s *state) pastRestarts(limit int32) bool {
 	return n >= limit
 }
 
-// deadline is how long the Job may still be active, a day if without limit.
+// deadline returns how long the Job may still be active. Without a limit, it returns a day.
 func (s *state) deadline() time.Duration {
 	if s.job.Spec.ActiveDeadlineSeconds == nil || s.next.StartTime == nil || s.suspended() {
 		return 24 * time.Hour
@@ -69,17 +68,17 @@ func (s *state) deadline() time.Duration {
 	return s.next.StartTime.Add(time.Duration(*s.job.Spec.ActiveDeadlineSeconds) * time.Second).Sub(s.env.Clock.Now())
 }
 
-// success returns reason and message of why the Job is complete.
+// success returns reason and message if the Job is complete, and false if it is not.
 func (s *state) success() (reason, message string, done bool) {
 	j := s.job
 	if c := condition(&j.Status, batchv1.JobSuccessCriteriaMet); c != nil && c.Status == corev1.ConditionTrue {
 		return c.Reason, c.Message, true
 	}
-	if msg, ok := succeeds(j, s.done); ok {
+	if msg, ok := matchSuccessPolicy(j, s.completedIndexes); ok {
 		return batchv1.JobReasonSuccessPolicy, msg, true
 	}
 	if j.Spec.Completions == nil {
-		// A work queue: one success says that it is empty; the others finish.
+		// A work queue: one success means that it is empty. The other pods finish.
 		done = s.succeeded > 0 && len(s.active) == 0
 	} else {
 		done = s.succeeded >= *j.Spec.Completions && len(s.active) == 0

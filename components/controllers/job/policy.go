@@ -8,9 +8,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// judge applies the pod failure policy to a failed pod: the action of the first
-// rule that matches, Count if none does, and why the Job fails if it does.
-func judge(j *batchv1.Job, p *corev1.Pod) (batchv1.PodFailurePolicyAction, string) {
+// matchFailurePolicy applies the pod failure policy to a failed pod. It returns the action of the first matching
+// rule, or Count if none matches, and the message of that rule.
+func matchFailurePolicy(j *batchv1.Job, p *corev1.Pod) (batchv1.PodFailurePolicyAction, string) {
 	if j.Spec.PodFailurePolicy == nil {
 		return batchv1.PodFailurePolicyActionCount, ""
 	}
@@ -51,9 +51,8 @@ func matchExit(s *corev1.PodStatus, rule *batchv1.PodFailurePolicyOnExitCodesReq
 	return nil
 }
 
-// succeeds tells whether a success policy is met by the indexes that completed,
-// and by which rule.
-func succeeds(j *batchv1.Job, done indexes) (string, bool) {
+// matchSuccessPolicy reports whether the completed indexes meet the success policy, and by which rule.
+func matchSuccessPolicy(j *batchv1.Job, done indexes) (string, bool) {
 	if j.Spec.SuccessPolicy == nil || !isIndexed(j) || j.Spec.Completions == nil {
 		return "", false
 	}

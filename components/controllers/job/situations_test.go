@@ -17,7 +17,7 @@ import (
 	"hyperkube/components/controllers/internal/controltest"
 )
 
-// pod makes a tracked pod of the test's Job; index -1 is none.
+// pod creates a tracked pod of the test's Job; index -1 means no index.
 func (w *world) pod(name string, index int, phase corev1.PodPhase, change ...func(*corev1.Pod)) {
 	w.t.Helper()
 	p := controltest.Pod("ns", name, maps.Clone(jLabels), phase)
@@ -32,7 +32,7 @@ func (w *world) pod(name string, index int, phase corev1.PodPhase, change ...fun
 	w.f.Add(p)
 }
 
-// once syncs once, with expectations as they are.
+// once runs one sync without changing the expectations.
 func (w *world) once() error {
 	w.t.Helper()
 	w.f.Observe(Kind)
@@ -47,7 +47,7 @@ func deleting(p *corev1.Pod) {
 
 func unready(p *corev1.Pod) { p.Status.Conditions = nil }
 
-// TestSituations: what one sync makes of a Job and its pods.
+// TestSituations: the result of one sync for various Jobs and pods.
 func TestSituations(t *testing.T) {
 	type podCase struct {
 		index  int
@@ -61,20 +61,20 @@ func TestSituations(t *testing.T) {
 		job         func(*batchv1.Job)
 		pods        []podCase
 		unsatisfied bool
-		// what comes of it: pods deleted, by name, and those that keep their finalizer
+		// expected results: deleted pods by name, and pods that keep their finalizer
 		deleted, held []string
 		made          int
-		status        [5]int32 // active, ready, terminating, succeeded, failed once counted
+		status        [5]int32 // active, ready, terminating, succeeded, failed, after counting
 		conditions    string
 	}{
-		{"those deleted are terminating at once", 1, 5, nil,
+		{"deleted pods are terminating", 1, 5, nil,
 			[]podCase{{-1, running, nil}, {-1, running, unready}}, false, []string{"p1"}, []string{"p0"}, 0, [5]int32{1, 1, 1, 0, 0}, ""},
-		{"two of an index go before others: the one that got less far", 2, 3, indexed,
+		{"duplicates of an index are deleted first: the less advanced pod", 2, 3, indexed,
 			[]podCase{{1, corev1.PodPending, nil}, {1, running, nil}, {2, running, unready}}, false,
 			[]string{"p0"}, []string{"p1", "p2"}, 0, [5]int32{2, 1, 1, 0, 0}, ""},
-		{"too many of different indexes: the ones that got least far", 1, 3, indexed,
+		{"excess pods of different indexes: the least advanced", 1, 3, indexed,
 			[]podCase{{1, running, unready}, {2, running, nil}}, false, []string{"p0"}, []string{"p1"}, 0, [5]int32{1, 1, 1, 0, 0}, ""},
-		{"the deletion cost is for replicas alone", 1, 5, nil, []podCase{
+		{"the deletion cost applies only to replicas", 1, 5, nil, []podCase{
 			{-1, running, func(p *corev1.Pod) {
 				p.CreationTimestamp = metav1.NewTime(controltest.Now.Add(-59 * time.Minute))
 				p.Annotations = map[string]string{corev1.PodDeletionCost: "10"}
@@ -83,17 +83,17 @@ func TestSituations(t *testing.T) {
 			[]podCase{{-1, failed, nil}, {2, failed, nil}, {0, running, nil}}, false, nil, []string{"p2"}, 0, [5]int32{1, 1, 0, 0, 0}, ""},
 		{"a failed Job: its pods are terminating", 2, 5, func(j *batchv1.Job) { j.Spec.BackoffLimit = ptr.To[int32](0) },
 			[]podCase{{-1, failed, nil}, {-1, running, nil}}, false, []string{"p1"}, nil, 0, [5]int32{0, 0, 1, 0, 2}, "FailureTarget=True:BackoffLimitExceeded"},
-		{"a failed Job some of whose pods are not known: nothing is said yet", 2, 5, func(j *batchv1.Job) { j.Spec.BackoffLimit = ptr.To[int32](0) },
+		{"a failed Job with pods missing in the cache: no condition yet", 2, 5, func(j *batchv1.Job) { j.Spec.BackoffLimit = ptr.To[int32](0) },
 			[]podCase{{-1, failed, nil}}, true, nil, nil, 0, [5]int32{0, 0, 0, 0, 1}, ""},
 		{"suspended: its pods are terminating", 2, 4, func(j *batchv1.Job) { j.Spec.Suspend = ptr.To(true) },
 			[]podCase{{-1, running, nil}, {-1, running, unready}}, false, []string{"p0", "p1"}, nil, 0, [5]int32{0, 0, 2, 0, 0}, "Suspended=True:JobSuspended"},
-		{"suspended, some pods not known: nothing yet", 2, 4, func(j *batchv1.Job) { j.Spec.Suspend = ptr.To(true) },
+		{"suspended, pods missing in the cache: no action yet", 2, 4, func(j *batchv1.Job) { j.Spec.Suspend = ptr.To(true) },
 			[]podCase{{-1, running, nil}}, true, nil, []string{"p0"}, 0, [5]int32{1, 1, 0, 0, 0}, ""},
-		{"suspended while it is deleted: the pods are let go of, and left", 2, 4, func(j *batchv1.Job) {
+		{"suspended during deletion: finalizers are removed, pods are kept", 2, 4, func(j *batchv1.Job) {
 			j.Spec.Suspend = ptr.To(true)
 			j.DeletionTimestamp, j.Finalizers = &metav1.Time{Time: controltest.Now}, []string{metav1.FinalizerDeleteDependents}
 		}, []podCase{{-1, running, nil}, {-1, corev1.PodPending, deleting}, {-1, succeeded, nil}}, false, nil, nil, 0, [5]int32{1, 1, 1, 1, 1}, ""},
-		{"a queue of work with fewer workers than it has: they finish", 1, -1, nil,
+		{"a work queue with reduced parallelism: existing pods finish", 1, -1, nil,
 			[]podCase{{-1, succeeded, nil}, {-1, running, nil}, {-1, running, nil}}, false, nil, []string{"p1", "p2"}, 0, [5]int32{2, 2, 0, 1, 0}, ""},
 		{"restarts of a pod that is deleted count", 1, 1, func(j *batchv1.Job) {
 			j.Spec.BackoffLimit, j.Spec.PodReplacementPolicy = ptr.To[int32](2), ptr.To(batchv1.Failed)
@@ -102,7 +102,7 @@ func TestSituations(t *testing.T) {
 			deleting(p)
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{{RestartCount: 2}}
 		}}}, false, nil, nil, 0, [5]int32{0, 0, 1, 0, 1}, "FailureTarget=True:BackoffLimitExceeded"},
-		{"a failed pod that nothing tells the end of: replaced at once", 1, 1, nil,
+		{"a failed pod without a termination time: replaced immediately", 1, 1, nil,
 			[]podCase{{-1, failed, unready}}, false, nil, nil, 1, [5]int32{1, 0, 0, 0, 1}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -142,7 +142,7 @@ func TestSituations(t *testing.T) {
 			}
 			slices.Sort(deleted)
 			if !slices.Equal(deleted, tc.deleted) || made != tc.made {
-				t.Errorf("deleted %q and made %d, want %q and %d", deleted, made, tc.deleted, tc.made)
+				t.Errorf("deleted %q and created %d, want %q and %d", deleted, made, tc.deleted, tc.made)
 			}
 			var held []string
 			for name, p := range w.f.Pods("ns") {
@@ -170,9 +170,9 @@ func TestSituations(t *testing.T) {
 	}
 }
 
-// TestNotOverWithPodsUnknown: a Job does not end while pods of it may be on their way
-// to the cache; the pods that are made for it are still awaited.
-func TestNotOverWithPodsUnknown(t *testing.T) {
+// TestNotFinishedWithStaleCache: a Job does not finish while the cache may lack some of its pods; the
+// expectations of created pods are kept.
+func TestNotFinishedWithStaleCache(t *testing.T) {
 	j := testJob(2, 2)
 	j.Spec.ActiveDeadlineSeconds = ptr.To[int64](30)
 	w := newWorld(t, j)
@@ -187,15 +187,15 @@ func TestNotOverWithPodsUnknown(t *testing.T) {
 		w.f.Observe(corev1.SchemeGroupVersion.WithKind("Pod"))
 	}
 	if s := w.job().Status; len(s.Conditions) > 0 || w.c.expect.Satisfied("ns/j") {
-		t.Errorf("status %+v, none awaited: %v", s, w.c.expect.Satisfied("ns/j"))
+		t.Errorf("status %+v, expectations satisfied: %v", s, w.c.expect.Satisfied("ns/j"))
 	}
 	w.sync()
 	w.sync()
 	w.over(batchv1.JobFailed)
 }
 
-// TestFailuresInARow: which failures a new pod waits for.
-func TestFailuresInARow(t *testing.T) {
+// TestConsecutiveFailures: which failures delay new pods.
+func TestConsecutiveFailures(t *testing.T) {
 	at := func(seconds ...int) (out []time.Time) {
 		for _, s := range seconds {
 			out = append(out, controltest.Now.Add(time.Duration(s)*time.Second))
@@ -211,8 +211,8 @@ func TestFailuresInARow(t *testing.T) {
 	}{
 		{"none", 0, nil, nil, 0, 0},
 		{"one more", 1, at(-5), nil, 2, 15 * time.Second},
-		{"the last counts, however they are ordered", 0, at(-1, -8), nil, 2, 19 * time.Second},
-		{"a success ends the row", 3, nil, at(-9), 0, 0},
+		{"the latest counts, in any order", 0, at(-1, -8), nil, 2, 19 * time.Second},
+		{"a success resets the failures", 3, nil, at(-9), 0, 0},
 		{"failures before a success", 3, at(-9, -8), at(-7), 0, 0},
 		{"failures at the time of a success", 3, at(-7), at(-7), 0, 0},
 		{"failures before and after", 3, at(-9, -2), at(-7), 1, 8 * time.Second},
@@ -223,7 +223,7 @@ func TestFailuresInARow(t *testing.T) {
 			w.c.remember("ns/j", failures{tc.before, controltest.Now.Add(-time.Hour)})
 			wait, f := w.c.backoff("ns/j", tc.failed, tc.succeeded)
 			if f.count != tc.count || wait != tc.wait {
-				t.Errorf("%d in a row, wait %s; want %d, %s", f.count, wait, tc.count, tc.wait)
+				t.Errorf("%d consecutive failures, back-off %s; want %d, %s", f.count, wait, tc.count, tc.wait)
 			}
 		})
 	}
@@ -242,20 +242,20 @@ func TestFinishedAt(t *testing.T) {
 		pod  func(*corev1.Pod)
 		want int
 	}{
-		{"nothing: when it was made", func(*corev1.Pod) {}, 0},
+		{"no status: creation time", func(*corev1.Pod) {}, 0},
 		{"the last container", func(p *corev1.Pod) {
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{ended("a", 5), ended("b", 3)}
 		}, 5},
-		{"a sidecar ends later", func(p *corev1.Pod) {
+		{"a sidecar terminates later", func(p *corev1.Pod) {
 			p.Spec.InitContainers = []corev1.Container{{Name: "i"}, {Name: "s", RestartPolicy: ptr.To(corev1.ContainerRestartPolicyAlways)}}
 			p.Status.InitContainerStatuses = []corev1.ContainerStatus{ended("i", 9), ended("s", 6)}
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{ended("a", 5)}
 		}, 6},
-		{"one container has not ended", func(p *corev1.Pod) {
+		{"one container has not terminated", func(p *corev1.Pod) {
 			stopped(p)
 			p.Status.ContainerStatuses = []corev1.ContainerStatus{ended("a", 5), {Name: "b"}}
 		}, 7},
-		{"not ready any more", func(p *corev1.Pod) { stopped(p); deleting(p) }, 7},
+		{"no longer ready", func(p *corev1.Pod) { stopped(p); deleting(p) }, 7},
 		{"deleted", func(p *corev1.Pod) { deleting(p) }, -30},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -268,7 +268,7 @@ func TestFinishedAt(t *testing.T) {
 	}
 }
 
-// TestStrayOfAnother: the finalizer on a pod of another API's Job is not ours.
+// TestStrayOfAnother: the finalizer on a pod of another API group's Job is kept.
 func TestStrayOfAnother(t *testing.T) {
 	for api, keeps := range map[string]bool{"batch/v1": false, "batch.example.org/v1": true} {
 		w := newWorld(t, testJob(1, 1))
@@ -279,7 +279,7 @@ func TestStrayOfAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := tracked(w.f.Pods("ns")["p"]); got != keeps {
-			t.Errorf("owner of %s: kept %v", api, got)
+			t.Errorf("owner in %s: finalizer kept %v", api, got)
 		}
 	}
 }
@@ -308,14 +308,14 @@ func TestMetricsOfPodsAndIndexes(t *testing.T) {
 	for range 3 {
 		w.sync()
 	}
-	m := w.c.measures
+	m := w.c.metrics
 	for what, got := range map[string]float64{
 		"indexes that succeeded": testutil.ToFloat64(m.indexes.WithLabelValues("succeeded", "perIndex")) - 1,
 		"indexes that failed":    testutil.ToFloat64(m.indexes.WithLabelValues("failed", "perIndex")) - 1,
 		"new pods":               testutil.ToFloat64(m.creations.WithLabelValues("new", "succeeded")) - 2,
 	} {
 		if got != 0 {
-			t.Errorf("%s: off by %v", what, got)
+			t.Errorf("%s: wrong by %v", what, got)
 		}
 	}
 	for reason, before := range map[string]func(*batchv1.Job) (int32, int){
@@ -341,7 +341,7 @@ func TestSuccessPolicyCounts(t *testing.T) {
 		done    string
 		want    bool
 	}{
-		{"0-9", 8, "0-4", true}, // of an index set that the Job has outgrown, all that is left
+		{"0-9", 8, "0-4", true}, // an index set that was reduced below its former size
 		{"", 0, "", false}, {"", 0, "3", true}, {"", 2, "3", false}, {"1,2", -1, "0,1", false}, {"1,2", -1, "0-2", true}, {"1,2", 1, "2", true},
 	} {
 		j := testJob(5, 5)
@@ -354,14 +354,13 @@ func TestSuccessPolicyCounts(t *testing.T) {
 			rule.SucceededCount = &tc.count
 		}
 		j.Spec.SuccessPolicy = &batchv1.SuccessPolicy{Rules: []batchv1.SuccessPolicyRule{rule}}
-		if _, got := succeeds(j, parseIndexes(tc.done, 5)); got != tc.want {
+		if _, got := matchSuccessPolicy(j, parseIndexes(tc.done, 5)); got != tc.want {
 			t.Errorf("%+v: %v", tc, got)
 		}
 	}
 }
 
-// TestManagedElsewhere: a Job of another controller is left alone, and counted once,
-// however often it changes.
+// TestManagedElsewhere: a Job of another controller is ignored, and counted once in metrics.
 func TestManagedElsewhere(t *testing.T) {
 	j := testJob(1, 1)
 	j.Spec.ManagedBy = ptr.To("example.org/queue")
@@ -377,7 +376,7 @@ func TestManagedElsewhere(t *testing.T) {
 	if writes := w.f.Writes(); len(writes) > 0 {
 		t.Errorf("writes %v", writes)
 	}
-	if got := testutil.ToFloat64(w.c.measures.others.WithLabelValues("example.org/queue")); got != 1 {
+	if got := testutil.ToFloat64(w.c.metrics.others.WithLabelValues("example.org/queue")); got != 1 {
 		t.Errorf("counted %v times", got)
 	}
 }

@@ -13,46 +13,47 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// state is one sync of one Job. It is used by one goroutine.
+// state is one sync of one Job. It is not safe for concurrent use.
 type state struct {
 	*Controller
-	job       *batchv1.Job // our own copy
+	job       *batchv1.Job // a private copy
 	satisfied bool
 
-	// next is the status as it will be written.
+	// next is the status that will be written.
 	next batchv1.JobStatus
-	// active, and those whose end is noted and whose finalizer may go.
+	// active, ready, and terminating are the Job's pods in these states.
 	active, ready, terminating []*corev1.Pod
-	// running are the pods that have not ended, those being deleted included.
+	// running are the pods that have not terminated, including those being deleted. counted are the
+	// pods whose termination is recorded in next and whose finalizer can be removed.
 	running []*corev1.Pod
 	counted []*corev1.Pod
-	// delayed are failed pods whose end is noted only once they are replaced.
+	// delayed are failed pods that are counted only after they are replaced.
 	delayed []*corev1.Pod
-	// done and dead are the indexes that completed and that failed for good.
-	done, dead indexes
-	// attempts tells how often each index failed so far.
+	// completedIndexes and dead are the indexes that completed, and that failed permanently.
+	completedIndexes, failedIndexes indexes
+	// attempts is how often each index has failed.
 	attempts map[int]int32
-	// ignored tells how often each failed in a way that does not count.
+	// ignored is how often each index has failed with failures that the failure policy ignores.
 	ignored map[int]int32
 	// failedAt is when each index failed last.
 	failedAt map[int]time.Time
-	// newFailed and newSucceeded are when pods ended whose end is noted now, also
-	// of those that do not count as failed.
+	// newFailed and newSucceeded are the termination times of pods that this sync records,
+	// including failures that do not count.
 	newFailed, newSucceeded []time.Time
-	// verdict is why the Job fails by its failure policy, empty if it does not.
-	verdict string
+	// failJobMessage is the message if the Job fails by its failure policy, or "".
+	failJobMessage string
 	// action is what the sync did, for metrics.
 	action string
-	// byPolicy are the actions of the failure policy that decided about a pod.
+	// byPolicy counts pods by the failure policy's action.
 	byPolicy map[batchv1.PodFailurePolicyAction]int
-	// succeeded and failed so far, those noted but not yet counted included.
+	// succeeded and failed are the numbers of pods, including recorded but not yet counted ones.
 	succeeded, failed int32
-	// tell is recorded once the status is written: what another sync decides on
-	// an outdated Job is told by none.
-	tell func()
+	// emitEvent emits an event. It is called after the status is written, so that a sync of an outdated
+	// Job emits no event.
+	emitEvent func()
 }
 
 func isFailed(j *batchv1.Job, p *corev1.Pod) bool {
@@ -62,11 +63,11 @@ func isFailed(j *batchv1.Job, p *corev1.Pod) bool {
 	if onlyFailed(j) {
 		return false
 	}
-	// One that is being deleted may never come to fail.
+	// A pod that is being deleted may never reach the phase Failed.
 	return p.DeletionTimestamp != nil && p.Status.Phase != corev1.PodSucceeded
 }
 
-// onlyFailed tells whether a pod is replaced only once it has fully failed.
+// onlyFailed reports whether a pod is replaced only once it has reached the phase Failed.
 func onlyFailed(j *batchv1.Job) bool {
 	return j.Spec.PodReplacementPolicy != nil && *j.Spec.PodReplacementPolicy == batchv1.Failed || j.Spec.PodReplacementPolicy == nil && j.Spec.PodFailurePolicy != nil
 }
@@ -78,52 +79,52 @@ func (s *state) limit() int {
 	return int(*s.job.Spec.Completions)
 }
 
-// count sorts the pods and notes those that ended. A pod that ends is counted in three
-// steps, so that none is counted twice or not at all: its UID is noted in the status, then
-// its finalizer comes off, then the UID becomes a number. The finalizer is taken off once
-// the status is written.
+// count classifies the pods and records terminated ones. A terminated pod is counted in three
+// steps, so that none is counted twice or lost: its UID is added to the status, its finalizer is
+// removed, and the UID in the status is replaced by an incremented counter. The finalizer is
+// removed after the status is written.
 func (s *state) count(pods []*corev1.Pod) {
-	s.resume()
-	noted := s.settle(pods)
-	ended := s.tellApart(pods, noted)
-	s.delayed = s.remembered(ended)
+	s.initStatus()
+	noted := s.finishCounted(pods)
+	ended := s.classify(pods, noted)
+	s.delayed = s.delayedPods(ended)
 	for _, p := range ended {
 		if noted[p.UID] || !slices.Contains(s.delayed, p) {
-			s.noteFailed(p, noted[p.UID])
+			s.recordFailed(p, noted[p.UID])
 		}
 	}
 	if s.job.DeletionTimestamp != nil {
-		// Nobody waits for them to be counted any more.
+		// The Job is being deleted, so the pods need not be counted any more.
 		for _, p := range slices.Concat(s.active, s.terminating) {
-			if s.held(p) && !slices.Contains(s.counted, p) && len(s.counted) < maxCount {
+			if s.uncounted(p) && !slices.Contains(s.counted, p) && len(s.counted) < maxCount {
 				s.counted = append(s.counted, p)
 			}
 		}
 	}
-	s.sum(noted)
+	s.computeCounters(noted)
 }
 
-// resume begins with what the status says.
-func (s *state) resume() {
+// initStatus initializes next from the current status.
+func (s *state) initStatus() {
 	s.next = *s.job.Status.DeepCopy()
 	if s.next.UncountedTerminatedPods == nil {
 		s.next.UncountedTerminatedPods = &batchv1.UncountedTerminatedPods{}
 	}
 	if isIndexed(s.job) {
-		s.done = parseIndexes(s.next.CompletedIndexes, s.limit())
+		s.completedIndexes = parseIndexes(s.next.CompletedIndexes, s.limit())
 		if s.next.FailedIndexes != nil {
-			s.dead = parseIndexes(*s.next.FailedIndexes, s.limit())
+			s.failedIndexes = parseIndexes(*s.next.FailedIndexes, s.limit())
 		}
 	}
 	s.attempts, s.ignored, s.failedAt = map[int]int32{}, map[int]int32{}, map[int]time.Time{}
 }
 
-// settle takes the third step: of pods that are not held any more, the UID becomes a
-// number. It returns the UIDs that stay noted.
-func (s *state) settle(pods []*corev1.Pod) map[types.UID]bool {
+// finishCounted executes the third step: UIDs of pods whose finalizer is removed are replaced by
+// incremented counters. It returns the UIDs that stay in the status.
+func (s *state) finishCounted(pods []*corev1.Pod) map[types.UID]bool {
 	held := map[types.UID]bool{}
 	for _, p := range pods {
-		if s.held(p) {
+		if s.uncounted(p) {
 			held[p.UID] = true
 		}
 	}
@@ -146,19 +147,19 @@ func (s *state) settle(pods []*corev1.Pod) map[types.UID]bool {
 	return noted
 }
 
-// tellApart sorts pods, takes the first step for those that succeeded unless they are
-// noted, and returns those that failed.
-func (s *state) tellApart(pods []*corev1.Pod, noted map[types.UID]bool) (failed []*corev1.Pod) {
+// classify classifies pods. It executes the first step for succeeded pods, and returns failed
+// pods. noted are the UIDs that are in the status already.
+func (s *state) classify(pods []*corev1.Pod, noted map[types.UID]bool) (failed []*corev1.Pod) {
 	for _, p := range pods {
 		if p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodPending {
 			s.running = append(s.running, p)
 		}
 		switch {
 		case p.Status.Phase == corev1.PodSucceeded:
-			s.noteSucceeded(p, noted[p.UID])
+			s.recordSucceeded(p, noted[p.UID])
 		case isFailed(s.job, p):
 			index, hasIndex := indexOf(p)
-			s.tally(p, index, isIndexed(s.job) && hasIndex)
+			s.applyFailurePolicy(p, index, isIndexed(s.job) && hasIndex)
 			failed = append(failed, p)
 			if p.DeletionTimestamp != nil && p.Status.Phase != corev1.PodFailed {
 				s.terminating = append(s.terminating, p)
@@ -167,7 +168,7 @@ func (s *state) tellApart(pods []*corev1.Pod, noted map[types.UID]bool) (failed 
 			s.terminating = append(s.terminating, p)
 		default:
 			s.active = append(s.active, p)
-			if podfacts.Ready(p) {
+			if podutil.Ready(p) {
 				s.ready = append(s.ready, p)
 			}
 		}
@@ -175,16 +176,16 @@ func (s *state) tellApart(pods []*corev1.Pod, noted map[types.UID]bool) (failed 
 	return failed
 }
 
-// noteSucceeded takes the first step for a pod that succeeded, unless it is noted.
-func (s *state) noteSucceeded(p *corev1.Pod, noted bool) {
-	if !s.held(p) || !noted && len(s.counted) >= maxCount {
+// recordSucceeded executes the first step for a succeeded pod, unless it is noted.
+func (s *state) recordSucceeded(p *corev1.Pod, noted bool) {
+	if !s.uncounted(p) || !noted && len(s.counted) >= maxCount {
 		return
 	}
 	s.counted = append(s.counted, p)
 	if isIndexed(s.job) {
-		// The index alone says that it is counted.
-		if index, ok := indexOf(p); ok && index < s.limit() && !s.done.has(index) {
-			s.done = s.done.with(index)
+		// A completed index is its own record: the UID is not needed.
+		if index, ok := indexOf(p); ok && index < s.limit() && !s.completedIndexes.has(index) {
+			s.completedIndexes = s.completedIndexes.with(index)
 			s.newSucceeded = append(s.newSucceeded, finishedAt(p))
 		}
 		return
@@ -196,22 +197,22 @@ func (s *state) noteSucceeded(p *corev1.Pod, noted bool) {
 	}
 }
 
-// sum makes the numbers of the status; noted are the UIDs that were before.
-func (s *state) sum(noted map[types.UID]bool) {
+// computeCounters computes the counters of the status. noted are the UIDs that were in the status before.
+func (s *state) computeCounters(noted map[types.UID]bool) {
 	uncounted := s.next.UncountedTerminatedPods
 	s.succeeded = s.next.Succeeded + int32(len(uncounted.Succeeded))
 	if isIndexed(s.job) {
-		s.next.CompletedIndexes = s.done.String()
-		s.next.Succeeded = int32(s.done.total())
+		s.next.CompletedIndexes = s.completedIndexes.String()
+		s.next.Succeeded = int32(s.completedIndexes.total())
 		s.succeeded = s.next.Succeeded
 		if s.job.Spec.BackoffLimitPerIndex != nil {
-			text := s.dead.String()
+			text := s.failedIndexes.String()
 			s.next.FailedIndexes = &text
 		}
 	}
 	s.failed = s.next.Failed + int32(len(uncounted.Failed))
 	for _, p := range s.delayed {
-		if action, _ := judge(s.job, p); s.counts(p) && action != batchv1.PodFailurePolicyActionIgnore && !noted[p.UID] {
+		if action, _ := matchFailurePolicy(s.job, p); s.counts(p) && action != batchv1.PodFailurePolicyActionIgnore && !noted[p.UID] {
 			s.failed++
 		}
 	}
@@ -220,14 +221,14 @@ func (s *state) sum(noted map[types.UID]bool) {
 	s.next.Ready, s.next.Terminating = &ready, &terminating
 }
 
-// tally applies what the failure policy says of a failed pod to the Job and to
-// the pod's index.
-func (s *state) tally(p *corev1.Pod, index int, hasIndex bool) {
-	action, why := judge(s.job, p)
-	if action == batchv1.PodFailurePolicyActionFailJob && s.verdict == "" {
-		s.verdict = why
+// applyFailurePolicy applies the failure policy to a failed pod. It updates the verdict, and the failures of the
+// pod's index.
+func (s *state) applyFailurePolicy(p *corev1.Pod, index int, hasIndex bool) {
+	action, why := matchFailurePolicy(s.job, p)
+	if action == batchv1.PodFailurePolicyActionFailJob && s.failJobMessage == "" {
+		s.failJobMessage = why
 	}
-	if !hasIndex || s.job.Spec.BackoffLimitPerIndex == nil || !s.held(p) {
+	if !hasIndex || s.job.Spec.BackoffLimitPerIndex == nil || !s.uncounted(p) {
 		return
 	}
 	n, ignored := failuresOf(p), ignoredOf(p)
@@ -243,15 +244,15 @@ func (s *state) tally(p *corev1.Pod, index int, hasIndex bool) {
 		s.failedAt[index] = at
 	}
 	if action == batchv1.PodFailurePolicyActionFailIndex || n > *s.job.Spec.BackoffLimitPerIndex {
-		if !s.dead.has(index) && index < s.limit() {
-			s.dead = s.dead.with(index)
+		if !s.failedIndexes.has(index) && index < s.limit() {
+			s.failedIndexes = s.failedIndexes.with(index)
 		}
 	}
 }
 
-// remembered are those of the failed pods that are kept until the next pod of
-// their index is there, which carries on their count of failures.
-func (s *state) remembered(failed []*corev1.Pod) []*corev1.Pod {
+// delayedPods returns the failed pods that are kept until their index has a new pod, which stores
+// the index's number of failures.
+func (s *state) delayedPods(failed []*corev1.Pod) []*corev1.Pod {
 	if s.job.Spec.BackoffLimitPerIndex == nil || s.job.DeletionTimestamp != nil {
 		return nil
 	}
@@ -264,7 +265,7 @@ func (s *state) remembered(failed []*corev1.Pod) []*corev1.Pod {
 	last := map[int]*corev1.Pod{}
 	for _, p := range failed {
 		i, ok := indexOf(p)
-		if !ok || !s.held(p) || i >= s.limit() || active[i] || s.done.has(i) || s.dead.has(i) {
+		if !ok || !s.uncounted(p) || i >= s.limit() || active[i] || s.completedIndexes.has(i) || s.failedIndexes.has(i) {
 			continue
 		}
 		if q := last[i]; q == nil || failuresOf(q)+ignoredOf(q) <= failuresOf(p)+ignoredOf(p) && !finishedAt(p).Before(finishedAt(q)) {
@@ -274,13 +275,12 @@ func (s *state) remembered(failed []*corev1.Pod) []*corev1.Pod {
 	return slices.Collect(maps.Values(last))
 }
 
-// noteFailed notes the end of a failed pod, unless its failure policy ignores
-// that.
-func (s *state) noteFailed(p *corev1.Pod, before bool) {
-	if !s.held(p) || !before && len(s.counted) >= maxCount {
+// recordFailed executes the first step for a failed pod, unless the failure policy ignores it.
+func (s *state) recordFailed(p *corev1.Pod, before bool) {
+	if !s.uncounted(p) || !before && len(s.counted) >= maxCount {
 		return
 	}
-	action, why := judge(s.job, p)
+	action, why := matchFailurePolicy(s.job, p)
 	s.counted = append(s.counted, p)
 	if !s.counts(p) {
 		return
@@ -301,8 +301,8 @@ func (s *state) noteFailed(p *corev1.Pod, before bool) {
 	noted.Failed = append(noted.Failed, p.UID)
 }
 
-// counts tells whether a pod's failure may count at all: of an indexed Job, if it
-// has one of its indexes.
+// counts reports whether a pod's failure can count. In an indexed Job, the pod must have a valid
+// index.
 func (s *state) counts(p *corev1.Pod) bool {
 	if !isIndexed(s.job) {
 		return true
@@ -311,25 +311,25 @@ func (s *state) counts(p *corev1.Pod) bool {
 	return ok && i < s.limit()
 }
 
-// end deletes the pods that are left of a Job whose fate is decided, and lets go
-// of them. Of a Job that fails, they count as failed. It returns false as long as
-// there may be pods that the cache lacks: then the fate is not told yet.
-func (s *state) end(ctx context.Context, failed bool) (bool, error) {
+// terminateAll deletes the remaining pods of a Job that completes or fails. If it fails, they count as
+// failed. It returns false while the cache may lack pods of the Job; the condition is not set
+// before.
+func (s *state) terminateAll(ctx context.Context, failed bool) (bool, error) {
 	if err := s.deletePods(ctx, s.active); err != nil || !s.satisfied {
 		return false, err
 	}
 	for _, p := range s.delayed {
 		if !slices.Contains(s.counted, p) {
-			s.noteFailed(p, slices.Contains(s.next.UncountedTerminatedPods.Failed, p.UID))
+			s.recordFailed(p, slices.Contains(s.next.UncountedTerminatedPods.Failed, p.UID))
 		}
 	}
 	noted := s.next.UncountedTerminatedPods
 	for _, p := range slices.Concat(s.active, s.terminating) {
-		if !s.held(p) || slices.Contains(s.counted, p) || len(s.counted) >= maxCount {
+		if !s.uncounted(p) || slices.Contains(s.counted, p) || len(s.counted) >= maxCount {
 			continue
 		}
 		s.counted = append(s.counted, p)
-		if action, _ := judge(s.job, p); failed && s.counts(p) && action != batchv1.PodFailurePolicyActionIgnore && !slices.Contains(noted.Failed, p.UID) {
+		if action, _ := matchFailurePolicy(s.job, p); failed && s.counts(p) && action != batchv1.PodFailurePolicyActionIgnore && !slices.Contains(noted.Failed, p.UID) {
 			noted.Failed = append(noted.Failed, p.UID)
 		}
 	}
@@ -338,7 +338,7 @@ func (s *state) end(ctx context.Context, failed bool) (bool, error) {
 
 func (s *state) suspended() bool { return ptr.Deref(s.job.Spec.Suspend, false) }
 
-// advance does what the state asks for, and writes the status.
+// advance takes the actions that the state requires, and writes the status.
 func (s *state) advance(ctx context.Context) error {
 	k := key(s.job)
 	if s.next.StartTime == nil && !s.suspended() {
@@ -350,22 +350,22 @@ func (s *state) advance(ctx context.Context) error {
 	settled := false
 	failReason, failMessage, failed := s.failure()
 	okReason, okMessage, done := s.success()
-	// What was decided once stays so. Else failure comes first.
+	// A decision that is in the status is final. Otherwise failure takes precedence.
 	if c := condition(&s.job.Status, batchv1.JobSuccessCriteriaMet); c != nil && c.Status == corev1.ConditionTrue {
 		failed = false
 	}
 	done = done && !failed
 	switch {
 	case failed:
-		if settled, workErr = s.end(ctx, true); settled {
+		if settled, workErr = s.terminateAll(ctx, true); settled {
 			s.set(batchv1.JobFailureTarget, corev1.ConditionTrue, failReason, failMessage)
 		}
 	case done:
-		if settled, workErr = s.end(ctx, false); settled {
+		if settled, workErr = s.terminateAll(ctx, false); settled {
 			s.set(batchv1.JobSuccessCriteriaMet, corev1.ConditionTrue, okReason, okMessage)
 		}
 	case s.job.DeletionTimestamp != nil || !s.satisfied:
-		// Its pods are others' to delete, or not all known.
+		// The garbage collector deletes the pods, or the cache lacks some of them.
 	case s.suspended():
 		workErr = s.suspend(ctx)
 	default:
@@ -373,12 +373,12 @@ func (s *state) advance(ctx context.Context) error {
 			s.set(batchv1.JobSuspended, corev1.ConditionFalse, "JobResumed", "Job resumed")
 			now := metav1.NewTime(s.env.Clock.Now())
 			s.next.StartTime = &now
-			s.tell = func() { s.env.Events.Event(s.job, corev1.EventTypeNormal, "Resumed", "Job resumed") }
+			s.emitEvent = func() { s.env.Events.Event(s.job, corev1.EventTypeNormal, "Resumed", "Job resumed") }
 		}
 		s.action = "tracking"
 		workErr = s.manage(ctx, wait)
 	}
-	// Over only when the last pod has ended and is counted.
+	// The Job is finished only when the last pod has terminated and is counted.
 	noted := s.next.UncountedTerminatedPods
 	over := settled && len(s.active)+len(s.terminating)+len(s.counted)+len(noted.Succeeded)+len(noted.Failed) == 0
 	if over {
@@ -395,22 +395,22 @@ func (s *state) advance(ctx context.Context) error {
 		return errors.Join(workErr, err)
 	}
 	s.remember(k, inARow)
-	if s.tell != nil {
-		s.tell()
+	if s.emitEvent != nil {
+		s.emitEvent()
 	}
-	s.measures.counted(s.job, &was, &s.job.Status)
+	s.metrics.counted(s.job, &was, &s.job.Status)
 	for action, n := range s.byPolicy {
-		s.measures.byPolicy.WithLabelValues(string(action)).Add(float64(n))
+		s.metrics.byPolicy.WithLabelValues(string(action)).Add(float64(n))
 	}
 	switch {
 	case over && done:
-		s.measures.over(s.job, true, okReason)
+		s.metrics.jobFinished(s.job, true, okReason)
 		if n := s.job.Spec.Completions; n != nil && s.job.Status.Succeeded > *n {
 			s.env.Events.Event(s.job, corev1.EventTypeWarning, "TooManySucceededPods", "Too many succeeded pods running after completion count reached")
 		}
 		s.env.Events.Event(s.job, corev1.EventTypeNormal, "Completed", "Job completed")
 	case over:
-		s.measures.over(s.job, false, failReason)
+		s.metrics.jobFinished(s.job, false, failReason)
 		s.env.Events.Event(s.job, corev1.EventTypeWarning, failReason, failMessage)
 	}
 	// The second step, after the first is written.
@@ -426,10 +426,10 @@ func (s *state) advance(ctx context.Context) error {
 }
 
 func (s *state) suspend(ctx context.Context) error {
-	// They have not failed: they are not counted.
+	// Discarded pods do not count as failed.
 	err := s.discard(ctx, s.active)
 	if s.set(batchv1.JobSuspended, corev1.ConditionTrue, "JobSuspended", "Job suspended") {
-		s.tell = func() { s.env.Events.Event(s.job, corev1.EventTypeNormal, "Suspended", "Job suspended") }
+		s.emitEvent = func() { s.env.Events.Event(s.job, corev1.EventTypeNormal, "Suspended", "Job suspended") }
 	}
 	s.next.StartTime = nil
 	return err

@@ -1,7 +1,6 @@
-// Package legacytokencleaner deletes Secrets with tokens that were made for
-// service accounts without having been asked for, once nobody has used them for
-// a year: it marks them first, so that they are not taken any more, and deletes
-// them when as long has gone by again.
+// Package legacytokencleaner deletes auto-generated Secrets with service account tokens that have
+// not been used for a year. It first marks them as invalid, so that the API server rejects them,
+// and deletes them after another period.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#legacy-serviceaccount-token-cleaner
 package legacytokencleaner
@@ -19,17 +18,17 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podrefs"
-	"hyperkube/internal/tokens"
+	"hyperkube/internal/api/podrefs"
+	"hyperkube/internal/credentials/tokens"
 )
 
-// DefaultPeriod is for how long a token must not have been used.
+// DefaultPeriod is the default for how long a token must be unused.
 const DefaultPeriod = 365 * 24 * time.Hour
 
-// interval is how often Secrets are looked at.
+// interval is the interval at which all Secrets are checked.
 const interval = 24 * time.Hour
 
-// Controller looks at all Secrets once a day. Make it with New.
+// Controller checks all Secrets once a day. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -39,10 +38,10 @@ type Controller struct {
 	pods     corelisters.PodLister
 }
 
-// everything is the one key of the queue.
-const everything = "all"
+// syncKey is the only key of the queue.
+const syncKey = "all"
 
-// New makes the controller; period zero is the default.
+// New creates the controller; a zero period means DefaultPeriod.
 func New(env control.Env, period time.Duration) (*Controller, error) {
 	env = env.Defaulted()
 	switch {
@@ -60,18 +59,18 @@ func New(env control.Env, period time.Duration) (*Controller, error) {
 	c.Await(core.ServiceAccounts().Informer())
 	c.Await(core.Secrets().Informer())
 	c.Await(core.Pods().Informer())
-	c.Add(everything)
+	c.Add(syncKey)
 	return c, nil
 }
 
 func (c *Controller) sync(ctx context.Context, _ string) error {
-	defer c.AddAfter(everything, interval)
+	defer c.AddAfter(syncKey, interval)
 	now := c.env.Clock.Now().UTC()
-	since, err := c.tracked(ctx)
+	since, err := c.trackedSince(ctx)
 	if err != nil {
-		// The ConfigMap comes with the first start of the API server, and there
-		// is nothing to do for a year then.
-		c.env.Log.DebugContext(ctx, "it is not known since when the use of tokens is tracked", "error", err)
+		// The API server creates the ConfigMap at its first start. Nothing has to be deleted in the
+		// following year.
+		c.env.Log.DebugContext(ctx, "start of token usage tracking is unknown", "err", err)
 		return nil
 	}
 	if now.Before(since.Add(c.period)) {
@@ -81,14 +80,14 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 	if err != nil {
 		return err
 	}
-	mounted := map[string]map[string]bool{} // by namespace, the Secrets that pods have
+	mounted := map[string]map[string]bool{} // the Secrets that pods refer to, by namespace
 	for _, s := range all {
 		if !c.unused(s, now) {
 			continue
 		}
 		names := mounted[s.Namespace]
 		if names == nil {
-			if names, err = c.mounted(s.Namespace); err != nil {
+			if names, err = c.mountedSecrets(s.Namespace); err != nil {
 				return err
 			}
 			mounted[s.Namespace] = names
@@ -96,29 +95,29 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 		if names[s.Name] {
 			continue
 		}
-		if err := c.retire(ctx, s, now); err != nil {
-			c.env.Log.ErrorContext(ctx, "a Secret with an unused token stays", "namespace", s.Namespace, "secret", s.Name, "error", err)
+		if err := c.invalidateOrDelete(ctx, s, now); err != nil {
+			c.env.Log.ErrorContext(ctx, "invalidating or deleting unused token Secret failed", "namespace", s.Namespace, "secret", s.Name, "err", err)
 		}
 	}
 	return nil
 }
 
-// tracked is from when on the use of tokens is known: the day after that which
-// the API server has written down.
-func (c *Controller) tracked(ctx context.Context) (time.Time, error) {
+// trackedSince returns since when the use of tokens is recorded completely: since the day after the day
+// that the API server has stored.
+func (c *Controller) trackedSince(ctx context.Context) (time.Time, error) {
 	cm, err := c.env.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, tokens.TrackingName, metav1.GetOptions{})
 	if err != nil {
 		return time.Time{}, err
 	}
 	day, err := time.Parse(tokens.Day, cm.Data[tokens.TrackingKey])
 	if err != nil {
-		return time.Time{}, fmt.Errorf("since when tokens are tracked: %w", err)
+		return time.Time{}, fmt.Errorf("parsing start of token usage tracking: %w", err)
 	}
 	return day.AddDate(0, 0, 1), nil
 }
 
-// unused tells whether a Secret has a token that was made without having been
-// asked for, and that nobody has used for the period.
+// unused reports whether a Secret contains an auto-generated token that was not used for the
+// period.
 func (c *Controller) unused(s *corev1.Secret, now time.Time) bool {
 	before := now.Add(-c.period)
 	if s.Type != corev1.SecretTypeServiceAccountToken || !s.CreationTimestamp.Time.Before(before) || s.DeletionTimestamp != nil {
@@ -143,8 +142,8 @@ func (c *Controller) unused(s *corev1.Secret, now time.Time) bool {
 	return tokens.Generated(s, sa)
 }
 
-// retire marks a Secret, or deletes it when the mark is old enough.
-func (c *Controller) retire(ctx context.Context, s *corev1.Secret, now time.Time) error {
+// invalidateOrDelete marks a Secret as invalid, or deletes it when the mark is old enough.
+func (c *Controller) invalidateOrDelete(ctx context.Context, s *corev1.Secret, now time.Time) error {
 	api := c.env.Kube.CoreV1().Secrets(s.Namespace)
 	since := s.Labels[tokens.InvalidSinceLabel]
 	if _, err := time.Parse(tokens.Day, since); err != nil {
@@ -165,8 +164,8 @@ func (c *Controller) retire(ctx context.Context, s *corev1.Secret, now time.Time
 	return err
 }
 
-// mounted are the Secrets that the pods of a namespace refer to.
-func (c *Controller) mounted(namespace string) (map[string]bool, error) {
+// mountedSecrets returns the Secrets that the pods of a namespace refer to.
+func (c *Controller) mountedSecrets(namespace string) (map[string]bool, error) {
 	pods, err := c.pods.Pods(namespace).List(labels.Everything())
 	if err != nil {
 		return nil, err

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/components/controllers/internal/controltest"
-	"hyperkube/internal/tokens"
+	"hyperkube/internal/credentials/tokens"
 )
 
 func TestClean(t *testing.T) {
@@ -27,17 +27,17 @@ func TestClean(t *testing.T) {
 		want    string
 	}{
 		{"unused", ago(400 * day), 400 * day, nil, false, false, marked},
-		{"unused for long", ago(800 * day), 800 * day, map[string]string{tokens.LastUsedLabel: ago(500 * day)}, false, false, marked},
+		{"unused for two periods", ago(800 * day), 800 * day, map[string]string{tokens.LastUsedLabel: ago(500 * day)}, false, false, marked},
 		{"used", ago(400 * day), 400 * day, map[string]string{tokens.LastUsedLabel: ago(300 * day)}, false, false, stays},
-		{"used some time", ago(400 * day), 400 * day, map[string]string{tokens.LastUsedLabel: "x"}, false, false, stays},
-		{"tracked for too short", ago(300 * day), 400 * day, nil, false, false, stays},
+		{"used long ago", ago(400 * day), 400 * day, map[string]string{tokens.LastUsedLabel: "x"}, false, false, stays},
+		{"tracked for less than a period", ago(300 * day), 400 * day, nil, false, false, stays},
 		{"not tracked", "", 400 * day, nil, false, false, stays},
-		{"young", ago(400 * day), 300 * day, nil, false, false, stays},
-		{"made by hand", ago(400 * day), 400 * day, nil, true, false, stays},
+		{"recently created", ago(400 * day), 300 * day, nil, false, false, stays},
+		{"created manually", ago(400 * day), 400 * day, nil, true, false, stays},
 		{"mounted", ago(400 * day), 400 * day, nil, false, true, stays},
-		{"marked", ago(800 * day), 800 * day, map[string]string{tokens.InvalidSinceLabel: ago(300 * day)}, false, false, stays},
-		{"marked long ago", ago(800 * day), 800 * day, map[string]string{tokens.InvalidSinceLabel: ago(366 * day)}, false, false, goes},
-		{"marked wrongly", ago(800 * day), 800 * day, map[string]string{tokens.InvalidSinceLabel: "x"}, false, false, marked},
+		{"marked as invalid", ago(800 * day), 800 * day, map[string]string{tokens.InvalidSinceLabel: ago(300 * day)}, false, false, stays},
+		{"marked as invalid long ago", ago(800 * day), 800 * day, map[string]string{tokens.InvalidSinceLabel: ago(366 * day)}, false, false, goes},
+		{"invalid mark", ago(800 * day), 800 * day, map[string]string{tokens.InvalidSinceLabel: "x"}, false, false, marked},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			sa := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "1"}}
@@ -78,7 +78,7 @@ func TestClean(t *testing.T) {
 				is = marked
 			}
 			if is != tc.want {
-				t.Errorf("%s, should have been: %s", is, tc.want)
+				t.Errorf("got %s, want %s", is, tc.want)
 			}
 		})
 	}

@@ -1,6 +1,6 @@
-// Package localpath provisions volumes that are folders of a node's disk, and
-// removes them. The node makes the folder when it is first used; a pod on that
-// node removes it, for nothing else sees the disk.
+// Package localpath provisions volumes that are directories on a node's disk, and deletes them. The
+// kubelet creates the directory when the volume is first used. A pod on the node removes it,
+// because the controller cannot access the node's disk.
 package localpath
 
 import (
@@ -21,7 +21,7 @@ import (
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/localpath"
+	"hyperkube/internal/pod/localpath"
 )
 
 // The prefixes of the loop's keys.
@@ -30,7 +30,7 @@ const (
 	claimKey  = "claim/"
 )
 
-// Controller makes, grows and removes volumes. Make it with New.
+// Controller creates, expands and deletes volumes. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env     control.Env
@@ -42,7 +42,7 @@ type Controller struct {
 	pods    corelisters.PodLister
 }
 
-// New makes the controller. image is what the pods run that remove folders.
+// New creates the controller. image is the image of the pods that remove directories.
 func New(env control.Env, image string) (*Controller, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()
@@ -62,7 +62,7 @@ func New(env control.Env, image string) (*Controller, error) {
 		}
 	}
 	volume := func(pv *corev1.PersistentVolume) {
-		if localpath.Is(pv) {
+		if localpath.IsManaged(pv) {
 			c.Add(volumeKey + pv.Name)
 		}
 	}
@@ -71,21 +71,21 @@ func New(env control.Env, image string) (*Controller, error) {
 			c.Add(volumeKey + name)
 		}
 	}
-	node := control.Handlers(c.nodeCame, func(old, cur *corev1.Node) {
+	node := control.Handlers(c.nodeAdded, func(old, cur *corev1.Node) {
 		if old.Annotations[localpath.Annotation] != cur.Annotations[localpath.Annotation] {
-			c.nodeCame(cur)
+			c.nodeAdded(cur)
 		}
-	}, c.nodeGone)
+	}, c.nodeDeleted)
 	return c, errors.Join(
 		c.Watch(core.PersistentVolumeClaims().Informer(), control.Handlers(claim, func(_, pvc *corev1.PersistentVolumeClaim) { claim(pvc) }, nil)),
 		c.Watch(core.PersistentVolumes().Informer(), control.Handlers(volume, func(_, pv *corev1.PersistentVolume) { volume(pv) }, nil)),
-		c.Watch(core.Pods().Informer(), control.Every(pod)),
+		c.Watch(core.Pods().Informer(), control.AnyEvent(pod)),
 		c.Watch(core.Nodes().Informer(), node),
 	)
 }
 
-// nodeCame works on the claims that waited for a node.
-func (c *Controller) nodeCame(*corev1.Node) {
+// nodeAdded enqueues the claims that are waiting for a node.
+func (c *Controller) nodeAdded(*corev1.Node) {
 	all, err := c.claims.List(labels.Everything())
 	if err != nil {
 		return
@@ -97,14 +97,14 @@ func (c *Controller) nodeCame(*corev1.Node) {
 	}
 }
 
-// nodeGone works on the volumes of a node whose disk is gone with it.
-func (c *Controller) nodeGone(*corev1.Node) {
+// nodeDeleted enqueues the volumes that may have been on a deleted node.
+func (c *Controller) nodeDeleted(*corev1.Node) {
 	all, err := c.volumes.List(labels.Everything())
 	if err != nil {
 		return
 	}
 	for _, pv := range all {
-		if localpath.Is(pv) && pv.Status.Phase != corev1.VolumeBound {
+		if localpath.IsManaged(pv) && pv.Status.Phase != corev1.VolumeBound {
 			c.Add(volumeKey + pv.Name)
 		}
 	}
@@ -114,7 +114,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	if name, ok := strings.CutPrefix(key, volumeKey); ok {
 		pv, err := c.volumes.Get(name)
 		if apierrors.IsNotFound(err) {
-			return c.tidy(ctx, name)
+			return c.deleteRemoverPod(ctx, name)
 		}
 		if err != nil {
 			return err
@@ -130,15 +130,15 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 		return err
 	}
 	if pvc.Spec.VolumeName != "" {
-		return c.grow(ctx, pvc)
+		return c.expand(ctx, pvc)
 	}
 	return c.provision(ctx, pvc)
 }
 
-// errNode is a node that cannot have the volume: another may.
+// errNode means that a node cannot have the volume; another node may.
 var errNode = errors.New("node has no local volumes")
 
-// provision makes the volume of a claim, once its node is known.
+// provision creates the volume of a claim once its node is selected.
 func (c *Controller) provision(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	if pvc.DeletionTimestamp != nil || pvc.Status.Phase == corev1.ClaimLost {
 		return nil
@@ -154,7 +154,7 @@ func (c *Controller) provision(ctx context.Context, pvc *corev1.PersistentVolume
 	if _, err := c.volumes.Get(name); err == nil {
 		return nil
 	}
-	node, err := c.place(pvc, class)
+	node, err := c.selectNode(pvc, class)
 	if node == nil && err == nil {
 		return nil
 	}
@@ -173,7 +173,7 @@ func (c *Controller) provision(ctx context.Context, pvc *corev1.PersistentVolume
 			return nil
 		}
 		c.env.Events.Eventf(pvc, corev1.EventTypeWarning, "ProvisioningFailed", "failed to provision volume with StorageClass %q: %v", class.Name, err)
-		return fmt.Errorf("provisioning a volume for claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
+		return fmt.Errorf("provisioning volume for claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
 	}
 	c.env.Events.Eventf(pvc, corev1.EventTypeWarning, "ProvisioningFailed", "failed to provision volume with StorageClass %q: %v", class.Name, err)
 	if errors.Is(err, errNode) && pvc.Annotations[volumehelpers.AnnSelectedNode] != "" {
@@ -182,24 +182,23 @@ func (c *Controller) provision(ctx context.Context, pvc *corev1.PersistentVolume
 	return nil
 }
 
-// reschedule has the scheduler choose another node for a claim.
+// reschedule requests that the scheduler select another node for a claim.
 func (c *Controller) reschedule(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	next := pvc.DeepCopy()
 	delete(next.Annotations, volumehelpers.AnnSelectedNode)
 	if _, err := c.env.Kube.CoreV1().PersistentVolumeClaims(pvc.Namespace).Update(ctx, next, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("asking for another node for claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
+		return fmt.Errorf("clearing selected node of claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
 	}
 	return nil
 }
 
-// place returns the node of a claim's volume, nil while the scheduler has still
-// to choose one. A class that binds at once takes the node with the fewest
-// volumes.
-func (c *Controller) place(pvc *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (*corev1.Node, error) {
+// selectNode returns the node of a claim's volume, or nil while the scheduler has not selected one. With
+// immediate binding, it returns the node with the fewest volumes.
+func (c *Controller) selectNode(pvc *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (*corev1.Node, error) {
 	if name := pvc.Annotations[volumehelpers.AnnSelectedNode]; name != "" {
 		node, err := c.nodes.Get(name)
 		if apierrors.IsNotFound(err) {
-			return nil, fmt.Errorf("%w: node %q is gone", errNode, name)
+			return nil, fmt.Errorf("%w: node %q does not exist", errNode, name)
 		}
 		if err != nil {
 			return nil, err
@@ -222,7 +221,7 @@ func (c *Controller) place(pvc *corev1.PersistentVolumeClaim, class *storagev1.S
 	}
 	count := map[string]int{}
 	for _, pv := range volumes {
-		if localpath.Is(pv) {
+		if localpath.IsManaged(pv) {
 			count[localpath.Hostname(pv)]++
 		}
 	}
@@ -230,7 +229,7 @@ func (c *Controller) place(pvc *corev1.PersistentVolumeClaim, class *storagev1.S
 		return n.Annotations[localpath.Annotation] == "" || n.Labels[corev1.LabelHostname] == "" || n.Spec.Unschedulable || !allowed(class, n)
 	})
 	if len(nodes) == 0 {
-		return nil, fmt.Errorf("%w: there is none that could", errNode)
+		return nil, fmt.Errorf("%w: no suitable node", errNode)
 	}
 	return slices.MinFunc(nodes, func(a, b *corev1.Node) int {
 		if d := count[a.Labels[corev1.LabelHostname]] - count[b.Labels[corev1.LabelHostname]]; d != 0 {
@@ -240,7 +239,7 @@ func (c *Controller) place(pvc *corev1.PersistentVolumeClaim, class *storagev1.S
 	}), nil
 }
 
-// allowed tells whether a class allows a node.
+// allowed reports whether the allowed topologies of a class include a node.
 func allowed(class *storagev1.StorageClass, n *corev1.Node) bool {
 	if len(class.AllowedTopologies) == 0 {
 		return true
@@ -252,17 +251,17 @@ func allowed(class *storagev1.StorageClass, n *corev1.Node) bool {
 	})
 }
 
-// volumeOf is the volume of a claim on a node.
+// volumeOf returns a volume for a claim on a node.
 func volumeOf(name string, pvc *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node *corev1.Node) (*corev1.PersistentVolume, error) {
 	switch {
 	case pvc.Spec.VolumeMode != nil && *pvc.Spec.VolumeMode != corev1.PersistentVolumeFilesystem:
-		return nil, errors.New("local volumes are directories: there are no block devices")
+		return nil, errors.New("local volumes are directories: block volumes are not supported")
 	case pvc.Spec.Selector != nil:
 		return nil, errors.New("claim.Spec.Selector is not supported")
 	case pvc.Spec.DataSource != nil || pvc.Spec.DataSourceRef != nil:
 		return nil, errors.New("claim.Spec.DataSource is not supported")
 	case len(class.Parameters) > 0:
-		return nil, errors.New("the class has parameters, of which there are none")
+		return nil, errors.New("storage class parameters are not supported")
 	}
 	policy := corev1.PersistentVolumeReclaimDelete
 	if class.ReclaimPolicy != nil {
@@ -295,14 +294,15 @@ func volumeOf(name string, pvc *corev1.PersistentVolumeClaim, class *storagev1.S
 	}, nil
 }
 
-// grow gives a claim that asks for more what it asks for: a folder has no size.
-func (c *Controller) grow(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
+// expand sets the capacity of a claim and its volume to the requested size. A directory has no size
+// limit.
+func (c *Controller) expand(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	want, has := pvc.Spec.Resources.Requests[corev1.ResourceStorage], pvc.Status.Capacity[corev1.ResourceStorage]
 	if pvc.Status.Phase != corev1.ClaimBound || want.Cmp(has) <= 0 {
 		return nil
 	}
 	pv, err := c.volumes.Get(pvc.Spec.VolumeName)
-	if apierrors.IsNotFound(err) || err == nil && !localpath.Is(pv) {
+	if apierrors.IsNotFound(err) || err == nil && !localpath.IsManaged(pv) {
 		return nil
 	}
 	if err != nil {
@@ -312,7 +312,7 @@ func (c *Controller) grow(ctx context.Context, pvc *corev1.PersistentVolumeClaim
 		next := pv.DeepCopy()
 		next.Spec.Capacity[corev1.ResourceStorage] = want
 		if _, err := c.env.Kube.CoreV1().PersistentVolumes().Update(ctx, next, metav1.UpdateOptions{}); err != nil {
-			return fmt.Errorf("growing volume %s: %w", pv.Name, err)
+			return fmt.Errorf("expanding volume %s: %w", pv.Name, err)
 		}
 	}
 	next := pvc.DeepCopy()
@@ -326,7 +326,7 @@ func (c *Controller) grow(ctx context.Context, pvc *corev1.PersistentVolumeClaim
 		return p.Type == corev1.PersistentVolumeClaimResizing || p.Type == corev1.PersistentVolumeClaimFileSystemResizePending
 	})
 	if _, err := c.env.Kube.CoreV1().PersistentVolumeClaims(pvc.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{}); err != nil {
-		return fmt.Errorf("growing claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
+		return fmt.Errorf("expanding claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
 	}
 	c.env.Events.Event(pvc, corev1.EventTypeNormal, "VolumeResizeSuccessful", "Resize volume succeeded")
 	return nil

@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"hyperkube/components/controllers/internal/controltest"
-	"hyperkube/internal/localpath"
+	"hyperkube/internal/pod/localpath"
 )
 
 func objects() (*corev1.Node, *storagev1.StorageClass, *corev1.PersistentVolumeClaim) {
@@ -36,21 +36,21 @@ func TestProvision(t *testing.T) {
 		want  string
 		event string
 	}{
-		"on the node selected": {want: "[create persistentvolumes]", event: "Normal ProvisioningSucceeded"},
+		"on the selected node": {want: "[create persistentvolumes]", event: "Normal ProvisioningSucceeded"},
 		"no node yet": {edit: func(_ *corev1.Node, _ *storagev1.StorageClass, c *corev1.PersistentVolumeClaim) {
 			delete(c.Annotations, volumehelpers.AnnSelectedNode)
 		}, want: "[]"},
-		"at once": {edit: func(_ *corev1.Node, k *storagev1.StorageClass, c *corev1.PersistentVolumeClaim) {
+		"immediate binding": {edit: func(_ *corev1.Node, k *storagev1.StorageClass, c *corev1.PersistentVolumeClaim) {
 			delete(c.Annotations, volumehelpers.AnnSelectedNode)
 			*k.VolumeBindingMode = storagev1.VolumeBindingImmediate
 		}, want: "[create persistentvolumes]"},
-		"a node that has none": {edit: func(n *corev1.Node, _ *storagev1.StorageClass, _ *corev1.PersistentVolumeClaim) {
+		"node without local volumes": {edit: func(n *corev1.Node, _ *storagev1.StorageClass, _ *corev1.PersistentVolumeClaim) {
 			delete(n.Annotations, localpath.Annotation)
 		}, want: "[update persistentvolumeclaims]", event: "Warning ProvisioningFailed"},
-		"a block device": {edit: func(_ *corev1.Node, _ *storagev1.StorageClass, c *corev1.PersistentVolumeClaim) {
+		"block volume": {edit: func(_ *corev1.Node, _ *storagev1.StorageClass, c *corev1.PersistentVolumeClaim) {
 			c.Spec.VolumeMode = ptr.To(corev1.PersistentVolumeBlock)
 		}, want: "[]", event: "Warning ProvisioningFailed"},
-		"another's": {edit: func(_ *corev1.Node, k *storagev1.StorageClass, _ *corev1.PersistentVolumeClaim) { k.Provisioner = "p" }, want: "[]"},
+		"other provisioner": {edit: func(_ *corev1.Node, k *storagev1.StorageClass, _ *corev1.PersistentVolumeClaim) { k.Provisioner = "p" }, want: "[]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, k, pvc := objects()
@@ -75,7 +75,7 @@ func TestProvision(t *testing.T) {
 	}
 }
 
-// TestLife makes a volume and removes it with its folder.
+// TestLife creates a volume and deletes it together with its directory.
 func TestLife(t *testing.T) {
 	ctx := context.Background()
 	n, k, pvc := objects()
@@ -91,7 +91,7 @@ func TestLife(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !localpath.Is(pv) || pv.Spec.Local.Path != "/volumes/pvc-u" || localpath.Hostname(pv) != "host1" || pv.Spec.ClaimRef.UID != "u" {
+	if !localpath.IsManaged(pv) || pv.Spec.Local.Path != "/volumes/pvc-u" || localpath.Hostname(pv) != "host1" || pv.Spec.ClaimRef.UID != "u" {
 		t.Errorf("volume %+v", pv.Spec)
 	}
 	step := func(edit func()) []string {
@@ -123,24 +123,24 @@ func TestLife(t *testing.T) {
 	}
 	f.SetPod(pod, corev1.PodFailed, false)
 	if w := step(func() {}); fmt.Sprint(w) != "[delete pods remove-pvc-u]" {
-		t.Errorf("the pod has failed: %v", w)
+		t.Errorf("after the pod has failed: %v", w)
 	}
 	if w := step(func() {}); fmt.Sprint(w) != "[create pods]" {
 		t.Errorf("again: %v", w)
 	}
 	f.SetPod(f.Pods(metav1.NamespaceSystem)["remove-pvc-u"], corev1.PodSucceeded, false)
 	if w := step(func() {}); fmt.Sprint(w) != "[update persistentvolumes delete pods remove-pvc-u]" {
-		t.Errorf("the folder is gone: %v", w)
+		t.Errorf("after the directory is removed: %v", w)
 	}
 }
 
-// TestForged: a volume whose folder is not its own is left alone.
+// TestForged: a volume whose directory is not named after it is ignored.
 func TestForged(t *testing.T) {
 	for _, path := range []string{"/etc", "/volumes/../etc", "/volumes/other", "volumes/v", "/volumes/v/"} {
 		pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: "v", Annotations: map[string]string{volumehelpers.AnnDynamicallyProvisioned: localpath.Provisioner}}}
 		pv.Spec.Local = &corev1.LocalVolumeSource{Path: path}
-		if localpath.Is(pv) {
-			t.Errorf("%s is taken for a folder of the provisioner", path)
+		if localpath.IsManaged(pv) {
+			t.Errorf("%s counts as a directory of the provisioner", path)
 		}
 	}
 }

@@ -13,16 +13,16 @@ import (
 	"k8s.io/utils/ptr"
 
 	"hyperkube/components/controllers/internal/storage"
-	"hyperkube/internal/localpath"
+	"hyperkube/internal/pod/localpath"
 )
 
-// removerAnnotation is the name of the volume whose folder a pod removes.
+// removerAnnotation contains the name of the volume whose directory the pod removes.
 const removerAnnotation = "hyperkube.io/removed-volume"
 
 func removerName(volume string) string { return "remove-" + volume }
 
-// syncVolume deletes a volume that nobody claims any more. The finalizer stays
-// until the folder is gone; one whose data are to be retained loses it at once.
+// syncVolume deletes a released volume. The finalizer is removed after the directory is deleted, or
+// immediately if the data is retained.
 func (c *Controller) syncVolume(ctx context.Context, pv *corev1.PersistentVolume) error {
 	remove := pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && pv.Status.Phase == corev1.VolumeReleased
 	if pv.DeletionTimestamp == nil {
@@ -39,7 +39,7 @@ func (c *Controller) syncVolume(ctx context.Context, pv *corev1.PersistentVolume
 		return nil
 	}
 	if remove {
-		gone, err := c.removeFolder(ctx, pv)
+		gone, err := c.removeDirectory(ctx, pv)
 		if err != nil || !gone {
 			return err
 		}
@@ -47,14 +47,14 @@ func (c *Controller) syncVolume(ctx context.Context, pv *corev1.PersistentVolume
 	next := pv.DeepCopy()
 	next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == localpath.Finalizer })
 	if _, err := c.env.Kube.CoreV1().PersistentVolumes().Update(ctx, next, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("letting volume %s go: %w", pv.Name, err)
+		return fmt.Errorf("removing finalizer of volume %s: %w", pv.Name, err)
 	}
-	return c.tidy(ctx, pv.Name)
+	return c.deleteRemoverPod(ctx, pv.Name)
 }
 
-// removeFolder has a pod remove the folder of a volume, and tells when that is
-// done. A node that is gone took the folder with it.
-func (c *Controller) removeFolder(ctx context.Context, pv *corev1.PersistentVolume) (bool, error) {
+// removeDirectory creates a pod that removes the directory of a volume, and reports whether the
+// directory is removed. If the node was deleted, the directory no longer exists.
+func (c *Controller) removeDirectory(ctx context.Context, pv *corev1.PersistentVolume) (bool, error) {
 	nodes, err := c.nodes.List(labels.SelectorFromSet(labels.Set{corev1.LabelHostname: localpath.Hostname(pv)}))
 	if err != nil {
 		return false, err
@@ -74,30 +74,30 @@ func (c *Controller) removeFolder(ctx context.Context, pv *corev1.PersistentVolu
 			Entry: pv.Name,
 		}.Pod(), metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return false, fmt.Errorf("making the pod that removes volume %s: %w", pv.Name, err)
+			return false, fmt.Errorf("creating pod that removes volume %s: %w", pv.Name, err)
 		}
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	ended, failure := storage.Ended(pod)
+	ended, failure := storage.Terminated(pod)
 	switch {
 	case !ended || pod.DeletionTimestamp != nil:
 		return false, nil
 	case failure == "":
 		return true, nil
 	}
-	// It is tried again, more and more seldom, with another pod.
+	// Retry with back-off and a new pod.
 	c.env.Events.Event(pv, corev1.EventTypeWarning, "VolumeFailedDelete", failure)
-	if err := c.tidy(ctx, pv.Name); err != nil {
+	if err := c.deleteRemoverPod(ctx, pv.Name); err != nil {
 		return false, err
 	}
-	return false, fmt.Errorf("removing the directory of volume %s: %s", pv.Name, failure)
+	return false, fmt.Errorf("removing directory of volume %s: %s", pv.Name, failure)
 }
 
-// tidy deletes the pod that removed a volume's folder, if there is one.
-func (c *Controller) tidy(ctx context.Context, volume string) error {
+// deleteRemoverPod deletes the pod that removed a volume's directory, if it exists.
+func (c *Controller) deleteRemoverPod(ctx context.Context, volume string) error {
 	pod, err := c.pods.Pods(metav1.NamespaceSystem).Get(removerName(volume))
 	if apierrors.IsNotFound(err) || err == nil && pod.DeletionTimestamp != nil {
 		return nil
@@ -107,7 +107,7 @@ func (c *Controller) tidy(ctx context.Context, volume string) error {
 	}
 	err = c.env.Kube.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{Preconditions: uid(pod.UID)})
 	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-		return fmt.Errorf("deleting the pod that removed volume %s: %w", volume, err)
+		return fmt.Errorf("deleting pod that removed volume %s: %w", volume, err)
 	}
 	return nil
 }

@@ -16,19 +16,18 @@ import (
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/client-go/discovery"
 
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// finalizerEstimate is how long whoever set a finalizer is given before the
-// next look.
+// finalizerEstimate is the delay before the next check of objects with finalizers.
 const finalizerEstimate = 15 * time.Second
 
 var podsGVR = corev1.SchemeGroupVersion.WithResource("pods")
 
-// verbs are what a resource supports.
+// verbs are the verbs that a resource supports.
 type verbs struct{ deleteCollection, list bool }
 
-// report gathers what stands in the way of a namespace's end.
+// report collects what prevents the deletion of a namespace.
 type report struct {
 	discovery, groupVersion error
 	deletion                []error
@@ -36,9 +35,9 @@ type report struct {
 	finalizers              map[string]int
 }
 
-// empty deletes all content of ns and returns about how long what is left will
-// take to go, zero if nothing is. Conditions tell of it.
-func (c *Controller) empty(ctx context.Context, ns *corev1.Namespace) (time.Duration, error) {
+// deleteContent deletes all content of ns and returns an estimate of how long the deletion of the remaining
+// content will take, zero if there is none. It updates the conditions.
+func (c *Controller) deleteContent(ctx context.Context, ns *corev1.Namespace) (time.Duration, error) {
 	r := &report{remaining: map[schema.GroupVersionResource]int{}, finalizers: map[string]int{}}
 	resources, err := c.resources(r)
 	errs := []error{}
@@ -55,7 +54,7 @@ func (c *Controller) empty(ctx context.Context, ns *corev1.Namespace) (time.Dura
 		}
 		left = max(left, d)
 	}
-	// Pods go first: those that still run may need the rest to end well.
+	// Delete pods first: running pods may need the other objects for a clean shutdown.
 	if v, ok := resources[podsGVR]; ok {
 		do(podsGVR, v)
 	}
@@ -76,12 +75,12 @@ func (c *Controller) empty(ctx context.Context, ns *corev1.Namespace) (time.Dura
 	return left, utilerrors.NewAggregate(errs)
 }
 
-// resources are all namespaced resources whose objects can be deleted.
+// resources returns all namespaced resources whose objects can be deleted.
 func (c *Controller) resources(r *report) (map[schema.GroupVersionResource]verbs, error) {
 	lists, err := discovery.ServerPreferredNamespacedResources(c.cfg.Discovery)
 	if err != nil {
-		// What was found is deleted nevertheless; what was not keeps the
-		// namespace.
+		// The discovered resources are still deleted. The namespace is kept until discovery is
+		// complete.
 		r.discovery = err
 	}
 	out := map[schema.GroupVersionResource]verbs{}
@@ -109,7 +108,7 @@ func (c *Controller) resources(r *report) (map[schema.GroupVersionResource]verbs
 func (c *Controller) deleteAll(ctx context.Context, ns *corev1.Namespace, gvr schema.GroupVersionResource, v verbs, r *report) (time.Duration, error) {
 	estimate := time.Duration(0)
 	if gvr == podsGVR {
-		estimate = c.grace(ns)
+		estimate = c.podGracePeriod(ns)
 	}
 	api := c.cfg.Metadata.Resource(gvr).Namespace(ns.Name)
 	background := metav1.DeletePropagationBackground
@@ -165,21 +164,21 @@ func (c *Controller) deleteAll(ctx context.Context, ns *corev1.Namespace, gvr sc
 	case waits:
 		return finalizerEstimate, nil
 	case gvr == podsGVR:
-		// Their time is up, but the kubelet has not confirmed their end yet.
+		// The grace period is over, but the kubelet has not confirmed the termination yet.
 		return finalizerEstimate, nil
 	}
 	return 0, fmt.Errorf("unexpected items still remain in namespace: %s for gvr: %v", ns.Name, gvr)
 }
 
-// grace is how long the pods of ns may still take to end.
-func (c *Controller) grace(ns *corev1.Namespace) time.Duration {
+// podGracePeriod returns how long the pods of ns may take to terminate.
+func (c *Controller) podGracePeriod(ns *corev1.Namespace) time.Duration {
 	pods, err := c.pods.Pods(ns.Name).List(labels.Everything())
 	if err != nil {
 		return 0
 	}
 	var most time.Duration
 	for _, p := range pods {
-		if g := p.Spec.TerminationGracePeriodSeconds; g != nil && !podfacts.Terminal(p) {
+		if g := p.Spec.TerminationGracePeriodSeconds; g != nil && !podutil.Terminal(p) {
 			most = max(most, time.Duration(*g)*time.Second)
 		}
 	}
@@ -187,8 +186,8 @@ func (c *Controller) grace(ns *corev1.Namespace) time.Duration {
 	return max(0, most-max(0, since))
 }
 
-// conditionTypes are those that are kept on a namespace in deletion, with what
-// they say when all is well.
+// conditionTypes are the conditions of a namespace that is being deleted, with the reason and
+// message if there is no problem.
 var conditionTypes = []struct {
 	kind            corev1.NamespaceConditionType
 	reason, message string
@@ -200,7 +199,7 @@ var conditionTypes = []struct {
 	{corev1.NamespaceFinalizersRemaining, "ContentHasNoFinalizers", "All content-preserving finalizers finished"},
 }
 
-// conditions says what is in the way.
+// conditions returns the conditions for the report.
 func (r *report) conditions() []corev1.NamespaceCondition {
 	bad := map[corev1.NamespaceConditionType][2]string{}
 	if r.discovery != nil {

@@ -1,5 +1,5 @@
-// Package namespace empties namespaces that are being deleted, and then lets
-// them go.
+// Package namespace deletes the content of namespaces that are being deleted, and then removes
+// their finalizer.
 //
 // https://kubernetes.io/docs/concepts/overview/working-with-objects/namespaces/
 package namespace
@@ -22,18 +22,18 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Config says how content is found and deleted.
+// Config contains the clients that find and delete content.
 type Config struct {
-	// Discovery tells what there is.
+	// Discovery returns the namespaced resources.
 	Discovery discovery.DiscoveryInterface
-	// Metadata lists and deletes it.
+	// Metadata lists and deletes their objects.
 	Metadata metadata.Interface
-	// Delay is how long a deletion is left alone first, so that all of
-	// several API servers have heard of it and admit nothing more.
+	// Delay is how long the deletion of the content is delayed, so that all API servers observe the
+	// namespace's deletion and admit no more objects.
 	Delay time.Duration
 }
 
-// Controller syncs Namespaces. Make it with New.
+// Controller deletes namespaces. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -42,7 +42,7 @@ type Controller struct {
 	pods       corelisters.PodLister
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	namespaces, pods := env.Informers.Core().V1().Namespaces(), env.Informers.Core().V1().Pods()
@@ -54,14 +54,14 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 		}
 	}
 	if err := c.Watch(namespaces.Informer(), control.Handlers(add, func(old, cur *corev1.Namespace) {
-		// Its own changes of conditions shall not hurry it on.
+		// Ignore status updates, which this controller writes.
 		if old.DeletionTimestamp == nil || len(old.Spec.Finalizers) != len(cur.Spec.Finalizers) {
 			add(cur)
 		}
 	}, nil)); err != nil {
 		return nil, err
 	}
-	// Pods take their time to end, and the rest waits for the last of them.
+	// The content that remains is deleted after the last pod has terminated.
 	return c, c.Watch(pods.Informer(), control.Handlers(nil, nil, func(p *corev1.Pod) {
 		ns, err := c.namespaces.Get(p.Namespace)
 		if err != nil || ns.DeletionTimestamp == nil {
@@ -104,9 +104,9 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	if !hasFinalizer(ns) {
 		return nil
 	}
-	left, err := c.empty(ctx, ns)
+	left, err := c.deleteContent(ctx, ns)
 	if err != nil {
-		return fmt.Errorf("deleting the content of namespace %s: %w", name, err)
+		return fmt.Errorf("deleting content of namespace %s: %w", name, err)
 	}
 	if left > 0 {
 		c.AddAfter(name, left/2+time.Second)
@@ -115,8 +115,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return c.finalize(ctx, ns)
 }
 
-// update changes the status with f, again on the latest object after a
-// conflict.
+// update changes the status with f. After a conflict it retries with the latest object.
 func (c *Controller) update(ctx context.Context, ns *corev1.Namespace, f func(*corev1.NamespaceStatus)) (*corev1.Namespace, error) {
 	api := c.env.Kube.CoreV1().Namespaces()
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
@@ -135,7 +134,7 @@ func (c *Controller) update(ctx context.Context, ns *corev1.Namespace, f func(*c
 			return getErr
 		}
 		if fresh.UID != ns.UID {
-			return fmt.Errorf("namespace %s was made anew", ns.Name)
+			return fmt.Errorf("namespace %s was recreated", ns.Name)
 		}
 		ns = fresh
 		return err
@@ -147,7 +146,7 @@ func hasFinalizer(ns *corev1.Namespace) bool {
 	return slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes)
 }
 
-// finalize takes the finalizer off that kept the emptied namespace.
+// finalize removes the finalizer of an emptied namespace.
 func (c *Controller) finalize(ctx context.Context, ns *corev1.Namespace) error {
 	next := ns.DeepCopy()
 	next.Spec.Finalizers = nil

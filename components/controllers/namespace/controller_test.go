@@ -39,7 +39,7 @@ func TestDelete(t *testing.T) {
 		finished bool
 		cond     corev1.NamespaceConditionType
 		message  string
-		// refuse is a verb of configmaps that does not exist after all.
+		// refuse is a verb of configmaps for which the API server returns an error.
 		refuse string
 	}{
 		{name: "empty", deletes: []string{"pods", "configmaps"}, finished: true},
@@ -48,7 +48,7 @@ func TestDelete(t *testing.T) {
 			cond: corev1.NamespaceContentRemaining, message: "Some resources are remaining: configmaps. has 1 resource instances"},
 		{name: "pods first", content: []runtime.Object{meta("Pod", "p", "x/y"), meta("ConfigMap", "c")}, deletes: []string{"pods"},
 			cond: corev1.NamespaceContentRemaining, message: "Some resources are remaining: pods. has 1 resource instances"},
-		{name: "held", content: []runtime.Object{meta("ConfigMap", "c", "x/y")}, deletes: []string{"pods", "configmaps"},
+		{name: "with finalizers", content: []runtime.Object{meta("ConfigMap", "c", "x/y")}, deletes: []string{"pods", "configmaps"},
 			cond: corev1.NamespaceFinalizersRemaining, message: "Some content in the namespace has finalizers remaining: x/y in 1 resource instances"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package nodeipam gives each Node its part of the cluster's pod CIDRs, one of
-// each IP family.
+// Package nodeipam allocates a pod CIDR of each IP family to each Node, from the cluster's pod
+// CIDRs.
 package nodeipam
 
 import (
@@ -22,47 +22,45 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Config says what there is to give.
+// Config defines the ranges to allocate from.
 type Config struct {
-	// ClusterCIDRs are one, or one of each IP family; the first is that of
-	// Node.spec.podCIDR.
+	// ClusterCIDRs are one range, or one of each IP family. The first determines Node.spec.podCIDR.
 	ClusterCIDRs []netip.Prefix
-	// MaskSizeIPv4 and MaskSizeIPv6 are the prefix lengths of a node's part;
-	// zero means 24 and 64.
+	// MaskSizeIPv4 and MaskSizeIPv6 are the prefix lengths of a node's CIDRs; zero means 24 and 64.
 	MaskSizeIPv4, MaskSizeIPv6 int
-	// Reserved are never given away: the CIDRs of Services.
+	// Reserved are never allocated to nodes: the CIDRs of Services.
 	Reserved []netip.Prefix
 }
 
-// Controller gives CIDRs to Nodes. Make it with New.
+// Controller allocates CIDRs to Nodes. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env   control.Env
 	nodes corelisters.NodeLister
-	// reserved are never given away.
+	// reserved are never allocated.
 	reserved []netip.Prefix
 
-	mu   sync.Mutex // guards the rest
+	mu   sync.Mutex // guards the fields below
 	sets []*cidrSet
-	// held are the CIDRs of each Node, by its name, also before the cache
-	// shows them.
-	held map[string][]netip.Prefix
-	// waiting are the names of Nodes for which there was no CIDR left. Trying again
-	// helps once another gives its own back, and not before.
+	// allocated are the CIDRs of each Node, by name, including allocations that the cache does not
+	// contain yet.
+	allocated map[string][]netip.Prefix
+	// waiting are the names of Nodes for which no CIDR was left. They are synced again when a CIDR
+	// is released.
 	waiting map[string]bool
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	if n := len(cfg.ClusterCIDRs); n == 0 || n > 2 {
-		return nil, fmt.Errorf("one or two cluster CIDRs are needed to allocate node CIDRs, not %d", n)
+		return nil, fmt.Errorf("allocating node CIDRs requires one or two cluster CIDRs, got %d", n)
 	}
 	if len(cfg.ClusterCIDRs) == 2 && cfg.ClusterCIDRs[0].Addr().Is4() == cfg.ClusterCIDRs[1].Addr().Is4() {
 		return nil, errors.New("two cluster CIDRs must be of different IP families")
 	}
 	nodes := env.Informers.Core().V1().Nodes()
-	c := &Controller{env: env, nodes: nodes.Lister(), reserved: cfg.Reserved, held: map[string][]netip.Prefix{}, waiting: map[string]bool{}}
+	c := &Controller{env: env, nodes: nodes.Lister(), reserved: cfg.Reserved, allocated: map[string][]netip.Prefix{}, waiting: map[string]bool{}}
 	for _, p := range cfg.ClusterCIDRs {
 		size := cfg.MaskSizeIPv4
 		if size == 0 {
@@ -78,34 +76,34 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 			return nil, err
 		}
 		for _, r := range cfg.Reserved {
-			set.take(r)
+			set.markUsed(r)
 		}
 		c.sets = append(c.sets, set)
 	}
 	c.Loop = control.NewLoop(env, "nodeipam", c.sync)
-	c.Prepare(c.learn)
-	return c, c.Watch(nodes.Informer(), control.Every(func(n *corev1.Node) { c.Add(n.Name) }))
+	c.Prepare(c.markExisting)
+	return c, c.Watch(nodes.Informer(), control.AnyEvent(func(n *corev1.Node) { c.Add(n.Name) }))
 }
 
-// learn notes what Nodes have, which must be known before the first new one gets
-// any. The cache may not show yet what the leader before has written last.
-func (c *Controller) learn(ctx context.Context) error {
+// markExisting marks the CIDRs of existing Nodes as used before the first allocation. It lists them from
+// the API server, because the cache may lack the last allocations of the previous leader.
+func (c *Controller) markExisting(ctx context.Context) error {
 	return pager.New(pager.SimplePageFunc(func(opts metav1.ListOptions) (runtime.Object, error) {
 		return c.env.Kube.CoreV1().Nodes().List(ctx, opts)
 	})).EachListItem(ctx, metav1.ListOptions{}, func(obj runtime.Object) error {
-		c.note(obj.(*corev1.Node))
+		c.markUsed(obj.(*corev1.Node))
 		return nil
 	})
 }
 
-// note marks what a Node has as used.
-func (c *Controller) note(n *corev1.Node) {
+// markUsed marks the CIDRs of a Node as used.
+func (c *Controller) markUsed(n *corev1.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.noteLocked(n)
+	c.markUsedLocked(n)
 }
 
-func (c *Controller) noteLocked(n *corev1.Node) {
+func (c *Controller) markUsedLocked(n *corev1.Node) {
 	if len(n.Spec.PodCIDRs) == 0 {
 		return
 	}
@@ -113,26 +111,26 @@ func (c *Controller) noteLocked(n *corev1.Node) {
 	for _, s := range n.Spec.PodCIDRs {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
-			c.env.Log.Warn("node has a pod CIDR that cannot be read", "node", n.Name, "cidr", s, "error", err)
+			c.env.Log.Warn("parsing pod CIDR of node failed, ignoring it", "node", n.Name, "cidr", s, "err", err)
 			continue
 		}
 		held = append(held, p)
 	}
-	if before, ok := c.held[n.Name]; ok && slices.Equal(before, held) {
+	if before, ok := c.allocated[n.Name]; ok && slices.Equal(before, held) {
 		return
 	}
-	// Another may have given it what it has.
+	// Another client may have set the Node's CIDRs.
 	c.releaseLocked(n.Name)
 	for _, p := range held {
 		for _, set := range c.sets {
-			set.take(p)
+			set.markUsed(p)
 		}
 	}
-	c.held[n.Name] = held
+	c.allocated[n.Name] = held
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
-	defer c.wake(name)
+	defer c.enqueueWaiting(name)
 	n, err := c.nodes.Get(name)
 	if apierrors.IsNotFound(err) {
 		c.release(name)
@@ -142,7 +140,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		return err
 	}
 	if len(n.Spec.PodCIDRs) > 0 {
-		c.note(n)
+		c.markUsed(n)
 		return nil
 	}
 	if n.DeletionTimestamp != nil {
@@ -151,7 +149,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	cidrs, err := c.allocate(name)
 	if err != nil {
 		c.record(n, "CIDRNotAvailable")
-		return fmt.Errorf("failed to allocate cidr from cluster cidr: %w: %w", err, control.ErrWaits)
+		return fmt.Errorf("failed to allocate cidr from cluster cidr: %w: %w", err, control.ErrNoRetry)
 	}
 	texts := make([]string, len(cidrs))
 	for i, p := range cidrs {
@@ -169,20 +167,20 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		c.release(name)
 		return nil
 	case apierrors.IsInvalid(err):
-		// It has others already, as the cache will show.
-		if has, wrong := c.correct(ctx, name); has || wrong != nil {
+		// The Node already has other CIDRs, which the cache does not contain yet.
+		if has, wrong := c.adoptExisting(ctx, name); has || wrong != nil {
 			return wrong
 		}
 	}
-	// After a timeout it may have been written nevertheless: it stays held,
-	// and the next try writes the same.
+	// After a timeout the CIDRs may have been written, so keep the allocation. The retry writes the
+	// same CIDRs.
 	c.record(n, "CIDRAssignmentFailed")
 	return fmt.Errorf("assigning pod CIDRs: %w", err)
 }
 
-// wake has one of the Nodes that wait tried again, other than the one that was tried
-// just now, if there is anything for it. The one wakes the next.
-func (c *Controller) wake(tried string) {
+// enqueueWaiting enqueues one of the waiting Nodes, other than tried, if free CIDRs exist. After its sync
+// that Node wakes the next one.
+func (c *Controller) enqueueWaiting(tried string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, set := range c.sets {
@@ -199,13 +197,13 @@ func (c *Controller) wake(tried string) {
 	}
 }
 
-// allocate returns what the Node of that name holds, taking it first if that is
-// nothing. The Node waits where nothing is left.
+// allocate returns the CIDRs of a Node, allocating them if necessary. If no CIDR is left, it adds
+// the Node to waiting.
 func (c *Controller) allocate(name string) ([]netip.Prefix, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.waiting, name)
-	if held := c.held[name]; len(held) > 0 {
+	if held := c.allocated[name]; len(held) > 0 {
 		return held, nil
 	}
 	var got []netip.Prefix
@@ -220,21 +218,21 @@ func (c *Controller) allocate(name string) ([]netip.Prefix, error) {
 		}
 		got = append(got, p)
 	}
-	c.held[name] = got
+	c.allocated[name] = got
 	return got, nil
 }
 
-// correct takes what a Node has instead of what it was to have, and tells whether
-// it has any. There is no moment in which another could be given either.
-func (c *Controller) correct(ctx context.Context, name string) (bool, error) {
+// adoptExisting replaces the allocation of a Node with the CIDRs that it has in the API, and reports
+// whether it has any. It does so atomically, so that no other Node can get one of them in between.
+func (c *Controller) adoptExisting(ctx context.Context, name string) (bool, error) {
 	n, err := c.env.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return false, fmt.Errorf("looking at the pod CIDRs of the node: %w", err)
+		return false, fmt.Errorf("getting pod CIDRs of node: %w", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.releaseLocked(name)
-	c.noteLocked(n)
+	c.markUsedLocked(n)
 	return len(n.Spec.PodCIDRs) > 0, nil
 }
 
@@ -246,20 +244,20 @@ func (c *Controller) release(name string) {
 
 func (c *Controller) releaseLocked(name string) {
 	delete(c.waiting, name)
-	held := c.held[name]
-	delete(c.held, name)
+	held := c.allocated[name]
+	delete(c.allocated, name)
 	for _, p := range held {
 		for _, set := range c.sets {
 			set.release(p)
 		}
 	}
-	// What is reserved, or another Node's too, stays taken: anyone may write into a new
-	// Node what it has. Of a part that is free now another may hold a piece.
+	// CIDRs that are reserved, or that another Node also has, remain used, because any client can
+	// set the CIDRs of a new Node. Part of a released range may also be in use by another Node.
 	var freed []netip.Prefix
 	for _, p := range held {
 		freed = append(freed, p)
 		for _, set := range c.sets {
-			if part := set.around(p); part.IsValid() {
+			if part := set.containing(p); part.IsValid() {
 				freed = append(freed, part)
 			}
 		}
@@ -270,12 +268,12 @@ func (c *Controller) releaseLocked(name string) {
 				continue
 			}
 			for _, set := range c.sets {
-				set.take(o)
+				set.markUsed(o)
 			}
 		}
 	}
 	keep(c.reserved)
-	for _, others := range c.held {
+	for _, others := range c.allocated {
 		keep(others)
 	}
 }

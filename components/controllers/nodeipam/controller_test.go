@@ -15,9 +15,9 @@ import (
 	"hyperkube/components/controllers/internal/controltest"
 )
 
-// TestNoneLeft: Nodes without a CIDR are told so once and wait until there is
-// one, then as many get one as there are.
-func TestNoneLeft(t *testing.T) {
+// TestExhausted: Nodes without a CIDR get one event and wait for a released CIDR; then as many Nodes
+// get one as were released.
+func TestExhausted(t *testing.T) {
 	f := controltest.New(t)
 	names := []string{"a", "b", "c", "d", "e"}
 	for _, name := range names {
@@ -31,7 +31,7 @@ func TestNoneLeft(t *testing.T) {
 	drain := func() {
 		t.Helper()
 		for c.Len() > 0 {
-			if err := c.Drain(context.Background()); err != nil && !errors.Is(err, control.ErrWaits) {
+			if err := c.Drain(context.Background()); err != nil && !errors.Is(err, control.ErrNoRetry) {
 				t.Fatal(err)
 			}
 			f.Observe(corev1.SchemeGroupVersion.WithKind("Node"))
@@ -69,7 +69,7 @@ func TestNoneLeft(t *testing.T) {
 	if n := controltest.Count(f.Recorded(), "Normal CIDRNotAvailable"); n != 3 {
 		t.Errorf("%d events of Nodes without CIDRs, want 3", n)
 	}
-	// One that waits goes, and nobody gets anything by that.
+	// A waiting Node is deleted, which releases no CIDR.
 	remove("c")
 	if got := given(); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("%v have CIDRs", got)
@@ -86,13 +86,13 @@ func TestNoneLeft(t *testing.T) {
 		t.Errorf("events %q", recorded)
 	}
 	if c.Len() != 0 || len(c.waiting) != 0 {
-		t.Errorf("%d Nodes are to be looked at, %v wait", c.Len(), c.waiting)
+		t.Errorf("%d Nodes enqueued, %v waiting", c.Len(), c.waiting)
 	}
 }
 
-// TestStaysTaken: what two Nodes have, or a Node has of what is reserved, is not given
-// away when one of them goes.
-func TestStaysTaken(t *testing.T) {
+// TestSharedCIDRStaysUsed: a CIDR that two Nodes have, or that is reserved, is not released when
+// one Node is deleted.
+func TestSharedCIDRStaysUsed(t *testing.T) {
 	node := func(name string, cidrs ...string) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: cidrs}}
 	}
@@ -103,9 +103,9 @@ func TestStaysTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.note(node("a", "10.0.0.0/24"))
-	c.note(node("b", "10.0.0.0/24"))
-	c.note(node("c", "10.0.2.0/23"))
+	c.markUsed(node("a", "10.0.0.0/24"))
+	c.markUsed(node("b", "10.0.0.0/24"))
+	c.markUsed(node("c", "10.0.2.0/23"))
 	c.release("a")
 	c.release("c")
 	var got []string
@@ -117,20 +117,20 @@ func TestStaysTaken(t *testing.T) {
 		got = append(got, cidrs[0].String())
 	}
 	if want := []string{"10.0.1.0/24", "10.0.2.0/24"}; !slices.Equal(got, want) {
-		t.Errorf("given %v, want %v", got, want)
+		t.Errorf("allocated %v, want %v", got, want)
 	}
 	if _, err := c.allocate("f"); err == nil {
-		t.Error("there is one more")
+		t.Error("another CIDR is free")
 	}
 	c.release("b")
 	if cidrs, err := c.allocate("f"); err != nil || cidrs[0].String() != "10.0.0.0/24" {
-		t.Errorf("%v, %v: nobody has it any more", cidrs, err)
+		t.Errorf("%v, %v: the CIDR is free", cidrs, err)
 	}
 }
 
-// TestPiecesOfAPart: a part of which Nodes have less than all is free only when the last
-// of them is gone.
-func TestPiecesOfAPart(t *testing.T) {
+// TestPartialCIDRs: a range of which several Nodes have parts is released when the last of them is
+// deleted.
+func TestPartialCIDRs(t *testing.T) {
 	c, err := New(controltest.New(t).Env, Config{
 		ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/23")},
 		Reserved:     []netip.Prefix{netip.MustParsePrefix("10.0.1.0/25")},
@@ -139,16 +139,16 @@ func TestPiecesOfAPart(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, cidr := range map[string]string{"a": "10.0.0.0/25", "b": "10.0.0.128/25", "c": "10.0.1.128/25"} {
-		c.note(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: []string{cidr}}})
+		c.markUsed(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: []string{cidr}}})
 	}
 	for _, gone := range []string{"c", "a"} {
 		c.release(gone)
 		if cidrs, err := c.allocate("d"); err == nil {
-			t.Fatalf("without %s, %v is given away", gone, cidrs)
+			t.Fatalf("after the deletion of %s, %v is allocated", gone, cidrs)
 		}
 	}
 	c.release("b")
 	if cidrs, err := c.allocate("d"); err != nil || cidrs[0].String() != "10.0.0.0/24" {
-		t.Errorf("%v, %v: nobody has a piece of it any more", cidrs, err)
+		t.Errorf("%v, %v: all parts of the CIDR are free", cidrs, err)
 	}
 }

@@ -8,22 +8,21 @@ import (
 	"net/netip"
 )
 
-// errFull says that no CIDR is left.
+// errFull means that no CIDR is left.
 var errFull = errors.New("CIDR allocation failed; there are no remaining CIDRs left to allocate in the accepted range")
 
-// maxBits bounds how many CIDRs of nodes a cluster's CIDR is cut into, as a
-// power of two.
+// maxBits limits the number of node CIDRs in a cluster CIDR, as a power of two.
 const maxBits = 16
 
-// cidrSet hands out the equal parts of one CIDR, each once, in order, coming
-// back to freed ones only after the last. It is not for several goroutines.
+// cidrSet allocates the equal parts of one CIDR in order. Released parts are reused only after the
+// last part was allocated. It is not safe for concurrent use.
 type cidrSet struct {
 	cluster netip.Prefix
 	size    int      // prefix length of a part
-	used    []uint64 // one bit a part
-	count   int      // parts there are
+	used    []uint64 // a bitmap of the parts
+	count   int      // total number of parts
 	free    int
-	next    int // where to look first
+	next    int // where to search first
 }
 
 func newSet(cluster netip.Prefix, size int) (*cidrSet, error) {
@@ -32,13 +31,13 @@ func newSet(cluster netip.Prefix, size int) (*cidrSet, error) {
 		return nil, fmt.Errorf("node CIDR mask size %d does not fit in the cluster CIDR %s", size, cluster)
 	}
 	if size-cluster.Bits() > maxBits {
-		return nil, fmt.Errorf("node CIDR mask size %d cuts the cluster CIDR %s into more than 2^%d parts", size, cluster, maxBits)
+		return nil, fmt.Errorf("node CIDR mask size %d splits the cluster CIDR %s into more than 2^%d parts", size, cluster, maxBits)
 	}
 	n := 1 << (size - cluster.Bits())
 	return &cidrSet{cluster: cluster, size: size, used: make([]uint64, (n+63)/64), count: n, free: n}, nil
 }
 
-// part is the i-th part.
+// part returns the i-th part.
 func (s *cidrSet) part(i int) netip.Prefix {
 	base := s.cluster.Addr().AsSlice()
 	n := new(big.Int).SetBytes(base)
@@ -48,7 +47,7 @@ func (s *cidrSet) part(i int) netip.Prefix {
 	return netip.PrefixFrom(addr, s.size)
 }
 
-// span is the half-open interval of parts that p touches, empty if none.
+// span returns the half-open interval of parts that overlap p; it is empty if there are none.
 func (s *cidrSet) span(p netip.Prefix) (from, to int) {
 	p = p.Masked()
 	if !p.IsValid() || !s.cluster.Overlaps(p) {
@@ -69,8 +68,9 @@ func (s *cidrSet) span(p netip.Prefix) (from, to int) {
 	return from, to
 }
 
-// around is the part that p is a piece of; none if p is no less than a part.
-func (s *cidrSet) around(p netip.Prefix) netip.Prefix {
+// containing returns the part that contains p. It returns the zero Prefix if p is not smaller than a
+// part.
+func (s *cidrSet) containing(p netip.Prefix) netip.Prefix {
 	if p.Bits() <= s.size || !s.cluster.Overlaps(p) {
 		return netip.Prefix{}
 	}
@@ -79,8 +79,8 @@ func (s *cidrSet) around(p netip.Prefix) netip.Prefix {
 
 func (s *cidrSet) has(i int) bool { return s.used[i/64]&(1<<(i%64)) != 0 }
 
-// take marks all parts that p touches as used.
-func (s *cidrSet) take(p netip.Prefix) {
+// markUsed marks all parts that overlap p as used.
+func (s *cidrSet) markUsed(p netip.Prefix) {
 	from, to := s.span(p)
 	for i := from; i < to; i++ {
 		if !s.has(i) {
@@ -90,7 +90,7 @@ func (s *cidrSet) take(p netip.Prefix) {
 	}
 }
 
-// release marks all parts that p touches as free.
+// release marks all parts that overlap p as free.
 func (s *cidrSet) release(p netip.Prefix) {
 	from, to := s.span(p)
 	for i := from; i < to; i++ {
@@ -101,7 +101,7 @@ func (s *cidrSet) release(p netip.Prefix) {
 	}
 }
 
-// allocate takes a free part.
+// allocate allocates a free part.
 func (s *cidrSet) allocate() (netip.Prefix, error) {
 	if s.free == 0 {
 		return netip.Prefix{}, errFull
@@ -123,8 +123,8 @@ func (s *cidrSet) allocate() (netip.Prefix, error) {
 	return netip.Prefix{}, errFull
 }
 
-// taken counts the used parts. Tests hold it against free.
-func (s *cidrSet) taken() (n int) {
+// usedCount returns the number of used parts. Tests compare it with free.
+func (s *cidrSet) usedCount() (n int) {
 	for _, w := range s.used {
 		n += bits.OnesCount64(w)
 	}

@@ -19,7 +19,7 @@ import (
 	"hyperkube/components/controllers/internal/controltest"
 )
 
-// TestSetAgainstModel compares the set with a plain list of prefixes.
+// TestSetAgainstModel compares the set with a simple list of prefixes.
 func TestSetAgainstModel(t *testing.T) {
 	for _, tc := range []struct {
 		cluster string
@@ -37,12 +37,12 @@ func TestSetAgainstModel(t *testing.T) {
 				p, err := s.allocate()
 				if len(model) == s.count {
 					if !errors.Is(err, errFull) {
-						t.Fatalf("full, but got %s, %v", p, err)
+						t.Fatalf("all parts are used, but got %s, %v", p, err)
 					}
 					continue
 				}
 				if err != nil || model[p] || p.Bits() != tc.size || p != p.Masked() || !s.cluster.Contains(p.Addr()) {
-					t.Fatalf("%s: got %s, %v, held already: %v", tc.cluster, p, err, model[p])
+					t.Fatalf("%s: got %s, %v, already allocated: %v", tc.cluster, p, err, model[p])
 				}
 				model[p] = true
 			case 2:
@@ -52,8 +52,8 @@ func TestSetAgainstModel(t *testing.T) {
 					break
 				}
 			}
-			if s.taken() != len(model) || s.free != s.count-len(model) {
-				t.Fatalf("%d taken and %d free of %d, want %d taken", s.taken(), s.free, s.count, len(model))
+			if s.usedCount() != len(model) || s.free != s.count-len(model) {
+				t.Fatalf("%d taken and %d free of %d, want %d taken", s.usedCount(), s.free, s.count, len(model))
 			}
 		}
 	}
@@ -75,10 +75,10 @@ func TestSpan(t *testing.T) {
 		}
 	}
 	if _, err := newSet(netip.MustParsePrefix("10.0.0.0/24"), 16); err == nil {
-		t.Error("a node's part larger than the whole was accepted")
+		t.Error("a node CIDR larger than the cluster CIDR was accepted")
 	}
 	if _, err := newSet(netip.MustParsePrefix("fd00::/32"), 64); err == nil {
-		t.Error("four billion parts were accepted")
+		t.Error("a cluster CIDR with four billion parts was accepted")
 	}
 }
 
@@ -93,7 +93,7 @@ func TestController(t *testing.T) {
 	}
 	old := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "old"}, Spec: corev1.NodeSpec{PodCIDR: "10.244.1.0/24", PodCIDRs: []string{"10.244.1.0/24", "fd00::/64"}}}
 	f.Add(old)
-	c.note(old)
+	c.markUsed(old)
 	sync := func(name string) []string {
 		t.Helper()
 		if err := controltest.Sync(t, c.Loop, name); err != nil {
@@ -110,7 +110,7 @@ func TestController(t *testing.T) {
 	if got := sync("a"); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	// The cache does not show it yet; nothing else is taken.
+	// The cache does not contain the allocation yet; nothing else is allocated.
 	if got := sync("a"); !slices.Equal(got, want) {
 		t.Errorf("got %v the second time", got)
 	}
@@ -125,7 +125,7 @@ func TestController(t *testing.T) {
 	if e := f.Recorded(); len(e) != 1 || e[0] != "Normal CIDRNotAvailable Node c status is now: CIDRNotAvailable" {
 		t.Errorf("events %q", e)
 	}
-	// A node that is gone gives its part back, both halves.
+	// A deleted node releases its part, both halves.
 	if err := f.Env.Informers.Core().V1().Nodes().Informer().GetIndexer().Delete(old); err != nil {
 		t.Fatal(err)
 	}
@@ -137,8 +137,8 @@ func TestController(t *testing.T) {
 	}
 }
 
-// TestStaleCache: what another leader gave last, which the cache does not show yet,
-// is nobody else's.
+// TestStaleCache: the last allocation of the previous leader, which the cache does not contain yet,
+// is not allocated again.
 func TestStaleCache(t *testing.T) {
 	f := controltest.New(t)
 	ctx := context.Background()
@@ -156,14 +156,14 @@ func TestStaleCache(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := fresh.learn(ctx); err != nil {
+	if err := fresh.markExisting(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := fresh.allocate("b"); err != nil || got[0].String() == "10.244.0.0/24" {
-		t.Errorf("a new leader gives %v (%v), which a has", got, err)
+		t.Errorf("a new leader allocates %v (%v), which node a has", got, err)
 	}
 
-	// The fake server takes what the real one refuses.
+	// The fake API server accepts what the real one rejects.
 	f.Kube.PrependReactor("patch", "nodes", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		if a.(clienttesting.PatchAction).GetName() != "a" {
 			return false, nil, nil
@@ -174,12 +174,12 @@ func TestStaleCache(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.held["a"] = []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24")}
-	c.sets[0].take(c.held["a"][0])
+	c.allocated["a"] = []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24")}
+	c.sets[0].markUsed(c.allocated["a"][0])
 	if err := controltest.Sync(t, c.Loop, "a"); err != nil {
 		t.Fatal(err)
 	}
-	if got := c.held["a"]; len(got) != 1 || got[0].String() != "10.244.0.0/24" {
+	if got := c.allocated["a"]; len(got) != 1 || got[0].String() != "10.244.0.0/24" {
 		t.Errorf("a holds %v", got)
 	}
 	if free := c.sets[0].free; free != 3 {
@@ -189,12 +189,12 @@ func TestStaleCache(t *testing.T) {
 	if err := controltest.Sync(t, c.Loop, "b"); err != nil {
 		t.Fatal(err)
 	}
-	if got := c.held["b"]; got[0].String() == "10.244.0.0/24" {
-		t.Error("b got what a has")
+	if got := c.allocated["b"]; got[0].String() == "10.244.0.0/24" {
+		t.Error("b got the CIDR of a")
 	}
 }
 
-// TestGivenByAnother: what a node turns out to have counts, not what it was to have.
+// TestGivenByAnother: the CIDRs that a node has take precedence over its allocation.
 func TestGivenByAnother(t *testing.T) {
 	f := controltest.New(t)
 	c, err := New(f.Env, Config{ClusterCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/22")}})
@@ -208,15 +208,15 @@ func TestGivenByAnother(t *testing.T) {
 	if err := controltest.Sync(t, c.Loop, "a"); err != nil {
 		t.Fatal(err)
 	}
-	if got := c.held["a"]; len(got) != 1 || got[0].String() != "10.244.1.0/24" || c.sets[0].free != 3 {
-		t.Errorf("a holds %v, %d parts are free", got, c.sets[0].free)
+	if got := c.allocated["a"]; len(got) != 1 || got[0].String() != "10.244.1.0/24" || c.sets[0].free != 3 {
+		t.Errorf("a has %v, %d parts are free", got, c.sets[0].free)
 	}
 	if got, err := c.allocate("b"); err != nil || got[0].String() == "10.244.1.0/24" {
 		t.Errorf("b gets %v (%v)", got, err)
 	}
 }
 
-// TestLearnAgain: an API server that is away for a moment is waited for.
+// TestLearnAgain: preparation is retried while the API server is unavailable.
 func TestLearnAgain(t *testing.T) {
 	f := controltest.New(t)
 	informer := f.Env.Informers.Core().V1().Nodes().Informer()
@@ -247,6 +247,6 @@ func TestLearnAgain(t *testing.T) {
 	}
 	f.Env.Informers.Shutdown()
 	if n := refused.Load(); n < 3 {
-		t.Errorf("asked %d times", n)
+		t.Errorf("%d list requests", n)
 	}
 }

@@ -1,12 +1,11 @@
-// Package nodelifecycle watches over Nodes: it declares those unknown that
-// fall silent, puts taints on them by their conditions, and marks their pods as
-// not ready. The eviction by NoExecute taints is the taint eviction
-// controller's.
+// Package nodelifecycle monitors the health of Nodes. It sets the conditions of unresponsive Nodes
+// to Unknown, adds taints according to the conditions, and marks the pods of unresponsive Nodes as
+// not ready. The taint eviction controller evicts pods because of NoExecute taints.
 //
 // https://kubernetes.io/docs/concepts/architecture/nodes/#node-controller
 //
-// There is no ticker: each Node is looked at when it or its Lease changes and
-// when its silence would become too long.
+// There is no periodic check of all Nodes: each Node is checked when it or its Lease changes, and
+// when its grace period is over.
 package nodelifecycle
 
 import (
@@ -28,26 +27,25 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// Config tunes the controller. Zero values are upstream's defaults.
+// Config configures the controller. Zero values are upstream's defaults.
 type Config struct {
-	// GracePeriod is how long a Node may be silent; 50 s.
+	// GracePeriod is how long a Node may be unresponsive; 50 s.
 	GracePeriod time.Duration
-	// StartupGracePeriod is how long one may be silent that never reported;
-	// 60 s.
+	// StartupGracePeriod is how long a Node that never reported its status may be unresponsive; 60
+	// s.
 	StartupGracePeriod time.Duration
-	// EvictionRate is how many Nodes of a healthy zone get a NoExecute taint
-	// a second; 0.1.
+	// EvictionRate is the number of Nodes per second in a healthy zone that get a NoExecute taint;
+	// 0.1.
 	EvictionRate float64
-	// SecondaryEvictionRate is that of an unhealthy zone of more than
-	// LargeCluster Nodes; 0.01. In a smaller one it is zero.
+	// SecondaryEvictionRate is the rate in an unhealthy zone with more than LargeCluster Nodes;
+	// 0.01. In a smaller unhealthy zone the rate is zero.
 	SecondaryEvictionRate float64
-	// LargeCluster is the largest size of a small one; 50.
+	// LargeCluster is the number of Nodes up to which a zone is small; 50.
 	LargeCluster int
-	// UnhealthyZone is from which part of Nodes that are not ready on a zone
-	// is unhealthy; 0.55.
+	// UnhealthyZone is the fraction of Nodes that are not ready at which a zone is unhealthy; 0.55.
 	UnhealthyZone float64
 }
 
@@ -72,13 +70,13 @@ func (c Config) defaulted() Config {
 	return c
 }
 
-// leaseNamespace is where kubelets renew their Leases.
+// leaseNamespace is the namespace of the kubelets' Leases.
 const leaseNamespace = "kube-node-lease"
 
-// Keys that are no Node's: Node names have no such characters.
+// The prefix of the keys of zones. A Node name cannot contain a slash.
 const zonePrefix = "/zone/"
 
-// Controller syncs Nodes and zones. Make it with New.
+// Controller reconciles Nodes and zones. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -92,25 +90,24 @@ type Controller struct {
 	health map[string]*health // by Node; guarded by mu
 	zones  zones              // guarded by mu
 
-	// evictions counts Nodes that got a NoExecute taint in their zone's turn.
+	// evictions counts the NoExecute taints that were added at a zone's rate.
 	evictions *prometheus.CounterVec
 }
 
-// health is what is known of a Node's life, by our own clock.
+// health is the state of a Node, with times of the controller's clock.
 type health struct {
 	uid string
-	// probe is when it last gave a sign of life.
-	probe time.Time
-	// heartbeat and renewal are the last signs.
+	// lastSeen is when the controller last observed a heartbeat or Lease renewal.
+	lastSeen time.Time
+	// heartbeat and renewal are the last observed times of the Node's clock.
 	heartbeat, renewal time.Time
-	// ready is its Ready condition as last seen, before we changed it.
+	// ready is the last observed Ready condition, before this controller changed it.
 	ready corev1.ConditionStatus
-	// podsMarked says that its pods need no more marking since it was last
-	// ready.
+	// podsMarked is true if all pods of the Node were marked as not ready since it was last ready.
 	podsMarked bool
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	nodes, pods := env.Informers.Core().V1().Nodes(), env.Informers.Core().V1().Pods()
@@ -128,30 +125,30 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	c.evictions = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "node_collector_evictions_total", Help: "[STABLE] Number of Node evictions that happened since current instance of NodeController started.",
 	}, []string{"zone"})
-	// There is a series of each zone from its beginning.
-	c.zones.made = func(name string) { c.evictions.WithLabelValues(name) }
+	// Create the time series of a zone together with the zone.
+	c.zones.onNewZone = func(name string) { c.evictions.WithLabelValues(name) }
 	if err := env.Register(c.evictions, zoneCollector{c}); err != nil {
 		return nil, err
 	}
 	c.Loop = control.NewLoop(env, "nodelifecycle", c.sync)
-	c.Prepare(c.learn)
+	c.Prepare(c.observeAll)
 	if err := control.AddNodeIndex(pods.Informer()); err != nil {
 		return nil, err
 	}
-	if err := c.Watch(nodes.Informer(), control.Every(func(n *corev1.Node) { c.Add(n.Name) })); err != nil {
+	if err := c.Watch(nodes.Informer(), control.AnyEvent(func(n *corev1.Node) { c.Add(n.Name) })); err != nil {
 		return nil, err
 	}
 	renewed := func(l *coordv1.Lease) {
 		if l.Namespace == leaseNamespace {
-			c.renewed(l)
+			c.leaseRenewed(l)
 		}
 	}
 	if err := c.Watch(leases.Informer(), control.Handlers(renewed, func(_, l *coordv1.Lease) { renewed(l) }, nil)); err != nil {
 		return nil, err
 	}
-	// A pod may come to a dead node, or claim to be ready there.
+	// A pod on an unresponsive node may be added or become ready later.
 	pod := func(p *corev1.Pod) {
-		if p.Spec.NodeName == "" || !podfacts.Ready(p) {
+		if p.Spec.NodeName == "" || !podutil.Ready(p) {
 			return
 		}
 		c.mu.Lock()
@@ -172,9 +169,9 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	}, nil))
 }
 
-// learn notes all Nodes there are before the first is judged: a zone is told by all of
-// its own, and that none at all is ready by all of the cluster's.
-func (c *Controller) learn(context.Context) error {
+// observeAll observes all Nodes before the first sync, because the state of a zone depends on all its
+// Nodes.
+func (c *Controller) observeAll(context.Context) error {
 	all, err := c.nodes.List(labels.Everything())
 	if err != nil {
 		return fmt.Errorf("listing nodes: %w", err)
@@ -185,9 +182,10 @@ func (c *Controller) learn(context.Context) error {
 	return nil
 }
 
-// renewed notes a sign of life: any other time than the last, for the node's clock may have
-// been set back. It needs no sync: when the alarm goes off, it will be seen.
-func (c *Controller) renewed(l *coordv1.Lease) {
+// leaseRenewed records a Lease renewal. Any change of the renew time counts, because the node's clock
+// may have been set back. No sync is needed: the check at the end of the grace period uses the new
+// time.
+func (c *Controller) leaseRenewed(l *coordv1.Lease) {
 	if l.Spec.RenewTime == nil {
 		return
 	}
@@ -195,7 +193,7 @@ func (c *Controller) renewed(l *coordv1.Lease) {
 	defer c.mu.Unlock()
 	if h := c.health[l.Name]; h != nil && !l.Spec.RenewTime.Time.Equal(h.renewal) {
 		h.renewal = l.Spec.RenewTime.Time
-		h.probe = c.env.Clock.Now()
+		h.lastSeen = c.env.Clock.Now()
 	}
 }
 
@@ -219,15 +217,15 @@ func (c *Controller) forget(name string) {
 	h := c.health[name]
 	delete(c.health, name)
 	c.zones.leave(name)
-	wake := c.judge()
+	wake := c.updateZoneStates()
 	c.mu.Unlock()
 	if h != nil {
 		c.record(name, h.uid, "RemovingNode", "Removing Node "+name+" from Controller")
 	}
-	c.wake(wake)
+	c.enqueue(wake)
 }
 
-// record records an event about a Node that may be gone.
+// record emits an event about a Node that may be deleted.
 func (c *Controller) record(name, uid, reason, event string) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(uid)}
 	c.env.Events.Eventf(ref, corev1.EventTypeNormal, reason, "Node %s event: %s", name, event)
@@ -246,18 +244,18 @@ func nodeCondition(s *corev1.NodeStatus, kind corev1.NodeConditionType) *corev1.
 	return nil
 }
 
-// observe notes what n shows, and returns its readiness, empty if it never
-// reported, and how long it may still be silent.
+// observe records the state of n. It returns the status of the Ready condition, or "" if n never
+// reported its status, and the rest of its grace period.
 func (c *Controller) observe(n *corev1.Node) (ready corev1.ConditionStatus, left time.Duration) {
 	t := c.env.Clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	h := c.health[n.Name]
 	if h == nil || h.uid != string(n.UID) {
-		h = &health{uid: string(n.UID), probe: t}
+		h = &health{uid: string(n.UID), lastSeen: t}
 		c.health[n.Name] = h
 		defer c.record(n.Name, h.uid, "RegisteredNode", "Registered Node "+n.Name+" in Controller")
-		// The lease may be older than our knowledge of the Node.
+		// The Lease may have been renewed before the controller observed the Node.
 		if obj, ok, err := c.leases.GetByKey(leaseNamespace + "/" + n.Name); err == nil && ok {
 			if l, ok := obj.(*coordv1.Lease); ok && l.Spec.RenewTime != nil {
 				h.renewal = l.Spec.RenewTime.Time
@@ -266,24 +264,24 @@ func (c *Controller) observe(n *corev1.Node) (ready corev1.ConditionStatus, left
 	}
 	grace := c.cfg.GracePeriod
 	if ready := readyCondition(n); ready == nil {
-		// It never reported.
+		// The Node never reported its status.
 		h.ready = ""
 		grace = c.cfg.StartupGracePeriod
 		if h.heartbeat.IsZero() && h.renewal.IsZero() {
-			h.probe = n.CreationTimestamp.Time
+			h.lastSeen = n.CreationTimestamp.Time
 		}
 	} else {
 		h.ready = ready.Status
 		if beat := ready.LastHeartbeatTime.Time; !beat.Equal(h.heartbeat) && ready.Status != corev1.ConditionUnknown {
 			h.heartbeat = beat
-			h.probe = t
+			h.lastSeen = t
 		}
 	}
 	if h.ready == corev1.ConditionTrue {
 		h.podsMarked = false
 	}
 	c.zones.join(n, h.ready)
-	return h.ready, h.probe.Add(grace).Sub(t)
+	return h.ready, h.lastSeen.Add(grace).Sub(t)
 }
 
 func (c *Controller) syncNode(ctx context.Context, n *corev1.Node) error {
@@ -293,7 +291,7 @@ func (c *Controller) syncNode(ctx context.Context, n *corev1.Node) error {
 	}
 	ready, left := c.observe(n)
 	if left <= 0 {
-		if err := c.askLease(ctx, n.Name); err != nil {
+		if err := c.checkLeaseCache(ctx, n.Name); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
 		updated, err := c.declareUnknown(ctx, n)
@@ -304,8 +302,7 @@ func (c *Controller) syncNode(ctx context.Context, n *corev1.Node) error {
 			ready, _ = c.observe(updated)
 			n = updated
 		}
-		// Silent nodes are looked at again in a while: a lease that comes
-		// back does not change the Node.
+		// Check unresponsive Nodes again later: a renewed Lease does not change the Node.
 		left = c.cfg.GracePeriod
 	}
 	c.AddAfter(n.Name, left+time.Millisecond)
@@ -313,25 +310,25 @@ func (c *Controller) syncNode(ctx context.Context, n *corev1.Node) error {
 	if err != nil {
 		errs = append(errs, err)
 	}
-	// A kubelet that reports itself not ready sees to its pods.
+	// A kubelet that reports its node as not ready updates the status of its pods itself.
 	if ready == corev1.ConditionUnknown {
 		if err := c.markPods(ctx, n); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	c.mu.Lock()
-	wake := c.judge()
+	wake := c.updateZoneStates()
 	c.mu.Unlock()
-	c.wake(wake)
+	c.enqueue(wake)
 	if err := c.executeTaints(ctx, n, ready); err != nil {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// askLease is an error unless the Lease of a Node, as the API has it, is the one that
-// the cache shows: while leases are late, nobody can be said to be silent.
-func (c *Controller) askLease(ctx context.Context, name string) error {
+// checkLeaseCache returns an error unless the cache contains the current Lease of a Node. While the cache
+// is stale, Nodes must not be marked as unresponsive.
+func (c *Controller) checkLeaseCache(ctx context.Context, name string) error {
 	version := ""
 	if obj, ok, err := c.leases.GetByKey(leaseNamespace + "/" + name); err == nil && ok {
 		if l, ok := obj.(*coordv1.Lease); ok {
@@ -343,15 +340,15 @@ func (c *Controller) askLease(ctx context.Context, name string) error {
 	case apierrors.IsNotFound(err):
 		return nil
 	case err != nil:
-		return fmt.Errorf("looking at the lease of node %s: %w", name, err)
+		return fmt.Errorf("getting lease of node %s: %w", name, err)
 	case live.ResourceVersion != version:
 		return fmt.Errorf("lease of node %s: %w", name, control.ErrStale)
 	}
 	return nil
 }
 
-// declareUnknown writes Unknown to the conditions of a silent Node; nil if they
-// say so already.
+// declareUnknown sets the conditions of an unresponsive Node to Unknown. It returns nil if they are
+// already Unknown.
 func (c *Controller) declareUnknown(ctx context.Context, n *corev1.Node) (*corev1.Node, error) {
 	now := metav1.NewTime(c.env.Clock.Now())
 	next := n.DeepCopy()
@@ -387,7 +384,7 @@ func (c *Controller) declareUnknown(ctx context.Context, n *corev1.Node) (*corev
 	if err != nil {
 		return nil, err
 	}
-	c.env.Log.WarnContext(ctx, "node fell silent", "node", n.Name)
+	c.env.Log.WarnContext(ctx, "node is unresponsive, its conditions are now Unknown", "node", n.Name)
 	if wasReady {
 		ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}
 		c.env.Events.Eventf(ref, corev1.EventTypeNormal, "NodeNotReady", "Node %s status is now: NodeNotReady", n.Name)
@@ -395,7 +392,7 @@ func (c *Controller) declareUnknown(ctx context.Context, n *corev1.Node) (*corev
 	return written, nil
 }
 
-// markPods marks the pods of a Node that is not ready as not ready, once.
+// markPods marks the pods of an unresponsive Node as not ready, once.
 func (c *Controller) markPods(ctx context.Context, n *corev1.Node) error {
 	c.mu.Lock()
 	h := c.health[n.Name]
@@ -407,13 +404,13 @@ func (c *Controller) markPods(ctx context.Context, n *corev1.Node) error {
 	if marked {
 		return nil
 	}
-	pods, err := control.PodsOn(c.podIndex, n.Name)
+	pods, err := control.PodsOnNode(c.podIndex, n.Name)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, p := range pods {
-		if !podfacts.Ready(p) {
+		if !podutil.Ready(p) {
 			continue
 		}
 		next := p.DeepCopy()
@@ -439,21 +436,21 @@ func (c *Controller) markPods(ctx context.Context, n *corev1.Node) error {
 	return nil
 }
 
-// judge works out the zones' states anew and returns the keys to wake. c.mu is
-// held.
-func (c *Controller) judge() []string {
-	was := c.zones.halted
-	wake := c.zones.judge()
-	if was && !c.zones.halted {
-		// What was silent while all were had no chance to be heard.
+// updateZoneStates recomputes the zones' states and returns the keys to enqueue. The caller holds c.mu.
+func (c *Controller) updateZoneStates() []string {
+	was := c.zones.allDown
+	wake := c.zones.updateStates()
+	if was && !c.zones.allDown {
+		// While all Nodes were unresponsive, the controller was probably disconnected, so restart
+		// the grace periods.
 		for _, h := range c.health {
-			h.probe = c.env.Clock.Now()
+			h.lastSeen = c.env.Clock.Now()
 		}
 	}
 	return wake
 }
 
-func (c *Controller) wake(keys []string) {
+func (c *Controller) enqueue(keys []string) {
 	for _, k := range keys {
 		c.Add(k)
 	}

@@ -58,7 +58,7 @@ func (w *world) node(name string) *corev1.Node {
 	return n
 }
 
-// sync works on a key, and all that this wakes, with the cache kept up.
+// sync syncs a key and all keys that this enqueues, and updates the cache.
 func (w *world) sync(key string) {
 	w.t.Helper()
 	w.c.Add(key)
@@ -93,22 +93,22 @@ func (w *world) beat(name string) {
 	w.beatAt(name, w.f.Clock.Now())
 }
 
-// beatAt renews the lease of a node whose clock says at.
+// beatAt renews the lease of a node whose clock shows at.
 func (w *world) beatAt(name string, at time.Time) {
 	w.t.Helper()
 	now := metav1.NewMicroTime(at)
 	l := &coordv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: leaseNamespace, Name: name}, Spec: coordv1.LeaseSpec{RenewTime: &now}}
 	w.f.Cache(l)
-	w.c.renewed(l)
+	w.c.leaseRenewed(l)
 }
 
-func TestSilence(t *testing.T) {
+func TestUnresponsiveNode(t *testing.T) {
 	w := newWorld(t, testNode("a", corev1.ConditionTrue), testNode("b", corev1.ConditionTrue))
 	p := controltest.Pod("ns", "p", nil, corev1.PodRunning)
 	p.Spec.NodeName = "a"
 	w.f.Add(p)
 	w.f.Recorded()
-	// 49 seconds of silence are nothing.
+	// 49 seconds are within the grace period.
 	w.f.Clock.SetTime(controltest.Now.Add(49 * time.Second))
 	w.sync("a")
 	if c := readyCondition(w.node("a")); c.Status != corev1.ConditionTrue {
@@ -144,7 +144,7 @@ func TestSilence(t *testing.T) {
 			t.Errorf("events %q lack %q", events, want)
 		}
 	}
-	// It comes back.
+	// The node reports its status again.
 	n := w.node("a")
 	n.Status.Conditions[0].Status = corev1.ConditionTrue
 	n.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(w.f.Clock.Now())
@@ -187,8 +187,8 @@ func TestConditionTaints(t *testing.T) {
 	}
 }
 
-// TestAllSilent: when no node at all is heard of, it is us who are cut off.
-func TestAllSilent(t *testing.T) {
+// TestAllNodesUnresponsive: if all nodes are unresponsive, the controller itself is disconnected.
+func TestAllNodesUnresponsive(t *testing.T) {
 	w := newWorld(t, testNode("a", corev1.ConditionTrue), testNode("b", corev1.ConditionTrue))
 	w.f.Clock.SetTime(controltest.Now.Add(time.Minute))
 	w.sync("a")
@@ -210,10 +210,10 @@ func TestZoneRate(t *testing.T) {
 		}
 		z.join(n, ready)
 		if i < 3 {
-			z.want(n.Name)
+			z.queueTaint(n.Name)
 		}
 	}
-	z.judge()
+	z.updateStates()
 	now := controltest.Now
 	if n, again := z.pop("", now); n != "n0" || again != 10*time.Second {
 		t.Errorf("%q, %s", n, again)
@@ -224,17 +224,17 @@ func TestZoneRate(t *testing.T) {
 	if n, _ := z.pop("", now.Add(10*time.Second)); n != "n1" {
 		t.Errorf("%q", n)
 	}
-	// Most of a small zone down: nobody is evicted.
+	// Most nodes of a small zone are down: no pods are evicted.
 	for i := range 7 {
 		z.join(testNode(fmt.Sprint("n", i), ""), corev1.ConditionUnknown)
 	}
-	z.judge()
+	z.updateStates()
 	if n, again := z.pop("", now.Add(time.Hour)); n != "" || again != 0 {
-		t.Errorf("%q, %s from an unhealthy zone", n, again)
+		t.Errorf("got %q, %s from an unhealthy zone", n, again)
 	}
 }
 
-// TestNodeClockSetBack: a node whose clock was ahead, and is set right, is as alive as before.
+// TestNodeClockSetBack: setting back the clock of a node does not make it unresponsive.
 func TestNodeClockSetBack(t *testing.T) {
 	w := newWorld(t, testNode("a", corev1.ConditionTrue))
 	w.beatAt("a", controltest.Now.Add(time.Hour))
@@ -249,12 +249,12 @@ func TestNodeClockSetBack(t *testing.T) {
 	w.f.Clock.SetTime(controltest.Now.Add(251 * time.Second))
 	w.sync("a")
 	if c := readyCondition(w.node("a")); c.Status != corev1.ConditionUnknown {
-		t.Errorf("silent for 51 s: %+v", c)
+		t.Errorf("unresponsive for 51 s: %+v", c)
 	}
 }
 
-// TestLateLeases: a node is not said to be silent while the cache is behind its lease.
-func TestLateLeases(t *testing.T) {
+// TestStaleLeaseCache: a node is not marked as unresponsive while the cache of leases is stale.
+func TestStaleLeaseCache(t *testing.T) {
 	w := newWorld(t, testNode("a", corev1.ConditionTrue))
 	lease := &coordv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: leaseNamespace, Name: "a", ResourceVersion: "7"}}
 	if err := w.f.Kube.Tracker().Add(lease); err != nil {
@@ -274,30 +274,30 @@ func TestLateLeases(t *testing.T) {
 	}
 }
 
-// TestTurns: a node that cannot be given its taint does not keep others from theirs.
-func TestTurns(t *testing.T) {
+// TestRequeue: a node whose taint cannot be added does not block other nodes.
+func TestRequeue(t *testing.T) {
 	z := zones{cfg: Config{}.defaulted(), byName: map[string]*zone{}}
 	for _, name := range []string{"a", "b", "c"} {
 		z.join(testNode(name, ""), corev1.ConditionFalse)
-		z.want(name)
+		z.queueTaint(name)
 	}
 	z.join(testNode("d", ""), corev1.ConditionTrue)
 	node, _ := z.pop("", controltest.Now)
 	z.requeue(node)
 	if next, _ := z.pop("", controltest.Now); node != "a" || next != "b" {
-		t.Errorf("after %s comes %s", node, next)
+		t.Errorf("next after %s is %s", node, next)
 	}
 }
 
-// TestExcluded: nodes of a label do not tell how their zone fares.
+// TestExcluded: nodes with the exclusion label do not affect their zone's state.
 func TestExcluded(t *testing.T) {
 	excluded := testNode("b", corev1.ConditionTrue)
-	excluded.Labels = map[string]string{exclusion: ""}
+	excluded.Labels = map[string]string{excludeLabel: ""}
 	w := newWorld(t, testNode("a", corev1.ConditionUnknown), excluded)
 	if got, want := w.taints("a"), []string{"unreachable:NoSchedule"}; !slices.Equal(got, want) {
-		t.Errorf("taints %v, want %v: all that count are silent", got, want)
+		t.Errorf("taints %v, want %v: all relevant nodes are unresponsive", got, want)
 	}
-	// It is itself evicted, though, while another zone is well.
+	// Its pods are still evicted while another zone is healthy.
 	down := testNode("b", corev1.ConditionUnknown)
 	down.Labels = excluded.Labels
 	w = newWorld(t, testNode("a", corev1.ConditionTrue), down)
@@ -306,14 +306,14 @@ func TestExcluded(t *testing.T) {
 	}
 	n := testNode("c", corev1.ConditionTrue)
 	w.c.zones.join(n, corev1.ConditionTrue)
-	n.Labels = map[string]string{exclusion: ""}
+	n.Labels = map[string]string{excludeLabel: ""}
 	w.c.zones.join(n, corev1.ConditionTrue)
 	if z := w.c.zones.byName[""]; z.ready["c"] || !z.excluded["c"] {
 		t.Errorf("zone %+v", z)
 	}
 }
 
-// TestOldZoneLabels: the former names of the labels of zones count first.
+// TestOldZoneLabels: the deprecated zone labels take precedence.
 func TestOldZoneLabels(t *testing.T) {
 	n := testNode("a", corev1.ConditionTrue)
 	n.Labels = map[string]string{corev1.LabelFailureDomainBetaZone: "z0", corev1.LabelTopologyZone: "z1", corev1.LabelTopologyRegion: "r"}
@@ -323,9 +323,9 @@ func TestOldZoneLabels(t *testing.T) {
 	}
 }
 
-// TestEndOfSilence: when nodes are heard of again after all were silent, those that are
-// not yet have their time anew.
-func TestEndOfSilence(t *testing.T) {
+// TestRecoveryOfAllNodes: when the first nodes respond after all were unresponsive, the others get a new
+// grace period.
+func TestRecoveryOfAllNodes(t *testing.T) {
 	late := testNode("b", corev1.ConditionFalse)
 	w := newWorld(t, testNode("a", corev1.ConditionTrue), late)
 	at := func(s int) { w.f.Clock.SetTime(controltest.Now.Add(time.Duration(s) * time.Second)) }
@@ -336,8 +336,8 @@ func TestEndOfSilence(t *testing.T) {
 	w.sync("b")
 	at(51)
 	w.sync("a")
-	if !w.c.zones.halted {
-		t.Fatal("not all are silent")
+	if !w.c.zones.allDown {
+		t.Fatal("not all nodes are unresponsive")
 	}
 	at(52)
 	a := w.node("a")
@@ -360,9 +360,9 @@ func TestEndOfSilence(t *testing.T) {
 	}
 }
 
-// TestBegun: a silent node that comes first after a start keeps the taint that it has, as
-// long as others are ready.
-func TestBegun(t *testing.T) {
+// TestTaintKeptAfterStart: an unresponsive node that is synced first after a start keeps its taint,
+// if other nodes are ready.
+func TestTaintKeptAfterStart(t *testing.T) {
 	f := controltest.New(t)
 	c, err := New(f.Env, Config{})
 	if err != nil {
@@ -374,7 +374,7 @@ func TestBegun(t *testing.T) {
 	silent.Spec.Taints = []corev1.Taint{{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoExecute, TimeAdded: &before}}
 	f.Add(silent)
 	f.Add(testNode("b", corev1.ConditionTrue))
-	if err := c.learn(t.Context()); err != nil {
+	if err := c.observeAll(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	w.sync("a")

@@ -2,7 +2,7 @@ package nodelifecycle
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// zoneCollector tells of the zones as they are when somebody looks.
+// zoneCollector collects the metrics of the zones on demand.
 type zoneCollector struct{ c *Controller }
 
 var (
@@ -11,14 +11,14 @@ var (
 	zoneUnhealthyDesc = prometheus.NewDesc("node_collector_unhealthy_nodes_in_zone", "[ALPHA] Gauge measuring number of not Ready Nodes per zones.", []string{"zone"}, nil)
 )
 
-// Describe as prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (zoneCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- zoneHealthDesc
 	ch <- zoneSizeDesc
 	ch <- zoneUnhealthyDesc
 }
 
-// Collect as prometheus.Collector.
+// Collect implements prometheus.Collector.
 func (z zoneCollector) Collect(ch chan<- prometheus.Metric) {
 	z.c.mu.Lock()
 	defer z.c.mu.Unlock()

@@ -6,10 +6,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestZoneMade: of each zone that there has not been before it is told once.
-func TestZoneMade(t *testing.T) {
+// TestNewZone: the function made is called once for each new zone.
+func TestNewZone(t *testing.T) {
 	var made []string
-	z := zones{byName: map[string]*zone{}, made: func(name string) { made = append(made, name) }}
+	z := zones{byName: map[string]*zone{}, onNewZone: func(name string) { made = append(made, name) }}
 	for name, in := range map[string]string{"a": "east", "b": "east", "c": "west"} {
 		n := &corev1.Node{}
 		n.Name, n.Labels = name, map[string]string{corev1.LabelTopologyZone: in}

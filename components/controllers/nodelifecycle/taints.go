@@ -11,8 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// byCondition tells which NoSchedule taint each status of a condition stands
-// for.
+// byCondition maps each status of a condition to its NoSchedule taint.
 var byCondition = map[corev1.NodeConditionType]map[corev1.ConditionStatus]string{
 	corev1.NodeReady: {
 		corev1.ConditionFalse:   corev1.TaintNodeNotReady,
@@ -24,14 +23,14 @@ var byCondition = map[corev1.NodeConditionType]map[corev1.ConditionStatus]string
 	corev1.NodePIDPressure:        {corev1.ConditionTrue: corev1.TaintNodePIDPressure},
 }
 
-// noScheduleKeys are the keys of the NoSchedule taints that are ours.
+// noScheduleKeys are the keys of the NoSchedule taints that this controller manages.
 var noScheduleKeys = []string{
 	corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable, corev1.TaintNodeMemoryPressure, corev1.TaintNodeDiskPressure,
 	corev1.TaintNodeNetworkUnavailable, corev1.TaintNodePIDPressure, corev1.TaintNodeUnschedulable,
 }
 
-// noScheduleFor lists the NoSchedule taints that a Node's conditions ask for,
-// in the order of noScheduleKeys.
+// noScheduleFor returns the NoSchedule taints for a Node's conditions, in the order of
+// noScheduleKeys.
 func noScheduleFor(n *corev1.Node) []string {
 	want := map[string]bool{corev1.TaintNodeUnschedulable: n.Spec.Unschedulable}
 	for _, cond := range n.Status.Conditions {
@@ -48,21 +47,20 @@ func noScheduleFor(n *corev1.Node) []string {
 	return out
 }
 
-// conditionTaints makes the NoSchedule taints follow the conditions.
-// It returns the Node as it is now.
+// conditionTaints updates the NoSchedule taints according to the conditions. It returns the updated
+// Node.
 func (c *Controller) conditionTaints(ctx context.Context, n *corev1.Node) (*corev1.Node, error) {
 	return c.setTaints(ctx, n, corev1.TaintEffectNoSchedule, noScheduleKeys, noScheduleFor(n))
 }
 
-// setTaints makes, of the taints of one effect with keys that are ours, just
-// those wanted stand on n; all other taints stay. It returns the Node as it is
-// now.
+// setTaints updates the taints of one effect whose keys are in ours, so that n has exactly those in
+// want. Other taints are not changed. It returns the updated Node.
 func (c *Controller) setTaints(ctx context.Context, n *corev1.Node, effect corev1.TaintEffect, ours, want []string) (*corev1.Node, error) {
 	taints, changed := replaceTaints(n.Spec.Taints, effect, ours, want, metav1.NewTime(c.env.Clock.Now()))
 	if !changed {
 		return n, nil
 	}
-	// The cache may be late; the patch holds only for the Node it was made for.
+	// The cache may be stale, so the patch requires the cached resource version.
 	if taints == nil {
 		taints = []corev1.Taint{}
 	}
@@ -83,7 +81,7 @@ func (c *Controller) setTaints(ctx context.Context, n *corev1.Node, effect corev
 	return written, nil
 }
 
-// replaceTaints makes a new list and tells whether it differs.
+// replaceTaints returns a new list and reports whether it differs from taints.
 func replaceTaints(taints []corev1.Taint, effect corev1.TaintEffect, ours, want []string, now metav1.Time) ([]corev1.Taint, bool) {
 	var out []corev1.Taint
 	have := map[string]bool{}
@@ -107,22 +105,22 @@ func replaceTaints(taints []corev1.Taint, effect corev1.TaintEffect, ours, want 
 	return out, changed
 }
 
-// noExecuteKeys are the keys of the NoExecute taints that are ours. At most one
-// stands on a Node.
+// noExecuteKeys are the keys of the NoExecute taints that this controller manages. A Node has at
+// most one of them.
 var noExecuteKeys = []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable}
 
-// executeTaints takes NoExecute taints off a ready Node, and queues one that is
-// not ready for its taint, in its zone's turn. The kind of a taint that stands
-// already changes at once.
+// executeTaints removes NoExecute taints from a ready Node, or if no Node at all is ready. It
+// queues a Node that is not ready for a taint, which is added at its zone's rate. If the Node
+// already has a NoExecute taint of the other kind, the taint is replaced immediately.
 func (c *Controller) executeTaints(ctx context.Context, n *corev1.Node, ready corev1.ConditionStatus) error {
 	key := map[corev1.ConditionStatus]string{
 		corev1.ConditionFalse:   corev1.TaintNodeNotReady,
 		corev1.ConditionUnknown: corev1.TaintNodeUnreachable,
 	}[ready]
 	c.mu.Lock()
-	halted := c.zones.halted
+	halted := c.zones.allDown
 	if key == "" || halted {
-		c.zones.unwant(n.Name)
+		c.zones.unqueue(n.Name)
 	}
 	c.mu.Unlock()
 	if ready == "" {
@@ -139,13 +137,13 @@ func (c *Controller) executeTaints(ctx context.Context, n *corev1.Node, ready co
 		}
 	}
 	c.mu.Lock()
-	zone := c.zones.want(n.Name)
+	zone := c.zones.queueTaint(n.Name)
 	c.mu.Unlock()
 	c.Add(zonePrefix + zone)
 	return nil
 }
 
-// syncZone gives the next Node of a zone its NoExecute taint.
+// syncZone adds the NoExecute taint to the next Node of a zone.
 func (c *Controller) syncZone(ctx context.Context, name string) error {
 	c.mu.Lock()
 	node, again := c.zones.pop(name, c.env.Clock.Now())
@@ -156,7 +154,7 @@ func (c *Controller) syncZone(ctx context.Context, name string) error {
 	if node == "" {
 		return nil
 	}
-	// Live: the conditions may have been written a moment ago.
+	// Use the API server, because the conditions may have just been written.
 	n, err := c.env.Kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -176,7 +174,7 @@ func (c *Controller) syncZone(ctx context.Context, name string) error {
 		}
 	}
 	if err != nil {
-		// Its turn was taken; it shall not wait for another.
+		// The taint was not added: queue the node again without waiting for the zone's rate.
 		c.mu.Lock()
 		c.zones.requeue(node)
 		c.mu.Unlock()
@@ -184,8 +182,8 @@ func (c *Controller) syncZone(ctx context.Context, name string) error {
 	return err
 }
 
-// reconcileLabels keeps the deprecated names of the labels for system and
-// architecture equal to the new ones.
+// reconcileLabels keeps the deprecated labels for operating system and architecture equal to the
+// stable ones.
 func (c *Controller) reconcileLabels(ctx context.Context, n *corev1.Node) error {
 	set := map[string]string{}
 	for primary, secondary := range map[string]string{

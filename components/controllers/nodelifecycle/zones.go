@@ -8,63 +8,63 @@ import (
 	topology "k8s.io/component-helpers/node/topology"
 )
 
-// state of a zone.
+// state is the health of a zone: all or most Nodes are ready (normal), too many are not ready
+// (partial), or none is ready (full).
 type state int
 
 const (
-	normal state = iota
-	partial
-	full
+	stateNormal state = iota
+	statePartialDisruption
+	stateFullDisruption
 )
 
-// zones tells which Nodes may get a NoExecute taint, and when. It has no locks
-// and no clock of its own.
+// zones decides which Nodes may get a NoExecute taint, and when. It is not safe for concurrent use,
+// and the caller passes the current time.
 type zones struct {
 	cfg    Config
 	byName map[string]*zone
-	of     map[string]string // zone of each Node
-	// made, unless nil, is told of each zone that there has not been before.
-	made func(name string)
-	// halted says that no Node at all is ready: then it is more likely us who
-	// are cut off, and nothing is evicted.
-	halted bool
+	zoneOf map[string]string // the zone of each Node
+	// onNewZone, if not nil, is called for each new zone.
+	onNewZone func(name string)
+	// allDown is true if no Node of the cluster is ready. Then the controller itself is probably
+	// disconnected, so it evicts no pods.
+	allDown bool
 }
 
 type zone struct {
-	// ready tells of the Nodes by which the zone is judged whether they are.
+	// ready is the readiness of the Nodes that determine the zone's state.
 	ready map[string]bool
-	// excluded are the others.
+	// excluded are the other Nodes.
 	excluded map[string]bool
 	state    state
-	// waiting are the Nodes that want a taint, the first first.
+	// waiting are the Nodes that need a taint, in order.
 	waiting []string
-	// next is when the next may have it.
+	// next is when the next of them may get it.
 	next time.Time
 }
 
-// exclusion is the label of Nodes that come and go without telling anything of their
-// zone.
-const exclusion = "node.kubernetes.io/exclude-disruption"
+// excludeLabel is the label of Nodes that do not count for the state of their zone.
+const excludeLabel = "node.kubernetes.io/exclude-disruption"
 
-// join notes a Node's zone and readiness.
+// join sets a Node's zone and readiness.
 func (z *zones) join(n *corev1.Node, ready corev1.ConditionStatus) {
 	name := topology.GetZoneKey(n)
-	if z.of == nil {
-		z.of = map[string]string{}
+	if z.zoneOf == nil {
+		z.zoneOf = map[string]string{}
 	}
-	if old, ok := z.of[n.Name]; ok && old != name {
+	if old, ok := z.zoneOf[n.Name]; ok && old != name {
 		z.leave(n.Name)
 	}
-	z.of[n.Name] = name
+	z.zoneOf[n.Name] = name
 	w := z.byName[name]
 	if w == nil {
 		w = &zone{ready: map[string]bool{}, excluded: map[string]bool{}}
 		z.byName[name] = w
-		if z.made != nil {
-			z.made(name)
+		if z.onNewZone != nil {
+			z.onNewZone(name)
 		}
 	}
-	if _, ok := n.Labels[exclusion]; ok {
+	if _, ok := n.Labels[excludeLabel]; ok {
 		delete(w.ready, n.Name)
 		w.excluded[n.Name] = true
 		return
@@ -74,21 +74,21 @@ func (z *zones) join(n *corev1.Node, ready corev1.ConditionStatus) {
 }
 
 func (z *zones) leave(node string) {
-	name, ok := z.of[node]
+	name, ok := z.zoneOf[node]
 	if !ok {
 		return
 	}
-	delete(z.of, node)
+	delete(z.zoneOf, node)
 	w := z.byName[name]
 	delete(w.ready, node)
 	delete(w.excluded, node)
-	w.drop(node)
+	w.removeWaiting(node)
 	if len(w.ready)+len(w.excluded) == 0 {
 		delete(z.byName, name)
 	}
 }
 
-func (w *zone) drop(node string) {
+func (w *zone) removeWaiting(node string) {
 	for i, n := range w.waiting {
 		if n == node {
 			w.waiting = append(w.waiting[:i:i], w.waiting[i+1:]...)
@@ -97,8 +97,8 @@ func (w *zone) drop(node string) {
 	}
 }
 
-// assess tells the state of a zone.
-func (w *zone) assess(threshold float64) state {
+// computeState computes the state of a zone.
+func (w *zone) computeState(threshold float64) state {
 	ready := 0
 	for _, r := range w.ready {
 		if r {
@@ -108,21 +108,21 @@ func (w *zone) assess(threshold float64) state {
 	notReady := len(w.ready) - ready
 	switch {
 	case ready == 0 && notReady > 0:
-		return full
+		return stateFullDisruption
 	case notReady > 2 && float64(notReady)/float64(len(w.ready)) >= threshold:
-		return partial
+		return statePartialDisruption
 	}
-	return normal
+	return stateNormal
 }
 
-// judge assesses all zones and returns keys of those whose Nodes must be looked
-// at again, Nodes by name and zones by name and prefix.
-func (z *zones) judge() []string {
+// updateStates recomputes the states of all zones and returns the keys to enqueue: Nodes by name, and
+// zones with zonePrefix.
+func (z *zones) updateStates() []string {
 	down, up := 0, 0
 	for _, w := range z.byName {
-		w.state = w.assess(z.cfg.UnhealthyZone)
+		w.state = w.computeState(z.cfg.UnhealthyZone)
 		switch {
-		case w.state == full:
+		case w.state == stateFullDisruption:
 			down++
 		case len(w.ready) > 0:
 			up++
@@ -130,37 +130,37 @@ func (z *zones) judge() []string {
 	}
 	halted := down > 0 && up == 0
 	var wake []string
-	if halted != z.halted {
-		z.halted = halted
-		// Taints are taken back, or wanted again.
-		for n := range z.of {
+	if halted != z.allDown {
+		z.allDown = halted
+		// All taints must be removed, or added again.
+		for n := range z.zoneOf {
 			wake = append(wake, n)
 		}
 	}
 	for name, w := range z.byName {
-		if len(w.waiting) > 0 && !z.halted && z.rate(w) > 0 {
+		if len(w.waiting) > 0 && !z.allDown && z.rate(w) > 0 {
 			wake = append(wake, zonePrefix+name)
 		}
 	}
 	return wake
 }
 
-// rate is how many Nodes of w may get a taint a second.
+// rate returns how many Nodes of w may get a taint per second.
 func (z *zones) rate(w *zone) float64 {
 	switch {
-	case z.halted:
+	case z.allDown:
 		return 0
-	case w.state == partial && len(w.ready) > z.cfg.LargeCluster:
+	case w.state == statePartialDisruption && len(w.ready) > z.cfg.LargeCluster:
 		return z.cfg.SecondaryEvictionRate
-	case w.state == partial:
+	case w.state == statePartialDisruption:
 		return 0
 	}
 	return z.cfg.EvictionRate
 }
 
-// want queues a Node for its taint.
-func (z *zones) want(node string) (zoneName string) {
-	name, ok := z.of[node]
+// queueTaint queues a Node for its taint, unless it is queued already, and returns its zone.
+func (z *zones) queueTaint(node string) (zoneName string) {
+	name, ok := z.zoneOf[node]
 	if !ok {
 		return ""
 	}
@@ -172,15 +172,15 @@ func (z *zones) want(node string) (zoneName string) {
 	return name
 }
 
-// unwant takes a Node off the queue.
-func (z *zones) unwant(node string) {
-	if name, ok := z.of[node]; ok {
-		z.byName[name].drop(node)
+// unqueue removes a Node from the queue.
+func (z *zones) unqueue(node string) {
+	if name, ok := z.zoneOf[node]; ok {
+		z.byName[name].removeWaiting(node)
 	}
 }
 
-// pop returns the Node of a zone that may have its taint now. Without one, it
-// returns in how long to ask again, zero for not before something changes.
+// pop returns the Node of a zone that may get its taint now, or "". again is the delay after which
+// to call pop again; zero means that there is nothing to wait for.
 func (z *zones) pop(name string, now time.Time) (node string, again time.Duration) {
 	w := z.byName[name]
 	if w == nil || len(w.waiting) == 0 {
@@ -203,15 +203,15 @@ func (z *zones) pop(name string, now time.Time) (node string, again time.Duratio
 	return node, again
 }
 
-// requeue puts a Node back that could not be given its taint; the next may have
-// one now.
+// requeue queues a Node again whose taint could not be added. The next Node of the zone may get its
+// taint immediately.
 func (z *zones) requeue(node string) {
-	name, ok := z.of[node]
+	name, ok := z.zoneOf[node]
 	if !ok {
 		return
 	}
 	w := z.byName[name]
-	w.drop(node)
+	w.removeWaiting(node)
 	w.waiting = append(w.waiting, node)
 	w.next = time.Time{}
 }

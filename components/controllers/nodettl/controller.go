@@ -1,6 +1,5 @@
-// Package nodettl tells each node, by an annotation, how long its kubelet may
-// keep Secrets and ConfigMaps without asking for them again: the longer, the
-// more nodes there are.
+// Package nodettl sets an annotation on each node with the duration for which its kubelet may cache
+// Secrets and ConfigMaps. The duration increases with the number of nodes.
 //
 // https://kubernetes.io/docs/reference/labels-annotations-taints/#node-alpha-kubernetes-io-ttl
 package nodettl
@@ -21,8 +20,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// step is a size of clusters, from least to most nodes, and its seconds. Steps
-// overlap, so that one node more or less does not change all the others for long.
+// step is a range of cluster sizes and its TTL in seconds. The ranges overlap, so that adding and
+// removing single nodes does not repeatedly change the annotation of all nodes.
 type step struct{ least, most, seconds int }
 
 var steps = []step{
@@ -33,36 +32,36 @@ var steps = []step{
 	{1800, math.MaxInt, 300},
 }
 
-// Controller annotates nodes. Make it with New.
+// Controller annotates nodes. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env   control.Env
 	nodes corelisters.NodeLister
 
 	mu    sync.Mutex
-	count int // of nodes; guarded by mu
-	at    int // in steps; guarded by mu
+	count int // number of nodes; guarded by mu
+	at    int // index in steps; guarded by mu
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	nodes := env.Informers.Core().V1().Nodes()
 	c := &Controller{env: env, nodes: nodes.Lister()}
 	c.Loop = control.NewLoop(env, "node-ttl", c.sync)
-	// The others get to know of another step when they next change, as nodes
-	// do often.
+	// When the step changes, the other nodes are annotated at their next update, which is soon,
+	// because nodes are updated often.
 	return c, c.Watch(nodes.Informer(), control.Handlers(
 		func(n *corev1.Node) {
-			c.counted(1)
+			c.addNodes(1)
 			c.AddObject(n)
 		},
 		func(_, n *corev1.Node) { c.AddObject(n) },
-		func(*corev1.Node) { c.counted(-1) }))
+		func(*corev1.Node) { c.addNodes(-1) }))
 }
 
-// counted notes that there is a node more, or less.
-func (c *Controller) counted(by int) {
+// addNodes adds by to the number of nodes.
+func (c *Controller) addNodes(by int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.count += by

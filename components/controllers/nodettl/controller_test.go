@@ -12,16 +12,16 @@ import (
 
 func TestSteps(t *testing.T) {
 	c := &Controller{}
-	// Sizes in the order in which the cluster has them: on the way back the
-	// steps change later.
+	// The sizes are applied in this order: when the cluster shrinks, the steps change at other
+	// sizes.
 	for _, tc := range []struct{ size, want int }{
 		{1, 0}, {100, 0}, {101, 15}, {95, 15}, {89, 0}, {600, 30}, {2500, 300}, {1900, 300}, {1700, 60}, {0, 0},
 	} {
 		for c.count < tc.size {
-			c.counted(1)
+			c.addNodes(1)
 		}
 		for c.count > tc.size {
-			c.counted(-1)
+			c.addNodes(-1)
 		}
 		if got := c.seconds(); got != tc.want {
 			t.Errorf("%d nodes: %d s, want %d", tc.size, got, tc.want)

@@ -11,9 +11,8 @@ import (
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 )
 
-// bind makes volume and claim each other's. Of the four writes every one that
-// was done already is left out, so that a binding that was interrupted is
-// finished by doing it again.
+// bind binds a volume and a claim to each other with up to four writes. It skips writes that were
+// done already, so that calling it again completes an interrupted binding.
 func (c *Controller) bind(ctx context.Context, pv *corev1.PersistentVolume, pvc *corev1.PersistentVolumeClaim) error {
 	next, changed, err := volumehelpers.GetBindVolumeToClaim(pv, pvc)
 	if err != nil {
@@ -44,13 +43,13 @@ func (c *Controller) bind(ctx context.Context, pv *corev1.PersistentVolume, pvc 
 	return c.claimStatus(ctx, pvc, corev1.ClaimBound, pv)
 }
 
-// writeVolume updates a volume and returns it as it is now.
+// writeVolume updates a volume and returns the result.
 func (c *Controller) writeVolume(ctx context.Context, old, next *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
 	written, err := c.env.Kube.CoreV1().PersistentVolumes().Update(ctx, next, metav1.UpdateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("writing volume %s: %w", next.Name, err)
+		return nil, fmt.Errorf("updating volume %s: %w", next.Name, err)
 	}
-	c.lastVolume.Wrote(old, written)
+	c.lastVolume.RecordWrite(old, written)
 	return written, nil
 }
 
@@ -58,13 +57,13 @@ func (c *Controller) writeVolume(ctx context.Context, old, next *corev1.Persiste
 func (c *Controller) writeClaim(ctx context.Context, old, next *corev1.PersistentVolumeClaim) error {
 	written, err := c.env.Kube.CoreV1().PersistentVolumeClaims(next.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 	if err != nil {
-		return fmt.Errorf("writing claim %s/%s: %w", next.Namespace, next.Name, err)
+		return fmt.Errorf("updating claim %s/%s: %w", next.Namespace, next.Name, err)
 	}
-	c.lastClaim.Wrote(old, written)
+	c.lastClaim.RecordWrite(old, written)
 	return nil
 }
 
-// volumePhase writes the phase of a volume if it is another.
+// volumePhase updates the phase of a volume if it differs.
 func (c *Controller) volumePhase(ctx context.Context, pv *corev1.PersistentVolume, phase corev1.PersistentVolumePhase, message string) (*corev1.PersistentVolume, error) {
 	if pv.Status.Phase == phase {
 		return pv, nil
@@ -73,13 +72,13 @@ func (c *Controller) volumePhase(ctx context.Context, pv *corev1.PersistentVolum
 	next.Status.Phase, next.Status.Message = phase, message
 	written, err := c.env.Kube.CoreV1().PersistentVolumes().UpdateStatus(ctx, next, metav1.UpdateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("writing the status of volume %s: %w", pv.Name, err)
+		return nil, fmt.Errorf("updating status of volume %s: %w", pv.Name, err)
 	}
-	c.lastVolume.Wrote(pv, written)
+	c.lastVolume.RecordWrite(pv, written)
 	return written, nil
 }
 
-// failVolume makes a volume Failed and says why, once.
+// failVolume sets the phase of a volume to Failed and emits an event, once.
 func (c *Controller) failVolume(ctx context.Context, pv *corev1.PersistentVolume, reason, message string) error {
 	if pv.Status.Phase == corev1.VolumeFailed {
 		return nil
@@ -92,21 +91,20 @@ func (c *Controller) failVolume(ctx context.Context, pv *corev1.PersistentVolume
 	return nil
 }
 
-// sizeBefore is on volumes that have grown though their file system has not: the
-// claim that had asked for it went in between.
-const sizeBefore = "volume.alpha.kubernetes.io/pre-resize-capacity"
+// preResizeCapacity is the annotation of volumes that were expanded without their file system, because the
+// claim that requested it was deleted in between.
+const preResizeCapacity = "volume.alpha.kubernetes.io/pre-resize-capacity"
 
-// beforeGrowth returns the size that a claim has of a volume that it is bound to
-// anew; the node grows it to the volume's.
-func beforeGrowth(pv *corev1.PersistentVolume, has resource.Quantity) resource.Quantity {
-	if before, err := resource.ParseQuantity(pv.Annotations[sizeBefore]); err == nil {
+// capacityBeforeResize returns the capacity of a claim that is newly bound to a volume. If the file system
+// is smaller than the volume, it is the file system's size, so that the node expands it.
+func capacityBeforeResize(pv *corev1.PersistentVolume, has resource.Quantity) resource.Quantity {
+	if before, err := resource.ParseQuantity(pv.Annotations[preResizeCapacity]); err == nil {
 		return before
 	}
 	return has
 }
 
-// claimStatus writes the status of a claim if it is another; pv is its volume,
-// nil when it has none.
+// claimStatus updates the status of a claim if it differs. pv is its volume, or nil.
 func (c *Controller) claimStatus(ctx context.Context, pvc *corev1.PersistentVolumeClaim, phase corev1.PersistentVolumeClaimPhase, pv *corev1.PersistentVolume) error {
 	next := pvc.DeepCopy()
 	s := &next.Status
@@ -115,10 +113,10 @@ func (c *Controller) claimStatus(ctx context.Context, pvc *corev1.PersistentVolu
 		s.AccessModes, s.Capacity, s.CurrentVolumeAttributesClassName = nil, nil, nil
 	} else {
 		s.AccessModes = pv.Spec.AccessModes
-		// Of a volume that has grown, who grew it tells when the claim has
-		// the new size.
+		// After a volume expansion, the controller that expanded the volume updates the claim's
+		// capacity.
 		if has, ok := pv.Spec.Capacity[corev1.ResourceStorage]; ok && pvc.Status.Phase != corev1.ClaimBound || s.Capacity == nil {
-			s.Capacity = corev1.ResourceList{corev1.ResourceStorage: beforeGrowth(pv, has)}
+			s.Capacity = corev1.ResourceList{corev1.ResourceStorage: capacityBeforeResize(pv, has)}
 		}
 		if pvc.Status.Phase != corev1.ClaimBound {
 			s.CurrentVolumeAttributesClassName = nil
@@ -132,8 +130,8 @@ func (c *Controller) claimStatus(ctx context.Context, pvc *corev1.PersistentVolu
 	}
 	written, err := c.env.Kube.CoreV1().PersistentVolumeClaims(pvc.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{})
 	if err != nil {
-		return fmt.Errorf("writing the status of claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
+		return fmt.Errorf("updating status of claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
 	}
-	c.lastClaim.Wrote(pvc, written)
+	c.lastClaim.RecordWrite(pvc, written)
 	return nil
 }

@@ -15,10 +15,10 @@ import (
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 	"k8s.io/utils/ptr"
 
-	"hyperkube/internal/podrefs"
+	"hyperkube/internal/api/podrefs"
 )
 
-// syncUnboundClaim looks for a volume for a claim that has not been bound.
+// syncUnboundClaim finds a volume for a claim that is not bound.
 func (c *Controller) syncUnboundClaim(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	if pvc.Spec.VolumeName != "" {
 		return c.syncNamedVolume(ctx, pvc)
@@ -34,7 +34,7 @@ func (c *Controller) syncUnboundClaim(ctx context.Context, pvc *corev1.Persisten
 	candidates := slices.DeleteFunc(all, func(pv *corev1.PersistentVolume) bool { return !volumehelpers.CheckAccessModes(pvc, pv) })
 	pv, err := volumehelpers.FindMatchingVolume(pvc, candidates, nil, nil, delayed, true)
 	if err != nil {
-		return fmt.Errorf("looking for a volume of claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
+		return fmt.Errorf("finding volume for claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
 	}
 	if pv != nil {
 		return c.bind(ctx, pv, pvc)
@@ -44,7 +44,7 @@ func (c *Controller) syncUnboundClaim(ctx context.Context, pvc *corev1.Persisten
 	}
 	switch {
 	case delayed && !volumehelpers.IsDelayBindingProvisioning(pvc):
-		c.tellDelayed(pvc)
+		c.recordDelayedBinding(pvc)
 	case volumehelpers.GetPersistentVolumeClaimClass(pvc) != "":
 		return c.provision(ctx, pvc)
 	default:
@@ -53,9 +53,8 @@ func (c *Controller) syncUnboundClaim(ctx context.Context, pvc *corev1.Persisten
 	return c.claimStatus(ctx, pvc, corev1.ClaimPending, nil)
 }
 
-// tellDelayed says what a claim waits for whose volume is chosen with the node
-// of its first pod.
-func (c *Controller) tellDelayed(pvc *corev1.PersistentVolumeClaim) {
+// recordDelayedBinding emits an event on a claim with delayed binding that says what it is waiting for.
+func (c *Controller) recordDelayedBinding(pvc *corev1.PersistentVolumeClaim) {
 	reason, message := "WaitForFirstConsumer", "waiting for first consumer to be created before binding"
 	pods, err := c.pods.Pods(pvc.Namespace).List(labels.Everything())
 	if err != nil {
@@ -83,8 +82,8 @@ func uses(p *corev1.Pod, claim string) bool {
 	})
 }
 
-// assignClass gives a claim that names no class the default one, for it may
-// have come before there was any.
+// assignClass assigns the default storage class to a claim without a class. The claim may have been
+// created before there was a default class.
 func (c *Controller) assignClass(ctx context.Context, pvc *corev1.PersistentVolumeClaim) (bool, error) {
 	if volumehelpers.PersistentVolumeClaimHasClass(pvc) {
 		return false, nil
@@ -98,7 +97,7 @@ func (c *Controller) assignClass(ctx context.Context, pvc *corev1.PersistentVolu
 		if k.Annotations["storageclass.kubernetes.io/is-default-class"] != "true" && k.Annotations["storageclass.beta.kubernetes.io/is-default-class"] != "true" {
 			continue
 		}
-		// The newest, by name if there are two.
+		// Choose the newest default class; if there are two, the first by name.
 		if class == nil || class.CreationTimestamp.Before(&k.CreationTimestamp) ||
 			class.CreationTimestamp.Equal(&k.CreationTimestamp) && k.Name < class.Name {
 			class = k
@@ -112,7 +111,7 @@ func (c *Controller) assignClass(ctx context.Context, pvc *corev1.PersistentVolu
 	return true, c.writeClaim(ctx, pvc, next)
 }
 
-// syncNamedVolume binds a claim that names its volume, once that is free.
+// syncNamedVolume binds a claim that specifies its volume, if the volume is available.
 func (c *Controller) syncNamedVolume(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	pv, err := c.volume(pvc.Spec.VolumeName)
 	switch {
@@ -137,7 +136,7 @@ func (c *Controller) syncNamedVolume(ctx context.Context, pvc *corev1.Persistent
 	}
 }
 
-// satisfies tells why a volume is not what a claim asks for.
+// satisfies returns the reason why a volume does not match a claim, or nil.
 func satisfies(pv *corev1.PersistentVolume, pvc *corev1.PersistentVolumeClaim) error {
 	want, has := pvc.Spec.Resources.Requests[corev1.ResourceStorage], pv.Spec.Capacity[corev1.ResourceStorage]
 	switch {
@@ -157,7 +156,7 @@ func satisfies(pv *corev1.PersistentVolume, pvc *corev1.PersistentVolumeClaim) e
 	return nil
 }
 
-// syncBoundClaim keeps a claim that was bound bound, or finds it lost.
+// syncBoundClaim keeps a bound claim bound, or sets its phase to Lost.
 func (c *Controller) syncBoundClaim(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	lost := func(reason, message string) error {
 		if pvc.Status.Phase == corev1.ClaimLost {
@@ -177,13 +176,14 @@ func (c *Controller) syncBoundClaim(ctx context.Context, pvc *corev1.PersistentV
 	case err != nil:
 		return err
 	case pv == nil:
-		// The informers of claims and volumes are not one: the volume may be new.
+		// The caches of claims and volumes are independent: the volume may be missing in the cache
+		// only.
 		_, err := c.env.Kube.CoreV1().PersistentVolumes().Get(ctx, pvc.Spec.VolumeName, metav1.GetOptions{})
 		if err == nil {
-			return nil // it will be seen
+			return nil // the volume's event triggers another sync
 		}
 		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("looking for volume %s: %w", pvc.Spec.VolumeName, err)
+			return fmt.Errorf("getting volume %s: %w", pvc.Spec.VolumeName, err)
 		}
 		return lost("ClaimLost", "Bound claim has lost its PersistentVolume. Data on the volume is lost!")
 	case pv.Spec.ClaimRef == nil || pv.Spec.ClaimRef.UID == pvc.UID:
@@ -193,7 +193,7 @@ func (c *Controller) syncBoundClaim(ctx context.Context, pvc *corev1.PersistentV
 	}
 }
 
-// provision asks whoever makes the volumes of the claim's class for one.
+// provision requests a volume from the provisioner of the claim's class.
 func (c *Controller) provision(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	if c.cfg.NoProvisioning {
 		return c.claimStatus(ctx, pvc, corev1.ClaimPending, nil)

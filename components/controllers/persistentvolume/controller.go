@@ -1,5 +1,5 @@
-// Package persistentvolume binds claims to volumes, and takes volumes back when
-// their claims are gone.
+// Package persistentvolume binds claims to volumes, and reclaims volumes when their claims are
+// deleted.
 //
 // https://kubernetes.io/docs/concepts/storage/persistent-volumes/
 package persistentvolume
@@ -28,18 +28,18 @@ const (
 	claimKey  = "claim/"
 )
 
-// byVolume indexes claims by the name of their volume, "" for those without.
+// byVolume is the name of the index of claims by their volume, "" for claims without.
 const byVolume = "spec.volumeName"
 
-// Controller syncs volumes and claims, one after the other: which volume is
-// free is told by what was given away before. Make it with New.
+// Controller binds volumes and claims. It syncs one object at a time, because which volumes are
+// available depends on previous bindings. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env     control.Env
 	cfg     Config
 	volumes corelisters.PersistentVolumeLister
 	claims  corelisters.PersistentVolumeClaimLister
-	byClaim cache.Indexer // of claims
+	byClaim cache.Indexer // index of claims
 	classes storagelisters.StorageClassLister
 	pods    corelisters.PodLister
 
@@ -47,16 +47,16 @@ type Controller struct {
 	lastClaim  storage.Latest[*corev1.PersistentVolumeClaim]
 }
 
-// Config tunes a Controller.
+// Config configures a Controller.
 type Config struct {
-	// Image is what the pods run that empty volumes whose reclaim policy is
-	// Recycle, "" for none.
+	// Image is the image of the pods that recycle volumes with reclaim policy Recycle. If empty,
+	// such volumes are not recycled.
 	Image string
-	// NoProvisioning: nobody is asked to make volumes.
+	// NoProvisioning disables dynamic provisioning.
 	NoProvisioning bool
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	env.Workers = 1
@@ -79,20 +79,19 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	if err := c.Watch(core.PersistentVolumeClaims().Informer(), control.Handlers(c.claimChanged, func(_, pvc *corev1.PersistentVolumeClaim) { c.claimChanged(pvc) }, c.claimGone)); err != nil {
 		return nil, err
 	}
-	if err := c.Watch(env.Informers.Storage().V1().StorageClasses().Informer(), control.Every(func(*storagev1.StorageClass) { c.retryUnbound() })); err != nil {
+	if err := c.Watch(env.Informers.Storage().V1().StorageClasses().Informer(), control.AnyEvent(func(*storagev1.StorageClass) { c.enqueueUnboundClaims() })); err != nil {
 		return nil, err
 	}
-	// A finished pod of the Recycle policy, and pods whose claims wait for
-	// them, which tells what the events of those say.
+	// Pods that recycle volumes.
 	recycled := func(p *corev1.Pod) {
 		if name := p.Annotations[recyclerAnnotation]; name != "" && p.Namespace == recyclerNamespace {
 			c.Add(volumeKey + name)
 		}
 	}
-	return c, c.Watch(core.Pods().Informer(), control.Every(recycled))
+	return c, c.Watch(core.Pods().Informer(), control.AnyEvent(recycled))
 }
 
-// addVolumeIndex indexes claims by their volumes, unless somebody did already.
+// addVolumeIndex indexes claims by their volumes, unless the informer already has the index.
 func addVolumeIndex(claims cache.SharedIndexInformer) error {
 	if _, ok := claims.GetIndexer().GetIndexers()[byVolume]; ok {
 		return nil
@@ -112,18 +111,18 @@ func (c *Controller) volumeChanged(pv *corev1.PersistentVolume) {
 	}
 	switch {
 	case pv.Spec.ClaimRef == nil && pv.Status.Phase == corev1.VolumeAvailable:
-		c.retryUnbound()
+		c.enqueueUnboundClaims()
 	default:
-		c.retryOf(pv.Name)
+		c.enqueueClaimsOf(pv.Name)
 	}
 }
 
 func (c *Controller) volumeGone(pv *corev1.PersistentVolume) {
-	c.lastVolume.Gone(pv)
+	c.lastVolume.Forget(pv)
 	if ref := pv.Spec.ClaimRef; ref != nil {
 		c.Add(claimKey + ref.Namespace + "/" + ref.Name)
 	}
-	c.retryOf(pv.Name)
+	c.enqueueClaimsOf(pv.Name)
 }
 
 func (c *Controller) claimChanged(pvc *corev1.PersistentVolumeClaim) {
@@ -134,12 +133,12 @@ func (c *Controller) claimChanged(pvc *corev1.PersistentVolumeClaim) {
 }
 
 func (c *Controller) claimGone(pvc *corev1.PersistentVolumeClaim) {
-	c.lastClaim.Gone(pvc)
+	c.lastClaim.Forget(pvc)
 	if pvc.Spec.VolumeName != "" {
 		c.Add(volumeKey + pvc.Spec.VolumeName)
 		return
 	}
-	// A volume may have been bound to it, though it did not know yet.
+	// A volume may be bound to the claim while the claim's reference to it was not written yet.
 	all, err := c.volumes.List(labels.Everything())
 	if err != nil {
 		return
@@ -151,11 +150,11 @@ func (c *Controller) claimGone(pvc *corev1.PersistentVolumeClaim) {
 	}
 }
 
-// retryUnbound works on all claims without a volume.
-func (c *Controller) retryUnbound() { c.retryOf("") }
+// enqueueUnboundClaims enqueues all claims without a volume.
+func (c *Controller) enqueueUnboundClaims() { c.enqueueClaimsOf("") }
 
-// retryOf works on all claims that name a volume.
-func (c *Controller) retryOf(volume string) {
+// enqueueClaimsOf enqueues all claims that specify a volume.
+func (c *Controller) enqueueClaimsOf(volume string) {
 	objs, err := c.byClaim.ByIndex(byVolume, volume)
 	if err != nil {
 		return
@@ -186,7 +185,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.syncUnboundClaim(ctx, pvc)
 }
 
-// volume returns the newest that is known of a volume, nil if there is none.
+// volume returns the latest version of a volume, or nil if it does not exist.
 func (c *Controller) volume(name string) (*corev1.PersistentVolume, error) {
 	pv, err := c.volumes.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -195,10 +194,10 @@ func (c *Controller) volume(name string) (*corev1.PersistentVolume, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.lastVolume.Of(pv), nil
+	return c.lastVolume.Get(pv), nil
 }
 
-// claim returns the newest that is known of a claim, nil if there is none.
+// claim returns the latest version of a claim, or nil if it does not exist.
 func (c *Controller) claim(namespace, name string) (*corev1.PersistentVolumeClaim, error) {
 	pvc, err := c.claims.PersistentVolumeClaims(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
@@ -207,10 +206,10 @@ func (c *Controller) claim(namespace, name string) (*corev1.PersistentVolumeClai
 	if err != nil {
 		return nil, err
 	}
-	return c.lastClaim.Of(pvc), nil
+	return c.lastClaim.Get(pvc), nil
 }
 
-// allVolumes lists the newest that is known of all volumes.
+// allVolumes returns the latest versions of all volumes.
 func (c *Controller) allVolumes() ([]*corev1.PersistentVolume, error) {
 	listed, err := c.volumes.List(labels.Everything())
 	if err != nil {
@@ -218,7 +217,7 @@ func (c *Controller) allVolumes() ([]*corev1.PersistentVolume, error) {
 	}
 	all := make([]*corev1.PersistentVolume, len(listed))
 	for i, pv := range listed {
-		all[i] = c.lastVolume.Of(pv)
+		all[i] = c.lastVolume.Get(pv)
 	}
 	return all, nil
 }

@@ -80,7 +80,7 @@ func reclaim(policy corev1.PersistentVolumeReclaimPolicy) func(*corev1.Persisten
 	return func(pv *corev1.PersistentVolume) { pv.Spec.PersistentVolumeReclaimPolicy = policy }
 }
 
-// version has the fake API count versions, as the real one does.
+// version makes the fake API server increment resource versions like the real one.
 func version(f *controltest.Fixture) {
 	n := 0
 	f.Kube.PrependReactor("update", "*", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -92,8 +92,7 @@ func version(f *controltest.Fixture) {
 	})
 }
 
-// settle works on everything until nothing is written any more, and tells what
-// has become of it.
+// settle syncs all objects until there are no more writes, and returns their resulting state.
 func settle(t *testing.T, f *controltest.Fixture, c *Controller) []string {
 	t.Helper()
 	ctx := context.Background()
@@ -131,7 +130,7 @@ func settle(t *testing.T, f *controltest.Fixture, c *Controller) []string {
 		slices.Sort(out)
 		return out
 	}
-	t.Fatal("it does not settle")
+	t.Fatal("writes do not stop")
 	return nil
 }
 
@@ -142,7 +141,7 @@ func TestBinding(t *testing.T) {
 		want    string
 		event   string
 	}{
-		"the smallest that is large enough": {
+		"the smallest sufficient volume": {
 			objects: []runtime.Object{volume("v1", "1Gi"), volume("v5", "5Gi"), volume("v3", "3Gi"), claim("c", "2Gi")},
 			want:    "c Bound v3,v1 Available,v3 Bound c,v5 Available",
 		},
@@ -164,26 +163,26 @@ func TestBinding(t *testing.T) {
 				})},
 			want: "c Bound v2,v1 Available,v2 Bound c",
 		},
-		"named by the claim": {
+		"specified by the claim": {
 			objects: []runtime.Object{volume("v1", "1Gi"), volume("v2", "9Gi"), claim("c", "1Gi", on("v2"))},
 			want:    "c Bound v2,v1 Available,v2 Bound c",
 		},
-		"named by the claim, too small": {
+		"specified by the claim, too small": {
 			objects: []runtime.Object{volume("v", "1Mi"), claim("c", "1Gi", on("v"))},
 			want:    "c Pending v,v Available",
 			event:   `Warning VolumeMismatch Cannot bind to requested volume "v": requested PV is too small`,
 		},
-		"named by the claim, another's": {
+		"specified by the claim, bound to another claim": {
 			objects: []runtime.Object{volume("v", "1Gi", claimedBy("other", "uid-other"), func(pv *corev1.PersistentVolume) { pv.Status.Phase = corev1.VolumeBound }),
 				claim("other", "1Gi", boundTo("v")), claim("c", "1Gi", on("v"))},
 			want:  "c Pending v,other Bound v,v Bound other",
 			event: `Warning FailedBinding volume "v" already bound to a different claim.`,
 		},
-		"named by the volume": {
+		"claim specified by the volume": {
 			objects: []runtime.Object{volume("v1", "1Gi"), volume("v2", "9Gi", claimedBy("c", "")), claim("c", "1Gi")},
 			want:    "c Bound v2,v1 Available,v2 Bound c",
 		},
-		"binding was interrupted": {
+		"interrupted binding": {
 			objects: []runtime.Object{volume("v1", "1Gi"), volume("v2", "9Gi", claimedBy("c", "uid-c")), claim("c", "1Gi")},
 			want:    "c Bound v2,v1 Available,v2 Bound c",
 		},
@@ -192,7 +191,7 @@ func TestBinding(t *testing.T) {
 			want:    "c Pending,v Available",
 			event:   "Normal WaitForFirstConsumer waiting for first consumer to be created before binding",
 		},
-		"a default class that came later": {
+		"default class created later": {
 			objects: []runtime.Object{class("late", "p", later, true), claim("c", "1Gi", func(pvc *corev1.PersistentVolumeClaim) { pvc.Spec.StorageClassName = nil })},
 			want:    "c Pending",
 			event:   "Normal WaitForFirstConsumer waiting for first consumer to be created before binding",
@@ -202,7 +201,7 @@ func TestBinding(t *testing.T) {
 			want:    "c Pending",
 			event:   `Warning ProvisioningFailed storageclass.storage.k8s.io "none" not found`,
 		},
-		"to be provisioned": {
+		"provisioning": {
 			objects: []runtime.Object{class("now", "example.com/p", storagev1.VolumeBindingImmediate, false), claim("c", "1Gi", of("now"))},
 			want:    "c Pending",
 			event:   "Normal ExternalProvisioning Waiting for a volume to be created either by the external provisioner 'example.com/p'",
@@ -212,7 +211,7 @@ func TestBinding(t *testing.T) {
 			want:    "c Lost v",
 			event:   "Warning ClaimLost Bound claim has lost its PersistentVolume. Data on the volume is lost!",
 		},
-		"misbound": {
+		"bound to another volume": {
 			objects: []runtime.Object{volume("v", "1Gi", claimedBy("other", "uid-other")), claim("other", "1Gi", boundTo("v")), claim("c", "1Gi", boundTo("v"))},
 			want:    "c Lost v,other Bound v,v Bound other",
 			event:   "Warning ClaimMisbound Two claims are bound to the same volume, this one is bound incorrectly",
@@ -244,7 +243,7 @@ func TestBinding(t *testing.T) {
 	}
 }
 
-// TestRecycle has a volume emptied and bound again.
+// TestRecycle: a volume is recycled and bound again.
 func TestRecycle(t *testing.T) {
 	ctx := context.Background()
 	f := controltest.New(t, volume("v", "1Gi", claimedBy("c", "uid-old"), reclaim(corev1.PersistentVolumeReclaimRecycle)))
@@ -273,13 +272,13 @@ func TestRecycle(t *testing.T) {
 	}
 }
 
-// TestBoundAgain: a claim of a volume that had grown, though its file system had
-// not when the last claim went, has the size of before.
+// TestBoundAgain: the capacity of a newly bound claim is the file system's size, if the volume was
+// expanded without its file system.
 func TestBoundAgain(t *testing.T) {
 	for before, want := range map[string]string{"": "2Gi", "1Gi": "1Gi", "much": "2Gi"} {
 		f := controltest.New(t, volume("v", "2Gi", func(pv *corev1.PersistentVolume) {
 			if before != "" {
-				metav1.SetMetaDataAnnotation(&pv.ObjectMeta, sizeBefore, before)
+				metav1.SetMetaDataAnnotation(&pv.ObjectMeta, preResizeCapacity, before)
 			}
 		}), claim("c", "2Gi"))
 		version(f)
@@ -298,7 +297,7 @@ func TestBoundAgain(t *testing.T) {
 	}
 }
 
-// TestLateVolume: a claim is not lost because the cache is late to have its volume.
+// TestLateVolume: a claim is not lost if only the cache lacks its volume.
 func TestLateVolume(t *testing.T) {
 	f := controltest.New(t, claim("c", "1Gi", boundTo("v")))
 	c, err := New(f.Env, Config{})

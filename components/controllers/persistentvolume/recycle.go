@@ -13,13 +13,14 @@ import (
 )
 
 const (
-	// recyclerNamespace is where upstream's recyclers are too.
+	// recyclerNamespace is the namespace of upstream's recycler pods.
 	recyclerNamespace = metav1.NamespaceDefault
-	// recyclerAnnotation is the name of the volume that a pod empties.
+	// recyclerAnnotation contains the name of the volume that a pod recycles.
 	recyclerAnnotation = "hyperkube.io/recycled-volume"
 )
 
-// recycle has a pod empty a volume, and makes it available again.
+// recycle creates a pod that deletes the content of a volume, and makes the volume available when
+// the pod has succeeded.
 func (c *Controller) recycle(ctx context.Context, pv *corev1.PersistentVolume) error {
 	if c.cfg.Image == "" || pv.Spec.HostPath == nil && pv.Spec.NFS == nil {
 		return c.failVolume(ctx, pv, "VolumeFailedRecycle", "no recyclable volume plugin matched")
@@ -34,26 +35,26 @@ func (c *Controller) recycle(ctx context.Context, pv *corev1.PersistentVolume) e
 			Source:      corev1.VolumeSource{HostPath: pv.Spec.HostPath, NFS: pv.Spec.NFS},
 		}.Pod(), metav1.CreateOptions{})
 		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return fmt.Errorf("making the pod that recycles volume %s: %w", pv.Name, err)
+			return fmt.Errorf("creating pod that recycles volume %s: %w", pv.Name, err)
 		}
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	ended, failure := storage.Ended(pod)
+	ended, failure := storage.Terminated(pod)
 	if !ended || pod.DeletionTimestamp != nil || pod.Annotations[recyclerAnnotation] != pv.Name {
 		return nil
 	}
 	if err := pods.Delete(ctx, name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &pod.UID}}); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("removing the pod that recycled volume %s: %w", pv.Name, err)
+		return fmt.Errorf("deleting pod that recycled volume %s: %w", pv.Name, err)
 	}
 	if failure != "" {
 		return c.failVolume(ctx, pv, "VolumeFailedRecycle", "Recycle failed: "+failure)
 	}
 	c.env.Events.Event(pv, corev1.EventTypeNormal, "VolumeRecycled", "Volume recycled")
 	next := pv.DeepCopy()
-	// Nobody's any more, whoever bound it.
+	// The volume becomes available, even if a user set the claim reference.
 	next.Spec.ClaimRef = nil
 	delete(next.Annotations, volumehelpers.AnnBoundByController)
 	if pv, err = c.writeVolume(ctx, pv, next); err != nil {

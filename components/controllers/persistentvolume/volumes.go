@@ -11,8 +11,8 @@ import (
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 )
 
-// syncVolume brings a volume's phase up to what its claim is, and takes the
-// volume back when that is gone.
+// syncVolume updates a volume's phase according to its claim, and reclaims the volume when the
+// claim was deleted.
 func (c *Controller) syncVolume(ctx context.Context, pv *corev1.PersistentVolume) error {
 	ref := pv.Spec.ClaimRef
 	if ref == nil || ref.UID == "" {
@@ -24,11 +24,11 @@ func (c *Controller) syncVolume(ctx context.Context, pv *corev1.PersistentVolume
 		return err
 	}
 	if pvc == nil || pvc.UID != ref.UID {
-		// The informers of claims and volumes are not one: the claim may be
-		// new.
+		// The caches of claims and volumes are independent: the claim may be missing in the cache
+		// only.
 		pvc, err = c.env.Kube.CoreV1().PersistentVolumeClaims(ref.Namespace).Get(ctx, ref.Name, metav1.GetOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("looking for the claim of volume %s: %w", pv.Name, err)
+			return fmt.Errorf("getting claim of volume %s: %w", pv.Name, err)
 		}
 		if err != nil || pvc.UID != ref.UID {
 			return c.release(ctx, pv)
@@ -43,21 +43,21 @@ func (c *Controller) syncVolume(ctx context.Context, pv *corev1.PersistentVolume
 			c.env.Events.Event(pvc, corev1.EventTypeWarning, "VolumeMismatch", message)
 			return nil
 		}
-		// The rest of the binding is the claim's.
+		// The claim's sync completes the binding.
 		c.Add(claimKey + pvc.Namespace + "/" + pvc.Name)
 		return nil
 	case pv.Name:
 		_, err := c.volumePhase(ctx, pv, corev1.VolumeBound, "")
 		return err
 	}
-	// The claim was bound to another one meanwhile.
+	// The claim is bound to another volume.
 	if metav1.HasAnnotation(pv.ObjectMeta, volumehelpers.AnnDynamicallyProvisioned) && pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete {
 		return c.release(ctx, pv)
 	}
 	return c.unbind(ctx, pv)
 }
 
-// release is for a volume whose claim is gone.
+// release handles a volume whose claim was deleted.
 func (c *Controller) release(ctx context.Context, pv *corev1.PersistentVolume) error {
 	if pv.Status.Phase != corev1.VolumeReleased && pv.Status.Phase != corev1.VolumeFailed {
 		var err error
@@ -77,11 +77,11 @@ func (c *Controller) release(ctx context.Context, pv *corev1.PersistentVolume) e
 	}
 }
 
-// temporary are the host's paths that upstream deletes itself.
-var temporary = regexp.MustCompile(`^/tmp/.+$`)
+// deletableHostPath matches the host paths that upstream deletes itself.
+var deletableHostPath = regexp.MustCompile(`^/tmp/.+$`)
 
-// delete leaves the deletion of a volume to who made it. What nobody made
-// cannot be deleted.
+// delete leaves the deletion of a volume to its provisioner. A volume without a provisioner cannot
+// be deleted.
 func (c *Controller) delete(ctx context.Context, pv *corev1.PersistentVolume) error {
 	if metav1.HasAnnotation(pv.ObjectMeta, volumehelpers.AnnDynamicallyProvisioned) || metav1.HasAnnotation(pv.ObjectMeta, volumehelpers.AnnMigratedTo) {
 		return nil
@@ -90,14 +90,14 @@ func (c *Controller) delete(ctx context.Context, pv *corev1.PersistentVolume) er
 		return nil
 	}
 	message := fmt.Sprintf("error getting deleter volume plugin for volume %q: no deletable volume plugin matched", pv.Name)
-	if h := pv.Spec.HostPath; h != nil && !temporary.MatchString(h.Path) {
+	if h := pv.Spec.HostPath; h != nil && !deletableHostPath.MatchString(h.Path) {
 		message = fmt.Sprintf("host_path deleter only supports /tmp/.+ but received provided %s", h.Path)
 	}
 	return c.failVolume(ctx, pv, "VolumeFailedDelete", message)
 }
 
-// unbind frees a volume for others. One that its maker bound to a claim by name
-// stays so, without the UID.
+// unbind makes a volume available. A claim reference that a user or provisioner set is kept,
+// without the UID.
 func (c *Controller) unbind(ctx context.Context, pv *corev1.PersistentVolume) error {
 	next := pv.DeepCopy()
 	if metav1.HasAnnotation(pv.ObjectMeta, volumehelpers.AnnBoundByController) {

@@ -1,6 +1,5 @@
-// Package podcertificatecleaner deletes the requests of kubelets for pods'
-// certificates a quarter of an hour after they were made: by then a kubelet has
-// its answer, or has asked again.
+// Package podcertificatecleaner deletes PodCertificateRequests 15 minutes after their creation. By
+// then the kubelet has processed the response, or has created another request.
 package podcertificatecleaner
 
 import (
@@ -18,14 +17,14 @@ import (
 // kept is how long a request is kept.
 const kept = 15 * time.Minute
 
-// Controller deletes requests. Make it with New.
+// Controller deletes old PodCertificateRequests. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
 	requests certificateslisters.PodCertificateRequestLister
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	requests := env.Informers.Certificates().V1().PodCertificateRequests()
@@ -49,7 +48,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	}
 	err = c.env.Kube.CertificatesV1().PodCertificateRequests(namespace).Delete(ctx, name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(r.UID))})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // it is gone, or another of that name
+		return nil // it is deleted, or replaced by another object of that name
 	}
 	return err
 }

@@ -1,6 +1,5 @@
-// Package podgc deletes pods that nobody else will: too many finished ones,
-// those of nodes that are gone or declared out of service, and those being
-// deleted that never were on a node.
+// Package podgc deletes orphaned pods: the oldest terminated ones above a threshold, pods on nodes
+// that were deleted or are out of service, and unscheduled pods that are being deleted.
 //
 // https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/#pod-garbage-collection
 package podgc
@@ -19,22 +18,21 @@ import (
 	"k8s.io/utils/ptr"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
 const (
-	// period is how long after a reason to look around the look is taken, so
-	// that many reasons cost one look.
+	// period is the delay between an event and the pass that handles it, so that one pass handles
+	// many events.
 	period = 20 * time.Second
-	// quarantine is how long a node must have been missing: its registration
-	// may be on the way.
+	// quarantine is how long a node must be missing before its pods are deleted, because it may be
+	// about to register.
 	quarantine = 40 * time.Second
-	// pass is the only key.
-	pass = "pass"
+	// passKey is the only key.
+	passKey = "pass"
 )
 
-// Controller looks around after each change that may concern it. Make it with
-// New.
+// Controller runs a pass over all pods after relevant changes. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -43,13 +41,13 @@ type Controller struct {
 	nodes     corelisters.NodeLister
 	control   control.PodControl
 
-	// missing tells since when a node of pods has not been there. Only the
-	// one worker uses it.
+	// missing is the time since which nodes of existing pods have been missing. Only the single
+	// worker uses it.
 	missing map[string]time.Time
 }
 
-// New makes the controller; threshold is how many finished pods are kept, zero
-// or less means all.
+// New creates the controller. threshold is the number of terminated pods to keep; zero or less
+// keeps all.
 func New(env control.Env, threshold int) (*Controller, error) {
 	env = env.Defaulted()
 	env.Workers = 1
@@ -64,8 +62,8 @@ func New(env control.Env, threshold int) (*Controller, error) {
 	}
 	c.Loop = control.NewLoop(env, "podgc", c.sync)
 	pod := func(p *corev1.Pod) {
-		if c.concerns(p) {
-			c.AddAfter(pass, period)
+		if c.mayRequirePass(p) {
+			c.AddAfter(passKey, period)
 		}
 	}
 	if err := c.Watch(pods.Informer(), control.Handlers(pod, func(_, p *corev1.Pod) { pod(p) }, nil)); err != nil {
@@ -74,15 +72,15 @@ func New(env control.Env, threshold int) (*Controller, error) {
 	return c, c.Watch(nodes.Informer(), control.Handlers(nil,
 		func(_, n *corev1.Node) {
 			if outOfService(n) {
-				c.AddAfter(pass, period)
+				c.AddAfter(passKey, period)
 			}
 		},
-		func(*corev1.Node) { c.AddAfter(pass, period) }))
+		func(*corev1.Node) { c.AddAfter(passKey, period) }))
 }
 
-// concerns tells whether p may be a reason to look around.
-func (c *Controller) concerns(p *corev1.Pod) bool {
-	if c.threshold > 0 && podfacts.Terminal(p) {
+// mayRequirePass reports whether p may require a pass.
+func (c *Controller) mayRequirePass(p *corev1.Pod) bool {
+	if c.threshold > 0 && podutil.Terminal(p) {
 		return true
 	}
 	if p.Spec.NodeName == "" {
@@ -105,14 +103,14 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 	)
 }
 
-// finished deletes the oldest and evicted ones of more than threshold.
+// finished deletes terminated pods above the threshold: evicted ones first, then the oldest.
 func (c *Controller) finished(ctx context.Context, pods []*corev1.Pod) error {
 	if c.threshold <= 0 {
 		return nil
 	}
 	var done []*corev1.Pod
 	for _, p := range pods {
-		if podfacts.Terminal(p) {
+		if podutil.Terminal(p) {
 			done = append(done, p)
 		}
 	}
@@ -138,7 +136,7 @@ func (c *Controller) finished(ctx context.Context, pods []*corev1.Pod) error {
 	return errors.Join(errs...)
 }
 
-// orphans deletes the pods of nodes that have been missing for the quarantine.
+// orphans deletes the pods of nodes that have been missing for the quarantine period.
 func (c *Controller) orphans(ctx context.Context, pods []*corev1.Pod) error {
 	now := c.env.Clock.Now()
 	byNode := map[string][]*corev1.Pod{}
@@ -169,10 +167,10 @@ func (c *Controller) orphans(ctx context.Context, pods []*corev1.Pod) error {
 			c.missing[name] = now
 		}
 		if left := quarantine - now.Sub(since); left > 0 {
-			c.AddAfter(pass, left)
+			c.AddAfter(passKey, left)
 			continue
 		}
-		// The cache may be late.
+		// The cache may be stale.
 		if _, err := c.env.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			delete(c.missing, name)
 			errs = append(errs, err)
@@ -201,7 +199,7 @@ func (c *Controller) unscheduled(ctx context.Context, pods []*corev1.Pod) error 
 	return errors.Join(errs...)
 }
 
-// outOfService ends the pods in deletion on nodes that an admin says are off.
+// outOfService deletes terminating pods on nodes that are out of service.
 func (c *Controller) outOfService(ctx context.Context, pods []*corev1.Pod) error {
 	var errs []error
 	for _, p := range pods {
@@ -217,7 +215,7 @@ func (c *Controller) outOfService(ctx context.Context, pods []*corev1.Pod) error
 	return errors.Join(errs...)
 }
 
-// outOfService tells whether n has the taint of that name and is not ready.
+// outOfService reports whether n has the out-of-service taint and is not ready.
 func outOfService(n *corev1.Node) bool {
 	for _, cond := range n.Status.Conditions {
 		if cond.Type == corev1.NodeReady && cond.Status == corev1.ConditionTrue {
@@ -232,10 +230,10 @@ func outOfService(n *corev1.Node) bool {
 	return false
 }
 
-// remove marks a pod that has not finished as failed, with cond if any, and
-// deletes it at once.
+// remove deletes a pod without grace period. If the pod has not terminated, remove first sets its
+// phase to Failed, and cond if it is not nil.
 func (c *Controller) remove(ctx context.Context, p *corev1.Pod, cond *corev1.PodCondition) error {
-	if !podfacts.Terminal(p) {
+	if !podutil.Terminal(p) {
 		next := *p.Status.DeepCopy()
 		next.Phase = corev1.PodFailed
 		if cond != nil {

@@ -38,7 +38,7 @@ func TestPass(t *testing.T) {
 	}
 	sync := func() []string {
 		t.Helper()
-		if err := controltest.Sync(t, c.Loop, pass); err != nil {
+		if err := controltest.Sync(t, c.Loop, passKey); err != nil {
 			t.Fatal(err)
 		}
 		var deleted []string
@@ -55,6 +55,6 @@ func TestPass(t *testing.T) {
 	}
 	f.Clock.SetTime(controltest.Now.Add(quarantine))
 	if got := sync(); !slices.Contains(got, "orphan") {
-		t.Errorf("deleted %v, want the orphan after the quarantine", got)
+		t.Errorf("deleted %v, want the orphan after the quarantine period", got)
 	}
 }

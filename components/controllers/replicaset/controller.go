@@ -1,4 +1,4 @@
-// Package replicaset keeps as many pods of a ReplicaSet as it asks for.
+// Package replicaset maintains the desired number of pods of ReplicaSets.
 //
 // https://kubernetes.io/docs/concepts/workloads/controllers/replicaset/
 package replicaset
@@ -23,36 +23,36 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// burst is how many pods of one owner are made or deleted in one sync.
+// burst is the maximum number of pods of one owner that one sync creates or deletes.
 const burst = 500
 
 // Kind is the kind of the objects that this controller owns.
 var Kind = appsv1.SchemeGroupVersion.WithKind("ReplicaSet")
 
-// Flavor is where the owners are read and their status is written: ReplicaSets,
-// or ReplicationControllers dressed as such.
+// Flavor adapts the Controller to a kind of object: ReplicaSets, or ReplicationControllers, which are
+// converted to ReplicaSets. In the fields, an owner is an object of this kind, because it owns pods.
 type Flavor struct {
-	// Name of the controller, for logs.
+	// Name is the controller's name in logs.
 	Name string
-	// Kind of the owners, as references name it.
+	// Kind is the kind of the owners in owner references.
 	Kind schema.GroupVersionKind
-	// Informer of the owners.
+	// Informer is the informer of the owners.
 	Informer cache.SharedIndexInformer
-	// Convert makes a ReplicaSet of an object of Informer, sharing its parts;
-	// nil if it is none.
+	// Convert converts an object from Informer to a ReplicaSet, which shares memory with it. It
+	// returns nil if the object is of another type.
 	Convert func(obj any) *appsv1.ReplicaSet
-	// Live gets an owner from the API.
+	// Live gets an owner from the API server.
 	Live func(ctx context.Context, namespace, name string) (*appsv1.ReplicaSet, error)
-	// UpdateStatus writes the status of an owner and returns the outcome.
+	// UpdateStatus updates the status of an owner and returns the result.
 	UpdateStatus func(ctx context.Context, rs *appsv1.ReplicaSet) (*appsv1.ReplicaSet, error)
-	// Object is what events about an owner refer to.
+	// Object returns the object that events about an owner refer to.
 	Object func(rs *appsv1.ReplicaSet) runtime.Object
-	// Siblings says that ReplicaSets of one Deployment are told apart from
-	// others, so that doubled up pods go first.
+	// Siblings is true if ReplicaSets may share a Deployment. Then the pods of all of them on a
+	// node count for the order of deletion.
 	Siblings bool
 }
 
-// Controller syncs ReplicaSets. Make it with New.
+// Controller reconciles ReplicaSets or ReplicationControllers. Use New or NewFlavor to create it.
 type Controller struct {
 	*control.Loop
 	flavor   Flavor
@@ -63,7 +63,7 @@ type Controller struct {
 	expect   *control.Expectations
 }
 
-// New makes the controller of ReplicaSets.
+// New creates the controller of ReplicaSets.
 func New(env control.Env) (*Controller, error) {
 	informer := env.Informers.Apps().V1().ReplicaSets()
 	return NewFlavor(env, Flavor{
@@ -85,7 +85,8 @@ func New(env control.Env) (*Controller, error) {
 	})
 }
 
-// NewFlavor makes a controller of whatever f describes.
+// NewFlavor creates a controller for the kind of object that f describes. The controllers of
+// ReplicaSets and ReplicationControllers share this implementation.
 func NewFlavor(env control.Env, f Flavor) (*Controller, error) {
 	env = env.Defaulted()
 	pods := env.Informers.Core().V1().Pods()
@@ -123,14 +124,14 @@ func (c *Controller) ownerChanged(a, b any) {
 	if old == nil || cur == nil {
 		return
 	}
-	// Deleted and made anew between two events.
+	// The owner was deleted and recreated between two events.
 	if old.UID != cur.UID {
 		c.expect.Forget(key(old))
 	}
 	c.Add(key(cur))
 }
 
-// owner returns the owner that ref names, nil if it is not there.
+// owner returns the owner that ref refers to, or nil if it does not exist.
 func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *appsv1.ReplicaSet {
 	if ref.Kind != c.flavor.Kind.Kind {
 		return nil
@@ -152,7 +153,8 @@ func (c *Controller) get(key string) *appsv1.ReplicaSet {
 
 func (c *Controller) podAdded(p *corev1.Pod) {
 	if p.DeletionTimestamp != nil {
-		// Seen first when it was already being deleted: no creation of ours.
+		// The pod was already being deleted when it was first observed, so it is not an expected
+		// creation.
 		c.podDeleted(p)
 		return
 	}
@@ -169,7 +171,7 @@ func (c *Controller) podAdded(p *corev1.Pod) {
 func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	labelsChanged := !labels.Equals(old.Labels, cur.Labels)
 	if cur.DeletionTimestamp != nil {
-		// The kubelet may take its time to end it; the replacement need not wait.
+		// The replacement need not wait until the kubelet has terminated the pod.
 		c.podDeleted(cur)
 		if labelsChanged {
 			c.podDeleted(old)
@@ -203,7 +205,7 @@ func (c *Controller) podDeleted(p *corev1.Pod) {
 	}
 }
 
-// addMatching wakes every owner that might adopt an orphan.
+// addMatching enqueues every owner that might adopt an orphaned pod.
 func (c *Controller) addMatching(p *corev1.Pod) {
 	objs, err := c.flavor.Informer.GetIndexer().ByIndex(cache.NamespaceIndex, p.Namespace)
 	if err != nil {
@@ -228,11 +230,10 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(rs.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "selector cannot be read", "key", k, "error", err)
+		c.env.Log.ErrorContext(ctx, "invalid selector", "key", k, "err", err)
 		return nil
 	}
-	// Asked before the pods are read: what comes back in between only makes
-	// the reading newer.
+	// Check the expectations before reading the pods: events in between only make the pods newer.
 	left := c.expect.Left(k)
 	if left > 0 {
 		c.AddAfter(k, left)
@@ -259,8 +260,8 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	return nil
 }
 
-// claim returns the active pods of rs, after adoption and release, and how many it has
-// that are being deleted. These, and finished ones, are neither adopted nor released.
+// claim adopts and releases active pods of rs and returns them. It also returns the number of pods
+// being deleted. These and terminated pods are neither adopted nor released.
 func (c *Controller) claim(ctx context.Context, rs *appsv1.ReplicaSet, selector labels.Selector) (active []*corev1.Pod, terminating int32, err error) {
 	pods, err := control.Owned[*corev1.Pod](c.podIndex, rs, true)
 	if err != nil {
@@ -287,7 +288,7 @@ func (c *Controller) claim(ctx context.Context, rs *appsv1.ReplicaSet, selector 
 	return active, terminating, err
 }
 
-// manage makes or deletes pods until there are as many as rs asks for.
+// manage creates or deletes pods until rs has the desired number.
 func (c *Controller) manage(ctx context.Context, rs *appsv1.ReplicaSet, active []*corev1.Pod) error {
 	want := 1
 	if rs.Spec.Replicas != nil {
@@ -313,12 +314,12 @@ func (c *Controller) create(ctx context.Context, rs *appsv1.ReplicaSet, n int) e
 		pod.GenerateName = prefix
 		_, err := c.pods.Create(ctx, rs.Namespace, pod, object)
 		if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-			// It will never work, and the namespace takes the owner with it.
+			// Retrying does not help: the namespace is being deleted together with the owner.
 			return nil
 		}
 		return err
 	})
-	// Neither those that failed nor those never tried will come back.
+	// Remove the expectations of creations that failed or were not tried.
 	for range n - done {
 		c.expect.Created(k)
 	}
@@ -359,8 +360,7 @@ func (c *Controller) delete(ctx context.Context, rs *appsv1.ReplicaSet, active [
 	return nil
 }
 
-// rank counts, for each pod, how many active pods of rs and its siblings are on
-// its node.
+// rank returns for each pod how many active pods of rs and its siblings are on its node.
 func (c *Controller) rank(rs *appsv1.ReplicaSet, pods []*corev1.Pod) []int {
 	on := map[string]int{}
 	for _, sibling := range c.siblings(rs) {
@@ -381,7 +381,7 @@ func (c *Controller) rank(rs *appsv1.ReplicaSet, pods []*corev1.Pod) []int {
 	return ranks
 }
 
-// siblings returns the ReplicaSets with the same controller, rs among them.
+// siblings returns the ReplicaSets with the same controller, including rs.
 func (c *Controller) siblings(rs *appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 	ref := metav1.GetControllerOfNoCopy(rs)
 	if ref == nil || !c.flavor.Siblings {
@@ -407,9 +407,9 @@ func (c *Controller) updateStatus(ctx context.Context, rs *appsv1.ReplicaSet, st
 		return nil
 	}
 	if !apierrors.IsConflict(err) {
-		return fmt.Errorf("updating the status: %w", err)
+		return fmt.Errorf("updating status: %w", err)
 	}
-	// The pods were counted for this spec; one more try on the latest object.
+	// Retry once with the latest object. The computed status remains valid.
 	fresh, getErr := c.flavor.Live(ctx, rs.Namespace, rs.Name)
 	if apierrors.IsNotFound(getErr) {
 		return nil

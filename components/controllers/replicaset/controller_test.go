@@ -74,12 +74,12 @@ func TestSync(t *testing.T) {
 			p.Labels = map[string]string{"app": "debug"}
 			return []*corev1.Pod{p}
 		}},
-		{name: "relabelled is left alone once it is deleted", want: 0, pods: func(rs *appsv1.ReplicaSet) []*corev1.Pod {
+		{name: "relabelled is ignored while it is deleted", want: 0, pods: func(rs *appsv1.ReplicaSet) []*corev1.Pod {
 			p := deleted(owned(rs, pod("a", corev1.PodRunning)))
 			p.Labels = map[string]string{"app": "debug"}
 			return []*corev1.Pod{p, deleted(owned(rs, pod("b", corev1.PodRunning)))}
 		}, status: appsv1.ReplicaSetStatus{TerminatingReplicas: ptr.To[int32](1)}},
-		{name: "another's is left alone", want: 0, pods: func(*appsv1.ReplicaSet) []*corev1.Pod {
+		{name: "pod of another owner is ignored", want: 0, pods: func(*appsv1.ReplicaSet) []*corev1.Pod {
 			other := set(1)
 			other.UID = "other"
 			return []*corev1.Pod{owned(other, pod("a", corev1.PodRunning))}
@@ -113,7 +113,7 @@ func TestSync(t *testing.T) {
 				t.Errorf("%d patches, want %d: %v", got, tc.patches, w)
 			}
 			if fmt.Sprint(before) != fmt.Sprint(rs) {
-				t.Error("the shared object was written to")
+				t.Error("the shared object was modified")
 			}
 			live, err := f.Kube.AppsV1().ReplicaSets("ns").Get(context.Background(), "web", metav1.GetOptions{})
 			if err != nil {
@@ -127,12 +127,12 @@ func TestSync(t *testing.T) {
 			if want := tc.status.TerminatingReplicas; want != nil && (s.TerminatingReplicas == nil || *s.TerminatingReplicas != *want) {
 				t.Errorf("%d terminating, want %d", ptr.Deref(s.TerminatingReplicas, -1), *want)
 			}
-			// What was just made is not made again before it is seen.
+			// Pods that were just created are not created again before the cache shows them.
 			if err := controltest.Sync(t, c.Loop, "ns/web"); err != nil {
 				t.Fatal(err)
 			}
 			if w := f.Writes(); controltest.Count(w, "create")+controltest.Count(w, "delete pods") != 0 {
-				t.Errorf("acted on a stale cache: %v", w)
+				t.Errorf("writes with a stale cache: %v", w)
 			}
 		})
 	}
@@ -154,7 +154,7 @@ func TestCreateFailure(t *testing.T) {
 		t.Fatal("no error")
 	}
 	if tries != 1 {
-		t.Errorf("%d tries, want one: the start is slow", tries)
+		t.Errorf("%d creations, want one because of the slow start", tries)
 	}
 	if e := f.Recorded(); len(e) != 1 || e[0] != "Warning FailedCreate Error creating: quota exceeded" {
 		t.Errorf("events %q", e)
@@ -168,7 +168,7 @@ func TestCreateFailure(t *testing.T) {
 		t.Errorf("condition %+v", cond)
 	}
 	if !c.expect.Satisfied("ns/web") {
-		t.Error("failed creations are still expected")
+		t.Error("failed creations are still in the expectations")
 	}
 }
 
@@ -178,7 +178,7 @@ func TestVictims(t *testing.T) {
 		f(p)
 		return p
 	}
-	// In the order in which they go.
+	// In the order of their deletion.
 	pods := []*corev1.Pod{
 		mod("unbound", func(p *corev1.Pod) { p.Spec.NodeName = "" }),
 		mod("pending", func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }),

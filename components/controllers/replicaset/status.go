@@ -10,11 +10,11 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// statusOf computes the status of rs with these active and so many terminating
-// pods; manageErr is why they could not be made as many as wanted.
+// statusOf computes the status of rs from its active and terminating pods. manageErr is the error
+// of the last creation or deletion of pods.
 func statusOf(rs *appsv1.ReplicaSet, active []*corev1.Pod, terminating int32, manageErr error, now time.Time) appsv1.ReplicaSetStatus {
 	s := *rs.Status.DeepCopy()
 	s.Replicas, s.FullyLabeledReplicas, s.ReadyReplicas, s.AvailableReplicas = int32(len(active)), 0, 0, 0
@@ -24,7 +24,7 @@ func statusOf(rs *appsv1.ReplicaSet, active []*corev1.Pod, terminating int32, ma
 		if template.Matches(labels.Set(p.Labels)) {
 			s.FullyLabeledReplicas++
 		}
-		if podfacts.Ready(p) {
+		if podutil.Ready(p) {
 			s.ReadyReplicas++
 			if control.IsAvailable(p, rs.Spec.MinReadySeconds, now) {
 				s.AvailableReplicas++
@@ -57,7 +57,7 @@ func statusOf(rs *appsv1.ReplicaSet, active []*corev1.Pod, terminating int32, ma
 	return s
 }
 
-// Condition returns a condition of the status, nil if there is none.
+// Condition returns a condition of the status, or nil.
 func Condition(s appsv1.ReplicaSetStatus, kind appsv1.ReplicaSetConditionType) *appsv1.ReplicaSetCondition {
 	for i := range s.Conditions {
 		if s.Conditions[i].Type == kind {
@@ -67,8 +67,8 @@ func Condition(s appsv1.ReplicaSetStatus, kind appsv1.ReplicaSetConditionType) *
 	return nil
 }
 
-// sameStatus tells whether two statuses say the same, the observed generation
-// aside, and the terminating pods too for a kind that has no field for them.
+// sameStatus reports whether two statuses are equal, ignoring the observed generation. If
+// knowsTerminating is false, it also ignores terminating pods that a does not contain.
 func sameStatus(a, b appsv1.ReplicaSetStatus, knowsTerminating bool) bool {
 	a.ObservedGeneration, b.ObservedGeneration = 0, 0
 	if a.TerminatingReplicas == nil && !knowsTerminating {

@@ -1,5 +1,5 @@
-// Package replicationcontroller keeps as many pods of a ReplicationController
-// as it asks for: it is a ReplicaSet by an older name.
+// Package replicationcontroller maintains the desired number of pods of ReplicationControllers.
+// They are handled like ReplicaSets.
 package replicationcontroller
 
 import (
@@ -14,7 +14,7 @@ import (
 	"hyperkube/components/controllers/replicaset"
 )
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*replicaset.Controller, error) {
 	return replicaset.NewFlavor(env, replicaset.Flavor{
 		Name:     "replicationcontroller",
@@ -45,7 +45,7 @@ func New(env control.Env) (*replicaset.Controller, error) {
 	})
 }
 
-// toSet shares the parts of rc.
+// toSet converts rc to a ReplicaSet that shares memory with it.
 func toSet(rc *corev1.ReplicationController) *appsv1.ReplicaSet {
 	rs := &appsv1.ReplicaSet{
 		ObjectMeta: rc.ObjectMeta,
@@ -60,7 +60,7 @@ func toSet(rc *corev1.ReplicationController) *appsv1.ReplicaSet {
 			ReadyReplicas:        rc.Status.ReadyReplicas,
 			AvailableReplicas:    rc.Status.AvailableReplicas,
 			ObservedGeneration:   rc.Status.ObservedGeneration,
-			// This kind does not tell; any number is as it was.
+			// TerminatingReplicas stays nil: a ReplicationController has no such field.
 		},
 	}
 	if rc.Spec.Template != nil {

@@ -43,7 +43,7 @@ func TestSync(t *testing.T) {
 	if err != nil || rc.Status.Replicas != 2 || rc.Status.AvailableReplicas != 2 || rc.Status.ObservedGeneration != 1 || rc.Spec.Selector["app"] != "web" {
 		t.Errorf("%+v, %v", rc, err)
 	}
-	// Nothing more to write: not even what this kind has no field for.
+	// There is nothing to update, although the API does not store the number of terminating pods.
 	f.Observe(corev1.SchemeGroupVersion.WithKind("ReplicationController"))
 	f.Writes()
 	if err := controltest.Sync(t, c.Loop, "ns/web"); err != nil {

@@ -1,6 +1,5 @@
-// Package resourceclaim makes the ResourceClaims that pods ask for by template,
-// takes back the reservations of pods that are done, and frees and deletes claims
-// that nobody uses any more.
+// Package resourceclaim creates the ResourceClaims that pods request by template, removes the
+// reservations of finished pods, and deallocates and deletes unused claims.
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
 package resourceclaim
@@ -21,24 +20,24 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
 const (
-	// claimNameKey marks a claim with the name that its pod knows it by.
+	// claimNameKey is the annotation of a claim with the name of its entry in the pod's spec.
 	claimNameKey = "resource.kubernetes.io/pod-claim-name"
 	fieldManager = "ResourceClaimController"
 
 	podKey   = "pod:"
 	claimKey = "claim:"
 
-	// byClaim indexes pods by the claims that they use.
+	// byClaim is the name of the index of pods by the claims that they use.
 	byClaim = "resourceclaims"
-	// byTemplate indexes pods by the templates of their claims.
+	// byTemplate is the name of the index of pods by the templates of their claims.
 	byTemplate = "resourceclaimtemplates"
 )
 
-// Controller makes and frees claims. Make it with New.
+// Controller creates and deallocates claims. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -48,7 +47,7 @@ type Controller struct {
 	templates resourcelisters.ResourceClaimTemplateLister
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	pods := env.Informers.Core().V1().Pods()
@@ -67,12 +66,12 @@ func New(env control.Env) (*Controller, error) {
 			}
 			c.podChanged(p)
 		}, c.podGone)),
-		c.Watch(claims.Informer(), control.Every(c.claimChanged)),
+		c.Watch(claims.Informer(), control.AnyEvent(c.claimChanged)),
 		c.Watch(templates.Informer(), control.Handlers(c.templateMade, nil, nil)),
 	)
 }
 
-// claimsOf lists the claims of a pod that are known by name, for the index.
+// claimsOf returns the keys of a pod's claims whose names are known. It is an index function.
 func claimsOf(obj any) ([]string, error) {
 	p, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -126,7 +125,7 @@ func (c *Controller) claimChanged(claim *resourcev1.ResourceClaim) {
 	key := claim.Namespace + "/" + claim.Name
 	c.Add(claimKey + key)
 	c.addPods(byClaim, key)
-	// A claim that was deleted, or that its pod does not know of yet.
+	// The claim may have been deleted, or its name may be missing in the pod's status.
 	if owner := metav1.GetControllerOf(claim); owner != nil && owner.Kind == "Pod" {
 		c.Add(podKey + claim.Namespace + "/" + owner.Name)
 	}
@@ -148,9 +147,9 @@ func (c *Controller) addPods(index, key string) {
 	}
 }
 
-// isDone tells whether a pod will not use its devices any more.
+// isDone reports whether a pod does not use its devices any more.
 func isDone(p *corev1.Pod) bool {
-	return podfacts.Terminal(p) || p.DeletionTimestamp != nil && p.Spec.NodeName == ""
+	return podutil.Terminal(p) || p.DeletionTimestamp != nil && p.Spec.NodeName == ""
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
@@ -162,7 +161,8 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.syncClaim(ctx, namespace, name)
 }
 
-// syncClaim frees a claim of pods that are done.
+// syncClaim removes the reservations of finished pods from a claim, and deallocates it if none
+// remain.
 func (c *Controller) syncClaim(ctx context.Context, namespace, name string) error {
 	claim, err := c.claims.ResourceClaims(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
@@ -183,7 +183,7 @@ func (c *Controller) syncClaim(ctx context.Context, namespace, name string) erro
 			valid = append(valid, r)
 		}
 	}
-	// Only what the scheduler allocated, which it marks, is ours to free.
+	// Deallocate only claims with the scheduler's finalizer, because the scheduler allocated these.
 	guarded := false
 	for _, f := range claim.Finalizers {
 		guarded = guarded || f == resourcev1.Finalizer
@@ -224,11 +224,11 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// inUse tells whether the pod is there and not done.
+// inUse reports whether the pod exists and is not finished.
 func (c *Controller) inUse(ctx context.Context, namespace, name, uid string) (bool, error) {
 	p, err := c.pods.Pods(namespace).Get(name)
 	if apierrors.IsNotFound(err) || err == nil && string(p.UID) != uid {
-		// The cache may be behind whoever reserved it.
+		// The scheduler may have reserved the claim for a pod that the cache does not contain yet.
 		p, err = c.env.Kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return false, nil
@@ -240,7 +240,7 @@ func (c *Controller) inUse(ctx context.Context, namespace, name, uid string) (bo
 	return string(p.UID) == uid && !isDone(p), nil
 }
 
-// deleteOrphan deletes a claim that was made for a pod which is done.
+// deleteOrphan deletes a claim that was created for a finished pod.
 func (c *Controller) deleteOrphan(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	owner := metav1.GetControllerOf(claim)
 	if owner == nil || owner.Kind != "Pod" || owner.APIVersion != "v1" {
@@ -257,8 +257,8 @@ func (c *Controller) deleteOrphan(ctx context.Context, claim *resourcev1.Resourc
 	return ignoreGone(err)
 }
 
-// made returns the claim that was made for a pod's entry, if its status got lost.
-func (c *Controller) made(p *corev1.Pod, entry string) (*resourcev1.ResourceClaim, error) {
+// findOwned returns the claim that was created for a pod's entry but is missing in the pod's status.
+func (c *Controller) findOwned(p *corev1.Pod, entry string) (*resourcev1.ResourceClaim, error) {
 	all, err := c.claims.ResourceClaims(p.Namespace).List(labels.Everything())
 	if err != nil {
 		return nil, err

@@ -35,7 +35,7 @@ func claim(owner *corev1.Pod, reservedFor types.UID) *resourcev1.ResourceClaim {
 	return c
 }
 
-// TestMake makes a pod's claim once, however often it looks.
+// TestMake: repeated syncs create a pod's claim only once.
 func TestMake(t *testing.T) {
 	ctx := context.Background()
 	f := controltest.New(t, pod(corev1.PodPending), &resourcev1.ResourceClaimTemplate{
@@ -69,7 +69,7 @@ func TestMake(t *testing.T) {
 	}
 }
 
-// TestFree takes claims back from pods that are done.
+// TestFree: reservations of finished pods are removed.
 func TestFree(t *testing.T) {
 	ctx := context.Background()
 	for _, tc := range []struct {
@@ -77,13 +77,13 @@ func TestFree(t *testing.T) {
 		pod      *corev1.Pod
 		owned    bool
 		reserved types.UID
-		// wanted
+		// expected results
 		allocated, gone bool
 	}{
 		{"in use", pod(corev1.PodRunning), true, "pod-uid", true, false},
-		{"used by a pod of that name that is gone", pod(corev1.PodRunning), false, "other", false, false},
-		{"done", pod(corev1.PodSucceeded), false, "pod-uid", false, false},
-		{"done, and its owner", pod(corev1.PodFailed), true, "pod-uid", false, true},
+		{"reserved for a deleted pod of the same name", pod(corev1.PodRunning), false, "other", false, false},
+		{"pod finished", pod(corev1.PodSucceeded), false, "pod-uid", false, false},
+		{"pod finished, owner of the claim", pod(corev1.PodFailed), true, "pod-uid", false, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var owner *corev1.Pod
@@ -117,11 +117,11 @@ func TestFree(t *testing.T) {
 	}
 }
 
-// TestMakeAgain: a pod whose claim was lost, or is another's by now, gets a new one.
+// TestMakeAgain: a pod gets a new claim if its claim was lost or belongs to another owner.
 func TestMakeAgain(t *testing.T) {
 	other := pod("")
 	other.UID = "other"
-	for name, there := range map[string]*resourcev1.ResourceClaim{"lost": nil, "another's": claim(other, "other"), "nobody's": claim(nil, "other")} {
+	for name, there := range map[string]*resourcev1.ResourceClaim{"lost": nil, "other owner": claim(other, "other"), "no owner": claim(nil, "other")} {
 		t.Run(name, func(t *testing.T) {
 			p := pod(corev1.PodPending)
 			p.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "g", ResourceClaimName: new(string)}}

@@ -16,8 +16,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// syncPod makes the claims of a pod and, if the pod came to its node past the
-// scheduler, reserves them for it.
+// syncPod creates the claims of a pod. If the pod was bound to its node without the scheduler, it
+// also reserves the claims for the pod.
 func (c *Controller) syncPod(ctx context.Context, namespace, name string) error {
 	p, err := c.pods.Pods(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
@@ -31,14 +31,14 @@ func (c *Controller) syncPod(ctx context.Context, namespace, name string) error 
 	}
 	made := map[string]string{}
 	for i := range p.Spec.ResourceClaims {
-		if err := c.ensure(ctx, p, &p.Spec.ResourceClaims[i], made); err != nil {
+		if err := c.ensureClaim(ctx, p, &p.Spec.ResourceClaims[i], made); err != nil {
 			c.env.Events.Event(p, corev1.EventTypeWarning, "FailedResourceClaimCreation", fmt.Sprintf("PodResourceClaim %s: %v", p.Spec.ResourceClaims[i].Name, err))
 			return fmt.Errorf("pod %s/%s, claim %s: %w", namespace, name, p.Spec.ResourceClaims[i].Name, err)
 		}
 	}
 	if len(made) > 0 {
-		// The change of the status brings the pod back here.
-		return c.tell(ctx, p, made)
+		// The status update triggers another sync of the pod.
+		return c.updateClaimStatuses(ctx, p, made)
 	}
 	if p.Spec.NodeName == "" {
 		return nil
@@ -51,12 +51,12 @@ func (c *Controller) syncPod(ctx context.Context, namespace, name string) error 
 	return nil
 }
 
-// ensure makes the claim of an entry, unless it is there, and notes its name in
-// made if the pod's status does not tell it yet.
-func (c *Controller) ensure(ctx context.Context, p *corev1.Pod, entry *corev1.PodResourceClaim, made map[string]string) error {
+// ensureClaim creates the claim of an entry if it does not exist. If the pod's status does not contain
+// the claim's name, ensure adds the name to made.
+func (c *Controller) ensureClaim(ctx context.Context, p *corev1.Pod, entry *corev1.PodResourceClaim, made map[string]string) error {
 	name, owned, err := resourceclaim.Name(p, entry)
 	if err == nil && name == nil {
-		return nil // none is needed
+		return nil // no claim is needed
 	}
 	if err == nil {
 		claim, err := c.claims.ResourceClaims(p.Namespace).Get(*name)
@@ -66,17 +66,17 @@ func (c *Controller) ensure(ctx context.Context, p *corev1.Pod, entry *corev1.Po
 		case err == nil && resourceclaim.IsForPod(p, claim, false) == nil:
 			return nil
 		case err == nil:
-			// Another's by now: the pod gets a claim of its own.
+			// The claim belongs to another owner: create a new one.
 		case !apierrors.IsNotFound(err):
 			return err
 		case !owned:
-			return nil // somebody else makes it
+			return nil // a user creates the claim
 		}
 	}
 	if entry.ResourceClaimTemplateName == nil {
 		return nil
 	}
-	there, err := c.made(p, entry.Name)
+	there, err := c.findOwned(p, entry.Name)
 	if err != nil {
 		return err
 	}
@@ -96,8 +96,8 @@ func (c *Controller) create(ctx context.Context, p *corev1.Pod, entry *corev1.Po
 	if err != nil {
 		return nil, fmt.Errorf("resource claim template %q: %w", *entry.ResourceClaimTemplateName, err)
 	}
-	// A claim that was made a moment ago may not be in the cache yet: two
-	// claims for one entry would be one too many.
+	// Check with the API server, because a claim that was just created may be missing in the cache,
+	// and an entry must not get two claims.
 	all, err := c.env.Kube.ResourceV1().ResourceClaims(p.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
@@ -124,15 +124,15 @@ func (c *Controller) create(ctx context.Context, p *corev1.Pod, entry *corev1.Po
 		Spec: template.Spec.Spec,
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("creating the claim: %w", err)
+		return nil, fmt.Errorf("creating claim: %w", err)
 	}
 	return claim, nil
 }
 
-// claimPrefix is what the name of the claim for an entry of a pod begins with.
-// Long names are both shortened, so that something is left of each.
+// claimPrefix returns the prefix of the generated name of a claim. If the name is too long, both
+// the pod's and the entry's name are truncated proportionally.
 func claimPrefix(pod, entry string) string {
-	const most = 57 // with five random letters, and a hyphen, it is a label
+	const most = 57 // 63 characters of a label, minus five random characters and a hyphen
 	prefix := pod + "-" + entry + "-"
 	if n := len(prefix); n > most {
 		return pod[:len(pod)*most/n] + "-" + entry[:len(entry)*most/n] + "-"
@@ -140,8 +140,8 @@ func claimPrefix(pod, entry string) string {
 	return prefix
 }
 
-// tell writes the names of claims into the pod's status.
-func (c *Controller) tell(ctx context.Context, p *corev1.Pod, made map[string]string) error {
+// updateClaimStatuses adds the names of claims to the pod's status.
+func (c *Controller) updateClaimStatuses(ctx context.Context, p *corev1.Pod, made map[string]string) error {
 	names := map[string]*string{}
 	for _, s := range p.Status.ResourceClaimStatuses {
 		names[s.Name] = s.ResourceClaimName
@@ -160,12 +160,12 @@ func (c *Controller) tell(ctx context.Context, p *corev1.Pod, made map[string]st
 	apply := applycorev1.Pod(p.Name, p.Namespace).WithUID(p.UID).WithStatus(status)
 	_, err := c.env.Kube.CoreV1().Pods(p.Namespace).ApplyStatus(ctx, apply, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 	if err != nil {
-		return ignoreGone(fmt.Errorf("update pod %s/%s ResourceClaimStatuses: %w", p.Namespace, p.Name, err))
+		return ignoreGone(fmt.Errorf("updating ResourceClaimStatuses of pod %s/%s: %w", p.Namespace, p.Name, err))
 	}
 	return nil
 }
 
-// reserve enters a pod that has a node among those that use a claim.
+// reserve adds a bound pod to the consumers of a claim.
 func (c *Controller) reserve(ctx context.Context, p *corev1.Pod, entry *corev1.PodResourceClaim) error {
 	name, owned, err := resourceclaim.Name(p, entry)
 	if err != nil || name == nil {

@@ -1,7 +1,6 @@
-// Package resourcequota counts what the objects of each namespace use of its
-// ResourceQuotas. Admission reserves usage before an object is stored; this
-// package gives it back when objects go, end or shrink, and puts right what was
-// reserved for objects that were never stored.
+// Package resourcequota computes the usage in the status of ResourceQuotas. Admission increases the
+// usage before an object is stored. This controller decreases it when objects are deleted,
+// terminate or shrink, and corrects it if an admitted object was not stored.
 //
 // https://kubernetes.io/docs/concepts/policy/resource-quotas/
 package resourcequota
@@ -26,63 +25,61 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/quota"
+	"hyperkube/internal/api/quota"
 )
 
-// settle is how long after usage was reserved it is counted: what it was
-// reserved for is stored by then, or never will be.
-const settle = 10 * time.Second
+// recountDelay is the delay between an admission's usage update and the next recount. By then the
+// admitted object is stored, or will never be.
+const recountDelay = 10 * time.Second
 
-// Informer gives an informer of a resource whose objects have at least their
-// metadata, with an index by namespace. It runs already, or is started to run
-// until ctx ends.
+// Informer returns an informer of a resource whose objects contain at least their metadata, with an
+// index by namespace. The informer already runs, or is started and runs until ctx is canceled.
 type Informer func(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) (cache.SharedIndexInformer, error)
 
-// Config says how to find and count resources that have no name of their own in
-// quotas, but only count/.
+// Config configures how to find resources that quotas can limit only with count/.
 type Config struct {
-	// Discovery tells what there is. Nil: nothing else is counted.
+	// Discovery finds the resources. If nil, only built-in resources are counted.
 	Discovery discovery.DiscoveryInterface
 	// Metadata is watched if Informer is nil.
 	Metadata metadata.Interface
 	Informer Informer
 }
 
-// Controller counts. Make it with New.
+// Controller computes the usage of quotas. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env        control.Env
 	cfg        Config
 	lister     corelisters.ResourceQuotaLister
 	evaluators quotav1.Registry
-	// informers that this controller started itself.
+	// informers counts the running informers that this controller started.
 	informers sync.WaitGroup
 
 	mu sync.Mutex
-	// followed are the resources that are counted besides those of
-	// quota.Counted. Guarded by mu.
-	followed map[schema.GroupResource]followed
-	// defined: definitions of custom resources are followed. Guarded by mu.
-	defined bool
+	// dynamic are the additionally counted resources, besides those of quota.Counted. Guarded by
+	// mu.
+	dynamic map[schema.GroupResource]dynamicResource
+	// watchesDefinitions is true if CustomResourceDefinitions are watched. Guarded by mu.
+	watchesDefinitions bool
 }
 
-// followed is a resource that is counted since a quota named it.
-type followed struct {
+// dynamicResource is a resource that is counted because a quota limits it.
+type dynamicResource struct {
 	informer  cache.SharedIndexInformer
 	evaluator quotav1.Evaluator
-	// stop ends the informer, unless others use it.
+	// stop stops the informer, unless it is shared.
 	stop context.CancelFunc
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	quotas := env.Informers.Core().V1().ResourceQuotas()
 	c := &Controller{
-		env:      env,
-		cfg:      cfg,
-		lister:   quotas.Lister(),
-		followed: map[schema.GroupResource]followed{},
+		env:     env,
+		cfg:     cfg,
+		lister:  quotas.Lister(),
+		dynamic: map[schema.GroupResource]dynamicResource{},
 	}
 	if c.cfg.Informer == nil {
 		c.cfg.Informer = c.watchMetadata
@@ -99,9 +96,9 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 		"resourcequotas":         quotas.Informer(),
 	}
 	c.evaluators = quota.New(func(gvr schema.GroupVersionResource, namespace string) ([]runtime.Object, error) {
-		return in(counted[gvr.Resource], namespace)
+		return inNamespace(counted[gvr.Resource], namespace)
 	}, env.Clock.Now)
-	for _, gvr := range quota.Counted() {
+	for _, gvr := range quota.CoreResources() {
 		i := counted[gvr.Resource]
 		if i == nil {
 			return nil, fmt.Errorf("resourcequota: no informer of %s", gvr.Resource)
@@ -117,13 +114,13 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 			case !quotav1.Equals(old.Spec.Hard, q.Spec.Hard) || !equality.Semantic.DeepEqual(q.Spec.Hard, q.Status.Hard):
 				c.AddObject(q)
 			case !quotav1.Equals(old.Status.Used, q.Status.Used):
-				c.AddAfter(q.Namespace+"/"+q.Name, settle)
+				c.AddAfter(q.Namespace+"/"+q.Name, recountDelay)
 			}
 		}, nil))
 }
 
-// in lists an informer's objects in a namespace.
-func in(informer cache.SharedIndexInformer, namespace string) ([]runtime.Object, error) {
+// inNamespace returns an informer's objects in a namespace.
+func inNamespace(informer cache.SharedIndexInformer, namespace string) ([]runtime.Object, error) {
 	found, err := informer.GetIndexer().ByIndex(cache.NamespaceIndex, namespace)
 	if err != nil {
 		return nil, err
@@ -137,14 +134,15 @@ func in(informer cache.SharedIndexInformer, namespace string) ([]runtime.Object,
 	return out, nil
 }
 
-// Run works until ctx ends and all informers that were started have, too.
+// Run runs the controller until ctx is canceled. It then waits for the informers that the
+// controller started.
 func (c *Controller) Run(ctx context.Context) error {
 	defer c.informers.Wait()
 	return c.Loop.Run(ctx)
 }
 
-// replenish makes the handler of a resource's events. New objects have been
-// reserved for.
+// replenish returns an event handler of a resource that enqueues quotas whose usage may decrease.
+// It ignores additions, because admission already counted them.
 func (c *Controller) replenish(e quotav1.Evaluator) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(a, b any) {
@@ -162,12 +160,13 @@ func (c *Controller) replenish(e quotav1.Evaluator) cache.ResourceEventHandler {
 			after, err2 := e.Usage(cur)
 			changed := err1 != nil || err2 != nil || !quotav1.Equals(before, after)
 			for _, q := range quotas {
-				if changed || moved(e, q, old, cur) {
+				if changed || scopeChanged(e, q, old, cur) {
 					c.AddObject(q)
 				}
 			}
 			if p, ok := b.(*corev1.Pod); ok && p.DeletionTimestamp != nil && p.DeletionGracePeriodSeconds != nil {
-				// A pod that is late to go counts no more.
+				// A pod does not count any more after its deletion grace period, even if it still
+				// exists.
 				late := p.DeletionTimestamp.Add(time.Duration(*p.DeletionGracePeriodSeconds)*time.Second + time.Second)
 				for _, q := range quotas {
 					c.AddAfter(q.Namespace+"/"+q.Name, late.Sub(c.env.Clock.Now()))
@@ -184,15 +183,15 @@ func (c *Controller) replenish(e quotav1.Evaluator) cache.ResourceEventHandler {
 	}
 }
 
-// moved tells whether an object has come into the scopes of a quota or left them,
-// as a pod does that gets a deadline.
-func moved(e quotav1.Evaluator, q *corev1.ResourceQuota, old, cur runtime.Object) bool {
+// scopeChanged reports whether an update changes if an object is in a quota's scopes, for example because
+// a pod gets a deadline.
+func scopeChanged(e quotav1.Evaluator, q *corev1.ResourceQuota, old, cur runtime.Object) bool {
 	was, err1 := e.Matches(q, old)
 	is, err2 := e.Matches(q, cur)
 	return err1 != nil || err2 != nil || was != is
 }
 
-// limits are the quotas of a namespace that limit what e measures.
+// limits returns the quotas of a namespace that limit resources measured by e.
 func (c *Controller) limits(namespace string, e quotav1.Evaluator) []*corev1.ResourceQuota {
 	all, err := c.lister.ResourceQuotas(namespace).List(labels.Everything())
 	if err != nil {
@@ -216,10 +215,10 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	if err := c.follow(ctx, q); err != nil {
+	if err := c.startCounting(ctx, q); err != nil {
 		return err
 	}
-	// What could be counted is written although something could not.
+	// The status is updated with all successful counts, even if some failed.
 	counted, countErr := quotav1.CalculateUsage(namespace, q.Spec.Scopes, q.Spec.Hard, c.evaluators, q.Spec.ScopeSelector)
 	used := corev1.ResourceList{}
 	for name := range q.Spec.Hard {

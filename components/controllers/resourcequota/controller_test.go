@@ -16,10 +16,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/controltest"
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// list makes a list of "name=quantity" words.
+// list parses space-separated "name=quantity" pairs.
 func list(t *testing.T, words string) corev1.ResourceList {
 	t.Helper()
 	out := corev1.ResourceList{}
@@ -64,11 +64,11 @@ func TestCount(t *testing.T) {
 	}{
 		{"new", quotaOf(t, "pods=5 requests.cpu=4 count/pods=9 configmaps=3 secrets=1 services=1 services.nodeports=1 persistentvolumeclaims=2 requests.storage=1Gi resourcequotas=1", ""),
 			"pods=2 requests.cpu=500m count/pods=3 configmaps=1 secrets=1 services=1 services.nodeports=0 persistentvolumeclaims=0 requests.storage=0 resourcequotas=1", true},
-		{"right already", quotaOf(t, "pods=5", "pods=2"), "pods=2", false},
-		{"over", quotaOf(t, "pods=1", "pods=7"), "pods=2", true},
-		{"in a scope", quotaOf(t, "pods=5", "", corev1.ResourceQuotaScopeBestEffort), "pods=1", true},
-		{"of nobody", quotaOf(t, "count/unknown.example.com=1 pods=1", ""), "pods=2", true},
-		{"another kind", quotaOf(t, "count/things.example.com=5", ""), "count/things.example.com=2", true},
+		{"usage already correct", quotaOf(t, "pods=5", "pods=2"), "pods=2", false},
+		{"usage above the limit", quotaOf(t, "pods=1", "pods=7"), "pods=2", true},
+		{"with a scope", quotaOf(t, "pods=5", "", corev1.ResourceQuotaScopeBestEffort), "pods=1", true},
+		{"unknown resource", quotaOf(t, "count/unknown.example.com=1 pods=1", ""), "pods=2", true},
+		{"another resource", quotaOf(t, "count/things.example.com=5", ""), "count/things.example.com=2", true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := controltest.New(t, tc.quota,
@@ -122,7 +122,7 @@ func things(t *testing.T, names ...string) *metadatafake.FakeMetadataClient {
 	return metadatafake.NewSimpleMetadataClient(s, objs...)
 }
 
-// TestReplenish tells which events are a reason to count.
+// TestReplenish: which events trigger a recount.
 func TestReplenish(t *testing.T) {
 	p := controltest.Pod("ns", "a", nil, corev1.PodRunning)
 	ended, labelled, limited := p.DeepCopy(), p.DeepCopy(), p.DeepCopy()
@@ -133,16 +133,16 @@ func TestReplenish(t *testing.T) {
 	elsewhere.Namespace = "other"
 	for _, tc := range []struct {
 		name, hard string
-		old, cur   *corev1.Pod // without cur, old was deleted
+		old, cur   *corev1.Pod // if cur is nil, old was deleted
 		want       int
 		scopes     []corev1.ResourceQuotaScope
 	}{
 		{"in another scope", "pods=1", p, limited, 1, []corev1.ResourceQuotaScope{corev1.ResourceQuotaScopeNotTerminating}},
-		{"with a deadline, whatever the scope", "pods=1", p, limited, 0, nil},
+		{"gets a deadline, any scope", "pods=1", p, limited, 0, nil},
 		{"deleted", "pods=1", p, nil, 1, nil},
-		{"deleted elsewhere", "pods=1", elsewhere, nil, 0, nil},
+		{"deleted in another namespace", "pods=1", elsewhere, nil, 0, nil},
 		{"deleted, but not limited", "secrets=1", p, nil, 0, nil},
-		{"ended", "pods=1", p, ended, 1, nil},
+		{"terminated", "pods=1", p, ended, 1, nil},
 		{"labelled", "pods=1", p, labelled, 0, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -158,14 +158,14 @@ func TestReplenish(t *testing.T) {
 				h.OnUpdate(tc.old, tc.cur)
 			}
 			if got := c.Len(); got != tc.want {
-				t.Errorf("%d quotas wait, want %d", got, tc.want)
+				t.Errorf("%d quotas enqueued, want %d", got, tc.want)
 			}
 		})
 	}
 }
 
-// TestUndefined: a custom resource is not asked for any more when its definition goes,
-// and counted again as soon as it is back.
+// TestUndefined: a custom resource is no longer watched after its definition is deleted, and is
+// counted again as soon as it is recreated.
 func TestUndefined(t *testing.T) {
 	gr := schema.GroupResource{Group: "example.com", Resource: "things"}
 	f := controltest.New(t, quotaOf(t, "count/things.example.com=9", ""))
@@ -192,12 +192,12 @@ func TestUndefined(t *testing.T) {
 	informer := func() cache.SharedIndexInformer {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		return c.followed[gr].informer
+		return c.dynamic[gr].informer
 	}
 	count()
 	first := informer()
 	if first == nil || c.evaluators.Get(gr) == nil {
-		t.Fatal("it is not counted")
+		t.Fatal("resource is not counted")
 	}
 	if err := metadata.Tracker().Delete(where, "", gr.String()); err != nil {
 		t.Fatal(err)
@@ -210,6 +210,6 @@ func TestUndefined(t *testing.T) {
 	}
 	count()
 	if again := informer(); again == nil || again == first || c.evaluators.Get(gr) == nil {
-		t.Error("it is not counted again")
+		t.Error("recreated resource is not counted")
 	}
 }

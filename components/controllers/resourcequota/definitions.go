@@ -13,62 +13,62 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// definitions are what makes and takes back custom resources. Their names are those
-// of the resources.
+// definitions is the group version of CustomResourceDefinitions. Their names are those of the
+// resources they define.
 var definitions = schema.GroupVersion{Group: "apiextensions.k8s.io", Version: "v1"}
 
-// followDefinitions begins to follow them, once: a custom resource is no longer asked
-// for when its definition is gone, and counted as soon as it is there again. mu is
-// held.
+// followDefinitions starts to watch CustomResourceDefinitions, once. A custom resource is no longer
+// watched after its definition is deleted, and is counted as soon as it is recreated. The caller
+// holds mu.
 func (c *Controller) followDefinitions(ctx context.Context) error {
-	if c.defined {
+	if c.watchesDefinitions {
 		return nil
 	}
 	i, err := c.cfg.Informer(ctx, definitions.WithResource("customresourcedefinitions"), definitions.WithKind("CustomResourceDefinition"))
 	if err == nil {
 		_, err = i.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc:    c.define,
-			UpdateFunc: func(_, obj any) { c.define(obj) },
-			DeleteFunc: c.undefine,
+			AddFunc:    c.definitionChanged,
+			UpdateFunc: func(_, obj any) { c.definitionChanged(obj) },
+			DeleteFunc: c.definitionDeleted,
 		})
 	}
 	if err != nil {
-		return fmt.Errorf("following definitions of custom resources: %w", err)
+		return fmt.Errorf("watching custom resource definitions: %w", err)
 	}
-	c.defined = true
+	c.watchesDefinitions = true
 	return nil
 }
 
-// define has quotas looked at that limit a resource which is not counted yet.
-func (c *Controller) define(obj any) {
+// definitionChanged enqueues the quotas that limit a resource that is not counted yet.
+func (c *Controller) definitionChanged(obj any) {
 	gr, ok := defines(obj)
 	if !ok {
 		return
 	}
 	c.mu.Lock()
-	_, known := c.followed[gr]
+	_, known := c.dynamic[gr]
 	c.mu.Unlock()
 	if !known {
-		c.addLimiting(gr)
+		c.enqueueLimiting(gr)
 	}
 }
 
-// undefine ends the counting of a resource.
-func (c *Controller) undefine(obj any) {
+// definitionDeleted stops counting a resource.
+func (c *Controller) definitionDeleted(obj any) {
 	gr, ok := defines(obj)
 	if !ok {
 		return
 	}
 	c.mu.Lock()
-	f, known := c.followed[gr]
-	delete(c.followed, gr)
+	f, known := c.dynamic[gr]
+	delete(c.dynamic, gr)
 	c.mu.Unlock()
 	if !known {
 		return
 	}
 	c.evaluators.Remove(f.evaluator)
 	f.stop()
-	c.addLimiting(gr)
+	c.enqueueLimiting(gr)
 }
 
 func defines(obj any) (gr schema.GroupResource, ok bool) {
@@ -79,9 +79,8 @@ func defines(obj any) (gr schema.GroupResource, ok bool) {
 	return schema.ParseGroupResource(m.GetName()), true
 }
 
-// addLimiting has all quotas looked at that limit how many objects of a resource
-// there are.
-func (c *Controller) addLimiting(gr schema.GroupResource) {
+// enqueueLimiting enqueues all quotas that limit the number of objects of a resource.
+func (c *Controller) enqueueLimiting(gr schema.GroupResource) {
 	all, err := c.lister.List(labels.Everything())
 	if err != nil {
 		return

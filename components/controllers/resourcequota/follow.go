@@ -18,27 +18,25 @@ import (
 	"k8s.io/client-go/metadata/metadatainformer"
 	"k8s.io/client-go/tools/cache"
 
-	"hyperkube/internal/quota"
+	"hyperkube/internal/api/quota"
 )
 
 const (
 	countPrefix = "count/"
-	// rediscover is how long after a resource was not found it is looked for
-	// again.
+	// rediscover is the delay before discovery is repeated for a resource that was not found.
 	rediscover = time.Minute
-	// patience is how long a quota waits for the first list of a resource before
-	// others have their turn.
-	patience = 5 * time.Second
+	// listTimeout is how long the sync of a quota waits for the initial list of a resource.
+	listTimeout = 5 * time.Second
 )
 
-// follow begins to count the resources of q that only count/ names, and waits
-// until they are known.
-func (c *Controller) follow(ctx context.Context, q *corev1.ResourceQuota) error {
+// startCounting starts to count the resources that q limits with count/, and waits until their informers
+// are synced.
+func (c *Controller) startCounting(ctx context.Context, q *corev1.ResourceQuota) error {
 	if c.cfg.Discovery == nil {
 		return nil
 	}
 	for name := range q.Spec.Hard {
-		gr, ok := measured(name)
+		gr, ok := countedResource(name)
 		if !ok {
 			continue
 		}
@@ -53,16 +51,16 @@ func (c *Controller) follow(ctx context.Context, q *corev1.ResourceQuota) error 
 		case <-i.HasSyncedChecker().Done():
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(patience):
+		case <-time.After(listTimeout):
 			return fmt.Errorf("counting %s: not listed yet", gr)
 		}
 	}
-	return c.lookAgain(q)
+	return c.requeueMissing(q)
 }
 
-// measured returns the resource whose objects a name is about, of those that are
-// not counted all along.
-func measured(name corev1.ResourceName) (gr schema.GroupResource, ok bool) {
+// countedResource returns the resource that a quota limits under this name, if it is not one of the
+// resources that are always counted.
+func countedResource(name corev1.ResourceName) (gr schema.GroupResource, ok bool) {
 	if quota.MayCountDevices(name) {
 		return quota.DeviceClaims, true
 	}
@@ -74,10 +72,10 @@ func measured(name corev1.ResourceName) (gr schema.GroupResource, ok bool) {
 	return gr, !quota.Ignored(gr)
 }
 
-// lookAgain asks for q to be looked at later if it limits what is not there.
-func (c *Controller) lookAgain(q *corev1.ResourceQuota) error {
+// requeueMissing schedules another sync of q if it limits a resource that is not served.
+func (c *Controller) requeueMissing(q *corev1.ResourceQuota) error {
 	for name := range q.Spec.Hard {
-		if gr, ok := measured(name); ok && c.evaluators.Get(gr) == nil {
+		if gr, ok := countedResource(name); ok && c.evaluators.Get(gr) == nil {
 			c.AddAfter(q.Namespace+"/"+q.Name, rediscover)
 			return nil
 		}
@@ -85,12 +83,11 @@ func (c *Controller) lookAgain(q *corev1.ResourceQuota) error {
 	return nil
 }
 
-// informer returns the informer by which gr is counted; nil if it has been
-// counted all along, or is not there.
+// informer returns the informer of gr. It returns nil if gr is always counted, or is not served.
 func (c *Controller) informer(ctx context.Context, gr schema.GroupResource) (cache.SharedIndexInformer, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if f, ok := c.followed[gr]; ok {
+	if f, ok := c.dynamic[gr]; ok {
 		return f.informer, nil
 	}
 	if c.evaluators.Get(gr) != nil {
@@ -107,10 +104,10 @@ func (c *Controller) informer(ctx context.Context, gr schema.GroupResource) (cac
 	}
 	ctx, stop := context.WithCancel(ctx)
 	var i cache.SharedIndexInformer
-	list := func(namespace string) ([]runtime.Object, error) { return in(i, namespace) }
+	list := func(namespace string) ([]runtime.Object, error) { return inNamespace(i, namespace) }
 	e := quota.Count(gr, list)
 	if gr == quota.DeviceClaims && gvr.Version == "v1" {
-		// What they ask for is measured, not only how many there are.
+		// Claims are measured by the devices they request, not only counted.
 		i = c.env.Informers.Resource().V1().ResourceClaims().Informer()
 		e = quota.Claims(list, c.devices(i))
 		c.env.Informers.Start(ctx.Done())
@@ -123,14 +120,14 @@ func (c *Controller) informer(ctx context.Context, gr schema.GroupResource) (cac
 		return nil, err
 	}
 	c.evaluators.Add(e)
-	c.followed[gr] = followed{i, e, stop}
+	c.dynamic[gr] = dynamicResource{i, e, stop}
 	return i, nil
 }
 
-// devices is what claims are measured by.
+// devices returns the lookup functions for measuring claims.
 func (c *Controller) devices(claims cache.SharedIndexInformer) quota.Devices {
 	classes := c.env.Informers.Resource().V1().DeviceClasses()
-	classes.Informer() // so that it is started
+	classes.Informer() // request the informer, so that it is started
 	pods := c.env.Informers.Core().V1().Pods().Lister()
 	return quota.Devices{
 		Classes: func() ([]*resourcev1.DeviceClass, error) { return classes.Lister().List(labels.Everything()) },
@@ -142,7 +139,7 @@ func (c *Controller) devices(claims cache.SharedIndexInformer) quota.Devices {
 			return p, err
 		},
 		Claims: func(namespace string) ([]*resourcev1.ResourceClaim, error) {
-			found, err := in(claims, namespace)
+			found, err := inNamespace(claims, namespace)
 			var out []*resourcev1.ResourceClaim
 			for _, o := range found {
 				if claim, ok := o.(*resourcev1.ResourceClaim); ok {
@@ -155,8 +152,8 @@ func (c *Controller) devices(claims cache.SharedIndexInformer) quota.Devices {
 	}
 }
 
-// discover finds where gr is, in the version that its group prefers if it is in
-// that.
+// discover returns the version and kind of gr. It uses the group's preferred version if that
+// version serves gr.
 func (c *Controller) discover(gr schema.GroupResource) (gvr schema.GroupVersionResource, kind schema.GroupVersionKind, ok bool, err error) {
 	groups, lists, err := c.cfg.Discovery.ServerGroupsAndResources()
 	if err != nil && len(lists) == 0 {
@@ -191,7 +188,7 @@ func countable(verbs metav1.Verbs) bool {
 	return true
 }
 
-// watchMetadata is the Informer of who has none.
+// watchMetadata is the Informer that is used if none is configured.
 func (c *Controller) watchMetadata(ctx context.Context, gvr schema.GroupVersionResource, _ schema.GroupVersionKind) (cache.SharedIndexInformer, error) {
 	i := metadatainformer.NewFilteredMetadataInformer(c.cfg.Metadata, gvr, metav1.NamespaceAll, 0,
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}, nil).Informer()

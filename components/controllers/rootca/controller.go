@@ -1,5 +1,5 @@
-// Package rootca publishes the cluster's CA certificates in every namespace, in
-// the ConfigMap that projected service account volumes take them from.
+// Package rootca publishes the cluster's CA certificates in each namespace, in the ConfigMap that
+// projected service account volumes contain.
 package rootca
 
 import (
@@ -17,7 +17,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// The ConfigMap and what it has.
+// The name and content of the ConfigMap.
 const (
 	name           = "kube-root-ca.crt"
 	dataKey        = "ca.crt"
@@ -26,7 +26,7 @@ const (
 		"No other usage is guaranteed across distributions of Kubernetes clusters."
 )
 
-// Controller keeps the ConfigMaps as they should be. Make it with New.
+// Controller maintains the ConfigMaps. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -37,7 +37,7 @@ type Controller struct {
 	took       *prometheus.HistogramVec
 }
 
-// New makes the controller. ca are the certificates in PEM.
+// New creates the controller. ca contains the CA certificates in PEM format.
 func New(env control.Env, ca []byte) (*Controller, error) {
 	env = env.Defaulted()
 	namespaces := env.Informers.Core().V1().Namespaces()
@@ -87,7 +87,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return err
 }
 
-// publish writes the ConfigMap of a namespace.
+// publish creates or updates the ConfigMap of a namespace.
 func (c *Controller) publish(ctx context.Context, key string) error {
 	ns, err := c.namespaces.Get(key)
 	if err != nil || ns.Status.Phase != corev1.NamespaceActive {

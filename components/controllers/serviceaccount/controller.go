@@ -1,4 +1,4 @@
-// Package serviceaccount gives every namespace the ServiceAccount "default".
+// Package serviceaccount creates the ServiceAccount "default" in each namespace.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#serviceaccount-controller
 package serviceaccount
@@ -14,10 +14,10 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// name of the account that pods get which ask for none.
+// name is the service account of pods that specify none.
 const name = "default"
 
-// Controller makes missing accounts. Make it with New.
+// Controller creates missing service accounts. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -25,7 +25,7 @@ type Controller struct {
 	accounts   corelisters.ServiceAccountLister
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	namespaces := env.Informers.Core().V1().Namespaces()

@@ -1,6 +1,5 @@
-// Package serviceaccounttoken fills Secrets of the type
-// kubernetes.io/service-account-token with a token of the service account that
-// they name, and deletes them when that account has gone.
+// Package serviceaccounttoken adds tokens to Secrets of type kubernetes.io/service-account-token,
+// and deletes them when their service account is deleted.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/service-accounts-admin/#token-controller
 package serviceaccounttoken
@@ -21,12 +20,12 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Signer makes tokens that do not expire; they are good while secret has them.
+// Signer creates tokens without expiration. A token is valid as long as secret contains it.
 type Signer interface {
 	Sign(sa *corev1.ServiceAccount, secret *corev1.Secret) (string, error)
 }
 
-// Controller keeps the Secrets. Make it with New.
+// Controller maintains the Secrets. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -36,15 +35,16 @@ type Controller struct {
 	secrets  corelisters.SecretLister
 }
 
-// Keys of the queue are those of Secrets, or of what has gone: of an account
-// behind goneAccount, of an account and the name of a Secret behind goneSecret.
+// A key of the queue is the key of a Secret, or has one of these prefixes: deletedAccountPrefix
+// before the key of a deleted account, deletedSecretPrefix before the key of an account and the
+// name of a deleted Secret.
 const (
-	goneAccount = "account:"
-	goneSecret  = "secret:"
+	deletedAccountPrefix = "account:"
+	deletedSecretPrefix  = "secret:"
 )
 
-// New makes the controller. ca are the certificates in PEM that pods verify the
-// API server by; without any, Secrets get none.
+// New creates the controller. ca contains the CA certificates of the API server in PEM format. If
+// it is empty, Secrets contain only tokens.
 func New(env control.Env, signer Signer, ca []byte) (*Controller, error) {
 	env = env.Defaulted()
 	accounts := env.Informers.Core().V1().ServiceAccounts()
@@ -56,16 +56,16 @@ func New(env control.Env, signer Signer, ca []byte) (*Controller, error) {
 			c.AddObject(s)
 		}
 	}
-	// A Secret that has gone leaves the list of its account.
+	// Remove a deleted Secret from the secrets list of its account.
 	left := func(s *corev1.Secret) {
 		if isToken(s) {
-			c.Add(goneSecret + s.Namespace + "/" + s.Annotations[corev1.ServiceAccountNameKey] + "/" + s.Name)
+			c.Add(deletedSecretPrefix + s.Namespace + "/" + s.Annotations[corev1.ServiceAccountNameKey] + "/" + s.Name)
 		}
 	}
 	if err := c.Watch(secrets.Informer(), control.Handlers(look, func(_, s *corev1.Secret) { look(s) }, left)); err != nil {
 		return nil, err
 	}
-	gone := func(sa *corev1.ServiceAccount) { c.Add(goneAccount + sa.Namespace + "/" + sa.Name) }
+	gone := func(sa *corev1.ServiceAccount) { c.Add(deletedAccountPrefix + sa.Namespace + "/" + sa.Name) }
 	return c, c.Watch(accounts.Informer(), control.Handlers(nil, func(old, cur *corev1.ServiceAccount) {
 		if old.UID != cur.UID {
 			gone(old)
@@ -73,23 +73,23 @@ func New(env control.Env, signer Signer, ca []byte) (*Controller, error) {
 	}, gone))
 }
 
-// isToken tells whether s is meant to have the token of an account.
+// isToken reports whether s is a token Secret of an account.
 func isToken(s *corev1.Secret) bool {
 	return s.Type == corev1.SecretTypeServiceAccountToken && s.Annotations[corev1.ServiceAccountNameKey] != ""
 }
 
-// isOf tells whether s is a token of sa and of no other of that name.
+// isOf reports whether s is a token Secret of sa, and not of a former account of the same name.
 func isOf(s *corev1.Secret, sa *corev1.ServiceAccount) bool {
 	uid := s.Annotations[corev1.ServiceAccountUIDKey]
 	return s.Annotations[corev1.ServiceAccountNameKey] == sa.Name && (uid == "" || uid == string(sa.UID))
 }
 
 func (c *Controller) sync(ctx context.Context, key string) error {
-	if account, ok := strings.CutPrefix(key, goneAccount); ok {
-		return c.accountGone(account)
+	if account, ok := strings.CutPrefix(key, deletedAccountPrefix); ok {
+		return c.enqueueTokens(account)
 	}
-	if secret, ok := strings.CutPrefix(key, goneSecret); ok {
-		return c.unlist(ctx, secret)
+	if secret, ok := strings.CutPrefix(key, deletedSecretPrefix); ok {
+		return c.removeReference(ctx, secret)
 	}
 	namespace, name := control.SplitKey(key)
 	s, err := c.secrets.Secrets(namespace).Get(name)
@@ -109,8 +109,8 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.fill(ctx, s, sa)
 }
 
-// account returns the account of s, nil if there is none. The cache may not
-// have heard of one yet, so the API is asked before a Secret goes.
+// account returns the account of s, or nil if it does not exist. If the cache does not contain it,
+// account checks with the API server, because the Secret would be deleted.
 func (c *Controller) account(ctx context.Context, s *corev1.Secret) (*corev1.ServiceAccount, error) {
 	name := s.Annotations[corev1.ServiceAccountNameKey]
 	if sa, err := c.accounts.ServiceAccounts(s.Namespace).Get(name); err == nil && isOf(s, sa) {
@@ -128,18 +128,18 @@ func (c *Controller) account(ctx context.Context, s *corev1.Secret) (*corev1.Ser
 	return sa, nil
 }
 
-// fill adds what s lacks.
+// fill adds missing data to s.
 func (c *Controller) fill(ctx context.Context, s *corev1.Secret, sa *corev1.ServiceAccount) error {
-	if !c.lacks(s, sa) {
+	if !c.isIncomplete(s, sa) {
 		return nil
 	}
-	// What the cache has may be older than what this controller wrote, and a
-	// second token would make the first one worthless.
+	// Get the Secret from the API server: the cached one may be older than this controller's last
+	// write, and a second token would invalidate the first.
 	live, err := c.env.Kube.CoreV1().Secrets(s.Namespace).Get(ctx, s.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	if err != nil || live.UID != s.UID || !isToken(live) || !c.lacks(live, sa) {
+	if err != nil || live.UID != s.UID || !isToken(live) || !c.isIncomplete(live, sa) {
 		return err
 	}
 	next := live.DeepCopy()
@@ -166,17 +166,17 @@ func (c *Controller) fill(ctx context.Context, s *corev1.Secret, sa *corev1.Serv
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	return err // after a conflict it is looked at again
+	return err // conflicts are retried
 }
 
-func (c *Controller) lacks(s *corev1.Secret, sa *corev1.ServiceAccount) bool {
+func (c *Controller) isIncomplete(s *corev1.Secret, sa *corev1.ServiceAccount) bool {
 	return len(s.Data[corev1.ServiceAccountTokenKey]) == 0 || len(s.Data[corev1.ServiceAccountNamespaceKey]) == 0 ||
 		len(c.ca) > 0 && !bytes.Equal(s.Data[corev1.ServiceAccountRootCAKey], c.ca) ||
 		s.Annotations[corev1.ServiceAccountUIDKey] != string(sa.UID)
 }
 
-// accountGone has the tokens of an account looked at.
-func (c *Controller) accountGone(key string) error {
+// enqueueTokens enqueues the token Secrets of a deleted account.
+func (c *Controller) enqueueTokens(key string) error {
 	namespace, name := control.SplitKey(key)
 	secrets, err := c.secrets.Secrets(namespace).List(labels.Everything())
 	if err != nil {
@@ -190,9 +190,9 @@ func (c *Controller) accountGone(key string) error {
 	return nil
 }
 
-// unlist takes a Secret that has gone off the list of its account. Other names
-// on it, of Secrets that are yet to come too, are their writer's affair.
-func (c *Controller) unlist(ctx context.Context, key string) error {
+// removeReference removes a deleted Secret from the secrets list of its account. Other names in the list,
+// which may belong to Secrets that do not exist yet, are not changed.
+func (c *Controller) removeReference(ctx context.Context, key string) error {
 	parts := strings.Split(key, "/")
 	if len(parts) != 3 {
 		return nil
@@ -221,7 +221,7 @@ func (c *Controller) unlist(ctx context.Context, key string) error {
 func (c *Controller) delete(ctx context.Context, s *corev1.Secret) error {
 	err := c.env.Kube.CoreV1().Secrets(s.Namespace).Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(s.UID))})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		return nil // it is gone, or another of that name
+		return nil // it is deleted, or replaced by another object of that name
 	}
 	return err
 }

@@ -24,7 +24,7 @@ func secret(name string, annotations map[string]string, data map[string][]byte) 
 	}
 }
 
-// TestSync fills Secrets of accounts that are there and deletes the others.
+// TestSync: Secrets of existing accounts get tokens, the others are deleted.
 func TestSync(t *testing.T) {
 	sa := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "u"}}
 	of := func(name, uid string) map[string]string {
@@ -37,14 +37,14 @@ func TestSync(t *testing.T) {
 	full := map[string][]byte{"token": []byte("kept"), "ca.crt": []byte("ca"), "namespace": []byte("ns")}
 	for name, c := range map[string]struct {
 		secret *corev1.Secret
-		token  string // of the Secret afterwards; empty: it is gone
+		token  string // of the Secret after the sync; empty: the Secret is deleted
 		writes int
 	}{
-		"empty":           {secret("s", of("a", ""), nil), "token of a in s", 1},
-		"full":            {secret("s", of("a", "u"), full), "kept", 0},
-		"another CA":      {secret("s", of("a", "u"), map[string][]byte{"token": []byte("kept"), "namespace": []byte("ns"), "ca.crt": []byte("old")}), "kept", 1},
-		"without account": {secret("s", of("b", ""), nil), "", 1},
-		"of a former one": {secret("s", of("a", "before"), full), "", 1},
+		"empty":                   {secret("s", of("a", ""), nil), "token of a in s", 1},
+		"complete":                {secret("s", of("a", "u"), full), "kept", 0},
+		"another CA":              {secret("s", of("a", "u"), map[string][]byte{"token": []byte("kept"), "namespace": []byte("ns"), "ca.crt": []byte("old")}), "kept", 1},
+		"without service account": {secret("s", of("b", ""), nil), "", 1},
+		"former service account":  {secret("s", of("a", "before"), full), "", 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := controltest.New(t, sa, c.secret)
@@ -61,7 +61,7 @@ func TestSync(t *testing.T) {
 			got, err := f.Kube.CoreV1().Secrets("ns").Get(context.Background(), "s", metav1.GetOptions{})
 			if c.token == "" {
 				if !apierrors.IsNotFound(err) {
-					t.Errorf("the Secret is there: %v %v", got, err)
+					t.Errorf("the Secret exists: %v %v", got, err)
 				}
 				return
 			}
@@ -73,7 +73,7 @@ func TestSync(t *testing.T) {
 	}
 }
 
-// TestUnlist takes a token that has gone off its account's list.
+// TestUnlist: a deleted token Secret is removed from its account's list.
 func TestUnlist(t *testing.T) {
 	sa := &corev1.ServiceAccount{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "a", UID: "u"},
@@ -84,7 +84,7 @@ func TestUnlist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := controltest.Sync(t, ctl.Loop, goneSecret+"ns/a/a-token-1"); err != nil {
+	if err := controltest.Sync(t, ctl.Loop, deletedSecretPrefix+"ns/a/a-token-1"); err != nil {
 		t.Fatal(err)
 	}
 	got, err := f.Kube.CoreV1().ServiceAccounts("ns").Get(context.Background(), "a", metav1.GetOptions{})

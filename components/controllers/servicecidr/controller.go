@@ -1,6 +1,6 @@
-// Package servicecidr guards ServiceCIDRs: each has a finalizer that is taken
-// off when no service's address depends on it alone, and a condition that says
-// whether addresses are allocated from it.
+// Package servicecidr protects ServiceCIDRs that are in use. Each has a finalizer, which is removed
+// when no IPAddress requires the range, and a Ready condition, which shows whether addresses are
+// allocated from it.
 //
 // https://kubernetes.io/docs/tasks/network/extend-service-ip-ranges/
 package servicecidr
@@ -26,21 +26,21 @@ import (
 )
 
 const (
-	// grace is how long after a deletion every API server has heard of it and
-	// allocates nothing more from the range.
+	// grace is the time after a deletion until all API servers have observed it and allocate no
+	// more addresses from the range.
 	grace = 10 * time.Second
 
-	// manager is who has set what is set here, in the objects' managed fields.
-	manager = "service-cidr-controller"
+	// fieldManager is the field manager of this controller's writes.
+	fieldManager = "service-cidr-controller"
 
-	// protection is the finalizer.
-	protection = "networking.k8s.io/service-cidr-finalizer"
+	// finalizer is the finalizer.
+	finalizer = "networking.k8s.io/service-cidr-finalizer"
 
 	readyMessage       = "Kubernetes Service CIDR is ready"
 	terminatingMessage = "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR"
 )
 
-// Controller guards. Make it with New.
+// Controller maintains the finalizers and conditions of ServiceCIDRs. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -48,26 +48,26 @@ type Controller struct {
 	addresses networkinglisters.IPAddressLister
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	cidrs, addresses := env.Informers.Networking().V1().ServiceCIDRs(), env.Informers.Networking().V1().IPAddresses()
 	c := &Controller{env: env, cidrs: cidrs.Lister(), addresses: addresses.Lister()}
 	c.Loop = control.NewLoop(env, "service-cidrs", c.sync)
-	all := func(*networkingv1.ServiceCIDR) { c.wake(nil) }
+	all := func(*networkingv1.ServiceCIDR) { c.enqueueDeleting(nil) }
 	if err := c.Watch(cidrs.Informer(), control.Handlers(
-		// One that is there or gone may decide about those in deletion, too.
-		func(s *networkingv1.ServiceCIDR) { c.Add(s.Name); c.wake(nil) },
-		func(_, s *networkingv1.ServiceCIDR) { c.Add(s.Name); c.wake(nil) },
+		// A created or deleted ServiceCIDR affects which of those being deleted are needed.
+		func(s *networkingv1.ServiceCIDR) { c.Add(s.Name); c.enqueueDeleting(nil) },
+		func(_, s *networkingv1.ServiceCIDR) { c.Add(s.Name); c.enqueueDeleting(nil) },
 		all)); err != nil {
 		return nil, err
 	}
-	return c, c.Watch(addresses.Informer(), control.Handlers(nil, nil, func(a *networkingv1.IPAddress) { c.wake(a) }))
+	return c, c.Watch(addresses.Informer(), control.Handlers(nil, nil, func(a *networkingv1.IPAddress) { c.enqueueDeleting(a) }))
 }
 
-// wake asks for those in deletion to be looked at; with an address, only those
-// that have it.
-func (c *Controller) wake(a *networkingv1.IPAddress) {
+// enqueueDeleting enqueues the ServiceCIDRs that are being deleted. If a is not nil, it enqueues only those
+// that contain a.
+func (c *Controller) enqueueDeleting(a *networkingv1.IPAddress) {
 	all, err := c.cidrs.List(labels.Everything())
 	if err != nil {
 		return
@@ -93,15 +93,15 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	has := slices.Contains(s.Finalizers, protection)
+	has := slices.Contains(s.Finalizers, finalizer)
 	if s.DeletionTimestamp == nil {
 		if !has {
-			if err := c.finalizers(ctx, s, append(slices.Clone(s.Finalizers), protection)); err != nil {
+			if err := c.finalizers(ctx, s, append(slices.Clone(s.Finalizers), finalizer)); err != nil {
 				return err
 			}
 		}
 		if meta.FindStatusCondition(s.Status.Conditions, networkingv1.ServiceCIDRConditionReady) != nil {
-			return nil // somebody has said whether it is ready
+			return nil // the condition is already set
 		}
 		return c.condition(ctx, name, metav1.Condition{Status: metav1.ConditionTrue, Message: readyMessage})
 	}
@@ -121,10 +121,10 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 		c.AddAfter(name, left)
 		return nil
 	}
-	return c.finalizers(ctx, s, slices.DeleteFunc(slices.Clone(s.Finalizers), func(f string) bool { return f == protection }))
+	return c.finalizers(ctx, s, slices.DeleteFunc(slices.Clone(s.Finalizers), func(f string) bool { return f == finalizer }))
 }
 
-// needed tells whether an address would be in no range without s.
+// needed reports whether some IPAddress is in s and in no other range.
 func (c *Controller) needed(s *networkingv1.ServiceCIDR) (bool, error) {
 	all, err := c.cidrs.List(labels.Everything())
 	if err != nil {
@@ -154,7 +154,7 @@ func contains(s *networkingv1.ServiceCIDR, addr netip.Addr) bool {
 	})
 }
 
-// finalizers sets s's finalizers, unless it was changed meanwhile.
+// finalizers sets the finalizers of s, unless s was changed concurrently.
 func (c *Controller) finalizers(ctx context.Context, s *networkingv1.ServiceCIDR, next []string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": s.UID, "resourceVersion": s.ResourceVersion, "finalizers": next,
@@ -169,8 +169,7 @@ func (c *Controller) finalizers(ctx context.Context, s *networkingv1.ServiceCIDR
 	return err
 }
 
-// condition sets the Ready condition of the ServiceCIDR of that name if it is
-// another.
+// condition sets the Ready condition of a ServiceCIDR if it differs.
 func (c *Controller) condition(ctx context.Context, name string, cond metav1.Condition) error {
 	cond.Type, cond.LastTransitionTime = networkingv1.ServiceCIDRConditionReady, metav1.NewTime(c.env.Clock.Now())
 	s, err := c.cidrs.Get(name)
@@ -183,7 +182,7 @@ func (c *Controller) condition(ctx context.Context, name string, cond metav1.Con
 	_, err = c.env.Kube.NetworkingV1().ServiceCIDRs().ApplyStatus(ctx, applynetworkingv1.ServiceCIDR(name).WithStatus(
 		applynetworkingv1.ServiceCIDRStatus().WithConditions(applymetav1.Condition().
 			WithType(cond.Type).WithStatus(cond.Status).WithReason(cond.Reason).WithMessage(cond.Message).WithLastTransitionTime(cond.LastTransitionTime)),
-	), metav1.ApplyOptions{FieldManager: manager, Force: true})
+	), metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}

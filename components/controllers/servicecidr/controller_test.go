@@ -17,10 +17,10 @@ func cidr(name, prefix string) *networkingv1.ServiceCIDR {
 	return &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{prefix}}}
 }
 
-// going is one that was deleted some time ago.
+// going returns s with a deletion timestamp in the past.
 func going(s *networkingv1.ServiceCIDR, since time.Duration) *networkingv1.ServiceCIDR {
 	s.DeletionTimestamp = &metav1.Time{Time: controltest.Now.Add(-since)}
-	s.Finalizers = []string{"other", protection}
+	s.Finalizers = []string{"other", finalizer}
 	return s
 }
 
@@ -41,8 +41,8 @@ func TestSync(t *testing.T) {
 		{"just deleted", going(cidr("a", "10.0.0.0/24"), time.Second), nil, true, "", ""},
 		{"deleted", going(cidr("a", "10.0.0.0/24"), time.Minute), []runtime.Object{address("10.0.1.1")}, false, "", ""},
 		{"in use", going(cidr("a", "10.0.0.0/24"), time.Minute), []runtime.Object{address("10.0.0.1")}, true, metav1.ConditionFalse, networkingv1.ServiceCIDRReasonTerminating},
-		{"in use, but in another", going(cidr("a", "10.0.0.0/24"), time.Minute), []runtime.Object{address("10.0.0.1"), cidr("b", "10.0.0.0/16")}, false, "", ""},
-		{"in use, the other goes too", going(cidr("a", "10.0.0.0/24"), time.Minute), []runtime.Object{address("10.0.0.1"), going(cidr("b", "10.0.0.0/16"), time.Second)}, true, metav1.ConditionFalse, networkingv1.ServiceCIDRReasonTerminating},
+		{"in use, also in another range", going(cidr("a", "10.0.0.0/24"), time.Minute), []runtime.Object{address("10.0.0.1"), cidr("b", "10.0.0.0/16")}, false, "", ""},
+		{"in use, other range being deleted", going(cidr("a", "10.0.0.0/24"), time.Minute), []runtime.Object{address("10.0.0.1"), going(cidr("b", "10.0.0.0/16"), time.Second)}, true, metav1.ConditionFalse, networkingv1.ServiceCIDRReasonTerminating},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			f := controltest.New(t, append(tc.others, tc.cidr)...)
@@ -57,7 +57,7 @@ func TestSync(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if guarded := slices.Contains(got.Finalizers, protection); guarded != tc.guarded {
+			if guarded := slices.Contains(got.Finalizers, finalizer); guarded != tc.guarded {
 				t.Errorf("finalizers %v", got.Finalizers)
 			}
 			cond := meta.FindStatusCondition(got.Status.Conditions, networkingv1.ServiceCIDRConditionReady)
@@ -70,7 +70,7 @@ func TestSync(t *testing.T) {
 				t.Fatal(err)
 			}
 			if w := f.Writes(); len(w) != 0 {
-				t.Errorf("wrote again: %v", w)
+				t.Errorf("repeated writes: %v", w)
 			}
 		})
 	}

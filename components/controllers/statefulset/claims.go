@@ -19,7 +19,7 @@ import (
 
 var podKind = corev1.SchemeGroupVersion.WithKind("Pod")
 
-// hasClaims tells whether the volumes of a pod refer to its own claims.
+// hasClaims reports whether the volumes of a pod refer to the claims of its ordinal.
 func hasClaims(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
 	for i := range set.Spec.VolumeClaimTemplates {
 		name := set.Spec.VolumeClaimTemplates[i].Name
@@ -32,7 +32,7 @@ func hasClaims(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
 	return true
 }
 
-// claims are the claims that the pod of an ordinal needs.
+// claims returns the claims that the pod of an ordinal needs.
 func claims(set *appsv1.StatefulSet, ordinal int) []*corev1.PersistentVolumeClaim {
 	var out []*corev1.PersistentVolumeClaim
 	for i := range set.Spec.VolumeClaimTemplates {
@@ -46,7 +46,8 @@ func claims(set *appsv1.StatefulSet, ordinal int) []*corev1.PersistentVolumeClai
 			maps.Copy(c.Labels, set.Spec.Selector.MatchLabels)
 		}
 		if withSet, _ := policy(set); withSet {
-			// At once, so that who provisions it is not in the way of that.
+			// Set the owner at creation, so that the update does not conflict with the
+			// provisioner's.
 			c.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(set, Kind)}
 		}
 		out = append(out, c)
@@ -54,7 +55,7 @@ func claims(set *appsv1.StatefulSet, ordinal int) []*corev1.PersistentVolumeClai
 	return out
 }
 
-// ensureClaims makes the claims of a pod that are not there.
+// ensureClaims creates the missing claims of a pod.
 func (c *Controller) ensureClaims(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) error {
 	var errs []error
 	for _, claim := range claims(set, ordinal) {
@@ -78,7 +79,7 @@ func (c *Controller) ensureClaims(ctx context.Context, set *appsv1.StatefulSet, 
 	return errors.Join(errs...)
 }
 
-// recordClaim tells of a claim made, or not.
+// recordClaim emits an event about the creation of a claim.
 func (c *Controller) recordClaim(set *appsv1.StatefulSet, p *corev1.Pod, claim *corev1.PersistentVolumeClaim, err error) {
 	if err == nil {
 		c.env.Events.Eventf(set, corev1.EventTypeNormal, control.SuccessfulCreate, "Create Claim %s Pod %s in StatefulSet %s success", claim.Name, p.Name, set.Name)
@@ -87,7 +88,8 @@ func (c *Controller) recordClaim(set *appsv1.StatefulSet, p *corev1.Pod, claim *
 	c.env.Events.Eventf(set, corev1.EventTypeWarning, control.FailedCreate, "Create Claim %s for Pod %s in StatefulSet %s failed error: %s", claim.Name, p.Name, set.Name, err)
 }
 
-// policy is what becomes of claims, Retain where nothing is said.
+// policy returns whether claims are deleted with the set and with a scaled down pod. The default is
+// to retain them.
 func policy(set *appsv1.StatefulSet) (deletedWithSet, deletedWithPod bool) {
 	r := set.Spec.PersistentVolumeClaimRetentionPolicy
 	if r == nil {
@@ -97,23 +99,22 @@ func policy(set *appsv1.StatefulSet) (deletedWithSet, deletedWithPod bool) {
 	return r.WhenDeleted == del, r.WhenScaled == del
 }
 
-// claimsOfAnother tells whether a claim of the pod to be made is still owned by
-// an earlier pod of its name, with which it goes.
-func (c *Controller) claimsOfAnother(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
+// claimsOfFormerPod reports whether a claim of a pod to be created is owned by a former pod of the
+// same name, and will be deleted with that pod.
+func (c *Controller) claimsOfFormerPod(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
 	if _, withPod := policy(set); !withPod {
 		return false
 	}
 	for _, claim := range claims(set, ordinal) {
 		there, err := c.claims.PersistentVolumeClaims(claim.Namespace).Get(claim.Name)
-		if err == nil && ownedByNamesake(there, p, podKind) {
+		if err == nil && ownedByFormer(there, p, podKind) {
 			return true
 		}
 	}
 	return false
 }
 
-// claimsOf calls f with each claim of a pod that is there, until it returns
-// false.
+// claimsOf calls f with each existing claim of a pod until f returns false.
 func (c *Controller) claimsOf(set *appsv1.StatefulSet, p *corev1.Pod, f func(*corev1.PersistentVolumeClaim) bool) error {
 	ordinal, ok := ordinalOf(set, p)
 	if !ok {
@@ -135,8 +136,9 @@ func (c *Controller) claimsOf(set *appsv1.StatefulSet, p *corev1.Pod, f func(*co
 	return nil
 }
 
-// claimsSettled tells whether the claims of a pod go with whom they should.
-func (c *Controller) claimsSettled(set *appsv1.StatefulSet, p *corev1.Pod) bool {
+// claimOwnersCorrect reports whether the claims of a pod have the owners that the retention policy
+// requires.
+func (c *Controller) claimOwnersCorrect(set *appsv1.StatefulSet, p *corev1.Pod) bool {
 	settled := true
 	err := c.claimsOf(set, p, func(claim *corev1.PersistentVolumeClaim) bool {
 		_, changed := owners(claim, set, p)
@@ -146,12 +148,12 @@ func (c *Controller) claimsSettled(set *appsv1.StatefulSet, p *corev1.Pod) bool 
 	return settled || err != nil
 }
 
-// settleClaims makes the claims of a pod go with whom they should: the set, the
-// pod that is scaled away, or nobody.
-func (c *Controller) settleClaims(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod) error {
+// updateClaimOwners sets the owners of a pod's claims according to the retention policy: the set, the
+// pod that is scaled down, or none.
+func (c *Controller) updateClaimOwners(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod) error {
 	var failed error
 	err := c.claimsOf(set, p, func(claim *corev1.PersistentVolumeClaim) bool {
-		if foreign(claim, set, p) {
+		if controlledByOther(claim, set, p) {
 			c.env.Events.Eventf(set, corev1.EventTypeWarning, "ConflictingController",
 				"PersistentVolumeClaim %s has a conflicting OwnerReference that acts as a manging controller, the retention policy is ignored for this claim", claim.Name)
 		}
@@ -169,39 +171,38 @@ func (c *Controller) settleClaims(ctx context.Context, set *appsv1.StatefulSet, 
 	return errors.Join(err, failed)
 }
 
-// names tells whether a reference is to an object of this kind and name, which
-// need not be the same object.
-func names(r *metav1.OwnerReference, o metav1.Object, kind schema.GroupVersionKind) bool {
+// refersTo reports whether r refers to an object of this kind and name, regardless of its UID.
+func refersTo(r *metav1.OwnerReference, o metav1.Object, kind schema.GroupVersionKind) bool {
 	return r.APIVersion == kind.GroupVersion().String() && r.Kind == kind.Kind && r.Name == o.GetName()
 }
 
-// ownedByNamesake tells whether an earlier object of the name of o owns claim.
-func ownedByNamesake(claim *corev1.PersistentVolumeClaim, o metav1.Object, kind schema.GroupVersionKind) bool {
-	i := slices.IndexFunc(claim.OwnerReferences, func(r metav1.OwnerReference) bool { return names(&r, o, kind) })
+// ownedByFormer reports whether a former object with the name of o owns claim.
+func ownedByFormer(claim *corev1.PersistentVolumeClaim, o metav1.Object, kind schema.GroupVersionKind) bool {
+	i := slices.IndexFunc(claim.OwnerReferences, func(r metav1.OwnerReference) bool { return refersTo(&r, o, kind) })
 	return i >= 0 && claim.OwnerReferences[i].UID != o.GetUID()
 }
 
-// foreign tells whether something else than the set and the pod controls a
-// claim that the set has a policy for.
-func foreign(claim *corev1.PersistentVolumeClaim, set *appsv1.StatefulSet, p *corev1.Pod) bool {
+// controlledByOther reports whether an object other than the set and the pod controls a claim to which the
+// retention policy applies.
+func controlledByOther(claim *corev1.PersistentVolumeClaim, set *appsv1.StatefulSet, p *corev1.Pod) bool {
 	if withSet, withPod := policy(set); !withSet && !withPod {
 		return false
 	}
 	return slices.ContainsFunc(claim.OwnerReferences, func(r metav1.OwnerReference) bool {
 		switch {
-		case names(&r, set, Kind):
+		case refersTo(&r, set, Kind):
 			return r.UID != set.UID
-		case names(&r, p, podKind):
+		case refersTo(&r, p, podKind):
 			return r.UID != p.UID
 		}
 		return ptr.Deref(r.Controller, false)
 	})
 }
 
-// owners are who a claim should be owned by; false when it is so already, or
-// when it is better left alone.
+// owners returns the owner references that a claim should have. It returns false if the claim has
+// them already, or must not be changed.
 func owners(claim *corev1.PersistentVolumeClaim, set *appsv1.StatefulSet, p *corev1.Pod) ([]metav1.OwnerReference, bool) {
-	if ownedByNamesake(claim, set, Kind) || ownedByNamesake(claim, p, podKind) {
+	if ownedByFormer(claim, set, Kind) || ownedByFormer(claim, p, podKind) {
 		return nil, false
 	}
 	var others []metav1.OwnerReference
@@ -212,11 +213,11 @@ func owners(claim *corev1.PersistentVolumeClaim, set *appsv1.StatefulSet, p *cor
 		if (ofSet || ofPod) && (r.Controller == nil || !*r.Controller) {
 			loose = true
 		}
-		if !names(&r, set, Kind) && !names(&r, p, podKind) {
+		if !refersTo(&r, set, Kind) && !refersTo(&r, p, podKind) {
 			others = append(others, r)
 		}
 	}
-	if foreign(claim, set, p) {
+	if controlledByOther(claim, set, p) {
 		return others, bySet || byPod
 	}
 	withSet, withPod := policy(set)

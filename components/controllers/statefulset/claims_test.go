@@ -20,17 +20,17 @@ func TestOwners(t *testing.T) {
 		want                []string // UIDs
 		changed             bool
 	}{
-		{"kept", keep, keep, "db-0", nil, nil, false},
-		{"no longer with the set", keep, keep, "db-0", []metav1.OwnerReference{bySet}, nil, true},
-		{"with the set", del, keep, "db-0", nil, []string{"set"}, true},
-		{"with the set already", del, keep, "db-0", []metav1.OwnerReference{bySet}, nil, false},
+		{"retained", keep, keep, "db-0", nil, nil, false},
+		{"no longer deleted with the set", keep, keep, "db-0", []metav1.OwnerReference{bySet}, nil, true},
+		{"deleted with the set", del, keep, "db-0", nil, []string{"set"}, true},
+		{"already deleted with the set", del, keep, "db-0", []metav1.OwnerReference{bySet}, nil, false},
 		{"not scaled away", keep, del, "db-0", nil, nil, false},
 		{"scaled away", keep, del, "db-7", nil, []string{"pod"}, true},
 		{"scaled away, and with the set", del, del, "db-7", []metav1.OwnerReference{bySet}, []string{"pod"}, true},
-		{"loose", del, keep, "db-0", []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "db", UID: "set"}}, []string{"set"}, true},
-		{"of an earlier set", del, keep, "db-0", []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "db", UID: "older", Controller: &yes}}, nil, false},
-		{"of something else", del, keep, "db-0", []metav1.OwnerReference{{APIVersion: "x/v1", Kind: "X", Name: "x", UID: "x", Controller: &yes}}, nil, false},
-		{"of something else too", del, keep, "db-0", []metav1.OwnerReference{bySet, {APIVersion: "x/v1", Kind: "X", Name: "x", UID: "x", Controller: &yes}}, []string{"x"}, true},
+		{"no owners", del, keep, "db-0", []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "db", UID: "set"}}, []string{"set"}, true},
+		{"owned by a former set", del, keep, "db-0", []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "StatefulSet", Name: "db", UID: "older", Controller: &yes}}, nil, false},
+		{"controlled by another object", del, keep, "db-0", []metav1.OwnerReference{{APIVersion: "x/v1", Kind: "X", Name: "x", UID: "x", Controller: &yes}}, nil, false},
+		{"also controlled by another object", del, keep, "db-0", []metav1.OwnerReference{bySet, {APIVersion: "x/v1", Kind: "X", Name: "x", UID: "x", Controller: &yes}}, []string{"x"}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			set := testSet(2)

@@ -1,5 +1,5 @@
-// Package statefulset gives each pod of a StatefulSet a name and storage that
-// outlive it, and starts, ends and updates them in order.
+// Package statefulset maintains the pods of StatefulSets, which have stable names and storage. It
+// creates, deletes and updates them in order.
 //
 // https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/
 package statefulset
@@ -27,10 +27,10 @@ import (
 // Kind is the kind of the objects that this controller owns.
 var Kind = appsv1.SchemeGroupVersion.WithKind("StatefulSet")
 
-// hashLabel is where a revision has the hash that its name ends with.
+// hashLabel is the label of a revision with the hash that is part of its name.
 const hashLabel = "controller.kubernetes.io/hash"
 
-// Controller syncs StatefulSets. Make it with New.
+// Controller reconciles StatefulSets. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -41,7 +41,7 @@ type Controller struct {
 	revisions cache.Indexer
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	sets, pods := env.Informers.Apps().V1().StatefulSets(), env.Informers.Core().V1().Pods()
@@ -59,11 +59,11 @@ func New(env control.Env) (*Controller, error) {
 		return nil, err
 	}
 	c.Await(revisions.Informer())
-	// A pod may wait for the end of a claim that an earlier one of its name had.
+	// The creation of a pod may be waiting for the deletion of a former pod's claim.
 	if err := c.Watch(claims.Informer(), control.Handlers(nil, nil, c.claimGone)); err != nil {
 		return nil, err
 	}
-	if err := c.Watch(sets.Informer(), control.Every(func(s *appsv1.StatefulSet) { c.AddObject(s) })); err != nil {
+	if err := c.Watch(sets.Informer(), control.AnyEvent(func(s *appsv1.StatefulSet) { c.AddObject(s) })); err != nil {
 		return nil, err
 	}
 	changed := func(p *corev1.Pod) {
@@ -81,7 +81,7 @@ func New(env control.Env) (*Controller, error) {
 	}, changed))
 }
 
-// claimGone wakes the StatefulSets that a claim may have been of.
+// claimGone enqueues the StatefulSets to which a deleted claim may have belonged.
 func (c *Controller) claimGone(claim *corev1.PersistentVolumeClaim) {
 	all, err := c.sets.StatefulSets(claim.Namespace).List(labels.Everything())
 	if err != nil {
@@ -133,7 +133,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	set := shared.DeepCopy()
 	selector, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "selector cannot be read", "key", key, "error", err)
+		c.env.Log.ErrorContext(ctx, "invalid selector", "key", key, "err", err)
 		return nil
 	}
 	candidates, err := control.Owned[*corev1.Pod](c.podIndex, set, true)
@@ -149,13 +149,13 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 		return err
 	}
 	u := &update{Controller: c, set: set, pods: pods}
-	if err := u.revise(ctx, selector); err != nil {
+	if err := u.findRevisions(ctx, selector); err != nil {
 		return err
 	}
-	workErr := u.work(ctx)
+	workErr := u.syncPods(ctx)
 	s := u.status()
 	if err := c.writeStatus(ctx, set, s); err != nil {
-		return errors.Join(workErr, fmt.Errorf("updating the status: %w", err))
+		return errors.Join(workErr, fmt.Errorf("updating status: %w", err))
 	}
 	if workErr != nil {
 		return workErr
@@ -179,7 +179,7 @@ func (c *Controller) writeStatus(ctx context.Context, set *appsv1.StatefulSet, s
 	return err
 }
 
-// create makes a pod and, before it, its claims.
+// create creates the claims of a pod and then the pod.
 func (c *Controller) create(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) error {
 	if err := c.ensureClaims(ctx, set, p, ordinal); err != nil {
 		c.record(set, p, "create", err)
@@ -187,9 +187,9 @@ func (c *Controller) create(ctx context.Context, set *appsv1.StatefulSet, p *cor
 	}
 	_, err := c.env.Kube.CoreV1().Pods(set.Namespace).Create(ctx, p, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		return err // it will be seen
+		return err // the pod's event triggers another sync
 	}
-	if claimErr := c.settleClaims(ctx, set, p); claimErr != nil {
+	if claimErr := c.updateClaimOwners(ctx, set, p); claimErr != nil {
 		c.record(set, p, "update", claimErr)
 		return errors.Join(err, claimErr)
 	}
@@ -206,15 +206,14 @@ func (c *Controller) delete(ctx context.Context, set *appsv1.StatefulSet, p *cor
 	return err
 }
 
-// verbs are what is done to pods and claims, as events tell of it: the reasons
-// of success and failure, and the word.
+// verbs are the event reasons for success and failure of an operation, and its name in messages.
 var verbs = map[string][3]string{
 	"create": {control.SuccessfulCreate, control.FailedCreate, "Create"},
 	"update": {"SuccessfulUpdate", "FailedUpdate", "Update"},
 	"delete": {control.SuccessfulDelete, control.FailedDelete, "Delete"},
 }
 
-// record tells of a verb done to a pod, or not.
+// record emits an event about an operation on a pod.
 func (c *Controller) record(set *appsv1.StatefulSet, p *corev1.Pod, verb string, err error) {
 	v := verbs[verb]
 	if err == nil {
@@ -224,7 +223,7 @@ func (c *Controller) record(set *appsv1.StatefulSet, p *corev1.Pod, verb string,
 	c.env.Events.Eventf(set, corev1.EventTypeWarning, v[1], "%s Pod %s in StatefulSet %s failed error: %s", v[2], p.Name, set.Name, err)
 }
 
-// prune deletes revisions beyond the limit that nothing is of.
+// prune deletes revisions beyond the history limit that no pod has.
 func (u *update) prune(ctx context.Context) error {
 	limit := 10
 	if u.set.Spec.RevisionHistoryLimit != nil {

@@ -116,7 +116,7 @@ func TestInOrder(t *testing.T) {
 	if s.Replicas != 3 || s.ReadyReplicas != 3 || s.CurrentReplicas != 3 || s.UpdatedReplicas != 3 || s.CurrentRevision != s.UpdateRevision || s.CurrentRevision == "" {
 		t.Errorf("status %+v", s)
 	}
-	// Down again, the last first, one at a time; the claims stay.
+	// Scale down in reverse order, one pod at a time. The claims are kept.
 	one := int32(1)
 	w.change(func(s *appsv1.StatefulSet) { s.Spec.Replicas = &one })
 	w.sync()
@@ -141,7 +141,7 @@ func TestRollingUpdate(t *testing.T) {
 	})
 	w.sync()
 	if got := w.names(); !slices.Equal(got, []string{"db-0", "db-1"}) {
-		t.Fatalf("pods %v, want the last one gone", got)
+		t.Fatalf("pods %v, want the last one deleted", got)
 	}
 	w.settle()
 	images := func() (out []string) {
@@ -154,7 +154,7 @@ func TestRollingUpdate(t *testing.T) {
 	if got := images(); !slices.Equal(got, []string{"v1", "v1", "v2"}) {
 		t.Errorf("images %v with a partition of 2", got)
 	}
-	// One below the partition that is lost comes back as it was.
+	// A deleted pod below the partition is recreated with the old revision.
 	if err := w.f.Kube.CoreV1().Pods("ns").Delete(context.Background(), "db-0", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestParallelAndFailed(t *testing.T) {
 	w := newWorld(t, set)
 	w.sync()
 	if n := len(w.names()); n != 4 {
-		t.Fatalf("%d pods at once", n)
+		t.Fatalf("%d pods after one sync", n)
 	}
 	w.ready()
 	w.f.SetPod(w.f.Pods("ns")["db-1"], corev1.PodFailed, false)
@@ -209,11 +209,11 @@ func TestRolloutOfBrokenPods(t *testing.T) {
 		name   string
 		policy appsv1.PodManagementPolicyType
 		ready  []string // of db-0 to db-3
-		want   []string // what is left at once
+		want   []string // the remaining pods after one sync
 	}{
-		{"parallel: what is down costs nothing", appsv1.ParallelPodManagement, []string{"db-3"}, []string{"db-3"}},
-		{"parallel: one that works at a time", appsv1.ParallelPodManagement, []string{"db-0", "db-1", "db-2", "db-3"}, []string{"db-0", "db-1", "db-2"}},
-		{"in order: nothing until the broken one is mended", appsv1.OrderedReadyPodManagement, []string{"db-0", "db-1", "db-3"}, []string{"db-0", "db-1", "db-2", "db-3"}},
+		{"parallel: unavailable pods are deleted first", appsv1.ParallelPodManagement, []string{"db-3"}, []string{"db-3"}},
+		{"parallel: one available pod at a time", appsv1.ParallelPodManagement, []string{"db-0", "db-1", "db-2", "db-3"}, []string{"db-0", "db-1", "db-2"}},
+		{"ordered: nothing until the broken pod is repaired", appsv1.OrderedReadyPodManagement, []string{"db-0", "db-1", "db-3"}, []string{"db-0", "db-1", "db-2", "db-3"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			set := testSet(4)
@@ -232,8 +232,7 @@ func TestRolloutOfBrokenPods(t *testing.T) {
 	}
 }
 
-// TestClaimGone: a StatefulSet is looked at when a claim goes that its next pod waits
-// for.
+// TestClaimGone: a StatefulSet is synced when a claim is deleted that may block its next pod.
 func TestClaimGone(t *testing.T) {
 	w := newWorld(t, testSet(1))
 	for name, want := range map[string]int{"data-db-0": 1, "data-dbs-0": 0, "other-db-0": 0} {
@@ -247,17 +246,17 @@ func TestClaimGone(t *testing.T) {
 	}
 }
 
-// TestRevisionOfOlderVersion adopts a StatefulSet whose revision an older version has
-// written, in other words.
+// TestRevisionOfOlderVersion adopts a StatefulSet whose revision an older version serialized
+// differently.
 func TestRevisionOfOlderVersion(t *testing.T) {
 	for name, tc := range map[string]struct {
 		data string
 		same bool
 	}{
-		"a zero time":          {`{"spec":{"template":{"$patch":"replace","metadata":{"creationTimestamp":null,"labels":{"app":"db"}},"spec":{"containers":[{"name":"c","image":"v1","resources":{}}]}}}}`, true},
-		"nothing defaulted":    {`{"spec":{"template":{"$patch":"replace","metadata":{"labels":{"app":"db"}},"spec":{"containers":[{"name":"c","image":"v1"}]}}}}`, true},
-		"another image":        {`{"spec":{"template":{"$patch":"replace","metadata":{"labels":{"app":"db"}},"spec":{"containers":[{"name":"c","image":"v0"}]}}}}`, false},
-		"what nobody can read": {`{"spec":{"template":{"$patch":"replace","spec":"none"}}}`, false},
+		"zero timestamp":   {`{"spec":{"template":{"$patch":"replace","metadata":{"creationTimestamp":null,"labels":{"app":"db"}},"spec":{"containers":[{"name":"c","image":"v1","resources":{}}]}}}}`, true},
+		"without defaults": {`{"spec":{"template":{"$patch":"replace","metadata":{"labels":{"app":"db"}},"spec":{"containers":[{"name":"c","image":"v1"}]}}}}`, true},
+		"another image":    {`{"spec":{"template":{"$patch":"replace","metadata":{"labels":{"app":"db"}},"spec":{"containers":[{"name":"c","image":"v0"}]}}}}`, false},
+		"invalid data":     {`{"spec":{"template":{"$patch":"replace","spec":"none"}}}`, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			set := testSet(0)
@@ -270,7 +269,7 @@ func TestRevisionOfOlderVersion(t *testing.T) {
 			})
 			w.sync()
 			if next := w.set().Status.UpdateRevision; (next == "db-old") != tc.same {
-				t.Errorf("the pods are to be of %s", next)
+				t.Errorf("the update revision is %s", next)
 			}
 		})
 	}

@@ -12,8 +12,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// ordinalOf returns the number at the end of a pod's name, if the rest is the
-// set's.
+// ordinalOf returns the ordinal of a pod, and false if the pod's name is not of the set.
 func ordinalOf(set *appsv1.StatefulSet, p *corev1.Pod) (int, bool) {
 	i := strings.LastIndexByte(p.Name, '-')
 	if i < 0 || p.Name[:i] != set.Name {
@@ -48,8 +47,8 @@ func size(set *appsv1.StatefulSet) int {
 	return int(*set.Spec.Replicas)
 }
 
-// newPod makes the pod of an ordinal from the template of set, which may be an
-// older one, marked with its revision's name.
+// newPod returns the pod of an ordinal with the template of set, which may be a former one.
+// revision is the name of the template's revision.
 func newPod(set *appsv1.StatefulSet, revision string, ordinal int) *corev1.Pod {
 	p := control.PodFrom(&set.Spec.Template, metav1.NewControllerRef(set, Kind))
 	p.Name, p.Namespace = podName(set, ordinal), set.Namespace
@@ -61,7 +60,7 @@ func newPod(set *appsv1.StatefulSet, revision string, ordinal int) *corev1.Pod {
 	return p
 }
 
-// identify puts on a pod what tells it from the others. It writes to p.
+// identify sets the labels of p with its name and ordinal.
 func identify(p *corev1.Pod, ordinal int) {
 	if p.Labels == nil {
 		p.Labels = map[string]string{}
@@ -70,7 +69,7 @@ func identify(p *corev1.Pod, ordinal int) {
 	p.Labels[appsv1.PodIndexLabel] = strconv.Itoa(ordinal)
 }
 
-// attach makes the pod's volumes refer to its own claims. It writes to p.
+// attach sets the volumes of p that refer to its claims.
 func attach(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) {
 	own := map[string]bool{}
 	var volumes []corev1.Volume
@@ -89,7 +88,7 @@ func attach(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) {
 	p.Spec.Volumes = volumes
 }
 
-// isItself tells whether a pod has the name's label and its claims.
-func isItself(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
+// hasIdentity reports whether p has the label with its name and its claims as volumes.
+func hasIdentity(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
 	return p.Labels[appsv1.StatefulSetPodNameLabel] == p.Name && hasClaims(set, p, ordinal)
 }

@@ -21,30 +21,30 @@ import (
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/internal/revision"
 	"hyperkube/internal/api/core/pod"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// update is one sync of one StatefulSet. It is used by one goroutine.
+// update is one sync of one StatefulSet. It is not safe for concurrent use.
 type update struct {
 	*Controller
-	set  *appsv1.StatefulSet // our own copy
-	pods []*corev1.Pod       // shared
+	set  *appsv1.StatefulSet // a private copy
+	pods []*corev1.Pod       // shared with the cache; read-only
 
-	// all are the revisions, current the one that a rollout leaves, next the
-	// one that it leads to.
+	// all are the set's revisions. A rollout replaces current with next; both are equal if there is
+	// none.
 	all           []*appsv1.ControllerRevision
 	current, next *appsv1.ControllerRevision
 	collisions    int32
-	// replicas are the pods of the ordinals from start on, those that are to be
-	// made being marked in missing; condemned are the others, the last first.
+	// replicas are the pods of the desired ordinals. Those that must be created are marked in
+	// missing. condemned are the other pods, in descending order.
 	replicas, condemned []*corev1.Pod
 	missing             []bool
-	// outdated are the pods that this sync deleted for an update.
+	// outdated is the number of pods that this sync deleted for an update.
 	outdated int32
 }
 
-// revise finds or makes the revisions.
-func (u *update) revise(ctx context.Context, selector labels.Selector) error {
+// findRevisions finds or creates the revisions.
+func (u *update) findRevisions(ctx context.Context, selector labels.Selector) error {
 	set := u.set
 	all, err := revision.Claim(ctx, u.env.Kube, u.revisions, &revision.Claimer{Owner: set, Kind: Kind, Selector: selector, CanAdopt: u.canAdopt(set)})
 	if err != nil {
@@ -66,7 +66,7 @@ func (u *update) revise(ctx context.Context, selector labels.Selector) error {
 			u.current = r
 		}
 	}
-	if n := len(all); u.next == nil && n > 0 && u.means(all[n-1], data) {
+	if n := len(all); u.next == nil && n > 0 && u.sameTemplate(all[n-1], data) {
 		u.next = all[n-1]
 	}
 	number := revision.NextNumber(all)
@@ -103,10 +103,10 @@ func (u *update) revise(ctx context.Context, selector labels.Selector) error {
 	return nil
 }
 
-// means tells whether a revision is one of the present template, though an older
-// version wrote it: with zeros that are left out by now, or without what is
-// defaulted by now. A new one would have all pods made anew, the same as before.
-func (u *update) means(r *appsv1.ControllerRevision, data []byte) bool {
+// sameTemplate reports whether a revision contains the current template although its data differs, because
+// an older version serialized it with zero values or without new defaults. A new revision would
+// cause a rollout that recreates all pods without a change.
+func (u *update) sameTemplate(r *appsv1.ControllerRevision, data []byte) bool {
 	set, err := u.restored(r)
 	if err != nil {
 		return false
@@ -116,15 +116,15 @@ func (u *update) means(r *appsv1.ControllerRevision, data []byte) bool {
 	return err == nil && bytes.Equal(now, data)
 }
 
-// at returns the set as it was at a revision.
-func (u *update) at(r *appsv1.ControllerRevision) (*appsv1.StatefulSet, error) {
+// setAt returns the set with the template of a revision, without a copy if it is the current template.
+func (u *update) setAt(r *appsv1.ControllerRevision) (*appsv1.StatefulSet, error) {
 	if r.Name == u.next.Name {
 		return u.set, nil
 	}
 	return u.restored(r)
 }
 
-// restored is the set with the template of a revision.
+// restored returns a copy of the set with the template of a revision.
 func (u *update) restored(r *appsv1.ControllerRevision) (*appsv1.StatefulSet, error) {
 	raw, err := json.Marshal(u.set)
 	if err != nil {
@@ -132,11 +132,11 @@ func (u *update) restored(r *appsv1.ControllerRevision) (*appsv1.StatefulSet, er
 	}
 	patched, err := strategicpatch.StrategicMergePatch(raw, r.Data.Raw, u.set)
 	if err != nil {
-		return nil, fmt.Errorf("reading revision %s: %w", r.Name, err)
+		return nil, fmt.Errorf("applying revision %s: %w", r.Name, err)
 	}
 	out := &appsv1.StatefulSet{}
 	if err := json.Unmarshal(patched, out); err != nil {
-		return nil, fmt.Errorf("reading revision %s: %w", r.Name, err)
+		return nil, fmt.Errorf("decoding revision %s: %w", r.Name, err)
 	}
 	return out, nil
 }
@@ -148,9 +148,8 @@ func partition(set *appsv1.StatefulSet) (int, bool) {
 	return 0, false
 }
 
-// blank makes the pod of an ordinal that has none, from the revision that it
-// belongs to.
-func (u *update) blank(ordinal int) (*corev1.Pod, error) {
+// newReplica returns a new pod of an ordinal, with the revision that the ordinal should have.
+func (u *update) newReplica(ordinal int) (*corev1.Pod, error) {
 	r := u.next
 	if u.set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateStatefulSetStrategyType {
 		bound, partitioned := partition(u.set)
@@ -161,7 +160,7 @@ func (u *update) blank(ordinal int) (*corev1.Pod, error) {
 			r = u.current
 		}
 	}
-	set, err := u.at(r)
+	set, err := u.setAt(r)
 	if err != nil {
 		return nil, err
 	}
@@ -174,15 +173,15 @@ func (u *update) available(p *corev1.Pod) bool {
 	return control.IsAvailable(p, u.set.Spec.MinReadySeconds, u.env.Clock.Now())
 }
 
-// down tells whether a pod counts as unavailable.
+// down reports whether a pod counts as unavailable.
 func (u *update) down(p *corev1.Pod) bool { return !u.available(p) || p.DeletionTimestamp != nil }
 
-// ordered tells whether each pod waits for those before it.
+// ordered reports whether pods are created and deleted one at a time.
 func (u *update) ordered() bool {
 	return u.set.Spec.PodManagementPolicy != appsv1.ParallelPodManagement
 }
 
-// sort puts each pod into its place and fills the empty places with blank ones.
+// sort sets replicas and condemned, and fills missing replicas with new pods.
 func (u *update) sort() error {
 	first, n := start(u.set), size(u.set)
 	u.replicas, u.missing = make([]*corev1.Pod, n), make([]bool, n)
@@ -207,15 +206,15 @@ func (u *update) sort() error {
 		}
 		u.missing[i] = true
 		var err error
-		if u.replicas[i], err = u.blank(first + i); err != nil {
+		if u.replicas[i], err = u.newReplica(first + i); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// work does the next step, or with parallel management the next step of each.
-func (u *update) work(ctx context.Context) error {
+// syncPods does the next step. With parallel pod management, it does the next step of each pod.
+func (u *update) syncPods(ctx context.Context) error {
 	set := u.set
 	if err := u.sort(); err != nil {
 		return err
@@ -229,7 +228,7 @@ func (u *update) work(ctx context.Context) error {
 		return err
 	}
 	for i := range u.replicas {
-		wait, err := u.replica(ctx, i)
+		wait, err := u.syncReplica(ctx, i)
 		if err != nil {
 			return err
 		}
@@ -238,23 +237,23 @@ func (u *update) work(ctx context.Context) error {
 		}
 	}
 	for _, p := range u.condemned {
-		if err := u.settleClaims(ctx, set, p); err != nil {
+		if err := u.updateClaimOwners(ctx, set, p); err != nil {
 			return err
 		}
 	}
 	unhealthy := u.firstDown()
 	for _, p := range u.condemned {
-		if err := u.condemn(ctx, p, unhealthy); err != nil || u.ordered() {
+		if err := u.deleteCondemned(ctx, p, unhealthy); err != nil || u.ordered() {
 			return err
 		}
 	}
 	if set.Spec.UpdateStrategy.Type == appsv1.OnDeleteStatefulSetStrategyType {
 		return nil
 	}
-	return u.roll(ctx)
+	return u.rollingUpdate(ctx)
 }
 
-// firstDown is the pod that scaling down may take first; nil if all work.
+// firstDown returns the first unavailable pod, which scaling down may delete out of order, or nil.
 func (u *update) firstDown() *corev1.Pod {
 	for _, p := range u.replicas {
 		if u.down(p) {
@@ -269,19 +268,18 @@ func (u *update) firstDown() *corev1.Pod {
 	return nil
 }
 
-// replica brings the i-th pod to life; it tells whether those after it have to
-// wait.
-func (u *update) replica(ctx context.Context, i int) (wait bool, err error) {
+// syncReplica creates or repairs the i-th pod. wait is true if the pods after it must wait.
+func (u *update) syncReplica(ctx context.Context, i int) (wait bool, err error) {
 	set, p, ordinal := u.set, u.replicas[i], start(u.set)+i
-	if podfacts.Terminal(p) {
-		// The next is made when this one is gone.
+	if podutil.Terminal(p) {
+		// The replacement is created after this pod is deleted.
 		if p.DeletionTimestamp == nil {
 			return true, u.delete(ctx, set, p)
 		}
 		return true, nil
 	}
 	if u.missing[i] {
-		if u.claimsOfAnother(set, p, ordinal) {
+		if u.claimsOfFormerPod(set, p, ordinal) {
 			return true, nil
 		}
 		return true, u.create(ctx, set, p, ordinal)
@@ -290,7 +288,7 @@ func (u *update) replica(ctx context.Context, i int) (wait bool, err error) {
 		if err := u.ensureClaims(ctx, set, p, ordinal); err != nil {
 			return true, err
 		}
-		if err := u.settleClaims(ctx, set, p); err != nil {
+		if err := u.updateClaimOwners(ctx, set, p); err != nil {
 			u.record(set, p, "update", err)
 			return true, err
 		}
@@ -298,16 +296,16 @@ func (u *update) replica(ctx context.Context, i int) (wait bool, err error) {
 	if u.ordered() && (u.down(p) || p.Status.Phase != corev1.PodRunning) {
 		return true, nil
 	}
-	if isItself(set, p, ordinal) && u.claimsSettled(set, p) {
+	if hasIdentity(set, p, ordinal) && u.claimOwnersCorrect(set, p) {
 		return false, nil
 	}
-	err = u.amend(ctx, p, ordinal)
+	err = u.repairPod(ctx, p, ordinal)
 	u.record(set, p, "update", err)
 	return err != nil, err
 }
 
-// amend gives a pod what tells it from the others, and its claims.
-func (u *update) amend(ctx context.Context, p *corev1.Pod, ordinal int) error {
+// repairPod adds the missing identity labels and claims to a pod.
+func (u *update) repairPod(ctx context.Context, p *corev1.Pod, ordinal int) error {
 	set, next := u.set, p.DeepCopy()
 	pods := u.env.Kube.CoreV1().Pods(p.Namespace)
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
@@ -318,12 +316,12 @@ func (u *update) amend(ctx context.Context, p *corev1.Pod, ordinal int) error {
 				return err
 			}
 		}
-		if err := u.settleClaims(ctx, set, next); err != nil {
+		if err := u.updateClaimOwners(ctx, set, next); err != nil {
 			return err
 		}
 		_, err := pods.Update(ctx, next, metav1.UpdateOptions{})
 		if apierrors.IsConflict(err) {
-			// It changed meanwhile, as new pods do often.
+			// The pod was updated concurrently, which is frequent for new pods.
 			if now, getErr := pods.Get(ctx, p.Name, metav1.GetOptions{}); getErr == nil && now.UID == p.UID {
 				next = now
 			}
@@ -332,21 +330,21 @@ func (u *update) amend(ctx context.Context, p *corev1.Pod, ordinal int) error {
 	})
 }
 
-// condemn ends a pod beyond the wanted number. Where there is an order the next has to
-// wait, whatever came of it.
-func (u *update) condemn(ctx context.Context, p, unhealthy *corev1.Pod) error {
+// deleteCondemned deletes a pod that is not desired any more. With ordered pod management, the caller then
+// waits, whatever the result.
+func (u *update) deleteCondemned(ctx context.Context, p, unhealthy *corev1.Pod) error {
 	if p.DeletionTimestamp != nil {
 		return nil
 	}
-	// One of the others is in trouble: none that works is ended before.
+	// If another pod is unhealthy, do not delete this one first.
 	if u.ordered() && p != unhealthy && (!u.available(p) || p.Status.Phase != corev1.PodRunning) {
 		return nil
 	}
 	return u.delete(ctx, u.set, p)
 }
 
-// mostDown is how many pods may be unavailable during a rollout, at least one.
-func mostDown(set *appsv1.StatefulSet) (int, error) {
+// maxUnavailable returns how many pods may be unavailable during a rollout, at least one.
+func maxUnavailable(set *appsv1.StatefulSet) (int, error) {
 	r := set.Spec.UpdateStrategy.RollingUpdate
 	if r == nil || r.MaxUnavailable == nil {
 		return 1, nil
@@ -358,13 +356,12 @@ func mostDown(set *appsv1.StatefulSet) (int, error) {
 	return max(1, v), nil
 }
 
-// roll deletes the pods of an older revision, the last first, as many at once
-// as may be unavailable. With parallel management those that are down already
-// go at once: they cost nothing.
+// rollingUpdate deletes pods of an old revision in descending order, as many as maxUnavailable allows. With
+// parallel pod management, it also deletes all that are already unavailable.
 //
 // https://kep.k8s.io/961
-func (u *update) roll(ctx context.Context) error {
-	most, err := mostDown(u.set)
+func (u *update) rollingUpdate(ctx context.Context) error {
+	most, err := maxUnavailable(u.set)
 	if err != nil {
 		return err
 	}
@@ -390,7 +387,8 @@ func (u *update) roll(ctx context.Context) error {
 			}
 			switch {
 			case u.ordered():
-				// In order there is one round, in which each counts.
+				// With ordered pod management there is only one round, in which each deleted pod
+				// counts.
 				if late || left <= 0 {
 					continue
 				}
@@ -409,12 +407,12 @@ func (u *update) roll(ctx context.Context) error {
 	return nil
 }
 
-// outOfDate tells whether a pod is to be replaced by an update.
+// outOfDate reports whether an update must replace a pod.
 func (u *update) outOfDate(p *corev1.Pod) bool {
 	return revisionOf(p) != u.next.Name && p.DeletionTimestamp == nil
 }
 
-// status counts the pods.
+// status computes the status from the pods.
 func (u *update) status() appsv1.StatefulSetStatus {
 	set := u.set
 	s := appsv1.StatefulSetStatus{
@@ -426,7 +424,7 @@ func (u *update) status() appsv1.StatefulSetStatus {
 	}
 	for _, p := range u.pods {
 		s.Replicas++
-		if p.Status.Phase == corev1.PodRunning && podfacts.Ready(p) {
+		if p.Status.Phase == corev1.PodRunning && podutil.Ready(p) {
 			s.ReadyReplicas++
 			if u.available(p) {
 				s.AvailableReplicas++

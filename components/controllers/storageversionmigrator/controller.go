@@ -1,6 +1,5 @@
-// Package storageversionmigrator rewrites all objects of a resource as the API
-// server would store them today: after a change of the encryption or of a custom
-// resource's storage version.
+// Package storageversionmigrator rewrites all objects of a resource in the current storage format,
+// after a change of the encryption or of a custom resource's storage version.
 //
 // https://kubernetes.io/docs/tasks/manage-kubernetes-objects/storage-version-migration/
 package storageversionmigrator
@@ -27,9 +26,9 @@ import (
 
 const (
 	fieldManager = "storage-version-migrator-controller"
-	// patience is how long a migration waits for its resource to be served:
-	// the definition of a custom one may come after it.
-	patience = time.Minute
+	// discoveryTimeout is how long a migration waits until its resource is served, because a custom
+	// resource's definition may be created after the migration.
+	discoveryTimeout = time.Minute
 
 	reasonRunning   = "MigrationRunning"
 	reasonCompleted = "MigrationCompleted"
@@ -37,17 +36,17 @@ const (
 	reasonFailed    = "StorageVersionMigrationFailed"
 )
 
-// Config is what a migration needs besides the migrations themselves.
+// Config contains the clients of the controller.
 type Config struct {
 	Discovery discovery.DiscoveryInterface
 	// Metadata lists and patches the objects.
 	Metadata metadata.Interface
-	// Definitions are those of custom resources, which tell of their migration.
+	// Definitions are the CustomResourceDefinitions, whose status shows the migration.
 	Definitions apiextensionsclient.CustomResourceDefinitionsGetter
 }
 
-// Controller migrates, of each resource one migration at a time, the oldest first.
-// Make it with New. Its keys are group resources.
+// Controller migrates resources. It runs one migration of each resource at a time, the oldest
+// first. Use New to create it. Its keys are group resources.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -55,17 +54,17 @@ type Controller struct {
 	migrations storagemigrationlisters.StorageVersionMigrationLister
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	if cfg.Discovery == nil || cfg.Metadata == nil || cfg.Definitions == nil {
-		return nil, errors.New("storageversionmigrator: a client is missing")
+		return nil, errors.New("storageversionmigrator: discovery, metadata, and definitions clients are required")
 	}
 	migrations := env.Informers.Storagemigration().V1().StorageVersionMigrations()
 	c := &Controller{env: env, cfg: cfg, migrations: migrations.Lister()}
 	c.Loop = control.NewLoop(env, "storageversionmigrator", c.sync)
 	look := func(m *storagemigrationv1.StorageVersionMigration) { c.Add(resourceOf(m).String()) }
-	// When one goes, the next may begin.
+	// When a migration is deleted, the next may start.
 	return c, c.Watch(migrations.Informer(), control.Handlers(look, func(_, m *storagemigrationv1.StorageVersionMigration) { look(m) }, look))
 }
 
@@ -81,8 +80,8 @@ func ended(m *storagemigrationv1.StorageVersionMigration) bool {
 	return is(m, storagemigrationv1.MigrationSucceeded) || is(m, storagemigrationv1.MigrationFailed)
 }
 
-// sync goes one step further with the migrations of a resource; the change that it
-// makes to one of them brings it back here.
+// sync does the next step of a resource's migrations. The resulting status update triggers the next
+// sync.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	resource := schema.ParseGroupResource(key)
 	all, err := c.migrations.List(labels.Everything())
@@ -121,33 +120,33 @@ func before(a, b *storagemigrationv1.StorageVersionMigration) bool {
 	return a.Name < b.Name
 }
 
-// begin makes m, which is the caller's, the running one of its resource.
+// begin makes m, which it modifies, the running migration of its resource.
 func (c *Controller) begin(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
-	if err := c.tellBegin(ctx, m); err != nil {
+	if err := c.recordStart(ctx, m); err != nil {
 		return err
 	}
 	c.set(m, storagemigrationv1.MigrationRunning, metav1.ConditionTrue, reasonRunning, progress(0, 0, nil))
 	return c.update(ctx, m)
 }
 
-// finish makes m, which has ended, a running one no more.
+// finish marks m, which succeeded or failed, as no longer running.
 func (c *Controller) finish(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
-	if err := c.tellEnd(ctx, m); err != nil {
+	if err := c.recordEnd(ctx, m); err != nil {
 		return err
 	}
 	c.set(m, storagemigrationv1.MigrationRunning, metav1.ConditionFalse, reasonCompleted, "Migration completed")
 	return c.update(ctx, m)
 }
 
-// migrate does the work of m, which is the caller's: first it notes the revision
-// up to which objects are to be rewritten, then it rewrites them.
+// migrate executes m, which it modifies. It first records the resource version up to which objects
+// must be rewritten, then it rewrites them.
 func (c *Controller) migrate(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
 	r, err := c.resource(ctx, resourceOf(m))
 	if err != nil {
 		return err
 	}
 	if r.gvr.Empty() {
-		if c.env.Clock.Now().Before(m.CreationTimestamp.Add(patience)) {
+		if c.env.Clock.Now().Before(m.CreationTimestamp.Add(discoveryTimeout)) {
 			c.AddRateLimited(resourceOf(m).String())
 			return nil
 		}
@@ -170,9 +169,9 @@ func (c *Controller) migrate(ctx context.Context, m *storagemigrationv1.StorageV
 		return c.update(ctx, m)
 	case ctx.Err() != nil:
 		return err
-	case passes(err):
+	case isTransient(err):
 		if c.set(m, storagemigrationv1.MigrationRunning, metav1.ConditionTrue, reasonRunning, progress(left, total, err)) {
-			_ = c.update(ctx, m) // it only tells of err, which is tried again
+			_ = c.update(ctx, m) // best effort: the update only shows err, and the sync is retried
 		}
 		return err
 	}
@@ -180,8 +179,8 @@ func (c *Controller) migrate(ctx context.Context, m *storagemigrationv1.StorageV
 	return c.fail(ctx, m, fmt.Sprintf("%d/%d not yet migrated. migration encountered unhandled error: %s", left, total, err))
 }
 
-// progress is the message of a running migration: left of total objects are as
-// they were, and err, which may be nil, was met last.
+// progress returns the condition message of a running migration. left of total objects are not
+// migrated yet; err is the last error, or nil.
 func progress(left, total int64, err error) string {
 	msg := "The migration is running"
 	switch {
@@ -201,7 +200,7 @@ func (c *Controller) fail(ctx context.Context, m *storagemigrationv1.StorageVers
 	return c.update(ctx, m)
 }
 
-// set sets a condition and tells whether that changed anything.
+// set sets a condition and reports whether anything changed.
 func (c *Controller) set(m *storagemigrationv1.StorageVersionMigration, t storagemigrationv1.MigrationConditionType, status metav1.ConditionStatus, reason, message string) bool {
 	return meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{
 		Type: string(t), Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(c.env.Clock.Now()),

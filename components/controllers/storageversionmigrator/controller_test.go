@@ -20,7 +20,7 @@ import (
 	"hyperkube/components/controllers/internal/controltest"
 )
 
-// served is a discovery that knows of widgets, and of readings that none patches.
+// served is a discovery client with widgets, and with readings, which do not support patch.
 type served struct{ discovery.DiscoveryInterface }
 
 func (served) ServerPreferredResources() ([]*metav1.APIResourceList, error) {
@@ -58,14 +58,14 @@ func TestSync(t *testing.T) {
 		name     string
 		key      string
 		all      []*storagemigrationv1.StorageVersionMigration
-		refused  error  // what a patch of a widget gives
-		of       string // the migration that is to change, "" for none
+		refused  error  // the error of a patch of a widget
+		of       string // the migration that changes, "" for none
 		want     map[storagemigrationv1.MigrationConditionType]string
 		revision string
 		patched  string
 		fails    bool
 	}{
-		{name: "the oldest begins", all: []*storagemigrationv1.StorageVersionMigration{migration("young", "widgets", 0), migration("old", "widgets", time.Hour)},
+		{name: "the oldest starts", all: []*storagemigrationv1.StorageVersionMigration{migration("young", "widgets", 0), migration("old", "widgets", time.Hour)},
 			of: "old", want: map[storagemigrationv1.MigrationConditionType]string{running: "The migration is running"}},
 		{name: "one at a time", all: []*storagemigrationv1.StorageVersionMigration{migration("next", "widgets", time.Hour), from(migration("now", "widgets", 0, running), "")},
 			of: "now", revision: "50"},
@@ -75,12 +75,12 @@ func TestSync(t *testing.T) {
 			of: "m", patched: "a", revision: "20", want: map[storagemigrationv1.MigrationConditionType]string{running: "The migration is running, 2/2 objects not yet migrated; transient error: " + errBusy.Error()}},
 		{name: "a refused patch", refused: errors.New("no"), all: []*storagemigrationv1.StorageVersionMigration{from(migration("m", "widgets", 0, running), "20")},
 			of: "m", patched: "a", revision: "20", want: map[storagemigrationv1.MigrationConditionType]string{failed: "2/2 not yet migrated. migration encountered unhandled error: no"}},
-		{name: "not there yet", key: "things.example.com", all: []*storagemigrationv1.StorageVersionMigration{migration("m", "things", 59*time.Second, running)}},
-		{name: "never there", key: "things.example.com", all: []*storagemigrationv1.StorageVersionMigration{migration("m", "things", time.Minute, running)},
+		{name: "resource not served yet", key: "things.example.com", all: []*storagemigrationv1.StorageVersionMigration{migration("m", "things", 59*time.Second, running)}},
+		{name: "resource never served", key: "things.example.com", all: []*storagemigrationv1.StorageVersionMigration{migration("m", "things", time.Minute, running)},
 			of: "m", want: map[storagemigrationv1.MigrationConditionType]string{failed: "resource does not exist in discovery"}},
-		{name: "not patched", key: "readings.example.com", all: []*storagemigrationv1.StorageVersionMigration{migration("m", "readings", 0, running)},
+		{name: "no patch verb", key: "readings.example.com", all: []*storagemigrationv1.StorageVersionMigration{migration("m", "readings", 0, running)},
 			of: "m", want: map[storagemigrationv1.MigrationConditionType]string{failed: `resource "example.com/v1, Resource=readings" does not support discovery operations: [update patch list]`}},
-		{name: "ended", all: []*storagemigrationv1.StorageVersionMigration{migration("m", "widgets", 0, running, succeeded)},
+		{name: "succeeded, still running", all: []*storagemigrationv1.StorageVersionMigration{migration("m", "widgets", 0, running, succeeded)},
 			of: "m", want: map[storagemigrationv1.MigrationConditionType]string{running: "Migration completed"}},
 		{name: "nothing left", all: []*storagemigrationv1.StorageVersionMigration{migration("m", "widgets", 0, failed)}},
 	} {
@@ -140,17 +140,17 @@ func TestSync(t *testing.T) {
 	}
 }
 
-// TestDefinition follows the definition of a custom resource through a migration.
+// TestDefinition checks the status of a custom resource's definition during a migration.
 func TestDefinition(t *testing.T) {
 	for _, c := range []struct {
 		name    string
-		changed bool // the definition, while the migration ran
+		changed bool // whether the definition changed during the migration
 		outcome storagemigrationv1.MigrationConditionType
 		stored  string
 		reason  string
 	}{
 		{"succeeded", false, storagemigrationv1.MigrationSucceeded, "v2", "MigrationSucceeded"},
-		{"changed meanwhile", true, storagemigrationv1.MigrationSucceeded, "v1 v2", "MigrationSucceeded"},
+		{"definition changed", true, storagemigrationv1.MigrationSucceeded, "v1 v2", "MigrationSucceeded"},
 		{"failed", false, storagemigrationv1.MigrationFailed, "v1 v2", "MigrationFailed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -181,7 +181,7 @@ func TestDefinition(t *testing.T) {
 			}
 			crd := get()
 			if len(crd.Status.Conditions) != 1 || crd.Status.Conditions[0].Message != "Migration m is running" || crd.Status.Conditions[0].ObservedGeneration != 3 {
-				t.Fatalf("at the beginning: %+v", crd.Status.Conditions)
+				t.Fatalf("after the start: %+v", crd.Status.Conditions)
 			}
 			if c.changed {
 				crd.Generation = 4

@@ -13,21 +13,21 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// definitionManager owns what a definition tells of its migration.
+// definitionManager is the field manager of the migration's status in a definition.
 const definitionManager = "migration-runner-controller"
 
-// tellBegin notes in the definition of a custom resource that m rewrites its
-// objects, and for which generation of the definition.
-func (c *Controller) tellBegin(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
-	return c.tell(ctx, m, func(crd *apiextensionsv1.CustomResourceDefinition, status *applyv1.CustomResourceDefinitionStatusApplyConfiguration) {
+// recordStart records in the definition of a custom resource that m is running, and for which
+// generation of the definition.
+func (c *Controller) recordStart(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
+	return c.applyDefinitionStatus(ctx, m, func(crd *apiextensionsv1.CustomResourceDefinition, status *applyv1.CustomResourceDefinitionStatusApplyConfiguration) {
 		status.WithConditions(c.storageMigrating(crd, apiextensionsv1.ConditionTrue, "MigrationRunning", fmt.Sprintf("Migration %s is running", m.Name)))
 	})
 }
 
-// tellEnd notes how m has ended. The versions in which objects were stored before
-// are forgotten if the definition is the one that the migration began with.
-func (c *Controller) tellEnd(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
-	return c.tell(ctx, m, func(crd *apiextensionsv1.CustomResourceDefinition, status *applyv1.CustomResourceDefinitionStatusApplyConfiguration) {
+// recordEnd records the result of m in the definition. If the definition is unchanged since the
+// migration began, it also reduces the stored versions to the current one.
+func (c *Controller) recordEnd(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
+	return c.applyDefinitionStatus(ctx, m, func(crd *apiextensionsv1.CustomResourceDefinition, status *applyv1.CustomResourceDefinitionStatusApplyConfiguration) {
 		began := apihelpers.FindCRDCondition(crd, apiextensionsv1.StorageMigrating)
 		same := began != nil && began.ObservedGeneration == crd.Generation
 		succeeded := is(m, storagemigrationv1.MigrationSucceeded)
@@ -55,9 +55,9 @@ func (c *Controller) storageMigrating(crd *apiextensionsv1.CustomResourceDefinit
 		WithReason(reason).WithMessage(message).WithLastTransitionTime(metav1.NewTime(c.env.Clock.Now())).WithObservedGeneration(crd.Generation)
 }
 
-// tell applies to the status of the definition of m's resource what say adds; to
-// none if the resource has no definition.
-func (c *Controller) tell(ctx context.Context, m *storagemigrationv1.StorageVersionMigration, say func(*apiextensionsv1.CustomResourceDefinition, *applyv1.CustomResourceDefinitionStatusApplyConfiguration)) error {
+// applyDefinitionStatus applies what say adds to the status of the definition of m's resource. It does nothing if
+// the resource has no definition.
+func (c *Controller) applyDefinitionStatus(ctx context.Context, m *storagemigrationv1.StorageVersionMigration, say func(*apiextensionsv1.CustomResourceDefinition, *applyv1.CustomResourceDefinitionStatusApplyConfiguration)) error {
 	if m.Spec.Resource.Group == "" {
 		return nil
 	}
@@ -69,7 +69,7 @@ func (c *Controller) tell(ctx context.Context, m *storagemigrationv1.StorageVers
 		}
 		status := applyv1.CustomResourceDefinitionStatus()
 		say(crd, status)
-		// With its resource version, for the definition must be the one that was read.
+		// The resource version ensures that the definition did not change after it was read.
 		_, err = definitions.ApplyStatus(ctx, applyv1.CustomResourceDefinition(crd.Name).WithResourceVersion(crd.ResourceVersion).WithStatus(status),
 			metav1.ApplyOptions{FieldManager: definitionManager, Force: true})
 		return err
@@ -78,7 +78,7 @@ func (c *Controller) tell(ctx context.Context, m *storagemigrationv1.StorageVers
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("telling of the migration in the definition of %s: %w", resourceOf(m), err)
+		return fmt.Errorf("updating migration status in the definition of %s: %w", resourceOf(m), err)
 	}
 	return nil
 }

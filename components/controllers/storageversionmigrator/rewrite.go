@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// page is how many objects are listed at once.
+	// page is the number of objects per list request.
 	page = 500
-	// nowhere is a namespace that is not there: to list what it has costs nothing
-	// and tells the revision all the same.
-	nowhere = "fake-storage-version-migration"
+	// absentNamespace is a namespace that does not exist. Listing a resource in it is cheap and returns the
+	// current resource version.
+	absentNamespace = "fake-storage-version-migration"
 )
 
-// verbs are those that a resource needs to be migrated.
+// verbs are the verbs that a resource must support to be migrated.
 var verbs = []string{"update", "patch", "list"}
 
-// resource is what discovery tells of one. Without gvr there is none.
+// resource is the discovery information of a resource. gvr is empty if the resource is not served.
 type resource struct {
 	gvr        schema.GroupVersionResource
 	kind       schema.GroupVersionKind
@@ -34,11 +34,11 @@ type resource struct {
 	migratable bool
 }
 
-// resource finds the version that the API server prefers.
+// resource returns a resource in the API server's preferred version.
 func (c *Controller) resource(ctx context.Context, want schema.GroupResource) (resource, error) {
 	lists, err := c.cfg.Discovery.ServerPreferredResources()
 	if err != nil && !discovery.IsGroupDiscoveryFailedError(err) {
-		return resource{}, fmt.Errorf("looking for %s: %w", want, err)
+		return resource{}, fmt.Errorf("discovering %s: %w", want, err)
 	}
 	for _, l := range lists {
 		gv, err := schema.ParseGroupVersion(l.GroupVersion)
@@ -55,28 +55,28 @@ func (c *Controller) resource(ctx context.Context, want schema.GroupResource) (r
 	return resource{}, ctx.Err()
 }
 
-// revision is that of the resource's newest list.
+// revision returns the current resource version of a resource's list.
 func (c *Controller) revision(ctx context.Context, r resource) (string, error) {
 	namespace := ""
 	if r.namespaced {
-		namespace = nowhere
+		namespace = absentNamespace
 	}
 	list, err := c.cfg.Metadata.Resource(r.gvr).Namespace(namespace).List(ctx, metav1.ListOptions{Limit: 1})
 	if err != nil {
-		return "", fmt.Errorf("reading the resource version of %s: %w", r.gvr.GroupResource(), err)
+		return "", fmt.Errorf("getting resource version of %s: %w", r.gvr.GroupResource(), err)
 	}
 	return list.ResourceVersion, nil
 }
 
-// rewrite makes the API server store each object again that is not newer than a
-// revision. It tells how many of how many objects were left when it ended.
+// rewrite makes the API server rewrite each object whose resource version is not newer than until.
+// It returns the number of objects that are left, and the total number.
 func (c *Controller) rewrite(ctx context.Context, r resource, until string) (left, total int64, err error) {
 	opts := metav1.ListOptions{Limit: page}
 	var done int64
 	for {
 		list, err := c.cfg.Metadata.Resource(r.gvr).List(ctx, opts)
 		if apierrors.IsResourceExpired(err) && opts.Continue != "" {
-			// What was done already costs little the second time.
+			// Start again. Objects that are already rewritten cost little.
 			opts.Continue, done = "", 0
 			continue
 		}
@@ -99,8 +99,8 @@ func (c *Controller) rewrite(ctx context.Context, r resource, until string) (lef
 	}
 }
 
-// touch patches nothing of an object, which makes the API server store it if it
-// would store it otherwise than it is.
+// touch sends an empty patch of an object. The API server then writes the object if its stored
+// format is outdated.
 func (c *Controller) touch(ctx context.Context, r resource, obj *metav1.PartialObjectMetadata, until string) error {
 	newer, err := resourceversion.CompareResourceVersion(obj.ResourceVersion, until)
 	if err != nil {
@@ -114,18 +114,18 @@ func (c *Controller) touch(ctx context.Context, r resource, obj *metav1.PartialO
 		"apiVersion": version, "kind": kind, "metadata": map[string]string{"resourceVersion": obj.ResourceVersion},
 	})
 	if err != nil {
-		return fmt.Errorf("encoding a patch: %w", err)
+		return fmt.Errorf("encoding patch: %w", err)
 	}
 	_, err = c.cfg.Metadata.Resource(r.gvr).Namespace(obj.Namespace).Patch(ctx, obj.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		// It is gone, or was written meanwhile, as a write does it now.
+		// The object was deleted, or was written concurrently in the current format.
 		return nil
 	}
 	return err
 }
 
-// passes tells whether an error is that of a busy or restarting API server.
-func passes(err error) bool {
+// isTransient reports whether an error is transient, from a busy or restarting API server.
+func isTransient(err error) bool {
 	return utilnet.IsConnectionReset(err) || utilnet.IsConnectionRefused(err) || utilnet.IsHTTP2ConnectionLost(err) || utilnet.IsProbableEOF(err) ||
 		apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) ||
 		apierrors.IsInternalError(err) || apierrors.IsTimeout(err)

@@ -1,5 +1,5 @@
-// Package tainteviction deletes pods from nodes with NoExecute taints that they
-// do not tolerate, at once or when the time of their toleration is up.
+// Package tainteviction deletes pods from nodes with NoExecute taints that the pods do not
+// tolerate, immediately or when the toleration expires.
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/
 package tainteviction
@@ -22,7 +22,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Controller syncs pods. Make it with New.
+// Controller evicts pods. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -30,23 +30,23 @@ type Controller struct {
 	nodes    corelisters.NodeLister
 	podIndex cache.Indexer
 	deleted  prometheus.Counter
-	// late is by how much pods outlive their time.
+	// late measures how long after the due time pods are deleted.
 	late    prometheus.Histogram
 	control control.PodControl
 
-	mu  sync.Mutex
-	due map[string]eviction // evictions that wait, by the pod's key; guarded by mu
+	mu      sync.Mutex
+	pending map[string]eviction // pending evictions by the pod's key; guarded by mu
 }
 
-// eviction is one that waits for its time.
+// eviction is a pending eviction.
 type eviction struct {
 	uid types.UID
-	// since is when the pod was first seen on the tainted node: tolerations
-	// count from then, also when taints come and go meanwhile.
+	// since is when the pod was first observed on the tainted node. Tolerations count from then,
+	// even if the node's taints change.
 	since, at time.Time
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	pods, nodes := env.Informers.Core().V1().Pods(), env.Informers.Core().V1().Nodes()
@@ -56,7 +56,7 @@ func New(env control.Env) (*Controller, error) {
 		nodes:    nodes.Lister(),
 		podIndex: pods.Informer().GetIndexer(),
 		control:  control.PodControl{Kube: env.Kube, Events: env.Events},
-		due:      map[string]eviction{},
+		pending:  map[string]eviction{},
 		deleted: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "taint_eviction_controller_pod_deletions_total",
 			Help: "[ALPHA] Total number of Pods deleted by TaintEvictionController since its start.",
@@ -90,7 +90,7 @@ func New(env control.Env) (*Controller, error) {
 		return nil, err
 	}
 	all := func(n *corev1.Node) {
-		on, err := control.PodsOn(c.podIndex, n.Name)
+		on, err := control.PodsOnNode(c.podIndex, n.Name)
 		if err != nil {
 			return
 		}
@@ -127,14 +127,14 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	p, err := c.pods.Pods(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
-		c.take(key)
+		c.removePending(key)
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	if p.Spec.NodeName == "" || p.DeletionTimestamp != nil {
-		c.take(key)
+		c.removePending(key)
 		return nil
 	}
 	n, err := c.nodes.Get(p.Spec.NodeName)
@@ -147,7 +147,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	}
 	stay, forever := tolerates(taints, p.Spec.Tolerations)
 	if forever {
-		if old, ok := c.take(key); ok && old.uid == p.UID {
+		if old, ok := c.removePending(key); ok && old.uid == p.UID {
 			c.env.Events.Eventf(reference(p), corev1.EventTypeNormal, "TaintManagerEviction", "Cancelling deletion of Pod %s", key)
 		}
 		return nil
@@ -155,12 +155,12 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	if stay > 0 {
 		now := c.env.Clock.Now()
 		c.mu.Lock()
-		e, ok := c.due[key]
+		e, ok := c.pending[key]
 		if !ok || e.uid != p.UID {
 			e = eviction{uid: p.UID, since: now}
 		}
 		e.at = e.since.Add(stay)
-		c.due[key] = e
+		c.pending[key] = e
 		c.mu.Unlock()
 		if left := e.at.Sub(now); left > 0 {
 			c.AddAfter(key, left)
@@ -170,17 +170,17 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.evict(ctx, p, key)
 }
 
-// take ends the waiting for key and returns what waited.
-func (c *Controller) take(key string) (eviction, bool) {
+// removePending removes and returns the pending eviction of key.
+func (c *Controller) removePending(key string) (eviction, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	e, ok := c.due[key]
-	delete(c.due, key)
+	e, ok := c.pending[key]
+	delete(c.pending, key)
 	return e, ok
 }
 
-// tolerates tells how long a pod with these tolerations may stay in spite of
-// the taints: zero if not at all. Of a taint the first toleration of it counts.
+// tolerates returns how long a pod with the tolerations may stay despite the taints; zero if the
+// pod must be evicted immediately. For each taint, the first matching toleration counts.
 func tolerates(taints []corev1.Taint, tolerations []corev1.Toleration) (stay time.Duration, forever bool) {
 	forever = true
 	for i := range taints {
@@ -217,7 +217,7 @@ func (c *Controller) evict(ctx context.Context, p *corev1.Pod, key string) error
 	}, c.env.Clock.Now()) {
 		if err := c.control.PatchStatus(ctx, p, next); err != nil {
 			if apierrors.IsNotFound(err) {
-				c.take(key)
+				c.removePending(key)
 				return nil
 			}
 			return err
@@ -227,10 +227,10 @@ func (c *Controller) evict(ctx context.Context, p *corev1.Pod, key string) error
 	if err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	waited, _ := c.take(key)
+	waited, _ := c.removePending(key)
 	if err == nil {
 		c.deleted.Inc()
-		overdue := 0.0 // of who tolerates nothing
+		overdue := 0.0 // zero for pods without a matching toleration
 		if !waited.at.IsZero() {
 			overdue = c.env.Clock.Since(waited.at).Seconds()
 		}

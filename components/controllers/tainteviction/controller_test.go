@@ -73,13 +73,13 @@ func TestEviction(t *testing.T) {
 		return f.Writes()
 	}
 	if w := sync(); len(w) != 0 {
-		t.Errorf("evicted at once: %v", w)
+		t.Errorf("evicted immediately: %v", w)
 	}
 	f.Clock.SetTime(controltest.Now.Add(299 * time.Second))
 	if w := sync(); len(w) != 0 {
 		t.Errorf("evicted too early: %v", w)
 	}
-	// The taint goes and comes: the time begins anew.
+	// The taint is removed and added again: the toleration period starts again.
 	f.Cache(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}})
 	sync()
 	f.Cache(n)

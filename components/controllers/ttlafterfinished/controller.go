@@ -1,5 +1,4 @@
-// Package ttlafterfinished deletes finished Jobs once their time to live is
-// over.
+// Package ttlafterfinished deletes finished Jobs when their TTL expires.
 //
 // https://kubernetes.io/docs/concepts/workloads/controllers/ttlafterfinished/
 package ttlafterfinished
@@ -19,16 +18,16 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Controller syncs Jobs. Make it with New.
+// Controller deletes finished Jobs. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env  control.Env
 	jobs batchlisters.JobLister
-	// late is by how much Jobs outlive their time.
+	// late measures how long after the TTL expiration Jobs are deleted.
 	late prometheus.Histogram
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	jobs := env.Informers.Batch().V1().Jobs()
@@ -46,10 +45,10 @@ func New(env control.Env) (*Controller, error) {
 			c.AddObject(j)
 		}
 	}
-	return c, c.Watch(jobs.Informer(), control.Living(add))
+	return c, c.Watch(jobs.Informer(), control.AddedOrUpdated(add))
 }
 
-// expiry is when a Job is to go; false if it is not to.
+// expiry returns when a Job must be deleted, and false if it must not.
 func expiry(j *batchv1.Job) (time.Time, bool) {
 	if j.Spec.TTLSecondsAfterFinished == nil || j.DeletionTimestamp != nil {
 		return time.Time{}, false
@@ -85,7 +84,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	if wait(j) {
 		return nil
 	}
-	// Its time to live may have been changed a moment ago.
+	// The TTL may have been changed since the cached version.
 	fresh, err := c.env.Kube.BatchV1().Jobs(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && (fresh.UID != j.UID || wait(fresh)) {
 		return nil
@@ -99,7 +98,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 		Preconditions:     &metav1.Preconditions{UID: &fresh.UID, ResourceVersion: &fresh.ResourceVersion},
 	})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("deleting a finished job: %w", err)
+		return fmt.Errorf("deleting finished job: %w", err)
 	}
 	if at, ok := expiry(fresh); ok && err == nil {
 		c.late.Observe(c.env.Clock.Since(at).Seconds())

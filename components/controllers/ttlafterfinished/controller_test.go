@@ -32,7 +32,7 @@ func TestExpiry(t *testing.T) {
 			tc.job.Namespace, tc.job.Name = "ns", "j"
 			f.Add(&tc.job)
 			if err := controltest.Sync(t, c.Loop, "ns/j"); err != nil {
-				// A Job that is not to go is never queued by an event.
+				// Events never enqueue a Job that must not be deleted.
 				t.Fatal(err)
 			}
 			if got := controltest.Count(f.Writes(), "delete jobs") == 1; got != tc.gone {

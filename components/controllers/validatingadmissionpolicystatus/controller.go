@@ -1,7 +1,6 @@
-// Package validatingadmissionpolicystatus checks the expressions of validating
-// admission policies against the types that they will meet, and writes what it
-// finds into their status. Expressions that no type fits are admitted all the
-// same: their author is told.
+// Package validatingadmissionpolicystatus type-checks the expressions of validating admission
+// policies against the types that they match, and writes warnings to the status. The warnings do
+// not affect admission.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy/#type-checking
 package validatingadmissionpolicystatus
@@ -27,7 +26,7 @@ import (
 
 const fieldManager = "validatingadmissionpolicy-status"
 
-// Controller syncs policies. Make it with New.
+// Controller type-checks policies. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -35,17 +34,17 @@ type Controller struct {
 	discovery discovery.DiscoveryInterface
 }
 
-// New makes the controller. Schemas and kinds come from discovery, those of
-// custom resources too; nothing is asked for before there is a policy.
+// New creates the controller. It gets schemas and kinds from discovery, including those of custom
+// resources. It sends no request until a policy exists.
 func New(env control.Env, d discovery.DiscoveryInterface) (*Controller, error) {
 	if d == nil {
-		return nil, errors.New("type checking takes discovery")
+		return nil, errors.New("type checking requires a discovery client")
 	}
 	env = env.Defaulted()
 	policies := env.Informers.Admissionregistration().V1().ValidatingAdmissionPolicies()
 	c := &Controller{env: env, policies: policies.Lister(), discovery: d}
 	c.Loop = control.NewLoop(env, "validatingadmissionpolicy-status", c.sync)
-	return c, c.Watch(policies.Informer(), control.Every(func(p *admissionv1.ValidatingAdmissionPolicy) { c.Add(p.Name) }))
+	return c, c.Watch(policies.Informer(), control.AnyEvent(func(p *admissionv1.ValidatingAdmissionPolicy) { c.Add(p.Name) }))
 }
 
 func (c *Controller) sync(ctx context.Context, name string) error {
@@ -56,7 +55,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	if err != nil || policy.Generation <= policy.Status.ObservedGeneration {
 		return err
 	}
-	// Policies change seldom, so what is served is asked anew each time.
+	// Policies change rarely, so the discovery cache is created for each sync.
 	checker := validating.TypeChecker{
 		SchemaResolver: &resolver.ClientDiscoveryResolver{Discovery: c.discovery},
 		RestMapper:     restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.discovery)),
@@ -70,7 +69,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	_, err = c.env.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicies().ApplyStatus(ctx, apply,
 		metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("writing the status of policy %s: %w", name, err)
+		return fmt.Errorf("updating status of policy %s: %w", name, err)
 	}
 	return nil
 }

@@ -13,7 +13,7 @@ import (
 	"hyperkube/components/controllers/internal/controltest"
 )
 
-// served is discovery with the schemas of Kubernetes' own types.
+// served is a discovery client with the schemas of the built-in types.
 type served struct {
 	discovery.DiscoveryInterface
 	schemas openapi.Client
@@ -21,8 +21,7 @@ type served struct {
 
 func (s served) OpenAPIV3() openapi.Client { return s.schemas }
 
-// TestTypesChecked: what in expressions fits no type that they meet stands in the
-// status, once for each generation.
+// TestTypesChecked: type errors in expressions are written to the status once for each generation.
 func TestTypesChecked(t *testing.T) {
 	policy := &admissionv1.ValidatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "p", Generation: 2},
@@ -66,11 +65,11 @@ func TestTypesChecked(t *testing.T) {
 			t.Errorf("%s: %s", w.FieldRef, w.Warning)
 		}
 	}
-	// It has been looked at.
+	// The observed generation shows that the policy was checked.
 	got.Status.TypeChecking = nil
 	f.Cache(got)
 	f.Kube.ClearActions()
 	if err := c.sync(t.Context(), "p"); err != nil || len(f.Kube.Actions()) > 0 {
-		t.Errorf("checked again: %v %v", f.Kube.Actions(), err)
+		t.Errorf("repeated check: %v %v", f.Kube.Actions(), err)
 	}
 }

@@ -1,5 +1,5 @@
-// Package volumeexpand tells of claims that ask for more than they have who will
-// grow them: whoever made their volumes.
+// Package volumeexpand emits an event on claims that request more storage than they have. It says
+// that an external controller, the volume's provisioner, expands them.
 //
 // https://kubernetes.io/docs/concepts/storage/persistent-volumes/#expanding-persistent-volumes-claims
 package volumeexpand
@@ -13,10 +13,10 @@ import (
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/localpath"
+	"hyperkube/internal/pod/localpath"
 )
 
-// Controller syncs claims. Make it with New.
+// Controller emits the events. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env     control.Env
@@ -24,7 +24,7 @@ type Controller struct {
 	volumes corelisters.PersistentVolumeLister
 }
 
-// New makes the controller.
+// New creates the controller.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()
@@ -62,7 +62,7 @@ func (c *Controller) sync(_ context.Context, key string) error {
 		return err
 	}
 	if pv.Annotations[volumehelpers.AnnDynamicallyProvisioned] == localpath.Provisioner {
-		return nil // the provisioner grows it by itself
+		return nil // the local path provisioner expands it
 	}
 	c.env.Events.Event(pvc, corev1.EventTypeNormal, "ExternalExpanding", "waiting for an external controller to expand this PVC")
 	return nil

@@ -1,5 +1,5 @@
-// Package volumeprotection keeps claims that pods use and volumes that claims
-// are bound to, though they were deleted, until that has ended.
+// Package volumeprotection maintains finalizers that delay the deletion of claims that pods use,
+// and of volumes and VolumeAttributesClasses that are in use.
 //
 // https://kubernetes.io/docs/concepts/storage/persistent-volumes/#storage-object-in-use-protection
 package volumeprotection
@@ -16,16 +16,16 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/controllers/internal/control"
-	"hyperkube/internal/podfacts"
-	"hyperkube/internal/podrefs"
+	"hyperkube/internal/api/podrefs"
+	"hyperkube/internal/pod/podutil"
 )
 
 const claimFinalizer = "kubernetes.io/pvc-protection"
 
-// byClaim indexes pods by the claims that they use.
+// byClaim is the name of the index of pods by the claims that they use.
 const byClaim = "claims"
 
-// Claims protects claims. Make it with NewClaims.
+// Claims protects claims. Use NewClaims to create it.
 type Claims struct {
 	*control.Loop
 	env    control.Env
@@ -33,7 +33,7 @@ type Claims struct {
 	pods   cache.Indexer
 }
 
-// NewClaims makes the controller.
+// NewClaims creates the controller.
 func NewClaims(env control.Env) (*Claims, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()
@@ -46,7 +46,7 @@ func NewClaims(env control.Env) (*Claims, error) {
 	}
 	c.Loop = control.NewLoop(env, "pvc-protection", c.sync)
 	claim := func(pvc *corev1.PersistentVolumeClaim) {
-		if (pvc.DeletionTimestamp != nil) == slices.Contains(pvc.Finalizers, claimFinalizer) || useOf(pvc) == nil {
+		if (pvc.DeletionTimestamp != nil) == slices.Contains(pvc.Finalizers, claimFinalizer) || unusedCondition(pvc) == nil {
 			c.AddObject(pvc)
 		}
 	}
@@ -63,13 +63,13 @@ func NewClaims(env control.Env) (*Claims, error) {
 		if old.UID != p.UID {
 			touch(old)
 		}
-		if old.UID != p.UID || over(old) != over(p) || shutDown(old) != shutDown(p) {
+		if old.UID != p.UID || terminated(old) != terminated(p) || shutDown(old) != shutDown(p) {
 			touch(p)
 		}
 	}, touch))
 }
 
-// claimsOf returns the keys of the claims of a pod.
+// claimsOf returns the keys of the claims of a pod. It is an index function.
 func claimsOf(obj any) ([]string, error) {
 	p, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -94,7 +94,7 @@ func (c *Claims) sync(ctx context.Context, key string) error {
 		return err
 	}
 	if pvc.DeletionTimestamp == nil && pvc.Status.Phase == corev1.ClaimBound {
-		if err := c.tellUse(ctx, pvc); err != nil {
+		if err := c.updateUnusedCondition(ctx, pvc); err != nil {
 			return err
 		}
 	}
@@ -105,15 +105,15 @@ func (c *Claims) sync(ctx context.Context, key string) error {
 	case pvc.DeletionTimestamp == nil || !has:
 		return nil
 	}
-	used, err := c.used(ctx, pvc, holds)
+	used, err := c.used(ctx, pvc, keepsClaim)
 	if used || err != nil {
 		return err
 	}
 	return c.write(ctx, pvc, slices.DeleteFunc(slices.Clone(pvc.Finalizers), func(f string) bool { return f == claimFinalizer }))
 }
 
-// used tells whether a pod uses a claim, by what uses says of each. Before it
-// says no it asks the API, for the informer of pods may be behind that of claims.
+// used reports whether uses returns true for a pod and the claim. If no pod in the cache uses the
+// claim, it checks with the API server, because the cache may be stale.
 func (c *Claims) used(ctx context.Context, pvc *corev1.PersistentVolumeClaim, uses func(*corev1.Pod, *corev1.PersistentVolumeClaim) bool) (bool, error) {
 	objs, err := c.pods.ByIndex(byClaim, pvc.Namespace+"/"+pvc.Name)
 	if err != nil {
@@ -126,7 +126,7 @@ func (c *Claims) used(ctx context.Context, pvc *corev1.PersistentVolumeClaim, us
 	}
 	list, err := c.env.Kube.CoreV1().Pods(pvc.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return false, fmt.Errorf("looking for pods that use claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
+		return false, fmt.Errorf("listing pods that use claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
 	}
 	for i := range list.Items {
 		if uses(&list.Items[i], pvc) {
@@ -136,48 +136,48 @@ func (c *Claims) used(ctx context.Context, pvc *corev1.PersistentVolumeClaim, us
 	return false, nil
 }
 
-// holds tells whether a pod keeps a claim, for it is on a node and so may have
-// the volume mounted: one that has ended does so until it is deleted.
-func holds(p *corev1.Pod, pvc *corev1.PersistentVolumeClaim) bool {
+// keepsClaim reports whether a pod prevents the deletion of a claim. Pods on a node do, because the
+// volume may be mounted, even after they have terminated.
+func keepsClaim(p *corev1.Pod, pvc *corev1.PersistentVolumeClaim) bool {
 	if p.Spec.NodeName == "" {
 		return false
 	}
 	for i := range p.Spec.Volumes {
 		v := &p.Spec.Volumes[i]
-		if names(v, pvc) || !shutDown(p) && makes(p, v, pvc) {
+		if refersByName(v, pvc) || !shutDown(p) && ownsEphemeral(p, v, pvc) {
 			return true
 		}
 	}
 	return false
 }
 
-// refers tells whether a pod that is not over refers to a claim, on a node or
-// not.
-func refers(p *corev1.Pod, pvc *corev1.PersistentVolumeClaim) bool {
-	if over(p) {
+// refersToClaim reports whether a pod that has not terminated refers to a claim, even if the pod is not
+// scheduled.
+func refersToClaim(p *corev1.Pod, pvc *corev1.PersistentVolumeClaim) bool {
+	if terminated(p) {
 		return false
 	}
 	for i := range p.Spec.Volumes {
 		v := &p.Spec.Volumes[i]
-		if names(v, pvc) || makes(p, v, pvc) {
+		if refersByName(v, pvc) || ownsEphemeral(p, v, pvc) {
 			return true
 		}
 	}
 	return false
 }
 
-func names(v *corev1.Volume, pvc *corev1.PersistentVolumeClaim) bool {
+func refersByName(v *corev1.Volume, pvc *corev1.PersistentVolumeClaim) bool {
 	return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == pvc.Name
 }
 
-// makes tells whether a claim is that of an ephemeral volume.
-func makes(p *corev1.Pod, v *corev1.Volume, pvc *corev1.PersistentVolumeClaim) bool {
+// ownsEphemeral reports whether a claim belongs to an ephemeral volume of a pod.
+func ownsEphemeral(p *corev1.Pod, v *corev1.Volume, pvc *corev1.PersistentVolumeClaim) bool {
 	return v.Ephemeral != nil && p.Name+"-"+v.Name == pvc.Name && metav1.IsControlledBy(pvc, p)
 }
 
-// over tells whether the containers of a pod have ended for good.
-func over(p *corev1.Pod) bool {
-	if podfacts.Terminal(p) {
+// terminated reports whether the containers of a pod have terminated permanently.
+func terminated(p *corev1.Pod) bool {
+	if podutil.Terminal(p) {
 		return true
 	}
 	return p.DeletionTimestamp != nil && !slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool {
@@ -185,14 +185,14 @@ func over(p *corev1.Pod) bool {
 	})
 }
 
-// shutDown tells whether the node is done with a pod, or was not asked.
+// shutDown reports whether the kubelet has terminated the pod and its deletion only remains to be
+// completed, or the pod was force-deleted.
 func shutDown(p *corev1.Pod) bool {
 	return p.DeletionTimestamp != nil && p.DeletionGracePeriodSeconds != nil && *p.DeletionGracePeriodSeconds == 0
 }
 
-// useOf returns the condition that tells since when a claim is not in use, nil
-// if there is none.
-func useOf(pvc *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaimCondition {
+// unusedCondition returns the condition that shows since when a claim has been unused, or nil.
+func unusedCondition(pvc *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaimCondition {
 	for i := range pvc.Status.Conditions {
 		if c := &pvc.Status.Conditions[i]; c.Type == corev1.PersistentVolumeClaimUnused {
 			return c
@@ -201,16 +201,15 @@ func useOf(pvc *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaimCondi
 	return nil
 }
 
-// tellUse keeps the condition of a bound claim that tells since when no pod has
-// referred to it.
+// updateUnusedCondition maintains the condition of a bound claim that shows since when no pod has referred to it.
 //
 // https://kep.k8s.io/5541
-func (c *Claims) tellUse(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
-	used, err := c.used(ctx, pvc, refers)
+func (c *Claims) updateUnusedCondition(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
+	used, err := c.used(ctx, pvc, refersToClaim)
 	if err != nil {
 		return err
 	}
-	was := useOf(pvc)
+	was := unusedCondition(pvc)
 	now := corev1.PersistentVolumeClaimCondition{
 		Type: corev1.PersistentVolumeClaimUnused, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(c.env.Clock.Now()),
 		Reason: "NoPodsUsingPVC", Message: "No pods are currently referencing this PVC",
@@ -222,13 +221,13 @@ func (c *Claims) tellUse(ctx context.Context, pvc *corev1.PersistentVolumeClaim)
 		return nil
 	}
 	next := pvc.DeepCopy()
-	if at := useOf(next); at != nil {
+	if at := unusedCondition(next); at != nil {
 		*at = now
 	} else {
 		next.Status.Conditions = append(next.Status.Conditions, now)
 	}
 	if _, err := c.env.Kube.CoreV1().PersistentVolumeClaims(pvc.Namespace).UpdateStatus(ctx, next, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("telling whether claim %s/%s is in use: %w", pvc.Namespace, pvc.Name, err)
+		return fmt.Errorf("updating Unused condition of claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
 	}
 	return nil
 }
@@ -238,7 +237,7 @@ func (c *Claims) write(ctx context.Context, pvc *corev1.PersistentVolumeClaim, f
 	next.Finalizers = finalizers
 	_, err := c.env.Kube.CoreV1().PersistentVolumeClaims(pvc.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("protecting claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
+		return fmt.Errorf("updating finalizers of claim %s/%s: %w", pvc.Namespace, pvc.Name, err)
 	}
 	return nil
 }

@@ -19,8 +19,7 @@ import (
 
 const classFinalizer = "kubernetes.io/vac-protection"
 
-// Classes protects VolumeAttributesClasses that claims or volumes name. Make it
-// with NewClasses.
+// Classes protects VolumeAttributesClasses that claims or volumes use. Use NewClasses to create it.
 type Classes struct {
 	*control.Loop
 	env     control.Env
@@ -29,7 +28,7 @@ type Classes struct {
 	volumes corelisters.PersistentVolumeLister
 }
 
-// NewClasses makes the controller.
+// NewClasses creates the controller.
 func NewClasses(env control.Env) (*Classes, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()
@@ -53,13 +52,13 @@ func NewClasses(env control.Env) (*Classes, error) {
 	}
 	return c, errors.Join(
 		c.Watch(classes.Informer(), control.Handlers(changed, func(_, class *storagev1.VolumeAttributesClass) { changed(class) }, nil)),
-		// Only what no longer names a class can let it go.
+		// Only a claim or volume that stops referring to a class can unblock its deletion.
 		c.Watch(core.PersistentVolumeClaims().Informer(), control.Handlers(nil, func(old, _ *corev1.PersistentVolumeClaim) { claim(old) }, claim)),
 		c.Watch(core.PersistentVolumes().Informer(), control.Handlers(nil, func(old, _ *corev1.PersistentVolume) { volume(old) }, volume)),
 	)
 }
 
-// attributesOf returns the names of the classes that a claim has or wants.
+// attributesOf returns the names of a claim's current and requested VolumeAttributesClasses.
 func attributesOf(pvc *corev1.PersistentVolumeClaim) []string {
 	var names []string
 	add := func(name *string) {
@@ -98,7 +97,7 @@ func (c *Classes) sync(ctx context.Context, name string) error {
 		return nil
 	}
 	if _, err := c.env.Kube.StorageV1().VolumeAttributesClasses().Update(ctx, next, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("protecting class %s: %w", name, err)
+		return fmt.Errorf("updating finalizers of class %s: %w", name, err)
 	}
 	return nil
 }

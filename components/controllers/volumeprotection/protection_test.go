@@ -52,17 +52,17 @@ func TestProtection(t *testing.T) {
 		objects []runtime.Object
 		want    string
 	}{
-		"a claim without":                  {claims, []runtime.Object{claim("", false)}, "[update persistentvolumeclaims]"},
-		"a claim with":                     {claims, []runtime.Object{claim(claimFinalizer, false)}, "[]"},
-		"a claim that goes":                {claims, []runtime.Object{claim(claimFinalizer, true)}, "[update persistentvolumeclaims]"},
-		"a claim that goes, used":          {claims, []runtime.Object{claim(claimFinalizer, true), user("n", corev1.PodRunning)}, "[]"},
-		"a claim that goes, used before":   {claims, []runtime.Object{claim(claimFinalizer, true), user("n", corev1.PodSucceeded)}, "[]"},
-		"a claim that goes, no node":       {claims, []runtime.Object{claim(claimFinalizer, true), user("", corev1.PodPending)}, "[update persistentvolumeclaims]"},
-		"a volume that goes":               {volumes, []runtime.Object{volume(true, corev1.VolumeReleased)}, "[update persistentvolumes]"},
-		"a volume that goes, bound":        {volumes, []runtime.Object{volume(true, corev1.VolumeBound)}, "[]"},
-		"a class that goes":                {classes, []runtime.Object{&storagev1.VolumeAttributesClass{ObjectMeta: meta("x", classFinalizer, true)}}, "[update volumeattributesclasses]"},
-		"a class that goes, named":         {classes, []runtime.Object{&storagev1.VolumeAttributesClass{ObjectMeta: meta("x", classFinalizer, true)}, naming}, "[]"},
-		"a class without, nobody names it": {classes, []runtime.Object{&storagev1.VolumeAttributesClass{ObjectMeta: meta("x", "", false)}}, "[update volumeattributesclasses]"},
+		"claim without finalizer":                 {claims, []runtime.Object{claim("", false)}, "[update persistentvolumeclaims]"},
+		"claim with finalizer":                    {claims, []runtime.Object{claim(claimFinalizer, false)}, "[]"},
+		"deleted claim":                           {claims, []runtime.Object{claim(claimFinalizer, true)}, "[update persistentvolumeclaims]"},
+		"deleted claim, in use":                   {claims, []runtime.Object{claim(claimFinalizer, true), user("n", corev1.PodRunning)}, "[]"},
+		"deleted claim, used by a terminated pod": {claims, []runtime.Object{claim(claimFinalizer, true), user("n", corev1.PodSucceeded)}, "[]"},
+		"deleted claim, pod without node":         {claims, []runtime.Object{claim(claimFinalizer, true), user("", corev1.PodPending)}, "[update persistentvolumeclaims]"},
+		"deleted volume":                          {volumes, []runtime.Object{volume(true, corev1.VolumeReleased)}, "[update persistentvolumes]"},
+		"deleted volume, bound":                   {volumes, []runtime.Object{volume(true, corev1.VolumeBound)}, "[]"},
+		"deleted class":                           {classes, []runtime.Object{&storagev1.VolumeAttributesClass{ObjectMeta: meta("x", classFinalizer, true)}}, "[update volumeattributesclasses]"},
+		"deleted class, in use":                   {classes, []runtime.Object{&storagev1.VolumeAttributesClass{ObjectMeta: meta("x", classFinalizer, true)}, naming}, "[]"},
+		"class without finalizer, unused":         {classes, []runtime.Object{&storagev1.VolumeAttributesClass{ObjectMeta: meta("x", "", false)}}, "[update volumeattributesclasses]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := controltest.New(t, tc.objects...)
@@ -85,7 +85,7 @@ func TestProtection(t *testing.T) {
 }
 
 func TestUse(t *testing.T) {
-	told := func(s corev1.ConditionStatus) *corev1.PersistentVolumeClaim {
+	withCondition := func(s corev1.ConditionStatus) *corev1.PersistentVolumeClaim {
 		pvc := &corev1.PersistentVolumeClaim{ObjectMeta: meta("x", claimFinalizer, false), Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}}
 		pvc.Namespace = "ns"
 		if s != "" {
@@ -93,18 +93,18 @@ func TestUse(t *testing.T) {
 		}
 		return pvc
 	}
-	pending := told("")
+	pending := withCondition("")
 	pending.Status.Phase = corev1.ClaimPending
 	for name, tc := range map[string]struct {
 		objects []runtime.Object
 		want    corev1.ConditionStatus
-		reason  string // "" if nothing is written
+		reason  string // "" if there is no update
 	}{
-		"not bound":         {[]runtime.Object{pending}, "", ""},
-		"nobody":            {[]runtime.Object{told("")}, corev1.ConditionTrue, "NoPodsUsingPVC"},
-		"somebody, no node": {[]runtime.Object{told(""), user("", corev1.PodPending)}, corev1.ConditionFalse, "PodUsingPVC"},
-		"still":             {[]runtime.Object{told(corev1.ConditionFalse), user("n", corev1.PodRunning)}, corev1.ConditionFalse, ""},
-		"no more":           {[]runtime.Object{told(corev1.ConditionFalse), user("n", corev1.PodSucceeded)}, corev1.ConditionTrue, "NoPodsUsingPVC"},
+		"not bound":        {[]runtime.Object{pending}, "", ""},
+		"no pod":           {[]runtime.Object{withCondition("")}, corev1.ConditionTrue, "NoPodsUsingPVC"},
+		"pod without node": {[]runtime.Object{withCondition(""), user("", corev1.PodPending)}, corev1.ConditionFalse, "PodUsingPVC"},
+		"still used":       {[]runtime.Object{withCondition(corev1.ConditionFalse), user("n", corev1.PodRunning)}, corev1.ConditionFalse, ""},
+		"no longer used":   {[]runtime.Object{withCondition(corev1.ConditionFalse), user("n", corev1.PodSucceeded)}, corev1.ConditionTrue, "NoPodsUsingPVC"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := controltest.New(t, tc.objects...)
@@ -120,7 +120,7 @@ func TestUse(t *testing.T) {
 				t.Fatal(err)
 			}
 			var is corev1.PersistentVolumeClaimCondition
-			if u := useOf(pvc); u != nil {
+			if u := unusedCondition(pvc); u != nil {
 				is = *u
 			}
 			if is.Status != tc.want || is.Reason != tc.reason {

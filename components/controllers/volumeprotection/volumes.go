@@ -15,14 +15,14 @@ import (
 
 const volumeFinalizer = "kubernetes.io/pv-protection"
 
-// Volumes protects volumes. Make it with NewVolumes.
+// Volumes protects volumes. Use NewVolumes to create it.
 type Volumes struct {
 	*control.Loop
 	env     control.Env
 	volumes corelisters.PersistentVolumeLister
 }
 
-// NewVolumes makes the controller.
+// NewVolumes creates the controller.
 func NewVolumes(env control.Env) (*Volumes, error) {
 	env = env.Defaulted()
 	volumes := env.Informers.Core().V1().PersistentVolumes()
@@ -33,7 +33,7 @@ func NewVolumes(env control.Env) (*Volumes, error) {
 			c.AddObject(pv)
 		}
 	}
-	return c, c.Watch(volumes.Informer(), control.Living(changed))
+	return c, c.Watch(volumes.Informer(), control.AddedOrUpdated(changed))
 }
 
 func (c *Volumes) sync(ctx context.Context, name string) error {
@@ -55,7 +55,7 @@ func (c *Volumes) sync(ctx context.Context, name string) error {
 		return nil
 	}
 	if _, err := c.env.Kube.CoreV1().PersistentVolumes().Update(ctx, next, metav1.UpdateOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("protecting volume %s: %w", name, err)
+		return fmt.Errorf("updating finalizers of volume %s: %w", name, err)
 	}
 	return nil
 }

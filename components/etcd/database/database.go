@@ -1,5 +1,5 @@
-// Package database looks at the file that an etcd member keeps its keys in, or at
-// a snapshot of it, without an etcd, which panics at what is damaged.
+// Package database inspects the database file of an etcd member, or a snapshot of it, without etcd,
+// which panics on damaged files.
 package database
 
 import (
@@ -16,30 +16,30 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/schema"
 )
 
-// Contents is what is known of a database before etcd has it.
+// Contents is the state of a database file as read before etcd opens it.
 type Contents struct {
-	// Exists is false when there is no file, or an empty one.
+	// Exists is false if the file does not exist or is empty.
 	Exists bool
-	// Applied is how much of the write-ahead log is in it: an index.
+	// Applied is the index of the last raft entry that the database contains.
 	Applied uint64
-	// Members is how many the cluster has.
+	// Members is the number of members of the cluster.
 	Members int
 }
 
-// Look goes through every key of the database in file, as etcd does when it
-// opens it, but where a panic can be caught. Nobody else may have it open for
-// writing. Changes within values are not seen: they have no checksums.
-func Look(file string) (out Contents, err error) {
+// Inspect iterates over every key of the database in file, as etcd does when it opens the file, but
+// converts panics to errors. No other process may have the file open for writing. Changes within
+// values are not detected, because values have no checksums.
+func Inspect(file string) (out Contents, err error) {
 	if stat, err := os.Stat(file); errors.Is(err, os.ErrNotExist) || err == nil && stat.Size() == 0 {
 		return out, nil
 	}
-	// What a mapped file lacks, because it ends too early or the disk cannot
-	// read it, is a fault of memory, which ends a process unless asked not to.
+	// If the mapped file is truncated or the disk cannot read it, memory access faults. A fault
+	// terminates the process unless SetPanicOnFault is set.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		problem := recover()
 		if _, fault := problem.(interface{ Addr() uintptr }); fault {
-			err = errors.New("part of it is not there")
+			err = errors.New("part of the file is missing or unreadable")
 		} else if problem != nil {
 			err = fmt.Errorf("%v", problem)
 		}
@@ -47,7 +47,7 @@ func Look(file string) (out Contents, err error) {
 	out.Exists = true
 	db, err := bolt.Open(file, 0o600, &bolt.Options{ReadOnly: true, Timeout: time.Second})
 	if errors.Is(err, bolt.ErrTimeout) {
-		return out, errors.New("another process works on it")
+		return out, errors.New("the file is in use by another process")
 	}
 	if err != nil {
 		return out, err
@@ -90,9 +90,9 @@ func Look(file string) (out Contents, err error) {
 	return out, err
 }
 
-// Unreadable is the error, if any, of reading a file to its end: what Look finds
-// may then be the disk's fault.
-func Unreadable(file string) error {
+// ReadError reads a file to its end and returns the read error, if any. Such an error means that
+// the disk may be the cause of an error of Look.
+func ReadError(file string) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err

@@ -11,7 +11,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 )
 
-// What is damaged in a database is an error that says what, and never a panic.
+// TestLook checks that a damaged database yields an error that names the damage, and never a panic.
 func TestLook(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "db")
 	db, err := bolt.Open(file, 0o600, nil)
@@ -37,7 +37,7 @@ func TestLook(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		data []byte
-		want string // empty: it is whole
+		want string // empty: the database is intact
 	}{
 		"whole":             {whole, ""},
 		"end is missing":    {whole[:len(whole)/2], "it ends after"},
@@ -47,21 +47,21 @@ func TestLook(t *testing.T) {
 		if err := os.WriteFile(file, c.data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		got, err := Look(file)
+		got, err := Inspect(file)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || err == nil && !got.Exists {
 			t.Errorf("%s: %+v, %v, want %q", name, got, err, c.want)
 		}
-		if err := Unreadable(file); err != nil {
+		if err := ReadError(file); err != nil {
 			t.Errorf("%s cannot be read: %v", name, err)
 		}
 	}
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := Look(file); err != nil || got.Exists {
+	if got, err := Inspect(file); err != nil || got.Exists {
 		t.Errorf("no file: %+v, %v", got, err)
 	}
-	if err := Unreadable(file); err == nil {
+	if err := ReadError(file); err == nil {
 		t.Error("what is not there can be read")
 	}
 }

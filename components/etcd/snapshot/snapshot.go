@@ -1,5 +1,5 @@
-// Package snapshot saves what an etcd has to a file and makes a member's data
-// of such a file. The files are those of etcdctl and etcdutl.
+// Package snapshot saves the data of etcd to a file and restores the data of a member from such a
+// file. The files are compatible with etcdctl and etcdutl.
 //
 // https://etcd.io/docs/v3.6/op-guide/recovery/
 package snapshot
@@ -22,36 +22,35 @@ import (
 	"hyperkube/components/etcd/database"
 )
 
-// Status is what a snapshot holds.
+// Status describes the content of a snapshot.
 type Status = snapshot.Status
 
-// Restored says what Restore is to make.
-type Restored struct {
-	// Snapshot is the file.
+// RestoreOptions are the parameters of Restore.
+type RestoreOptions struct {
+	// Snapshot is the path of the snapshot file.
 	Snapshot string
-	// DataDir is the member's. What is there is kept beside it.
+	// DataDir is the data directory of the member. Existing data is moved aside.
 	DataDir string
-	// Name and PeerURL are of the member, which will be alone.
+	// Name and PeerURL of the member, which becomes a single-member cluster.
 	Name, PeerURL string
-	// RevisionBump is by how much revisions go on from those of the snapshot,
-	// so that they are greater than any that clients have seen since. All
-	// before counts as compacted: watches of old revisions end and begin anew.
-	// Zero: they go on from the snapshot's.
+	// RevisionBump is added to the revision of the snapshot, so that new revisions are greater than
+	// any that clients have seen since. All earlier revisions are marked as compacted, so watches
+	// of old revisions fail and clients list again. Zero continues from the revision of the
+	// snapshot.
 	RevisionBump uint64
-	// SkipHashCheck takes a file without a checksum: the copy of a member's
-	// database.
+	// SkipHashCheck accepts a file without a checksum, such as a copy of a member's database.
 	SkipHashCheck bool
 }
 
-// Save writes the state of the etcd that client is connected with to path,
-// which must not exist. The file appears when it is whole and on the disk.
+// Save writes a snapshot of the etcd that client is connected to. The file at path must not exist;
+// it appears once it is complete and synced.
 func Save(ctx context.Context, client *clientv3.Client, path string) (err error) {
 	if _, err := os.Stat(path); err == nil {
-		return fmt.Errorf("%s exists already", path)
+		return fmt.Errorf("%s already exists", path)
 	}
 	from, err := client.Snapshot(ctx)
 	if err != nil {
-		return fmt.Errorf("asking etcd for a snapshot: %w", err)
+		return fmt.Errorf("requesting a snapshot from etcd: %w", err)
 	}
 	defer from.Close()
 	part := path + ".part"
@@ -80,7 +79,7 @@ func Save(ctx context.Context, client *clientv3.Client, path string) (err error)
 	return syncDir(filepath.Dir(path))
 }
 
-// Read tells what a snapshot holds, and checks that it is whole.
+// Read verifies a snapshot and returns its status.
 func Read(path string) (Status, error) {
 	if err := check(path); err != nil {
 		return Status{}, err
@@ -92,12 +91,12 @@ func Read(path string) (Status, error) {
 	return s, nil
 }
 
-// check finds what etcd's own functions panic at.
+// check detects damage at which etcd's own functions panic.
 func check(path string) error {
 	if _, err := os.Stat(path); err != nil {
 		return fmt.Errorf("reading the snapshot: %w", err)
 	}
-	has, err := database.Look(path)
+	has, err := database.Inspect(path)
 	switch {
 	case err != nil:
 		return fmt.Errorf("the snapshot %s is damaged: %w", path, err)
@@ -107,13 +106,12 @@ func check(path string) error {
 	return nil
 }
 
-// Restore makes a member's data of a snapshot. The member must not run. The
-// data that was there is moved to the folder whose name is returned, "" if
-// there was none. When anything fails, that is left in place; a Restore that
-// was interrupted may be repeated.
-func Restore(r Restored) (old string, err error) {
+// Restore creates the data of a member from a snapshot. The member must not run. It moves existing
+// data to the directory whose name it returns, or returns "" if there was none. If an error occurs,
+// the existing data stays in place. An interrupted Restore may be repeated.
+func Restore(r RestoreOptions) (old string, err error) {
 	dir := filepath.Clean(r.DataDir)
-	if err := idle(dir); err != nil {
+	if err := checkIdle(dir); err != nil {
 		return "", err
 	}
 	if err := check(r.Snapshot); err != nil {
@@ -121,7 +119,7 @@ func Restore(r Restored) (old string, err error) {
 	}
 	fresh := dir + ".restoring"
 	if err := os.RemoveAll(fresh); err != nil {
-		return "", fmt.Errorf("removing what an earlier restore left: %w", err)
+		return "", fmt.Errorf("removing the leftovers of an earlier restore: %w", err)
 	}
 	err = snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
 		SnapshotPath: r.Snapshot, OutputDataDir: fresh, Name: r.Name, PeerURLs: []string{r.PeerURL},
@@ -137,13 +135,13 @@ func Restore(r Restored) (old string, err error) {
 	return old, syncDir(filepath.Dir(dir))
 }
 
-// replace puts fresh in the place of dir and returns where what was there is now,
-// "" if nothing was. There is something at dir at every instant, where the file
-// system can do that: without, the next start would make an empty cluster.
+// replace moves fresh to dir and returns the new path of the previous data, or "" if there was
+// none. Where the file system supports it, data exists at dir at every instant. Otherwise a start
+// in between would create an empty cluster.
 func replace(dir, fresh string) (old string, err error) {
 	place := func(from string) error {
 		if err := os.Rename(from, dir); err != nil {
-			return fmt.Errorf("putting the restored data in place: %w", err)
+			return fmt.Errorf("installing the restored data: %w", err)
 		}
 		return nil
 	}
@@ -156,9 +154,9 @@ func replace(dir, fresh string) (old string, err error) {
 			break
 		}
 	}
-	// Under the old's later name first: all has its name as soon as they change places.
+	// The restored data first takes the backup name, because the exchange swaps the two names.
 	if err := os.Rename(fresh, old); err != nil {
-		return "", fmt.Errorf("putting the restored data in place: %w", err)
+		return "", fmt.Errorf("installing the restored data: %w", err)
 	}
 	if unix.Renameat2(unix.AT_FDCWD, old, unix.AT_FDCWD, dir, unix.RENAME_EXCHANGE) == nil {
 		return old, nil
@@ -168,17 +166,17 @@ func replace(dir, fresh string) (old string, err error) {
 		err = os.Rename(dir, old)
 	}
 	if err != nil {
-		return "", fmt.Errorf("keeping the data that was there: %w", err)
+		return "", fmt.Errorf("keeping the existing data: %w", err)
 	}
 	return old, place(fresh)
 }
 
-// WaitIdle waits until no member works on the data in dir.
+// WaitIdle waits until no member uses the data in dir.
 func WaitIdle(ctx context.Context, dir string) error {
-	ticker := time.NewTicker(200 * time.Millisecond) // locks tell nobody that they are free
+	ticker := time.NewTicker(200 * time.Millisecond) // the release of a file lock sends no notification
 	defer ticker.Stop()
 	for {
-		err := idle(dir)
+		err := checkIdle(dir)
 		if err == nil {
 			return nil
 		}
@@ -190,22 +188,22 @@ func WaitIdle(ctx context.Context, dir string) error {
 	}
 }
 
-// idle fails when a member works on the data in dir: it then holds the lock of
-// its database.
-func idle(dir string) error {
+// checkIdle returns an error if a member uses the data in dir. A running member holds the lock of its
+// database.
+func checkIdle(dir string) error {
 	f, err := os.Open(filepath.Join(dir, "member", "snap", "db"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("looking whether etcd runs: %w", err)
+		return fmt.Errorf("checking whether etcd is running: %w", err)
 	}
 	defer f.Close()
 	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		return fmt.Errorf("etcd works on %s: stop it first", dir)
+		return fmt.Errorf("etcd is using %s: stop it first", dir)
 	case err != nil:
-		return fmt.Errorf("looking whether etcd runs: %w", err)
+		return fmt.Errorf("checking whether etcd is running: %w", err)
 	}
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"hyperkube/internal/testetcd"
+	"hyperkube/internal/testing/testetcd"
 )
 
 func TestSaveAndRestore(t *testing.T) {
@@ -33,7 +33,7 @@ func TestSaveAndRestore(t *testing.T) {
 		t.Error("a file was overwritten")
 	}
 	put(m, "new")
-	r := Restored{Snapshot: file, DataDir: data, Name: "default", PeerURL: "http://127.0.0.1:2380", RevisionBump: 1000}
+	r := RestoreOptions{Snapshot: file, DataDir: data, Name: "default", PeerURL: "http://127.0.0.1:2380", RevisionBump: 1000}
 	if _, err := Restore(r); err == nil || !strings.Contains(err.Error(), "stop it first") {
 		t.Errorf("restored under a running member: %v", err)
 	}
@@ -56,7 +56,7 @@ func TestSaveAndRestore(t *testing.T) {
 		t.Error("a broken snapshot was restored")
 	}
 	testDamaged(t, r, content)
-	// There is data at every instant: whoever is killed leaves some.
+	// Data exists at every instant, so a killed Restore never leaves an empty directory.
 	ended := make(chan error, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	go func() {
@@ -66,7 +66,7 @@ func TestSaveAndRestore(t *testing.T) {
 		}
 		ended <- err
 	}()
-	for i := range 2 { // twice does no harm
+	for i := range 2 { // Restore can be repeated
 		old, err := Restore(r)
 		if err != nil {
 			t.Fatal(err)
@@ -87,13 +87,13 @@ func TestSaveAndRestore(t *testing.T) {
 	}
 }
 
-// testDamaged restores and reads snapshots of which the end or a page is
-// missing, with their checksum and without: it is an error, not a panic.
-func testDamaged(t *testing.T, r Restored, content []byte) {
+// testDamaged restores and reads snapshots with a missing end or page, with and without checksum.
+// They must yield an error, not a panic.
+func testDamaged(t *testing.T, r RestoreOptions, content []byte) {
 	t.Helper()
 	r.Snapshot, r.SkipHashCheck = filepath.Join(t.TempDir(), "damaged.db"), true
 	zeroed := slices.Clone(content)
-	clear(zeroed[2*4096 : min(8*4096, len(zeroed))]) // of a small database all but the first pages
+	clear(zeroed[2*4096 : min(8*4096, len(zeroed))]) // all but the first pages of a small database
 	for what, data := range map[string][]byte{
 		"is empty":              nil,
 		"is damaged: it ends":   content[:5*4096],

@@ -1,7 +1,6 @@
-// Package cri is the kubelet's way to a container runtime: CRI v1 over a unix
-// socket, whoever serves it. It holds the connection, the labels by which
-// containers are found again after a restart, and the reading of what the
-// runtime says into podstate's terms.
+// Package cri is the kubelet's client of a container runtime that serves CRI v1 over a unix socket.
+// It defines the labels by which the kubelet identifies containers after a restart, and converts
+// the runtime's status to the types of podstate.
 package cri
 
 import (
@@ -17,27 +16,26 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// maxMessage is the size of the largest CRI message in bytes; lists of
-// containers of a full node need more than gRPC's 4 MiB.
+// maxMessage is the maximum size of a CRI message in bytes. A list of all containers of a full node
+// exceeds gRPC's default of 4 MiB.
 const maxMessage = 16 << 20
 
-// Client is a connection to a runtime. Its methods are safe for several
-// goroutines. Tests fill Runtime and Images with a fake.
+// Client is a connection to a runtime. Its methods are safe for concurrent use. Tests set Runtime
+// and Images to a fake.
 type Client struct {
 	Runtime runtimeapi.RuntimeServiceClient
 	Images  runtimeapi.ImageServiceClient
 
-	// Metrics counts the calls; nil in tests that fill the clients themselves.
+	// Metrics counts calls. It is nil in tests that set Runtime and Images.
 	Metrics *Metrics
 
-	within      time.Duration    // of Dial
-	conn, other *grpc.ClientConn // other: of images, if not the same; may be nil
+	timeout         time.Duration    // timeout of Dial
+	conn, imageConn *grpc.ClientConn // other is the connection of the image service, or nil if it is the runtime's
 }
 
-// Dial makes a client of the runtime at endpoint, a socket's path with or
-// without "unix://". It does not wait for the runtime to be there: calls made
-// with WaitForReady do. A call takes within at most, but for some that have longer;
-// zero: as long as the runtime does.
+// Dial returns a client of the runtime at endpoint, a socket path with or without "unix://". It
+// does not wait until the runtime is available; calls with WaitForReady do. within is the timeout
+// of a call, which is extended for some calls; zero means no timeout.
 func Dial(endpoint string, within time.Duration, more ...grpc.DialOption) (*Client, error) {
 	return dial(endpoint, within, NewMetrics(), more...)
 }
@@ -45,47 +43,47 @@ func Dial(endpoint string, within time.Duration, more ...grpc.DialOption) (*Clie
 func dial(endpoint string, within time.Duration, metrics *Metrics, more ...grpc.DialOption) (*Client, error) {
 	path := strings.TrimPrefix(endpoint, "unix://")
 	if !filepath.IsAbs(path) {
-		return nil, fmt.Errorf("container runtime endpoint %q: want unix:// and an absolute path", endpoint)
+		return nil, fmt.Errorf("container runtime endpoint %q: must be unix:// and an absolute path", endpoint)
 	}
 	conn, err := grpc.NewClient("unix://"+path, append(more,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
-		// The runtime is on this machine: a short pause finds it soon after
-		// it has restarted, and costs nothing.
+		// The runtime is on this machine, so a short back-off is cheap and detects a restart
+		// quickly.
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: time.Second,
 		}),
 		grpc.WithIdleTimeout(0),
-		grpc.WithChainUnaryInterceptor(metrics.intercept, bounded(within).intercept),
+		grpc.WithChainUnaryInterceptor(metrics.intercept, deadlines(within).intercept),
 		grpc.WithNoProxy(),
 	)...)
 	if err != nil {
-		return nil, fmt.Errorf("dialling the container runtime: %w", err)
+		return nil, fmt.Errorf("dialing container runtime: %w", err)
 	}
 	return &Client{
 		Metrics: metrics,
 		Runtime: runtimeapi.NewRuntimeServiceClient(conn),
 		Images:  runtimeapi.NewImageServiceClient(conn),
-		within:  within,
+		timeout: within,
 		conn:    conn,
 	}, nil
 }
 
-// ImagesOf makes c take images from another socket than the runtime's.
-func (c *Client) ImagesOf(endpoint string) error {
-	other, err := dial(endpoint, c.within, c.Metrics)
+// UseImageEndpoint makes c use the image service at another socket than the runtime's.
+func (c *Client) UseImageEndpoint(endpoint string) error {
+	other, err := dial(endpoint, c.timeout, c.Metrics)
 	if err != nil {
 		return err
 	}
-	c.Images, c.other = other.Images, other.conn
+	c.Images, c.imageConn = other.Images, other.conn
 	return nil
 }
 
-// Close ends the connections.
+// Close closes the connections.
 func (c *Client) Close() error {
 	var errs []error
-	for _, conn := range []*grpc.ClientConn{c.conn, c.other} {
+	for _, conn := range []*grpc.ClientConn{c.conn, c.imageConn} {
 		if conn != nil {
 			errs = append(errs, conn.Close())
 		}
@@ -93,5 +91,5 @@ func (c *Client) Close() error {
 	return errors.Join(errs...)
 }
 
-// Wait makes a call wait for the runtime to be there.
-func Wait() grpc.CallOption { return grpc.WaitForReady(true) }
+// WaitForReady returns the call option that waits until the runtime is available.
+func WaitForReady() grpc.CallOption { return grpc.WaitForReady(true) }

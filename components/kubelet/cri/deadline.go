@@ -9,16 +9,16 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// services is how the methods of CRI begin.
-const services = "/runtime.v1."
+// methodPrefix is the prefix of the full names of CRI methods.
+const methodPrefix = "/runtime.v1."
 
-// bounded bounds calls by what the kubelet's runtimeRequestTimeout says of them:
-// a runtime that hangs is one that fails.
-type bounded time.Duration
+// deadlines limits the duration of calls, based on runtimeRequestTimeout, so that calls of a hung
+// runtime fail.
+type deadlines time.Duration
 
-// intercept as grpc.UnaryClientInterceptor.
-func (b bounded) intercept(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	if within := b.within(method, req); within > 0 {
+// intercept implements grpc.UnaryClientInterceptor.
+func (b deadlines) intercept(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	if within := b.timeout(method, req); within > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, within)
 		defer cancel()
@@ -26,9 +26,9 @@ func (b bounded) intercept(ctx context.Context, method string, req, reply any, c
 	return invoke(ctx, method, req, reply, conn, opts...)
 }
 
-// within is how long a call may take; zero: as long as it does. A sandbox may take
-// twice as long as other things, and what has a time of its own has that besides.
-func (b bounded) within(method string, req any) time.Duration {
+// timeout returns the timeout of a call; zero means none. RunPodSandbox has twice the timeout, and
+// the timeout in a request is added.
+func (b deadlines) timeout(method string, req any) time.Duration {
 	whole := time.Duration(b)
 	if whole == 0 {
 		return 0
@@ -48,7 +48,7 @@ func (b bounded) within(method string, req any) time.Duration {
 	case *runtimeapi.CheckpointContainerRequest:
 		return max(whole, time.Duration(r.Timeout)*time.Second)
 	}
-	if strings.HasPrefix(method, services) {
+	if strings.HasPrefix(method, methodPrefix) {
 		return whole
 	}
 	return 0

@@ -13,7 +13,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestBounds: each call may take as long as upstream's kubelet lets it.
+// TestBounds checks that the timeout of each call is that of upstream's kubelet.
 func TestBounds(t *testing.T) {
 	const m = time.Minute
 	for _, c := range []struct {
@@ -32,16 +32,16 @@ func TestBounds(t *testing.T) {
 		{runtimeapi.ImageService_PullImage_FullMethodName, &runtimeapi.PullImageRequest{}, 0},
 		{"/of.Another/Service", nil, 0},
 	} {
-		if got := bounded(2*m).within(c.method, c.req); got != c.want {
-			t.Errorf("%s %v may take %v, want %v", c.method, c.req, got, c.want)
+		if got := deadlines(2*m).timeout(c.method, c.req); got != c.want {
+			t.Errorf("%s %v: timeout %v, want %v", c.method, c.req, got, c.want)
 		}
-		if got := bounded(0).within(c.method, c.req); got != 0 {
-			t.Errorf("%s %v may take %v where nothing bounds it", c.method, c.req, got)
+		if got := deadlines(0).timeout(c.method, c.req); got != 0 {
+			t.Errorf("%s %v: timeout %v without a limit", c.method, c.req, got)
 		}
 	}
 }
 
-// hung is a runtime that answers nobody.
+// hung is a runtime that does not respond.
 type hung struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 }
@@ -51,7 +51,7 @@ func (hung) ListContainers(ctx context.Context, _ *runtimeapi.ListContainersRequ
 	return nil, ctx.Err()
 }
 
-// TestHungRuntime: a call of a runtime that hangs fails.
+// TestHungRuntime checks that a call of a hung runtime fails.
 func TestHungRuntime(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)
@@ -67,7 +67,7 @@ func TestHungRuntime(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = client.Close() })
-	_, err = client.Runtime.ListContainers(t.Context(), &runtimeapi.ListContainersRequest{}, Wait())
+	_, err = client.Runtime.ListContainers(t.Context(), &runtimeapi.ListContainersRequest{}, WaitForReady())
 	if status.Code(err) != codes.DeadlineExceeded || !IsTimeout(err) {
 		t.Errorf("%v", err)
 	}

@@ -1,8 +1,8 @@
 package cri
 
-// Labels and annotations of sandboxes and containers. The names are those that
-// every kubelet uses, so that a kubelet finds the containers of another again,
-// and tools such as crictl and log collectors understand them.
+// Labels and annotations of sandboxes and containers. The names are those of upstream's kubelet, so
+// that a kubelet finds containers that another one has created, and tools such as crictl and log
+// collectors work.
 const (
 	LabelPodName       = "io.kubernetes.pod.name"
 	LabelPodNamespace  = "io.kubernetes.pod.namespace"

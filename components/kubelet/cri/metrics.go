@@ -9,18 +9,18 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Metrics counts the calls of a runtime.
+// Metrics are the metrics of CRI calls.
 type Metrics struct {
 	total, failed *prometheus.CounterVec
-	took          *prometheus.HistogramVec
+	duration      *prometheus.HistogramVec
 }
 
-// NewMetrics makes Metrics.
+// NewMetrics creates Metrics.
 func NewMetrics() *Metrics {
 	return &Metrics{
 		total:  prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_runtime_operations_total", Help: "Cumulative number of runtime operations by operation type."}, []string{"operation_type"}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kubelet_runtime_operations_errors_total", Help: "Cumulative number of runtime operation errors by operation type."}, []string{"operation_type"}),
-		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "kubelet_runtime_operations_duration_seconds", Help: "Duration in seconds of runtime operations. Broken down by operation type.",
 			Buckets: prometheus.ExponentialBuckets(.005, 2.5, 14),
 		}, []string{"operation_type"}),
@@ -31,17 +31,17 @@ func NewMetrics() *Metrics {
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	m.total.Describe(ch)
 	m.failed.Describe(ch)
-	m.took.Describe(ch)
+	m.duration.Describe(ch)
 }
 
 // Collect implements prometheus.Collector.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.total.Collect(ch)
 	m.failed.Collect(ch)
-	m.took.Collect(ch)
+	m.duration.Collect(ch)
 }
 
-// operations are upstream's names of calls.
+// operations maps method names to upstream's operation types.
 var operations = map[string]string{
 	"Version": "version", "Status": "status", "RunPodSandbox": "run_podsandbox", "StopPodSandbox": "stop_podsandbox", "RemovePodSandbox": "remove_podsandbox",
 	"PodSandboxStatus": "podsandbox_status", "ListPodSandbox": "list_podsandbox", "CreateContainer": "create_container", "StartContainer": "start_container",
@@ -53,7 +53,7 @@ var operations = map[string]string{
 	"PullImage": "pull_image", "RemoveImage": "remove_image", "ImageFsInfo": "image_fs_info",
 }
 
-// intercept counts one call.
+// intercept records the metrics of one call. It implements grpc.UnaryClientInterceptor.
 func (m *Metrics) intercept(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	began := time.Now()
 	err := invoke(ctx, method, req, reply, conn, opts...)
@@ -62,7 +62,7 @@ func (m *Metrics) intercept(ctx context.Context, method string, req, reply any, 
 		return err
 	}
 	m.total.WithLabelValues(name).Inc()
-	m.took.WithLabelValues(name).Observe(time.Since(began).Seconds())
+	m.duration.WithLabelValues(name).Observe(time.Since(began).Seconds())
 	if err != nil {
 		m.failed.WithLabelValues(name).Inc()
 	}

@@ -13,24 +13,23 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/pod/podstate"
 )
 
-// IsNotFound tells whether the runtime says that it has no such thing.
+// IsNotFound reports whether the runtime returned that the object does not exist.
 func IsNotFound(err error) bool { return status.Code(err) == codes.NotFound }
 
-// IsGone tells whether the runtime is not there, or has gone during the call: an
-// end of its own that says nothing of what was asked for. What came of the call
-// is seen when the runtime is there again.
-func IsGone(err error) bool { return status.Code(err) == codes.Unavailable }
+// IsUnavailable reports whether the runtime was unavailable, or exited during the call. The result of the
+// call is unknown until the runtime is available again.
+func IsUnavailable(err error) bool { return status.Code(err) == codes.Unavailable }
 
-// IsSilent tells whether the runtime did not answer in time.
-func IsSilent(err error) bool { return status.Code(err) == codes.DeadlineExceeded }
+// IsDeadlineExceeded reports whether the runtime did not respond in time.
+func IsDeadlineExceeded(err error) bool { return status.Code(err) == codes.DeadlineExceeded }
 
-// IsUnimplemented tells whether the runtime does not know the call.
+// IsUnimplemented reports whether the runtime does not implement the method.
 func IsUnimplemented(err error) bool { return status.Code(err) == codes.Unimplemented }
 
-// Message returns the text of an error without gRPC's frame around it.
+// Message returns the text of an error without gRPC's prefix.
 func Message(err error) string {
 	if s, ok := status.FromError(err); ok {
 		return s.Message()
@@ -38,8 +37,7 @@ func Message(err error) string {
 	return err.Error()
 }
 
-// Observe returns what the runtime has of the pod: all its sandboxes and
-// containers, newest first.
+// Observe returns the runtime's state of the pod: all its sandboxes and containers, newest first.
 func (c *Client) Observe(ctx context.Context, uid types.UID) (podstate.Observed, error) {
 	var out podstate.Observed
 	selector := map[string]string{LabelPodUID: string(uid)}
@@ -47,7 +45,7 @@ func (c *Client) Observe(ctx context.Context, uid types.UID) (podstate.Observed,
 		Filter: &runtimeapi.PodSandboxFilter{LabelSelector: selector},
 	})
 	if err != nil {
-		return out, fmt.Errorf("listing the pod's sandboxes: %w", err)
+		return out, fmt.Errorf("listing pod sandboxes: %w", err)
 	}
 	for _, b := range boxes.Items {
 		s, err := c.Sandbox(ctx, b.Id)
@@ -63,7 +61,7 @@ func (c *Client) Observe(ctx context.Context, uid types.UID) (podstate.Observed,
 		Filter: &runtimeapi.ContainerFilter{LabelSelector: selector},
 	})
 	if err != nil {
-		return out, fmt.Errorf("listing the pod's containers: %w", err)
+		return out, fmt.Errorf("listing pod containers: %w", err)
 	}
 	for _, item := range list.Containers {
 		one, err := c.Container(ctx, item.Id)
@@ -80,7 +78,7 @@ func (c *Client) Observe(ctx context.Context, uid types.UID) (podstate.Observed,
 	return out, nil
 }
 
-// sortNewestFirst brings o into the order that podstate wants.
+// sortNewestFirst sorts the sandboxes and containers in the order that podstate requires.
 func sortNewestFirst(o *podstate.Observed) {
 	slices.SortStableFunc(o.Sandboxes, func(a, b podstate.Sandbox) int { return b.CreatedAt.Compare(a.CreatedAt) })
 	slices.SortStableFunc(o.Containers, func(a, b podstate.Container) int {
@@ -91,11 +89,11 @@ func sortNewestFirst(o *podstate.Observed) {
 	})
 }
 
-// Sandbox returns what the runtime says of one sandbox.
+// Sandbox returns the runtime's state of one sandbox.
 func (c *Client) Sandbox(ctx context.Context, id string) (podstate.Sandbox, error) {
 	resp, err := c.Runtime.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: id})
 	if err != nil {
-		return podstate.Sandbox{}, fmt.Errorf("asking for a sandbox's status: %w", err)
+		return podstate.Sandbox{}, fmt.Errorf("getting sandbox status: %w", err)
 	}
 	return sandboxOf(resp.Status), nil
 }
@@ -120,18 +118,17 @@ func sandboxOf(s *runtimeapi.PodSandboxStatus) podstate.Sandbox {
 	return out
 }
 
-// Running returns what of list is of containers that run: runtimes tell of others what
-// they have on the disk, and no more.
+// Running returns the statistics of running containers. Runtimes report only disk usage for others.
 func Running(list []*runtimeapi.ContainerStats) []*runtimeapi.ContainerStats {
 	return slices.DeleteFunc(slices.Clone(list), func(c *runtimeapi.ContainerStats) bool { return c.GetCpu() == nil })
 }
 
-// Container returns what the runtime says of one container. SandboxID is not
-// among it: CRI's status does not tell.
+// Container returns the runtime's state of one container. SandboxID is empty because CRI's
+// container status does not include it.
 func (c *Client) Container(ctx context.Context, id string) (podstate.Container, error) {
 	resp, err := c.Runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id})
 	if err != nil {
-		return podstate.Container{}, fmt.Errorf("asking for a container's status: %w", err)
+		return podstate.Container{}, fmt.Errorf("getting container status: %w", err)
 	}
 	return containerOf(resp.Status), nil
 }
@@ -171,7 +168,7 @@ func containerOf(s *runtimeapi.ContainerStatus) podstate.Container {
 	default:
 		out.State = podstate.Unknown
 	}
-	// Runtimes tell the termination message's file by its mount.
+	// CRI reports the file of the termination message only as a mount.
 	for _, m := range s.GetMounts() {
 		if out.TerminationMessagePath != "" && m.GetContainerPath() == out.TerminationMessagePath {
 			out.TerminationMessageFile = filepath.Clean(m.GetHostPath())
@@ -195,7 +192,7 @@ func stamp(ns int64) time.Time {
 	return time.Unix(0, ns)
 }
 
-// IsTimeout tells whether the runtime, or the waiting for it, took too long.
+// IsTimeout reports whether the runtime, or a command that it ran, timed out.
 func IsTimeout(err error) bool {
 	return status.Code(err) == codes.DeadlineExceeded || strings.Contains(Message(err), "context deadline exceeded") ||
 		strings.Contains(Message(err), "timed out")

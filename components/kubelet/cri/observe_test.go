@@ -7,8 +7,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestSandboxWithoutAddress: a sandbox that has no address is replaced, unless it is to
-// have none or the runtime does not tell.
+// TestSandboxWithoutAddress checks that a sandbox without an IP address is replaced, unless it uses
+// the host network or the runtime does not report the network mode.
 func TestSandboxWithoutAddress(t *testing.T) {
 	host := &runtimeapi.LinuxPodSandboxStatus{Namespaces: &runtimeapi.Namespace{Options: &runtimeapi.NamespaceOption{Network: runtimeapi.NamespaceMode_NODE}}}
 	for _, c := range []struct {
@@ -18,11 +18,11 @@ func TestSandboxWithoutAddress(t *testing.T) {
 		ended  bool
 		ips    []string
 	}{
-		{name: "with one", status: &runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1", AdditionalIps: []*runtimeapi.PodIP{{Ip: "fd00::1"}, {}}}}, ips: []string{"10.0.0.1", "fd00::1"}},
+		{name: "with an address", status: &runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1", AdditionalIps: []*runtimeapi.PodIP{{Ip: "fd00::1"}, {}}}}, ips: []string{"10.0.0.1", "fd00::1"}},
 		{name: "without", status: &runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{}}, lost: true},
-		{name: "of the host's network", status: &runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{}, Linux: host}},
+		{name: "host network", status: &runtimeapi.PodSandboxStatus{Network: &runtimeapi.PodSandboxNetworkStatus{}, Linux: host}},
 		{name: "untold"},
-		{name: "that has ended", status: &runtimeapi.PodSandboxStatus{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY, Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1"}}, ended: true, ips: []string{"10.0.0.1"}},
+		{name: "stopped", status: &runtimeapi.PodSandboxStatus{State: runtimeapi.PodSandboxState_SANDBOX_NOTREADY, Network: &runtimeapi.PodSandboxNetworkStatus{Ip: "10.0.0.1"}}, ended: true, ips: []string{"10.0.0.1"}},
 	} {
 		if got := sandboxOf(c.status); got.Ready == c.ended || got.Lost != c.lost || !slices.Equal(got.IPs, c.ips) {
 			t.Errorf("%s: %+v", c.name, got)
@@ -30,8 +30,8 @@ func TestSandboxWithoutAddress(t *testing.T) {
 	}
 }
 
-// TestRunning: what containers that have ended have on the disk is not counted with what
-// their successors have.
+// TestRunning checks that the disk usage of exited containers is not added to that of their
+// successors.
 func TestRunning(t *testing.T) {
 	of := func(id string, cpu *runtimeapi.CpuUsage) *runtimeapi.ContainerStats {
 		return &runtimeapi.ContainerStats{Attributes: &runtimeapi.ContainerAttributes{Id: id}, Cpu: cpu, WritableLayer: &runtimeapi.FilesystemUsage{}}

@@ -11,12 +11,12 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// longestAddress is how many bytes a unix socket's address may have.
-const longestAddress = 107
+// maxSocketAddress is the maximum length of a unix socket address in bytes.
+const maxSocketAddress = 107
 
-// Dial returns a connection to a plugin's socket, an absolute path, that is made
-// when it is first used. The path may be longer than an address of the kernel's,
-// which folders of further nodes and roots of users easily are.
+// Dial returns a connection to a plugin's socket, an absolute path. The connection is opened when
+// it is first used. The path may exceed the kernel's limit of socket addresses, which happens with
+// long root directories.
 func Dial(socket string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix://"+socket, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -25,10 +25,10 @@ func Dial(socket string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 }
 
 func dial(ctx context.Context, socket string) (net.Conn, error) {
-	if len(socket) > longestAddress {
+	if len(socket) > maxSocketAddress {
 		dir, err := os.Open(filepath.Dir(socket))
 		if err != nil {
-			return nil, fmt.Errorf("connecting to a plugin: %w", err)
+			return nil, fmt.Errorf("connecting to plugin: %w", err)
 		}
 		defer dir.Close()
 		socket = fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(socket))

@@ -10,14 +10,14 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// TestLongSocket: a plugin in a folder whose path no address can hold is reached,
-// before and after it has begun anew.
+// TestLongSocket checks that a plugin whose socket path exceeds the limit is reached, before and
+// after its restart.
 func TestLongSocket(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), strings.Repeat("d", longestAddress))
+	dir := filepath.Join(t.TempDir(), strings.Repeat("d", maxSocketAddress))
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	// Plugins bind their sockets by paths of their own mounts, which are short.
+	// Plugins bind their sockets with short paths in the test's mount namespace.
 	short := filepath.Join(t.TempDir(), "s")
 	if err := os.Symlink(dir, short); err != nil {
 		t.Fatal(err)
@@ -35,7 +35,7 @@ func TestLongSocket(t *testing.T) {
 			t.Fatalf("got %v, %v", info, err)
 		}
 		server.Stop()
-		// A call on the connection that is just being lost would fail.
+		// A call on a connection that is being closed would fail.
 		conn.WaitForStateChange(t.Context(), connectivity.Ready)
 		conn.ResetConnectBackoff()
 	}

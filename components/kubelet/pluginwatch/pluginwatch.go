@@ -1,6 +1,7 @@
-// Package pluginwatch follows the sockets by which plugins make themselves known
-// to the kubelet. Each socket below the folder is asked who it is, and whoever
-// handles plugins of that type is told; when the socket goes, so is the plugin.
+// Package pluginwatch watches the registration sockets of plugins. It calls GetInfo on each socket
+// below a directory and registers the plugin with the Handler of its type. When the socket is
+// removed, the plugin is deregistered.
+//
 // https://kubernetes.io/docs/reference/node/kubelet-files/#plugin-registration
 package pluginwatch
 
@@ -21,93 +22,93 @@ import (
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"hyperkube/internal/layout"
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/host/layout"
 )
 
-// Plugin is what a plugin says of itself.
+// Plugin is the registration of a plugin.
 type Plugin struct {
-	// Name is that of the driver.
+	// Name is the name of the driver.
 	Name string
-	// Endpoint is the path of the socket that the plugin serves on, Socket that
-	// of the one that it was found by; often the same.
+	// Endpoint is the path of the socket that the plugin serves on. Socket is the path of its
+	// registration socket, often the same.
 	Endpoint, Socket string
-	// Alias is by what path the plugin knows the kubelet's root directory: zero for
-	// one that calls its endpoint by where it is, as programs outside of pods do.
+	// Alias maps the kubelet's root directory to the path by which the plugin accesses it. It is
+	// zero if the plugin registered its endpoint by the host path, as processes outside of pods do.
 	Alias layout.Alias
-	// Versions are those of its type's protocol.
+	// Versions are the supported API versions.
 	Versions []string
 }
 
-// Handler takes in plugins of one type. Its methods are called by several
-// goroutines, though never at once for one socket.
+// Handler handles plugins of one type. Its methods are called concurrently, but not for the same
+// socket.
 type Handler interface {
-	// Register takes in a plugin. Its error is told to the plugin, which is then
-	// asked again later.
+	// Register registers a plugin. Its error is returned to the plugin, and the registration is
+	// retried later.
 	Register(ctx context.Context, p Plugin) error
-	// Deregister is called when the socket of a registered plugin has gone.
+	// Deregister is called when the registration socket of a registered plugin was removed.
 	Deregister(p Plugin)
 }
 
-// Bounds of the time between two attempts at one socket, and how long one takes.
+// Bounds of the back-off of registrations, and the timeout of a registration.
 const (
-	retryFirst = 200 * time.Millisecond
-	retryMost  = 30 * time.Second
-	askFor     = 10 * time.Second
+	minRetryBackoff = 200 * time.Millisecond
+	maxRetryBackoff = 30 * time.Second
+	registerTimeout = 10 * time.Second
 )
 
-// Watcher follows one folder.
+// Watcher watches a directory of registration sockets.
 type Watcher struct {
-	// Dir is made if it is missing, and followed when it is made anew.
+	// Dir is created if it does not exist, and watched again if it is recreated.
 	Dir string
-	// Alias is by what path pods know the kubelet's root directory.
+	// Alias is the path by which pods access the kubelet's root directory.
 	Alias layout.Alias
-	// Handlers by type: CSIPlugin, DevicePlugin, DRAPlugin.
+	// Handlers are the handlers by plugin type: CSIPlugin, DevicePlugin, DRAPlugin.
 	Handlers map[string]Handler
 	Log      *slog.Logger
 
-	watch func() (*fsnotify.Watcher, error) // nil: of the kernel
+	watch func() (*fsnotify.Watcher, error) // fsnotify.NewWatcher by default
 
-	mu    sync.Mutex // guards found
-	found map[string]bool
+	mu      sync.Mutex // guards found
+	sockets map[string]bool
 }
 
-// Sockets are those that are there, and whether the plugin at each is registered.
+// Sockets returns the existing sockets, and whether the plugin at each is registered.
 func (w *Watcher) Sockets() map[string]bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return maps.Clone(w.found)
+	return maps.Clone(w.sockets)
 }
 
-// note says that a socket is there, and whether its plugin is registered.
-func (w *Watcher) note(path string, registered bool) {
+// setRegistered records that a socket exists, and whether its plugin is registered.
+func (w *Watcher) setRegistered(path string, registered bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.found == nil {
-		w.found = map[string]bool{}
+	if w.sockets == nil {
+		w.sockets = map[string]bool{}
 	}
-	w.found[path] = registered
+	w.sockets[path] = registered
 }
 
-// forget says that a socket has gone.
-func (w *Watcher) forget(path string) {
+// removeSocket records that a socket was removed.
+func (w *Watcher) removeSocket(path string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.found, path)
+	delete(w.sockets, path)
 }
 
-// socket is one that is there.
+// socket is an existing socket.
 type socket struct {
 	file   fs.FileInfo
 	cancel context.CancelFunc
 	done   chan struct{}
 }
 
-// Run follows the folder until ctx ends. The plugins are not deregistered then.
+// Run watches the directory until ctx is done. It does not deregister the plugins when it returns.
 func (w *Watcher) Run(ctx context.Context) error {
 	w.Dir = filepath.Clean(w.Dir)
 	if err := os.MkdirAll(w.Dir, 0o750); err != nil {
-		return fmt.Errorf("making the directory of plugins' sockets: %w", err)
+		return fmt.Errorf("creating the plugin registration directory: %w", err)
 	}
 	watch := w.watch
 	if watch == nil {
@@ -115,19 +116,19 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 	notify, err := watch()
 	if err != nil {
-		return fmt.Errorf("watching plugins' sockets: %w", err)
+		return fmt.Errorf("watching the plugin registration directory: %w", err)
 	}
 	defer notify.Close()
 	ctx, cancel := context.WithCancel(ctx)
-	f := &followed{w: w, notify: notify, sockets: map[string]*socket{}}
+	f := &watchState{w: w, notify: notify, sockets: map[string]*socket{}}
 	defer f.wait.Wait()
 	defer cancel()
-	// The folder itself may be removed and made anew.
+	// The directory itself may be removed and recreated.
 	if err := notify.Add(filepath.Dir(w.Dir)); err != nil {
-		return fmt.Errorf("watching plugins' sockets: %w", err)
+		return fmt.Errorf("watching the plugin registration directory: %w", err)
 	}
 	if err := f.walk(ctx, w.Dir); err != nil {
-		return fmt.Errorf("looking for plugins' sockets: %w", err)
+		return fmt.Errorf("listing plugin sockets: %w", err)
 	}
 	for {
 		select {
@@ -137,8 +138,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 			if !ok {
 				return nil
 			}
-			w.Log.Warn("following plugins' sockets", "error", err)
-			f.again(ctx)
+			w.Log.Warn("watching plugin sockets failed", "err", err)
+			f.rescan(ctx)
 		case ev, ok := <-notify.Events:
 			if !ok {
 				return nil
@@ -148,40 +149,38 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// followed is what one Run follows. It belongs to Run's goroutine, and its methods get
-// Run's context.
-type followed struct {
+// watchState is the state of one Run. Only Run's goroutine uses it. Its methods get Run's context.
+type watchState struct {
 	w       *Watcher
 	notify  *fsnotify.Watcher
 	sockets map[string]*socket // by path
-	wait    sync.WaitGroup     // for those who follow sockets
+	wait    sync.WaitGroup     // waits for the goroutines of sockets
 }
 
-// event takes in what has happened to a file.
-func (f *followed) event(ctx context.Context, ev fsnotify.Event) {
+// event handles a file event.
+func (f *watchState) event(ctx context.Context, ev fsnotify.Event) {
 	switch {
 	case !within(f.w.Dir, ev.Name):
 	case ev.Has(fsnotify.Create):
 		if err := f.walk(ctx, ev.Name); err != nil {
-			f.w.Log.Warn("following plugins' sockets", "error", err)
+			f.w.Log.Warn("watching plugin sockets failed", "err", err)
 		}
 	case ev.Has(fsnotify.Remove) || ev.Has(fsnotify.Rename):
-		// A folder that is moved away takes all with it.
-		f.forget(func(path string) bool { return path == ev.Name || within(ev.Name, path) && gone(path) })
+		// Moving a directory away removes all sockets in it.
+		f.removeSockets(func(path string) bool { return path == ev.Name || within(ev.Name, path) && notExist(path) })
 	}
 }
 
-// again looks at everything, for events may have been lost, of what came and of what
-// went.
-func (f *followed) again(ctx context.Context) {
-	f.forget(gone)
+// rescan scans the directory, because creation and removal events may have been lost.
+func (f *watchState) rescan(ctx context.Context) {
+	f.removeSockets(notExist)
 	if err := f.walk(ctx, f.w.Dir); err != nil {
-		f.w.Log.Warn("looking for plugins' sockets again failed", "error", err)
+		f.w.Log.Warn("listing plugin sockets failed", "err", err)
 	}
 }
 
-// walk follows the folders and the sockets at root and below.
-func (f *followed) walk(ctx context.Context, root string) error {
+// walk watches the directories and sockets at root and below.
+func (f *watchState) walk(ctx context.Context, root string) error {
 	return filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
@@ -195,22 +194,22 @@ func (f *followed) walk(ctx context.Context, root string) error {
 		case d.IsDir():
 			return f.notify.Add(path)
 		case d.Type()&fs.ModeSocket != 0:
-			f.appeared(ctx, path)
+			f.addSocket(ctx, path)
 		}
 		return nil
 	})
 }
 
-// appeared follows a socket, in the place of an earlier one at its path.
-func (f *followed) appeared(ctx context.Context, path string) {
+// addSocket starts to handle a socket. It replaces an earlier socket at the same path.
+func (f *watchState) addSocket(ctx context.Context, path string) {
 	file, err := os.Lstat(path)
 	if err != nil {
-		return // it has gone again
+		return // removed again
 	}
 	if old := f.sockets[path]; old != nil {
-		// A file system may give the number of a file that has gone to the next one.
+		// File systems can reuse the inode number of a removed file.
 		if os.SameFile(old.file, file) && old.file.ModTime().Equal(file.ModTime()) {
-			return // found in its folder, and told of as well
+			return // found by the scan and reported by an event
 		}
 		old.cancel()
 		<-old.done
@@ -218,47 +217,47 @@ func (f *followed) appeared(ctx context.Context, path string) {
 	own, stop := context.WithCancel(ctx)
 	s := &socket{file: file, cancel: stop, done: make(chan struct{})}
 	f.sockets[path] = s
-	f.w.note(path, false)
+	f.w.setRegistered(path, false)
 	f.wait.Go(func() {
 		defer close(s.done)
-		f.w.follow(ctx, own, path)
+		f.w.handleSocket(ctx, own, path)
 	})
 }
 
-// forget lets go of sockets that which says have gone.
-func (f *followed) forget(which func(path string) bool) {
+// removeSockets stops handling the sockets for which which returns true.
+func (f *watchState) removeSockets(which func(path string) bool) {
 	for path, s := range f.sockets {
 		if which(path) {
 			s.cancel()
 			<-s.done
 			delete(f.sockets, path)
-			f.w.forget(path)
+			f.w.removeSocket(path)
 		}
 	}
 }
 
-// within tells whether path is dir or below it.
+// within reports whether path is dir or below it.
 func within(dir, path string) bool {
 	rest, ok := strings.CutPrefix(path, dir)
 	return ok && (rest == "" || rest[0] == filepath.Separator)
 }
 
-func gone(path string) bool {
+func notExist(path string) bool {
 	_, err := os.Lstat(path)
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// follow registers the plugin at a socket, and deregisters it when own ends
-// before ctx does.
-func (w *Watcher) follow(ctx, own context.Context, path string) {
-	pause := retryFirst
+// handleSocket registers the plugin at a socket with retries, and deregisters it when own is done before
+// ctx.
+func (w *Watcher) handleSocket(ctx, own context.Context, path string) {
+	pause := minRetryBackoff
 	for {
 		plugin, handler, err := w.register(ctx, own, path)
 		if err == nil {
-			w.note(path, true)
+			w.setRegistered(path, true)
 			<-own.Done()
 			if ctx.Err() == nil {
-				w.Log.Info("a plugin has gone", "plugin", plugin.Name, "socket", path)
+				w.Log.Info("plugin removed", "plugin", plugin.Name, "socket", path)
 				handler.Deregister(plugin)
 			}
 			return
@@ -266,35 +265,35 @@ func (w *Watcher) follow(ctx, own context.Context, path string) {
 		if own.Err() != nil {
 			return
 		}
-		w.Log.Info("a plugin could not be registered, trying again", "socket", path, "error", err)
+		w.Log.Info("plugin registration failed, will retry", "socket", path, "err", err)
 		if !lifecycle.Pause(own, pause) {
 			return
 		}
-		pause = min(2*pause, retryMost)
+		pause = min(2*pause, maxRetryBackoff)
 	}
 }
 
-// register takes in the plugin at a socket, unless own ends. When ctx ends, too, the
-// plugin is left as it is.
+// register registers the plugin at a socket, unless own is done. If ctx is also done, the plugin is
+// not deregistered.
 func (w *Watcher) register(ctx, own context.Context, path string) (Plugin, Handler, error) {
 	conn, err := Dial(path)
 	if err != nil {
-		return Plugin{}, nil, fmt.Errorf("connecting to a plugin: %w", err)
+		return Plugin{}, nil, fmt.Errorf("connecting to plugin: %w", err)
 	}
 	defer conn.Close()
 	client := registerapi.NewRegistrationClient(conn)
-	ask, cancel := context.WithTimeout(own, askFor)
+	ask, cancel := context.WithTimeout(own, registerTimeout)
 	defer cancel()
-	// A socket is there before it is listened on.
+	// The socket file exists before the plugin listens on it.
 	info, err := client.GetInfo(ask, &registerapi.InfoRequest{}, grpc.WaitForReady(true))
 	if err != nil {
-		return Plugin{}, nil, fmt.Errorf("asking a plugin who it is: %w", err)
+		return Plugin{}, nil, fmt.Errorf("getting plugin info: %w", err)
 	}
 	p := Plugin{Name: info.Name, Endpoint: info.Endpoint, Socket: path, Versions: info.SupportedVersions}
 	if p.Endpoint == "" {
 		p.Endpoint = path
 	}
-	if at := w.Alias.Locate(p.Endpoint); at != p.Endpoint {
+	if at := w.Alias.ToActual(p.Endpoint); at != p.Endpoint {
 		p.Endpoint, p.Alias = at, w.Alias
 	}
 	handler := w.Handlers[info.Type]
@@ -307,17 +306,17 @@ func (w *Watcher) register(ctx, own context.Context, path string) (Plugin, Handl
 	if err != nil {
 		status.Error = "RegisterPlugin error -- plugin registration failed with err: " + err.Error()
 	}
-	tell, cancelTell := context.WithTimeout(own, askFor)
-	defer cancelTell()
-	if _, told := client.NotifyRegistrationStatus(tell, status); told != nil && err == nil {
+	notifyCtx, cancelNotify := context.WithTimeout(own, registerTimeout)
+	defer cancelNotify()
+	if _, notifyErr := client.NotifyRegistrationStatus(notifyCtx, status); notifyErr != nil && err == nil {
 		if ctx.Err() == nil {
 			handler.Deregister(p)
 		}
-		err = fmt.Errorf("telling a plugin that it is registered: %w", told)
+		err = fmt.Errorf("notifying the plugin of its registration: %w", notifyErr)
 	}
 	if err != nil {
 		return Plugin{}, nil, err
 	}
-	w.Log.Info("a plugin is registered", "plugin", p.Name, "type", info.Type, "endpoint", p.Endpoint)
+	w.Log.Info("plugin registered", "plugin", p.Name, "type", info.Type, "endpoint", p.Endpoint)
 	return p, handler, nil
 }

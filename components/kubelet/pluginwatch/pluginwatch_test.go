@@ -15,11 +15,11 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// plugin is one that registers.
+// plugin is a plugin that registers.
 type plugin struct {
 	registerapi.UnimplementedRegistrationServer
-	kind string
-	told chan *registerapi.RegistrationStatus
+	kind     string
+	notified chan *registerapi.RegistrationStatus
 }
 
 func (p *plugin) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
@@ -27,7 +27,7 @@ func (p *plugin) GetInfo(context.Context, *registerapi.InfoRequest) (*registerap
 }
 
 func (p *plugin) NotifyRegistrationStatus(_ context.Context, s *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
-	p.told <- s
+	p.notified <- s
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
@@ -47,25 +47,25 @@ func (p *plugin) serve(t *testing.T, socket string) *grpc.Server {
 	return s
 }
 
-// handler refuses the first attempt.
-type handler struct{ came, gone chan Plugin }
+// handler fails the first registration.
+type handler struct{ registered, deregistered chan Plugin }
 
 func (h *handler) Register(_ context.Context, p Plugin) error {
-	h.came <- p
-	if len(h.came) == 1 {
+	h.registered <- p
+	if len(h.registered) == 1 {
 		return errors.New("not now")
 	}
 	return nil
 }
 
-func (h *handler) Deregister(p Plugin) { h.gone <- p }
+func (h *handler) Deregister(p Plugin) { h.deregistered <- p }
 
 func TestWatcher(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "registry")
-	early := &plugin{kind: "CSIPlugin", told: make(chan *registerapi.RegistrationStatus, 9)}
+	early := &plugin{kind: "CSIPlugin", notified: make(chan *registerapi.RegistrationStatus, 9)}
 	path := filepath.Join(dir, "early.sock")
 	server := early.serve(t, path)
-	h := &handler{came: make(chan Plugin, 9), gone: make(chan Plugin, 9)}
+	h := &handler{registered: make(chan Plugin, 9), deregistered: make(chan Plugin, 9)}
 	w := &Watcher{Dir: dir, Handlers: map[string]Handler{"CSIPlugin": h}, Log: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -76,51 +76,51 @@ func TestWatcher(t *testing.T) {
 		case s := <-c:
 			return s
 		case <-time.After(2 * time.Minute):
-			t.Fatal("nothing was told")
+			t.Fatal("no notification")
 			return nil
 		}
 	}
-	if s := next(early.told); s.PluginRegistered || s.Error != "RegisterPlugin error -- plugin registration failed with err: not now" {
+	if s := next(early.notified); s.PluginRegistered || s.Error != "RegisterPlugin error -- plugin registration failed with err: not now" {
 		t.Errorf("refused: %v", s)
 	}
-	if s := next(early.told); !s.PluginRegistered {
+	if s := next(early.notified); !s.PluginRegistered {
 		t.Errorf("the second time: %v", s)
 	}
-	// One that comes later, in a folder of its own, and one of no known type.
-	late := &plugin{kind: "CSIPlugin", told: make(chan *registerapi.RegistrationStatus, 9)}
+	// A plugin that starts later in a subdirectory, and one of unknown type.
+	late := &plugin{kind: "CSIPlugin", notified: make(chan *registerapi.RegistrationStatus, 9)}
 	late.serve(t, filepath.Join(dir, "sub", "late.sock"))
-	if s := next(late.told); !s.PluginRegistered {
+	if s := next(late.notified); !s.PluginRegistered {
 		t.Errorf("late: %v", s)
 	}
-	odd := &plugin{kind: "Odd", told: make(chan *registerapi.RegistrationStatus, 9)}
+	odd := &plugin{kind: "Odd", notified: make(chan *registerapi.RegistrationStatus, 9)}
 	odd.serve(t, filepath.Join(dir, "odd.sock"))
-	if s := next(odd.told); s.PluginRegistered || s.Error == "" {
-		t.Errorf("of no known type: %v", s)
+	if s := next(odd.notified); s.PluginRegistered || s.Error == "" {
+		t.Errorf("unknown type: %v", s)
 	}
-	server.Stop() // it removes its socket
+	server.Stop() // Stop removes the socket
 	select {
-	case p := <-h.gone:
+	case p := <-h.deregistered:
 		if p.Socket != path || p.Endpoint != "/e" {
 			t.Errorf("gone: %+v", p)
 		}
 	case <-time.After(2 * time.Minute):
-		t.Fatal("a plugin whose socket has gone is still there")
+		t.Fatal("a plugin without a socket is still registered")
 	}
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if len(h.gone) > 0 {
-		t.Errorf("the end of the watch is no end of the plugins: %+v", <-h.gone)
+	if len(h.deregistered) > 0 {
+		t.Errorf("plugins were deregistered at the end of the watch: %+v", <-h.deregistered)
 	}
 }
 
-// TestFolderMadeAnew: plugins are found in a folder that was removed, or moved away,
-// and made again.
-func TestFolderMadeAnew(t *testing.T) {
+// TestDirectoryRecreated checks that plugins are found after the directory was removed or moved away,
+// and recreated.
+func TestDirectoryRecreated(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "r")
-	h := &handler{came: make(chan Plugin, 9), gone: make(chan Plugin, 9)}
-	h.came <- Plugin{} // the first attempt is refused
+	h := &handler{registered: make(chan Plugin, 9), deregistered: make(chan Plugin, 9)}
+	h.registered <- Plugin{} // the first registration fails
 	w := &Watcher{Dir: dir, Handlers: map[string]Handler{"CSIPlugin": h}, Log: slog.New(slog.DiscardHandler)}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -140,12 +140,12 @@ func TestFolderMadeAnew(t *testing.T) {
 		func() error { return os.Rename(dir, dir+"-old") },
 		nil,
 	} {
-		p := &plugin{kind: "CSIPlugin", told: make(chan *registerapi.RegistrationStatus, 9)}
+		p := &plugin{kind: "CSIPlugin", notified: make(chan *registerapi.RegistrationStatus, 9)}
 		p.serve(t, filepath.Join(dir, "p.sock"))
 		select {
-		case <-p.told:
+		case <-p.notified:
 		case <-time.After(2 * time.Minute):
-			t.Fatalf("the plugin is not found in folder %d", i)
+			t.Fatalf("the plugin is not found in directory %d", i)
 		}
 		if away == nil {
 			break
@@ -153,7 +153,7 @@ func TestFolderMadeAnew(t *testing.T) {
 		if err := away(); err != nil {
 			t.Fatal(err)
 		}
-		next("the plugin's end", h.gone)
+		next("the plugin's end", h.deregistered)
 	}
 	cancel()
 	if err := <-done; err != nil {
@@ -161,15 +161,15 @@ func TestFolderMadeAnew(t *testing.T) {
 	}
 }
 
-// TestLostEvents: when the kernel says that it has lost events, what came meanwhile
-// is found and what went is let go.
+// TestLostEvents checks that after an event overflow new sockets are found and removed ones are
+// deregistered.
 func TestLostEvents(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "r")
-	p := &plugin{kind: "CSIPlugin", told: make(chan *registerapi.RegistrationStatus, 9)}
+	p := &plugin{kind: "CSIPlugin", notified: make(chan *registerapi.RegistrationStatus, 9)}
 	first := filepath.Join(dir, "first.sock")
 	server := p.serve(t, first)
-	h := &handler{came: make(chan Plugin, 9), gone: make(chan Plugin, 9)}
-	h.came <- Plugin{} // the first attempt is refused
+	h := &handler{registered: make(chan Plugin, 9), deregistered: make(chan Plugin, 9)}
+	h.registered <- Plugin{} // the first registration fails
 	lost := make(chan error)
 	w := &Watcher{Dir: dir, Handlers: map[string]Handler{"CSIPlugin": h}, Log: slog.New(slog.DiscardHandler)}
 	w.watch = func() (*fsnotify.Watcher, error) {
@@ -195,20 +195,20 @@ func TestLostEvents(t *testing.T) {
 			}
 		}
 	}
-	next(h.came, first)
+	next(h.registered, first)
 	server.Stop()
 	second := filepath.Join(dir, "sub", "second.sock")
 	p.serve(t, second)
 	lost <- fsnotify.ErrEventOverflow
-	next(h.gone, first)
-	next(h.came, second)
-	// One that was made anew and got the same number: only its time tells.
+	next(h.deregistered, first)
+	next(h.registered, second)
+	// A recreated socket with the same inode number differs only by its modification time.
 	if err := os.Chtimes(second, time.Time{}, time.Now().Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
 	lost <- fsnotify.ErrEventOverflow
-	next(h.gone, second)
-	next(h.came, second)
+	next(h.deregistered, second)
+	next(h.registered, second)
 	cancel()
 	if err := <-done; err != nil {
 		t.Error(err)

@@ -17,27 +17,27 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// maxHeld is how many answers of the API server are held at most.
-const maxHeld = 4096
+// maxCached is the maximum number of cached responses of the API server.
+const maxCached = 4096
 
-// Auth authenticates by client certificate and bearer token and authorises,
-// both by asking the API server. Its methods are safe for several goroutines.
+// Auth authenticates requests by client certificate and bearer token, and authorizes them. It uses
+// the API server's TokenReview and SubjectAccessReview. Its methods are safe for concurrent use.
 type Auth struct {
-	// Kube asks; nil refuses all tokens and lets nobody do anything.
+	// Kube is the API client. If it is nil, all tokens and requests are rejected.
 	Kube     kubernetes.Interface
 	NodeName string
-	// Anonymous requests go on to authorisation.
+	// Anonymous allows anonymous requests. They are still subject to authorization.
 	Anonymous bool
-	// AlwaysAllow: who is authenticated may do everything.
+	// AlwaysAllow authorizes every authenticated request.
 	AlwaysAllow bool
 	// NoTokens: bearer tokens are not accepted.
 	NoTokens bool
-	// TokenTTL, AllowTTL and DenyTTL are how long the API server's answers hold.
+	// TokenTTL, AllowTTL and DenyTTL are the cache durations of the API server's responses.
 	TokenTTL, AllowTTL, DenyTTL time.Duration
 
-	mu      sync.Mutex // guards what follows
-	tokens  map[[sha256.Size]byte]heldUser
-	allowed map[string]heldAnswer
+	mu      sync.Mutex // guards the following fields
+	tokens  map[[sha256.Size]byte]cachedUser
+	allowed map[string]cachedDecision
 }
 
 type user struct {
@@ -46,12 +46,12 @@ type user struct {
 	extra     map[string]authorizationv1.ExtraValue
 }
 
-type heldUser struct {
+type cachedUser struct {
 	user  *user
 	until time.Time
 }
 
-type heldAnswer struct {
+type cachedDecision struct {
 	ok     bool
 	reason string
 	until  time.Time
@@ -116,7 +116,7 @@ func (a *Auth) token(ctx context.Context, token string) (*user, error) {
 		Spec: authenticationv1.TokenReviewSpec{Token: token},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("asking for a token's user: %w", err)
+		return nil, fmt.Errorf("creating TokenReview: %w", err)
 	}
 	var u *user
 	if review.Status.Authenticated {
@@ -126,16 +126,16 @@ func (a *Auth) token(ctx context.Context, token string) (*user, error) {
 		}
 	}
 	a.mu.Lock()
-	if a.tokens == nil || len(a.tokens) >= maxHeld {
-		a.tokens = map[[sha256.Size]byte]heldUser{}
+	if a.tokens == nil || len(a.tokens) >= maxCached {
+		a.tokens = map[[sha256.Size]byte]cachedUser{}
 	}
-	a.tokens[key] = heldUser{u, now.Add(a.TokenTTL)}
+	a.tokens[key] = cachedUser{u, now.Add(a.TokenTTL)}
 	a.mu.Unlock()
 	return u, nil
 }
 
-// attributes are the verb and the subresources of nodes that allow a request,
-// the narrowest first.
+// attributes returns the verb and the node subresources that authorize a request, the most specific
+// first.
 func attributes(r *http.Request) (verb string, subresources []string) {
 	switch r.Method {
 	case http.MethodPost:
@@ -205,17 +205,17 @@ func (a *Auth) ask(ctx context.Context, u *user, verb, sub, path string) (bool, 
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return false, fmt.Errorf("asking whether %s may %s: %w", u.name, path, err)
+		return false, fmt.Errorf("creating SubjectAccessReview of %s for %s: %w", u.name, path, err)
 	}
 	ttl := a.DenyTTL
 	if review.Status.Allowed {
 		ttl = a.AllowTTL
 	}
 	a.mu.Lock()
-	if a.allowed == nil || len(a.allowed) >= maxHeld {
-		a.allowed = map[string]heldAnswer{}
+	if a.allowed == nil || len(a.allowed) >= maxCached {
+		a.allowed = map[string]cachedDecision{}
 	}
-	a.allowed[key] = heldAnswer{ok: review.Status.Allowed, reason: review.Status.Reason, until: now.Add(ttl)}
+	a.allowed[key] = cachedDecision{ok: review.Status.Allowed, reason: review.Status.Reason, until: now.Add(ttl)}
 	a.mu.Unlock()
 	return review.Status.Allowed, nil
 }

@@ -10,8 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// checkpoint has the runtime write what a container is into an archive, where the
-// runtime can.
+// checkpoint makes the runtime checkpoint a container into an archive, if it supports that.
 //
 // https://kubernetes.io/docs/reference/node/kubelet-checkpoint-api/
 func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) {

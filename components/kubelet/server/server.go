@@ -1,5 +1,5 @@
-// Package server is the kubelet's HTTPS API: logs, exec, attach, port-forward,
-// pods, stats and metrics, for clients that the API server vouches for.
+// Package server serves the kubelet's HTTPS API: logs, exec, attach, port-forward, pods, stats and
+// metrics. The API server authenticates and authorizes its clients.
 package server
 
 import (
@@ -23,103 +23,103 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
-	"hyperkube/components/kubelet/nodelogs"
-	"hyperkube/components/kubelet/podlogs"
-	"hyperkube/components/kubelet/podstate"
+	"hyperkube/components/kubelet/pod/podlogs"
+	"hyperkube/components/kubelet/pod/podstate"
+	"hyperkube/components/kubelet/server/nodelogs"
 	"hyperkube/components/kubelet/telemetry"
-	"hyperkube/internal/zpages"
+	"hyperkube/internal/serving/zpages"
 )
 
-// Backend is what the server serves. Its methods are safe for several
-// goroutines; errors that wrap ErrNotFound are answered 404.
+// Backend provides the data that the server serves. Its methods are safe for concurrent use. The
+// server responds with 404 to errors that wrap ErrNotFound.
 type Backend interface {
-	// Pods of this node with their newest status.
+	// Pods returns the pods of this node with their latest status.
 	Pods() []*v1.Pod
-	// RunningPods as the runtime has them.
+	// RunningPods returns the pods that have containers running in the runtime.
 	RunningPods(ctx context.Context) ([]*v1.Pod, error)
-	// Container finds a container; uid may be empty.
+	// Container returns a container. uid may be empty.
 	Container(namespace, pod string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error)
-	// Ended returns a channel that is closed once the container has ended.
-	// Forget must be called when it is not needed any more.
-	Ended(ctx context.Context, id string) <-chan struct{}
-	Forget(id string, ch <-chan struct{})
-	// Exec, Attach and PortForward return where the runtime streams.
+	// Exited returns a channel that is closed when the container has exited. The caller must call
+	// CancelExited when the channel is not needed any more.
+	Exited(ctx context.Context, id string) <-chan struct{}
+	CancelExited(id string, ch <-chan struct{})
+	// Exec, Attach and PortForward return the URL of the runtime's streaming server.
 	Exec(ctx context.Context, id string, o StreamOptions) (*url.URL, error)
 	Attach(ctx context.Context, id string, o StreamOptions) (*url.URL, error)
 	PortForward(ctx context.Context, namespace, pod string, uid types.UID, ports []int32) (*url.URL, error)
-	// Checkpoint writes what a container is into a file of that name, and returns its
-	// path. It may take timeout seconds; 0: as long as the runtime says.
+	// Checkpoint writes a checkpoint of a container to a file of that name, and returns its path.
+	// timeout is in seconds; 0 means the runtime's default.
 	Checkpoint(ctx context.Context, id, file string, timeout int64) (string, error)
-	// Run executes a command and returns its output.
+	// Run runs a command in a container and returns its output.
 	Run(ctx context.Context, id string, cmd []string) ([]byte, error)
-	// Summary is what pods and the node use.
+	// Summary returns the resource usage of pods and the node.
 	Summary(ctx context.Context) (*statsv1alpha1.Summary, error)
-	// Configz is the configuration, as JSON.
+	// Configz returns the configuration for JSON encoding.
 	Configz() any
-	// Healthy tells what is wrong, if anything.
+	// Healthy returns an error if the kubelet is not healthy.
 	Healthy() error
-	// Gatherers of /metrics, /metrics/resource and /metrics/cadvisor.
+	// Metrics returns the gatherer of /metrics, /metrics/resource or /metrics/cadvisor.
 	Metrics(which string) prometheus.Gatherer
 }
 
-// ErrNotFound is wrapped by errors of a Backend for what this node does not have.
+// ErrNotFound is wrapped by errors of a Backend for pods and containers that do not exist on this
+// node.
 var ErrNotFound = errors.New("not found")
 
-// StreamOptions of exec and attach.
+// StreamOptions are the options of exec and attach.
 type StreamOptions struct {
 	Command                    []string
 	TTY, Stdin, Stdout, Stderr bool
 }
 
-// Config of a Server.
+// Config is the configuration of a Server.
 type Config struct {
-	// Listener to serve HTTPS on; it is closed when Serve ends.
+	// Listener is the listener of the HTTPS server. Serve closes it.
 	Listener net.Listener
-	// Certificate is asked at each connection.
+	// Certificate returns the serving certificate. It is called for each connection.
 	Certificate func() (*tls.Certificate, error)
-	// ClientCA verifies client certificates; nil: none is accepted.
+	// ClientCA verifies client certificates. If it is nil, none is accepted.
 	ClientCA *x509.CertPool
-	// Auth decides who may do what; nil lets everyone do everything, for
+	// Auth authenticates and authorizes requests. If it is nil, all requests are allowed, for
 	// tests.
 	Auth *Auth
-	// NodeLogs is the directory served at /logs/; empty: none. NodeLogQuery
-	// answers queries there, too.
+	// NodeLogs is the directory served at /logs/; empty for none. NodeLogQuery also enables log
+	// queries there.
 	NodeLogs     string
 	NodeLogQuery bool
-	// NoDebug: neither logs nor what enters containers is served; NoProfiling:
-	// no profiles.
+	// NoDebug disables logs and all access to containers. NoProfiling disables profiles.
 	NoDebug, NoProfiling bool
-	// Flags are those with which the kubelet was started; it may be nil.
+	// Flags are the kubelet's command line flags. It may be nil.
 	Flags zpages.Flags
-	// Level is changed by /debug/flags/v, unless NoDebug; nil: it is as it is.
+	// Level is the log level that /debug/flags/v changes, unless NoDebug is set. If it is nil, the
+	// level cannot be changed.
 	Level *slog.LevelVar
-	// MinVersion and CipherSuites of TLS; zero is TLS 1.2 and Go's choice.
+	// MinVersion and CipherSuites configure TLS. The zero values mean TLS 1.2 and Go's default.
 	MinVersion   uint16
 	CipherSuites []uint16
-	// Curves are the key exchanges; empty is Go's choice.
+	// Curves are the key exchange mechanisms. Empty means Go's default.
 	Curves []tls.CurveID
-	// StreamIdle ends streams on which nothing goes either way for so long; 0
-	// does not.
+	// StreamIdle is the idle timeout of streams. 0 means no timeout.
 	StreamIdle time.Duration
-	// ReadOnly serves what changes nothing to everybody, without TLS; nil: nothing
-	// does.
+	// ReadOnly is the listener of the read-only server without TLS and authentication. If it is
+	// nil, that server is disabled.
 	ReadOnly net.Listener
 	Backend  Backend
-	// Wrap, if not nil, is around the handler of each request over TLS.
+	// Wrap, if not nil, wraps the handler of the HTTPS server.
 	Wrap func(http.Handler) http.Handler
-	// Metrics counts requests; may be nil.
+	// Metrics counts requests. It may be nil.
 	Metrics *telemetry.Metrics
 	Log     *slog.Logger
 }
 
-// Server serves.
+// Server is the kubelet's HTTP server.
 type Server struct {
 	cfg      Config
 	http     *http.Server
 	readOnly *http.Server
 }
 
-// New makes a Server.
+// New creates a Server.
 func New(cfg Config) *Server {
 	s := &Server{cfg: cfg}
 	handler := s.handler()
@@ -127,7 +127,7 @@ func New(cfg Config) *Server {
 		handler = cfg.Wrap(handler)
 	}
 	s.http = &http.Server{
-		Handler:           cfg.Metrics.Served(handler, "readwrite"),
+		Handler:           cfg.Metrics.InstrumentHandler(handler, "readwrite"),
 		ReadHeaderTimeout: 30 * time.Second,
 		IdleTimeout:       90 * time.Second,
 		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
@@ -136,24 +136,23 @@ func New(cfg Config) *Server {
 			CipherSuites:     cfg.CipherSuites,
 			CurvePreferences: cfg.Curves,
 			ClientAuth:       tls.RequestClientCert,
-			// Upgrades to SPDY and WebSocket exist in HTTP/1.1 alone; clients
-			// that want HTTP/2 for the rest get it.
+			// Upgrades to SPDY and WebSocket require HTTP/1.1. Other requests may use HTTP/2.
 			NextProtos:     []string{"h2", "http/1.1"},
 			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cfg.Certificate() },
 		},
 	}
-	s.readOnly = &http.Server{Handler: cfg.Metrics.Served(s.facts(), "readonly"), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 90 * time.Second, ErrorLog: s.http.ErrorLog}
+	s.readOnly = &http.Server{Handler: cfg.Metrics.InstrumentHandler(s.readOnlyHandler(), "readonly"), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 90 * time.Second, ErrorLog: s.http.ErrorLog}
 	return s
 }
 
-// Serve serves until ctx ends.
+// Serve serves until ctx is done.
 func (s *Server) Serve(ctx context.Context) error {
 	if s.cfg.ReadOnly != nil {
 		served := make(chan struct{})
 		go func() {
 			defer close(served)
 			if err := s.readOnly.Serve(s.cfg.ReadOnly); !errors.Is(err, http.ErrServerClosed) {
-				s.cfg.Log.Error("serving the read-only port failed", "error", err)
+				s.cfg.Log.Error("serving the read-only port failed", "err", err)
 			}
 		}()
 		defer func() { s.readOnly.Close(); <-served }()
@@ -177,8 +176,8 @@ func (s *Server) Serve(ctx context.Context) error {
 	return err
 }
 
-// facts serve what changes nothing and tells nothing of what is within containers.
-func (s *Server) facts() *http.ServeMux {
+// readOnlyHandler returns the handler of read-only endpoints that do not expose the contents of containers.
+func (s *Server) readOnlyHandler() *http.ServeMux {
 	mux := http.NewServeMux()
 	b := s.cfg.Backend
 	mux.HandleFunc("/healthz", Healthz(b.Healthy))
@@ -204,7 +203,7 @@ func (s *Server) facts() *http.ServeMux {
 }
 
 func (s *Server) handler() http.Handler {
-	mux := s.facts()
+	mux := s.readOnlyHandler()
 	b := s.cfg.Backend
 	running := func(w http.ResponseWriter, r *http.Request) {
 		pods, err := b.RunningPods(r.Context())
@@ -227,10 +226,10 @@ func (s *Server) handler() http.Handler {
 	}
 	mux.Handle("GET /flagz", zpages.Flagz("kubelet", s.cfg.Flags))
 	mux.Handle("GET /statusz", zpages.Statusz("kubelet", known...))
-	return s.guard(mux)
+	return s.authenticated(mux)
 }
 
-// debug serves what enters containers and what helps to find mistakes.
+// debug registers endpoints that access containers, and debugging endpoints.
 func (s *Server) debug(mux *http.ServeMux) {
 	mux.HandleFunc("GET /containerLogs/{namespace}/{pod}/{container}", s.logs)
 	for _, at := range []string{"/exec/{namespace}/{pod}/{container}", "/exec/{namespace}/{pod}/{uid}/{container}"} {
@@ -264,15 +263,15 @@ func (s *Server) debug(mux *http.ServeMux) {
 	}
 }
 
-// guard lets only those through who may.
-func (s *Server) guard(mux *http.ServeMux) http.Handler {
+// authenticated adds authentication and authorization to a handler.
+func (s *Server) authenticated(mux *http.ServeMux) http.Handler {
 	if s.cfg.Auth == nil {
 		return mux
 	}
 	return s.cfg.Auth.wrap(mux, s.cfg.ClientCA)
 }
 
-// Healthz answers health checks, each on one line with ?verbose.
+// Healthz returns a health check handler. With ?verbose the response has one line per check.
 func Healthz(check func() error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -316,7 +315,7 @@ func fail(w http.ResponseWriter, err error) {
 	http.Error(w, err.Error(), code)
 }
 
-// logs answers what `kubectl logs` asks for.
+// logs serves `kubectl logs`.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 	o, previous, stream, err := logOptions(r.URL.Query(), time.Now())
 	if err != nil {
@@ -333,8 +332,8 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if o.Follow && c.State == podstate.Running {
-		done := s.cfg.Backend.Ended(r.Context(), c.ID)
-		defer s.cfg.Backend.Forget(c.ID, done)
+		done := s.cfg.Backend.Exited(r.Context(), c.ID)
+		defer s.cfg.Backend.CancelExited(c.ID, done)
 		o.Done = done
 	}
 	w.Header().Set("Content-Type", "text/plain")
@@ -372,7 +371,7 @@ func (f *flushing) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// orNil keeps a nil pointer from becoming a writer that is not nil.
+// orNil prevents a nil pointer from becoming a non-nil interface value.
 func (f *flushing) orNil() interface{ Write([]byte) (int, error) } {
 	if f == nil {
 		return nil

@@ -12,11 +12,11 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"hyperkube/internal/linger"
-	"hyperkube/internal/upgrade"
+	"hyperkube/internal/serving/gracefulclose"
+	"hyperkube/internal/serving/upgradeproxy"
 )
 
-// stream serves exec and attach by passing the connection on to the runtime.
+// stream serves exec and attach by proxying the connection to the runtime.
 func (s *Server) stream(attach bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodPost {
@@ -43,12 +43,12 @@ func (s *Server) stream(attach bool) http.HandlerFunc {
 			fail(w, err)
 			return
 		}
-		s.pass(w, r, at)
+		s.proxy(w, r, at)
 	}
 }
 
-// streamOptions reads which streams are wanted, in the API's words ("stdin")
-// or the kubelet's own ("input").
+// streamOptions parses the requested streams, with the parameters of the API ("stdin") or of the
+// kubelet ("input").
 func streamOptions(q url.Values) (StreamOptions, bool) {
 	flag := func(names ...string) bool {
 		for _, n := range names {
@@ -66,7 +66,7 @@ func streamOptions(q url.Values) (StreamOptions, bool) {
 		Stderr:  flag("error", "stderr"),
 	}
 	if o.TTY && o.Stderr {
-		// A terminal has one output.
+		// A terminal has a single output.
 		o.Stderr = false
 	}
 	return o, o.Stdin || o.Stdout || o.Stderr
@@ -89,61 +89,60 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) {
 		fail(w, err)
 		return
 	}
-	s.pass(w, r, at)
+	s.proxy(w, r, at)
 }
 
-// pass connects the client with the runtime, whatever protocol they speak.
-func (s *Server) pass(w http.ResponseWriter, r *http.Request, at *url.URL) {
-	h := upgrade.NewHandler(at, http.DefaultTransport, false, true, responder{})
+// proxy proxies the client's connection to the runtime, regardless of the protocol.
+func (s *Server) proxy(w http.ResponseWriter, r *http.Request, at *url.URL) {
+	h := upgradeproxy.NewHandler(at, http.DefaultTransport, false, true, responder{})
 	h.UseLocationHost = true
-	h.ServeHTTP(&idling{ResponseWriter: w, idle: s.cfg.StreamIdle}, r)
+	h.ServeHTTP(&idleTimeoutWriter{ResponseWriter: w, idle: s.cfg.StreamIdle}, r)
 }
 
-// idling hands out connections that end when nothing goes either way for so
-// long.
-type idling struct {
+// idleTimeoutWriter is a ResponseWriter whose hijacked connections have an idle timeout.
+type idleTimeoutWriter struct {
 	http.ResponseWriter
 	idle time.Duration
 }
 
-// Unwrap is for http.ResponseController.
-func (i *idling) Unwrap() http.ResponseWriter { return i.ResponseWriter }
+// Unwrap supports http.ResponseController.
+func (i *idleTimeoutWriter) Unwrap() http.ResponseWriter { return i.ResponseWriter }
 
 // Hijack implements http.Hijacker.
-func (i *idling) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+func (i *idleTimeoutWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(i.ResponseWriter).Hijack()
 	if err != nil {
 		return nil, nil, err
 	}
-	conn = linger.Conn(conn)
+	conn = gracefulclose.Conn(conn)
 	if i.idle > 0 {
 		conn = &idleConn{Conn: conn, idle: i.idle}
 	}
 	return conn, rw, nil
 }
 
-// idleConn moves the connection's deadline whenever something goes over it.
+// idleConn extends the connection's deadline on each read and write.
 type idleConn struct {
 	net.Conn
-	idle  time.Duration
-	moved atomic.Int64 // when it was, in nanoseconds
+	idle     time.Duration
+	extended atomic.Int64 // time of the last extension, in Unix nanoseconds
 }
 
-func (c *idleConn) move() {
-	// Once in a hundredth of the time is enough.
+func (c *idleConn) extendDeadline() {
+	// Extend it only after a hundredth of the timeout.
 	now := time.Now()
-	if last := c.moved.Load(); now.UnixNano()-last > int64(c.idle/100) && c.moved.CompareAndSwap(last, now.UnixNano()) {
+	if last := c.extended.Load(); now.UnixNano()-last > int64(c.idle/100) && c.extended.CompareAndSwap(last, now.UnixNano()) {
 		_ = c.SetDeadline(now.Add(c.idle))
 	}
 }
 
 func (c *idleConn) Read(p []byte) (int, error) {
-	c.move()
+	c.extendDeadline()
 	return c.Conn.Read(p)
 }
 
 func (c *idleConn) Write(p []byte) (int, error) {
-	c.move()
+	c.extendDeadline()
 	return c.Conn.Write(p)
 }
 

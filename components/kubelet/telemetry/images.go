@@ -14,17 +14,17 @@ type imageMetrics struct {
 }
 
 func (i *imageMetrics) fill(s *set) {
-	i.pulled = s.histograms(own+"image_pull_duration_seconds", "[ALPHA] Duration in seconds to pull an image.",
+	i.pulled = s.histograms(prefix+"image_pull_duration_seconds", "[ALPHA] Duration in seconds to pull an image.",
 		[]float64{1, 5, 10, 20, 30, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600}, "image_size_in_bytes")
-	i.collected = s.counters(own+"image_garbage_collected_total", "[ALPHA] Number of images that the kubelet took away, for want of space or for their age.", "reason")
-	i.asked = s.counters(own+"image_manager_ensure_image_requests_total", "[ALPHA] Number of times that an image was wanted, by policy, whether it was there, and whether it had to be pulled.", "pull_policy", "present_locally", "pull_required")
-	i.checked = s.counters(own+"imagemanager_image_mustpull_checks_total", "[ALPHA] Number of times that it was looked whether a pod has the credentials for an image that is there", "result")
-	i.mountAsked = s.counter(own+"image_volume_requested_total", "[BETA] Number of image volumes that were asked for.")
-	i.mountDone = s.counter(own+"image_volume_mounted_succeed_total", "[BETA] Number of image volumes that were mounted.")
-	i.mountImpossible = s.counter(own+"image_volume_mounted_errors_total", "[BETA] Number of image volumes that could not be mounted.")
+	i.collected = s.counters(prefix+"image_garbage_collected_total", "[ALPHA] Total number of images garbage collected by the kubelet, whether through disk usage or image age.", "reason")
+	i.asked = s.counters(prefix+"image_manager_ensure_image_requests_total", "[ALPHA] Number of ensure-image requests processed by the kubelet.", "pull_policy", "present_locally", "pull_required")
+	i.checked = s.counters(prefix+"imagemanager_image_mustpull_checks_total", "[ALPHA] Counter for how many times kubelet checked whether credentials need to be re-verified to access an image", "result")
+	i.mountAsked = s.counter(prefix+"image_volume_requested_total", "[BETA] Number of requested image volumes.")
+	i.mountDone = s.counter(prefix+"image_volume_mounted_succeed_total", "[BETA] Number of successful image volume mounts.")
+	i.mountImpossible = s.counter(prefix+"image_volume_mounted_errors_total", "[BETA] Number of failed image volume mounts.")
 }
 
-// sizes are the sizes of images that are told apart, by what they are above of.
+// sizes are the labels of image sizes, by lower bound.
 var sizes = []struct {
 	above uint64
 	label string
@@ -42,14 +42,14 @@ func sizeLabel(size uint64) string {
 	return "N/A"
 }
 
-// ImagePulled notes a pull of an image of that many bytes; 0: nobody knows.
+// ImagePulled records a pull of an image with a size in bytes; 0 means unknown.
 func (m *Metrics) ImagePulled(size uint64, took time.Duration) {
 	if m != nil {
 		m.images.pulled.WithLabelValues(sizeLabel(size)).Observe(took.Seconds())
 	}
 }
 
-// ImageCollected counts an image that was taken away, for its age or for space.
+// ImageCollected counts an image that was removed because of its age or disk usage.
 func (m *Metrics) ImageCollected(aged bool) {
 	if m == nil {
 		return
@@ -61,23 +61,21 @@ func (m *Metrics) ImageCollected(aged bool) {
 	m.images.collected.WithLabelValues(reason).Inc()
 }
 
-// ImageWanted counts an image that somebody wants; present and pull are "true",
-// "false" or "unknown".
-func (m *Metrics) ImageWanted(policy, present, pull string) {
+// ImageRequested counts a request for an image. present and pull are "true", "false" or "unknown".
+func (m *Metrics) ImageRequested(policy, present, pull string) {
 	if m != nil {
 		m.images.asked.WithLabelValues(policy, present, pull).Inc()
 	}
 }
 
-// ImageChecked counts a look at whether a pod may have an image.
+// ImageChecked counts a check whether a pod may use an image.
 func (m *Metrics) ImageChecked(result string) {
 	if m != nil {
 		m.images.checked.WithLabelValues(result).Inc()
 	}
 }
 
-// ImageVolumes counts the images that are mounted as volumes of one container, and
-// whether that worked.
+// ImageVolumes counts the image volumes of a container, and failures.
 func (m *Metrics) ImageVolumes(n int, err error) {
 	if m == nil || n == 0 {
 		return

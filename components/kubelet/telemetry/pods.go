@@ -12,7 +12,7 @@ import (
 	"k8s.io/component-helpers/resource"
 )
 
-// ContainerKind is the kind of a container in the words of metrics.
+// ContainerKind is the kind of a container as a metrics label.
 type ContainerKind string
 
 // Kinds of containers.
@@ -22,10 +22,10 @@ const (
 	EphemeralContainer ContainerKind = "ephemeral_container"
 )
 
-// Operation is what a pod's worker does.
+// Operation is an operation of a pod worker.
 type Operation string
 
-// Operations of workers.
+// Operations of pod workers.
 const (
 	Create     Operation = "create"
 	Sync       Operation = "sync"
@@ -45,47 +45,47 @@ type podMetrics struct {
 	orphaned                            prometheus.Counter
 	fellBack, sleepCut                  prometheus.Counter
 	orphanDirs, orphanErrors            prometheus.Gauge
-	networked                           atomic.Bool // a pod with a network of its own has started
+	networked                           atomic.Bool // a pod without host network has started
 }
 
 func (p *podMetrics) fill(s *set) {
 	startup := []float64{0.5, 1, 2, 3, 4, 5, 6, 8, 10, 20, 30, 45, 60, 120, 180, 240, 300, 360, 480, 600, 900, 1200, 1800, 2700, 3600}
-	p.worked = s.histograms(own+"pod_worker_duration_seconds", "[ALPHA] Duration in seconds of one piece of work for a pod, by its kind: create, sync, kill or terminated", nil, "operation_type")
-	p.workerStart = s.histogram(own+"pod_worker_start_duration_seconds", "[ALPHA] Duration in seconds from the kubelet's first sight of a pod to its worker's start.", nil)
-	p.start = s.histogram(own+"pod_start_duration_seconds", "[ALPHA] Duration in seconds from the kubelet's first sight of a pod to its running", startup)
-	p.sli = s.histogram(own+"pod_start_sli_duration_seconds", "[ALPHA] Duration in seconds of a pod's start without the pulling of images and its init containers, from its creation until all its containers are seen to have started", startup)
-	p.total = s.histogram(own+"pod_start_total_duration_seconds", "[ALPHA] Duration in seconds of a pod's start with the pulling of images and its init containers, from its creation until all its containers are seen to have started", startup)
-	p.firstNetwork = s.gauge(own+"first_network_pod_start_sli_duration_seconds", "[INTERNAL] Duration in seconds of the start of the first pod with a network of its own, without the pulling of images and its init containers")
-	p.statusSync = s.histogram(own+"pod_status_sync_duration_seconds", "[ALPHA] Duration in seconds from a change of a pod's status until the API has it.", []float64{0.010, 0.050, 0.100, 0.500, 1, 5, 10, 20, 30, 45, 60})
-	p.perPod = s.histogram(own+"containers_per_pod_count", "[ALPHA] The number of containers per pod.", prometheus.ExponentialBuckets(1, 2, 5))
-	p.started = s.counter(own+"started_pods_total", "[ALPHA] Cumulative number of pods started")
-	p.failed = s.counter(own+"started_pods_errors_total", "[ALPHA] Cumulative number of errors when starting pods")
-	p.users = s.counter(own+"started_user_namespaced_pods_total", "[ALPHA] Cumulative number of pods with user namespaces started.")
-	p.usersFailed = s.counter(own+"started_user_namespaced_pods_errors_total", "[ALPHA] Cumulative number of errors when starting pods with user namespaces.")
-	p.containers = s.counters(own+"started_containers_total", "[ALPHA] Cumulative number of containers started", "container_type")
-	p.containersFailed = s.counters(own+"started_containers_errors_total", "[ALPHA] Cumulative number of errors when starting containers", "container_type", "code")
-	p.ended = s.counters(own+"terminated_containers_total", "[ALPHA] Cumulative number of container terminations.", "container_type", "exit_code", "reason")
-	p.restarted = s.counters(own+"restarted_pods_total", "[ALPHA] Number of pods that were run anew because they were deleted and made again with the same UID, as static pods are", "static")
-	p.rejected = s.counters(own+"admission_rejections_total", "[ALPHA] Cumulative number of pods that the kubelet refused.", "reason")
-	p.admitted = s.counters(own+"pod_level_resources_admission_total", "[ALPHA] Number of pods that the kubelet took in, by where they say what they need and by their class.", "config_mode", "qos_class")
-	p.preempted = s.counters(own+"preemptions", "[ALPHA] Cumulative number of pods that went for critical ones, by the resource that was short", "preemption_signal")
-	p.orphaned = s.counter(own+"orphaned_runtime_pods_total", "[ALPHA] Number of pods that the runtime had and nobody wanted, as when a pod is deleted by force while the kubelet is away.")
-	p.fellBack = s.counter(own+"lifecycle_handler_http_fallbacks_total", "[ALPHA] The number of hooks that were answered in HTTP where HTTPS was asked for.")
-	p.sleepCut = s.counter(own+"sleep_action_terminated_early_total", "[ALPHA] The number of hooks that were to sleep and were cut short")
-	p.orphanDirs = s.gauge("orphan_pod_cleaned_volumes", "[ALPHA] The number of pods that nobody wants whose volumes the last sweep cleaned.")
-	p.orphanErrors = s.gauge("orphan_pod_cleaned_volumes_errors", "[ALPHA] The number of pods that nobody wants whose volumes the last sweep could not clean.")
+	p.worked = s.histograms(prefix+"pod_worker_duration_seconds", "[ALPHA] Duration in seconds to sync a single pod. Broken down by operation type: create, update, or sync", nil, "operation_type")
+	p.workerStart = s.histogram(prefix+"pod_worker_start_duration_seconds", "[ALPHA] Duration in seconds from kubelet seeing a pod to starting a worker.", nil)
+	p.start = s.histogram(prefix+"pod_start_duration_seconds", "[ALPHA] Duration in seconds from kubelet seeing a pod for the first time to the pod starting to run", startup)
+	p.sli = s.histogram(prefix+"pod_start_sli_duration_seconds", "[ALPHA] Duration in seconds to start a pod, excluding time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch", startup)
+	p.total = s.histogram(prefix+"pod_start_total_duration_seconds", "[ALPHA] Duration in seconds to start a pod since creation, including time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch", startup)
+	p.firstNetwork = s.gauge(prefix+"first_network_pod_start_sli_duration_seconds", "[INTERNAL] Duration in seconds to start the first network pod, excluding time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch")
+	p.statusSync = s.histogram(prefix+"pod_status_sync_duration_seconds", "[ALPHA] Duration in seconds to sync a pod status update. Measures time from detection of a change to pod status until the API is successfully updated for that pod, even if multiple intevening changes to pod status occur.", []float64{0.010, 0.050, 0.100, 0.500, 1, 5, 10, 20, 30, 45, 60})
+	p.perPod = s.histogram(prefix+"containers_per_pod_count", "[ALPHA] The number of containers per pod.", prometheus.ExponentialBuckets(1, 2, 5))
+	p.started = s.counter(prefix+"started_pods_total", "[ALPHA] Cumulative number of pods started")
+	p.failed = s.counter(prefix+"started_pods_errors_total", "[ALPHA] Cumulative number of errors when starting pods")
+	p.users = s.counter(prefix+"started_user_namespaced_pods_total", "[ALPHA] Cumulative number of pods with user namespaces started.")
+	p.usersFailed = s.counter(prefix+"started_user_namespaced_pods_errors_total", "[ALPHA] Cumulative number of errors when starting pods with user namespaces.")
+	p.containers = s.counters(prefix+"started_containers_total", "[ALPHA] Cumulative number of containers started", "container_type")
+	p.containersFailed = s.counters(prefix+"started_containers_errors_total", "[ALPHA] Cumulative number of errors when starting containers", "container_type", "code")
+	p.ended = s.counters(prefix+"terminated_containers_total", "[ALPHA] Cumulative number of container terminations.", "container_type", "exit_code", "reason")
+	p.restarted = s.counters(prefix+"restarted_pods_total", "[ALPHA] Number of pods that have been restarted because they were deleted and recreated with the same UID while the kubelet was watching them (common for static pods, extremely uncommon for API pods)", "static")
+	p.rejected = s.counters(prefix+"admission_rejections_total", "[ALPHA] Cumulative number pod admission rejections by the Kubelet.", "reason")
+	p.admitted = s.counters(prefix+"pod_level_resources_admission_total", "[ALPHA] Number of pods admitted by the kubelet, by how their resources are specified and by QoS class.", "config_mode", "qos_class")
+	p.preempted = s.counters(prefix+"preemptions", "[ALPHA] Cumulative number of pod preemptions by preemption resource", "preemption_signal")
+	p.orphaned = s.counter(prefix+"orphaned_runtime_pods_total", "[ALPHA] Number of pods that have been detected in the container runtime without being already known to the pod worker. This typically indicates the kubelet was restarted while a pod was force deleted in the API or in the local configuration, which is unusual.")
+	p.fellBack = s.counter(prefix+"lifecycle_handler_http_fallbacks_total", "[ALPHA] The number of times lifecycle handlers successfully fell back to http from https.")
+	p.sleepCut = s.counter(prefix+"sleep_action_terminated_early_total", "[ALPHA] The number of times lifecycle sleep handler got terminated before it finishes")
+	p.orphanDirs = s.gauge("orphan_pod_cleaned_volumes", "[ALPHA] The total number of orphaned Pods whose volumes were cleaned in the last periodic sweep.")
+	p.orphanErrors = s.gauge("orphan_pod_cleaned_volumes_errors", "[ALPHA] The number of orphaned Pods whose volumes failed to be cleaned in the last periodic sweep.")
 	p.restarted.WithLabelValues("")
 	p.restarted.WithLabelValues("true")
 }
 
-// Worked notes a piece of work for a pod.
-func (m *Metrics) Worked(o Operation, took time.Duration) {
+// OperationFinished records the duration of an operation.
+func (m *Metrics) OperationFinished(o Operation, took time.Duration) {
 	if m != nil {
 		m.pods.worked.WithLabelValues(string(o)).Observe(took.Seconds())
 	}
 }
 
-// WorkerStarted notes how long a pod waited for its worker.
+// WorkerStarted records how long a pod waited for its worker.
 func (m *Metrics) WorkerStarted(pod *v1.Pod, after time.Duration) {
 	if m != nil {
 		m.pods.workerStart.Observe(after.Seconds())
@@ -93,15 +93,15 @@ func (m *Metrics) WorkerStarted(pod *v1.Pod, after time.Duration) {
 	}
 }
 
-// PodRuns notes how long it took a pod to run, since it was first seen.
-func (m *Metrics) PodRuns(after time.Duration) {
+// PodRunning records how long a pod took to be running since it was first seen.
+func (m *Metrics) PodRunning(after time.Duration) {
 	if m != nil {
 		m.pods.start.Observe(after.Seconds())
 	}
 }
 
-// PodStarted notes how long a pod took from its creation until its containers were
-// seen to have started; idle of it went to images and init containers.
+// PodStarted records how long a pod took from its creation until its containers were observed as
+// started. idle is the part for image pulls and init containers.
 func (m *Metrics) PodStarted(pod *v1.Pod, total, idle time.Duration) {
 	if m == nil {
 		return
@@ -116,8 +116,8 @@ func (m *Metrics) PodStarted(pod *v1.Pod, total, idle time.Duration) {
 	}
 }
 
-// stateful tells whether the start of a pod is one of those that say nothing of
-// the node: it waits for volumes of others.
+// stateful reports whether a pod has volumes of external storage, so that its start is excluded
+// from the SLI.
 func stateful(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
@@ -128,14 +128,14 @@ func stateful(pod *v1.Pod) bool {
 	return false
 }
 
-// StatusTold notes how long it took until the API had a pod's new status.
-func (m *Metrics) StatusTold(took time.Duration) {
+// StatusSynced records how long it took until the API had a changed status.
+func (m *Metrics) StatusSynced(took time.Duration) {
 	if m != nil {
 		m.pods.statusSync.Observe(took.Seconds())
 	}
 }
 
-// PodStarting notes that a pod's sandbox is being made; err is what came of it.
+// PodStarting records the creation of a pod's sandbox with its result.
 func (m *Metrics) PodStarting(pod *v1.Pod, err error) {
 	if m == nil {
 		return
@@ -154,16 +154,16 @@ func (m *Metrics) PodStarting(pod *v1.Pod, err error) {
 	}
 }
 
-// FirstStartFailed notes that a container failed to start in a sandbox that was
-// made for it: that is where users of a pod's own show that they cannot be had.
+// FirstStartFailed records that a container failed to start in a newly created sandbox, which is
+// how an unsupported user namespace shows.
 func (m *Metrics) FirstStartFailed(pod *v1.Pod) {
 	if m != nil && pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers {
 		m.pods.usersFailed.Inc()
 	}
 }
 
-// ContainerStarting notes an attempt at a container; code is the reason why it
-// failed, in the words of its status, empty where it did not.
+// ContainerStarting records an attempt to start a container. code is the reason of its failure, or
+// "".
 func (m *Metrics) ContainerStarting(kind ContainerKind, code string) {
 	if m == nil {
 		return
@@ -174,8 +174,7 @@ func (m *Metrics) ContainerStarting(kind ContainerKind, code string) {
 	}
 }
 
-// StatusChanged counts the containers that have ended by what a pod's status said
-// and says now.
+// StatusChanged counts the containers that have terminated between two statuses.
 func (m *Metrics) StatusChanged(before, now *v1.PodStatus) {
 	if m == nil {
 		return
@@ -203,7 +202,7 @@ func ended(list []v1.ContainerStatus, name string) bool {
 	return false
 }
 
-// Restarted counts a pod that is run anew under its former UID.
+// Restarted counts a pod that is restarted with the same UID.
 func (m *Metrics) Restarted(static bool) {
 	if m == nil {
 		return
@@ -215,23 +214,23 @@ func (m *Metrics) Restarted(static bool) {
 	m.pods.restarted.WithLabelValues(label).Inc()
 }
 
-// Orphaned counts a pod of the runtime that nobody wants.
+// Orphaned counts an orphaned pod of the runtime.
 func (m *Metrics) Orphaned() {
 	if m != nil {
 		m.pods.orphaned.Inc()
 	}
 }
 
-// Swept tells of how many pods that nobody wants the volumes were cleaned, and of
-// how many they were not.
-func (m *Metrics) Swept(cleaned, failed int) {
+// OrphansCleaned records the number of orphaned pods whose volumes were cleaned up, and of those for which
+// that failed.
+func (m *Metrics) OrphansCleaned(cleaned, failed int) {
 	if m != nil {
 		m.pods.orphanDirs.Set(float64(cleaned + failed))
 		m.pods.orphanErrors.Set(float64(failed))
 	}
 }
 
-// rejections are the reasons that are told apart; others are "Other".
+// rejections are the reasons with their own label; all others are "Other".
 var rejections = map[string]bool{
 	"AppArmor": true, "PodOSSelectorNodeLabelDoesNotMatch": true, "PodOSNotSupported": true, "InvalidNodeInfo": true, "InitContainerRestartPolicyForbidden": true,
 	"SupplementalGroupsPolicyNotSupported": true, "UnexpectedAdmissionError": true, "UnknownReason": true, "UnexpectedPredicateFailureType": true,
@@ -240,7 +239,7 @@ var rejections = map[string]bool{
 	"VolumeAttachmentLimitExceeded": true,
 }
 
-// Admitted notes that a pod of a class was taken in.
+// Admitted records the admission of a pod.
 //
 // https://kep.k8s.io/2837
 func (m *Metrics) Admitted(pod *v1.Pod, class v1.PodQOSClass) {
@@ -262,7 +261,7 @@ func (m *Metrics) Admitted(pod *v1.Pod, class v1.PodQOSClass) {
 	m.pods.admitted.WithLabelValues(mode, strings.ToLower(string(class))).Inc()
 }
 
-// Rejected counts a pod that was refused.
+// Rejected counts a rejected pod.
 func (m *Metrics) Rejected(reason string) {
 	if m == nil {
 		return
@@ -277,23 +276,23 @@ func (m *Metrics) Rejected(reason string) {
 	m.pods.rejected.WithLabelValues(reason).Inc()
 }
 
-// Preempted counts a pod that goes for a critical one; resource is what was short,
-// and may be empty.
+// Preempted counts a preempted pod. resource is the resource that was insufficient; it may be
+// empty.
 func (m *Metrics) Preempted(resource string) {
 	if m != nil {
 		m.pods.preempted.WithLabelValues(resource).Inc()
 	}
 }
 
-// HookFellBack counts a hook that was answered in HTTP where HTTPS was asked for.
-func (m *Metrics) HookFellBack() {
+// HookFallback counts an HTTPS hook that fell back to HTTP.
+func (m *Metrics) HookFallback() {
 	if m != nil {
 		m.pods.fellBack.Inc()
 	}
 }
 
-// SleepCut counts a hook that was to sleep longer than it could.
-func (m *Metrics) SleepCut() {
+// SleepTerminatedEarly counts a sleep hook that was terminated early.
+func (m *Metrics) SleepTerminatedEarly() {
 	if m != nil {
 		m.pods.sleepCut.Inc()
 	}

@@ -17,12 +17,12 @@ type requestMetrics struct {
 
 func (r *requestMetrics) fill(s *set) {
 	labels := []string{"method", "path", "server_type", "long_running"}
-	r.total = s.counters(own+"http_requests_total", "[ALPHA] Number of the http requests received since the server started", labels...)
-	r.took = s.histograms(own+"http_requests_duration_seconds", "[ALPHA] Duration in seconds to serve http requests", nil, labels...)
-	r.inflight = s.gauges(own+"http_inflight_requests", "[ALPHA] Number of the inflight http requests", labels...)
+	r.total = s.counters(prefix+"http_requests_total", "[ALPHA] Number of the http requests received since the server started", labels...)
+	r.took = s.histograms(prefix+"http_requests_duration_seconds", "[ALPHA] Duration in seconds to serve http requests", nil, labels...)
+	r.inflight = s.gauges(prefix+"http_inflight_requests", "[ALPHA] Number of the inflight http requests", labels...)
 }
 
-// methods and paths are told apart, others are "other".
+// methods and paths are the requests with their own labels; all others are "other".
 var (
 	methods = map[string]bool{
 		http.MethodConnect: true, http.MethodDelete: true, http.MethodGet: true, http.MethodHead: true, http.MethodOptions: true,
@@ -36,9 +36,9 @@ var (
 	longRunning = map[string]bool{"exec": true, "attach": true, "portforward": true, "debug": true}
 )
 
-// Served counts and times what h answers; kind is that of the server: "readwrite"
-// or "readonly".
-func (m *Metrics) Served(h http.Handler, kind string) http.Handler {
+// InstrumentHandler records the metrics of the requests that h serves. kind is the label of the server:
+// "readwrite" or "readonly".
+func (m *Metrics) InstrumentHandler(h http.Handler, kind string) http.Handler {
 	if m == nil {
 		return h
 	}
@@ -61,7 +61,7 @@ func (m *Metrics) Served(h http.Handler, kind string) http.Handler {
 	})
 }
 
-// root is a path's first part, of metrics the first two.
+// root returns the first element of a path; for metrics, the first two.
 func root(path string) string {
 	parts := strings.SplitN(strings.TrimPrefix(path, "/"), "/", 3)
 	if parts[0] == "metrics" && len(parts) > 1 {

@@ -6,13 +6,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// PriorityBucket is how a pod's priority is told of resizes.
+// PriorityBucket returns the metrics label of a pod's priority.
 func PriorityBucket(pod *v1.Pod) string {
-	switch p := podfacts.Priority(pod); {
-	case p >= podfacts.SystemCritical:
+	switch p := podutil.Priority(pod); {
+	case p >= podutil.SystemCritical:
 		return "system-critical"
 	case p >= 100000:
 		return "high"
@@ -26,9 +26,8 @@ func PriorityBucket(pod *v1.Pod) string {
 	return "very-low"
 }
 
-// ResizesAsked counts in what the resources of a pod's containers differ from those
-// before.
-func (m *Metrics) ResizesAsked(before, now *v1.Pod) {
+// ResizesRequested counts the changes of container resources between two versions of a pod.
+func (m *Metrics) ResizesRequested(before, now *v1.Pod) {
 	if m == nil {
 		return
 	}
@@ -62,7 +61,7 @@ func (m *Metrics) resizeAsked(name, requirement string, before, now *resource.Qu
 	m.resources.resizes.WithLabelValues(name, requirement, operation).Inc()
 }
 
-// Resized notes that a pod has been resized, or could not be.
+// Resized records a resize and its result.
 func (m *Metrics) Resized(took time.Duration, ok bool) {
 	if m != nil {
 		label := "false"
@@ -73,15 +72,15 @@ func (m *Metrics) Resized(took time.Duration, ok bool) {
 	}
 }
 
-// ResizeInfeasible counts a resize that cannot be; detail is why in one word.
+// ResizeInfeasible counts an infeasible resize. detail is the label of the reason.
 func (m *Metrics) ResizeInfeasible(detail string) {
 	if m != nil {
 		m.resources.infeasible.WithLabelValues(detail).Inc()
 	}
 }
 
-// ResizeAccepted counts a resize that was deferred for so long and fits now;
-// trigger is what made it be tried again.
+// ResizeAccepted records that a resize was accepted after it was deferred. trigger is the reason
+// for the retry.
 func (m *Metrics) ResizeAccepted(pod *v1.Pod, trigger string, after time.Duration) {
 	if m != nil {
 		m.resources.accepted.WithLabelValues(trigger).Inc()

@@ -15,29 +15,29 @@ type runtimeMetrics struct {
 	seen                               prometheus.Gauge
 	cgroups                            *prometheus.HistogramVec
 	losing                             *prometheus.GaugeVec
-	last                               atomic.Int64 // when it was last asked, in nanoseconds since 1970; 0: never
+	last                               atomic.Int64 // time of the last relist in Unix nanoseconds; 0 for never
 }
 
 func (r *runtimeMetrics) fill(s *set) {
-	r.sandbox = s.histograms(own+"run_podsandbox_duration_seconds", "[ALPHA] Duration in seconds of the run_podsandbox operations, by the handler of the RuntimeClass.", nil, "runtime_handler")
-	r.sandboxErrors = s.counters(own+"run_podsandbox_errors_total", "[ALPHA] Cumulative number of the run_podsandbox operation errors by the handler of the RuntimeClass.", "runtime_handler")
-	r.relist = s.histogram(own+"pleg_relist_duration_seconds", "[ALPHA] Duration in seconds of asking the runtime how pods are.", nil)
-	r.interval = s.histogram(own+"pleg_relist_interval_seconds", "[ALPHA] Interval in seconds between askings of the runtime how pods are.", nil)
-	r.podRelist = s.histogram(own+"pleg_pod_relist_duration_seconds", "[ALPHA] Duration in seconds of asking the runtime how one pod is.", nil)
-	r.seen = s.gauge(own+"pleg_last_seen_seconds", "[ALPHA] When, in seconds since 1970, the runtime was last heard of.")
-	r.discarded = s.counter(own+"pleg_discard_events", "[ALPHA] The number of events of the runtime that nobody could take.")
-	r.refused = s.counter(own+"evented_pleg_connection_error_count", "[ALPHA] The number of times that the runtime's events could not be followed.")
-	r.connected = s.counter(own+"evented_pleg_connection_success_count", "[ALPHA] The number of times that following the runtime's events began.")
-	r.delay = s.histogram(own+"evented_pleg_connection_latency_seconds", "[ALPHA] How long the runtime's events were on their way, in seconds.", nil)
-	r.losing = s.gauges(own+"cri_losing_support", "[ALPHA] The version of Kubernetes from which on the runtime is too old, if it is not replaced.", "version")
-	r.cgroups = s.histograms(own+"cgroup_manager_duration_seconds", "[ALPHA] Duration in seconds of making, changing and removing cgroups, by which of these.", nil, "operation_type")
+	r.sandbox = s.histograms(prefix+"run_podsandbox_duration_seconds", "[ALPHA] Duration in seconds of the run_podsandbox operations. Broken down by RuntimeClass.Handler.", nil, "runtime_handler")
+	r.sandboxErrors = s.counters(prefix+"run_podsandbox_errors_total", "[ALPHA] Cumulative number of the run_podsandbox operation errors by RuntimeClass.Handler.", "runtime_handler")
+	r.relist = s.histogram(prefix+"pleg_relist_duration_seconds", "[ALPHA] Duration in seconds for relisting pods in PLEG.", nil)
+	r.interval = s.histogram(prefix+"pleg_relist_interval_seconds", "[ALPHA] Interval in seconds between relisting in PLEG.", nil)
+	r.podRelist = s.histogram(prefix+"pleg_pod_relist_duration_seconds", "[ALPHA] Duration in seconds for relisting a single pod in PLEG.", nil)
+	r.seen = s.gauge(prefix+"pleg_last_seen_seconds", "[ALPHA] Timestamp in seconds when PLEG was last seen active.")
+	r.discarded = s.counter(prefix+"pleg_discard_events", "[ALPHA] The number of discard events in PLEG.")
+	r.refused = s.counter(prefix+"evented_pleg_connection_error_count", "[ALPHA] The number of errors encountered during the establishment of streaming connection with the CRI runtime.")
+	r.connected = s.counter(prefix+"evented_pleg_connection_success_count", "[ALPHA] The number of times a streaming client was obtained to receive CRI Events.")
+	r.delay = s.histogram(prefix+"evented_pleg_connection_latency_seconds", "[ALPHA] The latency of streaming connection with the CRI runtime, measured in seconds.", nil)
+	r.losing = s.gauges(prefix+"cri_losing_support", "[ALPHA] The Kubernetes version in which support for the current version of the CRI runtime is dropped.", "version")
+	r.cgroups = s.histograms(prefix+"cgroup_manager_duration_seconds", "[ALPHA] Duration in seconds for cgroup manager operations. Broken down by method.", nil, "operation_type")
 }
 
-// supportedUntil is the first version of Kubernetes that wants every runtime to say how
-// cgroups are named.
+// supportedUntil is the first version of Kubernetes that requires every runtime to report its
+// cgroup driver.
 const supportedUntil = "1.38.0"
 
-// LosingSupport notes that the runtime lacks what later kubelets will not do without.
+// LosingSupport records that the runtime lacks a feature that later kubelets require.
 func (m *Metrics) LosingSupport() {
 	if m == nil {
 		return
@@ -45,7 +45,7 @@ func (m *Metrics) LosingSupport() {
 	m.runtime.losing.WithLabelValues(supportedUntil).Set(1)
 }
 
-// SandboxMade notes a call that makes a sandbox.
+// SandboxMade records the creation of a sandbox.
 func (m *Metrics) SandboxMade(handler string, took time.Duration, err error) {
 	if m == nil {
 		return
@@ -56,10 +56,9 @@ func (m *Metrics) SandboxMade(handler string, took time.Duration, err error) {
 	}
 }
 
-// Asked notes that the runtime was asked how one pod is, and has just answered. As
-// pods are looked at by events and not all at once, that is a look at the runtime,
-// too.
-func (m *Metrics) Asked(took time.Duration) {
+// PodRelisted records that the state of one pod was read from the runtime. It also counts as a relist,
+// because this kubelet reads pods on events and never all of them together.
+func (m *Metrics) PodRelisted(took time.Duration) {
 	if m == nil {
 		return
 	}
@@ -72,8 +71,8 @@ func (m *Metrics) Asked(took time.Duration) {
 	}
 }
 
-// Heard notes that the runtime has told of what happened then; zero: it does not say.
-func (m *Metrics) Heard(happened time.Time) {
+// EventReceived records an event of the runtime. happened is its time; zero means unknown.
+func (m *Metrics) EventReceived(happened time.Time) {
 	if m == nil {
 		return
 	}
@@ -84,9 +83,8 @@ func (m *Metrics) Heard(happened time.Time) {
 	}
 }
 
-// Followed counts that the runtime's events are followed from now on, or that they
-// cannot be.
-func (m *Metrics) Followed(err error) {
+// EventStreamOpened records whether the runtime's event stream was opened.
+func (m *Metrics) EventStreamOpened(err error) {
 	switch {
 	case m == nil:
 	case err != nil:
@@ -96,8 +94,7 @@ func (m *Metrics) Followed(err error) {
 	}
 }
 
-// Cgroup notes that a cgroup was made ("create"), changed ("update") or removed
-// ("destroy").
+// Cgroup records that a cgroup was created ("create"), changed ("update") or removed ("destroy").
 func (m *Metrics) Cgroup(operation string, took time.Duration) {
 	if m != nil {
 		m.runtime.cgroups.WithLabelValues(operation).Observe(took.Seconds())

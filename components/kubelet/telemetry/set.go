@@ -1,14 +1,13 @@
-// Package telemetry counts and times what the kubelet does, under the names,
-// labels and buckets that upstream's kubelet has, so that dashboards and alerts
-// that were made for it work here. What is merely counted when somebody asks (how
-// many pods there are, say) is told by who knows it.
+// Package telemetry provides the kubelet's metrics under upstream's names, labels and buckets, so
+// that existing dashboards and alerts work. Metrics that are computed on each scrape, such as the
+// number of pods, are provided by other packages.
 //
 // https://kubernetes.io/docs/reference/instrumentation/metrics/
 package telemetry
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// set is a number of collectors that are registered as one.
+// set is a list of collectors that are registered together.
 type set []prometheus.Collector
 
 // Describe implements prometheus.Collector.
@@ -25,8 +24,8 @@ func (s set) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// own is how the names of the kubelet's own metrics begin.
-const own = "kubelet_"
+// prefix is the prefix of the kubelet's metrics.
+const prefix = "kubelet_"
 
 func (s *set) counter(name, help string) prometheus.Counter {
 	c := prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
@@ -52,7 +51,7 @@ func (s *set) gauges(name, help string, labels ...string) *prometheus.GaugeVec {
 	return g
 }
 
-// histogram has the usual buckets of Prometheus where buckets is nil.
+// histogram adds a histogram. If buckets is nil, it has Prometheus' default buckets.
 func (s *set) histogram(name, help string, buckets []float64) prometheus.Histogram {
 	h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
 	*s = append(*s, h)

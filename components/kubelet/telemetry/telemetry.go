@@ -2,8 +2,8 @@ package telemetry
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Metrics are the kubelet's. Its methods are safe for several goroutines; those of
-// nil do nothing.
+// Metrics are the metrics of a kubelet. Its methods are safe for concurrent use. On a nil receiver
+// they do nothing.
 type Metrics struct {
 	set
 	pods      podMetrics
@@ -17,7 +17,7 @@ type Metrics struct {
 
 var _ prometheus.Collector = (*Metrics)(nil)
 
-// New makes Metrics of a kubelet that has done nothing yet.
+// New creates Metrics.
 func New() *Metrics {
 	m := &Metrics{}
 	m.pods.fill(&m.set)

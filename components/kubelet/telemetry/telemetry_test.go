@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// lines are the counters, gauges and numbers of observations of m that are not 0.
+// lines returns the counters, gauges and observation counts of m that are not 0.
 func lines(t *testing.T, m *Metrics) map[string]float64 {
 	t.Helper()
 	r := prometheus.NewPedanticRegistry()
@@ -102,9 +102,9 @@ func TestResizesAreCounted(t *testing.T) {
 		}
 		return &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{c}}}
 	}
-	m.ResizesAsked(with("1", "1Gi"), with("2", "1Gi"))
-	m.ResizesAsked(with("2", "1Gi"), with("1", ""))
-	m.ResizesAsked(with("", "1Gi"), with("1", "1Gi"))
+	m.ResizesRequested(with("1", "1Gi"), with("2", "1Gi"))
+	m.ResizesRequested(with("2", "1Gi"), with("1", ""))
+	m.ResizesRequested(with("", "1Gi"), with("1", "1Gi"))
 	got := lines(t, m)
 	for _, labels := range []string{
 		"operation=increase,requirement=requests,resource=cpu", "operation=decrease,requirement=requests,resource=cpu",
@@ -131,7 +131,7 @@ func TestBuckets(t *testing.T) {
 
 func TestRequestsAreCounted(t *testing.T) {
 	m := New()
-	h := m.Served(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), "readwrite")
+	h := m.InstrumentHandler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), "readwrite")
 	for _, path := range []string{"/metrics/cadvisor", "/exec/a/b/c", "/strange/path", "/"} {
 		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil))
 	}
@@ -149,70 +149,70 @@ func TestRequestsAreCounted(t *testing.T) {
 	}
 }
 
-// TestNilCountsNothing holds that whoever has no Metrics needs not ask.
+// TestNilCountsNothing checks that the methods of nil Metrics can be called.
 func TestNilCountsNothing(t *testing.T) {
 	var m *Metrics
 	pod := &v1.Pod{}
-	m.Worked(Sync, 0)
+	m.OperationFinished(Sync, 0)
 	m.WorkerStarted(pod, 0)
-	m.PodRuns(0)
+	m.PodRunning(0)
 	m.PodStarted(pod, 0, 0)
-	m.StatusTold(0)
+	m.StatusSynced(0)
 	m.PodStarting(pod, nil)
 	m.ContainerStarting(Container, "x")
 	m.StatusChanged(&pod.Status, &pod.Status)
 	m.Restarted(true)
 	m.Orphaned()
-	m.Swept(1, 1)
+	m.OrphansCleaned(1, 1)
 	m.Rejected("x")
 	m.Preempted("cpu")
-	m.HookFellBack()
-	m.SleepCut()
+	m.HookFallback()
+	m.SleepTerminatedEarly()
 	m.ImagePulled(1, 0)
 	m.ImageCollected(true)
-	m.ImageWanted("", "", "")
+	m.ImageRequested("", "", "")
 	m.ImageChecked("")
 	m.ImageVolumes(1, nil)
 	m.SandboxMade("", 0, nil)
-	m.Asked(0)
-	m.Heard(time.Time{})
-	m.Followed(nil)
+	m.PodRelisted(0)
+	m.EventReceived(time.Time{})
+	m.EventStreamOpened(nil)
 	m.Cgroup("create", 0)
-	m.Stored("", "", 0, nil)
-	m.Called("", "", 0, nil)
+	m.VolumeOperation("", "", 0, nil)
+	m.DriverCall("", "", 0, nil)
 	m.PluginRegistered("")
 	m.DevicesAllocated("", 0)
-	m.ResourcesAsked("List", "v1", nil)
-	m.PodsAsked("GetPod", "v1alpha1", "OK")
-	m.PodEventLost()
+	m.PodResourcesRequest("List", "v1", nil)
+	m.PodsAPIRequest("GetPod", "v1alpha1", "OK")
+	m.PodsAPIEventDropped()
 	m.CPUsPinned(nil)
 	m.MemoryPinned(nil)
 	m.Aligned(ScopePod, OnNUMANode, true)
-	m.Placed(0, nil)
+	m.TopologyAdmission(0, nil)
 	m.Claims("", 0, nil)
 	m.ClaimCall("", "", "", 0)
-	m.ResizesAsked(pod, pod)
+	m.ResizesRequested(pod, pod)
 	m.Resized(0, true)
 	m.ResizeInfeasible("")
 	m.ResizeAccepted(pod, "", 0)
 	m.NodeStarted(Startup{})
 	m.CgroupVersion(1)
-	if h := http.NotFoundHandler(); m.Served(h, "") == nil {
+	if h := http.NotFoundHandler(); m.InstrumentHandler(h, "") == nil {
 		t.Error("no handler")
 	}
 }
 
-// TestLosingSupport: nothing is said of a runtime that does what is asked.
+// TestLosingSupport checks that the metric is zero for a runtime with all features.
 func TestLosingSupport(t *testing.T) {
 	m := New()
 	const name = "kubelet_cri_losing_support{version=1.38.0}"
 	if got := lines(t, m); got[name] != 0 {
-		t.Errorf("unasked: %v", got[name])
+		t.Errorf("before a request: %v", got[name])
 	}
 	m.LosingSupport()
 	m.LosingSupport()
 	if got := lines(t, m); got[name] != 1 {
-		t.Errorf("of an old runtime: %v", got[name])
+		t.Errorf("old runtime: %v", got[name])
 	}
 }
 
@@ -221,9 +221,9 @@ func TestNodeStarted(t *testing.T) {
 	at := time.Unix(1000, 0)
 	m.NodeStarted(Startup{Boot: at, Kubelet: at.Add(10 * time.Second), Ready: at.Add(20 * time.Second)})
 	if got := lines(t, m); got["kubelet_node_startup_duration_seconds{}"] != 0 {
-		t.Errorf("a node that was there before: %v", got)
+		t.Errorf("existing node: %v", got)
 	}
-	m.NodeStarted(Startup{Boot: at, Kubelet: at.Add(10 * time.Second), Asked: at.Add(11 * time.Second), Registered: at.Add(13 * time.Second), Ready: at.Add(20 * time.Second)})
+	m.NodeStarted(Startup{Boot: at, Kubelet: at.Add(10 * time.Second), RegistrationStarted: at.Add(11 * time.Second), Registered: at.Add(13 * time.Second), Ready: at.Add(20 * time.Second)})
 	got := lines(t, m)
 	for name, want := range map[string]float64{"": 20, "pre_kubelet_": 10, "pre_registration_": 1, "registration_": 2, "post_registration_": 7} {
 		if have := got["kubelet_node_startup_"+name+"duration_seconds{}"]; have != want {
@@ -236,11 +236,11 @@ func TestVolumesFoundAreCounted(t *testing.T) {
 	m := New()
 	m.VolumesFound(3, 0)
 	m.VolumesFound(1, 1)
-	m.VolumesSwept(2, nil)
-	m.VolumesSwept(1, errors.New("no"))
+	m.OrphanVolumesCleaned(2, nil)
+	m.OrphanVolumesCleaned(1, errors.New("no"))
 	var none *Metrics
 	none.VolumesFound(1, 1)
-	none.VolumesSwept(1, nil)
+	none.OrphanVolumesCleaned(1, nil)
 	got := lines(t, m)
 	for name, want := range map[string]float64{
 		"reconstruct_volume_operations_total{}": 5, "reconstruct_volume_operations_errors_total{}": 1,
@@ -252,7 +252,7 @@ func TestVolumesFoundAreCounted(t *testing.T) {
 	}
 }
 
-// TestAdmittedPodsAreCounted: by where they say what they need.
+// TestAdmittedPodsAreCounted checks that pods are counted by the level of their resources.
 func TestAdmittedPodsAreCounted(t *testing.T) {
 	m := New()
 	some := v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("1")}}

@@ -14,30 +14,30 @@ import (
 )
 
 const (
-	// chainPolicy is made and led to by internal/podnet.
+	// chainPolicy is created by package podnet, which also jumps to it.
 	chainPolicy = "HK-POLICY"
-	// chainPrefix begins the names of all other chains of this package.
+	// chainPrefix is the prefix of all other chains of this package.
 	chainPrefix = "HK-NP-"
 	chainOut    = chainPrefix + "OUT"
 	chainIn     = chainPrefix + "IN"
 
-	accept, drop, back = "ACCEPT", "DROP", "RETURN"
+	accept, drop, returnTarget = "ACCEPT", "DROP", "RETURN"
 )
 
-// rule is one rule of a chain. What is zero matches everything.
+// rule is one rule of a chain. Zero fields match everything.
 type rule struct {
 	src, dst netip.Prefix
 	protocol corev1.Protocol
-	// from and to are the first and last port.
+	// from and to are the first and last destination port.
 	from, to uint16
-	// in and out are links.
+	// in and out are link names.
 	in, out string
-	// answers matches packets of connections that were let through.
-	answers bool
-	target  string
+	// established matches packets of established connections.
+	established bool
+	target      string
 }
 
-// text is the rule as iptables-restore takes it.
+// text returns the rule in the format of iptables-restore.
 func (r rule) text() string {
 	var b strings.Builder
 	if r.in != "" {
@@ -63,32 +63,31 @@ func (r rule) text() string {
 			fmt.Fprintf(&b, "-m %s --dport %d:%d ", name, r.from, r.to)
 		}
 	}
-	if r.answers {
+	if r.established {
 		b.WriteString("-m conntrack --ctstate RELATED,ESTABLISHED ")
 	}
 	return b.String() + "-j " + r.target
 }
 
-// Set are the rules of each chain.
+// Set contains the rules of each chain.
 type Set map[string][]rule
 
-// chainOf is the name of a chain; what it is for is hashed, for names are
-// bounded.
+// chainOf returns the name of a chain: a hash of parts, because the length of names is limited.
 func chainOf(parts ...any) string {
 	sum := sha256.Sum256([]byte(fmt.Sprintln(parts...)))
 	return chainPrefix + base32.StdEncoding.EncodeToString(sum[:])[:16]
 }
 
-// builder makes the rules of one family.
+// builder builds the rules of one IP family.
 type builder struct {
 	*State
 	is6 bool
 	set Set
 }
 
-// build returns the rules that enforce the policies for the local pods, whose
-// bridge is given, in one address family. HK-POLICY is always among them, and empty if there is nothing
-// to enforce.
+// build returns the rules that enforce the policies for the local pods in one IP family. bridge is
+// the pods' bridge. The result always contains HK-POLICY, which is empty if there is nothing to
+// enforce.
 func build(s *State, bridge string, is6 bool) Set {
 	b := &builder{State: s, is6: is6, set: Set{chainPolicy: nil}}
 	var egress, ingress []rule
@@ -108,15 +107,15 @@ func build(s *State, bridge string, is6 bool) Set {
 		return b.set
 	}
 	b.set[chainPolicy] = []rule{{in: bridge, target: chainOut}, {out: bridge, target: chainOut}}
-	b.set[chainOut] = slices.Concat([]rule{{answers: true, target: accept}}, egress, []rule{{target: chainIn}})
+	b.set[chainOut] = slices.Concat([]rule{{established: true, target: accept}}, egress, []rule{{target: chainIn}})
 	b.set[chainIn] = append(ingress, rule{target: accept})
 	return b.set
 }
 
 func single(ip netip.Addr) netip.Prefix { return netip.PrefixFrom(ip, ip.BitLen()) }
 
-// pod makes the chain of a pod for one direction and those of the policies that
-// select it. It returns "" for a pod that none isolates.
+// pod builds the chain of a pod for one direction, and the chains of the policies that select it.
+// It returns "" if no policy isolates the pod.
 func (b *builder) pod(pod *Pod, ip netip.Addr, ingress bool) string {
 	var rules []rule
 	for _, policy := range b.Policies {
@@ -129,7 +128,7 @@ func (b *builder) pod(pod *Pod, ip netip.Addr, ingress bool) string {
 	if len(rules) == 0 {
 		return ""
 	}
-	// A pod reaches itself, through a Service for instance.
+	// A pod can always reach itself, for example through a Service.
 	self := rule{src: single(ip), target: accept}
 	if !ingress {
 		self = rule{dst: single(ip), target: accept}
@@ -139,18 +138,19 @@ func (b *builder) pod(pod *Pod, ip netip.Addr, ingress bool) string {
 	return chain
 }
 
-// allowed is where a packet goes that may pass in a direction.
-func allowed(ingress bool) string {
+// allowTarget returns the target of packets that are allowed in a direction. Allowed egress packets
+// continue with the ingress chain.
+func allowTarget(ingress bool) string {
 	if ingress {
 		return accept
 	}
 	return chainIn
 }
 
-// policy makes the chain of a policy for one direction, unless it is there.
+// policy builds the chain of a policy for one direction, unless it exists, and returns its name.
 func (b *builder) policy(p *networkingv1.NetworkPolicy, ingress bool) string {
 	chain := chainOf("policy", ingress, p.Namespace, p.Name)
-	if _, there := b.set[chain]; there {
+	if _, exists := b.set[chain]; exists {
 		return chain
 	}
 	b.set[chain] = nil
@@ -168,10 +168,10 @@ func (b *builder) policy(p *networkingv1.NetworkPolicy, ingress bool) string {
 	return chain
 }
 
-// clause makes the rules of one of a policy's: its ports, and for each its
-// peers, which are a chain of their own.
+// clause builds the rules of one ingress or egress rule of a policy: one rule for each port, which
+// jumps to a separate chain of the peers.
 func (b *builder) clause(p *networkingv1.NetworkPolicy, i int, peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort, ingress bool) []rule {
-	target := allowed(ingress)
+	target := allowTarget(ingress)
 	if len(peers) > 0 {
 		target = chainOf("peers", ingress, p.Namespace, p.Name, i)
 		b.set[target] = b.peers(p, i, peers, ingress)
@@ -205,8 +205,7 @@ func (b *builder) clause(p *networkingv1.NetworkPolicy, i int, peers []networkin
 	return rules
 }
 
-// named makes the rules of a named port: its number is that of the pod which
-// packets go to.
+// named builds the rules of a named port. Its number is defined by the destination pod.
 func (b *builder) named(p *networkingv1.NetworkPolicy, peers []networkingv1.NetworkPolicyPeer, name string, protocol corev1.Protocol, ingress bool, target string) []rule {
 	var to []*Pod
 	switch {
@@ -224,7 +223,7 @@ func (b *builder) named(p *networkingv1.NetworkPolicy, peers []networkingv1.Netw
 			to = append(to, b.peerPods(p.Namespace, &peers[j])...)
 			to = append(to, b.blockPods(peers[j].IPBlock)...)
 		}
-		target = allowed(ingress) // each rule names its peer
+		target = allowTarget(ingress) // each rule contains its peer
 	}
 	var rules []rule
 	for _, pod := range to {
@@ -240,7 +239,7 @@ func (b *builder) named(p *networkingv1.NetworkPolicy, peers []networkingv1.Netw
 	return rules
 }
 
-// blockPods returns the pods with addresses in a block, which may be nil.
+// blockPods returns the pods with addresses in an IP block. block may be nil.
 func (b *builder) blockPods(block *networkingv1.IPBlock) []*Pod {
 	if block == nil {
 		return nil
@@ -259,7 +258,7 @@ func (b *builder) blockPods(block *networkingv1.IPBlock) []*Pod {
 	return out
 }
 
-// peers makes the rules that match where packets come from, or go to.
+// peers builds the rules that match the source or destination of packets.
 func (b *builder) peers(p *networkingv1.NetworkPolicy, i int, peers []networkingv1.NetworkPolicyPeer, ingress bool) []rule {
 	match := func(prefix netip.Prefix, target string) rule {
 		if ingress {
@@ -273,7 +272,7 @@ func (b *builder) peers(p *networkingv1.NetworkPolicy, i int, peers []networking
 		for _, pod := range b.peerPods(p.Namespace, &peers[j]) {
 			if ip := pod.ip(b.is6); ip.IsValid() && !seen[single(ip)] {
 				seen[single(ip)] = true
-				rules = append(rules, match(single(ip), allowed(ingress)))
+				rules = append(rules, match(single(ip), allowTarget(ingress)))
 			}
 		}
 		block := peers[j].IPBlock
@@ -284,18 +283,18 @@ func (b *builder) peers(p *networkingv1.NetworkPolicy, i int, peers []networking
 		if err != nil || cidr.Addr().Is6() != b.is6 {
 			continue
 		}
-		through := match(cidr.Masked(), allowed(ingress))
+		through := match(cidr.Masked(), allowTarget(ingress))
 		var except []rule
 		for _, text := range block.Except {
 			if e, err := netip.ParsePrefix(text); err == nil && e.Addr().Is6() == b.is6 {
-				except = append(except, match(e.Masked(), back))
+				except = append(except, match(e.Masked(), returnTarget))
 			}
 		}
 		if len(except) == 0 {
 			rules = append(rules, through)
 			continue
 		}
-		// An exception ends this block alone.
+		// An exception applies to this block only.
 		chain := chainOf("block", ingress, p.Namespace, p.Name, i, j)
 		b.set[chain] = append(except, through)
 		rules = append(rules, match(cidr.Masked(), chain))

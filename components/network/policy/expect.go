@@ -14,21 +14,20 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// knownWithin is how long a pod waits for the policies to be known: without the API
-// server nobody knows them, and pods run nevertheless.
-const knownWithin = 5 * time.Second
+// syncTimeout is how long a pod start waits for the policy informers to sync. Pods must be able to
+// start without the API server.
+const syncTimeout = 5 * time.Second
 
-// expectation is a pod of this node and the addresses that it has, which the API does
-// not know yet.
+// expectation is a pod of this node with addresses that are not in the API yet.
 type expectation struct {
 	pod *corev1.Pod
-	ips []netip.Addr // in order of netip.Addr.Compare
+	ips []netip.Addr // sorted by netip.Addr.Compare
 }
 
-// Expect returns once the rules of a pod of this node, which is not changed, hold for
-// its addresses: at once if no policy selects it. What begins to run in the pod before
-// that, and before the API tells of its addresses, is bound by no policy, and what it
-// connects with stays connected. Forget must be called when nothing of the pod runs any more.
+// Expect returns when the rules of a local pod are in force for its addresses, or immediately if no
+// policy selects the pod. It does not modify pod. Without Expect, processes of the pod would be
+// unrestricted until the API server reports its addresses, and connections opened in that time
+// would stay open. Call Forget when all processes of the pod have terminated.
 func (e *Enforcer) Expect(ctx context.Context, pod *corev1.Pod, ips []string) error {
 	if pod.Spec.HostNetwork {
 		return nil
@@ -40,26 +39,26 @@ func (e *Enforcer) Expect(ctx context.Context, pod *corev1.Pod, ips []string) er
 		}
 	}
 	slices.SortFunc(have.ips, netip.Addr.Compare)
-	known, cancel := context.WithTimeout(ctx, knownWithin)
+	known, cancel := context.WithTimeout(ctx, syncTimeout)
 	defer cancel()
 	if !cache.WaitFor(known, "", e.synced) {
 		if ctx.Err() == nil {
-			e.cfg.Log.Warn("a pod starts without network policies, for they are not known", "pod", pod.Namespace+"/"+pod.Name)
+			e.cfg.Log.Warn("pod starts without network policies because they have not been synced", "pod", pod.Namespace+"/"+pod.Name)
 		}
 		return ctx.Err()
 	}
 	for e.selected(pod) {
 		e.mu.Lock()
-		holds := slices.Equal(e.holding[pod.UID], have.ips)
-		if !holds {
+		enforced := slices.Equal(e.enforced[pod.UID], have.ips)
+		if !enforced {
 			e.expected[pod.UID] = have
 		}
 		written := e.written
 		e.mu.Unlock()
-		if holds {
+		if enforced {
 			return nil
 		}
-		e.touch(nil)
+		e.triggerSync(nil)
 		select {
 		case <-written:
 		case <-ctx.Done():
@@ -69,14 +68,14 @@ func (e *Enforcer) Expect(ctx context.Context, pod *corev1.Pod, ips []string) er
 	return nil
 }
 
-// Forget says that a pod of Expect is gone.
+// Forget removes a pod that was passed to Expect.
 func (e *Enforcer) Forget(pod types.UID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.expected, pod)
 }
 
-// selected tells whether any policy is about a pod.
+// selected reports whether any policy selects a pod.
 func (e *Enforcer) selected(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(e.policies.GetStore().List(), func(obj any) bool {
 		p, ok := obj.(*networkingv1.NetworkPolicy)
@@ -84,21 +83,21 @@ func (e *Enforcer) selected(pod *corev1.Pod) bool {
 	})
 }
 
-// with are the pods that the API tells of, and those of this node whose addresses it
-// does not know yet.
-func (e *Enforcer) with(told []*corev1.Pod) []*Pod {
+// withExpected returns the pods of the API, and the pods of this node whose addresses are not in the API
+// yet.
+func (e *Enforcer) withExpected(known []*corev1.Pod) []*Pod {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var out []*Pod
 	seen := map[types.UID]bool{}
-	for _, pod := range told {
+	for _, pod := range known {
 		seen[pod.UID] = true
 		p := podOf(pod, e.cfg.NodeName)
 		if x, ok := e.expected[pod.UID]; ok {
 			if p != nil && slices.Equal(sorted(p.IPs), x.ips) {
 				delete(e.expected, pod.UID)
 			} else {
-				p = podOf(x.of(pod), e.cfg.NodeName)
+				p = podOf(x.withAddresses(pod), e.cfg.NodeName)
 			}
 		}
 		if p != nil {
@@ -106,15 +105,15 @@ func (e *Enforcer) with(told []*corev1.Pod) []*Pod {
 		}
 	}
 	for uid, x := range e.expected {
-		if p := podOf(x.of(x.pod), e.cfg.NodeName); p != nil && !seen[uid] {
+		if p := podOf(x.withAddresses(x.pod), e.cfg.NodeName); p != nil && !seen[uid] {
 			out = append(out, p)
 		}
 	}
 	return out
 }
 
-// of is a pod as it is with the addresses that are expected.
-func (x expectation) of(pod *corev1.Pod) *corev1.Pod {
+// withAddresses returns a copy of pod with the expected addresses.
+func (x expectation) withAddresses(pod *corev1.Pod) *corev1.Pod {
 	out := *pod
 	out.Status.PodIPs = nil
 	for _, ip := range x.ips {
@@ -123,8 +122,8 @@ func (x expectation) of(pod *corev1.Pod) *corev1.Pod {
 	return &out
 }
 
-// hold takes note that the rules that follow from s are written.
-func (e *Enforcer) hold(s *State) {
+// recordWritten records that the rules for s have been written.
+func (e *Enforcer) recordWritten(s *State) {
 	holding := map[types.UID][]netip.Addr{}
 	for _, p := range s.Pods {
 		if p.Local {
@@ -133,7 +132,7 @@ func (e *Enforcer) hold(s *State) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.holding = holding
+	e.enforced = holding
 	close(e.written)
 	e.written = make(chan struct{})
 }

@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 )
 
-// told is a pod of node n as the API knows it.
-func told(uid types.UID, ips ...string) *corev1.Pod {
+// apiPod returns a pod of node n as stored in the API.
+func apiPod(uid types.UID, ips ...string) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: string(uid), UID: uid, Labels: map[string]string{"app": string(uid)}}}
 	p.Spec.NodeName = "n"
 	for _, ip := range ips {
@@ -43,8 +43,8 @@ func newEnforcer(t *testing.T, objects ...*networkingv1.NetworkPolicy) *Enforcer
 	return e
 }
 
-// TestExpect: a pod waits for its rules, which are written for addresses that the API
-// does not know yet, and only if a policy selects it.
+// TestExpect checks that a pod waits for its rules, which include addresses that are not in the API
+// yet, only if a policy selects it.
 func TestExpect(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -52,49 +52,50 @@ func TestExpect(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "all-of-a"},
 		Spec:       networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "a"}}},
 	})
-	if err := e.Expect(ctx, told("b"), []string{"192.0.2.2"}); err != nil || len(e.expected) > 0 {
+	if err := e.Expect(ctx, apiPod("b"), []string{"192.0.2.2"}); err != nil || len(e.expected) > 0 {
 		t.Errorf("a pod that no policy selects: %v, %v", err, e.expected)
 	}
 	done := make(chan error, 1)
-	go func() { done <- e.Expect(ctx, told("a"), []string{"192.0.2.1"}) }()
-	// What Run would do: the pods that the API tells of, and what is written then.
+	go func() { done <- e.Expect(ctx, apiPod("a"), []string{"192.0.2.1"}) }()
+	// Emulates Run: the pods of the API, and the rules written for them.
 	for {
 		select {
 		case <-e.dirty:
 		case <-ctx.Done():
-			t.Fatal("nobody is told that rules are to be written")
+			t.Fatal("no sync was triggered")
 		}
-		state := &State{Pods: e.with([]*corev1.Pod{told("a"), told("other", "192.0.2.9")})}
+		state := &State{Pods: e.withExpected([]*corev1.Pod{apiPod("a"), apiPod("other", "192.0.2.9")})}
 		if !slices.ContainsFunc(state.Pods, func(p *Pod) bool { return p.Name == "a" }) {
-			continue // it was touched by the policy
+			continue // triggered by the policy, not by Expect
 		}
 		select {
 		case err := <-done:
 			t.Fatalf("it did not wait: %v", err)
 		default:
 		}
-		e.hold(state)
+		e.recordWritten(state)
 		break
 	}
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	// Again, as for its next container: at once.
-	if err := e.Expect(ctx, told("a"), []string{"192.0.2.1"}); err != nil {
+	// A second call, as for the next container, returns immediately.
+	if err := e.Expect(ctx, apiPod("a"), []string{"192.0.2.1"}); err != nil {
 		t.Error(err)
 	}
 	short, end := context.WithCancel(ctx)
 	end()
-	if err := e.Expect(short, told("a"), []string{"192.0.2.3"}); err == nil {
+	if err := e.Expect(short, apiPod("a"), []string{"192.0.2.3"}); err == nil {
 		t.Error("another address has no rules yet")
 	}
 }
 
-// TestWith: what is expected counts until the API says the same, or it is forgotten.
+// TestWith checks that an expected address is used until the API has the same address or Forget is
+// called.
 func TestWith(t *testing.T) {
 	e := newEnforcer(t)
-	e.expected["a"] = expectation{pod: told("a"), ips: []netip.Addr{netip.MustParseAddr("192.0.2.2")}}
-	e.expected["unseen"] = expectation{pod: told("unseen"), ips: []netip.Addr{netip.MustParseAddr("192.0.2.3")}}
+	e.expected["a"] = expectation{pod: apiPod("a"), ips: []netip.Addr{netip.MustParseAddr("192.0.2.2")}}
+	e.expected["unseen"] = expectation{pod: apiPod("unseen"), ips: []netip.Addr{netip.MustParseAddr("192.0.2.3")}}
 	addresses := func(list []*Pod) map[types.UID]string {
 		out := map[types.UID]string{}
 		for _, p := range list {
@@ -102,17 +103,17 @@ func TestWith(t *testing.T) {
 		}
 		return out
 	}
-	// The API still has the address of the sandbox before.
-	got := addresses(e.with([]*corev1.Pod{told("a", "192.0.2.1")}))
+	// The API still has the address of the previous sandbox.
+	got := addresses(e.withExpected([]*corev1.Pod{apiPod("a", "192.0.2.1")}))
 	if got["a"] != "192.0.2.2" || got["unseen"] != "192.0.2.3" {
 		t.Errorf("%v", got)
 	}
-	got = addresses(e.with([]*corev1.Pod{told("a", "192.0.2.2")}))
+	got = addresses(e.withExpected([]*corev1.Pod{apiPod("a", "192.0.2.2")}))
 	if got["a"] != "192.0.2.2" || len(e.expected) != 1 {
 		t.Errorf("%v, still expected %v", got, e.expected)
 	}
 	e.Forget("unseen")
-	if got := addresses(e.with(nil)); len(got) > 0 {
+	if got := addresses(e.withExpected(nil)); len(got) > 0 {
 		t.Errorf("%v", got)
 	}
 }

@@ -1,21 +1,21 @@
-// Package policy enforces NetworkPolicies for the pods of one node, by rules
-// of iptables.
+// Package policy enforces NetworkPolicies for the pods of one node with iptables rules.
 //
-// A packet between the node's pods and anything passes, in this order:
+// A packet to or from the node's pods traverses these chains:
 //
-//	HK-POLICY      what comes from or goes to the pods' bridge goes to HK-NP-OUT
-//	HK-NP-OUT      answers pass; packets of pods that are isolated for egress
-//	               go to the chain of the pod; the rest goes to HK-NP-IN
-//	  pod's chain  the pod itself passes; the chains of the policies that
-//	               select it lead what they allow to HK-NP-IN; the rest is dropped
-//	HK-NP-IN       the same for ingress, where what is allowed is accepted
+//	HK-POLICY      jumps to HK-NP-OUT for packets from or to the pods' bridge
+//	HK-NP-OUT      accepts packets of established connections; sends packets of pods
+//	               that are isolated for egress to the pod's chain, and all others to HK-NP-IN
+//	  pod's chain  accepts traffic of the pod to itself; jumps to the chains of the
+//	               policies that select it, which send allowed packets to HK-NP-IN;
+//	               drops all others
+//	HK-NP-IN       does the same for ingress, but accepts allowed packets
 //
-// So each direction is asked once, and needs no marks. They are in the table
-// mangle, which packets pass before filter and after their destination is known:
-// nobody's rules there let past what a policy forbids. internal/podnet makes
-// HK-POLICY and leads there what is forwarded. The node's
-// own packets to its pods, probes among them, are not forwarded and so never
-// come here, nor do its pods' to the node itself: both are always allowed.
+// So each direction is checked once, without packet marks. The chains are in the mangle table,
+// which packets traverse before the filter table and after destination NAT, so no rule in the
+// filter table can accept a packet that a policy forbids. Package podnet creates HK-POLICY and
+// jumps to it for forwarded packets. The node's own packets to its pods, such as probes, are not
+// forwarded and never reach these chains, nor do packets from its pods to the node itself. Both are
+// always allowed.
 //
 // https://kubernetes.io/docs/concepts/services-networking/network-policies/
 package policy
@@ -31,16 +31,16 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// Pod is what matters of a pod.
+// Pod contains the fields of a pod that policies depend on.
 type Pod struct {
 	UID             types.UID
 	Namespace, Name string
 	Labels          labels.Set
 	IPs             []netip.Addr
-	// Local: it is on this node.
+	// Local is true for pods of this node.
 	Local bool
 	Ports []Port
 }
@@ -52,10 +52,10 @@ type Port struct {
 	Number   int32
 }
 
-// podOf returns what matters of a pod, nil if policies do not concern it: it has
-// no address of its own, or has ended.
+// podOf converts a pod. It returns nil if policies do not apply to it: it uses the host network or
+// has terminated.
 func podOf(pod *corev1.Pod, node string) *Pod {
-	if pod.Spec.HostNetwork || podfacts.Terminal(pod) {
+	if pod.Spec.HostNetwork || podutil.Terminal(pod) {
 		return nil
 	}
 	p := &Pod{UID: pod.UID, Namespace: pod.Namespace, Name: pod.Name, Labels: pod.Labels, Local: pod.Spec.NodeName == node}
@@ -68,7 +68,7 @@ func podOf(pod *corev1.Pod, node string) *Pod {
 		return nil
 	}
 	sidecars := slices.DeleteFunc(slices.Clone(pod.Spec.InitContainers), func(c corev1.Container) bool {
-		return !podfacts.Sidecar(&c)
+		return !podutil.Sidecar(&c)
 	})
 	for _, c := range append(sidecars, pod.Spec.Containers...) {
 		for _, port := range c.Ports {
@@ -85,8 +85,7 @@ func podOf(pod *corev1.Pod, node string) *Pod {
 	return p
 }
 
-// equal tells whether two pods, each of which may be nil, are alike in all that
-// matters.
+// equal reports whether two pods are equal. Either may be nil.
 func (p *Pod) equal(o *Pod) bool {
 	if p == nil || o == nil {
 		return p == o
@@ -95,7 +94,7 @@ func (p *Pod) equal(o *Pod) bool {
 		slices.Equal(p.IPs, o.IPs) && slices.Equal(p.Ports, o.Ports)
 }
 
-// ip returns the pod's address of a family, none if it has none.
+// ip returns the pod's address of an IP family, or an invalid address.
 func (p *Pod) ip(is6 bool) netip.Addr {
 	for _, ip := range p.IPs {
 		if ip.Is6() == is6 {
@@ -105,7 +104,7 @@ func (p *Pod) ip(is6 bool) netip.Addr {
 	return netip.Addr{}
 }
 
-// named returns the number of a named port, 0 if the pod has none of that name.
+// named returns the number of a named port, or 0 if the pod does not have it.
 func (p *Pod) named(name string, protocol corev1.Protocol) uint16 {
 	for _, port := range p.Ports {
 		if port.Name == name && port.Protocol == protocol {
@@ -115,18 +114,17 @@ func (p *Pod) named(name string, protocol corev1.Protocol) uint16 {
 	return 0
 }
 
-// State is what rules follow from.
+// State is the input from which rules are built.
 type State struct {
 	// Pods of the cluster.
 	Pods []*Pod
-	// Namespaces are the labels of each.
+	// Namespaces maps namespace names to labels.
 	Namespaces map[string]labels.Set
-	// Policies in the order in which they are to be asked.
+	// Policies in the order in which their rules are written.
 	Policies []*networkingv1.NetworkPolicy
 }
 
-// selector makes a matcher; one that the API server would have refused matches
-// nothing.
+// selector converts a label selector. An invalid selector matches nothing.
 func selector(s *metav1.LabelSelector) labels.Selector {
 	sel, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
@@ -135,7 +133,7 @@ func selector(s *metav1.LabelSelector) labels.Selector {
 	return sel
 }
 
-// directions tells for which directions a policy isolates.
+// directions reports for which directions a policy isolates pods.
 func directions(spec *networkingv1.NetworkPolicySpec) (ingress, egress bool) {
 	if len(spec.PolicyTypes) == 0 {
 		return true, len(spec.Egress) > 0
@@ -143,7 +141,7 @@ func directions(spec *networkingv1.NetworkPolicySpec) (ingress, egress bool) {
 	return slices.Contains(spec.PolicyTypes, networkingv1.PolicyTypeIngress), slices.Contains(spec.PolicyTypes, networkingv1.PolicyTypeEgress)
 }
 
-// peerPods returns the pods that a peer selects; ns is the policy's namespace.
+// peerPods returns the pods that a peer selects. ns is the namespace of the policy.
 func (s *State) peerPods(ns string, peer *networkingv1.NetworkPolicyPeer) []*Pod {
 	if peer.IPBlock != nil {
 		return nil

@@ -20,46 +20,46 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
-	"hyperkube/internal/iptables"
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/host/iptables"
 )
 
-// Config of an Enforcer.
+// Config configures an Enforcer.
 type Config struct {
 	NodeName string
 	// Bridge is the name of the pods' bridge.
 	Bridge string
-	// Informers of policies, started by who composes the process, and of pods
-	// and namespaces, which are asked for and started with the first policy.
+	// Informers of policies, which the caller starts, and of pods and namespaces, which the
+	// Enforcer creates and starts when the first policy exists.
 	Informers informers.SharedInformerFactory
-	// Log receives warnings; nil means slog's default.
+	// Log receives warnings. Nil means slog's default.
 	Log *slog.Logger
 }
 
-// Enforcer keeps the rules as policies, pods and namespaces are.
+// Enforcer keeps the iptables rules in sync with policies, pods and namespaces.
 type Enforcer struct {
 	cfg      Config
 	policies cache.SharedIndexInformer
 	synced   cache.DoneChecker
-	dirty    chan struct{} // has one element when something changed
+	dirty    chan struct{} // buffered: holds one element after a change
 	guard    *iptables.Guard
 
-	// Owned by the goroutine of Run.
-	pods, namespaces cache.SharedIndexInformer // nil before the first policy
-	writers          map[bool]*writer          // by IPv6
+	// Used only by the goroutine of Run.
+	pods, namespaces cache.SharedIndexInformer // nil before the first policy exists
+	writers          map[bool]*writer          // keyed by IPv6
 
-	mu sync.Mutex // guards what follows
-	// expected are pods of Expect; holding are the addresses, in order, of this node's pods for which
-	// the rules are written; written is closed, and made anew, when they are.
+	mu sync.Mutex // guards the fields below
+	// expected contains the pods of Expect. holding contains the sorted addresses of local pods
+	// whose rules are written. written is closed and replaced after each write.
 	expected map[types.UID]expectation
-	holding  map[types.UID][]netip.Addr
+	enforced map[types.UID][]netip.Addr
 	written  chan struct{}
 }
 
-// New validates cfg and asks for the policies.
+// New validates cfg and registers with the policy informer.
 func New(cfg Config) (*Enforcer, error) {
 	if cfg.NodeName == "" || cfg.Bridge == "" || cfg.Informers == nil {
-		return nil, errors.New("network policies: a node name, the name of a bridge and informers are needed")
+		return nil, errors.New("network policies: node name, bridge name and informers are required")
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -74,26 +74,27 @@ func New(cfg Config) (*Enforcer, error) {
 		return equality.Semantic.DeepEqual(old.(*networkingv1.NetworkPolicy).Spec, obj.(*networkingv1.NetworkPolicy).Spec)
 	}))
 	if err != nil {
-		return nil, fmt.Errorf("network policies: preparing informers: %w", err)
+		return nil, fmt.Errorf("network policies: adding event handler: %w", err)
 	}
 	e.synced = registration.HasSyncedChecker()
 	return e, nil
 }
 
-// handler touches at every change but updates for which same is true.
+// handler returns an event handler that triggers a sync, except for updates for which same returns
+// true.
 func (e *Enforcer) handler(same func(old, obj any) bool) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc: e.touch,
+		AddFunc: e.triggerSync,
 		UpdateFunc: func(old, obj any) {
 			if !same(old, obj) {
-				e.touch(obj)
+				e.triggerSync(obj)
 			}
 		},
-		DeleteFunc: e.touch,
+		DeleteFunc: e.triggerSync,
 	}
 }
 
-func (e *Enforcer) touch(any) {
+func (e *Enforcer) triggerSync(any) {
 	select {
 	case e.dirty <- struct{}{}:
 	default:
@@ -101,12 +102,12 @@ func (e *Enforcer) touch(any) {
 }
 
 const (
-	// minPeriod is the least time between two writes of the rules.
+	// minPeriod is the minimum time between two writes of the rules.
 	minPeriod  = 50 * time.Millisecond
 	retryAfter = time.Second
 )
 
-// Run keeps the rules until ctx ends. They stay then.
+// Run maintains the rules until ctx is cancelled. The rules stay in place afterwards.
 func (e *Enforcer) Run(ctx context.Context) error {
 	if !cache.WaitFor(ctx, "", e.synced) {
 		return nil
@@ -126,24 +127,24 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-e.dirty:
 		case <-timer.C:
 		case <-suspect:
-			lost := false
+			missing := false
 			for _, w := range e.writers {
-				lost = w.lost(ctx) || lost
+				missing = w.rulesMissing(ctx) || missing
 			}
-			if !lost {
+			if !missing {
 				continue
 			}
-			e.cfg.Log.Info("somebody removed rules of network policies: all are written again")
+			e.cfg.Log.Info("iptables rules of network policies were removed, writing them again")
 		}
 		if !guarded && len(e.policies.GetStore().ListKeys()) > 0 {
 			guarded = true
 			watching.Go(func() { e.guard.Run(ctx, suspect) })
 		}
 		if err := e.sync(ctx); err != nil && ctx.Err() == nil {
-			e.cfg.Log.Error("writing the rules of network policies failed, trying again", "err", err)
+			e.cfg.Log.Error("writing network policy rules failed, retrying", "err", err)
 			timer.Reset(retryAfter)
 		}
-		// What comes meanwhile is written together.
+		// Changes in this time are written together.
 		if !lifecycle.Pause(ctx, minPeriod) {
 			return nil
 		}
@@ -158,31 +159,32 @@ func (e *Enforcer) sync(ctx context.Context) error {
 		}
 	}
 	if len(state.Policies) > 0 {
-		if err := e.look(ctx); err != nil {
+		if err := e.startInformers(ctx); err != nil {
 			return err
 		}
-		e.fill(state)
+		e.fillState(state)
 	}
 	for is6, w := range e.writers {
 		set := build(state, e.cfg.Bridge, is6)
-		if is6 && len(set) == 1 && w.there == nil && !e.uses6(state) {
-			continue // a family that nobody uses is left alone
+		if is6 && len(set) == 1 && w.applied == nil && !e.uses6(state) {
+			continue // do not touch ip6tables if no pod uses IPv6
 		}
 		if err := w.write(ctx, set); err != nil {
 			return err
 		}
 	}
-	e.hold(state)
+	e.recordWritten(state)
 	return nil
 }
 
-// uses6 tells whether any pod has an IPv6 address.
+// uses6 reports whether any pod has an IPv6 address.
 func (e *Enforcer) uses6(s *State) bool {
 	return slices.ContainsFunc(s.Pods, func(p *Pod) bool { return p.ip(true).IsValid() })
 }
 
-// look asks for pods and namespaces, the first time, and waits for them.
-func (e *Enforcer) look(ctx context.Context) error {
+// startInformers starts the informers of pods and namespaces on the first call and waits until they have
+// synced.
+func (e *Enforcer) startInformers(ctx context.Context) error {
 	if e.pods != nil {
 		return nil
 	}
@@ -191,13 +193,13 @@ func (e *Enforcer) look(ctx context.Context) error {
 		return podOf(old.(*corev1.Pod), e.cfg.NodeName).equal(podOf(obj.(*corev1.Pod), e.cfg.NodeName))
 	}))
 	if err != nil {
-		return fmt.Errorf("asking for pods: %w", err)
+		return fmt.Errorf("watching pods: %w", err)
 	}
 	namespacesSynced, err := namespaces.AddEventHandler(e.handler(func(old, obj any) bool {
 		return maps.Equal(old.(*corev1.Namespace).Labels, obj.(*corev1.Namespace).Labels)
 	}))
 	if err != nil {
-		return fmt.Errorf("asking for namespaces: %w", errors.Join(err, pods.RemoveEventHandler(podsSynced)))
+		return fmt.Errorf("watching namespaces: %w", errors.Join(err, pods.RemoveEventHandler(podsSynced)))
 	}
 	e.cfg.Informers.StartWithContext(ctx)
 	if !cache.WaitFor(ctx, "", podsSynced.HasSyncedChecker(), namespacesSynced.HasSyncedChecker()) {
@@ -207,22 +209,21 @@ func (e *Enforcer) look(ctx context.Context) error {
 	return nil
 }
 
-// fill adds pods and namespaces, all in an order that does not change by
-// itself.
-func (e *Enforcer) fill(s *State) {
+// fillState adds pods and namespaces to s in a stable order.
+func (e *Enforcer) fillState(s *State) {
 	s.Namespaces = map[string]labels.Set{}
 	for _, obj := range e.namespaces.GetStore().List() {
 		if ns, ok := obj.(*corev1.Namespace); ok {
 			s.Namespaces[ns.Name] = ns.Labels
 		}
 	}
-	var told []*corev1.Pod
+	var known []*corev1.Pod
 	for _, obj := range e.pods.GetStore().List() {
 		if pod, ok := obj.(*corev1.Pod); ok {
-			told = append(told, pod)
+			known = append(known, pod)
 		}
 	}
-	s.Pods = e.with(told)
+	s.Pods = e.withExpected(known)
 	slices.SortFunc(s.Pods, func(a, b *Pod) int {
 		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
 	})

@@ -15,21 +15,21 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// packet opens a connection.
+// packet is the first packet of a connection.
 type packet struct {
 	src, dst netip.Addr
 	protocol corev1.Protocol
 	port     uint16
 }
 
-// passes runs a packet through the rules as the kernel would.
+// passes evaluates the rules for a packet as the kernel does.
 func passes(t *testing.T, set Set, p packet) bool {
 	t.Helper()
 	verdict := run(t, set, chainPolicy, p, 0)
 	return verdict != drop
 }
 
-// run returns accept, drop or back for the end of the chain.
+// run evaluates a chain and returns accept, drop, or back if no rule decides.
 func run(t *testing.T, set Set, chain string, p packet, depth int) string {
 	t.Helper()
 	rules, ok := set[chain]
@@ -37,22 +37,22 @@ func run(t *testing.T, set Set, chain string, p packet, depth int) string {
 		t.Fatalf("chain %s at depth %d: there %v", chain, depth, ok)
 	}
 	for _, r := range rules {
-		if r.answers || r.src.IsValid() && !r.src.Contains(p.src) || r.dst.IsValid() && !r.dst.Contains(p.dst) ||
+		if r.established || r.src.IsValid() && !r.src.Contains(p.src) || r.dst.IsValid() && !r.dst.Contains(p.dst) ||
 			r.protocol != "" && r.protocol != p.protocol || r.from != 0 && (p.port < r.from || p.port > r.to) {
 			continue
 		}
 		switch r.target {
-		case accept, drop, back:
+		case accept, drop, returnTarget:
 			return r.target
 		}
-		if v := run(t, set, r.target, p, depth+1); v != back {
+		if v := run(t, set, r.target, p, depth+1); v != returnTarget {
 			return v
 		}
 	}
-	return back
+	return returnTarget
 }
 
-// naive decides as the documentation tells, without rules.
+// naive decides as the documentation specifies, without rules.
 func naive(s *State, p packet) bool {
 	if p.src == p.dst {
 		return true
@@ -166,7 +166,7 @@ func naivePort(ports []networkingv1.NetworkPolicyPort, p packet, to *Pod) bool {
 	return false
 }
 
-// TestRandom compares the rules with the naive model.
+// TestRandom compares the rules with the naive model on random input.
 func TestRandom(t *testing.T) {
 	for seed := range uint64(1500) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -318,12 +318,12 @@ func TestText(t *testing.T) {
 		want string
 	}{
 		{rule{target: drop}, "-j DROP"},
-		{rule{answers: true, target: accept}, "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"},
+		{rule{established: true, target: accept}, "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"},
 		{rule{src: netip.MustParsePrefix("10.0.0.1/32"), protocol: "TCP", from: 80, to: 80, target: accept}, "-s 10.0.0.1/32 -p tcp -m tcp --dport 80 -j ACCEPT"},
 		{rule{dst: netip.MustParsePrefix("fd00::/64"), protocol: "SCTP", from: 80, to: 90, target: "X"}, "-d fd00::/64 -p sctp -m sctp --dport 80:90 -j X"},
 		{rule{in: "a", target: "X"}, "-i a -j X"},
 		{rule{out: "b", target: "X"}, "-o b -j X"},
-		{rule{protocol: "UDP", target: back}, "-p udp -j RETURN"},
+		{rule{protocol: "UDP", target: returnTarget}, "-p udp -j RETURN"},
 	} {
 		if got := c.rule.text(); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)
@@ -332,7 +332,7 @@ func TestText(t *testing.T) {
 }
 
 func TestDifference(t *testing.T) {
-	there := map[string]string{"HK-NP-A": "-A HK-NP-A -j DROP\n", "HK-NP-B": unknown, chainPolicy: ""}
+	there := map[string]string{"HK-NP-A": "-A HK-NP-A -j DROP\n", "HK-NP-B": unknownRules, chainPolicy: ""}
 	want := map[string]string{"HK-NP-A": "-A HK-NP-A -j DROP\n", "HK-NP-C": "-A HK-NP-C -j DROP\n", chainPolicy: ""}
 	const input = "*mangle\n:HK-NP-C - [0:0]\n:HK-NP-B - [0:0]\n-A HK-NP-C -j DROP\n-X HK-NP-B\nCOMMIT\n"
 	if got := difference(there, want); got != input {
@@ -345,8 +345,8 @@ func TestDifference(t *testing.T) {
 
 func TestLeftover(t *testing.T) {
 	saved := "*nat\n:HK-NP-X - [0:0]\nCOMMIT\n*mangle\n:INPUT ACCEPT [0:0]\n:HK-POLICY - [0:0]\n:HK-NP-IN - [0:0]\n-A HK-POLICY -j HK-NP-IN\nCOMMIT\n"
-	got := leftover(saved)
-	if len(got) != 2 || got[chainPolicy] != unknown || got[chainIn] != unknown {
+	got := parseExisting(saved)
+	if len(got) != 2 || got[chainPolicy] != unknownRules || got[chainIn] != unknownRules {
 		t.Errorf("%v", got)
 	}
 }

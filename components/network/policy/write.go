@@ -7,26 +7,26 @@ import (
 	"slices"
 	"strings"
 
-	"hyperkube/internal/iptables"
+	"hyperkube/internal/host/iptables"
 )
 
-// writer brings the rules of one family to the kernel.
+// writer writes the rules of one IP family to the kernel.
 type writer struct {
 	family iptables.Family
 	guard  *iptables.Guard
-	// there is what the kernel has, as text; nil: it must be looked at.
-	there map[string]string
+	// applied contains the text of each chain in the kernel. Nil means that the chains must be read
+	// from the kernel.
+	applied map[string]string
 }
 
-// write brings set to the kernel: what differs from what is there, at one
-// instant.
+// write applies the difference between the kernel's rules and set in one atomic iptables-restore.
 func (w *writer) write(ctx context.Context, set Set) error {
-	if w.there == nil {
+	if w.applied == nil {
 		saved, err := iptables.Save(ctx, w.family)
 		if err != nil {
 			return err
 		}
-		w.there = leftover(saved)
+		w.applied = parseExisting(saved)
 	}
 	want := map[string]string{}
 	for chain, rules := range set {
@@ -36,35 +36,36 @@ func (w *writer) write(ctx context.Context, set Set) error {
 		}
 		want[chain] = b.String()
 	}
-	if _, there := w.there[chainPolicy]; !there && want[chainPolicy] == "" {
-		// The pod network has not made it yet; nothing would be in it.
+	if _, exists := w.applied[chainPolicy]; !exists && want[chainPolicy] == "" {
+		// The pod network has not created the chain yet, and it would be empty.
 		delete(want, chainPolicy)
 	}
-	if err := w.guard.Restore(ctx, w.family, difference(w.there, want)); err != nil {
-		w.there = nil
+	if err := w.guard.Restore(ctx, w.family, difference(w.applied, want)); err != nil {
+		w.applied = nil
 		return err
 	}
-	w.there = want
+	w.applied = want
 	return nil
 }
 
-// lost forgets what was written if the kernel lacks any of it, and tells so.
-func (w *writer) lost(ctx context.Context) bool {
-	if w.there == nil {
+// rulesMissing reports whether any written rule is missing in the kernel. If so, the next write reads the
+// rules from the kernel.
+func (w *writer) rulesMissing(ctx context.Context) bool {
+	if w.applied == nil {
 		return false
 	}
-	if saved, err := iptables.Save(ctx, w.family); err == nil && iptables.Complete(saved, difference(nil, w.there)) {
+	if saved, err := iptables.Save(ctx, w.family); err == nil && iptables.Complete(saved, difference(nil, w.applied)) {
 		return false
 	}
-	w.there = nil
+	w.applied = nil
 	return true
 }
 
-// unknown is the text of a chain whose rules are written anew in any case.
-const unknown = "?"
+// unknownRules stands for the text of a chain that must be rewritten in any case.
+const unknownRules = "?"
 
-// leftover returns the chains of this package that iptables-save shows.
-func leftover(saved string) map[string]string {
+// parseExisting returns the chains of this package in the output of iptables-save.
+func parseExisting(saved string) map[string]string {
 	found := map[string]string{}
 	for chain, words := range iptables.Lines(saved) {
 		table, name, _ := strings.Cut(chain, " ")
@@ -73,24 +74,24 @@ func leftover(saved string) map[string]string {
 		case name == chainPolicy && words == nil:
 			found[name] = ""
 		case name == chainPolicy || words == nil && strings.HasPrefix(name, chainPrefix):
-			found[name] = unknown
+			found[name] = unknownRules
 		}
 	}
 	return found
 }
 
-// difference is the input of iptables-restore that makes of the chains that
-// are there those that are wanted; empty if they are the same.
-func difference(there, want map[string]string) string {
+// difference returns the input for iptables-restore that changes the chains in have to those in
+// want. It is empty if they are equal.
+func difference(have, want map[string]string) string {
 	var declare, rules, remove strings.Builder
 	for _, chain := range slices.Sorted(maps.Keys(want)) {
-		if before, ok := there[chain]; ok && before == want[chain] {
+		if before, ok := have[chain]; ok && before == want[chain] {
 			continue
 		}
-		fmt.Fprintf(&declare, ":%s - [0:0]\n", chain) // and flushes it
+		fmt.Fprintf(&declare, ":%s - [0:0]\n", chain) // this also flushes an existing chain
 		rules.WriteString(want[chain])
 	}
-	for _, chain := range slices.Sorted(maps.Keys(there)) {
+	for _, chain := range slices.Sorted(maps.Keys(have)) {
 		if _, ok := want[chain]; ok || chain == chainPolicy {
 			continue
 		}

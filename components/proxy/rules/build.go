@@ -8,36 +8,36 @@ import (
 	"strings"
 )
 
-// Config is what all rules of a node share.
+// Config contains the settings that all rules of a node share.
 type Config struct {
-	// IPv6: build for that family.
+	// IPv6 selects the IP family.
 	IPv6 bool
-	// Pods tells traffic of this node's pods: what is not to a cluster IP is
-	// masqueraded so that answers come back. Empty: only hairpins and node
-	// ports are.
+	// Pods matches traffic of this node's pods. All other traffic to cluster IPs is masqueraded so
+	// that responses return through this node. If empty, only hairpin and node port traffic is
+	// masqueraded.
 	Pods Source
-	// MasqueradeAll masquerades everything to cluster IPs.
+	// MasqueradeAll masquerades all traffic to cluster IPs.
 	MasqueradeAll bool
-	// LocalhostNodePorts: node ports answer on 127.0.0.1 too.
+	// LocalhostNodePorts makes node ports reachable on 127.0.0.1.
 	LocalhostNodePorts bool
-	// MasqueradeMark is the bit of packets' marks that asks for masquerading;
-	// zero is 0x4000, as upstream.
+	// MasqueradeMark is the packet mark bit that requests masquerading. Zero means 0x4000, as
+	// upstream.
 	MasqueradeMark uint32
-	// NodePortRanges are those of the node's addresses on which node ports
-	// answer; none: all.
+	// NodePortRanges contain the node addresses on which node ports answer. Empty means all
+	// addresses.
 	NodePortRanges []netip.Prefix
-	// NodeIPs are the node's addresses of this family: a load balancer's source
-	// ranges that contain one let the node reach itself by the balancer's address.
+	// NodeIPs are the node's addresses of this IP family. If loadBalancerSourceRanges contain one,
+	// the node may connect to the load balancer's address.
 	NodeIPs []netip.Addr
-	// Liberal: the kernel follows TCP connections whose packets are out of
-	// their window, so that invalid packets are not dropped.
+	// Liberal is true if conntrack accepts TCP packets outside the window. Invalid packets are then
+	// not dropped.
 	Liberal bool
 }
 
-// defaultMasqueradeMark is upstream's.
+// defaultMasqueradeMark is upstream's default.
 const defaultMasqueradeMark = 1 << 14
 
-// mark asks for masquerading.
+// mark returns the packet mark that requests masquerading.
 func (c Config) mark() string {
 	mark := c.MasqueradeMark
 	if mark == 0 {
@@ -46,36 +46,36 @@ func (c Config) mark() string {
 	return fmt.Sprintf("%#x", mark)
 }
 
-// Source tells traffic by where it comes from. The zero Source tells nothing.
+// Source matches traffic by its origin. The zero Source matches nothing.
 type Source struct{ match string }
 
-// FromRange is traffic from addresses of a range.
+// FromRange matches traffic from the addresses of a range.
 func FromRange(r netip.Prefix) Source { return Source{"-s " + r.String()} }
 
-// FromInterface is traffic that comes in by an interface; a name that ends in "+"
-// is that of all that begin so.
+// FromInterface matches traffic that arrives on an interface. A name with the suffix "+" matches
+// all interfaces with that prefix.
 func FromInterface(name string) Source { return Source{"-i " + name} }
 
 func (s Source) not() string { return "! " + s.match }
 
-// Table is the chains of one iptables table, with their rules in iptables-save
-// form without "-A CHAIN".
+// Table contains the chains of one iptables table. Rules have the format of iptables-save without
+// "-A CHAIN".
 type Table map[string][]string
 
-// Set is all chains of the proxy in one address family.
+// Set contains all chains of the proxy in one IP family.
 type Set struct {
 	NAT, Filter Table
 }
 
-// Build makes the chains for ports.
+// Build returns the chains for ports.
 func Build(cfg Config, ports []*Port) Set {
 	b := &builder{cfg: cfg, nat: Table{}, filter: Table{}}
-	b.fixed()
+	b.static()
 	for _, p := range ports {
 		b.port(p)
 	}
-	// Node ports come last: whatever is for an address of this node and was
-	// for no service by its address.
+	// Node ports are last. They match packets to an address of this node that no service address
+	// matched.
 	const last = `-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain"`
 	for _, r := range cfg.NodePortRanges {
 		b.add(b.nat, "KUBE-SERVICES", last, "-d", r.String(), "-m addrtype --dst-type LOCAL", "-j KUBE-NODEPORTS")
@@ -86,13 +86,13 @@ func Build(cfg Config, ports []*Port) Set {
 	return Set{NAT: b.nat, Filter: b.filter}
 }
 
-// Canary is a chain without rules in each table: when it is gone, somebody has
-// removed what is not theirs, and the rest is likely to be gone too.
+// Canary is a chain without rules in each table. If it is missing, another process has removed
+// chains of the proxy, probably all of them.
 const Canary = "KUBE-PROXY-CANARY"
 
-// Hint is a chain of the table mangle by which programs in containers tell whether
-// this machine's rules are legacy or nftables'.
-// https://github.com/kubernetes/enhancements/tree/master/keps/sig-network/3178-iptables-cleanup
+// Hint is a chain of the mangle table by which programs in containers detect whether the host uses
+// legacy iptables or nftables.
+// https://github.com/kubernetes/enhancements/tree/HEAD/keps/sig-network/3178-iptables-cleanup
 const Hint = "KUBE-IPTABLES-HINT"
 
 type builder struct {
@@ -110,8 +110,8 @@ func (b *builder) add(t Table, chain string, parts ...string) {
 	t[chain] = append(t[chain], strings.Join(rule, " "))
 }
 
-// fixed makes the chains that are there with no services, too.
-func (b *builder) fixed() {
+// static builds the chains that exist even without services.
+func (b *builder) static() {
 	markMasq := b.cfg.mark()
 	for _, chain := range []string{"KUBE-SERVICES", "KUBE-NODEPORTS"} {
 		b.nat[chain] = nil
@@ -130,8 +130,8 @@ func (b *builder) fixed() {
 	b.add(b.filter, "KUBE-FORWARD", `-m comment --comment "kubernetes forwarding rules"`, "-m mark --mark", markMasq+"/"+markMasq, "-j ACCEPT")
 	b.add(b.filter, "KUBE-FORWARD", `-m comment --comment "kubernetes forwarding conntrack rule"`, "-m conntrack --ctstate RELATED,ESTABLISHED", "-j ACCEPT")
 	if b.cfg.LocalhostNodePorts && !b.cfg.IPv6 {
-		// With route_localnet on, neighbours could reach what listens on
-		// loopback only.
+		// With route_localnet enabled, hosts on the same link could otherwise reach sockets on
+		// loopback addresses.
 		b.add(b.filter, "KUBE-FIREWALL", `-m comment --comment "block incoming localnet connections"`,
 			"! -s 127.0.0.0/8 -d 127.0.0.0/8", "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT", "-j DROP")
 	}
@@ -150,14 +150,14 @@ func (b *builder) port(p *Port) {
 		return fmt.Sprintf("-d %s -p %s -m %s --dport %d", netip.PrefixFrom(ip, ip.BitLen()), p.Protocol, p.Protocol, p.Port)
 	}
 
-	// Who reaches the service by its cluster IP.
+	// Traffic to the cluster IP.
 	if hasInternal {
 		b.add(b.nat, "KUBE-SERVICES", comment(p, "cluster IP"), match(p.ClusterIP), "-j", internalChain)
 	} else {
-		b.add(b.filter, "KUBE-SERVICES", comment(p, refusal(p)), match(p.ClusterIP), verdict(p))
+		b.add(b.filter, "KUBE-SERVICES", comment(p, refusalComment(p)), match(p.ClusterIP), verdict(p))
 	}
 
-	// Who reaches it from outside.
+	// Traffic from outside the cluster.
 	ext := p.chain("KUBE-EXT-")
 	addresses := append(append([]netip.Addr(nil), p.ExternalIPs...), p.LoadBalancerIPs...)
 	for i, ip := range addresses {
@@ -172,7 +172,7 @@ func (b *builder) port(p *Port) {
 			}
 		}
 		if !hasExternal {
-			b.add(b.filter, "KUBE-EXTERNAL-SERVICES", comment(p, refusal(p)), match(ip), verdict(p))
+			b.add(b.filter, "KUBE-EXTERNAL-SERVICES", comment(p, refusalComment(p)), match(ip), verdict(p))
 		}
 	}
 	if p.NodePort != 0 {
@@ -181,11 +181,11 @@ func (b *builder) port(p *Port) {
 			b.add(b.nat, "KUBE-NODEPORTS", comment(p, ""), b.notLocalhost(), port, "-j", ext)
 		}
 		if !hasExternal {
-			b.add(b.filter, "KUBE-EXTERNAL-SERVICES", comment(p, refusal(p)), "-m addrtype --dst-type LOCAL", port, verdict(p))
+			b.add(b.filter, "KUBE-EXTERNAL-SERVICES", comment(p, refusalComment(p)), "-m addrtype --dst-type LOCAL", port, verdict(p))
 		}
 	}
 	if p.HealthCheckPort != 0 {
-		// A node whose own firewall lets in nothing lets in load balancers.
+		// Accept health checks of load balancers, even if the node's firewall drops other packets.
 		accept := strings.Join([]string{
 			`-m comment --comment "` + p.ID() + ` health check node port"`, fmt.Sprintf("-p tcp -m tcp --dport %d", p.HealthCheckPort), "-j ACCEPT",
 		}, " ")
@@ -222,8 +222,8 @@ func (b *builder) port(p *Port) {
 	}
 }
 
-// notLocalhost keeps node ports from answering on loopback where that is not
-// wanted.
+// notLocalhost returns a match that excludes loopback destinations if node ports must not answer
+// there.
 func (b *builder) notLocalhost() string {
 	if b.cfg.LocalhostNodePorts && !b.cfg.IPv6 {
 		return ""
@@ -234,10 +234,10 @@ func (b *builder) notLocalhost() string {
 	return "! -d 127.0.0.0/8"
 }
 
-// external makes the chain of traffic from outside the cluster; takes tells
-// whether an endpoint takes such traffic.
+// external builds the chain for traffic from outside the cluster. takes reports whether any
+// endpoint accepts such traffic.
 func (b *builder) external(p *Port, chain string, takes bool) {
-	// Pods and this node go to all endpoints whatever the policy says.
+	// Pods and this node may use all endpoints, whatever the policy is.
 	all := p.chain("KUBE-SVC-")
 	if !p.LocalExternal {
 		b.add(b.nat, chain, comment(p, "masquerade traffic for external destinations"), "-j KUBE-MARK-MASQ")
@@ -254,7 +254,7 @@ func (b *builder) external(p *Port, chain string, takes bool) {
 	}
 }
 
-// firewall keeps a load balancer's address to the ranges it is for.
+// firewall builds the chain that restricts a load balancer's address to its source ranges.
 func (b *builder) firewall(p *Port, ip netip.Addr) {
 	chain := p.chain("KUBE-FW-")
 	if _, made := b.filter[chain]; !made {
@@ -263,8 +263,8 @@ func (b *builder) firewall(p *Port, ip netip.Addr) {
 			b.add(b.filter, chain, "-s", r.String(), "-j RETURN")
 			fromNode = fromNode || slices.ContainsFunc(b.cfg.NodeIPs, r.Contains)
 		}
-		// What the node sends to an address that is one of its own comes from
-		// that address.
+		// Packets from the node to a load balancer address that is also a local address have that
+		// address as their source.
 		for _, balancer := range p.LoadBalancerIPs {
 			if fromNode {
 				b.add(b.filter, chain, "-s", netip.PrefixFrom(balancer, balancer.BitLen()).String(), "-j RETURN")
@@ -272,12 +272,12 @@ func (b *builder) firewall(p *Port, ip netip.Addr) {
 		}
 		b.add(b.filter, chain, comment(p, "traffic not accepted by "+chain), "-j DROP")
 	}
-	// The destination was translated by now; conntrack remembers it.
+	// The destination was already translated, so match the original destination from conntrack.
 	b.add(b.filter, "KUBE-PROXY-FIREWALL", comment(p, "loadbalancer source ranges"),
 		fmt.Sprintf("-p %s -m conntrack --ctorigdst %s --ctorigdstport %d", p.Protocol, ip, p.Port), "-j", chain)
 }
 
-// balance makes the chain that chooses an endpoint.
+// balance builds the chain that chooses an endpoint.
 func (b *builder) balance(p *Port, chain string, endpoints []Endpoint, clusterIP bool) {
 	if clusterIP {
 		match := fmt.Sprintf("-d %s -p %s -m %s --dport %d", netip.PrefixFrom(p.ClusterIP, p.ClusterIP.BitLen()), p.Protocol, p.Protocol, p.Port)
@@ -302,11 +302,11 @@ func (b *builder) balance(p *Port, chain string, endpoints []Endpoint, clusterIP
 	}
 }
 
-// endpoint makes the chain that sends to one endpoint.
+// endpoint builds the chain that translates to one endpoint.
 func (b *builder) endpoint(p *Port, chain string, e Endpoint) {
 	ip := e.Address.Addr()
-	// A pod that reaches itself by its service would see itself as the
-	// client, and answer itself past the translation.
+	// A pod that connects to itself through its service must be masqueraded. Otherwise it would
+	// respond to its own address directly, bypassing the translation.
 	b.add(b.nat, chain, comment(p, ""), "-s", netip.PrefixFrom(ip, ip.BitLen()).String(), "-j KUBE-MARK-MASQ")
 	affinity := ""
 	if p.Affinity > 0 {
@@ -320,15 +320,15 @@ func comment(p *Port, what string) string {
 	if what != "" {
 		text += " " + what
 	}
-	// The kernel keeps no more of a comment.
+	// The kernel limits the length of comments.
 	if len(text) > 255 {
 		text = text[:255]
 	}
 	return `-m comment --comment "` + text + `"`
 }
 
-// verdict on traffic that no endpoint takes: with endpoints elsewhere, another
-// node may take it on the next try.
+// verdict returns the target for traffic without a usable endpoint. If other nodes have endpoints
+// it is dropped, because a retry may reach another node.
 func verdict(p *Port) string {
 	if p.HasAny {
 		return "-j DROP"
@@ -336,7 +336,7 @@ func verdict(p *Port) string {
 	return "-j REJECT"
 }
 
-func refusal(p *Port) string {
+func refusalComment(p *Port) string {
 	if p.HasAny {
 		return "has no local endpoints"
 	}

@@ -5,9 +5,8 @@ import (
 	"strings"
 )
 
-// Restore returns the input of `iptables-restore --noflush` that makes what is
-// there, before, into after; "" when they are the same. Each table is changed
-// at one instant.
+// Restore returns the input for `iptables-restore --noflush` that changes before into after, or ""
+// if they are equal. Each table is changed atomically.
 func Restore(before, after Set) string {
 	var out strings.Builder
 	writeTable(&out, "filter", before.Filter, after.Filter)
@@ -16,25 +15,25 @@ func Restore(before, after Set) string {
 }
 
 func writeTable(out *strings.Builder, name string, before, after Table) {
-	var changed, gone []string
+	var changed, removed []string
 	for chain, rules := range after {
-		if old, there := before[chain]; !there || !slices.Equal(old, rules) {
+		if old, exists := before[chain]; !exists || !slices.Equal(old, rules) {
 			changed = append(changed, chain)
 		}
 	}
 	for chain := range before {
-		if _, there := after[chain]; !there {
-			gone = append(gone, chain)
+		if _, exists := after[chain]; !exists {
+			removed = append(removed, chain)
 		}
 	}
-	if len(changed)+len(gone) == 0 {
+	if len(changed)+len(removed) == 0 {
 		return
 	}
 	slices.Sort(changed)
-	slices.Sort(gone)
+	slices.Sort(removed)
 	out.WriteString("*" + name + "\n")
-	// Naming a chain makes it, or empties it.
-	for _, chain := range append(append([]string(nil), changed...), gone...) {
+	// Declaring a chain creates or flushes it.
+	for _, chain := range append(append([]string(nil), changed...), removed...) {
 		out.WriteString(":" + chain + " - [0:0]\n")
 	}
 	for _, chain := range changed {
@@ -42,19 +41,18 @@ func writeTable(out *strings.Builder, name string, before, after Table) {
 			out.WriteString("-A " + chain + " " + rule + "\n")
 		}
 	}
-	for _, chain := range gone {
+	for _, chain := range removed {
 		out.WriteString("-X " + chain + "\n")
 	}
 	out.WriteString("COMMIT\n")
 }
 
-// ours tells the chains that a proxy makes, in either table, from those of
-// others.
-var ours = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-"}
+// perServicePrefixes are the prefixes of the chains that a proxy creates per service.
+var perServicePrefixes = []string{"KUBE-SVC-", "KUBE-SVL-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-FW-"}
 
-// Leftover reads the output of iptables-save and returns a set with the chains
-// per service that an earlier proxy left, so that Restore takes away those that
-// are not wanted any more. Their rules are not known, so all are written anew.
+// Leftover parses the output of iptables-save and returns the per-service chains of an earlier
+// proxy, so that Restore removes the stale ones. It does not parse their rules, so Restore writes
+// all of them again.
 func Leftover(save string) Set {
 	set := Set{NAT: Table{}, Filter: Table{}}
 	var table Table
@@ -68,7 +66,7 @@ func Leftover(save string) Set {
 			table = nil
 		case strings.HasPrefix(line, ":") && table != nil:
 			chain, _, _ := strings.Cut(line[1:], " ")
-			for _, prefix := range ours {
+			for _, prefix := range perServicePrefixes {
 				if strings.HasPrefix(chain, prefix) {
 					table[chain] = []string{"unknown"}
 				}

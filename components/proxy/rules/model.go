@@ -1,6 +1,6 @@
-// Package rules turns services and their endpoints into iptables chains. It is
-// pure: equal input gives equal chains, so that what changed can be told by
-// comparing. Chain names are upstream's, which tools and people know.
+// Package rules converts services and endpoints to iptables chains. It is pure: equal input yields
+// equal chains, so changes are found by comparison. Chain names are those of upstream, which tools
+// and users know.
 package rules
 
 import (
@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// Port is one port of one service in one address family.
+// Port is one port of a service in one IP family.
 type Port struct {
-	// Namespace, Service and Name of the port ("" if it has none).
+	// Namespace, Service and Name identify the port. Name may be "".
 	Namespace, Service, Name string
 	// Protocol in lower case: tcp, udp, sctp.
 	Protocol  string
@@ -20,40 +20,37 @@ type Port struct {
 	Port      uint16
 	// NodePort is zero if there is none.
 	NodePort uint16
-	// ExternalIPs are reached like the cluster IP, by the external policy.
+	// ExternalIPs are handled like the cluster IP, but with the external traffic policy.
 	ExternalIPs []netip.Addr
-	// LoadBalancerIPs are like ExternalIPs but only from SourceRanges, when
+	// LoadBalancerIPs are handled like ExternalIPs, but only accept traffic from SourceRanges, if
 	// there are any.
 	LoadBalancerIPs []netip.Addr
 	SourceRanges    []netip.Prefix
-	// Affinity is how long a client keeps its endpoint, in seconds; zero
-	// for not at all.
+	// Affinity is the session affinity timeout in seconds. Zero disables affinity.
 	Affinity int
-	// LocalInternal and LocalExternal: such traffic goes only to endpoints
-	// of this node.
+	// LocalInternal and LocalExternal restrict internal and external traffic to endpoints of this
+	// node.
 	LocalInternal, LocalExternal bool
-	// HealthCheckPort of the service, which the node lets in; zero if none.
+	// HealthCheckPort of the service, which the node accepts traffic for. Zero if there is none.
 	HealthCheckPort uint16
-	// Endpoints that take new connections that may go to any node, in a fixed
-	// order.
+	// Endpoints accept new connections that may go to any node. Their order is stable.
 	Endpoints []Endpoint
-	// LocalEndpoints take those that must stay on this node. While none here is
-	// ready, endpoints that are going are among these and not among Endpoints.
+	// LocalEndpoints accept connections that must stay on this node. If no local endpoint is ready,
+	// LocalEndpoints contains terminating endpoints, which are not in Endpoints.
 	LocalEndpoints []Endpoint
-	// Serving are all endpoints that go on with connections which they have,
-	// on whatever node.
+	// Serving are all endpoints on any node that continue existing connections.
 	Serving []netip.AddrPort
-	// HasAny: the service has endpoints, if only on other nodes. Traffic for
-	// which none is left is dropped then, where otherwise it is rejected.
+	// HasAny is true if the service has endpoints on any node. Traffic without a usable endpoint is
+	// then dropped, otherwise rejected.
 	HasAny bool
 }
 
-// Endpoint is one address behind a port.
+// Endpoint is the address of an endpoint.
 type Endpoint struct {
 	Address netip.AddrPort
 }
 
-// ID is how comments name the port: "namespace/service:name".
+// ID returns the name of the port in rule comments: "namespace/service:name".
 func (p *Port) ID() string {
 	id := p.Namespace + "/" + p.Service
 	if p.Name != "" {
@@ -62,20 +59,20 @@ func (p *Port) ID() string {
 	return id
 }
 
-// external tells whether the port is reached by more than its cluster IP.
+// external reports whether the port has addresses besides its cluster IP.
 func (p *Port) external() bool {
 	return p.NodePort != 0 || len(p.ExternalIPs) > 0 || len(p.LoadBalancerIPs) > 0
 }
 
-// usesAny and usesLocal tell which endpoints the port has traffic for. Pods and
-// the node itself are led to those of any node whatever the external policy says.
+// usesAny and usesLocal report which endpoints receive traffic. Traffic from pods and the node
+// itself may use endpoints of any node, whatever the external traffic policy is.
 func (p *Port) usesAny() bool   { return !p.LocalInternal || p.external() }
 func (p *Port) usesLocal() bool { return p.LocalInternal || p.LocalExternal && p.external() }
 
-// chain names a chain of the port: KUBE-SVC- and so on with a hash.
+// chain returns the name of a chain of the port: prefix and hash.
 func (p *Port) chain(prefix string) string { return prefix + hash(p.ID()+p.Protocol) }
 
-// endpointChain names the chain of an endpoint of the port.
+// endpointChain returns the name of the chain of an endpoint.
 func (p *Port) endpointChain(e Endpoint) string {
 	return "KUBE-SEP-" + hash(p.ID()+p.Protocol+e.Address.String())
 }

@@ -24,7 +24,7 @@ func web() *Port {
 
 var pods = FromRange(netip.MustParsePrefix("10.244.0.0/16"))
 
-// text is the rules of all chains, sorted, for looking things up.
+// text returns the rules of all chains, sorted.
 func text(t Table) string {
 	var out []string
 	for chain, rules := range t {
@@ -40,8 +40,8 @@ func TestBuild(t *testing.T) {
 	for _, c := range []struct {
 		name        string
 		change      func(p *Port)
-		nat, filter []string // must be there
-		not         []string // must be in neither
+		nat, filter []string // expected rules
+		not         []string // rules that must be in neither table
 	}{
 		{"cluster IP", func(*Port) {}, []string{
 			`-A KUBE-SERVICES -m comment --comment "default/web:http cluster IP" -d 10.96.0.7/32 -p tcp -m tcp --dport 80 -j KUBE-SVC-`,
@@ -102,7 +102,7 @@ func TestBuild(t *testing.T) {
 				t.Errorf("%s: %s is there\n%s\n%s", c.name, not, nat, filter)
 			}
 		}
-		// Every chain that is jumped to is made.
+		// Every chain that is the target of a jump must exist.
 		for line := range strings.SplitSeq(nat, "\n") {
 			_, to, ok := strings.Cut(line, " -j KUBE-")
 			if _, made := set.NAT["KUBE-"+to]; ok && !made {
@@ -112,7 +112,7 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// apply does what iptables-restore would.
+// apply emulates iptables-restore.
 func apply(t *testing.T, set Set, input string) {
 	t.Helper()
 	var table Table
@@ -139,8 +139,8 @@ func apply(t *testing.T, set Set, input string) {
 	}
 }
 
-// TestRestoreAgainstWhole changes services at random: what the differences add
-// up to is what building all anew gives.
+// TestRestoreAgainstWhole changes services at random and checks that applying the differences
+// yields the same chains as building them from scratch.
 func TestRestoreAgainstWhole(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	kernel := Set{NAT: Table{}, Filter: Table{}}

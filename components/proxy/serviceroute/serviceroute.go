@@ -1,9 +1,8 @@
-// Package serviceroute lets the host itself reach service addresses on a
-// machine whose routes lead nowhere near them, such as one without a default
-// route. The kernel looks for a route before it asks the OUTPUT chain, where
-// the proxy's rules would lead a packet on; without a route it never asks. So
-// the range of services is routed to the pods' bridge, where no packet arrives
-// as long as the rules lead it elsewhere.
+// Package serviceroute adds routes for service CIDRs on hosts that have no route to them, for
+// example without a default route. Without a route, the host cannot reach service addresses,
+// because the kernel looks up a route before it evaluates the OUTPUT chain, in which the proxy's
+// rules translate the destination. So the service CIDRs are routed to the pods' bridge. No packets
+// arrive there, because the rules translate them.
 package serviceroute
 
 import (
@@ -19,39 +18,38 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/client-go/tools/cache"
 
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/netdump"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/netlinkutil"
 )
 
-// Config of a Keeper.
+// Config configures a Reconciler.
 type Config struct {
-	// CIDRs is the informer of ServiceCIDRs, started by who composes the
-	// process.
+	// CIDRs is the informer of ServiceCIDRs. The caller starts it.
 	CIDRs cache.SharedIndexInformer
-	// Bridge is the name of the pods' bridge. It may come later.
+	// Bridge is the name of the pods' bridge. It may be created later.
 	Bridge string
-	// Journal records the routes; nil records none.
-	Journal *hostchange.Journal
+	// Journal records the routes. Nil records none.
+	Journal *hostjournal.Journal
 	Log     *slog.Logger
 }
 
-// Keeper adds the routes that are missing whenever the host's routes or the
-// ranges of services change. Those that it made stay when it ends.
-type Keeper struct {
+// Reconciler adds missing routes when the host's routes or the ServiceCIDRs change. The routes stay
+// after Run returns.
+type Reconciler struct {
 	cfg     Config
 	synced  cache.DoneChecker
-	changed chan struct{} // has one element when the ranges changed
+	changed chan struct{} // buffered: holds one element after the CIDRs changed
 }
 
-// New validates cfg.
-func New(cfg Config) (*Keeper, error) {
+// New validates cfg and registers with the informer.
+func New(cfg Config) (*Reconciler, error) {
 	if cfg.CIDRs == nil || cfg.Bridge == "" {
-		return nil, errors.New("service routes: an informer and the name of a bridge are needed")
+		return nil, errors.New("service routes: informer and bridge name are required")
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	k := &Keeper{cfg: cfg, changed: make(chan struct{}, 1)}
+	k := &Reconciler{cfg: cfg, changed: make(chan struct{}, 1)}
 	touch := func(any) {
 		select {
 		case k.changed <- struct{}{}:
@@ -68,54 +66,54 @@ func New(cfg Config) (*Keeper, error) {
 	return k, nil
 }
 
-// Run keeps the routes until ctx ends. That routes cannot be made stops
-// nothing else: pods reach services without them.
-func (k *Keeper) Run(ctx context.Context) error {
+// Run maintains the routes until ctx is cancelled. Failures are only logged, because pods reach
+// services without these routes.
+func (k *Reconciler) Run(ctx context.Context) error {
 	updates := make(chan netlink.RouteUpdate, 64)
 	done := make(chan struct{})
 	defer func() {
 		close(done)
-		for range updates { // it ends when the subscription has
+		for range updates { // the channel is closed when the subscription has ended
 		}
 	}()
 	if err := netlink.RouteSubscribeWithOptions(updates, done, netlink.RouteSubscribeOptions{
 		ErrorCallback: func(err error) {
 			if ctx.Err() == nil {
-				k.cfg.Log.Warn("a change of the host's routes was missed", "err", err)
+				k.cfg.Log.Warn("watching the node's service routes failed", "err", err)
 			}
 		},
 	}); err != nil {
 		close(updates)
-		return fmt.Errorf("service routes: watching the host's routes: %w", err)
+		return fmt.Errorf("service routes: watching host routes: %w", err)
 	}
 	if !cache.WaitFor(ctx, "", k.synced) {
 		return nil
 	}
-	told := updates
+	events := updates
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-k.changed:
-		case update, ok := <-told:
+		case update, ok := <-events:
 			if !ok {
-				// The subscription is gone; ranges are still looked after.
-				told = nil
+				// The subscription has ended. Changes of ServiceCIDRs are still handled.
+				events = nil
 				continue
 			}
-			if !k.concerns(update) {
+			if !k.isRelevant(update) {
 				continue
 			}
 		}
 		if err := k.ensure(k.ranges()); err != nil {
-			k.cfg.Log.Warn("the host may not reach service addresses", "err", err)
+			k.cfg.Log.Warn("cannot add routes to service addresses", "err", err)
 		}
 	}
 }
 
-// concerns tells whether what is there for services may have changed: the
-// bridge got an address, or a route went.
-func (k *Keeper) concerns(update netlink.RouteUpdate) bool {
+// isRelevant reports whether a route change may affect service routes: a route was deleted or the
+// bridge got an address.
+func (k *Reconciler) isRelevant(update netlink.RouteUpdate) bool {
 	if update.Type == unix.RTM_DELROUTE {
 		return true
 	}
@@ -123,8 +121,8 @@ func (k *Keeper) concerns(update netlink.RouteUpdate) bool {
 	return err == nil && link.Attrs().Name == k.cfg.Bridge
 }
 
-// ranges are those of all services.
-func (k *Keeper) ranges() []netip.Prefix {
+// ranges returns all service CIDRs.
+func (k *Reconciler) ranges() []netip.Prefix {
 	var out []netip.Prefix
 	for _, obj := range k.cfg.CIDRs.GetStore().List() {
 		cidr, ok := obj.(*networkingv1.ServiceCIDR)
@@ -140,26 +138,26 @@ func (k *Keeper) ranges() []netip.Prefix {
 	return out
 }
 
-// ensure adds a route for each range that the kernel has no way to.
-func (k *Keeper) ensure(ranges []netip.Prefix) error {
+// ensure adds a route for each range to which the kernel has none.
+func (k *Reconciler) ensure(ranges []netip.Prefix) error {
 	bridge, err := netlink.LinkByName(k.cfg.Bridge)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return nil // its coming is a change of routes
+		return nil // its creation triggers a route change
 	}
 	if err != nil {
-		return fmt.Errorf("looking for the pods' bridge: %w", err)
+		return fmt.Errorf("looking up the pods' bridge: %w", err)
 	}
 	var errs []error
 	for _, prefix := range ranges {
 		if err := k.ensureOne(bridge, prefix); err != nil {
-			errs = append(errs, fmt.Errorf("routing services' %s: %w", prefix, err))
+			errs = append(errs, fmt.Errorf("adding route to service CIDR %s: %w", prefix, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func (k *Keeper) ensureOne(bridge netlink.Link, prefix netip.Prefix) error {
-	// The kernel knows best what is covered: rules and tables have a say.
+func (k *Reconciler) ensureOne(bridge netlink.Link, prefix netip.Prefix) error {
+	// Ask the kernel, because routing rules and tables affect the result.
 	_, err := netlink.RouteGet(net.IP(prefix.Addr().Next().AsSlice()))
 	if err == nil || !errors.Is(err, unix.ENETUNREACH) {
 		return nil
@@ -168,30 +166,29 @@ func (k *Keeper) ensureOne(bridge netlink.Link, prefix netip.Prefix) error {
 	if prefix.Addr().Is6() {
 		family = netlink.FAMILY_V6
 	}
-	addrs, err := netdump.Addresses(bridge, family)
+	addrs, err := netlinkutil.Addresses(bridge, family)
 	if err != nil {
-		return fmt.Errorf("listing the bridge's addresses: %w", err)
+		return fmt.Errorf("listing addresses of the bridge: %w", err)
 	}
 	source := sourceOf(addrs)
 	if source == nil {
-		return nil // not yet, or not a family that pods have
+		return nil // not assigned yet, or pods do not use this IP family
 	}
-	if err := k.cfg.Journal.Record(hostchange.Change{Kind: hostchange.Route, Name: prefix.String(), Before: k.cfg.Bridge}); err != nil {
+	if err := k.cfg.Journal.Record(hostjournal.Change{Kind: hostjournal.Route, Name: prefix.String(), Before: k.cfg.Bridge}); err != nil {
 		return err
 	}
-	route := &netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: netdump.IPNet(prefix), Src: source, Scope: netlink.SCOPE_LINK}
+	route := &netlink.Route{LinkIndex: bridge.Attrs().Index, Dst: netlinkutil.IPNet(prefix), Src: source, Scope: netlink.SCOPE_LINK}
 	if family == netlink.FAMILY_V6 {
 		route.Scope = netlink.SCOPE_UNIVERSE
 	}
 	if err := netlink.RouteReplace(route); err != nil {
 		return err
 	}
-	k.cfg.Log.Info("no route of this host leads to services: they are routed to the pods' bridge", "range", prefix, "link", k.cfg.Bridge)
+	k.cfg.Log.Info("added route to service CIDR through the pods' bridge", "range", prefix, "link", k.cfg.Bridge)
 	return nil
 }
 
-// sourceOf is the first address by which others can answer, nil if there is
-// none.
+// sourceOf returns the first global unicast address, or nil.
 func sourceOf(addrs []netlink.Addr) net.IP {
 	for _, addr := range addrs {
 		if addr.IP.IsGlobalUnicast() {

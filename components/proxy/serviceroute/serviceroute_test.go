@@ -13,13 +13,13 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/testnetns"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/testing/testnetns"
 )
 
 func TestKeeper(t *testing.T) {
-	// netlink opens its sockets in the namespace of the calling thread, which
-	// is why the keeper's loop is left to the tests of a whole cluster.
+	// netlink opens its sockets in the network namespace of the calling thread. So the loop of Run
+	// is tested by the cluster tests.
 	testnetns.Enter(t)
 	bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "hkt-br0"}}
 	if err := netlink.LinkAdd(bridge); err != nil {
@@ -29,7 +29,7 @@ func TestKeeper(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "journal")
-	journal, err := hostchange.Open(path)
+	journal, err := hostjournal.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +47,7 @@ func TestKeeper(t *testing.T) {
 	factory.Start(ctx.Done())
 	factory.WaitForCacheSync(ctx.Done())
 
-	// Without an address of the bridge there is nothing to come from.
+	// Without an address on the bridge there is no source address, so no route is added.
 	ranges := k.ranges()
 	if len(ranges) != 2 {
 		t.Fatalf("ranges are %v", ranges)
@@ -72,18 +72,18 @@ func TestKeeper(t *testing.T) {
 	if err != nil || len(routes) != 1 || routes[0].LinkIndex != bridge.Index || !routes[0].Src.Equal(addr.IP) {
 		t.Fatalf("the way to a service is %v, %v", routes, err)
 	}
-	changes, err := hostchange.Read(path)
-	want := hostchange.Change{Kind: hostchange.Route, Name: "10.96.0.0/16", Before: "hkt-br0"}
+	changes, err := hostjournal.Read(path)
+	want := hostjournal.Change{Kind: hostjournal.Route, Name: "10.96.0.0/16", Before: "hkt-br0"}
 	if err != nil || len(changes) != 1 || changes[0].Name != want.Name || changes[0].Before != want.Before || changes[0].Kind != want.Kind {
 		t.Errorf("recorded %v, %v", changes, err)
 	}
-	if err := hostchange.Undo(context.Background(), path); err != nil {
+	if err := hostjournal.Undo(context.Background(), path); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := netlink.RouteGet(service); err == nil {
-		t.Error("the route is still there after it was taken back")
+		t.Error("the route still exists after it was reverted")
 	}
-	// With a default route none is made.
+	// With a default route, no route is added.
 	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: bridge.Index, Gw: net.IPv4(10, 244, 0, 9)}); err != nil {
 		t.Fatal(err)
 	}

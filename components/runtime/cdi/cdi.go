@@ -1,5 +1,5 @@
-// Package cdi finds out what containers get for devices that are named by the
-// Container Device Interface: vendors say in files what a device is made of.
+// Package cdi resolves devices of the Container Device Interface: it reads the vendors'
+// specification files and returns the container edits for device names.
 //
 // https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 package cdi
@@ -16,13 +16,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// usual is where vendors put files; the later counts more.
-func usual() []string { return []string{"/etc/cdi", "/var/run/cdi"} }
+// defaultDirs returns the default directories of CDI files. Later directories take precedence.
+func defaultDirs() []string { return []string{"/etc/cdi", "/var/run/cdi"} }
 
-// maxFile bounds a vendor's file in bytes.
-const maxFile = 4 << 20
+// maxFileSize is the maximum size of a CDI file in bytes.
+const maxFileSize = 4 << 20
 
-// Edits are changes to a container.
+// Edits are the changes to a container that a device requires.
 type Edits struct {
 	Env            []string     `json:"env,omitempty"`
 	DeviceNodes    []DeviceNode `json:"deviceNodes,omitempty"`
@@ -31,8 +31,8 @@ type Edits struct {
 	AdditionalGIDs []uint32     `json:"additionalGids,omitempty"`
 }
 
-// DeviceNode is a device of the host in the container. What is not given is as
-// on the host.
+// DeviceNode is a device node to create in the container. Unset fields are taken from the device on
+// the host.
 type DeviceNode struct {
 	Path        string  `json:"path"`
 	HostPath    string  `json:"hostPath,omitempty"`
@@ -45,7 +45,7 @@ type DeviceNode struct {
 	GID         *uint32 `json:"gid,omitempty"`
 }
 
-// Mount is a mount of the container.
+// Mount is a mount to add to the container.
 type Mount struct {
 	HostPath      string   `json:"hostPath"`
 	ContainerPath string   `json:"containerPath"`
@@ -53,7 +53,7 @@ type Mount struct {
 	Type          string   `json:"type,omitempty"`
 }
 
-// Hook is a program of the host that is run at a point of a container's life.
+// Hook is a host program that runs at a point of the container's lifecycle.
 type Hook struct {
 	HookName string   `json:"hookName"`
 	Path     string   `json:"path"`
@@ -62,14 +62,14 @@ type Hook struct {
 	Timeout  *int     `json:"timeout,omitempty"` // seconds
 }
 
-// file is a vendor's.
+// file is the content of a vendor's CDI file.
 type file struct {
-	Version string   `json:"cdiVersion"`
-	Kind    string   `json:"kind"`
-	Devices []device `json:"devices"`
-	Edits   Edits    `json:"containerEdits"`
-	path    string
-	rank    int // of its folder
+	Version  string   `json:"cdiVersion"`
+	Kind     string   `json:"kind"`
+	Devices  []device `json:"devices"`
+	Edits    Edits    `json:"containerEdits"`
+	path     string
+	priority int // index of its directory; greater takes precedence
 }
 
 type device struct {
@@ -77,16 +77,16 @@ type device struct {
 	Edits Edits  `json:"containerEdits"`
 }
 
-// Resolve returns the edits that the named devices bring, as read from dirs,
-// the later counting more; none means /etc/cdi and /var/run/cdi. Files that cannot be read count only when a device is found
-// nowhere else, and are then part of the error.
+// Resolve returns the merged edits of the named devices, read from dirs. Later directories take
+// precedence. If dirs is empty, /etc/cdi and /var/run/cdi are used. Invalid files are ignored if
+// all devices are found in other files; otherwise they are part of the error.
 func Resolve(names, dirs []string) (Edits, error) {
 	var all Edits
 	if len(names) == 0 {
 		return all, nil
 	}
 	if len(dirs) == 0 {
-		dirs = usual()
+		dirs = defaultDirs()
 	}
 	files, bad := load(dirs)
 	var missing []string
@@ -116,7 +116,7 @@ func Resolve(names, dirs []string) (Edits, error) {
 	return all, nil
 }
 
-// find looks for a device. In two files of one folder it is a conflict.
+// find looks up a device. It returns an error if two files with the same precedence define it.
 func find(files []*file, kind, id string) (*file, *device, error) {
 	var in *file
 	var found *device
@@ -129,9 +129,9 @@ func find(files []*file, kind, id string) (*file, *device, error) {
 				continue
 			}
 			switch {
-			case in == nil || f.rank > in.rank:
+			case in == nil || f.priority > in.priority:
 				in, found = f, &f.Devices[i]
-			case f.rank == in.rank:
+			case f.priority == in.priority:
 				return nil, nil, fmt.Errorf("conflicting device %q (specs %q, %q)", kind+"="+id, in.path, f.path)
 			}
 		}
@@ -168,7 +168,7 @@ func load(dirs []string) ([]*file, error) {
 				bad = append(bad, err)
 				continue
 			}
-			f.path, f.rank = path, rank
+			f.path, f.priority = path, rank
 			files = append(files, f)
 		}
 	}
@@ -178,34 +178,34 @@ func load(dirs []string) ([]*file, error) {
 func read(path string) (*file, error) {
 	in, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("reading a CDI file: %w", err)
+		return nil, fmt.Errorf("reading CDI file: %w", err)
 	}
 	defer in.Close()
-	data, err := io.ReadAll(io.LimitReader(in, maxFile+1))
+	data, err := io.ReadAll(io.LimitReader(in, maxFileSize+1))
 	if err != nil {
-		return nil, fmt.Errorf("reading a CDI file: %w", err)
+		return nil, fmt.Errorf("reading CDI file: %w", err)
 	}
 	f, err := parse(data)
 	if err != nil {
-		return nil, fmt.Errorf("reading CDI file %s: %w", path, err)
+		return nil, fmt.Errorf("parsing CDI file %s: %w", path, err)
 	}
 	return f, nil
 }
 
-// parse reads a vendor's file, JSON or YAML, and checks what is in it.
+// parse parses and validates a CDI file in JSON or YAML.
 func parse(data []byte) (*file, error) {
-	if len(data) > maxFile {
-		return nil, errors.New("it is too large")
+	if len(data) > maxFileSize {
+		return nil, errors.New("file is too large")
 	}
 	f := &file{}
 	if err := yaml.Unmarshal(data, f); err != nil {
 		return nil, err
 	}
 	if f.Version == "" {
-		return nil, errors.New("it has no cdiVersion")
+		return nil, errors.New("missing cdiVersion")
 	}
 	if vendor, class, ok := strings.Cut(f.Kind, "/"); !ok || vendor == "" || class == "" {
-		return nil, fmt.Errorf("bad kind %q", f.Kind)
+		return nil, fmt.Errorf("invalid kind %q", f.Kind)
 	}
 	if err := f.Edits.check(); err != nil {
 		return nil, err
@@ -213,7 +213,7 @@ func parse(data []byte) (*file, error) {
 	names := map[string]bool{}
 	for _, d := range f.Devices {
 		if d.Name == "" || names[d.Name] {
-			return nil, fmt.Errorf("the name %q of a device is empty or there twice", d.Name)
+			return nil, fmt.Errorf("device name %q is empty or duplicate", d.Name)
 		}
 		names[d.Name] = true
 		if err := d.Edits.check(); err != nil {
@@ -226,29 +226,29 @@ func parse(data []byte) (*file, error) {
 func (e *Edits) check() error {
 	for _, v := range e.Env {
 		if name, _, ok := strings.Cut(v, "="); !ok || name == "" {
-			return fmt.Errorf("bad environment variable %q", v)
+			return fmt.Errorf("invalid environment variable %q", v)
 		}
 	}
 	for _, d := range e.DeviceNodes {
 		if !filepath.IsAbs(d.Path) {
-			return fmt.Errorf("bad path %q of a device node", d.Path)
+			return fmt.Errorf("invalid device node path %q", d.Path)
 		}
 		if !slices.Contains([]string{"", "b", "c", "u", "p"}, d.Type) || strings.Trim(d.Permissions, "rwm") != "" {
-			return fmt.Errorf("device node %q: bad type %q or permissions %q", d.Path, d.Type, d.Permissions)
+			return fmt.Errorf("device node %q: invalid type %q or permissions %q", d.Path, d.Type, d.Permissions)
 		}
 	}
 	for _, m := range e.Mounts {
 		if m.HostPath == "" || !filepath.IsAbs(m.ContainerPath) {
-			return fmt.Errorf("bad mount of %q at %q", m.HostPath, m.ContainerPath)
+			return fmt.Errorf("invalid mount of %q at %q", m.HostPath, m.ContainerPath)
 		}
 	}
 	for _, h := range e.Hooks {
-		// Nothing of ours runs after the end of a container but its removal.
+		// poststop hooks are not supported.
 		if !slices.Contains([]string{"prestart", "createRuntime", "createContainer", "startContainer", "poststart"}, h.HookName) {
-			return fmt.Errorf("hooks named %q are not supported", h.HookName)
+			return fmt.Errorf("hook %q is not supported", h.HookName)
 		}
 		if !filepath.IsAbs(h.Path) {
-			return fmt.Errorf("bad path %q of a hook", h.Path)
+			return fmt.Errorf("invalid hook path %q", h.Path)
 		}
 	}
 	return nil

@@ -7,24 +7,23 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// The annotations by which a pod asks for bounds of its bandwidth.
+// Annotations for bandwidth limits of a pod.
 // https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/network-plugins/#support-traffic-shaping
 const (
 	ingressAnnotation = "kubernetes.io/ingress-bandwidth"
 	egressAnnotation  = "kubernetes.io/egress-bandwidth"
 )
 
-// Bandwidth bounds what a pod may receive and send, in bits a second; zero: not
-// at all.
+// Bandwidth limits the traffic to and from a pod, in bits per second. Zero means unlimited.
 type Bandwidth struct{ Ingress, Egress uint64 }
 
-// Bounds of what may be asked for.
+// Minimum and maximum values of the annotations.
 var (
-	leastBandwidth = resource.MustParse("1k")
-	mostBandwidth  = resource.MustParse("1P")
+	minBandwidth = resource.MustParse("1k")
+	maxBandwidth = resource.MustParse("1P")
 )
 
-// BandwidthOf reads a pod's annotations.
+// BandwidthOf parses the bandwidth annotations of a pod.
 func BandwidthOf(annotations map[string]string) (Bandwidth, error) {
 	var b Bandwidth
 	for name, to := range map[string]*uint64{ingressAnnotation: &b.Ingress, egressAnnotation: &b.Egress} {
@@ -36,10 +35,10 @@ func BandwidthOf(annotations map[string]string) (Bandwidth, error) {
 		if err != nil {
 			return b, fmt.Errorf("annotation %s: %w", name, err)
 		}
-		if q.Cmp(leastBandwidth) < 0 {
+		if q.Cmp(minBandwidth) < 0 {
 			return b, fmt.Errorf("annotation %s: resource is unreasonably small (< 1kbit)", name)
 		}
-		if q.Cmp(mostBandwidth) > 0 {
+		if q.Cmp(maxBandwidth) > 0 {
 			return b, fmt.Errorf("annotation %s: resource is unreasonably large (> 1Pbit)", name)
 		}
 		*to = uint64(q.Value())
@@ -47,7 +46,8 @@ func BandwidthOf(annotations map[string]string) (Bandwidth, error) {
 	return b, nil
 }
 
-// Capability is what plugins know it as; nil: there is none.
+// Capability returns the arguments of the bandwidth capability for CNI plugins, or nil if there is
+// no limit.
 func (b Bandwidth) Capability() map[string]any {
 	if b == (Bandwidth{}) {
 		return nil

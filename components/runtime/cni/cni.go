@@ -1,6 +1,5 @@
-// Package cni connects pods by plugins of others (Container Network Interface):
-// those that a configuration in a folder names. Without a configuration pods
-// have the network of this project.
+// Package cni connects pods with CNI plugins (Container Network Interface), if the CNI
+// configuration directory contains a configuration. Otherwise pods use the built-in network.
 //
 // https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/network-plugins/
 // https://www.cni.dev/docs/spec/
@@ -21,61 +20,59 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// PodLink is the name of a pod's own link.
+// PodLink is the name of the network interface in a pod.
 const PodLink = "eth0"
 
-// Plugins are the plugins of a machine. Its methods are safe for several
-// goroutines.
+// Plugins runs the CNI plugins of a machine. Its methods are safe for concurrent use.
 type Plugins struct {
 	dir string
 	cni *libcni.CNIConfig
-	// cache is where is kept what was given to pods, others match the folders in which
-	// others keep that.
-	cache  string
-	others []string
-	// collecting is held by Collect, and for reading by Add: what is being given is
-	// not known to be anybody's yet.
-	collecting sync.RWMutex
+	// cache is the directory of cached CNI results. others are glob patterns of the cache
+	// directories of other runtimes.
+	cache       string
+	otherCaches []string
+	// gcMu is locked by Collect, and read-locked by Add, because an attachment that is being
+	// added is not in the cache yet.
+	gcMu sync.RWMutex
 }
 
-// New says where configurations are, where programs are looked for, and where
-// is kept what was given to pods. Others that connect pods by the same
-// configurations keep the like in the folders that the patterns of others match.
-func New(confDir string, programs []string, cache string, others ...string) *Plugins {
-	return &Plugins{dir: confDir, cni: libcni.NewCNIConfigWithCacheDir(programs, cache, nil), cache: filepath.Clean(cache), others: others}
+// New returns the Plugins for the configuration directory confDir. programs are the directories of
+// plugin binaries and cache is the directory for cached results. Other runtimes may use the same
+// configurations; otherCaches are glob patterns of their cache directories.
+func New(confDir string, programs []string, cache string, otherCaches ...string) *Plugins {
+	return &Plugins{dir: confDir, cni: libcni.NewCNIConfigWithCacheDir(programs, cache, nil), cache: filepath.Clean(cache), otherCaches: otherCaches}
 }
 
-// Network is one configuration: a list of plugins.
+// Network is a CNI network configuration: a list of plugins.
 type Network struct{ list *libcni.NetworkConfigList }
 
-// Name is the network's.
+// Name returns the name of the network.
 func (n *Network) Name() string { return n.list.Name }
 
-// Bytes is its configuration, for Parse.
+// Bytes returns the configuration, which Parse accepts.
 func (n *Network) Bytes() []byte { return n.list.Bytes }
 
-// Parse reads what Bytes has told.
+// Parse parses a configuration returned by Bytes.
 func Parse(data []byte) (*Network, error) {
 	list, err := libcni.NetworkConfFromBytes(data)
 	if err != nil {
-		return nil, fmt.Errorf("reading a network configuration: %w", err)
+		return nil, fmt.Errorf("parsing network configuration: %w", err)
 	}
 	if len(list.Plugins) == 0 {
-		return nil, errors.New("reading a network configuration: it has no plugins")
+		return nil, errors.New("parsing network configuration: no plugins")
 	}
 	return &Network{list}, nil
 }
 
-// Configured returns the network of the first configuration by name that can be
-// read, nil when there is no file at all. With none that can be read it is an
-// error.
+// Configured returns the network of the first valid configuration, sorted by file name. It returns
+// nil if there are no configuration files, and an error if all of them are invalid.
 func (p *Plugins) Configured() (*Network, error) {
 	files, err := libcni.ConfFiles(p.dir, []string{".conf", ".conflist", ".json"})
 	if err != nil {
-		return nil, fmt.Errorf("looking for network configurations: %w", err)
+		return nil, fmt.Errorf("listing network configurations: %w", err)
 	}
 	var errs []error
-	for _, file := range files { // in order
+	for _, file := range files { // sorted by name
 		n, err := load(file)
 		if err == nil {
 			return n, nil
@@ -94,7 +91,7 @@ func load(file string) (*Network, error) {
 	if err == nil {
 		return n, nil
 	}
-	// Else it is a plugin of its own, as there were before there were lists.
+	// The file may contain a single plugin instead of a list, as in older CNI versions.
 	conf, confErr := libcni.NetworkPluginConfFromBytes(data)
 	if confErr != nil || conf.Network.Type == "" {
 		return nil, err
@@ -108,13 +105,13 @@ func load(file string) (*Network, error) {
 
 // Pod is a pod to connect.
 type Pod struct {
-	// ID is its sandbox's.
+	// ID is the sandbox ID.
 	ID string
-	// Netns is the path of its network namespace, empty when that is gone.
+	// Netns is the path of its network namespace. It is empty if the namespace no longer exists.
 	Netns string
-	// Namespace, Name and UID are the pod's in Kubernetes.
+	// Namespace, Name and UID are those of the Kubernetes pod.
 	Namespace, Name, UID string
-	// Capabilities are what plugins may ask for by name, such as portMappings.
+	// Capabilities are the capability arguments for plugins, by name, such as portMappings.
 	Capabilities map[string]any
 }
 
@@ -128,27 +125,27 @@ func (p Pod) runtime() *libcni.RuntimeConf {
 	}
 }
 
-// Add connects a pod and returns its addresses, in the order of the plugins.
+// Add connects a pod and returns its addresses, in the order of the plugins' result.
 func (p *Plugins) Add(ctx context.Context, n *Network, pod Pod) ([]netip.Addr, error) {
-	p.collecting.RLock()
+	p.gcMu.RLock()
 	raw, err := p.cni.AddNetworkList(ctx, n.list, pod.runtime())
-	p.collecting.RUnlock()
+	p.gcMu.RUnlock()
 	if err != nil {
 		return nil, err
 	}
 	result, err := types100.NewResultFromResult(raw)
 	if err != nil {
-		return nil, fmt.Errorf("network %s: %w", n.Name(), err)
+		return nil, fmt.Errorf("parsing result of network %s: %w", n.Name(), err)
 	}
 	addrs := addressesOf(result)
 	if len(addrs) == 0 {
-		return nil, fmt.Errorf("network %s gave no address", n.Name())
+		return nil, fmt.Errorf("network %s assigned no address", n.Name())
 	}
 	return addrs, nil
 }
 
-// addressesOf are those of the pod's own link; where a plugin does not say of
-// which link they are, all of them.
+// addressesOf returns the addresses of the pod's interface. Addresses without an interface index
+// are included.
 func addressesOf(result *types100.Result) []netip.Addr {
 	var addrs []netip.Addr
 	for _, ip := range result.IPs {
@@ -167,13 +164,13 @@ func addressesOf(result *types100.Result) []netip.Addr {
 	return addrs
 }
 
-// Del takes back what Add gave. It may be repeated.
+// Del releases what Add has allocated. It is idempotent.
 func (p *Plugins) Del(ctx context.Context, n *Network, pod Pod) error {
 	return p.cni.DelNetworkList(ctx, n.list, pod.runtime())
 }
 
-// Check tells whether a pod is still connected as Add has connected it. Plugins
-// that are too old for the question are not asked.
+// Check verifies that a pod is still connected as Add has connected it. It does nothing if the CNI
+// version of the configuration does not support CHECK.
 func (p *Plugins) Check(ctx context.Context, n *Network, pod Pod) error {
 	if ok, err := version.GreaterThanOrEqualTo(n.list.CNIVersion, "0.4.0"); err != nil || !ok {
 		return err
@@ -181,40 +178,39 @@ func (p *Plugins) Check(ctx context.Context, n *Network, pod Pod) error {
 	return p.cni.CheckNetworkList(ctx, n.list, pod.runtime())
 }
 
-// Status tells what keeps the plugins from connecting pods.
+// Status returns an error if the plugins cannot connect pods.
 func (p *Plugins) Status(ctx context.Context, n *Network) error {
 	return p.cni.GetStatusNetworkList(ctx, n.list)
 }
 
-// Collect takes back what was given to pods that are no more: all but those whose
-// IDs alive returns, and those of others. Nobody is connected meanwhile. Plugins
-// keep what they gave for a whole machine and free what is not named to them:
-// where others connect pods of the same network whose folders are not known, its
-// configuration has to say disableGC.
+// GC runs the CNI GC command: it releases the attachments of all pods except those whose IDs
+// alive returns and those of other runtimes. Add blocks in the meantime. Plugins track attachments
+// per machine and release all that are not listed as valid. If other runtimes with unknown cache
+// directories use the same network, its configuration must set disableGC.
 //
 // https://www.cni.dev/docs/spec/#gc-clean-up-any-stale-resources
-func (p *Plugins) Collect(ctx context.Context, n *Network, alive func() []string) error {
-	p.collecting.Lock()
-	defer p.collecting.Unlock()
+func (p *Plugins) GC(ctx context.Context, n *Network, alive func() []string) error {
+	p.gcMu.Lock()
+	defer p.gcMu.Unlock()
 	args := &libcni.GCArgs{ValidAttachments: []types.GCAttachment{}}
 	for _, id := range alive() {
 		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: id, IfName: PodLink})
 	}
-	others, err := p.ofOthers(n)
+	otherAttachments, err := p.otherAttachments(n)
 	if err != nil {
 		return err
 	}
-	args.ValidAttachments = append(args.ValidAttachments, others...)
+	args.ValidAttachments = append(args.ValidAttachments, otherAttachments...)
 	return p.cni.GCNetworkList(ctx, n.list, args)
 }
 
-// ofOthers is what others have of the network.
-func (p *Plugins) ofOthers(n *Network) ([]types.GCAttachment, error) {
+// otherAttachments returns the attachments of the network that other runtimes have cached.
+func (p *Plugins) otherAttachments(n *Network) ([]types.GCAttachment, error) {
 	var out []types.GCAttachment
-	for _, pattern := range p.others {
+	for _, pattern := range p.otherCaches {
 		dirs, err := filepath.Glob(pattern)
 		if err != nil {
-			return nil, fmt.Errorf("looking for others that connect pods: %w", err)
+			return nil, fmt.Errorf("listing CNI caches of other runtimes: %w", err)
 		}
 		for _, dir := range dirs {
 			if filepath.Clean(dir) == p.cache {
@@ -222,7 +218,7 @@ func (p *Plugins) ofOthers(n *Network) ([]types.GCAttachment, error) {
 			}
 			list, err := libcni.NewCNIConfigWithCacheDir(nil, dir, nil).GetCachedAttachments("")
 			if err != nil {
-				return nil, fmt.Errorf("reading what others have of network %s: %w", n.Name(), err)
+				return nil, fmt.Errorf("reading attachments of other runtimes to network %s: %w", n.Name(), err)
 			}
 			for _, a := range list {
 				if a.Network == n.Name() {

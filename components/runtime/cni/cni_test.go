@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// plugin is a shell script that writes down what it is asked and answers.
+// plugin is a shell script that logs its input and returns a result.
 const plugin = `#!/bin/sh
 printf '%s %s %s ' "$CNI_COMMAND" "$CNI_CONTAINERID" "$CNI_IFNAME" >> LOG
 cat | tr -d '\n' >> LOG
@@ -28,7 +28,7 @@ func TestPlugins(t *testing.T) {
 	log := filepath.Join(dir, "log")
 	p := New(filepath.Join(dir, "net.d"), []string{filepath.Join(dir, "bin")}, filepath.Join(dir, "cache"))
 	if n, err := p.Configured(); n != nil || err != nil {
-		t.Fatalf("without a folder: %v, %v", n, err)
+		t.Fatalf("without a directory: %v, %v", n, err)
 	}
 	for _, sub := range []string{"net.d", "bin"} {
 		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
@@ -41,16 +41,16 @@ func TestPlugins(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("bin/tell", strings.ReplaceAll(plugin, "LOG", log), 0o755)
+	write("bin/recorder", strings.ReplaceAll(plugin, "LOG", log), 0o755)
 	write("net.d/05-bad.conflist", "{", 0o644)
 	if n, err := p.Configured(); n != nil || err == nil {
 		t.Errorf("what cannot be read: %v, %v", n, err)
 	}
-	write("net.d/20-old.conf", `{"cniVersion": "0.4.0", "name": "old", "type": "tell"}`, 0o644)
+	write("net.d/20-old.conf", `{"cniVersion": "0.4.0", "name": "old", "type": "recorder"}`, 0o644)
 	if n, err := p.Configured(); err != nil || n.Name() != "old" {
 		t.Errorf("one plugin: %v, %v", n, err)
 	}
-	write("net.d/10-new.conflist", `{"cniVersion": "1.1.0", "name": "new", "plugins": [{"type": "tell", "capabilities": {"portMappings": true}}]}`, 0o644)
+	write("net.d/10-new.conflist", `{"cniVersion": "1.1.0", "name": "new", "plugins": [{"type": "recorder", "capabilities": {"portMappings": true}}]}`, 0o644)
 	n, err := p.Configured()
 	if err != nil || n.Name() != "new" {
 		t.Fatalf("%v, %v", n, err)
@@ -87,7 +87,7 @@ func TestPlugins(t *testing.T) {
 	if _, err := p.Add(t.Context(), n, pod); err != nil {
 		t.Error(err)
 	}
-	if err := p.Collect(t.Context(), n, func() []string { return []string{"other"} }); err != nil {
+	if err := p.GC(t.Context(), n, func() []string { return []string{"other"} }); err != nil {
 		t.Error(err)
 	}
 	said, err := os.ReadFile(log)
@@ -100,7 +100,7 @@ func TestPlugins(t *testing.T) {
 		}
 	}
 	if strings.Contains(string(said), "bandwidth") {
-		t.Error("a plugin is told what it did not ask for")
+		t.Error("a plugin gets capabilities that it did not request")
 	}
 }
 
@@ -116,7 +116,7 @@ func TestBandwidth(t *testing.T) {
 	}
 }
 
-// FuzzParse: configurations are other programs'.
+// FuzzParse parses arbitrary configurations, because they are written by other programs.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"name": "x", "plugins": [{"type": "y"}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -126,28 +126,28 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestCollectLeavesOthers: plugins are told of what others have on the machine, for
-// they free what is named to them by nobody, and nobody is connected meanwhile.
+// TestCollectLeavesOthers checks that GC lists the attachments of other runtimes as valid, and that
+// Add blocks during GC.
 func TestCollectLeavesOthers(t *testing.T) {
 	dir := t.TempDir()
 	log, bin := filepath.Join(dir, "log"), filepath.Join(dir, "bin")
 	if err := os.Mkdir(bin, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(bin, "tell"), []byte(strings.ReplaceAll(plugin, "LOG", log)), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(filepath.Join(bin, "recorder"), []byte(strings.ReplaceAll(plugin, "LOG", log)), 0o755); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
 	network := func(name string) *Network {
 		t.Helper()
-		n, err := Parse([]byte(`{"cniVersion": "1.1.0", "name": "` + name + `", "plugins": [{"type": "tell"}]}`))
+		n, err := Parse([]byte(`{"cniVersion": "1.1.0", "name": "` + name + `", "plugins": [{"type": "recorder"}]}`))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
-	everybody := filepath.Join(dir, "*", "cni")
-	ours := New("", []string{bin}, filepath.Join(dir, "ours", "cni"), everybody)
-	theirs := New("", []string{bin}, filepath.Join(dir, "theirs", "cni"), everybody)
+	allCaches := filepath.Join(dir, "*", "cni")
+	ours := New("", []string{bin}, filepath.Join(dir, "ours", "cni"), allCaches)
+	theirs := New("", []string{bin}, filepath.Join(dir, "theirs", "cni"), allCaches)
 	for _, c := range []struct {
 		plugins     *Plugins
 		network, id string
@@ -157,7 +157,7 @@ func TestCollectLeavesOthers(t *testing.T) {
 		}
 	}
 	late := make(chan error, 1)
-	err := ours.Collect(t.Context(), network("n"), func() []string {
+	err := ours.GC(t.Context(), network("n"), func() []string {
 		go func() {
 			_, err := ours.Add(context.Background(), network("n"), Pod{ID: "late", Netns: "/proc/1/ns/net"})
 			late <- err
@@ -181,6 +181,6 @@ func TestCollectLeavesOthers(t *testing.T) {
 		t.Errorf("in use is not the neighbour alone: %s", line)
 	}
 	if !strings.Contains(said, "DEL left") || strings.Contains(said, "DEL neighbour") || strings.Contains(said, "DEL late") {
-		t.Errorf("taken back is not what was left alone:\n%s", said)
+		t.Errorf("GC released a valid attachment or kept an invalid one:\n%s", said)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// sysfs makes a folder like /sys of files and their contents.
+// sysfs creates a directory like /sys with the given files.
 func sysfs(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -28,8 +28,8 @@ func sysfs(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// parser makes a program that loads profiles: it keeps what it is given, or
-// fails. It returns where it is and where it keeps.
+// parser creates a fake AppArmor parser that stores its input or fails. It returns a lookup
+// function and the file with the stored input.
 func parser(t *testing.T, fail bool) (find func() (string, error), kept string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -114,8 +114,8 @@ func TestAppArmorProfileFor(t *testing.T) {
 		"not loaded":                      {host: loaded, profile: local("absent"), err: "apparmor profile not found absent"},
 		"end of a loaded one's name":      {host: loaded, profile: local("man"), err: "apparmor profile not found man"},
 		"beginning of a loaded one's":     {host: loaded, profile: local("log"), err: "apparmor profile not found log"},
-		"no name":                         {host: loaded, profile: local("localhost/"), err: "bad name of an AppArmor profile"},
-		"two lines":                       {host: loaded, profile: local("x\nlogging"), err: "bad name of an AppArmor profile"},
+		"no name":                         {host: loaded, profile: local("localhost/"), err: "invalid AppArmor profile name"},
+		"two lines":                       {host: loaded, profile: local("x\nlogging"), err: "invalid AppArmor profile name"},
 		"securityfs not mounted":          {host: unreadable, profile: local("absent"), want: "absent"},
 		"default not loaded":              {host: unreadable, profile: byDefault},
 		"without AppArmor":                {host: without},
@@ -136,8 +136,8 @@ func TestAppArmorProfileFor(t *testing.T) {
 	}
 }
 
-// TestOldProfiles: what callers ask for by the fields that are deprecated counts as long as
-// they do not use the others.
+// TestOldProfiles checks that the deprecated profile fields are used only if the new fields are not
+// set.
 func TestOldProfiles(t *testing.T) {
 	host := AppArmor{Enabled: true, Default: appArmorProfile, sys: t.TempDir()}
 	for name, c := range map[string]struct {

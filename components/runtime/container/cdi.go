@@ -13,7 +13,7 @@ import (
 	"hyperkube/components/runtime/cdi"
 )
 
-// applyCDI gives the container what its devices by name bring.
+// applyCDI applies the edits of the container's CDI devices to spec.
 func applyCDI(in Input, spec *specs.Spec) error {
 	var names []string
 	for _, d := range in.Config.GetCDIDevices() {
@@ -46,7 +46,7 @@ func applyCDI(in Input, spec *specs.Spec) error {
 			options = append([]string{"rbind"}, options...)
 		}
 		spec.Mounts = slices.DeleteFunc(spec.Mounts, func(o specs.Mount) bool { return o.Destination == m.ContainerPath })
-		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: m.ContainerPath, Source: in.Kubelet.Locate(m.HostPath), Type: kind, Options: options})
+		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: m.ContainerPath, Source: in.Kubelet.ToActual(m.HostPath), Type: kind, Options: options})
 	}
 	sortMounts(spec.Mounts)
 	for _, h := range edits.Hooks {
@@ -102,7 +102,7 @@ func addDeviceNode(in Input, node cdi.DeviceNode, spec *specs.Spec) error {
 			device.FileMode = host.FileMode
 		}
 	}
-	// Whom the container runs as may use it.
+	// The user of the container gets access to the device.
 	if device.UID == nil && spec.Process.User.UID > 0 {
 		device.UID = &spec.Process.User.UID
 	}

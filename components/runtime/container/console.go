@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketPair carries a terminal from the container's init to us.
+// socketPair passes the terminal from the container's init process to the runtime.
 type socketPair struct{ parent, child *os.File }
 
 func newSocketPair() (*socketPair, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("making a socket for the terminal: %w", err)
+		return nil, fmt.Errorf("creating a socket for the terminal: %w", err)
 	}
 	return &socketPair{parent: os.NewFile(uintptr(fds[0]), "console"), child: os.NewFile(uintptr(fds[1]), "console")}, nil
 }
@@ -26,7 +26,8 @@ func (s *socketPair) Close() {
 	s.child.Close()
 }
 
-// receive returns the terminal, which was sent before the process was started.
+// receive returns the terminal. It was sent before the process was started, so receive does not
+// block.
 func (s *socketPair) receive() (*os.File, error) {
 	name, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
 	_, n, _, _, err := unix.Recvmsg(int(s.parent.Fd()), name, oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
@@ -36,7 +37,7 @@ func (s *socketPair) receive() (*os.File, error) {
 	return terminalOf(oob[:n])
 }
 
-// terminalOf returns the terminal that came with a message.
+// terminalOf returns the terminal in the control message oob.
 func terminalOf(oob []byte) (*os.File, error) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -53,10 +54,10 @@ func terminalOf(oob []byte) (*os.File, error) {
 		}
 		return os.NewFile(uintptr(fds[0]), "terminal"), nil
 	}
-	return nil, errors.New("the container sent no terminal")
+	return nil, errors.New("the container did not send a terminal")
 }
 
-// Resize tells a terminal its size in characters.
+// Resize sets the size of a terminal in characters.
 func Resize(console *os.File, width, height uint16) error {
 	conn, err := console.SyscallConn()
 	if err != nil {

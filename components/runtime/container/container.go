@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	_ "github.com/opencontainers/cgroups/devices" // lets libcontainer set device rules
+	_ "github.com/opencontainers/cgroups/devices" // enables device rules in libcontainer
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runc/libcontainer/specconv"
@@ -23,39 +23,39 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/container/mountspace"
-	"hyperkube/internal/atomicfile"
-	"hyperkube/internal/cgroup"
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/atomicfile"
+	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/host/process"
 )
 
-// Runner starts containers. Its methods are safe for several goroutines, but
-// for several calls about one container.
+// Runner starts containers. Its methods are safe for concurrent use, except for concurrent calls
+// for the same container.
 type Runner struct {
-	// State is the folder for what the low level remembers.
+	// State is the directory of libcontainer's state.
 	State string
 	// Cgroups of the machine.
 	Cgroups *cgroup.Manager
-	// Spaces makes containers' mount namespaces; nil leaves that to libcontainer.
+	// Spaces creates the mount namespaces of containers. If nil, libcontainer creates them.
 	Spaces *mountspace.Maker
-	// Log is told what keeps Spaces from making one; nil for nobody.
+	// Log receives the reasons why Spaces could not create a mount namespace. It may be nil.
 	Log *slog.Logger
 
-	spareOnce sync.Once // guards that spares is set
-	spares    *spares
+	prestartOnce sync.Once // guards the initialization of prestarts
+	prestarts    *prestartPool
 
-	// starts is held for reading while a process is started.
-	starts sync.RWMutex
+	// startMu is read-locked while a process is started.
+	startMu sync.RWMutex
 }
 
-// processFile keeps how a container's processes are started, for exec.
+// processFile stores the process settings of a container, which exec uses.
 const processFile = "process.json"
 
-// IO are the files that a process is started with. Nil ones read as empty and
-// take everything. With a terminal none is used.
+// IO contains the standard streams of a process. Nil streams are connected to /dev/null. With a
+// terminal, they are not used.
 type IO struct {
 	Stdin, Stdout, Stderr *os.File
-	// Before is called when nothing is left to do but to execute the container's
-	// program, which an error prevents; nil for nothing.
+	// Before is called immediately before the container's program is executed. An error prevents
+	// the execution. It may be nil.
 	Before func() error
 }
 
@@ -69,9 +69,9 @@ func (io IO) beforeStart() error {
 // Running is a process that was started in a container.
 type Running struct {
 	*process.Handle
-	// Console is the terminal, if there is one; its taker closes it.
+	// Console is the terminal, if there is one. The caller closes it.
 	Console *os.File
-	// inner is the process itself if Handle is of who waits for it; nil else.
+	// inner is the process itself if Handle refers to its waiting parent. Otherwise it is nil.
 	inner *process.Handle
 }
 
@@ -83,7 +83,7 @@ func (r *Running) Signal(s unix.Signal) error {
 	return r.Handle.Signal(s)
 }
 
-// Close lets go of the process.
+// Close releases the handles of the process.
 func (r *Running) Close() error {
 	if r.inner != nil {
 		return errors.Join(r.Handle.Close(), r.inner.Close())
@@ -91,37 +91,36 @@ func (r *Running) Close() error {
 	return r.Handle.Close()
 }
 
-// Prepare makes the cgroups of a container that is to be started.
+// Prepare creates the cgroups of a container ahead of its start.
 func (r *Runner) Prepare(cgroupPath string) error {
 	if r.Cgroups.Unified() {
-		return nil // the only one is made with the mounts
+		return nil // with cgroup v2, the cgroup is created with the mounts
 	}
 	_, err := r.makeCgroups(cgroupPath, true)
 	return err
 }
 
-// Start makes the container and starts its first process.
+// Start creates the container and starts its first process.
 func (r *Runner) Start(id string, spec *specs.Spec, io IO) (*Running, error) {
-	var one *spare
-	if canUseSpare(spec) {
-		r.spareOnce.Do(func() { r.spares = newSpares() })
-		one = r.spares.take()
-		r.spares.fill()
+	var one *prestarted
+	if canUsePrestarted(spec) {
+		r.prestartOnce.Do(func() { r.prestarts = newPrestartPool() })
+		one = r.prestarts.take()
+		r.prestarts.fill()
 	}
 	running, err := r.startWith(one, id, spec, io)
-	if errors.Is(err, errSpare) {
+	if errors.Is(err, errPrestarted) {
 		running, err = r.startWith(nil, id, spec, io)
 	}
 	return running, err
 }
 
-// errSpare tells that a spare process could not be used, and nothing is left of
-// what was done.
-var errSpare = errors.New("a spare process ended")
+// errPrestarted reports that the pre-started process could not be used. All changes have been undone.
+var errPrestarted = errors.New("pre-started process exited")
 
-// startWith starts a container whose first process one becomes; nil for a new
-// process. One is let go of or ended.
-func (r *Runner) startWith(one *spare, id string, spec *specs.Spec, io IO) (running *Running, err error) {
+// startWith starts a container. The pre-started process one becomes its first process; if one is
+// nil, a new process is started. startWith closes or discards one.
+func (r *Runner) startWith(one *prestarted, id string, spec *specs.Spec, io IO) (running *Running, err error) {
 	defer func() {
 		switch {
 		case one == nil:
@@ -135,14 +134,16 @@ func (r *Runner) startWith(one *spare, id string, spec *specs.Spec, io IO) (runn
 	if err != nil {
 		return nil, fmt.Errorf("preparing the container: %w", err)
 	}
-	// Nobody reads them, and one leads to the host.
+	// libcontainer stores labels but nothing reads them, and the bundle label contains a host path.
 	config.Labels = nil
-	space, err := r.mountAhead(spec, config, one != nil)
+	space, err := r.prepareMounts(spec, config, one != nil)
 	if err != nil {
 		return nil, err
 	}
 	if space != nil {
 		defer space.File.Close()
+	} else {
+		config.ReadonlyPaths = append(config.ReadonlyPaths, cgroupRoots(spec, r.Cgroups.Unified())...)
 	}
 	c, err := libcontainer.Create(r.State, id, config)
 	if err != nil {
@@ -153,10 +154,11 @@ func (r *Runner) startWith(one *spare, id string, spec *specs.Spec, io IO) (runn
 			_ = c.Destroy()
 		}
 	}()
-	// Before it runs: a successor may have to go on from there.
+	// Store it before the process runs, because the next runtime process may have to resume from
+	// here.
 	data, err := json.Marshal(spec.Process)
 	if err == nil {
-		err = atomicfile.Write(atomicfile.File{Path: filepath.Join(r.State, id, processFile), Data: data, Mode: 0o600, Remakeable: true})
+		err = atomicfile.Write(atomicfile.File{Path: filepath.Join(r.State, id, processFile), Data: data, Mode: 0o600, SkipSync: true})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("recording the container's process: %w", err)
@@ -167,8 +169,8 @@ func (r *Runner) startWith(one *spare, id string, spec *specs.Spec, io IO) (runn
 		if space != nil && space.Proc {
 			proc = r.Spaces.Root()
 		}
-		if err := one.offer(first, c, proc); err != nil {
-			return nil, errors.Join(errSpare, err)
+		if err := one.handOver(first, c, proc); err != nil {
+			return nil, errors.Join(errPrestarted, err)
 		}
 	}
 	running, err = r.start(first, spec.Process, io, func(p *libcontainer.Process) error {
@@ -184,79 +186,79 @@ func (r *Runner) startWith(one *spare, id string, spec *specs.Spec, io IO) (runn
 	})
 	if err != nil && one != nil {
 		if pid, pidErr := first.Pid(); pidErr != nil || pid != one.pid {
-			return nil, errors.Join(errSpare, err)
+			return nil, errors.Join(errPrestarted, err)
 		}
 	}
 	return running, err
 }
 
-// Expect prepares for a container that will be started soon.
-func (r *Runner) Expect() {
-	r.spareOnce.Do(func() { r.spares = newSpares() })
-	r.spares.fill()
+// Prestart starts a process for a container that will be started soon.
+func (r *Runner) Prestart() {
+	r.prestartOnce.Do(func() { r.prestarts = newPrestartPool() })
+	r.prestarts.fill()
 }
 
-// Close ends what was prepared. Nothing may be started any more.
+// Close stops the pre-started processes. No container may be started afterwards.
 func (r *Runner) Close() error {
-	r.spareOnce.Do(func() { r.spares = newSpares() })
-	r.spares.close()
+	r.prestartOnce.Do(func() { r.prestarts = newPrestartPool() })
+	r.prestarts.close()
 	if r.Spaces == nil {
 		return nil
 	}
 	return r.Spaces.Close()
 }
 
-// Progress is how far a start has come that was cut short.
-type Progress int
+// StartState is the state of an interrupted start.
+type StartState int
 
-// The ways that a start which was cut short can have taken.
+// States of an interrupted start.
 const (
-	// Lost: nobody can tell, or it has ended already.
-	Lost Progress = iota
-	// Before: the container's own program has not been executed.
-	Before
-	// After: the container's own program runs.
-	After
+	// StartUnknown means that the state is unknown or the process has exited.
+	StartUnknown StartState = iota
+	// StartPending means that the container's program has not been executed.
+	StartPending
+	// StartCompleted means that the container's program is running.
+	StartCompleted
 )
 
-// Resume tells what has become of a Start that this process's predecessor was
-// killed in. The handle is nil but for After.
-func (r *Runner) Resume(id string) (*process.Handle, Progress) {
+// Resume determines the state of a start that was interrupted when the previous runtime process was
+// killed. The handle is nil except for StartCompleted.
+func (r *Runner) Resume(id string) (*process.Handle, StartState) {
 	c, err := libcontainer.Load(r.State, id)
 	if errors.Is(err, libcontainer.ErrNotExist) {
-		return nil, Before
+		return nil, StartPending
 	}
 	if err != nil {
-		return nil, Lost
+		return nil, StartUnknown
 	}
 	state, err := c.State()
 	if err != nil {
-		return nil, Lost
+		return nil, StartUnknown
 	}
 	h, err := process.Open(state.InitProcessPid, state.InitProcessStartTime)
 	if err != nil {
 		if _, err := os.Stat(filepath.Join(r.State, id, startFIFO)); err == nil {
-			return nil, Before // it waited at the gate
+			return nil, StartPending // it waits on the start FIFO
 		}
-		return nil, Lost
+		return nil, StartUnknown
 	}
 	program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", state.InitProcessPid))
-	if err != nil || isOurs(program) {
+	if err != nil || isThisProgram(program) {
 		h.Close()
-		return nil, Before
+		return nil, StartPending
 	}
-	return h, After
+	return h, StartCompleted
 }
 
-// startFIFO is where libcontainer's first process waits until it may execute
-// the container's program.
+// startFIFO is the FIFO on which libcontainer's init process waits before it executes the
+// container's program.
 const startFIFO = "exec.fifo"
 
-// isOurs tells whether the link of a process's program leads to this one, or to
-// one like it that was its predecessor.
-func isOurs(program string) bool {
-	own, err := os.Readlink("/proc/self/exe")
-	return err == nil && own == program || strings.HasPrefix(program, "/memfd:")
+// isThisProgram reports whether program, the target of a /proc/PID/exe link, is this program or an earlier
+// copy of it.
+func isThisProgram(program string) bool {
+	self, err := os.Readlink("/proc/self/exe")
+	return err == nil && self == program || strings.HasPrefix(program, "/memfd:")
 }
 
 func newProcess(p *specs.Process, init bool) *libcontainer.Process {
@@ -274,7 +276,7 @@ func newProcess(p *specs.Process, init bool) *libcontainer.Process {
 	return out
 }
 
-// start starts p by run, with io or a terminal.
+// start starts p by calling run, with io or a terminal.
 func (r *Runner) start(p *libcontainer.Process, how *specs.Process, io IO, run func(*libcontainer.Process) error) (*Running, error) {
 	var consoles *socketPair
 	if how.Terminal {
@@ -289,7 +291,7 @@ func (r *Runner) start(p *libcontainer.Process, how *specs.Process, io IO, run f
 			p.ConsoleWidth, p.ConsoleHeight = uint16(how.ConsoleSize.Width), uint16(how.ConsoleSize.Height)
 		}
 	} else {
-		// A typed nil would be no nil to the library.
+		// A typed nil in an interface would not be nil for libcontainer.
 		if io.Stdin != nil {
 			p.Stdin = io.Stdin
 		}
@@ -300,20 +302,20 @@ func (r *Runner) start(p *libcontainer.Process, how *specs.Process, io IO, run f
 			p.Stderr = io.Stderr
 		}
 	}
-	r.starts.RLock()
+	r.startMu.RLock()
 	err := run(p)
-	r.starts.RUnlock()
+	r.startMu.RUnlock()
 	if err != nil {
-		// While others start, the next that fails does it.
-		if r.starts.TryLock() {
+		// If other starts are in progress, a later failure reaps them.
+		if r.startMu.TryLock() {
 			reapLaunchers()
-			r.starts.Unlock()
+			r.startMu.Unlock()
 		}
 		return nil, fmt.Errorf("failed to start the container's process: %w", err)
 	}
 	pid, err := p.Pid()
 	if err != nil {
-		return nil, fmt.Errorf("finding the container's process: %w", err)
+		return nil, fmt.Errorf("getting the container's process ID: %w", err)
 	}
 	h, err := process.Open(pid, 0)
 	if err != nil {
@@ -331,15 +333,14 @@ func (r *Runner) start(p *libcontainer.Process, how *specs.Process, io IO, run f
 	return running, nil
 }
 
-// ExecOptions say what to run in a running container.
+// ExecOptions are the parameters of Exec.
 type ExecOptions struct {
 	Args     []string
 	Terminal bool
 	IO       IO
 }
 
-// Exec starts another process in a running container, as its first one was
-// started.
+// Exec starts another process in a running container, with the settings of its first process.
 func (r *Runner) Exec(id string, o ExecOptions) (*Running, error) {
 	data, err := os.ReadFile(filepath.Join(r.State, id, processFile))
 	if err != nil {
@@ -347,7 +348,7 @@ func (r *Runner) Exec(id string, o ExecOptions) (*Running, error) {
 	}
 	var how specs.Process
 	if err := json.Unmarshal(data, &how); err != nil {
-		return nil, fmt.Errorf("reading the container's process: %w", err)
+		return nil, fmt.Errorf("parsing the container's process: %w", err)
 	}
 	how.Args, how.Terminal = o.Args, o.Terminal
 	if o.Terminal && !hasVariable(how.Env, "TERM") {
@@ -369,7 +370,7 @@ func hasVariable(env []string, name string) bool {
 	return false
 }
 
-// Update changes the limits of a running container.
+// Update changes the resource limits of a running container.
 func (r *Runner) Update(id string, resources *runtimeapi.LinuxContainerResources) error {
 	c, err := libcontainer.Load(r.State, id)
 	if err != nil {
@@ -418,8 +419,8 @@ func (r *Runner) Update(id string, resources *runtimeapi.LinuxContainerResources
 // KillAll kills every process of the container.
 func (r *Runner) KillAll(cgroupPath string) error { return r.Cgroups.Kill(cgroupPath) }
 
-// Delete removes all that Start has made of a container whose processes have
-// ended or were killed. What is not there is no error.
+// Delete removes everything that Start created for a container whose processes have exited. Missing
+// parts are ignored.
 func (r *Runner) Delete(ctx context.Context, id, cgroupPath string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -32,9 +32,9 @@ func buildMounts(in Input, security *runtimeapi.LinuxContainerSecurityContext, s
 	bind := func(source, destination string, options ...string) {
 		mounts = append(mounts, specs.Mount{Destination: destination, Type: "bind", Source: source, Options: append([]string{"rbind", "rprivate"}, options...)})
 	}
-	mine := map[string]bool{}
+	destinations := map[string]bool{}
 	for _, m := range in.Mounts {
-		mine[filepath.Clean(m.GetContainerPath())] = true
+		destinations[filepath.Clean(m.GetContainerPath())] = true
 	}
 	rootAccess := "rw"
 	if security.GetReadonlyRootfs() {
@@ -43,7 +43,7 @@ func buildMounts(in Input, security *runtimeapi.LinuxContainerSecurityContext, s
 	for _, f := range []struct{ source, destination string }{
 		{in.SandboxFiles.Hosts, "/etc/hosts"}, {in.SandboxFiles.Hostname, "/etc/hostname"}, {in.SandboxFiles.ResolvConf, "/etc/resolv.conf"},
 	} {
-		if mine[f.destination] {
+		if destinations[f.destination] {
 			continue
 		}
 		bind(f.source, f.destination, rootAccess)
@@ -51,10 +51,10 @@ func buildMounts(in Input, security *runtimeapi.LinuxContainerSecurityContext, s
 			mounts[len(mounts)-1].Options = append(mounts[len(mounts)-1].Options, "idmap")
 		}
 	}
-	if !mine["/dev/shm"] {
+	if !destinations["/dev/shm"] {
 		bind(in.SHM, "/dev/shm", "rw")
 	}
-	mounts = slices.DeleteFunc(mounts, func(m specs.Mount) bool { return mine[m.Destination] })
+	mounts = slices.DeleteFunc(mounts, func(m specs.Mount) bool { return destinations[m.Destination] })
 	for _, m := range in.Mounts {
 		mount, err := bindMount(m, spec)
 		if err != nil {
@@ -68,19 +68,33 @@ func buildMounts(in Input, security *runtimeapi.LinuxContainerSecurityContext, s
 	return nil
 }
 
-// sortMounts puts parents before what is mounted in them.
+// cgroupRoots returns the paths of the read-only cgroup mounts that are a tmpfs with a
+// mount for each hierarchy, which is the case unless the host has the unified hierarchy
+// alone. runc mounts the hierarchies read-only but leaves the tmpfs writable and without
+// a size limit, so these paths must be among the read-only paths.
+func cgroupRoots(spec *specs.Spec, unified bool) []string {
+	var paths []string
+	for _, m := range spec.Mounts {
+		if !unified && m.Type == "cgroup" && slices.Contains(m.Options, "ro") {
+			paths = append(paths, m.Destination)
+		}
+	}
+	return paths
+}
+
+// sortMounts sorts mounts so that parents precede the mounts below them.
 func sortMounts(mounts []specs.Mount) {
 	slices.SortStableFunc(mounts, func(a, b specs.Mount) int {
 		return strings.Count(filepath.Clean(a.Destination), "/") - strings.Count(filepath.Clean(b.Destination), "/")
 	})
 }
 
-// bindMount translates one mount of CRI, and makes its source if that is
-// missing, as other runtimes do.
+// bindMount translates a CRI mount. It creates the source if it does not exist, as other runtimes
+// do.
 func bindMount(m *runtimeapi.Mount, spec *specs.Spec) (specs.Mount, error) {
 	destination, source := m.GetContainerPath(), m.GetHostPath()
 	if destination == "" || source == "" {
-		return specs.Mount{}, errors.New("a mount has no path")
+		return specs.Mount{}, errors.New("mount has no path")
 	}
 	if !filepath.IsAbs(destination) {
 		destination = "/" + destination
@@ -96,7 +110,7 @@ func bindMount(m *runtimeapi.Mount, spec *specs.Spec) (specs.Mount, error) {
 	}
 	options := []string{"rbind"}
 	if len(m.GetUidMappings())+len(m.GetGidMappings()) > 0 {
-		// The kubelet sends those of the pod, which are the container's own.
+		// The kubelet sends the mappings of the pod, which the container uses too.
 		options = append(options, "idmap")
 	}
 	switch m.GetPropagation() {
@@ -136,7 +150,7 @@ func bindMount(m *runtimeapi.Mount, spec *specs.Spec) (specs.Mount, error) {
 	return specs.Mount{Destination: filepath.Clean(destination), Type: "bind", Source: resolved, Options: options}, nil
 }
 
-// checkShared demands that mounts below path reach the host.
+// checkShared returns an error if mounts below path do not propagate to the host.
 func checkShared(path string) error {
 	info, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
 	if err != nil {
@@ -149,7 +163,7 @@ func checkShared(path string) error {
 		}
 	}
 	if deepest == nil {
-		return fmt.Errorf("path %q is on no mount", path)
+		return fmt.Errorf("path %q is not on a mount", path)
 	}
 	if !strings.Contains(deepest.Optional, "shared:") {
 		return fmt.Errorf("path %q is mounted on %q but it is not a shared mount", path, deepest.Mountpoint)

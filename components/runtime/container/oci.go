@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,40 +21,38 @@ import (
 	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"hyperkube/internal/atomicfile"
-	"hyperkube/internal/cgroup"
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/atomicfile"
+	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/host/process"
 )
 
-// OCI starts containers through another program, one with the command line
-// that runc has: that is what the handler of a RuntimeClass names. Namespaces
-// of the pod, root and cgroups are ours all the same, so that programs which
-// bring a machine of their own for a pod do not fit. Its methods are safe for
-// several goroutines, but for several calls about one container.
+// OCI starts containers with an external OCI runtime that has the command line of runc. The handler
+// of a RuntimeClass selects it. This project creates the pod's namespaces, the root file system and
+// the cgroups, so runtimes that use a virtual machine per pod are not supported. Its methods are
+// safe for concurrent use, except for concurrent calls for the same container.
 //
-// The first process of a container is not a child of ours: its exit code is
-// known from Linux 6.15 on, and Unknown on older ones.
+// The first process of a container is not a child of this process. Its exit code is available since
+// Linux 6.15, and Unknown on older kernels.
 //
 // https://kubernetes.io/docs/concepts/containers/runtime-class/
 type OCI struct {
-	// Binary is the program's absolute path.
+	// Binary is the absolute path of the OCI runtime.
 	Binary string
-	// State is a folder for what is remembered of containers; the program's
-	// own state is in a folder below.
+	// State is the directory of the bundles. The state of the OCI runtime is in a subdirectory.
 	State string
 	// Cgroups of the machine.
 	Cgroups *cgroup.Manager
 }
 
-// programState is the folder of the program's own state.
+// programState is the name of the directory for the OCI runtime's own state.
 const programState = ".program"
 
-// callTime bounds a call of the program.
-const callTime = 2 * time.Minute
+// callTimeout is the timeout of a call of the OCI runtime.
+const callTimeout = 2 * time.Minute
 
 func (o *OCI) bundle(id string) string { return filepath.Join(o.State, id) }
 
-// command is a call of the program, with what it says as part of the error.
+// command returns the command for a call of the OCI runtime.
 func (o *OCI) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, o.Binary, append([]string{"--root", filepath.Join(o.State, programState)}, args...)...)
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
@@ -61,19 +60,19 @@ func (o *OCI) command(ctx context.Context, args ...string) *exec.Cmd {
 }
 
 func (o *OCI) call(args ...string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), callTime)
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	cmd := o.command(ctx, args...)
-	// A file, not a pipe: what it leaves running could keep a pipe open.
+	// Use a file for the output, because processes that the runtime leaves running would keep a
+	// pipe open.
 	return o.finish(cmd, args[0])
 }
 
-// finish runs a prepared command to its end; what it writes to its log is part
-// of the error.
+// finish runs a command. Its log becomes part of the error.
 func (o *OCI) finish(cmd *exec.Cmd, what string) error {
 	log, err := os.CreateTemp("", "oci-log-")
 	if err != nil {
-		return fmt.Errorf("calling %s: %w", o.Binary, err)
+		return fmt.Errorf("running %s: %w", o.Binary, err)
 	}
 	defer os.Remove(log.Name())
 	defer log.Close()
@@ -91,18 +90,22 @@ func (o *OCI) finish(cmd *exec.Cmd, what string) error {
 	return nil
 }
 
-// Prepare does nothing: the program makes what it needs.
+// Prepare does nothing, because the OCI runtime creates what it needs.
 func (o *OCI) Prepare(string) error { return nil }
 
-// Start makes the container and starts its first process.
+// Start creates the container and starts its first process.
 func (o *OCI) Start(id string, spec *specs.Spec, io IO) (running *Running, err error) {
 	dir := o.bundle(id)
 	if err := os.MkdirAll(dir, 0o711); err != nil {
-		return nil, fmt.Errorf("making the container's bundle: %w", err)
+		return nil, fmt.Errorf("creating the container's bundle: %w", err)
 	}
-	data, err := json.Marshal(spec)
+	linux := *spec.Linux
+	linux.ReadonlyPaths = slices.Concat(linux.ReadonlyPaths, cgroupRoots(spec, o.Cgroups.Unified()))
+	own := *spec
+	own.Linux = &linux
+	data, err := json.Marshal(&own)
 	if err == nil {
-		err = atomicfile.Write(atomicfile.File{Path: filepath.Join(dir, "config.json"), Data: data, Mode: 0o600, Remakeable: true})
+		err = atomicfile.Write(atomicfile.File{Path: filepath.Join(dir, "config.json"), Data: data, Mode: 0o600, SkipSync: true})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("writing the container's bundle: %w", err)
@@ -115,10 +118,10 @@ func (o *OCI) Start(id string, spec *specs.Spec, io IO) (running *Running, err e
 	}
 	defer console.Close()
 	args = append(args, console.args()...)
-	ctx, cancel := context.WithTimeout(context.Background(), callTime)
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	cmd := o.command(ctx, append(args, id)...)
-	io.give(cmd)
+	io.applyTo(cmd)
 	if err := o.finish(cmd, "create"); err != nil {
 		return nil, errors.Join(err, o.call("delete", "--force", id))
 	}
@@ -140,7 +143,7 @@ func (o *OCI) Start(id string, spec *specs.Spec, io IO) (running *Running, err e
 		return nil, err
 	}
 	running = &Running{Handle: h}
-	// Followed from now on, so that its end is seen however soon it comes.
+	// Watch the process before the start, so that an early exit is noticed.
 	h.Done()
 	if running.Console, err = console.receive(); err != nil {
 		return running, err
@@ -151,8 +154,8 @@ func (o *OCI) Start(id string, spec *specs.Spec, io IO) (running *Running, err e
 	return running, o.call("start", id)
 }
 
-// give passes the streams on.
-func (io IO) give(cmd *exec.Cmd) {
+// applyTo sets the standard streams of cmd.
+func (io IO) applyTo(cmd *exec.Cmd) {
 	if io.Stdin != nil {
 		cmd.Stdin = io.Stdin
 	}
@@ -164,8 +167,8 @@ func (io IO) give(cmd *exec.Cmd) {
 	}
 }
 
-// Exec starts another process in a running container. The handle is that of the
-// program's call, which lives as long and ends alike.
+// Exec starts another process in a running container. The handle refers to the command of the OCI
+// runtime, which exits with the exit code of that process.
 func (o *OCI) Exec(id string, e ExecOptions) (*Running, error) {
 	data, err := os.ReadFile(filepath.Join(o.bundle(id), "config.json"))
 	if err != nil {
@@ -173,7 +176,7 @@ func (o *OCI) Exec(id string, e ExecOptions) (*Running, error) {
 	}
 	var spec specs.Spec
 	if err := json.Unmarshal(data, &spec); err != nil {
-		return nil, fmt.Errorf("reading the container's bundle: %w", err)
+		return nil, fmt.Errorf("parsing the container's bundle: %w", err)
 	}
 	how := spec.Process
 	how.Args, how.Terminal = e.Args, e.Terminal
@@ -200,7 +203,7 @@ func (o *OCI) Exec(id string, e ExecOptions) (*Running, error) {
 	defer console.Close()
 	args = append(args, console.args()...)
 	cmd := o.command(context.Background(), append(args, id)...)
-	e.IO.give(cmd)
+	e.IO.applyTo(cmd)
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting a process: %w", err)
 	}
@@ -212,8 +215,8 @@ func (o *OCI) Exec(id string, e ExecOptions) (*Running, error) {
 	running := &Running{Handle: h}
 	running.Console, err = console.receiveUntil(h.Done())
 	if err == nil {
-		// The file goes with the folder; killing the call would not kill
-		// what it waits for.
+		// The file is deleted with the directory. Killing the command would not kill the process
+		// that it waits for.
 		running.inner, err = innerProcess(pidFile, h.Done())
 	}
 	if err != nil {
@@ -225,17 +228,17 @@ func (o *OCI) Exec(id string, e ExecOptions) (*Running, error) {
 	return running, nil
 }
 
-// innerProcess waits for the number of the process that a call waits for; nil
-// if the call ends first.
+// innerProcess waits for the PID file of the process that the command waits for. It returns nil if
+// the command exits first.
 func innerProcess(pidFile string, done <-chan struct{}) (*process.Handle, error) {
-	// The program tells of it by nothing but the file.
+	// The OCI runtime only writes a file, without notification.
 	ticker := time.NewTicker(2 * time.Millisecond)
 	defer ticker.Stop()
-	deadline := time.After(callTime)
+	deadline := time.After(callTimeout)
 	for {
 		if pid, err := readPID(pidFile); err == nil {
 			h, err := process.Open(pid, 0)
-			if errors.Is(err, process.ErrGone) {
+			if errors.Is(err, process.ErrNotFound) {
 				return nil, nil
 			}
 			return h, err
@@ -253,41 +256,41 @@ func innerProcess(pidFile string, done <-chan struct{}) (*process.Handle, error)
 func readPID(file string) (int, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return 0, fmt.Errorf("reading a process's number: %w", err)
+		return 0, fmt.Errorf("reading process ID: %w", err)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
 	if err != nil || pid <= 0 {
-		return 0, fmt.Errorf("reading a process's number: %q is none", data)
+		return 0, fmt.Errorf("invalid process ID %q", data)
 	}
 	return pid, nil
 }
 
-// Update changes the limits of a running container.
+// Update changes the resource limits of a running container.
 func (o *OCI) Update(id string, resources *runtimeapi.LinuxContainerResources) error {
 	data, err := json.Marshal(Resources(resources, o.Cgroups.Unified()))
 	if err != nil {
 		return fmt.Errorf("updating the container's resources: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), callTime)
+	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
 	cmd := o.command(ctx, "update", "--resources", "-", id)
 	cmd.Stdin = bytes.NewReader(data)
 	return o.finish(cmd, "update")
 }
 
-// Resume cannot tell what has become of a Start that was cut short.
-func (o *OCI) Resume(string) (*process.Handle, Progress) { return nil, Lost }
+// Resume returns StartUnknown, because the state of an interrupted Start is not known.
+func (o *OCI) Resume(string) (*process.Handle, StartState) { return nil, StartUnknown }
 
 // KillAll kills every process of the container.
 func (o *OCI) KillAll(cgroupPath string) error { return o.Cgroups.Kill(cgroupPath) }
 
-// Delete removes all that Start has made of a container whose processes have
-// ended or were killed. What is not there is no error.
+// Delete removes everything that Start created for a container whose processes have exited. Missing
+// parts are ignored.
 func (o *OCI) Delete(ctx context.Context, id, cgroupPath string) error {
 	if _, err := os.Stat(o.bundle(id)); err == nil {
 		err := o.call("delete", "--force", id)
-		if _, gone := os.Stat(o.Binary); errors.Is(gone, os.ErrNotExist) {
-			// Without the program its own state is all that is left.
+		if _, statErr := os.Stat(o.Binary); errors.Is(statErr, os.ErrNotExist) {
+			// If the OCI runtime is not installed any more, only its state can be removed.
 			err = os.RemoveAll(filepath.Join(o.State, programState, id))
 		}
 		if err != nil {
@@ -299,25 +302,25 @@ func (o *OCI) Delete(ctx context.Context, id, cgroupPath string) error {
 	return errors.Join(o.Cgroups.Remove(ctx, cgroupPath), os.RemoveAll(o.bundle(id)))
 }
 
-// consoleSocket receives a terminal by a socket's path; nil receives none.
+// consoleSocket receives a terminal over a unix socket. A nil socket receives none.
 type consoleSocket struct {
 	dir      string
 	listener *net.UnixListener
 }
 
-func newConsoleSocket(wanted bool) (*consoleSocket, error) {
-	if !wanted {
+func newConsoleSocket(enabled bool) (*consoleSocket, error) {
+	if !enabled {
 		return nil, nil
 	}
-	// Paths of sockets are short.
+	// The length of socket paths is limited.
 	dir, err := os.MkdirTemp("", "oci-tty-")
 	if err != nil {
-		return nil, fmt.Errorf("making a socket for the terminal: %w", err)
+		return nil, fmt.Errorf("creating socket for the terminal: %w", err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "s"), Net: "unix"})
 	if err != nil {
 		_ = os.RemoveAll(dir)
-		return nil, fmt.Errorf("making a socket for the terminal: %w", err)
+		return nil, fmt.Errorf("creating socket for the terminal: %w", err)
 	}
 	return &consoleSocket{dir: dir, listener: l}, nil
 }
@@ -337,10 +340,10 @@ func (s *consoleSocket) Close() {
 	}
 }
 
-// receive returns the terminal that was sent.
+// receive waits for the terminal and returns it.
 func (s *consoleSocket) receive() (*os.File, error) { return s.receiveUntil(nil) }
 
-// receiveUntil gives up when done is closed.
+// receiveUntil is receive with cancellation: it returns an error when done is closed.
 func (s *consoleSocket) receiveUntil(done <-chan struct{}) (*os.File, error) {
 	if s == nil {
 		return nil, nil
@@ -354,7 +357,7 @@ func (s *consoleSocket) receiveUntil(done <-chan struct{}) (*os.File, error) {
 		case <-over:
 		}
 	}()
-	_ = s.listener.SetDeadline(time.Now().Add(callTime))
+	_ = s.listener.SetDeadline(time.Now().Add(callTimeout))
 	conn, err := s.listener.AcceptUnix()
 	if err != nil {
 		return nil, fmt.Errorf("receiving the terminal: %w", err)

@@ -5,20 +5,20 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/process"
 )
 
-// launcher begins the names of libcontainer's processes until they have executed
-// the container's program.
-const launcher = "runc:["
+// launcherPrefix is the prefix of the process name of libcontainer's processes before they execute the
+// container's program.
+const launcherPrefix = "runc:["
 
-// reapLaunchers reaps the children that libcontainer has left of starts that
-// failed. They are more than litter: the first process of a PID namespace cannot
-// end before all others there have been reaped. No start may be under way, for its
-// children are waited for by libcontainer.
+// reapLaunchers reaps zombie children that libcontainer leaves behind when a start fails. This is
+// necessary because the init process of a PID namespace cannot exit before all other processes of
+// the namespace are reaped. No start may be in progress, because libcontainer waits for the
+// children of that start.
 func reapLaunchers() {
 	for pid := range process.Children() {
-		if name, ended := process.Zombie(pid); ended && strings.HasPrefix(name, launcher) {
+		if name, zombie := process.Zombie(pid); zombie && strings.HasPrefix(name, launcherPrefix) {
 			_, _ = unix.Wait4(pid, nil, unix.WNOHANG, nil)
 		}
 	}

@@ -8,10 +8,10 @@ import (
 	"strings"
 	"testing"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
-// What failed starts have left is reaped, and nothing else.
+// TestReapLaunchers checks that the processes of failed starts are reaped, and no others.
 func TestReapLaunchers(t *testing.T) {
 	program, err := os.ReadFile("/bin/true")
 	if err != nil {

@@ -1,7 +1,7 @@
 //go:build cgo
 
-// Package container runs containers through libcontainer, and makes what it
-// needs of what CRI asks for. Nothing else of this program knows libcontainer.
+// Package container runs containers with libcontainer and translates CRI container configurations
+// for it. No other package uses libcontainer.
 package container
 
 import (
@@ -18,29 +18,28 @@ import (
 	"hyperkube/components/runtime/selinux"
 )
 
-// Overlay is a container's root: layers below, its own changes above.
+// Overlay is the root file system of a container: read-only layers and a writable directory on top.
 type Overlay struct {
-	// Lower are the layers' folders, the lowest first, as images.Store.LayerDir
-	// gives them: all of them two levels below one folder.
+	// Lower are the directories of the layers, lowest first, as returned by images.Store.LayerDir.
+	// All of them are two levels below a common directory.
 	Lower []string
-	// Upper and Work are folders of one filesystem; both empty for a root
-	// that nobody can write to.
+	// Upper and Work are directories of the same file system. Both are empty for a read-only root.
 	Upper, Work string
-	// Target is where it is mounted.
+	// Target is the mount point.
 	Target string
-	// UserNS is nil for the host's users.
+	// UserNS maps the owners of files to the users of the pod. Nil means the host's users.
 	UserNS *MappedUsers
-	// Label is the SELinux label of all files; empty for those that they have.
+	// Label is the SELinux label of all files. If empty, files keep their labels.
 	Label string
 }
 
-// MappedUsers lets files of the image belong to the users of a pod.
+// MappedUsers maps the owners of image files to users of a pod's user namespace.
 type MappedUsers struct {
-	// File is the pod's user namespace, as a file of /proc.
+	// File is the pod's user namespace, as a path in /proc.
 	File string
-	// UID and GID are the pod's root, as the host sees it.
+	// UID and GID are the host IDs of root in the pod.
 	UID, GID int
-	// Dir is a folder that is made for mounts that are gone afterwards.
+	// Dir is a temporary directory for intermediate mounts.
 	Dir string
 }
 
@@ -61,7 +60,7 @@ func (o Overlay) Mount() error {
 		defer func() { _ = UnmountIn(u.Dir) }()
 		lower, err := u.mapAll(o.Lower)
 		if err != nil {
-			return fmt.Errorf("mounting the image for the pod's users: %w", err)
+			return fmt.Errorf("mapping image owners to the pod's user namespace: %w", err)
 		}
 		o.Lower = lower
 		if o.Upper != "" {
@@ -71,7 +70,7 @@ func (o Overlay) Mount() error {
 		}
 	}
 	if len(o.Lower) == 1 && o.Upper == "" && o.Label != "" {
-		// A bind mount has the labels of its source.
+		// A bind mount would keep the labels of its source.
 		empty := o.Target + ".empty"
 		if err := os.MkdirAll(empty, 0o755); err != nil {
 			return fmt.Errorf("mounting the image: %w", err)
@@ -79,7 +78,7 @@ func (o Overlay) Mount() error {
 		o.Lower = []string{empty, o.Lower[0]}
 	}
 	if len(o.Lower) == 1 && o.Upper == "" {
-		// Overlays of one layer alone are not allowed.
+		// An overlay needs at least two layers.
 		if err := unix.Mount(o.Lower[0], o.Target, "", unix.MS_BIND, ""); err != nil {
 			return fmt.Errorf("mounting the image: %w", err)
 		}
@@ -88,9 +87,8 @@ func (o Overlay) Mount() error {
 		}
 		return nil
 	}
-	// Nobody sees a container's own changes again after a power failure: they
-	// need not be synced, least of all when it is unmounted. Kernels before
-	// 5.10 do not know that.
+	// A container's writable layer is not used after a power failure, so it need not be synced, in
+	// particular when it is unmounted. Kernels before 5.10 do not support the option.
 	var err error
 	for _, option := range []string{",volatile", ""} {
 		if option != "" && o.Upper == "" {
@@ -113,12 +111,12 @@ func (o Overlay) Mount() error {
 	return nil
 }
 
-// mount mounts with a further option, which is empty or begins with a comma.
+// mount mounts the overlay with an additional option, which is empty or starts with a comma.
 func (o Overlay) mount(lower []string, option string) error {
 	options := make([]string, 0, 4)
 	top := make([]string, len(lower))
 	for i, dir := range lower {
-		// Colons separate, and backslashes escape.
+		// A colon is the separator and a backslash the escape character.
 		top[len(lower)-1-i] = strings.NewReplacer(`\`, `\\`, ":", `\:`).Replace(dir)
 	}
 	options = append(options, "lowerdir="+strings.Join(top, ":"))
@@ -132,8 +130,7 @@ func (o Overlay) mount(lower []string, option string) error {
 	return unix.Mount("overlay", o.Target, "overlay", 0, data)
 }
 
-// mapAll mounts each folder once more, with owners mapped: overlays themselves
-// cannot be.
+// mapAll bind-mounts each layer with mapped owners, because overlays do not support ID mapping.
 func (u *MappedUsers) mapAll(dirs []string) ([]string, error) {
 	ns, err := os.Open(u.File)
 	if err != nil {
@@ -159,10 +156,10 @@ func mountMapped(dir, target string, ns int) error {
 		return fmt.Errorf("cloning the mount of %s: %w", dir, err)
 	}
 	defer unix.Close(fd)
-	// Read-only, so that nothing that goes wrong later can change the image.
+	// Read-only, so that an error in a later step cannot change the image.
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP | unix.MOUNT_ATTR_RDONLY, Userns_fd: uint64(ns), Propagation: unix.MS_PRIVATE}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
-		return fmt.Errorf("mapping the owners of %s (Linux 5.19 or newer and a file system that can are needed): %w", dir, err)
+		return fmt.Errorf("mapping owners of %s (requires Linux 5.19 and a file system that supports ID-mapped mounts): %w", dir, err)
 	}
 	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("mounting at %s: %w", target, err)
@@ -170,8 +167,8 @@ func mountMapped(dir, target string, ns int) error {
 	return nil
 }
 
-// mountRelative mounts from the layers' common folder, for options must fit
-// one page. It takes a thread that nobody else's working folder depends on.
+// mountRelative mounts with paths relative to the layers' common directory, because all options
+// must fit in one page. It runs on a separate thread because it changes the working directory.
 func (o Overlay) mountRelative(option string) error {
 	base := filepath.Dir(filepath.Dir(o.Lower[0]))
 	lower := make([]string, len(o.Lower))
@@ -184,7 +181,7 @@ func (o Overlay) mountRelative(option string) error {
 	}
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends
+		runtime.LockOSThread() // never unlocked, so that the thread exits
 		done <- func() error {
 			if err := unix.Unshare(unix.CLONE_FS); err != nil {
 				return err
@@ -198,7 +195,7 @@ func (o Overlay) mountRelative(option string) error {
 	return <-done
 }
 
-// Unmount takes away whatever is mounted at target; nothing is no error.
+// Unmount unmounts everything that is mounted at target. It is not an error if nothing is mounted.
 func Unmount(target string) error {
 	for {
 		err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -211,8 +208,8 @@ func Unmount(target string) error {
 	}
 }
 
-// UnmountIn takes away what is mounted at the folders in dir, and dir; who uses
-// what was mounted keeps it. No folder is no error.
+// UnmountIn unmounts everything in the subdirectories of dir and removes dir. Mounts that are in
+// use stay until they are released. It is not an error if dir does not exist.
 func UnmountIn(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -232,9 +229,8 @@ func UnmountIn(dir string) error {
 	return os.Remove(dir)
 }
 
-// Inside returns the path of what sub names in the folder root, which it never
-// leaves.
-func Inside(root, sub string) (string, error) {
+// ResolveInRoot resolves sub in the directory root. The result is always within root.
+func ResolveInRoot(root, sub string) (string, error) {
 	if sub == "" {
 		return root, nil
 	}

@@ -24,21 +24,22 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/images"
-	"hyperkube/internal/layout"
+	"hyperkube/internal/host/layout"
 )
 
-// defaultCapabilities are those that container engines agree on.
+// defaultCapabilities are the default capabilities of common container engines.
 var defaultCapabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
 	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
 }
 
-// capabilitySets are names that nobody may change.
-type capabilitySets struct{ known, ours []string }
+// capabilitySets contains immutable lists: supported are the kernel's capabilities, available those of this
+// process.
+type capabilitySets struct{ supported, available []string }
 
-// allCapabilities returns those that the kernel knows, and those of them that
-// this process can pass on, which never change: inside of a container or a small
-// machine they may be fewer.
+// allCapabilities returns the capabilities that the kernel supports, and those that this process
+// has and can pass on. In a container or a restricted VM the latter may be fewer. The result never
+// changes.
 var allCapabilities = sync.OnceValues(func() (sets capabilitySets, err error) {
 	list, err := capability.ListSupported()
 	if err != nil {
@@ -53,9 +54,9 @@ var allCapabilities = sync.OnceValues(func() (sets capabilitySets, err error) {
 	}
 	for _, c := range list {
 		name := "CAP_" + strings.ToUpper(c.String())
-		sets.known = append(sets.known, name)
+		sets.supported = append(sets.supported, name)
 		if mine.Get(capability.PERMITTED, c) && mine.Get(capability.BOUNDING, c) {
-			sets.ours = append(sets.ours, name)
+			sets.available = append(sets.available, name)
 		}
 	}
 	return sets, nil
@@ -66,7 +67,7 @@ func capabilities(security *runtimeapi.LinuxContainerSecurityContext) (*specs.Li
 	if err != nil {
 		return nil, err
 	}
-	known, all := sets.known, slices.Clone(sets.ours)
+	known, all := sets.supported, slices.Clone(sets.available)
 	if security.GetPrivileged() {
 		return &specs.LinuxCapabilities{Bounding: all, Effective: all, Permitted: all}, nil
 	}
@@ -106,7 +107,7 @@ func capabilities(security *runtimeapi.LinuxContainerSecurityContext) (*specs.Li
 	if dropAll {
 		have = nil
 	}
-	// What is named counts more than "ALL".
+	// Capabilities listed by name take precedence over "ALL".
 	have = append(slices.DeleteFunc(have, func(c string) bool { return slices.Contains(drop, c) }), add...)
 	have = append(have, ambient...)
 	have = slices.DeleteFunc(have, func(c string) bool { return slices.Contains(drop, c) && !slices.Contains(add, c) })
@@ -121,8 +122,8 @@ func capabilities(security *runtimeapi.LinuxContainerSecurityContext) (*specs.Li
 	return caps, nil
 }
 
-// resolveUser finds out who a container runs as, from the pod, the image and
-// the files of its root.
+// resolveUser determines the user and groups of a container from the pod, the image and the files
+// of its root.
 func resolveUser(rootfs string, security *runtimeapi.LinuxContainerSecurityContext, image images.Config) (User, error) {
 	var name string
 	switch {
@@ -148,16 +149,16 @@ func resolveUser(rootfs string, security *runtimeapi.LinuxContainerSecurityConte
 	if err != nil {
 		return User{}, fmt.Errorf("resolving user %q of the container: %w", name, err)
 	}
-	who, err := user.GetExecUser(name, &user.ExecUser{}, bytes.NewReader(passwd), bytes.NewReader(groups))
+	execUser, err := user.GetExecUser(name, &user.ExecUser{}, bytes.NewReader(passwd), bytes.NewReader(groups))
 	if err != nil {
 		return User{}, fmt.Errorf("resolving user %q of the container: %w", name, err)
 	}
-	u := User{UID: int64(who.Uid), GID: int64(who.Gid), Groups: []int64{int64(who.Gid)}}
+	u := User{UID: int64(execUser.Uid), GID: int64(execUser.Gid), Groups: []int64{int64(execUser.Gid)}}
 	if security.GetSupplementalGroupsPolicy() == runtimeapi.SupplementalGroupsPolicy_Merge {
-		for _, g := range who.Sgids {
+		for _, g := range execUser.Sgids {
 			u.Groups = append(u.Groups, int64(g))
 		}
-		// With a group given the library leaves the user's own ones out.
+		// The library ignores the user's group memberships if a group is specified.
 		u.Groups = append(u.Groups, memberships(bytes.NewReader(passwd), bytes.NewReader(groups), u.UID)...)
 	}
 	u.Groups = append(u.Groups, security.GetSupplementalGroups()...)
@@ -171,7 +172,7 @@ func resolveUser(rootfs string, security *runtimeapi.LinuxContainerSecurityConte
 	return u, nil
 }
 
-// memberships returns the groups that the image's files put a user in.
+// memberships returns the groups of a user according to the image's group file.
 func memberships(passwd, groups io.Reader, uid int64) []int64 {
 	users, err := user.ParsePasswdFilter(passwd, func(u user.User) bool { return int64(u.Uid) == uid })
 	if err != nil || len(users) == 0 {
@@ -188,28 +189,28 @@ func memberships(passwd, groups io.Reader, uid int64) []int64 {
 	return out
 }
 
-// readInRoot reads a file of a container's root, in which every link leads
-// somewhere in that root, up to 16 MiB. A missing file reads as empty.
+// readInRoot reads up to 16 MiB of a file in a container's root. Symlinks are resolved within that
+// root. A missing file reads as empty.
 func readInRoot(rootfs, name string) ([]byte, error) {
 	handle, err := pathrs.OpenInRoot(rootfs, name)
 	if err != nil {
-		return nil, nil //nolint:nilerr // nobody is in it
+		return nil, nil //nolint:nilerr // a missing file reads as empty
 	}
 	defer handle.Close()
-	// A FIFO must not hold us up, nor a device do anything.
+	// Opening a FIFO could block, and opening a device could have side effects.
 	if info, err := handle.Stat(); err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
-		return nil, nil //nolint:nilerr // as well
+		return nil, nil //nolint:nilerr // same
 	}
 	f, err := pathrs.Reopen(handle, unix.O_RDONLY|unix.O_CLOEXEC)
 	if err != nil {
-		return nil, nil //nolint:nilerr // as well
+		return nil, nil //nolint:nilerr // same
 	}
 	defer f.Close()
 	return io.ReadAll(io.LimitReader(f, 16<<20))
 }
 
-// profileOf is the profile that a caller asks for, or one that older callers do, by
-// its name alone; nil for none.
+// profileOf returns the security profile, or converts name, the deprecated form of it. It returns
+// nil if neither is set.
 func profileOf(profile *runtimeapi.SecurityProfile, name string) (*runtimeapi.SecurityProfile, error) {
 	if profile != nil || name == "" {
 		return profile, nil
@@ -227,9 +228,9 @@ func profileOf(profile *runtimeapi.SecurityProfile, name string) (*runtimeapi.Se
 	return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: ref}, nil
 }
 
-// seccompFor translates the seccomp profile that is asked for; nil for none.
+// seccompFor returns the seccomp settings for the requested profile, or nil if there is none.
 func seccompFor(security *runtimeapi.LinuxContainerSecurityContext, privileged bool, spec *specs.Spec) (*specs.LinuxSeccomp, error) {
-	profile, err := profileOf(security.GetSeccomp(), security.GetSeccompProfilePath()) //nolint:staticcheck // older callers have no other
+	profile, err := profileOf(security.GetSeccomp(), security.GetSeccompProfilePath()) //nolint:staticcheck // for older clients
 	if err != nil {
 		return nil, fmt.Errorf("seccomp: %w", err)
 	}
@@ -242,7 +243,7 @@ func seccompFor(security *runtimeapi.LinuxContainerSecurityContext, privileged b
 	case runtimeapi.SecurityProfile_RuntimeDefault:
 		s, err := seccomp.GetDefaultProfile(spec)
 		if err != nil {
-			return nil, fmt.Errorf("making the default seccomp profile: %w", err)
+			return nil, fmt.Errorf("generating the default seccomp profile: %w", err)
 		}
 		return s, nil
 	case runtimeapi.SecurityProfile_Localhost:
@@ -259,22 +260,22 @@ func seccompFor(security *runtimeapi.LinuxContainerSecurityContext, privileged b
 	return nil, errors.New("unknown seccomp profile type")
 }
 
-// AppArmor is what the host can do with AppArmor.
+// AppArmor is the state of AppArmor on the host.
 type AppArmor struct {
-	// Enabled tells that the kernel enforces it.
+	// Enabled reports whether the kernel enforces AppArmor.
 	Enabled bool
-	// Default is the name of the loaded default profile; empty if it could
-	// not be loaded.
+	// Default is the name of the loaded default profile. It is empty if the profile could not be
+	// loaded.
 	Default string
 
-	// sys is where sysfs is, with securityfs in kernel/security.
+	// sys is the mount point of sysfs, with securityfs in kernel/security.
 	sys string
 }
 
 const appArmorProfile = "hyperkube-default"
 
-// appArmorText is what every container may do: all but write to the kernel's
-// files, mount, and trace or signal those outside.
+// appArmorText is the default profile. It allows everything except writing kernel files, mounting,
+// and tracing or signaling processes outside the profile.
 const appArmorText = `#include <tunables/global>
 profile ` + appArmorProfile + ` flags=(attach_disconnected,mediate_deleted) {
   #include <abstractions/base>
@@ -305,7 +306,7 @@ profile ` + appArmorProfile + ` flags=(attach_disconnected,mediate_deleted) {
 }
 `
 
-// DetectAppArmor looks at the host and loads the default profile where it can.
+// DetectAppArmor checks whether AppArmor is enabled and loads the default profile if possible.
 func DetectAppArmor() (AppArmor, error) {
 	return detectAppArmor("/sys", func() (string, error) {
 		parser, err := exec.LookPath("apparmor_parser")
@@ -316,8 +317,8 @@ func DetectAppArmor() (AppArmor, error) {
 	})
 }
 
-// detectAppArmor is DetectAppArmor with sysfs in sys, and the program that
-// loads profiles where find says; without one there is no default profile.
+// detectAppArmor implements DetectAppArmor. sys is the sysfs directory and find returns the path of
+// apparmor_parser. Without the parser there is no default profile.
 func detectAppArmor(sys string, find func() (string, error)) (AppArmor, error) {
 	enabled, err := os.ReadFile(filepath.Join(sys, "module/apparmor/parameters/enabled"))
 	if err != nil || !strings.HasPrefix(string(enabled), "Y") {
@@ -326,7 +327,7 @@ func detectAppArmor(sys string, find func() (string, error)) (AppArmor, error) {
 	host := AppArmor{Enabled: true, sys: sys}
 	parser, err := find()
 	if err != nil {
-		return host, nil // the program is not everywhere
+		return host, nil // apparmor_parser is optional
 	}
 	cmd := exec.Command(parser, "-Kr")
 	cmd.Stdin = strings.NewReader(appArmorText)
@@ -338,7 +339,7 @@ func detectAppArmor(sys string, find func() (string, error)) (AppArmor, error) {
 }
 
 func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext, privileged bool) (string, error) {
-	profile, err := profileOf(security.GetApparmor(), security.GetApparmorProfile()) //nolint:staticcheck // older callers have no other
+	profile, err := profileOf(security.GetApparmor(), security.GetApparmorProfile()) //nolint:staticcheck // for older clients
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("apparmor: %w", err)
@@ -359,10 +360,10 @@ func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext,
 		}
 		name := strings.TrimPrefix(profile.GetLocalhostRef(), "localhost/")
 		if name == "" || strings.ContainsAny(name, "\n") {
-			return "", errors.New("bad name of an AppArmor profile")
+			return "", errors.New("invalid AppArmor profile name")
 		}
-		// Lines of the name and its mode. What cannot be read is left to the
-		// kernel to refuse.
+		// Each line contains a name and a mode. If the file cannot be read, the kernel rejects
+		// unknown profiles later.
 		if loaded, err := os.ReadFile(filepath.Join(a.sys, "kernel/security/apparmor/profiles")); err == nil && !strings.Contains("\n"+string(loaded), "\n"+name+" (") {
 			return "", fmt.Errorf("apparmor profile not found %s", name)
 		}
@@ -374,7 +375,7 @@ func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext,
 	return "", nil
 }
 
-// buildDevices says which devices a container has and may use.
+// buildDevices adds the device nodes and device rules of a container to spec.
 func buildDevices(in Input, privileged bool, spec *specs.Spec) error {
 	resources := spec.Linux.Resources
 	if privileged {
@@ -386,7 +387,7 @@ func buildDevices(in Input, privileged bool, spec *specs.Spec) error {
 		for _, d := range list {
 			switch d.Path {
 			case "/dev/console", "/dev/ptmx", "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty":
-				continue // the low level makes them
+				continue // libcontainer creates these
 			}
 			spec.Linux.Devices = append(spec.Linux.Devices, d)
 		}
@@ -396,7 +397,7 @@ func buildDevices(in Input, privileged bool, spec *specs.Spec) error {
 	for _, d := range in.Config.GetDevices() {
 		source, err := filepath.EvalSymlinks(d.GetHostPath())
 		if err != nil {
-			return fmt.Errorf("finding device %q: %w", d.GetHostPath(), err)
+			return fmt.Errorf("resolving device %q: %w", d.GetHostPath(), err)
 		}
 		list, err := hostDevices(source, d.GetContainerPath())
 		if err != nil {
@@ -414,11 +415,11 @@ func buildDevices(in Input, privileged bool, spec *specs.Spec) error {
 	return nil
 }
 
-// placeDevice puts the device that the host has at source into the container.
+// placeDevice adds the host's device at source to the container.
 func placeDevice(in Input, source string, device specs.LinuxDevice, spec *specs.Spec) {
 	if in.UserNS && source != device.Path {
-		// Who is root in a user namespace makes no devices; the low level
-		// mounts the host's instead, but only under their own names.
+		// Device nodes cannot be created in a user namespace. libcontainer bind-mounts the host's
+		// device instead, but only with the same path.
 		spec.Mounts = append(spec.Mounts, specs.Mount{Destination: device.Path, Source: source, Type: "bind", Options: []string{"bind", "nosuid", "noexec"}})
 		return
 	}
@@ -426,8 +427,8 @@ func placeDevice(in Input, source string, device specs.LinuxDevice, spec *specs.
 	spec.Linux.Devices = append(spec.Linux.Devices, device)
 }
 
-// hostDevices describes the device at source, or all in that folder, as found
-// at target in the container.
+// hostDevices returns the device at source, or all devices in that directory, with the path target
+// in the container.
 func hostDevices(source, target string) ([]specs.LinuxDevice, error) {
 	var list []specs.LinuxDevice
 	err := filepath.WalkDir(source, func(file string, entry os.DirEntry, err error) error {
@@ -439,7 +440,7 @@ func hostDevices(source, target string) ([]specs.LinuxDevice, error) {
 		}
 		if entry.IsDir() {
 			switch file {
-			// Others' own, or mounted by the low level.
+			// Mounted by libcontainer or owned by other software.
 			case "/dev/pts", "/dev/shm", "/dev/fd", "/dev/mqueue", "/dev/.lxc", "/dev/.lxd-mounts", "/dev/.udev":
 				return filepath.SkipDir
 			}
@@ -447,7 +448,7 @@ func hostDevices(source, target string) ([]specs.LinuxDevice, error) {
 		}
 		var st unix.Stat_t
 		if err := unix.Lstat(file, &st); err != nil {
-			return nil //nolint:nilerr // it went meanwhile
+			return nil //nolint:nilerr // deleted in the meantime
 		}
 		var kind string
 		switch st.Mode & unix.S_IFMT {

@@ -17,58 +17,58 @@ import (
 	"hyperkube/components/runtime/images"
 	"hyperkube/components/runtime/sandbox"
 	"hyperkube/components/runtime/selinux"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/process"
 )
 
 const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// Input is all that a container's specification is made of.
+// Input contains everything that a container's specification is built from.
 type Input struct {
 	ID     string
 	Config *runtimeapi.ContainerConfig
 	Image  images.Config
 	// Rootfs is the mounted root of the container.
 	Rootfs string
-	// Mounts are those of Config with every source resolved: those of images
-	// are folders of the host here.
+	// Mounts are the mounts of Config with resolved sources: image volumes are host directories
+	// here.
 	Mounts []*runtimeapi.Mount
-	// Cgroup is the container's, as a path below the hierarchies' roots.
+	// Cgroup is the container's cgroup, as a path below the cgroup roots.
 	Cgroup string
-	// UnifiedCgroups tells that the machine has cgroup version 2.
+	// UnifiedCgroups is true if the machine uses cgroup v2.
 	UnifiedCgroups bool
 
-	// SandboxPID is the process that holds the pod's namespaces, TargetPID
-	// that whose PID namespace a debugging container joins, if any.
+	// SandboxPID is the process that holds the pod's namespaces. TargetPID is the process whose PID
+	// namespace a debug container joins, or zero.
 	SandboxPID, TargetPID int
-	// SandboxFiles are those of the pod.
+	// SandboxFiles are the files of the pod, such as its hosts file.
 	SandboxFiles sandbox.Files
-	// SHM is the pod's /dev/shm.
+	// SHM is the path of the pod's /dev/shm.
 	SHM string
-	// Hostname is the pod's.
+	// Hostname is the hostname of the pod.
 	Hostname string
-	// UserNS tells that the pod has a user namespace of its own.
+	// UserNS is true if the pod has its own user namespace.
 	UserNS bool
 	// SandboxPrivileged allows privileged containers.
 	SandboxPrivileged bool
-	// AppArmor is what the host can do.
+	// AppArmor is the state of AppArmor on the host.
 	AppArmor AppArmor
-	// Labels are the SELinux labels; nil for none.
+	// Labels are the SELinux labels, or nil.
 	Labels *selinux.Labels
-	// CDIDirs are where vendors describe devices; nil for the usual ones.
+	// CDIDirs are the directories of CDI files. Nil means the default directories.
 	CDIDirs []string
-	// Kubelet is the kubelet's directory as vendors know it.
+	// Kubelet is the kubelet's directory as CDI files refer to it.
 	Kubelet layout.Alias
 }
 
-// User is who a container runs as.
+// User contains the user and group IDs of a container.
 type User struct {
 	UID, GID int64
-	// Groups are the supplemental ones, the primary one among them.
+	// Groups are the supplemental groups, including the primary group.
 	Groups []int64
 }
 
-// Build makes the specification that the low level works from.
+// Build returns the OCI runtime specification for a container.
 func Build(in Input) (*specs.Spec, error) {
 	security := in.Config.GetLinux().GetSecurityContext()
 	if security == nil {
@@ -79,7 +79,7 @@ func Build(in Input) (*specs.Spec, error) {
 		return nil, errors.New("no privileged container allowed in sandbox")
 	}
 	if privileged && in.UserNS {
-		return nil, errors.New("no privileged container allowed in a pod with a user namespace of its own")
+		return nil, errors.New("no privileged container allowed in a pod with its own user namespace")
 	}
 	first, err := buildProcess(in, security)
 	if err != nil {
@@ -108,7 +108,7 @@ func Build(in Input) (*specs.Spec, error) {
 		spec.Linux.MaskedPaths = security.GetMaskedPaths()
 		spec.Linux.ReadonlyPaths = security.GetReadonlyPaths()
 		if len(spec.Linux.MaskedPaths)+len(spec.Linux.ReadonlyPaths) == 0 && security.GetNamespaceOptions().GetUsernsOptions() == nil {
-			// A caller that says nothing does not ask for everything.
+			// Use the default paths if the caller does not set any.
 			spec.Linux.MaskedPaths, spec.Linux.ReadonlyPaths = slices.Clone(maskedPaths), slices.Clone(readonlyPaths)
 		}
 	}
@@ -124,7 +124,7 @@ func Build(in Input) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// The paths that container engines hide and protect when not told otherwise.
+// Default masked and read-only paths of common container engines.
 var (
 	maskedPaths = []string{"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
 		"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap"}
@@ -171,7 +171,7 @@ func buildProcess(in Input, security *runtimeapi.LinuxContainerSecurityContext) 
 	return p, nil
 }
 
-// command merges what the pod and the image say to run.
+// command merges the command and arguments of the pod and the image.
 func command(command, args []string, image images.Config) []string {
 	if len(command) == 0 {
 		command = image.Entrypoint
@@ -182,8 +182,8 @@ func command(command, args []string, image images.Config) []string {
 	return append(slices.Clone(command), args...)
 }
 
-// environment merges the variables: the later of one name counts, in the place
-// of the first.
+// environment merges the variables. For duplicate names, the last value is used at the position of
+// the first.
 func environment(in Input) []string {
 	env := []string{defaultPath}
 	index := map[string]int{"PATH": 0}
@@ -212,8 +212,8 @@ func environment(in Input) []string {
 func buildNamespaces(in Input, security *runtimeapi.LinuxContainerSecurityContext) []specs.LinuxNamespace {
 	options := security.GetNamespaceOptions()
 	of := func(pid int, kind string) string { return fmt.Sprintf("/proc/%d/ns/%s", pid, kind) }
-	// Those that the sandbox shares with the host are joined through it too,
-	// so that nobody has to know.
+	// Namespaces that the sandbox shares with the host are joined through the sandbox process too,
+	// so they need no special handling.
 	list := []specs.LinuxNamespace{
 		{Type: specs.MountNamespace},
 		{Type: specs.NetworkNamespace, Path: of(in.SandboxPID, "net")},
@@ -231,7 +231,7 @@ func buildNamespaces(in Input, security *runtimeapi.LinuxContainerSecurityContex
 	if in.UserNS {
 		list = append(list, specs.LinuxNamespace{Type: specs.UserNamespace, Path: of(in.SandboxPID, "user")})
 	}
-	// Privileged containers manage the machine, and see all of its cgroups.
+	// Privileged containers use the host's cgroup namespace, because they manage the machine.
 	//
 	// https://kep.k8s.io/2254
 	if in.UnifiedCgroups && !security.GetPrivileged() {
@@ -240,7 +240,7 @@ func buildNamespaces(in Input, security *runtimeapi.LinuxContainerSecurityContex
 	return list
 }
 
-// Resources translates what CRI says of resources.
+// Resources translates CRI resources to OCI resources.
 func Resources(r *runtimeapi.LinuxContainerResources, unified bool) *specs.LinuxResources {
 	out := &specs.LinuxResources{CPU: &specs.LinuxCPU{}, Memory: &specs.LinuxMemory{}}
 	if r == nil {
@@ -266,7 +266,7 @@ func Resources(r *runtimeapi.LinuxContainerResources, unified bool) *specs.Linux
 		if r.MemorySwapLimitInBytes != 0 {
 			swap = r.MemorySwapLimitInBytes
 		}
-		// Without swap accounting the kernel has no such limit.
+		// The limit exists only with swap accounting.
 		if n > 0 && swapAccounting(unified) {
 			out.Memory.Swap = &swap
 		}
@@ -294,7 +294,7 @@ func swapAccounting(unified bool) bool {
 		}
 		_, path, _ := strings.Cut(strings.TrimSpace(string(data)), "::")
 		if path == "/" {
-			return true // the root has no such file, and those below it do
+			return true // only cgroups below the root have this file
 		}
 		file = filepath.Join("/sys/fs/cgroup", path, "memory.swap.max")
 	}

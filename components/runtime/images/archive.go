@@ -16,33 +16,32 @@ import (
 	"strings"
 )
 
-// archive is an image archive spooled into a folder: every file under the hash
-// of its name, so that no name in it can lead anywhere.
+// archive is an image archive that is unpacked to a directory. Each file is named by the hash of
+// its name in the archive, which prevents path traversal.
 type archive struct {
 	dir string
-	// links are symbolic links of old docker archives: a layer that occurs
-	// twice.
+	// links are the symlinks in old docker archives. They refer to a layer that occurs twice.
 	links map[string]string
 }
 
-// Imported is an image of an archive.
+// Imported is an image that was imported from an archive.
 type Imported struct {
 	*Image
-	// Names are those that the archive gives it; it may have others.
+	// Names are the names in the archive. The image may have other names in the store.
 	Names []string
 }
 
-// Import reads an archive as `docker save` or an OCI image layout in a tar
-// makes it, compressed or not, and returns the images in it. They are pinned.
+// Import reads an archive created by `docker save`, or a tar of an OCI image layout, compressed or
+// not. It returns its images, which are pinned.
 func (s *Store) Import(ctx context.Context, r io.Reader) ([]Imported, error) {
 	dir, err := os.MkdirTemp(s.path("tmp"), "import-")
 	if err != nil {
 		return nil, fmt.Errorf("importing images: %w", err)
 	}
-	defer func() { _ = os.RemoveAll(dir) }() // what is left goes when the store is opened
+	defer func() { _ = os.RemoveAll(dir) }() // Open removes leftovers
 	a := &archive{dir: dir, links: map[string]string{}}
 	if err := a.spool(ctx, r); err != nil {
-		return nil, fmt.Errorf("reading the image archive: %w", err)
+		return nil, fmt.Errorf("reading image archive: %w", err)
 	}
 	var imported []Imported
 	if data, err := a.document("manifest.json"); err == nil {
@@ -56,7 +55,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader) ([]Imported, error) {
 			return imported, fmt.Errorf("importing images: %w", err)
 		}
 	} else {
-		return nil, errors.New("this is no image archive: it has neither manifest.json nor index.json")
+		return nil, errors.New("invalid image archive: neither manifest.json nor index.json found")
 	}
 	if len(imported) == 0 {
 		return nil, fmt.Errorf("the archive has no image for linux/%s", runtime.GOARCH)
@@ -64,7 +63,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader) ([]Imported, error) {
 	return imported, nil
 }
 
-// ImportFile imports the archive in a file.
+// ImportFile imports an archive file.
 func (s *Store) ImportFile(ctx context.Context, file string) ([]Imported, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -129,7 +128,7 @@ func (a *archive) open(name string) (*os.File, error) {
 	}
 	f, err := os.Open(a.file(name))
 	if err != nil {
-		return nil, fmt.Errorf("the archive has no %q", name)
+		return nil, fmt.Errorf("%q not found in archive", name)
 	}
 	return f, nil
 }
@@ -140,12 +139,12 @@ func (a *archive) document(name string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxDocument+1))
+	data, err := io.ReadAll(io.LimitReader(f, maxDocumentSize+1))
 	if err != nil {
 		return nil, err
 	}
-	if len(data) > maxDocument {
-		return nil, fmt.Errorf("%q in the archive is too large", name)
+	if len(data) > maxDocumentSize {
+		return nil, fmt.Errorf("%q in archive is too large", name)
 	}
 	return data, nil
 }
@@ -167,7 +166,7 @@ func (a *archive) blob(name string) blob {
 	return func(context.Context) (io.ReadCloser, error) { return a.open(name) }
 }
 
-// importDocker reads the list of images of a docker archive.
+// importDocker imports the images of a docker archive.
 func (s *Store) importDocker(ctx context.Context, a *archive, data []byte) ([]Imported, error) {
 	var list []struct {
 		Config   string
@@ -175,7 +174,7 @@ func (s *Store) importDocker(ctx context.Context, a *archive, data []byte) ([]Im
 		Layers   []string
 	}
 	if err := json.Unmarshal(data, &list); err != nil {
-		return nil, fmt.Errorf("reading manifest.json: %w", err)
+		return nil, fmt.Errorf("parsing manifest.json: %w", err)
 	}
 	var out []Imported
 	for _, m := range list {
@@ -205,7 +204,7 @@ func (s *Store) importDocker(ctx context.Context, a *archive, data []byte) ([]Im
 	return out, nil
 }
 
-// descriptor points to a blob of an OCI layout.
+// descriptor refers to a blob of an OCI layout.
 type descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
@@ -216,7 +215,7 @@ type descriptor struct {
 	} `json:"platform"`
 }
 
-// manifest is an image's manifest or an index of them.
+// manifest is an image manifest or an image index.
 type manifest struct {
 	Config    *descriptor  `json:"config"`
 	Layers    []descriptor `json:"layers"`
@@ -226,7 +225,7 @@ type manifest struct {
 func (s *Store) importOCI(ctx context.Context, a *archive, data []byte) ([]Imported, error) {
 	var index manifest
 	if err := json.Unmarshal(data, &index); err != nil {
-		return nil, fmt.Errorf("reading index.json: %w", err)
+		return nil, fmt.Errorf("parsing index.json: %w", err)
 	}
 	var out []Imported
 	for _, d := range index.Manifests {
@@ -241,8 +240,7 @@ func (s *Store) importOCI(ctx context.Context, a *archive, data []byte) ([]Impor
 	return out, nil
 }
 
-// nameOf returns the image's name in an OCI layout; empty if it has none or
-// only a tag.
+// nameOf returns the image name in an OCI layout. It is empty if there is none or it is only a tag.
 func nameOf(d descriptor) string {
 	for _, key := range []string{"io.containerd.image.name", "org.opencontainers.image.ref.name"} {
 		if name := d.Annotations[key]; strings.ContainsAny(name, "/:") {
@@ -252,23 +250,22 @@ func nameOf(d descriptor) string {
 	return ""
 }
 
-// importManifest follows indexes to this machine's manifest. top is the digest
-// that the name stands for. It returns nil when the descriptor is for another
-// platform or is no image.
+// importManifest resolves indexes to the manifest for this platform. top is the digest that the
+// name refers to. It returns nil if the descriptor is for another platform or is not an image.
 func (s *Store) importManifest(ctx context.Context, a *archive, d descriptor, name, top string, depth int) (*Imported, error) {
 	if depth > 4 {
-		return nil, errors.New("the archive's indexes are nested too deeply")
+		return nil, errors.New("image indexes are nested too deeply")
 	}
 	if p := d.Platform; p != nil && (p.OS != "linux" || p.Architecture != runtime.GOARCH) {
 		return nil, nil
 	}
-	data, err := a.checked(d.Digest)
+	data, err := a.verifiedDocument(d.Digest)
 	if err != nil {
 		return nil, err
 	}
 	var m manifest
 	if err := json.Unmarshal(data, &m); err != nil {
-		return nil, fmt.Errorf("reading a manifest: %w", err)
+		return nil, fmt.Errorf("parsing manifest: %w", err)
 	}
 	if m.Config == nil {
 		for _, child := range m.Manifests {
@@ -282,7 +279,7 @@ func (s *Store) importManifest(ctx context.Context, a *archive, d descriptor, na
 	if !strings.Contains(m.Config.MediaType, "config") && !strings.Contains(m.Config.MediaType, "container.image") {
 		return nil, nil // an artifact
 	}
-	config, err := a.checked(m.Config.Digest)
+	config, err := a.verifiedDocument(m.Config.Digest)
 	if err != nil {
 		return nil, err
 	}
@@ -315,13 +312,13 @@ func (s *Store) importManifest(ctx context.Context, a *archive, d descriptor, na
 
 func blobPath(digest string) (string, error) {
 	if !isSHA256(digest) {
-		return "", fmt.Errorf("bad digest %q in the archive", digest)
+		return "", fmt.Errorf("invalid digest %q in archive", digest)
 	}
 	return "blobs/sha256/" + strings.TrimPrefix(digest, "sha256:"), nil
 }
 
-// checked reads a document by its digest, which must be right.
-func (a *archive) checked(digest string) ([]byte, error) {
+// verifiedDocument reads a document and verifies its digest.
+func (a *archive) verifiedDocument(digest string) ([]byte, error) {
 	file, err := blobPath(digest)
 	if err != nil {
 		return nil, err

@@ -18,21 +18,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxDocument bounds configurations and manifests, as registries do.
-const maxDocument = 8 << 20
+// maxDocumentSize is the maximum size of configurations and manifests, as in registries.
+const maxDocumentSize = 8 << 20
 
-// blob opens one layer as it is stored, compressed or not.
+// blob opens a layer in its stored form, compressed or not.
 type blob func(ctx context.Context) (io.ReadCloser, error)
 
-// assemble unpacks the layers that are missing and records the image. Each
-// blob is one layer of the configuration, in its order.
+// assemble unpacks missing layers and records the image. layers are in the order of the
+// configuration.
 func (s *Store) assemble(ctx context.Context, config []byte, layers []blob, image Image) (*Image, error) {
-	if len(config) > maxDocument {
-		return nil, errors.New("the image's configuration is too large")
+	if len(config) > maxDocumentSize {
+		return nil, errors.New("image configuration is too large")
 	}
 	var doc document
 	if err := json.Unmarshal(config, &doc); err != nil {
-		return nil, fmt.Errorf("reading the image's configuration: %w", err)
+		return nil, fmt.Errorf("parsing image configuration: %w", err)
 	}
 	if doc.OS != "" && doc.OS != "linux" || doc.Architecture != "" && doc.Architecture != runtime.GOARCH {
 		return nil, fmt.Errorf("the image is for %s/%s, this node is linux/%s", doc.OS, doc.Architecture, runtime.GOARCH)
@@ -46,7 +46,7 @@ func (s *Store) assemble(ctx context.Context, config []byte, layers []blob, imag
 	image.Layers, image.DiffIDs = nil, doc.RootFS.DiffIDs
 	for _, id := range doc.RootFS.DiffIDs {
 		if !isSHA256(id) {
-			return nil, fmt.Errorf("bad layer digest %q in the image's configuration", id)
+			return nil, fmt.Errorf("invalid layer digest %q in image configuration", id)
 		}
 		image.Layers = append(image.Layers, layerName(id))
 	}
@@ -54,7 +54,7 @@ func (s *Store) assemble(ctx context.Context, config []byte, layers []blob, imag
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var wait sync.WaitGroup
-	slots := make(chan struct{}, 3) // as many as other runtimes take at once
+	slots := make(chan struct{}, 3) // the same concurrency as other runtimes
 	errs := make([]error, len(layers))
 	for i, open := range layers {
 		wait.Go(func() {
@@ -81,8 +81,8 @@ func (s *Store) assemble(ctx context.Context, config []byte, layers []blob, imag
 	return s.put(&image)
 }
 
-// unpackBlob unpacks a layer into dir and checks that its content is what the
-// digest says. The rest of a stream, after the archive's end, counts too.
+// unpackBlob unpacks a layer into dir and verifies its digest, which includes data after the end of
+// the tar archive.
 func unpackBlob(ctx context.Context, dir string, open blob, diffID string) error {
 	raw, err := open(ctx)
 	if err != nil {
@@ -100,27 +100,26 @@ func unpackBlob(ctx context.Context, dir string, open blob, diffID string) error
 		return err
 	}
 	if _, err := io.Copy(io.Discard, content); err != nil {
-		return fmt.Errorf("reading the layer: %w", err)
+		return fmt.Errorf("reading layer: %w", err)
 	}
-	// The blob's own digest is verified at its end.
+	// Read to the end, where the digest of the blob is verified.
 	if _, err := io.Copy(io.Discard, raw); err != nil {
-		return fmt.Errorf("reading the layer: %w", err)
+		return fmt.Errorf("reading layer: %w", err)
 	}
 	return checkSum(sum, diffID)
 }
 
-// spaceGuard ends a layer, or an archive, before it fills the disk: what a few bytes
-// unpack to may have no end.
+// spaceGuard is a reader that fails before an unpacked layer or archive fills the disk, because a
+// small compressed blob may expand without limit.
 type spaceGuard struct {
 	r    io.Reader
 	dir  string
-	next int64 // bytes until the disk is looked at
+	next int64 // bytes until the next check of the disk
 }
 
 const (
 	guardStep = 4 << 20
-	// maxReserve of a file system is left to others, or a fiftieth if that is
-	// less.
+	// maxReserve is the free space to keep on a file system, or 2 % of it if that is less.
 	maxReserve = 256 << 20
 )
 
@@ -130,7 +129,7 @@ func (g *spaceGuard) Read(p []byte) (int, error) {
 		if err := unix.Statfs(g.dir, &st); err == nil {
 			size, free := st.Blocks*uint64(st.Bsize), st.Bavail*uint64(st.Bsize)
 			if free < min(size/50, maxReserve) || st.Files > 0 && st.Ffree < st.Files/50 {
-				return 0, fmt.Errorf("it would fill the disk: %w", unix.ENOSPC)
+				return 0, fmt.Errorf("not enough disk space: %w", unix.ENOSPC)
 			}
 			g.next = int64(min(guardStep, free/2+1))
 		}
@@ -147,24 +146,24 @@ func checkSum(sum hash.Hash, want string) error {
 	return nil
 }
 
-// decompress tells by the first bytes how a layer is compressed.
+// decompress detects the compression of a layer by its first bytes.
 func decompress(r io.Reader) (io.ReadCloser, error) {
 	b := bufio.NewReaderSize(r, 64<<10)
 	magic, err := b.Peek(4)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("reading the layer: %w", err)
+		return nil, fmt.Errorf("reading layer: %w", err)
 	}
 	switch {
 	case len(magic) >= 2 && magic[0] == 0x1f && magic[1] == 0x8b:
 		z, err := gzip.NewReader(b)
 		if err != nil {
-			return nil, fmt.Errorf("reading the layer: %w", err)
+			return nil, fmt.Errorf("reading layer: %w", err)
 		}
 		return z, nil
 	case len(magic) == 4 && magic[0] == 0x28 && magic[1] == 0xb5 && magic[2] == 0x2f && magic[3] == 0xfd:
 		z, err := zstd.NewReader(b, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(128<<20))
 		if err != nil {
-			return nil, fmt.Errorf("reading the layer: %w", err)
+			return nil, fmt.Errorf("reading layer: %w", err)
 		}
 		return z.IOReadCloser(), nil
 	}

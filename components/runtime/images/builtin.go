@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// caFiles are where distributions keep the certificates of public authorities.
+// caFiles are the files in which distributions store public CA certificates.
 var caFiles = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"}
 
-// NamesBuiltIn tells whether ref means the built-in image of that name: by its version,
-// or by none.
-func NamesBuiltIn(ref, name string) bool {
+// IsBuiltIn reports whether ref refers to the built-in image called name, with its tag or
+// without a tag.
+func IsBuiltIn(ref, name string) bool {
 	got, err := Normalize(ref)
 	if err != nil {
 		return false
@@ -34,16 +34,16 @@ func NamesBuiltIn(ref, name string) bool {
 	return false
 }
 
-// BuiltIn makes the image of that name whose root is the program at file: no
-// pull, and no copy where the filesystem can share the file. The image is
-// known by what the file is, so that a new program makes a new image; nothing
-// is done when it is there.
+// BuiltIn creates the built-in image called name, whose root contains the program at file. It does
+// not pull anything, and does not copy the program if the file system supports links. The image ID
+// depends on the identity of the file, so a new program yields a new image. An existing image is
+// reused.
 func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) {
 	normal, err := Normalize(name)
 	if err != nil {
 		return nil, err
 	}
-	// Whoever names no version means the one that runs.
+	// A reference without a tag means the running version.
 	repository, _, _ := strings.Cut(name, ":")
 	latest, err := Normalize(repository)
 	if err != nil {
@@ -51,13 +51,13 @@ func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) 
 	}
 	file, err = filepath.EvalSymlinks(file)
 	if err != nil {
-		return nil, fmt.Errorf("finding the program of the built-in image: %w", err)
+		return nil, fmt.Errorf("resolving program of the built-in image: %w", err)
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(file, &st); err != nil {
-		return nil, fmt.Errorf("finding the program of the built-in image: %w", err)
+		return nil, fmt.Errorf("resolving program of the built-in image: %w", err)
 	}
-	// Hashing the whole file would take longer than a pod's start.
+	// Hashing the whole file would take longer than a pod start.
 	identity := fmt.Sprintf("%s %d %d %d %d", normal, st.Dev, st.Ino, st.Size, st.Mtim.Nano())
 	sum := sha256.Sum256([]byte(identity))
 	diffID := "sha256:" + hex.EncodeToString(sum[:])
@@ -71,26 +71,26 @@ func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) 
 	}
 	config, err := json.Marshal(doc)
 	if err != nil {
-		return nil, fmt.Errorf("making the built-in image: %w", err)
+		return nil, fmt.Errorf("creating built-in image: %w", err)
 	}
 	sum = sha256.Sum256(config)
 	image := &Image{
 		ID: "sha256:" + hex.EncodeToString(sum[:]), Tags: []string{normal, latest}, Layers: []string{"built-in-" + layerName(diffID)},
 		Size: uint64(st.Size), Pinned: true, BuiltIn: true, Config: doc.Config,
 	}
-	if have, err := s.Get(normal); err == nil && have.ID == image.ID && s.whole(have) {
+	if have, err := s.Get(normal); err == nil && have.ID == image.ID && s.hasAllLayers(have) {
 		return have, nil
 	}
 	defer s.Hold()()
 	err = s.makeLayer(ctx, image.Layers[0], false, func(dir string) error { return fillBuiltIn(dir, file) })
 	if err != nil {
-		return nil, fmt.Errorf("making the built-in image: %w", err)
+		return nil, fmt.Errorf("creating built-in image: %w", err)
 	}
 	image, err = s.put(image)
 	if err != nil {
 		return nil, err
 	}
-	// Those of other versions stay as long as somebody uses them.
+	// Images of other versions stay until they are unused.
 	for _, old := range s.List() {
 		if old.BuiltIn && old.ID != image.ID && old.Pinned {
 			old = old.clone()
@@ -107,7 +107,7 @@ func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) 
 	return image, nil
 }
 
-// fillBuiltIn writes the root of the built-in image.
+// fillBuiltIn creates the root of the built-in image.
 func fillBuiltIn(dir, program string) error {
 	for name, mode := range map[string]os.FileMode{
 		"tmp": 0o1777 | os.ModeSticky, "etc": 0o755, "etc/ssl": 0o755, "etc/ssl/certs": 0o755,
@@ -137,22 +137,22 @@ func fillBuiltIn(dir, program string) error {
 			break
 		}
 	}
-	// What runbooks have people call in pods of the control plane.
+	// Commands that runbooks run in control plane pods.
 	for _, name := range []string{"etcdctl", "kubectl"} {
 		if err := os.Symlink("/hyperkube", filepath.Join(dir, "usr/local/bin", name)); err != nil {
 			return err
 		}
 	}
-	return share(program, filepath.Join(dir, "hyperkube"))
+	return linkOrCopy(program, filepath.Join(dir, "hyperkube"))
 }
 
-// share makes to the same file as from: by a hard link, a reflink, or a copy.
-func share(from, to string) error {
+// linkOrCopy creates the file to with the content of from, as a hard link, a reflink, or a copy.
+func linkOrCopy(from, to string) error {
 	info, err := os.Stat(from)
 	if err != nil {
 		return err
 	}
-	// A link is the original: its mode must serve every user.
+	// A hard link shares the mode, which must allow all users to execute it.
 	if info.Mode().Perm()&0o555 == 0o555 && os.Link(from, to) == nil {
 		return nil
 	}
@@ -168,7 +168,7 @@ func share(from, to string) error {
 	if err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())); err != nil {
 		if _, err := io.Copy(dst, src); err != nil {
 			dst.Close()
-			return fmt.Errorf("copying the program: %w", err)
+			return fmt.Errorf("copying program: %w", err)
 		}
 	}
 	return dst.Close()

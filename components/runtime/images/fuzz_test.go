@@ -12,7 +12,7 @@ import (
 	"github.com/distribution/reference"
 )
 
-// tarOf makes an archive of pairs of a header and content.
+// tarOf creates a tar archive with the given entries.
 func tarOf(entries ...tar.Header) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
@@ -33,8 +33,7 @@ func seeds(f *testing.F) {
 	f.Add(tarOf(tar.Header{Name: "x", Size: 1, PAXRecords: map[string]string{"SCHILY.xattr.trusted.overlay.redirect": "/etc"}}))
 }
 
-// FuzzUnpack feeds the unpacker anything. Whatever comes, nothing outside of
-// its folder changes.
+// FuzzUnpack unpacks arbitrary data and checks that nothing outside the target directory changes.
 func FuzzUnpack(f *testing.F) {
 	if os.Geteuid() != 0 {
 		f.Skip("needs root to set owners")
@@ -62,7 +61,7 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// FuzzImport feeds the importer anything: it fails or makes whole images.
+// FuzzImport imports arbitrary data and checks that it fails or creates complete images.
 func FuzzImport(f *testing.F) {
 	if os.Geteuid() != 0 {
 		f.Skip("needs root to set owners")
@@ -87,7 +86,7 @@ func FuzzImport(f *testing.F) {
 			t.Error("neither images nor an error")
 		}
 		for _, i := range list {
-			if !s.whole(i.Image) {
+			if !s.hasAllLayers(i.Image) {
 				t.Errorf("image %s is not whole", i.ID)
 			}
 		}
@@ -103,8 +102,8 @@ func FuzzNormalize(f *testing.F) {
 		one, err := Normalize(ref)
 		want, wantErr := reference.ParseDockerRef(ref)
 		if wantErr == nil && reference.Domain(want) == "" {
-			// What cannot be a registry is taken for a repository without
-			// one there; nobody could pull it.
+			// This is not a valid registry but would be parsed as a repository without one; such an
+			// image cannot be pulled.
 			wantErr = errors.New("no registry")
 		}
 		if (err == nil) != (wantErr == nil) || err == nil && one != want.String() {

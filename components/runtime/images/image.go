@@ -1,7 +1,7 @@
-// Package images is the runtime's store of images: it pulls them from
-// registries, imports them from archives, unpacks each layer once into a folder
-// of its own and knows which folders make up an image's root. What is not
-// whole never gets its final name, so that a crash leaves nothing half made.
+// Package images is the runtime's image store. It pulls images from registries, imports them from
+// archives, unpacks each layer once into a separate directory, and returns the directories of an
+// image's root. Incomplete data never gets its final name, so a crash leaves no partial images or
+// layers.
 package images
 
 import (
@@ -13,39 +13,38 @@ import (
 	"time"
 )
 
-// ErrNotFound tells that there is no such image, here or in its registry.
+// ErrNotFound reports that an image does not exist, in the store or in its registry.
 var ErrNotFound = errors.New("not found")
 
-// ErrUnauthorized tells that the registry wants other credentials.
+// ErrUnauthorized reports that the registry has rejected the credentials.
 var ErrUnauthorized = errors.New("authorization failed")
 
-// Image is an image that is on this node. Callers must not write to it.
+// Image is an image in the store. Callers must not modify it.
 type Image struct {
-	// ID is the digest of its configuration, "sha256:…".
+	// ID is the digest of the image configuration, "sha256:…".
 	ID string `json:"id"`
-	// Tags are normalised references with a tag, Digests with the digest of
-	// the manifest.
+	// Tags are normalized references with a tag. Digests are references with the digest of the
+	// manifest.
 	Tags    []string `json:"tags,omitempty"`
 	Digests []string `json:"digests,omitempty"`
-	// Layers are the folders of its layers below the store's, the lowest
-	// first.
+	// Layers are the names of the layer directories in the store, lowest first.
 	Layers []string `json:"layers"`
-	// DiffIDs are the digests of the layers' content, the lowest first; none of
-	// images that earlier versions have pulled.
+	// DiffIDs are the digests of the uncompressed layers, lowest first. Empty for images pulled by
+	// earlier versions.
 	DiffIDs []string `json:"diffIDs,omitempty"`
-	// Size is that of the compressed layers and the configuration in bytes.
+	// Size is the size of the compressed layers and the configuration in bytes.
 	Size uint64 `json:"size"`
-	// Pinned images are not collected: imported and built-in ones.
+	// Pinned images are not garbage collected: imported and built-in images.
 	Pinned bool `json:"pinned,omitempty"`
-	// BuiltIn images were made by the store itself.
+	// BuiltIn is true for images created by the store itself.
 	BuiltIn bool `json:"builtIn,omitempty"`
-	// Time is when the record was last written.
+	// Time is the time of the last write of the record.
 	Time time.Time `json:"time"`
-	// Config is what containers made of it go by.
+	// Config contains the settings for containers.
 	Config Config `json:"config"`
 }
 
-// Config is the part of an image's configuration that containers go by.
+// Config is the part of an image configuration that containers use.
 //
 // https://github.com/opencontainers/image-spec/blob/main/config.md
 type Config struct {
@@ -59,7 +58,7 @@ type Config struct {
 	Labels     map[string]string   `json:"Labels,omitempty"`
 }
 
-// document is an image's whole configuration.
+// document is a complete image configuration.
 type document struct {
 	Architecture string `json:"architecture"`
 	OS           string `json:"os"`
@@ -70,8 +69,8 @@ type document struct {
 	} `json:"rootfs"`
 }
 
-// UserName returns the image's user: its number if it is one, else its name;
-// neither if the image names none.
+// UserName returns the user of the image: its UID if it is numeric, else its name. It returns
+// neither if the image does not specify a user.
 func (c Config) UserName() (uid *int64, name string) {
 	user, _, _ := strings.Cut(c.User, ":")
 	if user == "" {
@@ -83,8 +82,7 @@ func (c Config) UserName() (uid *int64, name string) {
 	return nil, user
 }
 
-// ChainID is the digest that names all the layers together; empty where their
-// digests are not known.
+// ChainID returns the chain ID of all layers, or "" if the diff IDs are not known.
 //
 // https://github.com/opencontainers/image-spec/blob/main/config.md#layer-chainid
 func (i *Image) ChainID() string {

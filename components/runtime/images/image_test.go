@@ -2,8 +2,8 @@ package images
 
 import "testing"
 
-// TestChainID compares with the digest that the image specification's formula gives
-// for two layers, taken from sha256sum.
+// TestChainID compares the result with the formula of the image specification for two layers,
+// computed with sha256sum.
 func TestChainID(t *testing.T) {
 	for _, c := range []struct {
 		layers []string
@@ -36,7 +36,7 @@ func TestAtServer(t *testing.T) {
 		{"busybox", "example.org", false},
 		{"Bad", "example.org", false},
 	} {
-		if got := AtServer(c.ref, c.server); got != c.want {
+		if got := MatchesServer(c.ref, c.server); got != c.want {
 			t.Errorf("credentials of %q for %q: %t", c.server, c.ref, got)
 		}
 	}

@@ -7,17 +7,17 @@ import (
 	"path/filepath"
 )
 
-// serviceAccountDir is where most pods have their token.
+// serviceAccountDir is the directory of the service account token in most pods.
 const serviceAccountDir = "var/run/secrets/kubernetes.io/serviceaccount"
 
-// MountPoints returns a layer to put below all of an image's own: what every
-// container has something mounted at, for images that lack it. Without it each
-// container's own changes would begin with these, a dozen inodes to make and to
-// remove. What the image has itself, a link above all, counts more.
+// MountPoints returns a layer to put below all layers of an image. It contains the mount points
+// that every container needs, for images without them. Otherwise the writable layer of each
+// container would have to create and delete a dozen inodes. Files of the image, in particular
+// symlinks, take precedence.
 //
-// It is made if it is not there, and collected like any other: the caller
-// holds the store, or says that it is used. serviceAccount adds the folder of
-// the token, which containers without one are not to see.
+// The layer is created if it does not exist and is garbage collected like any other. The caller
+// must call Hold or report the layer as used. serviceAccount adds the directory of the token, which
+// should not exist in containers without a token.
 func (s *Store) MountPoints(ctx context.Context, serviceAccount bool) (layer string, err error) {
 	layer, dirs := "mountpoints", []string{"proc", "sys", "dev", "etc"}
 	if serviceAccount {
@@ -37,7 +37,7 @@ func (s *Store) MountPoints(ctx context.Context, serviceAccount bool) (layer str
 		return nil
 	})
 	if err != nil {
-		return "", fmt.Errorf("making the layer of mount points: %w", err)
+		return "", fmt.Errorf("creating layer of mount points: %w", err)
 	}
 	return layer, nil
 }

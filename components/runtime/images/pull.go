@@ -25,31 +25,31 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Registries says how registries are reached. The form of its file is that of
-// k3s' registries.yaml.
+// Registries configures the access to registries. The file format is that of k3s' registries.yaml.
 type Registries struct {
-	// Mirrors are tried in order before the registry itself, by its host;
-	// "*" stands for every host that has no entry.
+	// Mirrors maps the host of a registry to its mirrors, which are tried in order before the
+	// registry itself. "*" applies to hosts without an entry.
 	Mirrors map[string]Mirror `json:"mirrors,omitempty"`
-	// Configs are by the host, with a port if it has one, that is called.
+	// Configs maps the host of a registry or mirror, with its port if it has one, to its
+	// configuration.
 	Configs map[string]RegistryConfig `json:"configs,omitempty"`
 }
 
-// Mirror is where images of a registry may also be.
+// Mirror lists the mirrors of a registry.
 type Mirror struct {
 	// Endpoints are URLs such as "https://mirror.example" or "http://…".
 	Endpoints []string `json:"endpoint"`
 }
 
-// RegistryConfig is about one registry.
+// RegistryConfig configures the access to one registry.
 type RegistryConfig struct {
 	Auth *Auth      `json:"auth,omitempty"`
 	TLS  *TLSConfig `json:"tls,omitempty"`
-	// PlainHTTP calls it without TLS.
+	// PlainHTTP disables TLS.
 	PlainHTTP bool `json:"plain_http,omitempty"`
 }
 
-// TLSConfig is how a registry's certificate is verified.
+// TLSConfig contains the TLS settings for a registry.
 type TLSConfig struct {
 	CAFile             string `json:"ca_file,omitempty"`
 	CertFile           string `json:"cert_file,omitempty"`
@@ -57,7 +57,7 @@ type TLSConfig struct {
 	InsecureSkipVerify bool   `json:"insecure_skip_verify,omitempty"`
 }
 
-// Auth is what a registry is told of the caller. The zero value is nobody.
+// Auth contains credentials for a registry. The zero value is anonymous.
 type Auth struct {
 	Username      string `json:"username,omitempty"`
 	Password      string `json:"password,omitempty"`
@@ -66,8 +66,8 @@ type Auth struct {
 	RegistryToken string `json:"registry_token,omitempty"`
 }
 
-// LoadRegistries reads a file of Registries, YAML or JSON. No name or no file
-// gives the zero value.
+// LoadRegistries reads Registries from a YAML or JSON file. It returns the zero value if file is
+// empty or does not exist.
 func LoadRegistries(file string) (Registries, error) {
 	var r Registries
 	if file == "" {
@@ -81,7 +81,7 @@ func LoadRegistries(file string) (Registries, error) {
 		err = yaml.UnmarshalStrict(data, &r)
 	}
 	if err != nil {
-		return r, fmt.Errorf("reading the registry configuration: %w", err)
+		return r, fmt.Errorf("reading registry configuration: %w", err)
 	}
 	return r, nil
 }
@@ -91,11 +91,11 @@ func (a Auth) authenticator() (authn.Authenticator, error) {
 	if a.Auth != "" && c.Username == "" {
 		plain, err := base64.StdEncoding.DecodeString(a.Auth)
 		if err != nil {
-			return nil, fmt.Errorf("decoding the registry credentials: %w", err)
+			return nil, fmt.Errorf("decoding registry credentials: %w", err)
 		}
 		user, password, ok := strings.Cut(string(plain), ":")
 		if !ok {
-			return nil, errors.New("the registry credentials have no colon")
+			return nil, errors.New("registry credentials have no colon")
 		}
 		c.Username, c.Password = user, strings.TrimRight(password, "\x00")
 	}
@@ -105,10 +105,9 @@ func (a Auth) authenticator() (authn.Authenticator, error) {
 	return authn.FromConfig(c), nil
 }
 
-// AtServer tells whether credentials for server, a registry's address as Docker's
-// configuration has it, are for the registry that ref names. Without a server they
-// are for whichever it is.
-func AtServer(ref, server string) bool {
+// MatchesServer reports whether credentials for server, a registry address as in Docker's configuration
+// file, apply to the registry of ref. An empty server applies to all registries.
+func MatchesServer(ref, server string) bool {
 	if server == "" {
 		return true
 	}
@@ -128,11 +127,11 @@ func AtServer(ref, server string) bool {
 	return strings.EqualFold(host, server)
 }
 
-// endpoint is one place to ask for an image.
+// endpoint is a registry or mirror from which to pull an image.
 type endpoint struct {
-	registry string // host, with a port if it has one
+	registry string // host, with port if it has one
 	insecure bool   // plain HTTP
-	prefix   string // path before the repository
+	prefix   string // path prefix of the repository
 	mirror   bool
 }
 
@@ -145,7 +144,7 @@ func (r Registries) endpoints(host string) ([]endpoint, error) {
 	for _, e := range mirror.Endpoints {
 		u, err := url.Parse(e)
 		if err != nil || u.Host == "" {
-			return nil, fmt.Errorf("bad endpoint %q of a mirror of %s", e, host)
+			return nil, fmt.Errorf("invalid mirror endpoint %q of %s", e, host)
 		}
 		prefix := strings.Trim(strings.TrimPrefix(strings.Trim(u.Path, "/"), "v2"), "/")
 		list = append(list, endpoint{registry: u.Host, insecure: u.Scheme == "http", prefix: prefix, mirror: true})
@@ -153,7 +152,7 @@ func (r Registries) endpoints(host string) ([]endpoint, error) {
 	return append(list, endpoint{registry: host, insecure: r.Configs[host].PlainHTTP}), nil
 }
 
-// transport returns how to call a host, and whether the caller closes it.
+// transport returns the HTTP transport for a host.
 func (r Registries) transport(host string) (*http.Transport, error) {
 	t := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
@@ -167,34 +166,33 @@ func (r Registries) transport(host string) (*http.Transport, error) {
 	if c == nil {
 		return t, nil
 	}
-	t.TLSClientConfig = &tls.Config{InsecureSkipVerify: c.InsecureSkipVerify} //nolint:gosec // the administrator asked for it
+	t.TLSClientConfig = &tls.Config{InsecureSkipVerify: c.InsecureSkipVerify} //nolint:gosec // configured by the administrator
 	if c.CAFile != "" {
 		pem, err := os.ReadFile(c.CAFile)
 		if err != nil {
-			return nil, fmt.Errorf("reading the CA of %s: %w", host, err)
+			return nil, fmt.Errorf("reading CA of %s: %w", host, err)
 		}
 		pool, err := x509.SystemCertPool()
 		if err != nil {
 			pool = x509.NewCertPool()
 		}
 		if !pool.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("no certificate in the CA file of %s", host)
+			return nil, fmt.Errorf("no certificate in CA file of %s", host)
 		}
 		t.TLSClientConfig.RootCAs = pool
 	}
 	if c.CertFile != "" {
 		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
 		if err != nil {
-			return nil, fmt.Errorf("reading the client certificate for %s: %w", host, err)
+			return nil, fmt.Errorf("reading client certificate for %s: %w", host, err)
 		}
 		t.TLSClientConfig.Certificates = []tls.Certificate{pair}
 	}
 	return t, nil
 }
 
-// Pull brings an image from its registry, or one of the mirrors, and returns
-// it. Errors read as users of Kubernetes know them; ErrNotFound and
-// ErrUnauthorized can be told from them.
+// Pull pulls an image from a mirror or its registry and returns it. Error messages are those of
+// common container runtimes. Errors wrap ErrNotFound and ErrUnauthorized.
 func (s *Store) Pull(ctx context.Context, ref string, auth Auth, registries Registries) (*Image, error) {
 	normal, err := Normalize(ref)
 	if err != nil {
@@ -220,12 +218,12 @@ func (s *Store) pull(ctx context.Context, normal string, auth Auth, registries R
 			return image, err
 		}
 		failed = err
-		s.log.Warn("a mirror does not give the image", "image", normal, "mirror", e.registry, "error", failed)
+		s.log.Warn("pulling image from mirror failed", "image", normal, "mirror", e.registry, "err", failed)
 	}
 	return nil, failed
 }
 
-// pullFrom pulls from one place.
+// pullFrom pulls an image from one endpoint.
 func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Auth, registries Registries) (*Image, error) {
 	ref, err := e.reference(normal)
 	if err != nil {
@@ -234,7 +232,7 @@ func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Au
 	if c := registries.Configs[e.registry].Auth; c != nil && (e.mirror || auth == Auth{}) {
 		auth = *c
 	} else if e.mirror {
-		// Credentials are for the registry that they were given for.
+		// Do not send the credentials of the registry to a mirror.
 		auth = Auth{}
 	}
 	login, err := auth.authenticator()
@@ -248,13 +246,13 @@ func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Au
 	defer base.CloseIdleConnections()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	image, digest, err := resolve(ref, remote.WithContext(ctx), remote.WithAuth(login), remote.WithTransport(&guarded{base, cancel}))
+	image, digest, err := resolve(ref, remote.WithContext(ctx), remote.WithAuth(login), remote.WithTransport(&guardedTransport{base, cancel}))
 	if err != nil {
-		return nil, fmt.Errorf("failed to resolve reference %q: %w", normal, explain(err, normal))
+		return nil, fmt.Errorf("failed to resolve reference %q: %w", normal, registryError(err, normal))
 	}
 	config, err := image.RawConfigFile()
 	if err != nil {
-		return nil, explain(err, normal)
+		return nil, registryError(err, normal)
 	}
 	record := Image{Digests: []string{repository(normal) + "@" + digest}, Size: uint64(len(config))}
 	if !isDigest(normal) {
@@ -272,7 +270,7 @@ func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Au
 	return done, err
 }
 
-// reference is what an image is called at the endpoint.
+// reference returns the name of the image at the endpoint.
 func (e endpoint) reference(normal string) (name.Reference, error) {
 	var options []name.Option
 	if e.insecure {
@@ -289,8 +287,8 @@ func (e endpoint) reference(normal string) (name.Reference, error) {
 	return ref, nil
 }
 
-// resolve asks a registry for the image of this machine's platform, and returns the digest
-// by which the reference is known, too. Layers are asked for when they are read.
+// resolve returns the image for this platform, and the digest that the reference resolves to.
+// Layers are requested when they are read.
 func resolve(ref name.Reference, options ...remote.Option) (image v1.Image, digest string, err error) {
 	desc, err := remote.Get(ref, append(options, remote.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}), remote.WithUserAgent("hyperkube"))...)
 	if err != nil {
@@ -310,28 +308,28 @@ func resolve(ref name.Reference, options ...remote.Option) (image v1.Image, dige
 	if err != nil {
 		return nil, "", err
 	}
-	if manifest.Config.Size > maxDocument {
-		return nil, "", fmt.Errorf("the image's configuration of %d bytes is too large", manifest.Config.Size)
+	if manifest.Config.Size > maxDocumentSize {
+		return nil, "", fmt.Errorf("image configuration of %d bytes is too large", manifest.Config.Size)
 	}
 	return image, desc.Digest.String(), nil
 }
 
-// blobsOf returns the layers of an image, and how many bytes they are together.
+// blobsOf returns the layers of an image and their total size in bytes.
 func blobsOf(image v1.Image, normal string) (blobs []blob, total uint64, err error) {
 	layers, err := image.Layers()
 	if err != nil {
-		return nil, 0, explain(err, normal)
+		return nil, 0, registryError(err, normal)
 	}
 	for _, layer := range layers {
 		size, err := layer.Size()
 		if err != nil {
-			return nil, 0, explain(err, normal)
+			return nil, 0, registryError(err, normal)
 		}
 		total += uint64(max(size, 0))
 		blobs = append(blobs, func(context.Context) (io.ReadCloser, error) {
 			r, err := layer.Compressed()
 			if err != nil {
-				return nil, explain(err, normal)
+				return nil, registryError(err, normal)
 			}
 			return r, nil
 		})
@@ -339,31 +337,30 @@ func blobsOf(image v1.Image, normal string) (blobs []blob, total uint64, err err
 	return blobs, total, nil
 }
 
-// stallTime is how long a registry may send nothing in the middle of an
-// answer.
-const stallTime = 2 * time.Minute
+// stallTimeout is how long a registry may pause within a response.
+const stallTimeout = 2 * time.Minute
 
-var errStalled = fmt.Errorf("the registry sent nothing for %s", stallTime)
+var errStalled = fmt.Errorf("registry sent no data for %s", stallTimeout)
 
-// guarded calls registries and trusts none of them: documents are bounded, and
-// one that falls silent is not waited for.
-type guarded struct {
+// guardedTransport is a transport for untrusted registries: it limits the size of documents and cancels
+// responses that stall.
+type guardedTransport struct {
 	http.RoundTripper
 	cancel context.CancelCauseFunc
 }
 
 // RoundTrip implements http.RoundTripper.
-func (g *guarded) RoundTrip(r *http.Request) (*http.Response, error) {
+func (g *guardedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := g.RoundTripper.RoundTrip(r)
 	if err != nil {
 		return nil, err
 	}
 	body := &guardedBody{ReadCloser: resp.Body, left: math.MaxInt64}
 	if !strings.Contains(r.URL.Path, "/blobs/") && resp.StatusCode < 300 {
-		body.left = maxDocument
+		body.left = maxDocumentSize
 	}
-	body.timer = time.AfterFunc(stallTime, func() { g.cancel(errStalled) })
-	body.timer.Stop() // until it is read
+	body.timer = time.AfterFunc(stallTimeout, func() { g.cancel(errStalled) })
+	body.timer.Stop() // until the body is read
 	resp.Body = body
 	return resp, nil
 }
@@ -375,12 +372,12 @@ type guardedBody struct {
 }
 
 func (b *guardedBody) Read(p []byte) (int, error) {
-	// Only the registry's time counts, not that of who unpacks what came before.
-	b.timer.Reset(stallTime)
+	// The timer runs only while waiting for the registry, not while the caller unpacks data.
+	b.timer.Reset(stallTimeout)
 	n, err := b.ReadCloser.Read(p)
 	b.timer.Stop()
 	if b.left -= int64(n); b.left < 0 {
-		return 0, fmt.Errorf("the registry's answer is larger than %d bytes", maxDocument)
+		return 0, fmt.Errorf("registry response is larger than %d bytes", maxDocumentSize)
 	}
 	return n, err
 }
@@ -390,8 +387,8 @@ func (b *guardedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// explain puts a registry's answer into the words that users know.
-func explain(err error, normal string) error {
+// registryError converts a registry error to the messages of common container runtimes.
+func registryError(err error, normal string) error {
 	if answer, ok := errors.AsType[*transport.Error](err); ok {
 		switch answer.StatusCode {
 		case http.StatusNotFound:

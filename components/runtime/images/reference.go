@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// maxName is how long registry and repository may be together.
-const maxName = 255
+// maxNameLength is the maximum length of a repository name.
+const maxNameLength = 255
 
-// Normalize returns the full form of a reference as container runtimes and
-// users know it: registry and repository completed, the tag "latest" added
-// when there is neither tag nor digest, the tag dropped when there are both.
+// Normalize returns the full form of an image reference: it adds the default registry and
+// repository prefix, adds the tag "latest" if there is neither tag nor digest, and drops the tag if
+// there are both.
 //
-// The grammar is that of github.com/distribution/reference, written without
-// regular expressions: compiling those would cost every container's start.
+// The grammar is that of github.com/distribution/reference, but without regular expressions,
+// because compiling them would delay the start of every container.
 func Normalize(ref string) (string, error) {
 	name, tag, digest, err := parse(ref)
 	if err != nil {
@@ -31,16 +31,16 @@ func Normalize(ref string) (string, error) {
 
 func parse(ref string) (name, tag, digest string, err error) {
 	if len(ref) == 64 && isHex(ref) {
-		return "", "", "", errors.New("it looks like an image's ID")
+		return "", "", "", errors.New("it looks like an image ID")
 	}
 	name, digest, hasDigest := strings.Cut(ref, "@")
 	if hasDigest && !isReferenceDigest(digest) {
-		return "", "", "", errors.New("bad digest")
+		return "", "", "", errors.New("invalid digest")
 	}
 	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
 		name, tag = name[:i], name[i+1:]
 		if !isTag(tag) {
-			return "", "", "", errors.New("bad tag")
+			return "", "", "", errors.New("invalid tag")
 		}
 	}
 	domain, path, found := strings.Cut(name, "/")
@@ -54,18 +54,18 @@ func parse(ref string) (name, tag, digest string, err error) {
 		path = "library/" + path
 	}
 	if !isDomain(domain) {
-		return "", "", "", errors.New("bad registry")
+		return "", "", "", errors.New("invalid registry")
 	}
 	for part := range strings.SplitSeq(path, "/") {
 		if !isPathPart(part) {
 			if strings.ToLower(part) != part {
 				return "", "", "", errors.New("repository name must be lowercase")
 			}
-			return "", "", "", errors.New("bad repository name")
+			return "", "", "", errors.New("invalid repository name")
 		}
 	}
-	if len(path) > maxName {
-		return "", "", "", fmt.Errorf("repository name must not be more than %d characters", maxName)
+	if len(path) > maxNameLength {
+		return "", "", "", fmt.Errorf("repository name must not be more than %d characters", maxNameLength)
 	}
 	return domain + "/" + path, tag, digest, nil
 }
@@ -79,7 +79,7 @@ func isHex(s string) bool {
 	return true
 }
 
-// isSHA256 tells whether s is "sha256:" and 64 hexadecimal digits.
+// isSHA256 reports whether s is "sha256:" followed by 64 hexadecimal digits.
 func isSHA256(s string) bool {
 	rest, ok := strings.CutPrefix(s, "sha256:")
 	return ok && len(rest) == 64 && isHex(rest)
@@ -107,8 +107,8 @@ func isTag(s string) bool {
 	return true
 }
 
-// isPathPart: letters and digits, with one dot, one or two underscores or any
-// number of dashes between them.
+// isPathPart reports whether s consists of letters and digits, separated by one dot, one or two
+// underscores, or any number of dashes.
 func isPathPart(s string) bool {
 	if s == "" || !isLower(s[0]) || !isLower(s[len(s)-1]) {
 		return false
@@ -119,7 +119,7 @@ func isPathPart(s string) bool {
 			continue
 		}
 		n := 1
-		for s[i+n] == s[i] { // the last one is a letter or digit
+		for s[i+n] == s[i] { // ends, because the last character is a letter or digit
 			n++
 		}
 		if c := s[i]; c != '-' && (c != '_' || n > 2) && (c != '.' || n > 1) || !isLower(s[i+n]) {
@@ -130,7 +130,7 @@ func isPathPart(s string) bool {
 	return true
 }
 
-// isDomain: a host name or an IPv6 address in brackets, and perhaps a port.
+// isDomain reports whether s is a host name or an IPv6 address in brackets, with an optional port.
 func isDomain(s string) bool {
 	host := s
 	if rest, ok := strings.CutPrefix(s, "["); ok {
@@ -161,7 +161,7 @@ func isDomain(s string) bool {
 
 func isPort(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
-// repository returns the part of a normalised reference before tag or digest.
+// repository returns a normalized reference without tag and digest.
 func repository(normal string) string {
 	if name, _, found := strings.Cut(normal, "@"); found {
 		return name

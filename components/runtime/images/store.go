@@ -15,29 +15,29 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"hyperkube/internal/atomicfile"
+	"hyperkube/internal/host/atomicfile"
 )
 
-// Store keeps images below one folder. Its methods are safe for several
-// goroutines; one process owns the folder.
+// Store stores images below a directory. Its methods are safe for concurrent use. The directory
+// must be used by one process only.
 type Store struct {
 	root string
 	log  *slog.Logger
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	images map[string]*Image
-	names  map[string]string // normalised reference to ID
-	// work holds a lock for each layer that is being unpacked, so that two
-	// pulls share it.
+	names  map[string]string // normalized reference to ID
+	// work contains an entry for each layer that is being unpacked, so that concurrent pulls share
+	// it, and for each Hold.
 	work map[string]*layerWork
-	// inspected are layers that were, or are in queue to be, see Inspect.
+	// inspected are the layers that were inspected or are queued, see Inspect.
 	inspected map[string]bool
 	queue     []string
-	// left says that there may be layers that nobody needs, see CollectLeft.
-	left bool
+	// collectPending is true if unused layers may exist, see CollectPending.
+	collectPending bool
 
-	// due wakes Inspect.
-	due chan struct{}
+	// inspectionQueued wakes Inspect.
+	inspectionQueued chan struct{}
 }
 
 type layerWork struct {
@@ -45,27 +45,27 @@ type layerWork struct {
 	err  error
 }
 
-// Open opens or makes the store in the folder root, and removes what a crash
-// left half made. A nil log is slog's default.
+// Open opens or creates the store in the directory root and removes partial data left by a crash. A
+// nil log means slog's default.
 func Open(root string, log *slog.Logger) (*Store, error) {
 	if log == nil {
 		log = slog.Default()
 	}
 	s := &Store{root: root, log: log, images: map[string]*Image{}, names: map[string]string{}, work: map[string]*layerWork{},
-		inspected: map[string]bool{}, due: make(chan struct{}, 1), left: true}
+		inspected: map[string]bool{}, inspectionQueued: make(chan struct{}, 1), collectPending: true}
 	if err := os.RemoveAll(s.path("tmp")); errors.Is(err, unix.EROFS) {
-		log.Warn("the image store is on a read-only disk", "error", err)
+		log.Warn("image store is on a read-only file system", "err", err)
 	} else if err != nil {
-		return nil, fmt.Errorf("clearing the image store: %w", err)
+		return nil, fmt.Errorf("clearing image store: %w", err)
 	}
 	for _, dir := range []string{"tmp", "layers", "images"} {
 		if err := os.MkdirAll(s.path(dir), 0o700); err != nil {
-			return nil, fmt.Errorf("making the image store: %w", err)
+			return nil, fmt.Errorf("creating image store: %w", err)
 		}
 	}
 	entries, err := os.ReadDir(s.path("images"))
 	if err != nil {
-		return nil, fmt.Errorf("reading the image store: %w", err)
+		return nil, fmt.Errorf("reading image store: %w", err)
 	}
 	var found []*Image
 	for _, entry := range entries {
@@ -74,24 +74,24 @@ func Open(root string, log *slog.Logger) (*Store, error) {
 		}
 		data, err := os.ReadFile(s.path("images", entry.Name()))
 		if err != nil {
-			return nil, fmt.Errorf("reading the image store: %w", err)
+			return nil, fmt.Errorf("reading image store: %w", err)
 		}
 		image := &Image{}
 		if err := json.Unmarshal(data, image); err != nil || image.ID == "" {
-			log.Warn("an image record is damaged and left out", "file", entry.Name(), "error", err)
+			log.Warn("ignoring damaged image record", "file", entry.Name(), "err", err)
 			continue
 		}
-		if !s.whole(image) {
-			log.Warn("an image has lost layers and is left out", "image", image.ID)
+		if !s.hasAllLayers(image) {
+			log.Warn("ignoring image with missing layers", "image", image.ID)
 			continue
 		}
 		found = append(found, image)
 	}
-	// A tag that moved when a crash came is in two records: the later counts.
+	// If a crash interrupted the move of a tag, two records contain it. The newer record wins.
 	slices.SortFunc(found, func(a, b *Image) int { return a.Time.Compare(b.Time) })
 	for _, image := range found {
 		s.images[image.ID] = image
-		s.takeNames(image)
+		s.claimNames(image)
 	}
 	return s, nil
 }
@@ -100,10 +100,10 @@ func (s *Store) path(parts ...string) string {
 	return filepath.Join(append([]string{s.root}, parts...)...)
 }
 
-// LayerDir returns the folder that holds a layer's files.
+// LayerDir returns the directory with a layer's files.
 func (s *Store) LayerDir(layer string) string { return s.path("layers", layer, "fs") }
 
-func (s *Store) whole(image *Image) bool {
+func (s *Store) hasAllLayers(image *Image) bool {
 	return !slices.ContainsFunc(image.Layers, func(layer string) bool { return !s.hasLayer(layer) })
 }
 
@@ -114,13 +114,14 @@ func (s *Store) hasLayer(layer string) bool {
 	}
 	want, err := os.ReadFile(s.path("layers", layer, countFile))
 	if err != nil {
-		return true // made before layers were counted, or not by a pull
+		return true // created by an earlier version, or not by a pull
 	}
 	return strings.TrimSpace(string(want)) == fmt.Sprint(topEntries(s.LayerDir(layer)))
 }
 
-// countFile, beside a layer's files, says how many there are at its top:
-// enough to tell when a disk's repair, or someone's tidying, has taken them.
+// countFile is the name of the file next to a layer's files that contains the number of its
+// top-level entries. This is a cheap check for files that were deleted, for example by a file
+// system repair.
 const countFile = "count"
 
 func topEntries(dir string) int {
@@ -131,11 +132,11 @@ func topEntries(dir string) int {
 	return len(entries)
 }
 
-// takeNames gives the image its names, taking them from others. The caller
-// holds the lock, and writes the others' records if it must last. It returns
-// the others that lost names.
-func (s *Store) takeNames(image *Image) []*Image {
-	var losers []*Image
+// claimNames assigns the image's names to it and removes them from other images. It returns the
+// other images that lost names; the caller writes their records if necessary. The caller must hold
+// mu.
+func (s *Store) claimNames(image *Image) []*Image {
+	var previousOwners []*Image
 	for _, name := range append(slices.Clone(image.Tags), image.Digests...) {
 		if owner, ok := s.names[name]; ok && owner != image.ID {
 			if other := s.images[owner]; other != nil {
@@ -143,15 +144,15 @@ func (s *Store) takeNames(image *Image) []*Image {
 				other.Tags = slices.DeleteFunc(other.Tags, func(t string) bool { return t == name })
 				other.Digests = slices.DeleteFunc(other.Digests, func(t string) bool { return t == name })
 				s.images[owner] = other
-				losers = append(losers, other)
+				previousOwners = append(previousOwners, other)
 			}
 		}
 		s.names[name] = image.ID
 	}
-	return losers
+	return previousOwners
 }
 
-// put records an image, joining its names with those it has already.
+// put records an image. Names of an existing record are kept.
 func (s *Store) put(image *Image) (*Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -167,8 +168,8 @@ func (s *Store) put(image *Image) (*Image, error) {
 		return nil, err
 	}
 	s.images[image.ID] = image
-	for _, loser := range s.takeNames(image) {
-		if err := s.write(loser); err != nil {
+	for _, other := range s.claimNames(image) {
+		if err := s.write(other); err != nil {
 			return nil, err
 		}
 	}
@@ -190,7 +191,7 @@ func (s *Store) write(image *Image) error {
 	if err != nil {
 		return fmt.Errorf("recording image %s: %w", image.ID, err)
 	}
-	if err := atomicfile.Write(atomicfile.File{Path: s.record(image.ID), Data: data, Mode: 0o600, Remakeable: image.BuiltIn}); err != nil {
+	if err := atomicfile.Write(atomicfile.File{Path: s.record(image.ID), Data: data, Mode: 0o600, SkipSync: image.BuiltIn}); err != nil {
 		return fmt.Errorf("recording image %s: %w", image.ID, err)
 	}
 	return nil
@@ -208,8 +209,8 @@ func (s *Store) List() []*Image {
 	return list
 }
 
-// Get finds an image by ID, with or without "sha256:", or by a reference in
-// any form. It is ErrNotFound when there is none.
+// Get returns an image by ID, with or without "sha256:", or by a reference in any form. It returns
+// ErrNotFound if the image does not exist.
 func (s *Store) Get(ref string) (*Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,28 +225,26 @@ func (s *Store) Get(ref string) (*Image, error) {
 	return nil, fmt.Errorf("image %q: %w", ref, ErrNotFound)
 }
 
-// Verify finds an image as Get does and sees that all its layers are there. An
-// image that has lost one, or whose layer is empty though it was not when it
-// was made, is forgotten, so that it is pulled again: it is ErrNotFound. Layers
-// that it finds for the first time are looked at more closely later, see
-// Inspect.
+// Verify returns an image like Get and checks that all its layers exist. An image with missing or
+// empty layers is removed, so that it is pulled again, and Verify returns ErrNotFound. New layers
+// are queued for a thorough check, see Inspect.
 func (s *Store) Verify(ref string) (*Image, error) {
 	image, err := s.Get(ref)
 	if err != nil {
 		return nil, err
 	}
-	if s.whole(image) {
-		s.wantInspected(image.Layers)
+	if s.hasAllLayers(image) {
+		s.queueInspection(image.Layers)
 		return image, nil
 	}
-	s.log.Warn("an image has lost layers and is forgotten", "image", image.ID)
+	s.log.Warn("removing image with missing layers", "image", image.ID)
 	if err := s.forget(image); err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("image %q has lost layers: %w", ref, ErrNotFound)
+	return nil, fmt.Errorf("image %q has missing layers: %w", ref, ErrNotFound)
 }
 
-// forget removes the record and the names of an image.
+// forget deletes the record and the names of an image.
 func (s *Store) forget(image *Image) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -261,8 +260,8 @@ func (s *Store) forget(image *Image) error {
 	return nil
 }
 
-// Remove removes an image with all its names, and the layers that no other
-// image has and containers do not use, see Collect. No such image is no error.
+// Remove removes an image with all its names, and the layers that are not used by other images or
+// containers, see Collect. It is not an error if the image does not exist.
 func (s *Store) Remove(ref string, used func() func(layer string) bool) error {
 	image, err := s.Get(ref)
 	if errors.Is(err, ErrNotFound) {
@@ -277,11 +276,11 @@ func (s *Store) Remove(ref string, used func() func(layer string) bool) error {
 	return s.Collect(used)
 }
 
-// CollectLeft does what Collect could not do because something was being put
-// together, and once what a store before this one has left of pulls that failed.
-func (s *Store) CollectLeft(used func() func(layer string) bool) error {
+// CollectPending calls Collect if a previous Collect was skipped because images or containers were
+// being created. After Open it always does, to remove leftovers of failed pulls.
+func (s *Store) CollectPending(used func() func(layer string) bool) error {
 	s.mu.Lock()
-	left := s.left
+	left := s.collectPending
 	s.mu.Unlock()
 	if !left {
 		return nil
@@ -289,10 +288,10 @@ func (s *Store) CollectLeft(used func() func(layer string) bool) error {
 	return s.Collect(used)
 }
 
-// Collect removes the layers that no image has and containers do not use; while
-// images or containers are being put together it is left to CollectLeft. used, which
-// must not call the store, returns what tells which layers containers use: it is
-// called when none of them can come any more.
+// Collect removes layers that no image and no container uses. While images or containers are being
+// created, it does nothing and leaves the work to CollectPending. used is called when no layers can be
+// added any more; it returns a function that reports whether containers use a layer. It must not
+// call the store.
 func (s *Store) Collect(used func() func(layer string) bool) error {
 	entries, err := os.ReadDir(s.path("layers"))
 	if err != nil {
@@ -305,39 +304,39 @@ func (s *Store) Collect(used func() func(layer string) bool) error {
 			keep[layer] = true
 		}
 	}
-	var doomed []string
-	// Layers of a pull that goes on are in no image yet.
-	s.left = len(s.work) > 0
-	if !s.left {
+	var removed []string
+	// Layers of a pull in progress are not in an image yet.
+	s.collectPending = len(s.work) > 0
+	if !s.collectPending {
 		used := used()
 		for _, entry := range entries {
 			layer := entry.Name()
 			if keep[layer] || used(layer) {
 				continue
 			}
-			// Who lives on a damaged one knows it by its former name.
+			// Containers refer to a damaged layer by its previous name.
 			if former, ok := strings.CutPrefix(layer, damagedPrefix); ok && used(former[:max(strings.LastIndexByte(former, '-'), 0)]) {
 				continue
 			}
-			// Under another name it is gone for everybody at once.
+			// The rename removes the layer atomically.
 			tmp := s.path("tmp", "gone-"+layer)
 			if err := os.Rename(s.path("layers", layer), tmp); err == nil {
-				doomed = append(doomed, tmp)
+				removed = append(removed, tmp)
 			}
 		}
 	}
 	s.mu.Unlock()
 	var errs []error
-	for _, dir := range doomed {
+	for _, dir := range removed {
 		if err := os.RemoveAll(dir); err != nil {
-			errs = append(errs, fmt.Errorf("removing a layer: %w", err))
+			errs = append(errs, fmt.Errorf("removing layer: %w", err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Hold keeps Collect from taking layers while an image or a container is put
-// together. The returned function ends it.
+// Hold prevents Collect from removing layers while an image or a container is created. The caller
+// must call the returned function afterwards.
 func (s *Store) Hold() func() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -353,15 +352,15 @@ func (s *Store) Hold() func() {
 	}
 }
 
-// layerName is the folder's name for a layer with this diff ID: short, because
-// the names of all layers of a container must fit one page.
+// layerName returns the directory name for a diff ID. It is short, because the names of all layers
+// of a container must fit in one page.
 func layerName(diffID string) string {
 	name := strings.TrimPrefix(diffID, "sha256:")
 	return name[:min(len(name), 32)]
 }
 
-// makeLayer makes a layer unless it is there: fill writes it into a folder. Of
-// several callers for one layer the first works and the others wait for it.
+// makeLayer creates a layer if it does not exist. fill writes its files to a directory. If several
+// callers create the same layer, the first one does the work and the others wait.
 func (s *Store) makeLayer(ctx context.Context, layer string, durable bool, fill func(dir string) error) error {
 	for {
 		if s.hasLayer(layer) {
@@ -378,7 +377,7 @@ func (s *Store) makeLayer(ctx context.Context, layer string, durable bool, fill 
 			if other.err == nil {
 				return nil
 			}
-			continue // its caller may have given up; ours has not
+			continue // the other caller may have been cancelled
 		}
 		work := &layerWork{done: make(chan struct{})}
 		s.work[layer] = work
@@ -395,7 +394,7 @@ func (s *Store) makeLayer(ctx context.Context, layer string, durable bool, fill 
 func (s *Store) fillLayer(layer string, durable bool, fill func(dir string) error) (err error) {
 	tmp, err := os.MkdirTemp(s.path("tmp"), "layer-")
 	if err != nil {
-		return fmt.Errorf("making a layer: %w", err)
+		return fmt.Errorf("creating layer: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -404,23 +403,23 @@ func (s *Store) fillLayer(layer string, durable bool, fill func(dir string) erro
 	}()
 	dir := filepath.Join(tmp, "fs")
 	if err := os.Mkdir(dir, 0o755); err != nil {
-		return fmt.Errorf("making a layer: %w", err)
+		return fmt.Errorf("creating layer: %w", err)
 	}
 	if err := fill(dir); err != nil {
 		return err
 	}
 	if err := os.WriteFile(filepath.Join(tmp, countFile), fmt.Appendln(nil, topEntries(dir)), 0o600); err != nil {
-		return fmt.Errorf("making a layer: %w", err)
+		return fmt.Errorf("creating layer: %w", err)
 	}
 	if durable {
-		people, err := census(context.Background(), dir)
+		sum, err := fingerprint(context.Background(), dir)
 		if err == nil {
-			err = os.WriteFile(filepath.Join(tmp, censusFile), []byte(people+"\n"), 0o600)
+			err = os.WriteFile(filepath.Join(tmp, fingerprintFile), []byte(sum+"\n"), 0o600)
 		}
 		if err != nil {
-			return fmt.Errorf("making a layer: %w", err)
+			return fmt.Errorf("creating layer: %w", err)
 		}
-		// One call for all its files, however many.
+		// A single syncfs is faster than one fsync per file.
 		if err := syncFS(tmp); err != nil {
 			return err
 		}
@@ -429,21 +428,20 @@ func (s *Store) fillLayer(layer string, durable bool, fill func(dir string) erro
 		return err
 	}
 	if err := os.Rename(tmp, s.path("layers", layer)); err != nil {
-		return fmt.Errorf("committing a layer: %w", err)
+		return fmt.Errorf("committing layer: %w", err)
 	}
 	return nil
 }
 
-// damagedPrefix begins the names of layers that moveAside has moved; the time
-// follows the layer's own.
+// damagedPrefix is the name prefix of layers that moveAside has moved. The suffix is a timestamp.
 const damagedPrefix = "damaged-"
 
-// moveAside makes room for a layer where a damaged one is, which Collect takes
-// away: a container may live on what is left of it.
+// moveAside renames a damaged layer so that it can be created again. Collect removes it when no
+// container uses it.
 func (s *Store) moveAside(layer string) error {
 	err := os.Rename(s.path("layers", layer), s.path("layers", fmt.Sprintf("%s%s-%d", damagedPrefix, layer, time.Now().UnixNano())))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("replacing a damaged layer: %w", err)
+		return fmt.Errorf("replacing damaged layer: %w", err)
 	}
 	return nil
 }
@@ -455,19 +453,18 @@ func syncFS(dir string) error {
 	}
 	defer f.Close()
 	if err := unix.Syncfs(int(f.Fd())); err != nil {
-		return fmt.Errorf("writing a layer to the disk: %w", err)
+		return fmt.Errorf("syncing layer to disk: %w", err)
 	}
 	return nil
 }
 
-// Usage is what the store takes of its filesystem.
+// Usage is the disk usage of a directory.
 type Usage struct{ Bytes, Inodes uint64 }
 
-// Usage measures the store by walking it.
+// Usage measures the disk usage of the store by walking it.
 func (s *Store) Usage() (Usage, error) { return DiskUsage(s.root) }
 
-// DiskUsage measures a folder; each file counts once, however many links it
-// has.
+// DiskUsage measures a directory. Files with several hard links count once.
 func DiskUsage(root string) (Usage, error) {
 	var u Usage
 	seen := map[uint64]bool{}
@@ -493,7 +490,7 @@ func DiskUsage(root string) (Usage, error) {
 		return nil
 	})
 	if err != nil {
-		return Usage{}, fmt.Errorf("measuring %s: %w", root, err)
+		return Usage{}, fmt.Errorf("measuring disk usage of %s: %w", root, err)
 	}
 	return u, nil
 }

@@ -27,7 +27,7 @@ func openStore(t *testing.T, dir string) *Store {
 	return s
 }
 
-// addLayer makes a layer that no image has.
+// addLayer creates a layer that no image uses.
 func addLayer(t *testing.T, s *Store, name string) {
 	t.Helper()
 	if err := s.makeLayer(t.Context(), name, false, func(dir string) error { return os.Mkdir(filepath.Join(dir, "x"), 0o755) }); err != nil {
@@ -35,8 +35,8 @@ func addLayer(t *testing.T, s *Store, name string) {
 	}
 }
 
-// TestCollect: who uses layers is asked when nothing is being put together, and what
-// could not be removed because something was is removed later.
+// TestCollect checks that used is called only when nothing is being created, and that a skipped
+// collection happens later.
 func TestCollect(t *testing.T) {
 	s := openStore(t, t.TempDir())
 	addLayer(t, s, "used")
@@ -51,27 +51,27 @@ func TestCollect(t *testing.T) {
 		t.Errorf("collected while a container was made: asked %d times, %v", asked, err)
 	}
 	over()
-	if err := s.CollectLeft(used); err != nil || asked != 1 || s.hasLayer("unused") || !s.hasLayer("used") {
+	if err := s.CollectPending(used); err != nil || asked != 1 || s.hasLayer("unused") || !s.hasLayer("used") {
 		t.Errorf("asked %d times, %v", asked, err)
 	}
-	if err := s.CollectLeft(used); err != nil || asked != 1 {
+	if err := s.CollectPending(used); err != nil || asked != 1 {
 		t.Errorf("asked %d times though there was nothing left, %v", asked, err)
 	}
 }
 
-// TestCollectOfBefore: what an earlier store has left of pulls that failed goes.
+// TestCollectOfBefore checks that leftovers of failed pulls of a previous process are removed.
 func TestCollectOfBefore(t *testing.T) {
 	dir := t.TempDir()
 	addLayer(t, openStore(t, dir), "unused")
 	s := openStore(t, dir)
 	none := func() func(string) bool { return func(string) bool { return false } }
-	if err := s.CollectLeft(none); err != nil || s.hasLayer("unused") {
+	if err := s.CollectPending(none); err != nil || s.hasLayer("unused") {
 		t.Errorf("there still, %v", err)
 	}
 }
 
-// TestArchiveFillsDisk: an archive that unpacks to more than there is room for is
-// refused before the disk is full.
+// TestArchiveFillsDisk checks that an archive that does not fit on the disk is rejected before the
+// disk is full.
 func TestArchiveFillsDisk(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting needs root")
@@ -93,7 +93,7 @@ func TestArchiveFillsDisk(t *testing.T) {
 	if err := errors.Join(err, w.Close(), z.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Import(t.Context(), &packed); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "would fill the disk") {
+	if _, err := s.Import(t.Context(), &packed); !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "not enough disk space") {
 		t.Error(err)
 	}
 	if left, err := os.ReadDir(s.path("tmp")); err != nil || len(left) > 0 {
@@ -105,15 +105,15 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// silence is a body that has one byte and then nothing until ctx ends.
+// silence is a body that returns one byte and then blocks until ctx is cancelled.
 type silence struct {
 	ctx  context.Context
-	told bool
+	sent bool
 }
 
 func (s *silence) Read(p []byte) (int, error) {
-	if !s.told {
-		s.told = true
+	if !s.sent {
+		s.sent = true
 		return 1, nil
 	}
 	<-s.ctx.Done()
@@ -122,18 +122,18 @@ func (s *silence) Read(p []byte) (int, error) {
 
 func (s *silence) Close() error { return nil }
 
-// TestStall: a registry that falls silent is given up, and not one whose answer is
-// read slowly.
+// TestStall checks that a stalled response is cancelled, and that a response which is read slowly
+// is not.
 func TestStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer cancel(nil)
-		body := &guardedBody{ReadCloser: &silence{ctx: ctx}, left: 100, timer: time.AfterFunc(stallTime, func() { cancel(errStalled) })}
+		body := &guardedBody{ReadCloser: &silence{ctx: ctx}, left: 100, timer: time.AfterFunc(stallTimeout, func() { cancel(errStalled) })}
 		body.timer.Stop()
 		if _, err := body.Read(make([]byte, 1)); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(10 * stallTime) // unpacking it
+		time.Sleep(10 * stallTimeout) // emulates slow unpacking
 		if ctx.Err() != nil {
 			t.Fatal("given up while it was not asked")
 		}
@@ -143,8 +143,8 @@ func TestStall(t *testing.T) {
 	})
 }
 
-// TestWhiteouts: a whiteout hides what the layers below have, and never what its own
-// layer has, whichever comes first.
+// TestWhiteouts checks that a whiteout hides files of lower layers, but not files of the same layer,
+// in any order.
 func TestWhiteouts(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -19,36 +19,34 @@ import (
 const (
 	whiteout = ".wh."
 	opaque   = ".wh..wh..opq"
-	// aufs leaves other names with this prefix in old layers; they mean
-	// nothing.
+	// aufs has left other names with this prefix in old layers. They are ignored.
 	whiteoutMeta = ".wh..wh."
-	// opaqueAttr tells overlayfs to show nothing of the layers below in a folder.
+	// opaqueAttr marks a directory as opaque for overlayfs: the content of lower layers is hidden.
 	opaqueAttr = "trusted.overlay.opaque"
 )
 
-// unpacker writes a layer's tar stream into a folder, which it never leaves:
-// every parent folder is resolved inside of it by the kernel, and what an
-// entry names is only ever touched relative to its parent, following no link.
-// Whiteouts become what overlayfs understands.
+// unpacker writes a layer's tar stream to a directory and never outside of it: the kernel resolves
+// every parent directory within the root, and entries are accessed relative to their parent without
+// following symlinks. Whiteouts are converted to those of overlayfs.
 type unpacker struct {
 	root *os.File
-	// parent is the folder of the last entry: most follow their siblings.
+	// parent is the directory of the previous entry, because most entries follow a sibling.
 	parent     *os.File
 	parentPath string
-	// dirs are the folders' times, set at the end because their contents
-	// change them.
+	// dirs are the modification times of directories. They are set at the end, because adding
+	// entries changes them.
 	dirs map[string]time.Time
 }
 
-// unpack writes the uncompressed layer r into the empty folder dir.
+// unpack unpacks the uncompressed layer r into the empty directory dir.
 func unpack(ctx context.Context, dir string, r io.Reader) error {
 	root, err := os.OpenFile(dir, unix.O_DIRECTORY|unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("opening the layer's directory: %w", err)
+		return fmt.Errorf("opening directory of layer: %w", err)
 	}
 	defer root.Close()
 	u := &unpacker{root: root, dirs: map[string]time.Time{}}
-	defer u.forget()
+	defer u.closeParent()
 	archive := tar.NewReader(r)
 	for {
 		if err := ctx.Err(); err != nil {
@@ -59,7 +57,7 @@ func unpack(ctx context.Context, dir string, r io.Reader) error {
 			break
 		}
 		if err != nil {
-			return fmt.Errorf("reading the layer: %w", err)
+			return fmt.Errorf("reading layer: %w", err)
 		}
 		if err := u.entry(header, archive); err != nil {
 			return fmt.Errorf("unpacking %q: %w", header.Name, err)
@@ -76,20 +74,20 @@ func unpack(ctx context.Context, dir string, r io.Reader) error {
 	return nil
 }
 
-func (u *unpacker) forget() {
+func (u *unpacker) closeParent() {
 	if u.parent != nil {
 		u.parent.Close()
 		u.parent = nil
 	}
 }
 
-// dir returns the folder, made if it is missing. It stays open until the next
+// dir opens a directory, which is created if it does not exist. The file is valid until the next
 // call.
 func (u *unpacker) dir(name string) (*os.File, error) {
 	if u.parent != nil && u.parentPath == name {
 		return u.parent, nil
 	}
-	u.forget()
+	u.closeParent()
 	dir, err := pathrs.MkdirAllHandle(u.root, name, 0o755)
 	if err != nil {
 		return nil, err
@@ -101,18 +99,18 @@ func (u *unpacker) dir(name string) (*os.File, error) {
 // entry unpacks one entry of the archive.
 func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 	if strings.ContainsRune(h.Name, 0) || strings.ContainsRune(h.Linkname, 0) {
-		return errors.New("the name has a NUL in it")
+		return errors.New("name contains a NUL character")
 	}
 	name := path.Clean("/" + h.Name)[1:]
 	if name == "" {
 		if h.Typeflag != tar.TypeDir {
 			return nil
 		}
-		// The root itself: its owner and mode count.
-		return u.root1(h)
+		// The root itself: set its owner and mode.
+		return u.rootEntry(h)
 	}
-	folder, base := path.Split(name)
-	parent, err := u.dir(path.Clean("/" + folder)[1:])
+	parentName, base := path.Split(name)
+	parent, err := u.dir(path.Clean("/" + parentName)[1:])
 	if err != nil {
 		return err
 	}
@@ -125,13 +123,13 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 	case strings.HasPrefix(base, whiteout):
 		base = base[len(whiteout):]
 		if base == "" || base == "." || base == ".." {
-			return errors.New("bad whiteout")
+			return errors.New("invalid whiteout")
 		}
-		return hide(at, base)
+		return writeWhiteout(at, base)
 	}
 	switch h.Typeflag {
 	case tar.TypeDir:
-		if err := u.folder(at, base, h); err != nil {
+		if err := u.directory(at, base, h); err != nil {
 			return err
 		}
 		u.dirs[name] = h.ModTime
@@ -145,25 +143,25 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 	case tar.TypeFifo:
 		return u.fifo(at, base, h)
 	case tar.TypeChar, tar.TypeBlock:
-		// Containers get their devices from the runtime; those of an image
-		// would be the host's, and 0:0 a whiteout.
+		// Devices are created by the runtime. Those of an image would refer to devices of the host,
+		// and 0:0 is a whiteout.
 		return nil
 	case tar.TypeXGlobalHeader:
 		return nil
 	default:
-		return fmt.Errorf("unknown kind of entry %q", h.Typeflag)
+		return fmt.Errorf("unknown entry type %q", h.Typeflag)
 	}
 }
 
-// modeOf returns the bits of an entry's mode that chmod knows.
+// modeOf returns the mode bits of an entry for chmod.
 func modeOf(h *tar.Header) uint32 { return uint32(h.Mode & 0o7777) }
 
-// folder makes base a folder in the folder at. One that is there stays, with what it has;
-// its time is set at the end, for what comes into it changes that.
-func (u *unpacker) folder(at int, base string, h *tar.Header) error {
+// directory creates the directory base in the directory at. An existing directory keeps its content.
+// Its modification time is set at the end, because adding entries changes it.
+func (u *unpacker) directory(at int, base string, h *tar.Header) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(at, base, &st, unix.AT_SYMLINK_NOFOLLOW)
-	hides := err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR
+	whiteoutExists := err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR
 	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		if err := u.remove(at, base); err != nil {
 			return err
@@ -175,8 +173,8 @@ func (u *unpacker) folder(at int, base string, h *tar.Header) error {
 			return err
 		}
 	}
-	if hides {
-		// What the layers below have there is hidden still.
+	if whiteoutExists {
+		// Content of lower layers stays hidden.
 		if err := setXattr(at, base, opaqueAttr, []byte("y")); err != nil {
 			return err
 		}
@@ -184,7 +182,7 @@ func (u *unpacker) folder(at int, base string, h *tar.Header) error {
 	return attributes(at, base, h)
 }
 
-// file makes base a regular file in the folder at.
+// file creates the regular file base in the directory at.
 func (u *unpacker) file(at int, base string, h *tar.Header, content io.Reader) error {
 	if err := u.remove(at, base); err != nil {
 		return err
@@ -201,7 +199,7 @@ func (u *unpacker) file(at int, base string, h *tar.Header, content io.Reader) e
 	return errors.Join(err, f.Close())
 }
 
-// symlink makes base a symbolic link in the folder at, wherever it may lead.
+// symlink creates the symlink base in the directory at. The target is not restricted.
 func (u *unpacker) symlink(at int, base string, h *tar.Header) error {
 	if err := u.remove(at, base); err != nil {
 		return err
@@ -216,7 +214,7 @@ func (u *unpacker) symlink(at int, base string, h *tar.Header) error {
 	return nil
 }
 
-// hardLink makes base, in the folder at, another name of what target names in the layer.
+// hardLink creates base in the directory at as a hard link to target in the layer.
 func (u *unpacker) hardLink(at int, base, target string) error {
 	target = path.Clean("/" + target)[1:]
 	if target == "" {
@@ -225,10 +223,10 @@ func (u *unpacker) hardLink(at int, base, target string) error {
 	targetDir, targetBase := path.Split(target)
 	from, err := pathrs.OpenatInRoot(u.root, targetDir)
 	if err != nil {
-		return fmt.Errorf("finding the target of the hard link: %w", err)
+		return fmt.Errorf("resolving target of hard link: %w", err)
 	}
 	defer from.Close()
-	if same(int(from.Fd()), targetBase, at, base) {
+	if sameFile(int(from.Fd()), targetBase, at, base) {
 		return nil
 	}
 	if err := u.remove(at, base); err != nil {
@@ -237,7 +235,7 @@ func (u *unpacker) hardLink(at int, base, target string) error {
 	return unix.Linkat(int(from.Fd()), targetBase, at, base, 0)
 }
 
-// fifo makes base a named pipe in the folder at.
+// fifo creates the named pipe base in the directory at.
 func (u *unpacker) fifo(at int, base string, h *tar.Header) error {
 	if err := u.remove(at, base); err != nil {
 		return err
@@ -248,11 +246,11 @@ func (u *unpacker) fifo(at int, base string, h *tar.Header) error {
 	return attributes(at, base, h)
 }
 
-// hide hides what the layers below have of that name. What this layer has itself
-// stays, whichever comes first in the archive.
+// writeWhiteout hides the entry base of lower layers. An entry of this layer stays, whichever comes first in
+// the archive.
 //
 // https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts
-func hide(at int, base string) error {
+func writeWhiteout(at int, base string) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(at, base, &st, unix.AT_SYMLINK_NOFOLLOW)
 	switch {
@@ -266,8 +264,8 @@ func hide(at int, base string) error {
 	return nil
 }
 
-// root1 sets what an entry says of the root.
-func (u *unpacker) root1(h *tar.Header) error {
+// rootEntry applies an entry's attributes to the root directory.
+func (u *unpacker) rootEntry(h *tar.Header) error {
 	root, err := pathrs.Reopen(u.root, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC)
 	if err != nil {
 		return err
@@ -276,8 +274,8 @@ func (u *unpacker) root1(h *tar.Header) error {
 	return attributes(int(root.Fd()), "", h)
 }
 
-// attributes sets owner, mode, extended attributes and time of what base names
-// in the folder at, or with no base of the open file at.
+// attributes sets the owner, mode, extended attributes and time of base in the directory at, or if
+// base is empty, of the open file at.
 func attributes(at int, base string, h *tar.Header) error {
 	mode := modeOf(h)
 	var err error
@@ -287,20 +285,20 @@ func attributes(at int, base string, h *tar.Header) error {
 		err = unix.Fchownat(at, base, h.Uid, h.Gid, unix.AT_SYMLINK_NOFOLLOW)
 	}
 	if err != nil {
-		return fmt.Errorf("setting the owner: %w", err)
+		return fmt.Errorf("setting owner: %w", err)
 	}
 	if base == "" {
 		err = unix.Fchmod(at, mode)
 	} else {
-		// Only folders and FIFOs that were just made come here: no link.
+		// base is a directory or FIFO that was just created, not a symlink.
 		err = unix.Fchmodat(at, base, mode, 0)
 	}
 	if err != nil {
-		return fmt.Errorf("setting the mode: %w", err)
+		return fmt.Errorf("setting mode: %w", err)
 	}
 	for key, value := range h.PAXRecords {
 		attr, ok := strings.CutPrefix(key, "SCHILY.xattr.")
-		// The others are the host's affair, overlayfs' own above all.
+		// Other extended attributes affect the host, in particular those of overlayfs.
 		if !ok || attr != "security.capability" && !strings.HasPrefix(attr, "user.") {
 			continue
 		}
@@ -314,7 +312,7 @@ func attributes(at int, base string, h *tar.Header) error {
 	return nil
 }
 
-// setTimes is best effort: times before 1970 are refused by some filesystems.
+// setTimes ignores errors, because some file systems reject times before 1970.
 func setTimes(at int, base string, modified time.Time) {
 	if modified.IsZero() {
 		modified = time.Unix(0, 0)
@@ -327,8 +325,8 @@ func setTimes(at int, base string, modified time.Time) {
 	_ = unix.UtimesNanoAt(at, base, times, flags)
 }
 
-// setXattr goes through /proc, for there is no call relative to a folder in
-// older kernels, and an open folder may be open for its path alone.
+// setXattr uses a path in /proc, because older kernels have no call relative to a directory, and an
+// O_PATH descriptor does not support fsetxattr.
 func setXattr(at int, base, attr string, value []byte) error {
 	file := fmt.Sprintf("/proc/self/fd/%d", at)
 	if base != "" {
@@ -337,15 +335,15 @@ func setXattr(at int, base, attr string, value []byte) error {
 	return unix.Setxattr(file, attr, value, 0)
 }
 
-func same(at1 int, base1 string, at2 int, base2 string) bool {
+func sameFile(at1 int, base1 string, at2 int, base2 string) bool {
 	var a, b unix.Stat_t
 	return unix.Fstatat(at1, base1, &a, unix.AT_SYMLINK_NOFOLLOW) == nil &&
 		unix.Fstatat(at2, base2, &b, unix.AT_SYMLINK_NOFOLLOW) == nil &&
 		a.Dev == b.Dev && a.Ino == b.Ino
 }
 
-// remove removes what base names in the folder at, with all in it, following
-// no link. What is not there is no error.
+// remove removes base in the directory at, recursively and without following symlinks. It is not an
+// error if base does not exist.
 func (u *unpacker) remove(at int, base string) error {
 	err := unix.Unlinkat(at, base, 0)
 	if err == nil || errors.Is(err, unix.ENOENT) {
@@ -354,16 +352,16 @@ func (u *unpacker) remove(at int, base string) error {
 	if !errors.Is(err, unix.EISDIR) {
 		return err
 	}
-	// What was cached may be in it.
+	// The cached directory may be inside.
 	var keep *os.File
 	if u.parent != nil && int(u.parent.Fd()) == at {
 		keep = u.parent
 	} else {
-		u.forget()
+		u.closeParent()
 	}
 	err = removeAll(at, base)
 	if keep == nil {
-		u.forget()
+		u.closeParent()
 	}
 	return err
 }

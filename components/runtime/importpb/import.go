@@ -1,6 +1,6 @@
-// Package importpb describes the calls of the runtime that are not in CRI:
-// importing images from an archive, and upgrading the runtime itself. They use
-// messages that protobuf itself defines, so that there is nothing to generate.
+// Package importpb defines the runtime's calls that are not in CRI: importing images from an
+// archive, and upgrading the runtime itself. They use well-known protobuf messages, so no code is
+// generated.
 package importpb
 
 import (
@@ -19,21 +19,21 @@ const (
 	service = "hyperkube.runtime.v1.Runtime"
 	method  = "Import"
 	upgrade = "Upgrade"
-	// chunk is how many bytes of the archive go into a message.
+	// chunk is the number of bytes of the archive per message.
 	chunk = 256 << 10
 )
 
-// Server is what a runtime does beside CRI.
+// Server implements the calls in addition to CRI.
 type Server interface {
-	// ImportImages reads an archive and returns the names of the images in
-	// it, or their IDs where they have no name.
+	// ImportImages imports an archive and returns the names of its images, or the IDs of images
+	// without a name.
 	ImportImages(ctx context.Context, archive io.Reader) ([]string, error)
-	// Upgrade makes the process execute another program, argv[0], an absolute
-	// path, in its place. It returns before that happens.
+	// Upgrade makes the process execute another program in its place. argv[0] is its absolute path.
+	// Upgrade returns before the execution.
 	Upgrade(ctx context.Context, argv []string) error
 }
 
-// Register serves s.
+// Register registers s.
 func Register(registrar grpc.ServiceRegistrar, s Server) {
 	registrar.RegisterService(&grpc.ServiceDesc{
 		ServiceName: service,
@@ -70,7 +70,7 @@ func Register(registrar grpc.ServiceRegistrar, s Server) {
 	}, s)
 }
 
-// reader reads the chunks of a stream.
+// reader reads the archive from the messages of a stream.
 type reader struct {
 	stream interface{ RecvMsg(any) error }
 	rest   []byte
@@ -89,8 +89,8 @@ func (r *reader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Import sends an archive over a connection to the runtime's socket and
-// returns the names of the images in it, or their IDs where they have none.
+// Import sends an archive over a connection to the runtime's socket. It returns the names of its
+// images, or the IDs of images without a name.
 func Import(ctx context.Context, conn grpc.ClientConnInterface, archive io.Reader) ([]string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -103,7 +103,7 @@ func Import(ctx context.Context, conn grpc.ClientConnInterface, archive io.Reade
 		n, err := io.ReadFull(archive, buf)
 		if n > 0 {
 			if err := stream.SendMsg(wrapperspb.Bytes(buf[:n])); err != nil {
-				// The reason comes with the answer.
+				// RecvMsg returns the error of the server.
 				break
 			}
 		}
@@ -111,7 +111,7 @@ func Import(ctx context.Context, conn grpc.ClientConnInterface, archive io.Reade
 			break
 		}
 		if err != nil {
-			return nil, fmt.Errorf("reading the image archive: %w", err)
+			return nil, fmt.Errorf("reading image archive: %w", err)
 		}
 	}
 	if err := stream.CloseSend(); err != nil {
@@ -131,10 +131,9 @@ func Import(ctx context.Context, conn grpc.ClientConnInterface, archive io.Reade
 	}
 }
 
-// Upgrade makes the runtime at the end of a connection execute another program
-// in its place, with the same process number, so that it stays the parent of
-// every container. argv[0] is the program's absolute path. The socket is away
-// for a moment afterwards.
+// Upgrade makes the runtime process execute another program in its place. It keeps its process ID
+// and stays the parent of every container. argv[0] is the program's absolute path. Afterwards the
+// socket is unavailable for a short time.
 func Upgrade(ctx context.Context, conn grpc.ClientConnInterface, argv []string) error {
 	list := &structpb.ListValue{}
 	for _, arg := range argv {

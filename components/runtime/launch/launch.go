@@ -1,6 +1,6 @@
-// Package launch starts the container runtime, a program of its own that this
-// one carries compressed. It is executed from memory, sealed so that nobody
-// can change it: libcontainer then need not copy it for every container.
+// Package launch starts the container runtime. It is a separate program, embedded in this one in
+// compressed form. It is executed from a sealed memfd, which no process can modify, so libcontainer
+// does not have to copy it for every container.
 package launch
 
 import (
@@ -19,45 +19,46 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
 
-	"hyperkube/internal/cgroup"
-	"hyperkube/internal/layout"
-	"hyperkube/internal/version"
+	"hyperkube/internal/base/version"
+	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/host/layout"
 )
 
 //go:embed program
 var program embed.FS
 
-// name is what the runtime is called by, argv[0].
+// name is the runtime's argv[0].
 const name = layout.RuntimeName
 
-// versionEnv tells the program which version it is of.
+// versionEnv is the environment variable that contains the version of the program.
 const versionEnv = "HYPERKUBE_RUNTIME_VERSION"
 
-// readyEnv names the descriptor on which the program tells how its start went.
+// readyEnv is the environment variable with the file descriptor on which the runtime reports that
+// it is ready or has failed.
 const readyEnv = "HYPERKUBE_RUNTIME_READY_FD"
 
-// packedFile is the compressed program, see scripts/build-runtime.
+// packedFile is the compressed program, created by scripts/build-runtime.
 const packedFile = "program/runtime.zst"
 
-// ErrNotBuilt tells that this program carries no runtime.
+// ErrNotBuilt reports that this program contains no runtime.
 var ErrNotBuilt = errors.New("this build has no container runtime: build with make")
 
-// unpack puts the program into a sealed file in memory.
+// unpack decompresses the runtime to a sealed memfd.
 func unpack() (*os.File, error) {
 	packed, err := program.Open(packedFile)
 	if err != nil {
 		return nil, ErrNotBuilt
 	}
 	defer func() { _ = packed.Close() }()
-	// Kernels before 6.3 do not know the flag, and need none.
+	// Kernels before 6.3 do not support MFD_EXEC, and do not need it.
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_EXEC)
 	if errors.Is(err, unix.EINVAL) {
 		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("making a file in memory for the container runtime: %w", err)
+		return nil, fmt.Errorf("creating memfd for the container runtime: %w", err)
 	}
-	// A low number could be taken for another file of the new process.
+	// A low file descriptor could collide with a descriptor for the new process.
 	if high, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 64); err == nil {
 		unix.Close(fd)
 		fd = high
@@ -78,9 +79,8 @@ func unpack() (*os.File, error) {
 	return f, nil
 }
 
-// Build tells the program that this one carries from others: by its size and by
-// the checksum of its content that ends its compressed form. It is empty when
-// there is none.
+// Build returns an identifier of the embedded runtime: its size and the checksum at the end of the
+// compressed data. It is empty if there is no runtime.
 func Build() string {
 	packed, err := program.Open(packedFile)
 	if err != nil {
@@ -102,8 +102,7 @@ func Build() string {
 	return fmt.Sprintf("%d-%x", info.Size(), sum)
 }
 
-// Exec replaces this process by the runtime, with args after its name. It
-// returns only on an error.
+// Exec replaces this process by the runtime with the given arguments. It returns only on an error.
 func Exec(args []string) error {
 	f, err := unpack()
 	if err != nil {
@@ -118,22 +117,22 @@ func Exec(args []string) error {
 	return nil
 }
 
-// Options say how to start a runtime that stays.
+// Options are the parameters for starting a runtime in the background.
 type Options struct {
-	// Args of the runtime's program.
+	// Args are the arguments of the runtime.
 	Args []string
-	// Main is the path of the main program, which is the root of the built-in image:
-	// another build of it makes the runtime outdated, too, though it carries the same
-	// one. Empty for none.
+	// Main is the path of the main program, which is in the root of the built-in image. Another
+	// build of it makes the runtime outdated too, even if the embedded runtime is the same. Empty
+	// disables this check.
 	Main string
-	// LogFile is what it writes to; it and its folder are made.
+	// LogFile is the runtime's log. The file and its directory are created.
 	LogFile string
-	// PIDFile holds its number, and a lock, while it runs; empty for none.
-	// Its folder is made.
+	// PIDFile contains the process ID and is locked while the runtime runs. Its directory is
+	// created. Empty means no PID file.
 	PIDFile string
 }
 
-// argv is what the runtime is executed with.
+// argv returns the command line of the runtime.
 func (o Options) argv() []string {
 	argv := []string{name}
 	if o.PIDFile != "" {
@@ -143,7 +142,7 @@ func (o Options) argv() []string {
 	return append(argv, o.Args...)
 }
 
-// build tells the programs that argv is of from others.
+// build returns an identifier of the embedded runtime and the main program.
 func (o Options) build() string {
 	id := Build()
 	if o.Main != "" {
@@ -152,13 +151,13 @@ func (o Options) build() string {
 	return id
 }
 
-// Outdated tells whether the process is a runtime that Start has started with
-// the same PID file, but another program or other options: it is to make way.
-// Whoever was started by others stays.
+// Outdated reports whether the process is a runtime that Start has started with the same PID file,
+// but with another program or other options, so that it should be replaced. It returns false for
+// processes that were started in another way.
 func (o Options) Outdated(pid int) (bool, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
-		return false, fmt.Errorf("looking at the container runtime: %w", err)
+		return false, fmt.Errorf("reading command line of the container runtime: %w", err)
 	}
 	return o.outdated(strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")), nil
 }
@@ -169,15 +168,15 @@ func (o Options) outdated(argv []string) bool {
 	return ours && !slices.Equal(argv, want)
 }
 
-// Successor is what a runtime that serves executes to make place for the one
-// that main, the path of the main program, carries.
+// Successor returns the command that a running runtime executes to replace itself by the runtime
+// embedded in main, the path of a main program.
 func (o Options) Successor(main string) []string {
 	return append([]string{main, "runtime"}, o.argv()[1:]...)
 }
 
-// Start starts a runtime that outlives this process: in a session of its own,
-// in the root of every cgroup hierarchy. It returns the process's number once
-// CRI is served. When ctx ends before that, the runtime is stopped.
+// Start starts a runtime that outlives this process: in a new session and in the root of every
+// cgroup hierarchy. It returns the process ID when the runtime serves CRI. If ctx is cancelled
+// before that, it stops the runtime.
 func Start(ctx context.Context, o Options) (pid int, err error) {
 	f, err := unpack()
 	if err != nil {
@@ -186,11 +185,11 @@ func Start(ctx context.Context, o Options) (pid int, err error) {
 	defer f.Close()
 	if o.PIDFile != "" {
 		if err := os.MkdirAll(filepath.Dir(o.PIDFile), 0o755); err != nil {
-			return 0, fmt.Errorf("making the directory of the PID file: %w", err)
+			return 0, fmt.Errorf("creating directory of the PID file: %w", err)
 		}
 	}
 	if err := os.MkdirAll(filepath.Dir(o.LogFile), 0o755); err != nil {
-		return 0, fmt.Errorf("making the log directory: %w", err)
+		return 0, fmt.Errorf("creating log directory: %w", err)
 	}
 	log, err := os.OpenFile(o.LogFile, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -199,7 +198,7 @@ func Start(ctx context.Context, o Options) (pid int, err error) {
 	defer log.Close()
 	r, w, err := os.Pipe()
 	if err != nil {
-		return 0, fmt.Errorf("making a pipe: %w", err)
+		return 0, fmt.Errorf("creating pipe: %w", err)
 	}
 	defer r.Close()
 	cmd := &exec.Cmd{
@@ -220,27 +219,27 @@ func Start(ctx context.Context, o Options) (pid int, err error) {
 	}
 	groups, err := cgroup.Open()
 	if err == nil {
-		err = groups.Enter("/", cmd.Process.Pid)
+		err = groups.AddProcess("/", cmd.Process.Pid)
 	}
 	if err != nil {
-		return give(fmt.Errorf("moving the container runtime out of our cgroups: %w", err))
+		return give(fmt.Errorf("moving the container runtime to the root cgroup: %w", err))
 	}
-	told := make(chan string, 1)
+	result := make(chan string, 1)
 	go func() {
 		word, _ := io.ReadAll(r)
-		told <- string(word)
+		result <- string(word)
 	}()
 	select {
-	case word := <-told:
+	case word := <-result:
 		if word == "ready" {
 			pid := cmd.Process.Pid
 			return pid, cmd.Process.Release()
 		}
 		err := cmd.Wait()
 		if text, ok := strings.CutPrefix(word, "error: "); ok {
-			return 0, fmt.Errorf("the container runtime did not start: %s", text)
+			return 0, fmt.Errorf("starting the container runtime: %s", text)
 		}
-		return 0, fmt.Errorf("the container runtime ended at its start (%w): see %s", err, o.LogFile)
+		return 0, fmt.Errorf("the container runtime exited during startup (%w): see %s", err, o.LogFile)
 	case <-ctx.Done():
 		return give(fmt.Errorf("starting the container runtime: %w", context.Cause(ctx)))
 	}

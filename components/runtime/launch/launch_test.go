@@ -14,9 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMainProgramIsFreeOfLibcontainer holds the border between the two
-// programs: libcontainer's own start would cost the large one's initialisers
-// for every container.
+// TestMainProgramIsFreeOfLibcontainer checks that the main program does not import libcontainer.
+// Otherwise libcontainer would run the initialization of the whole program for every container.
 func TestMainProgramIsFreeOfLibcontainer(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "hyperkube").Output()
 	if err != nil {
@@ -60,8 +59,7 @@ func TestStart(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "no-such-flag") {
 		t.Fatalf("a bad start: %v", err)
 	}
-	// It must not touch the host's network in a test: no address is needed
-	// for it to serve.
+	// The test must not change the host's network. The runtime can serve without network changes.
 	o.Args = []string{"--root", dir + "/root", "--state", dir + "/state", "--socket", dir + "/sock", "--pod-cidr", "10.201.9.0/24", "--link-prefix", "hkt",
 		"--journal", dir + "/journal", "--registry-config", ""}
 	if os.Getenv("HYPERKUBE_TEST_APART") == "" {
@@ -86,7 +84,7 @@ func TestStart(t *testing.T) {
 		if _, err := unix.Wait4(pid, &status, 0, nil); err != nil || status.ExitStatus() != 0 {
 			t.Errorf("it ended %v, %v", status, err)
 		}
-		// Mounted unless it was in memory anyway.
+		// It is a mount unless the directory was on a tmpfs already.
 		_ = unix.Unmount(dir+"/state", unix.MNT_DETACH)
 	}()
 	if text, err := os.ReadFile(o.PIDFile); err != nil || strings.TrimSpace(string(text)) != fmt.Sprint(pid) {

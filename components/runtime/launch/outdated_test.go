@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestOutdated tells processes that were started with these options from others,
-// and leaves alone what somebody else has started.
+// TestOutdated checks that runtimes with other options are outdated, and that processes started in
+// another way are not.
 func TestOutdated(t *testing.T) {
 	o := Options{PIDFile: "/run/p", Args: []string{"--root=/r"}}
 	for _, c := range []struct {
@@ -21,7 +21,7 @@ func TestOutdated(t *testing.T) {
 		{"the same", o.argv(), false},
 		{"other options", Options{PIDFile: o.PIDFile, Args: []string{"--root=/other"}}.argv(), true},
 		{"another build", []string{name, "--pid-file", o.PIDFile, "--build", "x", "--root=/r"}, true},
-		{"of before builds were told", []string{name, "--pid-file", o.PIDFile, "--root=/r"}, true},
+		{"without --build, from an earlier version", []string{name, "--pid-file", o.PIDFile, "--root=/r"}, true},
 		{"another's", []string{name, "--pid-file", "/other", "--root=/r"}, false},
 		{"another program", []string{"containerd", "--root=/other"}, false},
 	} {
@@ -34,8 +34,8 @@ func TestOutdated(t *testing.T) {
 	}
 }
 
-// TestAnotherMain: a main program of the same version and place that is another build
-// makes the runtime outdated, a copy of the same does not.
+// TestAnotherMain checks that another build of the main program with the same version and path
+// makes the runtime outdated, and that a copy of the same build does not.
 func TestAnotherMain(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, id string) string {
@@ -63,7 +63,7 @@ func TestAnotherMain(t *testing.T) {
 	}
 }
 
-// TestGoBuildID holds that what Go's linker writes is found.
+// TestGoBuildID checks that the build ID written by Go's linker is found.
 func TestGoBuildID(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

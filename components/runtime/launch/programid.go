@@ -9,20 +9,19 @@ import (
 	"os"
 )
 
-// noteWithin is how far from the start of a program Go's note is looked for: the
-// linker puts notes behind the headers.
-const noteWithin = 16 << 10
+// noteSearchSize is the size of the part of a program that is searched for Go's build ID note. The
+// linker puts notes after the headers.
+const noteSearchSize = 16 << 10
 
-// programID tells a program from other builds of it: by the note that Go's linker
-// writes, which has a sum of the content, or else by what the file system knows.
-// It is empty of what cannot be read.
+// programID returns an identifier of a build of a program: Go's build ID, or else file attributes.
+// It is empty if the file cannot be read.
 func programID(path string) string {
 	f, err := os.Open(path)
 	if err != nil {
 		return ""
 	}
 	defer f.Close()
-	id := goBuildID(io.LimitReader(f, noteWithin))
+	id := goBuildID(io.LimitReader(f, noteSearchSize))
 	if id == nil {
 		info, err := f.Stat()
 		if err != nil {
@@ -34,8 +33,8 @@ func programID(path string) string {
 	return fmt.Sprintf("%x", sum[:4])
 }
 
-// goBuildID is what the note of type 4 by the name of Go says: the sizes of its name
-// and its content, the type, the name, the content. It is nil when there is none.
+// goBuildID returns the content of the ELF note with name "Go" and type 4, or nil. A note consists
+// of the sizes of its name and content, the type, the name, and the content.
 func goBuildID(program io.Reader) []byte {
 	head, err := io.ReadAll(program)
 	if err != nil {

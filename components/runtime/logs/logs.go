@@ -1,5 +1,5 @@
-// Package logs carries what a container writes to its log, in the format that
-// the kubelet and log collectors read, and to whoever is attached.
+// Package logs copies the output of containers to their log files, in the format that the kubelet
+// and log collectors read, and to attached clients.
 //
 // https://github.com/kubernetes/design-proposals-archive/blob/main/node/kubelet-cri-logging.md
 package logs
@@ -18,20 +18,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stream is where a container wrote.
+// Stream is an output stream of a container.
 type Stream string
 
-// The streams there are.
+// Output streams.
 const (
 	Stdout Stream = "stdout"
 	Stderr Stream = "stderr"
 )
 
-// maxLine is where long lines are split, in bytes: as other runtimes do.
+// maxLine is the length in bytes at which lines are split, as in other runtimes.
 const maxLine = 16 << 10
 
-// Path returns the file of a container's log: name inside of dir, wherever it
-// tries to lead. It is empty if there is no name.
+// Path returns the path of a container's log: name within dir, even if name contains "..". It is
+// empty if dir or name is empty.
 func Path(dir, name string) string {
 	if dir == "" || name == "" {
 		return ""
@@ -43,21 +43,20 @@ func Path(dir, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// Log is the log file of one container. Its methods are safe for several
-// goroutines. A nil *Log takes everything and keeps nothing.
+// Log is the log file of one container. Its methods are safe for concurrent use. A nil *Log
+// discards everything.
 type Log struct {
 	path string
 	log  *slog.Logger
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	file     *os.File
 	closed   bool
-	failed   bool // the last write failed, and was told of
+	failed   bool // the last write failed and was reported
 	throttle throttle
 }
 
-// Open opens or makes the log file at path and its folder. An empty path gives
-// a nil Log.
+// Open opens or creates the log file at path and its directory. An empty path returns a nil Log.
 func Open(path string, log *slog.Logger) (*Log, error) {
 	if path == "" {
 		return nil, nil
@@ -69,34 +68,34 @@ func Open(path string, log *slog.Logger) (*Log, error) {
 	return l, nil
 }
 
-// Reopen opens the file anew, after it was rotated away.
+// Reopen opens a new file after the old one was rotated.
 func (l *Log) Reopen() error {
 	if l == nil {
 		return errors.New("the container has no log file")
 	}
 	if err := os.MkdirAll(filepath.Dir(l.path), 0o755); err != nil {
-		return fmt.Errorf("making the log's directory: %w", err)
+		return fmt.Errorf("creating log directory: %w", err)
 	}
 	f, err := os.OpenFile(l.path, os.O_CREATE|os.O_WRONLY|os.O_APPEND|unix.O_NOFOLLOW, 0o640)
 	if err != nil {
-		return fmt.Errorf("opening the log: %w", err)
+		return fmt.Errorf("opening log: %w", err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		// The container ended meanwhile: nobody would close it again.
+		// The container has exited in the meantime; nothing would close the file again.
 		f.Close()
-		return fmt.Errorf("opening the log: %w", os.ErrClosed)
+		return fmt.Errorf("opening log: %w", os.ErrClosed)
 	}
 	if l.file != nil {
 		l.file.Close()
 	}
 	l.file = f
-	l.throttle.renew()
+	l.throttle.reset()
 	return nil
 }
 
-// Close closes the file, for good.
+// Close closes the file permanently.
 func (l *Log) Close() {
 	if l == nil {
 		return
@@ -110,39 +109,91 @@ func (l *Log) Close() {
 	}
 }
 
-// write appends whole entries. A log that cannot be written must not stop the
-// container: the entries are lost and it is told once. The writer is to wait for
-// the time that is returned before it writes more.
+// write appends complete entries. A write error must not stop the container: the entries are lost
+// and the error is logged once. The caller must wait for the returned duration before it writes
+// more.
 func (l *Log) write(entries []byte) time.Duration {
-	if l == nil || len(entries) == 0 {
+	return l.writeNoted(entries, func(uint64, int64) {})
+}
+
+// writeNoted is write for a caller that must find out later whether the entries
+// were appended. Before that it calls note with the log's inode and size, which are
+// 0 if the entries will not be in the log; after an error it calls it again.
+func (l *Log) writeNoted(entries []byte, note func(inode uint64, size int64)) time.Duration {
+	if l == nil {
+		note(0, 0)
 		return 0
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.file == nil {
+	var st unix.Stat_t
+	if l.file == nil || len(entries) == 0 || unix.Fstat(int(l.file.Fd()), &st) != nil {
+		note(0, 0)
+	} else {
+		note(st.Ino, st.Size)
+	}
+	if l.file == nil || len(entries) == 0 {
 		return 0
 	}
 	_, err := l.file.Write(entries)
-	if err != nil && !l.failed {
-		l.log.Warn("a container's log cannot be written", "file", l.path, "error", err)
+	if err != nil {
+		note(0, 0)
 	}
-	l.failed = err != nil
-	return l.throttle.wrote(time.Now(), len(entries))
+	l.complainLocked(err)
+	return l.throttle.reserve(time.Now(), len(entries))
 }
 
-// splitter makes log entries of the bytes of one stream. It is not for several
-// goroutines.
+// complete reports whether entries of a length were appended in full to the log
+// when it had the inode and the size. If not, it removes what was appended of them.
+func (l *Log) complete(inode uint64, size, length int64) (bool, error) {
+	if l == nil {
+		return true, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file == nil {
+		return true, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(l.file.Fd()), &st); err != nil {
+		return false, err
+	}
+	// Another inode: it was rotated afterwards. Smaller: it was emptied afterwards.
+	if st.Ino != inode || st.Size < size || st.Size >= size+length {
+		return true, nil
+	}
+	return false, l.file.Truncate(size)
+}
+
+// complain logs that the container's log cannot be written, once until it can.
+func (l *Log) complain(err error) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.complainLocked(err)
+}
+
+func (l *Log) complainLocked(err error) {
+	if err != nil && !l.failed {
+		l.log.Warn("writing container log failed", "file", l.path, "err", err)
+	}
+	l.failed = err != nil
+}
+
+// splitter converts the bytes of one stream to log entries. It is not safe for concurrent use.
 type splitter struct {
 	stream  Stream
-	pending []byte // an unfinished line, shorter than maxLine
+	pending []byte // an incomplete line, shorter than maxLine
 	out     []byte // reused
 }
 
-// newSplitter makes one for a stream.
+// newSplitter returns a splitter for a stream.
 func newSplitter(stream Stream) *splitter { return &splitter{stream: stream} }
 
-// Add returns the entries that chunk completes, stamped with now. They are
-// valid until the next call.
+// Add returns the entries that chunk completes, with the timestamp now. They are valid until the
+// next call.
 func (s *splitter) Add(now time.Time, chunk []byte) []byte {
 	s.out = s.out[:0]
 	for len(chunk) > 0 {
@@ -166,8 +217,8 @@ func (s *splitter) Add(now time.Time, chunk []byte) []byte {
 	return s.out
 }
 
-// Flush returns an entry for what is left at the end of the stream. It is a
-// partial one, since no newline ended it: readers then add none.
+// Flush returns an entry for the rest at the end of the stream. It is a partial entry, because
+// there is no newline, so readers do not add one.
 func (s *splitter) Flush(now time.Time) []byte {
 	s.out = s.out[:0]
 	if len(s.pending) > 0 {
@@ -183,34 +234,32 @@ func (s *splitter) entry(now time.Time, tag byte, rest []byte) {
 	s.pending = s.pending[:0]
 }
 
-// Hub spreads one stream to those who are attached. A slow one is never waited
-// for: it is cut off. The zero value is ready.
+// Hub broadcasts one stream to attached clients. It never waits for a slow client but disconnects
+// it. The zero value is ready to use.
 type Hub struct {
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	closed bool
 	subs   map[*Subscription]struct{}
 }
 
-// maxBehind is how many bytes a subscriber may be behind.
-const maxBehind = 1 << 20
+// maxUnread is the maximum number of unread bytes of a subscriber.
+const maxUnread = 1 << 20
 
-// Subscription reads what a Hub spreads. Read and Close may be called from
-// several goroutines.
+// Subscription reads the stream of a Hub. Read and Close are safe for concurrent use.
 type Subscription struct {
 	hub *Hub
 
 	mu     sync.Mutex
 	cond   *sync.Cond
 	buf    []byte
-	err    error // set once nothing more comes
+	err    error // set when the stream has ended
 	closed bool
 }
 
-// ErrTooSlow ends a subscription whose reader did not keep up.
+// ErrTooSlow is returned by a subscription whose reader did not keep up.
 var ErrTooSlow = errors.New("the reader is too slow for the container's output")
 
-// Subscribe returns a reader of what comes from now on. It ends with io.EOF
-// when the stream does.
+// Subscribe returns a reader of the stream, starting now. It returns io.EOF when the stream ends.
 func (h *Hub) Subscribe() *Subscription {
 	s := &Subscription{hub: h}
 	s.cond = sync.NewCond(&s.mu)
@@ -232,7 +281,7 @@ func (h *Hub) write(p []byte) {
 	defer h.mu.Unlock()
 	for s := range h.subs {
 		s.mu.Lock()
-		if len(s.buf)+len(p) > maxBehind {
+		if len(s.buf)+len(p) > maxUnread {
 			s.err = ErrTooSlow
 			delete(h.subs, s)
 		} else {
@@ -277,7 +326,7 @@ func (s *Subscription) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close ends the subscription.
+// Close cancels the subscription.
 func (s *Subscription) Close() error {
 	s.hub.mu.Lock()
 	delete(s.hub.subs, s)
@@ -289,12 +338,14 @@ func (s *Subscription) Close() error {
 	return nil
 }
 
-// Copy carries a container's stream from r to its log and to those attached,
-// until the stream ends.
+// Copy copies a container's stream from r to its log and to attached clients until the stream ends.
 func Copy(r io.Reader, stream Stream, log *Log, hub *Hub) {
 	defer hub.close()
-	split := newSplitter(stream)
-	// It grows only for containers that write much at once.
+	copyTo(r, newSplitter(stream), log, hub)
+}
+
+func copyTo(r io.Reader, split *splitter, log *Log, hub *Hub) {
+	// The buffer grows only for containers that write much output.
 	buf := make([]byte, 4<<10)
 	for {
 		n, err := r.Read(buf)

@@ -68,8 +68,7 @@ func FuzzSplitter(f *testing.F) {
 			rest = rest[n:]
 		}
 		read(s.Flush(noon))
-		// What was cut for its length comes back whole, and no line's end is
-		// made up.
+		// Split lines are joined again, and no newlines are added.
 		if got, want := back.Bytes(), data; !bytes.Equal(got, want) {
 			t.Fatalf("got %.100q, want %.100q", got, want)
 		}
@@ -134,17 +133,17 @@ func TestCopyAndRotate(t *testing.T) {
 func TestSlowReaderIsCutOff(t *testing.T) {
 	var hub Hub
 	sub := hub.Subscribe()
-	for range maxBehind/(64<<10) + 1 {
+	for range maxUnread/(64<<10) + 1 {
 		hub.write(make([]byte, 64<<10))
 	}
 	n, err := io.Copy(io.Discard, sub)
-	if n != maxBehind || !errors.Is(err, ErrTooSlow) {
+	if n != maxUnread || !errors.Is(err, ErrTooSlow) {
 		t.Errorf("read %d bytes, %v", n, err)
 	}
 }
 
-// TestReopenAfterClose: the log of a container that has ended is not opened again,
-// for nobody would close it.
+// TestReopenAfterClose checks that the log of an exited container is not opened again, because
+// nothing would close it.
 func TestReopenAfterClose(t *testing.T) {
 	l, err := Open(filepath.Join(t.TempDir(), "0.log"), slog.New(slog.DiscardHandler))
 	if err != nil {

@@ -2,32 +2,32 @@ package logs
 
 import "time"
 
-// A log is bounded by whoever rotates it, who looks every few seconds; a
-// container that writes as fast as it can fills the disk in between. So what is
-// written to one file goes fast at first and then at a rate that leaves time to
-// rotate. The container that writes more waits, as for a slow terminal.
+// Log files are rotated by the kubelet, which checks their size every few seconds. A container that
+// writes at full speed could fill the disk in between. So the write rate of a file is limited: fast
+// up to a size, then at a rate that leaves time for rotation. Writers above the limit are
+// throttled, as on a slow terminal.
 const (
-	// fastBytes of each file may come at fastRate: more than the kubelet's
-	// usual bound of a file.
+	// fastBytes is the size of a file up to which fastRate applies. It is larger than the kubelet's
+	// default maximum log size.
 	fastBytes = 16 << 20
-	// fastRate and slowRate are in bytes a second.
+	// fastRate and slowRate are in bytes per second.
 	fastRate = 32 << 20
 	slowRate = 4 << 20
-	// slack is for how long a log may go over its rate.
-	slack = 250 * time.Millisecond
+	// burst is how far a log may exceed its rate, as a duration.
+	burst = 250 * time.Millisecond
 )
 
-// throttle bounds the rate of one log. The zero value is ready.
+// throttle limits the write rate of one log. The zero value is ready to use.
 type throttle struct {
-	size  int64     // of the current file as far as this process has written it
-	ready time.Time // when all that was written is paid for
+	size  int64     // bytes that this process has written to the current file
+	ready time.Time // when the bytes written so far are within the rate
 }
 
-// renew says that the file is another.
-func (t *throttle) renew() { t.size = 0 }
+// reset resets the size after a rotation.
+func (t *throttle) reset() { t.size = 0 }
 
-// wrote counts n bytes and returns how long the writer is to wait.
-func (t *throttle) wrote(now time.Time, n int) time.Duration {
+// reserve counts n bytes and returns how long the writer must wait.
+func (t *throttle) reserve(now time.Time, n int) time.Duration {
 	rate := time.Duration(fastRate)
 	if t.size >= fastBytes {
 		rate = slowRate
@@ -37,5 +37,5 @@ func (t *throttle) wrote(now time.Time, n int) time.Duration {
 		t.ready = now
 	}
 	t.ready = t.ready.Add(time.Duration(n) * time.Second / rate)
-	return max(0, t.ready.Sub(now)-slack)
+	return max(0, t.ready.Sub(now)-burst)
 }

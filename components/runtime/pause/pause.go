@@ -1,13 +1,11 @@
-// Package pause makes the program that holds a pod's namespaces: a static ELF
-// file of a few hundred bytes, put together here so that no compiler and no
-// image is needed for it.
+// Package pause generates the program that holds a pod's namespaces: a static ELF file of a few
+// hundred bytes. It is assembled here, so neither a compiler nor an image is needed.
 //
-// The program waits for SIGTERM or SIGINT and exits 0. Its children, which are
-// the pod's orphans when the pod shares a PID namespace, are reaped by the
-// kernel, for it ignores SIGCHLD. Called with an argument, a folder, it first
-// gives itself a root of nothing there, so that whoever shares its PID
-// namespace finds no way to the host through it; for that it must have a mount
-// namespace of its own.
+// The program waits for SIGTERM or SIGINT and exits with 0. It ignores SIGCHLD, so the kernel reaps
+// its children, which are the orphaned processes of a pod with a shared PID namespace. With an
+// argument, a directory, it first changes its root to an empty file system mounted there. So
+// processes that share its PID namespace cannot access the host through its root. This requires a
+// private mount namespace.
 package pause
 
 import (
@@ -15,18 +13,18 @@ import (
 	"fmt"
 )
 
-// base is where the program is loaded.
+// base is the load address of the program.
 const base = 0x10000
 
-// Numbers of the kernel, the same on both architectures.
+// Kernel constants, identical on both architectures.
 const (
 	sigINT, sigCHLD, sigTERM = 2, 17, 15
 	msRecPrivate             = 0x4000 | 1<<18
-	tmpfsFlags               = 1 | 2 | 4 | 8 // read-only, no set-user-ID, no devices, no programs
+	tmpfsFlags               = 1 | 2 | 4 | 8 // MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC
 	mntDetach                = 2
 )
 
-// System calls by name, amd64 and arm64.
+// System call numbers for amd64 and arm64.
 var syscalls = map[string][2]int64{
 	"rt_sigaction": {13, 134}, "rt_sigprocmask": {14, 135}, "rt_sigtimedwait": {128, 137},
 	"mount": {165, 40}, "umount2": {166, 39}, "pivot_root": {155, 41}, "chdir": {80, 49},
@@ -37,7 +35,7 @@ var syscalls = map[string][2]int64{
 type arg struct {
 	value int64
 	data  bool // value is an offset into the data
-	path  bool // it is the program's first argument
+	path  bool // the program's first argument
 }
 
 func imm(n int64) arg  { return arg{value: n} }
@@ -45,13 +43,13 @@ func data(n int64) arg { return arg{value: n, data: true} }
 
 var path = arg{path: true}
 
-// assembler writes one architecture's code. Labels are offsets into it.
+// assembler generates code for one architecture. Labels are offsets in the code.
 type assembler interface {
-	// call makes a system call.
+	// call emits a system call.
 	call(name string, dataAt int64, args ...arg)
-	// skipIfNoArgument jumps if there is no first argument, failOnError if
-	// the last call failed, loopUnlessPositive if it returned nothing
-	// greater than zero; each returns what to patch.
+	// skipIfNoArgument emits a jump that is taken if there is no first argument, failOnError if the
+	// last call failed, and loopUnlessPositive if it returned zero or less. The returned offset is
+	// passed to patch.
 	skipIfNoArgument() int
 	failOnError() int
 	loopUnlessPositive(to int)
@@ -60,8 +58,7 @@ type assembler interface {
 	code() []byte
 }
 
-// Program returns the ELF file for an architecture as Go names it, "amd64" or
-// "arm64".
+// Program returns the ELF file for an architecture in Go's notation, "amd64" or "arm64".
 func Program(arch string) ([]byte, error) {
 	var build func() assembler
 	var machine uint16
@@ -74,7 +71,7 @@ func Program(arch string) ([]byte, error) {
 		return nil, fmt.Errorf("no pause program for architecture %s", arch)
 	}
 	const headers = 64 + 56
-	// Assembled twice: where the data is follows from the length of the code.
+	// Assemble twice, because the address of the data depends on the length of the code.
 	a := build()
 	emit(a, base)
 	length := int64(len(a.code()))
@@ -111,7 +108,7 @@ func Program(arch string) ([]byte, error) {
 
 // Offsets into the data.
 const (
-	dataIgnore = 0  // struct sigaction that ignores: handler 1, the rest zero
+	dataIgnore = 0  // struct sigaction with handler SIG_IGN (1), the rest zero
 	dataSet    = 32 // signal set of SIGTERM and SIGINT
 	dataDot    = 40 // "."
 	dataRoot   = 42 // "/"
@@ -128,11 +125,11 @@ func dataBytes() []byte {
 	return d
 }
 
-// emit is the program.
+// emit emits the program.
 func emit(a assembler, dataAt int64) {
 	call := func(name string, args ...arg) { a.call(name, dataAt, args...) }
 	call("rt_sigaction", imm(sigCHLD), data(dataIgnore), imm(0), imm(8))
-	// Blocked, they reach a PID 1 too.
+	// Blocked signals are delivered to PID 1 too.
 	call("rt_sigprocmask", imm(0), data(dataSet), imm(0), imm(8))
 	var fails []int
 	must := func(name string, args ...arg) {
@@ -187,7 +184,7 @@ func (a *amd64) call(name string, dataAt int64, args ...arg) {
 	a.b = append(a.b, 0x0f, 0x05)
 }
 
-// jump writes a conditional jump of 32 bits and returns where its offset is.
+// jump emits a conditional jump with a 32-bit offset and returns the position of the offset.
 func (a *amd64) jump(condition byte) int {
 	a.b = append(a.b, 0x0f, condition, 0, 0, 0, 0)
 	return len(a.b) - 4
@@ -239,7 +236,7 @@ func (a *arm64) call(name string, dataAt int64, args ...arg) {
 	a.word(0xd4000001) // svc 0
 }
 
-// branch writes a conditional branch and returns where it is.
+// branch emits a conditional branch and returns its position.
 func (a *arm64) branch(condition uint32) int {
 	a.word(0x54000000 | condition)
 	return len(a.b) - 4

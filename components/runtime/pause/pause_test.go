@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"testing"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
 func TestELF(t *testing.T) {
@@ -39,7 +39,7 @@ func TestELF(t *testing.T) {
 	}
 }
 
-// start runs the program of this machine.
+// start runs the program for this machine.
 func start(t *testing.T, attr *syscall.SysProcAttr, args ...string) *exec.Cmd {
 	t.Helper()
 	program, err := Program(runtime.GOARCH)
@@ -62,13 +62,13 @@ func start(t *testing.T, attr *syscall.SysProcAttr, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// blocked waits until the process waits for its signals.
+// blocked waits until the process waits for signals.
 func blocked(t *testing.T, pid int) {
 	t.Helper()
 	testwait.Until(t, "the program to wait", func() bool {
 		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 		status := string(data)
-		// Whoever started the test may have had more signals ignored.
+		// More signals may be ignored, inherited from the parent of the test.
 		_, rest, _ := strings.Cut(status, "SigIgn:\t")
 		line, _, _ := strings.Cut(rest, "\n")
 		ignored, err := strconv.ParseUint(line, 16, 64)
@@ -116,7 +116,7 @@ func TestNoRoot(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for namespaces")
 	}
-	cmd := start(t, &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}, "/no/such/folder")
+	cmd := start(t, &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}, "/no/such/directory")
 	var exit *exec.ExitError
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 		t.Errorf("ended with %v", err)

@@ -16,8 +16,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// BenchmarkContainer tells how long creating, starting, running a command in
-// and removing a container take, each as seen by who calls.
+// BenchmarkContainer measures the latency of creating, starting, exec and removing a container, as
+// seen by the client.
 func BenchmarkContainer(b *testing.B) {
 	n := newNode(b).imported()
 	ctx := context.Background()
@@ -53,13 +53,12 @@ func BenchmarkContainer(b *testing.B) {
 	for k, name := range []string{"create-ms", "start-ms", "exec-ms", "remove-ms"} {
 		b.ReportMetric(float64(times[k].Microseconds())/1000/float64(i), name)
 	}
-	// What others do on the machine tells less on this.
+	// CPU time is less affected by other load on the machine.
 	b.ReportMetric(10*float64(n.cpu()-before)/float64(i), "cpu-ms")
 	b.ReportMetric(0, "ns/op")
 }
 
-// cpu is the time of the runtime, and of those of its children that ended, in
-// hundredths of a second.
+// cpu returns the CPU time of the runtime and its exited children, in hundredths of a second.
 func (n *node) cpu() (ticks int) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.cmd.Process.Pid))
 	if err != nil {
@@ -76,9 +75,8 @@ func (n *node) cpu() (ticks int) {
 	return ticks
 }
 
-// BenchmarkSandbox tells how long a sandbox takes when nothing else goes on,
-// and when it is asked for right after many others were to be removed, as
-// removals go on.
+// BenchmarkSandbox measures the latency of creating a sandbox, without other load and while many
+// other sandboxes are being removed.
 func BenchmarkSandbox(b *testing.B) {
 	const others = 50
 	n := newNode(b).imported()
@@ -124,9 +122,8 @@ func BenchmarkSandbox(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkStart tells how long it takes to create and to start a container,
-// both together, as the median and the least of all, which others on the
-// machine disturb less than the mean.
+// BenchmarkStart measures the latency of creating and starting a container. It reports median and
+// minimum, which are less affected by other load than the mean.
 func BenchmarkStart(b *testing.B) {
 	n := newNode(b).imported()
 	ctx := context.Background()
@@ -145,7 +142,7 @@ func BenchmarkStart(b *testing.B) {
 		}
 		took = append(took, time.Since(begin))
 		used := time.Duration(n.cpu())*10*time.Millisecond - before
-		// Its first process was our program until a moment ago.
+		// The init process was started by the runtime and includes the pre-start.
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/schedstat", n.pidOf(id)))
 		if err != nil {
 			b.Fatal(err)

@@ -10,7 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestCDI gives containers devices by their names.
+// TestCDI creates containers with CDI devices.
 func TestCDI(t *testing.T) {
 	dir := t.TempDir()
 	text := `{"cdiVersion": "0.6.0", "kind": "vendor.example/thing", "containerEdits": {"env": ["ALL=things"]}, "devices": [
@@ -24,7 +24,7 @@ func TestCDI(t *testing.T) {
 	if err := os.WriteFile(dir+"/vendor.json", []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// Part of the kubelet's directory has the path that drivers in pods know.
+	// CDI files refer to the kubelet's directory by the path that drivers in pods use.
 	if err := os.MkdirAll(dir+"/kubelet/plugins", 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func TestCDI(t *testing.T) {
 			t.Errorf("%s: got %q, want %q", name, got, want)
 		}
 		if state, err := os.ReadFile(dir + "/state"); err != nil || !strings.Contains(string(state), `"ociVersion"`) {
-			t.Errorf("%s: the hook was told %q, %v", name, state, err)
+			t.Errorf("%s: the hook got state %q, %v", name, state, err)
 		}
 		if _, err := n.create(pod, shell("bad", "true", device("vendor.example/thing=b"))); err == nil ||
 			!strings.Contains(err.Error(), "CDI device injection failed: unresolvable CDI devices vendor.example/thing=b") {

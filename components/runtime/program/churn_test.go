@@ -20,13 +20,12 @@ import (
 
 var (
 	churnRounds = flag.Int("churn-rounds", 8, "how often TestChurn kills or replaces the runtime")
-	churnSeed   = flag.Uint64("churn-seed", 0, "what the schedule of TestChurn follows from; 0 for one of its own")
+	churnSeed   = flag.Uint64("churn-seed", 0, "random seed of TestChurn; 0 uses the current time")
 )
 
-// TestChurn kills the runtime, or lets another take its place, at random
-// instants of containers' lives: while they are created, started, run commands,
-// are stopped and removed. Who runs goes on undisturbed, no line of a log is
-// lost, exit codes that somebody saw are right, and nothing is left at the end.
+// TestChurn kills or replaces the runtime at random times while containers are created, started,
+// executed, stopped and removed. Running containers must not be disturbed, no log line may be lost,
+// observed exit codes must be correct, and nothing may be left behind.
 func TestChurn(t *testing.T) {
 	seed := *churnSeed
 	if seed == 0 {
@@ -47,7 +46,7 @@ func TestChurn(t *testing.T) {
 		}
 		time.Sleep(time.Duration(5+random.IntN(300)) * time.Millisecond)
 		if random.IntN(4) == 0 {
-			// In place: calls that go on fail, too, but the process stays.
+			// Replacement: calls in flight fail too, but the process stays.
 			n.replace()
 			client.Close()
 			wait.Wait()
@@ -62,7 +61,7 @@ func TestChurn(t *testing.T) {
 			n.start()
 		}
 		if st := n.status(counter); st.State != runtimeapi.ContainerState_CONTAINER_RUNNING || n.pidOf(counter) != pid {
-			t.Fatalf("round %d: who should run on is %v", round, st)
+			t.Fatalf("round %d: the container that should keep running is %v", round, st)
 		}
 		if out, err := n.exec(counter, 60, "echo", "there"); err != nil || string(out.Stdout) != "there\n" {
 			t.Errorf("round %d: exec: %v, %v", round, out, err)
@@ -79,9 +78,9 @@ func TestChurn(t *testing.T) {
 					t.Errorf("round %d: %s runs without a process", round, c.Metadata.Name)
 				}
 			case runtimeapi.ContainerState_CONTAINER_EXITED:
-				// Code 3 is its own, 137 by force, 255 when nobody saw it, 128
-				// when it did not start; 2 of one that was asked to stop before
-				// its program was there, 130 of one that was not its namespace's first.
+				// 3 is the container's own exit code, 137 means killed, 255 not observed, 128
+				// failed to start, 2 stopped before its program was executed, and 130 stopped while
+				// not PID 1 of its namespace.
 				if !slices.Contains([]int32{2, 3, 128, 130, 137, 255}, st.ExitCode) {
 					t.Errorf("round %d: %s ended %v", round, c.Metadata.Name, st)
 				}
@@ -91,12 +90,12 @@ func TestChurn(t *testing.T) {
 			}
 		}
 		if round%10 == 9 {
-			n.removePods(steady) // addresses are few
+			n.removePods(steady) // the address range is small
 		}
 	}
 	n.removePods(steady)
 	if pids := n.processes(); len(pids) == 0 {
-		t.Error("no process is found even of who runs")
+		t.Error("no process of the running container was found")
 	}
 	if _, err := n.exec(counter, 60, "touch", "/end"); err != nil {
 		t.Error(err)
@@ -116,7 +115,7 @@ func TestChurn(t *testing.T) {
 	n.eventually("processes of pods to be gone", func() bool { return len(n.processes()) == 0 })
 }
 
-// removePods removes all pods but one.
+// removePods removes all pods except one.
 func (n *node) removePods(but string) {
 	n.t.Helper()
 	pods, err := n.ListPodSandbox(context.Background(), &runtimeapi.ListPodSandboxRequest{})
@@ -133,7 +132,7 @@ func (n *node) removePods(but string) {
 	}
 }
 
-// churn makes and ends pods until the runtime is gone.
+// churn creates and removes pods until the runtime is stopped.
 func (n *node) churn(client runtimeapi.RuntimeServiceClient, random *rand.Rand, name string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
@@ -182,7 +181,7 @@ func (n *node) churn(client runtimeapi.RuntimeServiceClient, random *rand.Rand, 
 	}
 }
 
-// processes are those of pods: what has one of this node's cgroups.
+// processes returns the processes in the cgroups of this node's pods.
 func (n *node) processes() (pids []string) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {

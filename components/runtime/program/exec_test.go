@@ -22,7 +22,7 @@ import (
 	"k8s.io/client-go/transport/spdy"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/testing/testwait"
 )
 
 func TestExecSync(t *testing.T) {
@@ -57,7 +57,7 @@ func TestExecSync(t *testing.T) {
 	}
 }
 
-// stream runs a command or attaches over a URL that the runtime gave.
+// stream runs a command or attaches through a URL returned by the runtime.
 func stream(t *testing.T, address string, o remotecommand.StreamOptions) error {
 	t.Helper()
 	u, err := url.Parse(address)
@@ -147,7 +147,7 @@ func TestStreams(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			// It ends though the container goes on.
+			// The stream ends although the container keeps running.
 			if err := stream(t, resp.Url, remotecommand.StreamOptions{Stdin: strings.NewReader(word + "\n"), Stdout: io.Discard, Stderr: io.Discard}); err != nil {
 				t.Error(err)
 			}
@@ -220,8 +220,8 @@ func TestStreams(t *testing.T) {
 		if got, err := get(ports[0].Local); err != nil || got != "hello\n" {
 			t.Errorf("got %q, %v", got, err)
 		}
-		// Many at once; no more than a busy machine serves within a minute, when
-		// the server gives up on those who have not said what they want.
+		// Many concurrent connections, but no more than a busy machine can serve in the one minute
+		// after which the server drops connections without a request.
 		var wait sync.WaitGroup
 		for range 100 {
 			wait.Go(func() {
@@ -232,7 +232,7 @@ func TestStreams(t *testing.T) {
 		}
 		wait.Wait()
 		if _, err := get(ports[1].Local); err == nil {
-			t.Error("a port that nobody listens on answered")
+			t.Error("a port without listener accepted a connection")
 		}
 		close(stop)
 		<-done

@@ -30,8 +30,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestFullDisk pulls what does not fit, and what would never end: the error
-// says so, nothing is left, and some of the disk stays free.
+// TestFullDisk pulls images that do not fit on the disk, one of them endless. The error must say
+// so, nothing may be left behind, and some disk space must stay free.
 func TestFullDisk(t *testing.T) {
 	n := newNode(t)
 	n.stop(15)
@@ -65,7 +65,7 @@ func TestFullDisk(t *testing.T) {
 	if list, err := n.ListImages(context.Background(), &runtimeapi.ListImagesRequest{}); err != nil || len(list.Images) != 0 {
 		t.Errorf("images are %v, %v", list, err)
 	}
-	// What fits is pulled as ever, and runs.
+	// An image that fits is pulled and runs.
 	push(t, host+"/small:v1", busybox(t), "", "")
 	if _, err := n.PullImage(context.Background(), &runtimeapi.PullImageRequest{Image: spec(host + "/small:v1")}); err != nil {
 		t.Error(err)
@@ -73,7 +73,7 @@ func TestFullDisk(t *testing.T) {
 	pod := n.run(n.pod("full"))
 	if out := n.output(pod, shell("c", "dd if=/dev/zero of=/x bs=1M 2>&1 | grep -o 'No space left on device'; echo end",
 		func(c *runtimeapi.ContainerConfig) { c.Image = spec(host + "/small:v1") })); out != "No space left on device\nend\n" {
-		t.Errorf("who fills the disk hears %q", out)
+		t.Errorf("a write to the full disk returned %q", out)
 	}
 	if _, err := n.RemovePodSandbox(context.Background(), &runtimeapi.RemovePodSandboxRequest{PodSandboxId: pod}); err != nil {
 		t.Error(err)
@@ -85,7 +85,7 @@ func TestFullDisk(t *testing.T) {
 	if _, err := os.Stat(n.path("root")); err != nil {
 		t.Fatal(err)
 	}
-	n.start() // on the disk again, for the end of the test
+	n.start() // with the disk writable again, for the cleanup
 	for _, dir := range []string{"root/containers", "root/sandboxes", "root/images/tmp"} {
 		if err := os.MkdirAll(n.path(dir), 0o711); err != nil {
 			t.Fatal(err)
@@ -93,8 +93,8 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestLostLayer takes a layer's files away: the image is not there any more,
-// until it is pulled again.
+// TestLostLayer deletes a layer's files. The image must be reported as missing until it is pulled
+// again.
 func TestLostLayer(t *testing.T) {
 	n := newNode(t)
 	ctx := context.Background()
@@ -117,9 +117,9 @@ func TestLostLayer(t *testing.T) {
 	}
 	pod := n.run(n.pod("lost"))
 	for name, damage := range map[string]func(layer string) error{
-		"gone":      os.RemoveAll,
-		"emptied":   func(layer string) error { return os.RemoveAll(filepath.Join(layer, "fs", "bin")) },
-		"no folder": func(layer string) error { return os.RemoveAll(filepath.Join(layer, "fs")) },
+		"gone":         os.RemoveAll,
+		"emptied":      func(layer string) error { return os.RemoveAll(filepath.Join(layer, "fs", "bin")) },
+		"no directory": func(layer string) error { return os.RemoveAll(filepath.Join(layer, "fs")) },
 	} {
 		pull()
 		layers, err := filepath.Glob(n.path("root/images/layers", strings.Repeat("[0-9a-f]", 32)))
@@ -144,8 +144,8 @@ func TestLostLayer(t *testing.T) {
 	}
 }
 
-// TestChangedLayer changes a file deep in a layer that a container lives on. That
-// one lives on, and the image is pulled again for the next.
+// TestChangedLayer changes a file deep in a layer that a container uses. The container must keep
+// running, and the image must be pulled again for the next one.
 func TestChangedLayer(t *testing.T) {
 	n := newNode(t)
 	ctx := context.Background()
@@ -169,7 +169,7 @@ func TestChangedLayer(t *testing.T) {
 	of := func(c *runtimeapi.ContainerConfig) { c.Image = spec(ref) }
 	pod := n.run(n.pod("changed"))
 	old := n.startContainer(pod, shell("old", "exec sleep 1000", of))
-	// What was inspected once is not again until the next start.
+	// Each layer is inspected once per process, so restart the runtime.
 	n.stop(syscall.SIGKILL)
 	files, err := filepath.Glob(n.path("root/images/layers/*/fs/etc/passwd"))
 	if err != nil || len(files) != 1 {
@@ -195,7 +195,7 @@ func TestChangedLayer(t *testing.T) {
 	if out := n.output(pod, shell("new", "grep -c more /etc/passwd", of)); out != "0\n" {
 		t.Errorf("a new container finds %q", out)
 	}
-	// Nor does tidying up take what the old one lives on.
+	// Garbage collection must not remove the old layer while it is used.
 	if _, err := n.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: spec(other)}); err != nil {
 		t.Error(err)
 	}
@@ -204,8 +204,9 @@ func TestChangedLayer(t *testing.T) {
 	}
 }
 
-// TestReadOnlyDisk takes the disk away for a while: what runs goes on and can be
-// stopped, calls say why they fail, and afterwards all is as ever.
+// TestReadOnlyDisk makes the disk read-only for a while. Running containers must keep running and
+// be stoppable, calls must return the reason of failures, and everything must work again
+// afterwards.
 func TestReadOnlyDisk(t *testing.T) {
 	mkfs, err := exec.LookPath("mkfs.ext4")
 	if err != nil {
@@ -223,13 +224,13 @@ func TestReadOnlyDisk(t *testing.T) {
 	}
 	for _, args := range [][]string{{mkfs, "-q", "-O", "^has_journal", disk}, {"mount", "-o", "loop", disk, n.path("root")}} {
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-			t.Skipf("needs a disk of its own: %v: %s", err, out)
+			t.Skipf("needs a separate disk: %v: %s", err, out)
 		}
 	}
 	t.Cleanup(func() { _ = syscall.Unmount(n.path("root"), syscall.MNT_DETACH) })
 	remount := func(flags uintptr) {
 		t.Helper()
-		// Who has just written may be busy for a moment.
+		// The file system may be busy for a moment after writes.
 		n.eventually("the disk to be remounted", func() bool { return syscall.Mount("", n.path("root"), "", syscall.MS_REMOUNT|flags, "") == nil })
 	}
 	n.start()
@@ -244,7 +245,7 @@ func TestReadOnlyDisk(t *testing.T) {
 	remount(syscall.MS_RDONLY)
 
 	if out, err := n.exec(first, 60, "echo", "here"); err != nil || string(out.Stdout) != "here\n" {
-		t.Errorf("who runs says %v, %v", out, err)
+		t.Errorf("exec in the running container: %v, %v", out, err)
 	}
 	why := func(what string, err error) {
 		t.Helper()
@@ -262,16 +263,16 @@ func TestReadOnlyDisk(t *testing.T) {
 		t.Errorf("stopping a container: %v", err)
 	}
 	if st := n.status(second); st.State != runtimeapi.ContainerState_CONTAINER_EXITED || st.ExitCode != 137 {
-		t.Errorf("who was stopped is %v", st)
+		t.Errorf("the stopped container is %v", st)
 	}
-	// The next runtime does not know of that, and finds it out.
+	// The next runtime process has no record of that and detects it.
 	n.stop(syscall.SIGKILL)
 	n.start()
 	if out, err := n.exec(first, 60, "echo", "still"); err != nil || string(out.Stdout) != "still\n" {
 		t.Errorf("beside another runtime it says %v, %v", out, err)
 	}
 	if st := n.status(second); st.State != runtimeapi.ContainerState_CONTAINER_EXITED {
-		t.Errorf("who was stopped is %v", st)
+		t.Errorf("the stopped container is %v", st)
 	}
 
 	remount(0)
@@ -286,7 +287,7 @@ func TestReadOnlyDisk(t *testing.T) {
 	if err := syscall.Unmount(n.path("root"), syscall.MNT_DETACH); err != nil {
 		t.Error(err)
 	}
-	n.start() // on the disk again, for the end of the test
+	n.start() // with the disk writable again, for the cleanup
 	for _, dir := range []string{"root/containers", "root/sandboxes", "root/images/tmp"} {
 		if err := os.MkdirAll(n.path(dir), 0o711); err != nil {
 			t.Fatal(err)
@@ -294,7 +295,7 @@ func TestReadOnlyDisk(t *testing.T) {
 	}
 }
 
-// TestBadRegistry pulls from registries that send what they should not.
+// TestBadRegistry pulls from registries that send invalid data.
 func TestBadRegistry(t *testing.T) {
 	n := newNode(t)
 	image := busybox(t)
@@ -336,7 +337,7 @@ func TestBadRegistry(t *testing.T) {
 	t.Cleanup(server.Close)
 	host := strings.TrimPrefix(server.URL, "http://")
 	push(t, host+"/box:v1", image, "", "")
-	// An image of another machine alone.
+	// An image for another platform only.
 	other := platform(t, image)
 	other.Architecture = "s390x"
 	foreign, err := mutate.ConfigFile(image, other)
@@ -383,7 +384,7 @@ func pushIndex(t testing.TB, ref string, index v1.ImageIndex) {
 	}
 }
 
-// TestBomb pulls a layer of a few kilobytes that unpacks to more than the disk.
+// TestBomb pulls a layer of a few kilobytes that expands to more than the disk size.
 func TestBomb(t *testing.T) {
 	if testing.Short() {
 		t.Skip("writes much")
@@ -425,7 +426,7 @@ func TestBomb(t *testing.T) {
 	host := registryServer(t, "", "")
 	push(t, host+"/bomb:v1", image, "", "")
 	_, err = n.PullImage(context.Background(), &runtimeapi.PullImageRequest{Image: spec(host + "/bomb:v1")})
-	if err == nil || !strings.Contains(err.Error(), "would fill the disk") {
+	if err == nil || !strings.Contains(err.Error(), "not enough disk space") {
 		t.Errorf("the bomb went off: %v", err)
 	}
 	var st syscall.Statfs_t

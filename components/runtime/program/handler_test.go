@@ -22,8 +22,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// doubleName is what the test's program is called as a runtime of OCI, with as
-// much of runc's command line as another program may be called with.
+// doubleName is the name under which the test binary acts as an OCI runtime. It supports the part
+// of runc's command line that this project uses.
 const doubleName = "oci-double"
 
 func double(args []string) error {
@@ -64,7 +64,7 @@ func doubleDo(root string, args []string) error {
 		}
 		return out, nil
 	}
-	tell := func(p *libcontainer.Process) error {
+	writePID := func(p *libcontainer.Process) error {
 		pid, err := p.Pid()
 		if err != nil {
 			return err
@@ -101,7 +101,7 @@ func doubleDo(root string, args []string) error {
 		if err := c.Start(p); err != nil {
 			return err
 		}
-		return tell(p)
+		return writePID(p)
 	}
 	c, err := libcontainer.Load(root, id)
 	if args[0] == "delete" && *force && errors.Is(err, libcontainer.ErrNotExist) {
@@ -145,7 +145,7 @@ func doubleDo(root string, args []string) error {
 		if err := c.Run(p); err != nil {
 			return err
 		}
-		if err := tell(p); err != nil {
+		if err := writePID(p); err != nil {
 			return err
 		}
 		state, _ := p.Wait()
@@ -161,7 +161,7 @@ func doubleDo(root string, args []string) error {
 	return fmt.Errorf("unknown command %s", args[0])
 }
 
-// TestHandler runs pods by another program.
+// TestHandler runs pods with an external OCI runtime.
 func TestHandler(t *testing.T) {
 	dir := t.TempDir()
 	program, err := os.Readlink("/proc/self/exe")
@@ -213,8 +213,11 @@ func TestHandler(t *testing.T) {
 	if got := n.output(pod, shell("out", "echo out; hostname; cat /old/new; echo")); got != "out\nby-other\nnew\n" {
 		t.Errorf("it said %q", got)
 	}
+	if got := n.output(pod, shell("cgroups", "mkdir /sys/fs/cgroup/made 2>&1")); !strings.HasSuffix(got, ": Read-only file system\n") {
+		t.Errorf("writing to its cgroups said %q", got)
+	}
 	if got := n.output(by("other", "users", inUserNS(65536*5)), shell("c", "id -u; awk '{print $2}' /proc/self/uid_map; touch /x && ls -ln /x | awk '{print $3}'")); got != "0\n327680\n0\n" {
-		t.Errorf("with users of its own it said %q", got)
+		t.Errorf("with a user namespace it printed %q", got)
 	}
 	ends := n.startContainer(pod, shell("ends", "sleep 0.05; exit 7"))
 	if st := n.waitExit(ends); st.ExitCode != 7 && st.ExitCode != 255 {
@@ -235,13 +238,13 @@ func TestHandler(t *testing.T) {
 			t.Error("a long command ended")
 		}
 		if out, err := n.exec(long, 60, "sh", "-c", "ps | grep -c '[7]77'"); err != nil || string(out.Stdout) != "0\n" {
-			t.Errorf("after its time a command goes on: %v, %v", out, err)
+			t.Errorf("a command runs longer than its timeout: %v, %v", out, err)
 		}
 		if _, err := n.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: long,
 			Linux: &runtimeapi.LinuxContainerResources{MemoryLimitInBytes: 64 << 20}}); err != nil {
 			t.Error(err)
 		}
-		// And with a successor.
+		// Repeat with the next runtime process.
 		n.stop(9)
 		n.start()
 	}

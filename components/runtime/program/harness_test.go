@@ -33,18 +33,17 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/runtimeclient"
-	"hyperkube/internal/cgroup"
-	"hyperkube/internal/hostchange"
-	"hyperkube/internal/testapart"
-	"hyperkube/internal/testwait"
+	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/testing/testisolate"
+	"hyperkube/internal/testing/testwait"
 )
 
-// asRuntime in the environment makes the test's program the runtime.
+// asRuntime is the environment variable that makes the test binary act as the runtime.
 const asRuntime = "HYPERKUBE_TEST_AS_RUNTIME"
 
-// TestMain makes the test's program three things: the runtime itself, for the
-// tests to drive; the tests, in network and mount namespaces of their own; and
-// what starts those.
+// TestMain lets the test binary run in three roles: as the runtime under test, as the tests in
+// private network and mount namespaces, and as the parent that starts the tests.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == doubleName {
 		if err := double(os.Args[1:]); err != nil {
@@ -62,7 +61,7 @@ func TestMain(m *testing.M) {
 		fmt.Println("skipped: the container runtime can only be tested by root")
 		os.Exit(0)
 	}
-	testapart.Main(m, testapart.Mounts|testapart.Network)
+	testisolate.Main(m, testisolate.Mounts|testisolate.Network)
 }
 
 // node is a runtime under test.
@@ -76,8 +75,7 @@ type node struct {
 	extra  []string
 }
 
-// newNode starts a runtime in a folder of its own and checks at the end that
-// it leaves nothing.
+// newNode starts a runtime in a temporary directory and checks for leaks at the end of the test.
 func newNode(t testing.TB, extra ...string) *node {
 	t.Helper()
 	lo, err := netlink.LinkByName("lo")
@@ -91,7 +89,7 @@ func newNode(t testing.TB, extra ...string) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Users of pods, too, go through it.
+	// Users in pods must be able to traverse it.
 	if err := os.Chmod(root, 0o711); err != nil {
 		t.Fatal(err)
 	}
@@ -102,10 +100,10 @@ func newNode(t testing.TB, extra ...string) *node {
 	return n
 }
 
-// noCIDR has the pod network wait for addresses.
+// noCIDR starts the runtime without pod CIDRs.
 const noCIDR = "--pod-cidr="
 
-// start starts the program, and waits until it serves, and the pod network is there.
+// start starts the program and waits until it serves and the pod network is ready.
 func (n *node) start() {
 	n.t.Helper()
 	log, err := os.OpenFile(n.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
@@ -148,14 +146,14 @@ func (n *node) start() {
 	})
 }
 
-// program is what is tested: this program, which is the runtime when it is told
-// so, or the one that HYPERKUBE_TEST_RUNTIME names.
+// program is the program under test in a sealed memfd: the test binary, or the program named by
+// HYPERKUBE_TEST_RUNTIME.
 var program struct {
 	sync.Mutex
 	sealed *os.File
 }
 
-// sealed returns what is tested in sealed memory, as package launch puts it.
+// sealed returns the program under test in a sealed memfd, as package launch creates it.
 func sealed(t testing.TB) *os.File {
 	t.Helper()
 	program.Lock()
@@ -191,7 +189,7 @@ func sealed(t testing.TB) *os.File {
 	return f
 }
 
-// stop ends the program by a signal and waits for it.
+// stop sends a signal to the program and waits for its exit.
 func (n *node) stop(s syscall.Signal) {
 	n.t.Helper()
 	n.Client.Close()
@@ -209,14 +207,13 @@ func (n *node) path(parts ...string) string {
 	return filepath.Join(append([]string{n.root}, parts...)...)
 }
 
-// eventually waits for what has no event that a test could see.
+// eventually waits for a condition that has no event.
 func (n *node) eventually(what string, ok func() bool) {
 	n.t.Helper()
 	testwait.Until(n.t, what, ok)
 }
 
-// finish removes all pods, stops the runtime, takes its changes to the host
-// back and looks for leaks.
+// finish removes all pods, stops the runtime, reverts its changes to the host and checks for leaks.
 func (n *node) finish() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -229,7 +226,7 @@ func (n *node) finish() {
 			n.t.Error(err)
 		}
 	}
-	// The last tidying up is nobody's to wait for.
+	// The runtime cleans up asynchronously.
 	n.eventually("containers to be tidied up", func() bool {
 		entries, _ := os.ReadDir(n.path("state", "libcontainer"))
 		return len(entries) == 0
@@ -248,7 +245,7 @@ func (n *node) finish() {
 			n.t.Errorf("left in %s: %v, %v", dir, entries, err)
 		}
 	}
-	if err := hostchange.Undo(ctx, n.path("journal")); err != nil {
+	if err := hostjournal.Undo(ctx, n.path("journal")); err != nil {
 		n.t.Error(err)
 	}
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
@@ -268,7 +265,7 @@ func (n *node) finish() {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	// The pods' own cgroups are the kubelet's to remove.
+	// The kubelet would remove the cgroups of the pods.
 	pods, _ := groups.Children(n.cgroup + "/pods")
 	for _, pod := range pods {
 		if children, err := groups.Children(n.cgroup + "/pods/" + pod); err != nil || len(children) != 0 {
@@ -286,16 +283,16 @@ func (n *node) finish() {
 	}
 }
 
-// file is an entry of a layer.
+// file is a tar entry of a layer.
 type file struct {
 	name string
-	kind byte // tar's, a file by default
+	kind byte // tar type; zero means regular file
 	mode int64
-	data string // content, or target of a link
+	data string // content, or link target
 	uid  int
 }
 
-// layer makes a layer of files.
+// layer creates a layer with the given files.
 func layer(t testing.TB, files ...file) v1.Layer {
 	t.Helper()
 	var b bytes.Buffer
@@ -332,7 +329,7 @@ func layer(t testing.TB, files ...file) v1.Layer {
 	return l
 }
 
-// busybox makes an image of the machine's busybox.
+// busybox creates an image with the machine's busybox.
 func busybox(t testing.TB) v1.Image {
 	t.Helper()
 	program, err := os.ReadFile("/bin/busybox")
@@ -380,8 +377,7 @@ func platform(t testing.TB, image v1.Image) *v1.ConfigFile {
 	return c
 }
 
-// registryServer serves images to those who know the password, if there is
-// one.
+// registryServer starts a registry. If password is not empty, it requires authentication.
 func registryServer(t testing.TB, user, password string) (host string) {
 	t.Helper()
 	inner := registry.New(registry.Logger(quiet))
@@ -408,7 +404,7 @@ func push(t testing.TB, ref string, image v1.Image, user, password string) {
 	}
 }
 
-// archive is a docker archive of an image.
+// archive returns a docker archive of an image.
 func archive(t testing.TB, tag string, image v1.Image) []byte {
 	t.Helper()
 	ref, err := name.NewTag(tag)

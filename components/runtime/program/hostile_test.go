@@ -15,8 +15,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestHostilePods has containers take what they can get. A neighbour goes on
-// undisturbed, and each can be stopped.
+// TestHostilePods runs containers that exhaust resources. A container next to them must keep
+// working, and each of them must be stoppable.
 func TestHostilePods(t *testing.T) {
 	n := newNode(t).imported()
 	ctx := context.Background()
@@ -46,7 +46,7 @@ func TestHostilePods(t *testing.T) {
 		}
 	}
 
-	// A log that is written as fast as can be is written at a bounded rate.
+	// The write rate of logs is limited.
 	flood := n.startContainer(pod, shell("flood", "yes"))
 	log := func() int64 {
 		info, err := os.Stat(n.status(flood).LogPath)
@@ -56,13 +56,13 @@ func TestHostilePods(t *testing.T) {
 		return info.Size()
 	}
 	n.eventually("a flood of logs", func() bool { return log() > 17<<20 })
-	began, before := time.Now(), log() // the time spans all that is counted
+	began, before := time.Now(), log() // the time spans everything that is counted
 	served("a flood of logs")
 	time.Sleep(time.Second)
 	if grown, most := log()-before, int64((time.Since(began).Seconds()+1)*8)<<20; grown > most {
 		t.Errorf("in %s the log has grown by %d MiB", time.Since(began), grown>>20)
 	}
-	// Once it is rotated away, a new one goes on.
+	// After rotation, output continues in the new file.
 	path := n.status(flood).LogPath
 	if err := os.Rename(path, path+".old"); err != nil {
 		t.Fatal(err)
@@ -73,26 +73,26 @@ func TestHostilePods(t *testing.T) {
 	n.eventually("the new log", func() bool { return log() > 0 })
 	end(flood)
 
-	// Memory up to the limit and beyond.
+	// Exceed the memory limit.
 	hog := n.startContainer(pod, shell("hog", "exec tail /dev/zero", limit(32<<20)))
 	if st := n.waitExit(hog); st.ExitCode != 137 || st.Reason != "OOMKilled" {
-		t.Errorf("who takes all memory ended %v", st)
+		t.Errorf("the container that exceeds its memory limit exited with %v", st)
 	}
 	served("a hog of memory")
 	end(hog)
 
-	// Processes without end: memory bounds them, and all go together.
+	// A fork bomb is limited by memory and must be killed as a whole.
 	bomb := n.startContainer(pod, shell("bomb", "b() { b | b & }; b; sleep 1000", limit(64<<20)))
 	time.Sleep(200 * time.Millisecond)
 	served("a fork bomb")
 	end(bomb)
 
-	// /dev/shm is the pod's, of a bounded size.
+	// /dev/shm belongs to the pod and has a limited size.
 	if out := n.output(pod, shell("shm", "dd if=/dev/zero of=/dev/shm/x bs=1M count=100 2>&1 | grep -o 'No space left on device'; rm /dev/shm/x")); out != "No space left on device\n" {
-		t.Errorf("who fills /dev/shm hears %q", out)
+		t.Errorf("a write to the full /dev/shm returned %q", out)
 	}
 
-	// A large environment, and one that no program can have.
+	// A large environment, and one that exceeds the kernel's limit.
 	many := func(count, size int) func(*runtimeapi.ContainerConfig) {
 		return func(c *runtimeapi.ContainerConfig) {
 			for i := range count {
@@ -114,7 +114,7 @@ func TestHostilePods(t *testing.T) {
 	}
 	served("large environments")
 
-	// Commands by the hundred, and one that says more than fits.
+	// Hundreds of concurrent execs, and one with too much output.
 	var wait sync.WaitGroup
 	for i := range 100 {
 		wait.Go(func() {
@@ -125,12 +125,12 @@ func TestHostilePods(t *testing.T) {
 	}
 	wait.Wait()
 	if out, err := n.exec(neighbour, 60, "dd", "if=/dev/zero", "bs=1M", "count=20"); err != nil || len(out.Stdout) == 0 || len(out.Stdout) > 7<<20 || bytes.ContainsFunc(out.Stdout, func(r rune) bool { return r != 0 }) {
-		t.Errorf("who says 20 MiB is heard with %d bytes: %v", len(out.GetStdout()), err)
+		t.Errorf("an exec with 20 MiB of output returned %d bytes: %v", len(out.GetStdout()), err)
 	}
 	served("a flood of commands")
 }
 
-// TestManyPods starts with the state of a thousand pods that have ended.
+// TestManyPods starts with the records of a thousand exited pods.
 func TestManyPods(t *testing.T) {
 	n := newNode(t).imported()
 	pod := n.run(n.pod("first"))

@@ -83,7 +83,7 @@ func TestPull(t *testing.T) {
 	if st := n.status(id); st.ImageRef != byDigest || st.ImageId != config.String() {
 		t.Errorf("the container is of %s, %s", st.ImageRef, st.ImageId)
 	}
-	// It keeps its files when the image goes.
+	// Containers keep their files when the image is removed.
 	for range 2 {
 		if _, err := n.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: spec(config.String())}); err != nil {
 			t.Error(err)
@@ -159,7 +159,7 @@ func TestArchives(t *testing.T) {
 			t.Errorf("%s: imported %v", what, names)
 		}
 	}
-	// A directory of archives is imported at the start.
+	// Archives in a directory are imported at startup.
 	n.imported()
 	n.stop(15)
 	if err := os.Mkdir(n.path("images"), 0o700); err != nil {
@@ -210,7 +210,7 @@ func TestHostileLayers(t *testing.T) {
 			t.Fatalf("layer %d reached the host: %q, %v", i, data, err)
 		}
 	}
-	// A layer that is not what the configuration says is refused.
+	// A layer whose digest differs from the configuration is rejected.
 	image, err := mutate.AppendLayers(empty.Image, layer(t, file{name: "x", data: "x"}))
 	if err != nil {
 		t.Fatal(err)
@@ -248,7 +248,7 @@ func TestBuiltIn(t *testing.T) {
 			t.Errorf("pulled %v, %v", got, err)
 		}
 	}
-	// Who removes it can have it again, though there is no registry.
+	// A removed built-in image can be pulled again without a registry.
 	for _, ref := range []string{"hyperkube:v1-test", "hyperkube"} {
 		if _, err := n.RemoveImage(ctx, &runtimeapi.RemoveImageRequest{Image: spec(id)}); err != nil {
 			t.Fatal(err)
@@ -258,7 +258,7 @@ func TestBuiltIn(t *testing.T) {
 		}
 	}
 	pod := n.run(n.pod("builtin"))
-	// Busybox goes by the name that it is called by.
+	// busybox selects the applet by argv[0].
 	id2 := n.startContainer(pod, shell("c", "", func(c *runtimeapi.ContainerConfig) { c.Image, c.Command = spec("hyperkube:v1-test"), nil }))
 	n.waitExit(id2)
 	if got := n.logText(id2); got != "hyperkube: applet not found\n" {
@@ -267,7 +267,7 @@ func TestBuiltIn(t *testing.T) {
 	if _, err := n.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id2}); err != nil {
 		t.Error(err)
 	}
-	// Another program is another image; the old one may go.
+	// Another program yields another image, and the old one can be removed.
 	n.stop(15)
 	if err := os.WriteFile(program+"2", append(data, 0), 0o755); err != nil {
 		t.Fatal(err)

@@ -1,8 +1,8 @@
 //go:build cgo
 
-// The container runtime's own program. It is small on purpose: libcontainer
-// runs it again, as `init`, for every container and every exec. The main
-// program embeds it and executes it from memory; see package launch.
+// The container runtime program. It is small on purpose, because libcontainer executes it as `init`
+// for every container and every exec. The main program embeds it and executes it from memory; see
+// package launch.
 package main
 
 import (
@@ -23,19 +23,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/components/runtime"
-	_ "hyperkube/components/runtime/container/initial" // as `init` the program ends there
+	_ "hyperkube/components/runtime/container/initial" // as `init`, the program stops in its init function
 	"hyperkube/components/runtime/images"
 )
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "hyperkube runtime:", err)
-		tellStarter("error: " + err.Error())
+		reportStart("error: " + err.Error())
 		os.Exit(1)
 	}
 }
 
-// options are the flags.
+// options are the command line flags.
 type options struct {
 	cfg            runtime.Config
 	podCIDR        string
@@ -51,33 +51,33 @@ func parse(args []string) (*options, error) {
 	o := &options{}
 	f := flag.NewFlagSet("runtime", flag.ContinueOnError)
 	f.StringVar(&o.cfg.Root, "root", "/var/lib/hyperkube/runtime", "directory of images and containers")
-	f.StringVar(&o.cfg.State, "state", "/run/hyperkube/runtime", "directory of what a reboot ends")
-	f.StringVar(&o.cfg.Socket, "socket", "/run/hyperkube/runtime.sock", "unix socket that CRI is served on")
-	f.StringVar(&o.cfg.BuiltIn, "builtin", "", "program that is the root of the built-in image")
+	f.StringVar(&o.cfg.State, "state", "/run/hyperkube/runtime", "directory of state that does not outlive a reboot")
+	f.StringVar(&o.cfg.Socket, "socket", "/run/hyperkube/runtime.sock", "path of the unix socket that serves CRI")
+	f.StringVar(&o.cfg.BuiltIn, "builtin", "", "path of the program in the built-in image")
 	f.StringVar(&o.cfg.BuiltInImage, "builtin-image", "", "name of the built-in image")
-	f.StringVar(&o.cfg.ImagesDir, "images-dir", "", "directory of image archives, *.tar, to import at the start")
-	f.StringVar(&o.cfg.LinkPrefix, "link-prefix", "hk", "beginning of the names of network links")
-	f.StringVar(&o.podCIDR, "pod-cidr", "10.244.0.0/24", "addresses of pods until the kubelet brings others, one CIDR a family, separated by commas; empty: there are no pods until then")
-	f.IntVar(&o.cfg.MTU, "mtu", 0, "MTU of the pods' links, 0 for that of the default route's link")
-	f.StringVar(&o.cfg.CNIConfDir, "cni-conf-dir", "/etc/cni/net.d", "directory of configurations of network plugins; while there is one, they connect new pods")
-	f.StringVar(&o.cniBinDirs, "cni-bin-dirs", "/opt/cni/bin,/usr/lib/cni", "directories of network plugins, separated by commas")
-	f.StringVar(&o.cfg.CgroupRoot, "cgroup-root", "", "cgroup below which pods are that name none")
-	f.BoolVar(&o.cfg.SlowCgroups, "slow-cgroups", false, "do not ask the kernel to favor dynamic changes of cgroups (favordynmods)")
-	f.StringVar(&o.cfg.Journal, "journal", "", "file that records changes to the host")
-	f.StringVar(&o.cfg.StreamAddress, "stream", "127.0.0.1:0", "address that exec, attach and port-forward are served on")
-	f.StringVar(&o.handlers, "runtime-handlers", "/etc/hyperkube/handlers.yaml", "file of further programs that run containers, by the handlers of RuntimeClasses")
-	f.StringVar(&o.cdiDirs, "cdi-dirs", "/etc/cdi,/var/run/cdi", "directories of files that describe devices, separated by commas; the later counts more")
-	f.StringVar(&o.cfg.Kubelet.Known, "known-kubelet-dir", "", "the kubelet's directory as descriptions of devices name it, if that is another than --kubelet-dir")
-	f.StringVar(&o.cfg.Kubelet.Own, "kubelet-dir", "", "the kubelet's directory; it is given with --known-kubelet-dir")
-	f.StringVar(&o.registryConfig, "registry-config", "/etc/hyperkube/registries.yaml", "file of registry mirrors, credentials and TLS settings")
-	f.StringVar(&o.pidFile, "pid-file", "", "file that holds this process's number while it runs")
-	_ = f.String("build", "", "what tells this program from other builds of it; it is for who looks at the command line")
-	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	f.StringVar(&o.cfg.ImagesDir, "images-dir", "", "directory of image archives (*.tar) to import at startup")
+	f.StringVar(&o.cfg.LinkPrefix, "link-prefix", "hk", "name prefix of network links")
+	f.StringVar(&o.podCIDR, "pod-cidr", "10.244.0.0/24", "pod CIDRs until the kubelet sets others, one per IP family, separated by commas; if empty, the network is not ready until then")
+	f.IntVar(&o.cfg.MTU, "mtu", 0, "MTU of the pods' links; 0 uses the MTU of the link with the default route")
+	f.StringVar(&o.cfg.CNIConfDir, "cni-conf-dir", "/etc/cni/net.d", "CNI configuration directory; if it contains a configuration, CNI plugins connect new pods")
+	f.StringVar(&o.cniBinDirs, "cni-bin-dirs", "/opt/cni/bin,/usr/lib/cni", "directories of CNI plugin binaries, separated by commas")
+	f.StringVar(&o.cfg.CgroupRoot, "cgroup-root", "", "parent cgroup of pods that do not specify one")
+	f.BoolVar(&o.cfg.SlowCgroups, "slow-cgroups", false, "do not enable fast moves of processes between cgroups (favordynmods)")
+	f.StringVar(&o.cfg.Journal, "journal", "", "path of the journal of host changes")
+	f.StringVar(&o.cfg.StreamAddress, "stream", "127.0.0.1:0", "address to serve exec, attach and port-forward on")
+	f.StringVar(&o.handlers, "runtime-handlers", "/etc/hyperkube/handlers.yaml", "file with additional OCI runtimes, by RuntimeClass handler")
+	f.StringVar(&o.cdiDirs, "cdi-dirs", "/etc/cdi,/var/run/cdi", "directories of CDI files, separated by commas; later directories take precedence")
+	f.StringVar(&o.cfg.Kubelet.Advertised, "known-kubelet-dir", "", "the kubelet's directory as CDI files refer to it, if it differs from --kubelet-dir")
+	f.StringVar(&o.cfg.Kubelet.Actual, "kubelet-dir", "", "the kubelet's directory; required with --known-kubelet-dir")
+	f.StringVar(&o.registryConfig, "registry-config", "/etc/hyperkube/registries.yaml", "file with registry mirrors, credentials and TLS settings")
+	f.StringVar(&o.pidFile, "pid-file", "", "PID file")
+	_ = f.String("build", "", "identifier of the build; read from the command line by other processes")
+	f.StringVar(&o.logLevel, "log-level", "info", "log level: debug, info, warn or error")
 	if err := f.Parse(args); err != nil {
 		return nil, err
 	}
-	if (o.cfg.Kubelet.Known == "") != (o.cfg.Kubelet.Own == "") {
-		return nil, errors.New("--kubelet-dir and --known-kubelet-dir belong together")
+	if (o.cfg.Kubelet.Advertised == "") != (o.cfg.Kubelet.Actual == "") {
+		return nil, errors.New("--kubelet-dir and --known-kubelet-dir must be set together")
 	}
 	if f.NArg() > 0 {
 		return nil, fmt.Errorf("unexpected argument %q", f.Arg(0))
@@ -95,16 +95,16 @@ func run(args []string) error {
 	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
-		return fmt.Errorf("bad log level: %w", err)
+		return fmt.Errorf("invalid log level: %w", err)
 	}
 	o.cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	slog.SetDefault(o.cfg.Log)
-	// libcontainer passes it on to the first process of a container, which
-	// has nothing to do in parallel.
+	// libcontainer passes the variable to the init process of a container, which does not need
+	// parallelism.
 	if err := os.Setenv("GOMAXPROCS", "1"); err != nil {
 		return err
 	}
-	// libcontainer's own log: what matters of it comes back as errors.
+	// Discard libcontainer's own log. Relevant messages are returned as errors.
 	logrus.SetOutput(io.Discard)
 	if os.Geteuid() != 0 {
 		return errors.New("the container runtime must run as root")
@@ -112,7 +112,7 @@ func run(args []string) error {
 	for part := range strings.FieldsFuncSeq(o.podCIDR, func(r rune) bool { return r == ',' || r == ' ' }) {
 		cidr, err := netip.ParsePrefix(part)
 		if err != nil {
-			return fmt.Errorf("bad pod CIDR: %w", err)
+			return fmt.Errorf("invalid pod CIDR: %w", err)
 		}
 		o.cfg.PodCIDRs = append(o.cfg.PodCIDRs, cidr)
 	}
@@ -125,7 +125,7 @@ func run(args []string) error {
 		return err
 	}
 	o.cfg.Version = os.Getenv(versionEnv)
-	_ = os.Unsetenv(versionEnv) // a successor is told of its own
+	_ = os.Unsetenv(versionEnv) // a replacing program gets its own version
 	if o.pidFile != "" {
 		unlock, err := lock(o.pidFile)
 		if err != nil {
@@ -142,34 +142,33 @@ func run(args []string) error {
 	go func() {
 		select {
 		case <-r.Ready():
-			o.cfg.Log.Info("the container runtime is ready", "socket", o.cfg.Socket, "pid", os.Getpid())
-			tellStarter("ready")
+			o.cfg.Log.Info("container runtime ready", "socket", o.cfg.Socket, "pid", os.Getpid())
+			reportStart("ready")
 		case <-ctx.Done():
 		}
 	}()
 	err = r.Run(ctx)
 	if upgrade, ok := errors.AsType[*runtime.UpgradeError](err); ok {
-		// The same process: it stays the parent of the containers.
-		_ = os.Unsetenv("GOMAXPROCS") // fails for a name that is none
+		// Keep the process, because it is the parent of the containers.
+		_ = os.Unsetenv("GOMAXPROCS") // fails only for invalid names
 		err = syscall.Exec(upgrade.Argv[0], upgrade.Argv, os.Environ())
 		return fmt.Errorf("executing %s: %w", upgrade.Argv[0], err)
 	}
 	return err
 }
 
-// lockTime bounds the wait for the lock on the PID file.
-const lockTime = time.Second
+// lockTimeout is how long to wait for the lock on the PID file.
+const lockTimeout = time.Second
 
-// lock takes the lock on the PID file, which the kernel lets go of however this
-// process ends, and writes the number.
+// lock locks the PID file and writes the process ID. The kernel releases the lock when the process
+// exits.
 func lock(file string) (func(), error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("opening the PID file: %w", err)
 	}
-	// A child of a runtime that was killed may hold the lock until it executes
-	// its program.
-	deadline := time.Now().Add(lockTime)
+	// A child of a killed runtime may hold the lock until it executes its program.
+	deadline := time.Now().Add(lockTimeout)
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	for errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(deadline) {
 		time.Sleep(5 * time.Millisecond)
@@ -178,7 +177,7 @@ func lock(file string) (func(), error) {
 	if err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("another container runtime holds %s", file)
+			return nil, fmt.Errorf("another container runtime holds the lock on %s", file)
 		}
 		return nil, fmt.Errorf("locking the PID file: %w", err)
 	}
@@ -195,19 +194,20 @@ func lock(file string) (func(), error) {
 	}, nil
 }
 
-// versionEnv has the version of the program that carries this one.
+// versionEnv is the environment variable with the version of the program that contains this one.
 const versionEnv = "HYPERKUBE_RUNTIME_VERSION"
 
-// readyEnv names the descriptor on which who started us waits for a word.
+// readyEnv is the environment variable with the file descriptor on which the parent waits for the
+// result of the startup.
 const readyEnv = "HYPERKUBE_RUNTIME_READY_FD"
 
-// tellStarter says how the start went to who waits for it, once.
-func tellStarter(word string) {
+// reportStart reports the result of the startup to the parent. Only the first call has an effect.
+func reportStart(word string) {
 	var fd int
 	if _, err := fmt.Sscan(os.Getenv(readyEnv), &fd); err != nil || fd < 3 {
 		return
 	}
-	_ = os.Unsetenv(readyEnv) // fails for a name that is none
+	_ = os.Unsetenv(readyEnv) // fails only for invalid names
 	f := os.NewFile(uintptr(fd), "starter")
 	_, _ = io.WriteString(f, word)
 	f.Close()

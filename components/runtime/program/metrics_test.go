@@ -12,8 +12,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestMetrics sees that what is described is measured, with the labels that
-// were told of.
+// TestMetrics checks that all described metrics are measured, with the described labels.
 func TestMetrics(t *testing.T) {
 	n := newNode(t).imported()
 	ctx := context.Background()
@@ -60,9 +59,9 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	if scopes["container"] != 2 || scopes["hierarchy"] != 2 {
-		t.Errorf("page faults are told of %v", scopes)
+		t.Errorf("page fault scopes are %v", scopes)
 	}
-	// Nothing may have been read or written.
+	// There may have been no I/O.
 	for _, name := range []string{"container_blkio_device_usage_total", "container_fs_reads_bytes_total", "container_fs_reads_total",
 		"container_fs_writes_bytes_total", "container_fs_writes_total"} {
 		delete(labels, name)

@@ -2,5 +2,5 @@
 
 package main
 
-// hasSeccomp tells whether this program can filter system calls.
+// hasSeccomp reports whether this build supports seccomp.
 const hasSeccomp = false

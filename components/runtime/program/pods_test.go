@@ -75,7 +75,7 @@ func TestContainers(t *testing.T) {
 		{"image volume", "cat /vol/new; touch /vol/x 2>&1", "newtouch: /vol/x: Read-only file system\n", func(c *config) {
 			c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/vol", Image: &runtimeapi.ImageSpec{Image: "busybox"}, ImageSubPath: "old", Readonly: true}}
 		}},
-		{"PID 1 of its own", "echo $$; ls /proc | grep -c '^[0-9]'", "1\n", func(c *config) { c.Command[2] = "echo $$" }},
+		{"private PID namespace", "echo $$; ls /proc | grep -c '^[0-9]'", "1\n", func(c *config) { c.Command[2] = "echo $$" }},
 		{"many arguments", "x", "a b\n", func(c *config) { c.Command, c.Args = []string{"echo"}, []string{"a", "b"} }},
 		{"standard devices", "exec 2>&1; echo out > /dev/stdout; echo err > /dev/stderr; test -c /dev/null && echo null", "out\nerr\nnull\n", func(c *config) {
 			c.Linux.SecurityContext.RunAsUser = &runtimeapi.Int64Value{Value: 1000}
@@ -100,7 +100,7 @@ func TestContainers(t *testing.T) {
 		want   string
 	}{
 		"no command":   {func(c *config) { c.Command = []string{"/no/such"} }, "no such file or directory"},
-		"no such user": {func(c *config) { c.Linux.SecurityContext.RunAsUsername = "nobody-such" }, "no matching entries in passwd file"},
+		"no such user": {func(c *config) { c.Linux.SecurityContext.RunAsUsername = "no-such-user" }, "no matching entries in passwd file"},
 		"unknown capability": {func(c *config) {
 			c.Linux.SecurityContext.Capabilities = &runtimeapi.Capability{AddCapabilities: []string{"FLY"}}
 		}, "unknown capability"},
@@ -150,7 +150,7 @@ func TestPods(t *testing.T) {
 		if _, err := os.Stat(fmt.Sprint("/proc/", pid)); err == nil {
 			t.Error("it is still there")
 		}
-		// Its child went too, though the namespace lives on.
+		// Its child was killed too, although the PID namespace still exists.
 		if got := n.output(pod, shell("c", "ps | grep -c '[s]leep 1000'", share)); got != "0\n" {
 			t.Errorf("%s processes are left", got)
 		}
@@ -195,7 +195,7 @@ func TestPods(t *testing.T) {
 	t.Run("stop", func(t *testing.T) {
 		pod := n.run(n.pod("stop"))
 		polite := n.startContainer(pod, shell("polite", "trap 'echo bye; exit 0' INT; while true; do sleep 0.01; done"))
-		// Whoever started the test may have had more signals ignored.
+		// More signals may be ignored, inherited from the parent of the test.
 		interrupt := func(id, which string) {
 			t.Helper()
 			n.eventually("the trap", func() bool {
@@ -262,7 +262,7 @@ func TestPods(t *testing.T) {
 		} else if left := pods.Stats[0].Linux.Containers; len(left) > 0 {
 			t.Errorf("of containers of the pod that run: %v", left)
 		}
-		// What has ended has what it has on the disk.
+		// Disk usage is still reported for exited containers.
 		list, err := n.ListContainerStats(ctx, &runtimeapi.ListContainerStatsRequest{Filter: &runtimeapi.ContainerStatsFilter{PodSandboxId: pod}})
 		if err != nil || len(list.Stats) != 1 {
 			t.Fatalf("of all containers of the pod: %v, %v", list, err)
@@ -290,7 +290,7 @@ func TestPods(t *testing.T) {
 			"host's sysctl":   func(c *runtimeapi.PodSandboxConfig) { c.Linux.Sysctls = map[string]string{"kernel.hostname": "x"} },
 			"climbing sysctl": func(c *runtimeapi.PodSandboxConfig) { c.Linux.Sysctls = map[string]string{"net/../kernel/panic": "1"} },
 			"missing sysctl":  func(c *runtimeapi.PodSandboxConfig) { c.Linux.Sysctls = map[string]string{"net.none": "1"} },
-			"bad host port": func(c *runtimeapi.PodSandboxConfig) {
+			"invalid host port": func(c *runtimeapi.PodSandboxConfig) {
 				c.PortMappings = []*runtimeapi.PortMapping{{HostPort: 70000, ContainerPort: 1}}
 			},
 			"broken DNS": func(c *runtimeapi.PodSandboxConfig) { c.DnsConfig.Searches = []string{"a\nnameserver 1.2.3.4"} },
@@ -299,10 +299,10 @@ func TestPods(t *testing.T) {
 				t.Errorf("%s: made %s", name, resp.PodSandboxId)
 			}
 		}
-		// Its name is free again.
+		// Its name can be reserved again.
 		n.run(n.pod("refused"))
 		if _, err := n.RunPodSandbox(ctx, &runtimeapi.RunPodSandboxRequest{Config: n.pod("x"), RuntimeHandler: "gvisor"}); err == nil {
-			t.Error("an unknown handler was taken")
+			t.Error("an unknown handler was accepted")
 		}
 	})
 }
@@ -337,7 +337,7 @@ func TestEvents(t *testing.T) {
 		next()
 	}
 	if e := next(); len(e.ContainersStatuses) != 1 || e.ContainersStatuses[0].ExitCode != 2 || e.PodSandboxStatus.GetId() != pod {
-		t.Errorf("the end is told as %v", e)
+		t.Errorf("the exit event is %v", e)
 	}
 	if _, err := n.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id}); err != nil {
 		t.Error(err)
@@ -355,8 +355,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestNoCIDR: where nobody has said what addresses pods have, there are pods of the
-// host's network only.
+// TestNoCIDR checks that without pod CIDRs only host network pods can be created.
 func TestNoCIDR(t *testing.T) {
 	n := newNode(t, noCIDR).imported()
 	ctx := context.Background()

@@ -17,14 +17,14 @@ import (
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"hyperkube/internal/cgroup"
+	"hyperkube/internal/host/cgroup"
 )
 
 const goarch = goruntime.GOARCH
 
 var quiet = log.New(io.Discard, "", 0)
 
-// pod makes the configuration of a sandbox; change may alter it.
+// pod returns the configuration of a sandbox, modified by change.
 func (n *node) pod(name string, change ...func(*runtimeapi.PodSandboxConfig)) *runtimeapi.PodSandboxConfig {
 	c := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: name, Namespace: "default", Uid: "uid-" + name},
@@ -52,7 +52,7 @@ func (n *node) run(config *runtimeapi.PodSandboxConfig) string {
 	return resp.PodSandboxId
 }
 
-// shell makes the configuration of a container that runs a script.
+// shell returns the configuration of a container that runs a script.
 func shell(name, script string, change ...func(*runtimeapi.ContainerConfig)) *runtimeapi.ContainerConfig {
 	c := &runtimeapi.ContainerConfig{
 		Metadata: &runtimeapi.ContainerMetadata{Name: name},
@@ -105,7 +105,7 @@ func (n *node) waitExit(id string) *runtimeapi.ContainerStatus {
 	return n.status(id)
 }
 
-// logText is what a container has logged, one stream or both.
+// logText returns the log of a container, of one stream or of both.
 func (n *node) logText(id string, streams ...string) string {
 	n.t.Helper()
 	data, err := os.ReadFile(n.status(id).LogPath)
@@ -125,7 +125,7 @@ func (n *node) logText(id string, streams ...string) string {
 	return b.String()
 }
 
-// output runs a script to its end and returns what it wrote.
+// output runs a script, waits for its exit and returns its output.
 func (n *node) output(pod string, config *runtimeapi.ContainerConfig) string {
 	n.t.Helper()
 	id := n.startContainer(pod, config)
@@ -184,17 +184,16 @@ func TestPod(t *testing.T) {
 		t.Errorf("a name was taken twice: %v", err)
 	}
 	if entries, err := os.ReadDir(filepath.Join(n.path("logs"), "first")); err != nil || len(entries) != 2 {
-		t.Errorf("log folders are %v, %v", entries, err)
+		t.Errorf("log directories are %v, %v", entries, err)
 	}
 	fmt.Fprintln(io.Discard)
 }
 
-// BenchmarkPod makes, starts and removes pods, and tells the milliseconds of
-// each call.
+// BenchmarkPod creates, starts and removes pods, and reports the milliseconds of each call.
 func BenchmarkPod(b *testing.B) {
 	n := newNode(b).imported()
 	ctx := context.Background()
-	// All that the runtime and its children use is counted in one cgroup.
+	// The CPU time of the runtime and its children is measured in one cgroup.
 	groups, err := cgroup.Open()
 	if err != nil {
 		b.Fatal(err)
@@ -202,7 +201,7 @@ func BenchmarkPod(b *testing.B) {
 	if err := groups.Create(n.cgroup+"/bench", cgroup.Resources{}); err != nil {
 		b.Fatal(err)
 	}
-	if err := groups.Enter(n.cgroup+"/bench", n.cmd.Process.Pid); err != nil {
+	if err := groups.AddProcess(n.cgroup+"/bench", n.cmd.Process.Pid); err != nil {
 		b.Fatal(err)
 	}
 	used := func() uint64 {
@@ -257,9 +256,8 @@ func BenchmarkPod(b *testing.B) {
 	b.ReportMetric(float64((used()-begin)/1000)/1000/float64(b.N), "cpu-ms")
 }
 
-// BenchmarkIdle tells what a runtime with pods that do nothing takes: memory of
-// its own in MiB, by how much a pod adds to it in KiB, and CPU in per mille of
-// a core.
+// BenchmarkIdle measures a runtime with idle pods: its memory in MiB, the additional memory per pod
+// in KiB, and CPU in per mille of a core.
 func BenchmarkIdle(b *testing.B) {
 	n := newNode(b).imported()
 	memory := func() (pss, anonymous float64) {
@@ -298,7 +296,7 @@ func BenchmarkIdle(b *testing.B) {
 		n.startContainer(n.run(n.pod(fmt.Sprint("idle", i))), shell("c", "exec sleep 1000"))
 	}
 	const rest = 5 * time.Second
-	time.Sleep(rest) // what made the pods is collected meanwhile
+	time.Sleep(rest) // garbage from creating the pods is collected in this time
 	begin := cpu()
 	time.Sleep(rest)
 	used := cpu() - begin

@@ -17,7 +17,7 @@ func mapping(from, length uint32) []*runtimeapi.IDMapping {
 	return []*runtimeapi.IDMapping{{HostId: from, Length: length}}
 }
 
-// inUserNS gives a pod the users of the host from one on.
+// inUserNS configures a user namespace that starts at the given host ID.
 func inUserNS(from uint32) func(*runtimeapi.PodSandboxConfig) {
 	return func(c *runtimeapi.PodSandboxConfig) {
 		c.Linux.SecurityContext.NamespaceOptions.UsernsOptions = &runtimeapi.UserNamespace{
@@ -93,8 +93,8 @@ func TestUserNamespaces(t *testing.T) {
 				t.Errorf("%s, %s: got %q, want %q", name, c.name, got, c.want)
 			}
 		}
-		// What the pod wrote to a volume is its root's there, and nobody's
-		// of the pod's range.
+		// Files that the pod's root creates in a volume belong to root on the host, not to an ID of
+		// the pod's range.
 		var st unix.Stat_t
 		if err := unix.Stat(filepath.Join(host, "of-pod"), &st); err != nil || st.Uid != 0 {
 			t.Errorf("the volume's file belongs to %d, %v", st.Uid, err)
@@ -105,7 +105,7 @@ func TestUserNamespaces(t *testing.T) {
 		if share {
 			continue
 		}
-		// Also after a change of the runtime.
+		// Also after a restart of the runtime.
 		n.stop(9)
 		n.start()
 		out, err := n.exec(id, 60, "sh", "-c", "id -u; awk '{print $2}' /proc/self/uid_map")

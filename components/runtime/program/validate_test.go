@@ -10,8 +10,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// TestRefusals holds what a CRI runtime must refuse when a container is made, and
-// what must be no error at all, as the validation of CRI has it.
+// TestRefusals checks which requests to create a container must be rejected and which must succeed,
+// as CRI's validation tests do.
 func TestRefusals(t *testing.T) {
 	n := newNode(t).imported()
 	ctx := context.Background()
@@ -25,8 +25,8 @@ func TestRefusals(t *testing.T) {
 		"a group without a user": func(c *runtimeapi.ContainerConfig) {
 			c.Linux.SecurityContext.RunAsGroup = &runtimeapi.Int64Value{Value: 5}
 		},
-		"a user by name that is not there": func(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.RunAsUsername = "nobody-of-that-name" },
-		"recursively read-only, told by the host": mount(&runtimeapi.Mount{ContainerPath: "/m", HostPath: dir, Readonly: true, RecursiveReadOnly: true,
+		"unknown user name": func(c *runtimeapi.ContainerConfig) { c.Linux.SecurityContext.RunAsUsername = "no-such-user" },
+		"recursively read-only": mount(&runtimeapi.Mount{ContainerPath: "/m", HostPath: dir, Readonly: true, RecursiveReadOnly: true,
 			Propagation: runtimeapi.MountPropagation_PROPAGATION_HOST_TO_CONTAINER}),
 		"recursively read-only, both ways": mount(&runtimeapi.Mount{ContainerPath: "/m", HostPath: dir, Readonly: true, RecursiveReadOnly: true,
 			Propagation: runtimeapi.MountPropagation_PROPAGATION_BIDIRECTIONAL}),
@@ -44,16 +44,16 @@ func TestRefusals(t *testing.T) {
 	} {
 		id, err := n.create(pod, shell("c", "true", change))
 		if err == nil {
-			t.Errorf("%s is taken", name)
+			t.Errorf("%s was accepted", name)
 			_, err = n.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id})
 			if err != nil {
 				t.Error(err)
 			}
 		}
 	}
-	// Refusing leaves nothing, so that the name is free.
+	// A rejected request leaves nothing behind, so the name can be reserved again.
 	if list, err := n.ListContainers(ctx, &runtimeapi.ListContainersRequest{}); err != nil || len(list.Containers) != 0 {
-		t.Errorf("refused containers are there: %v, %v", list, err)
+		t.Errorf("rejected containers exist: %v, %v", list, err)
 	}
 
 	const unknown = "00000000-0000-0000-0000-000000000000"
@@ -104,5 +104,5 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// second is the error of a call.
+// second returns the error of a call.
 func second[T any](_ T, err error) error { return err }

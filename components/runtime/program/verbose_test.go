@@ -14,8 +14,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// told is what `crictl inspect` and the like show as "info".
-type told struct {
+// verboseInfo is the verbose info that `crictl inspect` shows as "info".
+type verboseInfo struct {
 	PID    int
 	Config struct {
 		Metadata struct{ Name string }
@@ -31,7 +31,7 @@ type told struct {
 	}
 }
 
-func tell(t *testing.T, info map[string]string, err error) (out told) {
+func parseInfo(t *testing.T, info map[string]string, err error) (out verboseInfo) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -42,28 +42,28 @@ func tell(t *testing.T, info map[string]string, err error) (out told) {
 	return out
 }
 
-// TestInfo: operators find namespaces, cgroups, commands and layers where they look for
-// them, and looking changes nothing.
+// TestInfo checks that the verbose info contains namespaces, cgroups, commands and layers where
+// operators expect them, and that reading it changes nothing.
 func TestInfo(t *testing.T) {
 	n := newNode(t).imported()
 	ctx := context.Background()
-	pod := n.run(n.pod("told"))
+	pod := n.run(n.pod("verbose"))
 	volume := filepath.Join(t.TempDir(), "volume")
 	id := n.startContainer(pod, shell("c", "sleep 1000", func(c *runtimeapi.ContainerConfig) {
 		c.Mounts = []*runtimeapi.Mount{{ContainerPath: "/v", HostPath: volume}}
 		c.Envs = []*runtimeapi.KeyValue{{Key: "SAID", Value: []byte("yes")}}
 	}))
-	ofSandbox := func() told {
+	ofSandbox := func() verboseInfo {
 		resp, err := n.PodSandboxStatus(ctx, &runtimeapi.PodSandboxStatusRequest{PodSandboxId: pod, Verbose: true})
-		return tell(t, resp.GetInfo(), err)
+		return parseInfo(t, resp.GetInfo(), err)
 	}
-	ofContainer := func() told {
+	ofContainer := func() verboseInfo {
 		resp, err := n.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
-		return tell(t, resp.GetInfo(), err)
+		return parseInfo(t, resp.GetInfo(), err)
 	}
 
 	s := ofSandbox()
-	if s.Config.Metadata.Name != "told" || s.RuntimeSpec == nil {
+	if s.Config.Metadata.Name != "verbose" || s.RuntimeSpec == nil {
 		t.Fatalf("the sandbox: %+v", s)
 	}
 	netns := ""
@@ -100,7 +100,7 @@ func TestInfo(t *testing.T) {
 		t.Errorf("without its volume: %+v", c)
 	}
 	if _, err := os.Stat(volume); err == nil {
-		t.Error("looking at a container has made a volume's folder")
+		t.Error("inspecting a container has created a volume's directory")
 	}
 	if _, err := n.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: pod}); err != nil {
 		t.Fatal(err)
@@ -110,7 +110,7 @@ func TestInfo(t *testing.T) {
 	}
 
 	resp, err := n.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: spec("busybox"), Verbose: true})
-	image := tell(t, resp.GetInfo(), err)
+	image := parseInfo(t, resp.GetInfo(), err)
 	if layers := image.ImageSpec.RootFS.DiffIDs; image.ChainID == "" || len(layers) != 2 || image.ChainID == layers[1] ||
 		len(image.ImageSpec.Config.Cmd) != 1 || image.ImageSpec.Config.Cmd[0] != "sh" {
 		t.Errorf("the image: %+v", image)
@@ -120,8 +120,8 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// TestStatsOfBarePods: pods that name no cgroup, as `crictl runp` makes them, share one
-// with others, and are measured all the same.
+// TestStatsOfBarePods checks stats of pods without a cgroup parent, as created by `crictl runp`,
+// which share a cgroup.
 func TestStatsOfBarePods(t *testing.T) {
 	n := newNode(t).imported()
 	ctx := context.Background()
@@ -160,8 +160,8 @@ func TestStatsOfBarePods(t *testing.T) {
 	}
 }
 
-// TestVersion: a runtime that was started without the built-in image tells the version of
-// the program that carries it.
+// TestVersion checks that a runtime without the built-in image reports the version of the program
+// that contains it.
 func TestVersion(t *testing.T) {
 	t.Setenv(versionEnv, "v1.2.3-x")
 	n := newNode(t)

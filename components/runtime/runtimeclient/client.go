@@ -1,5 +1,5 @@
-// Package runtimeclient calls a container runtime: CRI for any, and image
-// import for ours. It is light: nothing of the runtime itself comes with it.
+// Package runtimeclient is a client for container runtimes: CRI for any runtime, and image import
+// and upgrade for the built-in one. It does not import the runtime itself.
 package runtimeclient
 
 import (
@@ -17,16 +17,15 @@ import (
 	"hyperkube/components/runtime/importpb"
 )
 
-// Client is a connection to a runtime. Its methods are safe for several
-// goroutines.
+// Client is a connection to a runtime. Its methods are safe for concurrent use.
 type Client struct {
 	runtimeapi.RuntimeServiceClient
 	runtimeapi.ImageServiceClient
 	conn *grpc.ClientConn
 }
 
-// Dial prepares a connection to the socket, a path or a unix:// URL. It is
-// made at the first call, and again when it breaks.
+// Dial returns a client for a socket, given as path or unix:// URL. It connects on the first call
+// and reconnects after errors.
 func Dial(socket string) (*Client, error) {
 	target := "unix://" + strings.TrimPrefix(socket, "unix://")
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -41,16 +40,15 @@ func Dial(socket string) (*Client, error) {
 	}, nil
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Import imports images from an archive of docker's or OCI's form and returns
-// their names.
+// Import imports images from a docker or OCI archive and returns their names.
 func (c *Client) Import(ctx context.Context, archive io.Reader) ([]string, error) {
 	return importpb.Import(ctx, c.conn, archive)
 }
 
-// ImportFile imports images from an archive in a file.
+// ImportFile imports images from an archive file.
 func (c *Client) ImportFile(ctx context.Context, file string) ([]string, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -60,15 +58,15 @@ func (c *Client) ImportFile(ctx context.Context, file string) ([]string, error) 
 	return c.Import(ctx, f)
 }
 
-// Upgrade makes our runtime execute another program in its place, as after a
-// new version of this one was installed: argv[0] is the main program's path,
-// then "runtime" and the runtime's flags. It returns when the new one serves.
+// Upgrade makes the built-in runtime execute another program in its place, for example after a new
+// version was installed. argv[0] is the path of the main program, followed by "runtime" and its
+// flags. Upgrade returns when the new program serves.
 func (c *Client) Upgrade(ctx context.Context, argv []string) error {
 	if err := importpb.Upgrade(ctx, c.conn, argv); err != nil {
 		return err
 	}
-	// The old one ends our connection when it goes, and not before it has
-	// stopped listening: waiting for the next one is waiting for the new one.
+	// The old program closes the connection after it has stopped listening, so the next connection
+	// is to the new program.
 	state := c.conn.GetState()
 	for state == connectivity.Ready {
 		if !c.conn.WaitForStateChange(ctx, state) {

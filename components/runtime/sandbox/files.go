@@ -11,25 +11,25 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/components/runtime/selinux"
-	"hyperkube/internal/atomicfile"
+	"hyperkube/internal/host/atomicfile"
 )
 
-// maxResolvConf bounds what is taken over from the host.
+// maxResolvConf is the maximum size of a host file to copy.
 const maxResolvConf = 1 << 20
 
-// DNS is what a pod's resolv.conf says. Nil, as a pointer, means the host's.
+// DNS is the content of a pod's resolv.conf. A nil *DNS means a copy of the host's.
 type DNS struct{ Servers, Searches, Options []string }
 
-// Files are the paths of a sandbox's files in /etc.
+// Files are the paths of a sandbox's files for /etc.
 type Files struct{ Hosts, Hostname, ResolvConf string }
 
-// PathsIn returns where the files of a sandbox with this folder are.
+// PathsIn returns the paths of the files of a sandbox with the directory dir.
 func PathsIn(dir string) Files {
 	return Files{Hosts: filepath.Join(dir, "hosts"), Hostname: filepath.Join(dir, "hostname"), ResolvConf: filepath.Join(dir, "resolv.conf")}
 }
 
-// WriteFiles writes a sandbox's files. With the host's network they are copies
-// of the host's, but for a resolv.conf that dns asks for.
+// WriteFiles writes a sandbox's files. With the host network they are copies of the host's files,
+// except for resolv.conf if dns is not nil.
 func WriteFiles(dir, hostname string, hostNetwork bool, dns *DNS) error {
 	files := PathsIn(dir)
 	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -48,16 +48,16 @@ func WriteFiles(dir, hostname string, hostNetwork bool, dns *DNS) error {
 	resolv := ""
 	if dns != nil {
 		if strings.ContainsAny(strings.Join(append(append(append([]string{}, dns.Servers...), dns.Searches...), dns.Options...), ""), "\n\r") {
-			return errors.New("a line break in the pod's DNS configuration")
+			return errors.New("line break in the pod's DNS configuration")
 		}
 		resolv = resolvConf(*dns)
 	} else if data, err := os.ReadFile("/etc/resolv.conf"); err == nil && len(data) <= maxResolvConf {
 		resolv = string(data)
 	}
 	err := atomicfile.Write(
-		atomicfile.File{Path: files.Hosts, Data: []byte(hosts), Mode: 0o644, Remakeable: true},
-		atomicfile.File{Path: files.Hostname, Data: []byte(hostname + "\n"), Mode: 0o644, Remakeable: true},
-		atomicfile.File{Path: files.ResolvConf, Data: []byte(resolv), Mode: 0o644, Remakeable: true},
+		atomicfile.File{Path: files.Hosts, Data: []byte(hosts), Mode: 0o644, SkipSync: true},
+		atomicfile.File{Path: files.Hostname, Data: []byte(hostname + "\n"), Mode: 0o644, SkipSync: true},
+		atomicfile.File{Path: files.ResolvConf, Data: []byte(resolv), Mode: 0o644, SkipSync: true},
 	)
 	if err != nil {
 		return fmt.Errorf("writing the sandbox's files: %w", err)
@@ -79,12 +79,12 @@ func resolvConf(dns DNS) string {
 	return b.String()
 }
 
-// MountSHM mounts the pod's /dev/shm at dir, of the usual 64 MiB, as the pod's
-// root sees it: user is nil for a pod of the host's users. label is the SELinux
-// label of all files in it; empty for none.
+// MountSHM mounts the pod's /dev/shm at dir, with the default size of 64 MiB. It belongs to root in
+// the pod; user is nil without a user namespace. label is the SELinux label of all files in it, or
+// empty.
 func MountSHM(dir string, user *UserNS, label string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("making the pod's /dev/shm: %w", err)
+		return fmt.Errorf("creating the pod's /dev/shm: %w", err)
 	}
 	options := "mode=1777,size=" + strconv.Itoa(64<<20)
 	if user != nil {

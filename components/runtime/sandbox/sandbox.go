@@ -1,6 +1,5 @@
-// Package sandbox makes what the containers of a pod share: namespaces, held
-// by a process that only waits, and the files in /etc that tell of the pod's
-// name and its DNS.
+// Package sandbox creates the resources that the containers of a pod share: namespaces, which are
+// held by a pause process, and the files in /etc with the pod's name and DNS configuration.
 package sandbox
 
 import (
@@ -20,38 +19,39 @@ import (
 
 	"hyperkube/components/runtime/pause"
 	"hyperkube/components/runtime/selinux"
-	"hyperkube/internal/atomicfile"
-	"hyperkube/internal/process"
+	"hyperkube/internal/host/atomicfile"
+	"hyperkube/internal/host/process"
 )
 
-// marker in the environment of a sandbox's process tells whose it is, for when
-// a crash came between its start and the record of it.
-const marker = "HYPERKUBE_SANDBOX="
+// sandboxIDEnv is the environment variable of a sandbox's process, or of a container's holder
+// process, that contains its ID. It identifies the process if a crash occurred before it was
+// recorded.
+const sandboxIDEnv = "HYPERKUBE_SANDBOX="
 
-// Options say what namespaces a sandbox has.
+// Options are the parameters of a sandbox.
 type Options struct {
-	// ID is the sandbox's.
+	// ID is the sandbox ID.
 	ID string
-	// Program is the pause program's file, see Install.
+	// Program is the path of the pause program, see Install.
 	Program string
-	// Empty is an empty folder, for sandboxes that share their PID namespace.
-	Empty string
-	// HostNetwork, HostIPC and HostPID keep the host's namespaces; SharePID
-	// gives all containers one.
+	// EmptyDir is an empty directory, for sandboxes with a shared PID namespace.
+	EmptyDir string
+	// HostNetwork, HostIPC and HostPID use the host's namespaces. SharePID uses one PID namespace
+	// for all containers.
 	HostNetwork, HostIPC, HostPID, SharePID bool
 	// OOMScoreAdj of the process.
 	OOMScoreAdj int
-	// UserNS gives the pod a user namespace of its own, nil the host's.
+	// UserNS configures a user namespace for the pod. Nil means the host's.
 	UserNS *UserNS
-	// Label is the process's SELinux label; empty for the policy's choice.
+	// Label is the SELinux label of the process. If empty, the policy decides.
 	Label string
 }
 
-// UserNS says which users of the host those of a pod are: its first Length
-// users are HostUID and those that follow, and groups likewise.
+// UserNS is the ID mapping of a pod: the first Length user IDs are mapped to HostUID and the
+// following host IDs, and group IDs likewise.
 type UserNS struct{ HostUID, HostGID, Length int }
 
-// Install writes the pause program to file, unless it is there as it should be.
+// Install writes the pause program to file, unless the file is up to date.
 func Install(file string) error {
 	program, err := pause.Program(runtime.GOARCH)
 	if err != nil {
@@ -66,13 +66,13 @@ func Install(file string) error {
 	return nil
 }
 
-// Start starts the sandbox's process. The caller records it, follows it and
-// moves it to its cgroup.
+// Start starts the sandbox's process. The caller must record it, watch it and move it to its
+// cgroup.
 func Start(o Options) (*process.Handle, error) {
 	flags := uintptr(unix.CLONE_NEWUTS)
 	args := []string{"/pause"}
 	if o.HostNetwork {
-		// The host's name is the pod's too.
+		// With the host network, the pod uses the host's name.
 		flags = 0
 	} else {
 		flags |= unix.CLONE_NEWNET
@@ -82,17 +82,23 @@ func Start(o Options) (*process.Handle, error) {
 	}
 	if o.SharePID && !o.HostPID {
 		flags |= unix.CLONE_NEWPID | unix.CLONE_NEWNS
-		args = append(args, o.Empty)
+		args = append(args, o.EmptyDir)
 	}
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return nil, fmt.Errorf("starting the sandbox: %w", err)
 	}
 	defer null.Close()
+	send, receive, err := keepPair()
+	if err != nil {
+		return nil, fmt.Errorf("starting the sandbox: %w", err)
+	}
+	defer send.Close()
+	defer receive.Close()
 	attr := &os.ProcAttr{
 		Dir:   "/",
-		Env:   []string{marker + o.ID},
-		Files: []*os.File{null, null, null},
+		Env:   []string{sandboxIDEnv + o.ID},
+		Files: []*os.File{null, null, null, keepSendFD: send, keepReceiveFD: receive},
 		Sys:   &syscall.SysProcAttr{Cloneflags: flags, Setsid: true},
 	}
 	file := o.Program
@@ -102,14 +108,19 @@ func Start(o Options) (*process.Handle, error) {
 		attr.Sys.GidMappings = []syscall.SysProcIDMap{{HostID: u.HostGID, Size: u.Length}}
 		attr.Sys.GidMappingsEnableSetgroups = true
 		attr.Sys.Credential = &syscall.Credential{}
-		// The pod's root may have no way through the folders to the program,
-		// so that it is opened here.
+		// Open the program here, because root in the pod may not have access to its directory.
 		program, err := os.Open(o.Program)
 		if err != nil {
 			return nil, fmt.Errorf("starting the sandbox: %w", err)
 		}
 		defer program.Close()
-		file = fmt.Sprintf("/proc/self/fd/%d", program.Fd())
+		// The process's own files must not take its number.
+		fd, err := unix.FcntlInt(program.Fd(), unix.F_DUPFD_CLOEXEC, len(attr.Files))
+		if err != nil {
+			return nil, fmt.Errorf("starting the sandbox: %w", err)
+		}
+		defer unix.Close(fd)
+		file = fmt.Sprintf("/proc/self/fd/%d", fd)
 	}
 	p, err := selinux.Start(o.Label, func() (*os.Process, error) { return os.StartProcess(file, args, attr) })
 	if err != nil {
@@ -127,12 +138,12 @@ func Start(o Options) (*process.Handle, error) {
 	return h, p.Release()
 }
 
-// Orphans kills the processes that Start has started for the sandbox, in case
-// nobody knows of them.
-func Orphans(id string) error {
+// KillOrphans kills the processes that Start and StartHolder have started for an ID. Use it for
+// processes that may be missing from the records after a crash.
+func KillOrphans(id string) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
-		return fmt.Errorf("looking for orphaned sandboxes: %w", err)
+		return fmt.Errorf("searching for orphaned sandboxes: %w", err)
 	}
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
@@ -140,17 +151,17 @@ func Orphans(id string) error {
 			continue
 		}
 		env, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "environ"))
-		if err != nil || strings.TrimRight(string(env), "\x00") != marker+id {
+		if err != nil || strings.TrimRight(string(env), "\x00") != sandboxIDEnv+id {
 			continue
 		}
 		h, err := process.Open(pid, 0)
 		if err != nil {
 			continue
 		}
-		// Still the same?
-		if env, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "environ")); err == nil && strings.TrimRight(string(env), "\x00") == marker+id {
+		// Check that the PID was not reused.
+		if env, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "environ")); err == nil && strings.TrimRight(string(env), "\x00") == sandboxIDEnv+id {
 			err = h.Signal(unix.SIGKILL)
-			if errors.Is(err, process.ErrGone) {
+			if errors.Is(err, process.ErrNotFound) {
 				err = nil
 			}
 			if err == nil {
@@ -165,9 +176,9 @@ func Orphans(id string) error {
 	return nil
 }
 
-// Configure sets the hostname and the sysctls of a sandbox. It is called on a
-// locked thread that is in the sandbox's network namespace, if that is its
-// own, and that ends afterwards. user is nil for a pod of the host's users.
+// Configure sets the hostname and the sysctls of a sandbox. It must be called on a locked thread
+// that exits afterwards, in the sandbox's network namespace if it has one. user is nil without a
+// user namespace.
 func Configure(h *process.Handle, hostname string, ownUTS, ownIPC bool, user *UserNS, sysctls map[string]string) error {
 	kinds := 0
 	if ownUTS {
@@ -187,8 +198,8 @@ func Configure(h *process.Handle, hostname string, ownUTS, ownIPC bool, user *Us
 		}
 	}
 	names := slices.Collect(maps.Keys(sysctls))
-	slices.SortFunc(names, func(a, b string) int { // those of the network first
-		return cmp.Or(-cmp.Compare(btoi(ofNetwork(a)), btoi(ofNetwork(b))), cmp.Compare(a, b))
+	slices.SortFunc(names, func(a, b string) int { // network sysctls first
+		return cmp.Or(-cmp.Compare(boolToInt(isNetworkSysctl(a)), boolToInt(isNetworkSysctl(b))), cmp.Compare(a, b))
 	})
 	for _, name := range names {
 		file, err := sysctlFile(name)
@@ -196,9 +207,9 @@ func Configure(h *process.Handle, hostname string, ownUTS, ownIPC bool, user *Us
 			return err
 		}
 		value := sysctls[name]
-		if user != nil && !ofNetwork(name) {
-			// Those of an IPC namespace can only be set by who is its root,
-			// whatever capabilities one has. This thread has no way back.
+		if user != nil && !isNetworkSysctl(name) {
+			// Sysctls of an IPC namespace can only be set by root of its user namespace, regardless
+			// of capabilities. The thread cannot change back.
 			if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uintptr(user.HostUID), ^uintptr(0)); errno != 0 {
 				return fmt.Errorf("setting sysctl %q: %w", name, errno)
 			}
@@ -210,20 +221,20 @@ func Configure(h *process.Handle, hostname string, ownUTS, ownIPC bool, user *Us
 	return nil
 }
 
-// ofNetwork tells whether a sysctl belongs to a network namespace.
-func ofNetwork(sysctl string) bool {
+// isNetworkSysctl reports whether a sysctl belongs to the network namespace.
+func isNetworkSysctl(sysctl string) bool {
 	return strings.HasPrefix(sysctl, "net.") || strings.HasPrefix(sysctl, "net/")
 }
 
-func btoi(b bool) int {
+func boolToInt(b bool) int {
 	if b {
 		return 1
 	}
 	return 0
 }
 
-// CheckSysctls refuses those that would change the host: only namespaced ones
-// of namespaces that the pod has of its own pass.
+// CheckSysctls rejects sysctls that would change the host: only sysctls of the pod's own namespaces
+// are allowed.
 func CheckSysctls(sysctls map[string]string, hostNetwork, hostIPC bool) error {
 	for name := range sysctls {
 		dotted := strings.ReplaceAll(name, "/", ".")
@@ -247,50 +258,50 @@ func CheckSysctls(sysctls map[string]string, hostNetwork, hostIPC bool) error {
 	return nil
 }
 
-// sysctlFile takes both forms of a name: dots between parts, or slashes, in
-// which case dots are part of the names.
+// sysctlFile returns the file of a sysctl. It accepts names with dots as separators, and names with
+// slashes, which may contain dots.
 func sysctlFile(name string) (string, error) {
 	path := name
 	if i := strings.IndexAny(name, "./"); i < 0 || name[i] == '.' {
 		path = strings.NewReplacer(".", "/", "/", ".").Replace(name)
 	}
 	if path == "" || filepath.Clean("/"+path) != "/"+path || strings.Contains(path, "..") {
-		return "", fmt.Errorf("bad name of a sysctl: %q", name)
+		return "", fmt.Errorf("invalid sysctl name %q", name)
 	}
 	return "/proc/sys/" + path, nil
 }
 
-// heldFD is where a holder has its file.
+// heldFD is the descriptor number of the file that a holder process keeps open, see StartHolder.
 const heldFD = 3
 
-// Hold starts a process that does nothing but keep file open, so that it
-// outlives this one. The caller records and follows it.
-func Hold(program, id string, file *os.File) (*process.Handle, error) {
+// StartHolder starts a holder: a process that only keeps file open, so that the file stays open when
+// this process exits. id is the container's ID. The caller must record the returned process.
+func StartHolder(program, id string, file *os.File) (*process.Handle, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
-		return nil, fmt.Errorf("starting a holder: %w", err)
+		return nil, fmt.Errorf("starting holder process: %w", err)
 	}
 	defer null.Close()
 	p, err := os.StartProcess(program, []string{"/pause"}, &os.ProcAttr{
 		Dir:   "/",
-		Env:   []string{marker + id},
+		Env:   []string{sandboxIDEnv + id},
 		Files: []*os.File{null, null, null, file},
 		Sys:   &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("starting a holder: %w", err)
+		return nil, fmt.Errorf("starting holder process: %w", err)
 	}
 	h, err := process.Open(p.Pid, 0)
 	if err != nil {
 		_ = p.Kill()
 		_, _ = p.Wait()
-		return nil, fmt.Errorf("starting a holder: %w", err)
+		return nil, fmt.Errorf("starting holder process: %w", err)
 	}
 	return h, p.Release()
 }
 
-// Held returns the file that a holder keeps, ready for this process.
-func Held(h *process.Handle) (*os.File, error) {
+// HeldFile returns a duplicate of the file that a holder process keeps open, in non-blocking mode.
+func HeldFile(h *process.Handle) (*os.File, error) {
 	fd, err := h.File(heldFD)
 	if err != nil {
 		return nil, err

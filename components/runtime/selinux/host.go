@@ -10,11 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoPolicy tells that the host's policy does not know containers.
+// ErrNoPolicy reports that the host's SELinux policy does not support containers.
 var ErrNoPolicy = errors.New("the SELinux policy of this host has no labels for containers (package container-selinux)")
 
-// Detect looks at the host: nil without SELinux. What it costs there is a look at
-// one folder and one file.
+// Detect returns the Host, or nil without SELinux. Without SELinux it reads only one directory and
+// one file.
 func Detect() (*Host, error) {
 	if !lib.GetEnabled() {
 		return nil, nil
@@ -23,11 +23,11 @@ func Detect() (*Host, error) {
 	if process == "" || file == "" {
 		return nil, ErrNoPolicy
 	}
-	lib.ReleaseLabel(process) // we count levels ourselves
+	lib.ReleaseLabel(process) // levels are allocated by this package
 	return newHost(linux{}, process, file, lib.ROFileLabel())
 }
 
-// linux asks the kernel.
+// linux implements kernel.
 type linux struct{}
 
 func (linux) check(label string) error {
@@ -42,8 +42,8 @@ func (linux) setFile(path, label string) error { return lib.SetFileLabel(path, l
 
 func (linux) relabel(path, label string) error { return lib.Chcon(path, label, true) }
 
-// Start calls f, which starts a program, so that the program gets label. An empty
-// label is the policy's choice.
+// Start calls f, which must start a program, so that the program runs with the given SELinux label.
+// If label is empty, the policy decides.
 func Start(label string, f func() (*os.Process, error)) (*os.Process, error) {
 	if label == "" {
 		return f()
@@ -54,15 +54,15 @@ func Start(label string, f func() (*os.Process, error)) (*os.Process, error) {
 	}
 	done := make(chan result, 1)
 	go func() {
-		// Never unlocked: the thread, whose label for programs it is, ends.
+		// The thread stays locked, so that it exits and its exec label is not used again.
 		runtime.LockOSThread()
 		if err := lib.SetExecLabel(label); err != nil {
-			done <- result{err: fmt.Errorf("asking for SELinux label %s: %w", label, err)}
+			done <- result{err: fmt.Errorf("setting SELinux exec label %s: %w", label, err)}
 			return
 		}
 		p, err := f()
 		if errors.Is(err, unix.EACCES) {
-			err = fmt.Errorf("%w: %w", refused(label), err)
+			err = fmt.Errorf("%w: %w", startError(label), err)
 		}
 		done <- result{p, err}
 	}()
@@ -70,11 +70,11 @@ func Start(label string, f func() (*os.Process, error)) (*os.Process, error) {
 	return r.process, r.err
 }
 
-// refused says what keeps a program from being started.
-func refused(label string) error {
-	own, err := lib.CurrentLabel()
+// startError explains why a program could not be started.
+func startError(label string) error {
+	current, err := lib.CurrentLabel()
 	if err != nil {
-		own = "unknown"
+		current = "unknown"
 	}
-	return fmt.Errorf("the SELinux policy may keep %s from starting processes as %s (the program's file wants the type container_runtime_exec_t)", own, label)
+	return fmt.Errorf("the SELinux policy may prevent %s from starting processes as %s (the program file needs the type container_runtime_exec_t)", current, label)
 }

@@ -10,57 +10,57 @@ import (
 	"sync"
 )
 
-// policyCategories are as many as policies for containers have.
+// policyCategories is the number of categories in policies for containers.
 const policyCategories = 1024
 
-// levels knows which levels are taken, and by how many: some are asked for by
-// name, and the containers of a pod share one.
+// levels tracks the SELinux levels in use, with their number of users: a pod may request a specific
+// level, and the containers of a pod share one.
 type levels struct {
-	// pairs is how many levels there are to give.
+	// pairs is the number of available levels.
 	pairs int
 
 	mu    sync.Mutex // guards taken
-	taken map[string]int
+	inUse map[string]int
 }
 
 func newLevels(categories int) *levels {
-	return &levels{pairs: categories * (categories - 1) / 2, taken: map[string]int{}}
+	return &levels{pairs: categories * (categories - 1) / 2, inUse: map[string]int{}}
 }
 
-// take counts one more user of a level.
-func (l *levels) take(level string) {
+// acquire adds a user of a level.
+func (l *levels) acquire(level string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.taken[canonical(level)]++
+	l.inUse[canonical(level)]++
 }
 
-// release counts one user less.
+// release removes a user of a level.
 func (l *levels) release(level string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	level = canonical(level)
-	if l.taken[level]--; l.taken[level] <= 0 {
-		delete(l.taken, level)
+	if l.inUse[level]--; l.inUse[level] <= 0 {
+		delete(l.inUse, level)
 	}
 }
 
-// next takes a level that nobody has. They are drawn, so that one is not used
-// again soon: files of a pod that is gone may still have it.
-func (l *levels) next() (string, error) {
+// allocate allocates an unused level. It selects one at random, so that a level is not reused soon:
+// files of a deleted pod may still have it.
+func (l *levels) allocate() (string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	start := rand.N(l.pairs)
 	for i := range l.pairs {
 		level := pair((start + i) % l.pairs)
-		if l.taken[level] == 0 {
-			l.taken[level] = 1
+		if l.inUse[level] == 0 {
+			l.inUse[level] = 1
 			return level, nil
 		}
 	}
-	return "", errors.New("every SELinux level is taken")
+	return "", errors.New("all SELinux levels are in use")
 }
 
-// pair returns the nth pair of two categories, of which the lower comes first.
+// pair returns the level with the nth pair of categories, lower category first.
 func pair(n int) string {
 	high := 1
 	for n >= high {
@@ -70,8 +70,8 @@ func pair(n int) string {
 	return fmt.Sprintf("s0:c%d,c%d", n, high)
 }
 
-// canonical writes a level as pair does, if it is one of two categories, however
-// they are written.
+// canonical converts a level with two categories to the form of pair. Other levels are returned
+// unchanged.
 func canonical(level string) string {
 	sensitivity, list, found := strings.Cut(level, ":")
 	if !found {
@@ -85,7 +85,7 @@ func canonical(level string) string {
 		}
 		numbers = append(numbers, n)
 	}
-	// c1.c3 are three.
+	// c1.c3 is a range of three categories.
 	if len(numbers) != 2 || strings.Contains(list, ".") && numbers[1]-numbers[0] != 1 {
 		return level
 	}

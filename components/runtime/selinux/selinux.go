@@ -1,9 +1,9 @@
-// Package selinux says which SELinux labels a pod and its containers have, and
-// gives them to processes, mounts and files. On a host without SELinux there is
-// no Host: the methods of a nil one do nothing and give no labels.
+// Package selinux determines the SELinux labels of pods and containers and sets them on processes,
+// mounts and files. Without SELinux there is no Host: the methods of a nil *Host do nothing and
+// return no labels.
 //
-// A pod is kept apart from others by its level, a pair of categories that no
-// other pod on the node has. Its containers share the level.
+// Pods are isolated from each other by their level, a pair of categories that is unique on the
+// node. The containers of a pod share its level.
 //
 // https://kubernetes.io/docs/tasks/configure-pod-container/security-context/#assign-selinux-labels-to-a-container
 package selinux
@@ -17,19 +17,18 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Labels are those of a sandbox or a container, as its record has them. Empty
-// ones leave a process in the domain that the policy chooses for what the runtime
-// starts, and files with the labels that they have.
+// Labels are the SELinux labels of a sandbox or container, as stored in its record. With empty
+// labels, the policy selects the domain of processes, and files keep their labels.
 type Labels struct {
-	// Process is the label of processes, Mount that of files.
+	// Process is the label of processes. Mount is the label of files.
 	Process string `json:"process,omitempty"`
 	Mount   string `json:"mount,omitempty"`
-	// Unconfined tells that processes do not get their label: it is there for
-	// its level, which other containers of the pod go by.
+	// Unconfined is true if processes do not get the label Process. The label is kept because other
+	// containers of the pod use its level.
 	Unconfined bool `json:"unconfined,omitempty"`
 }
 
-// ForProcess is the label that processes get; empty for none.
+// ForProcess returns the label for processes, or "".
 func (l *Labels) ForProcess() string {
 	if l == nil || l.Unconfined {
 		return ""
@@ -37,7 +36,7 @@ func (l *Labels) ForProcess() string {
 	return l.Process
 }
 
-// ForMount is the label of mounts and files; empty for none.
+// ForMount returns the label for mounts and files, or "".
 func (l *Labels) ForMount() string {
 	if l == nil {
 		return ""
@@ -45,8 +44,8 @@ func (l *Labels) ForMount() string {
 	return l.Mount
 }
 
-// MountOption is the option, with a comma before it, that makes label the label of
-// all files of a mount; empty for no label.
+// MountOption returns the mount option, with a leading comma, that sets the label of all files of a
+// mount. It returns "" for an empty label.
 func MountOption(label string) string {
 	if label == "" {
 		return ""
@@ -54,94 +53,94 @@ func MountOption(label string) string {
 	return `,context="` + label + `"`
 }
 
-// kernel is what is asked of the loaded policy and of file systems.
-type kernel interface {
-	// check returns errUnknown for a label that the policy does not have.
+// policyKernel is the interface to the loaded policy and to file systems.
+type policyKernel interface {
+	// check returns errUnknown if the policy does not contain the label.
 	check(label string) error
 	setFile(path, label string) error
 	relabel(path, label string) error
 }
 
-// errUnknown tells of a label that the policy does not have.
-var errUnknown = errors.New("the policy of this host has no such label")
+// errUnknown reports a label that the policy does not contain.
+var errUnknown = errors.New("label is not in the host's SELinux policy")
 
-// Host is a host with SELinux. Its methods are safe for several goroutines.
+// Host is a host with SELinux. Its methods are safe for concurrent use.
 type Host struct {
-	kernel kernel
-	// process and file are the policy's labels for containers, readOnly for files
-	// that all of them may read.
-	process, file, readOnly context
+	kernel policyKernel
+	// process and file are the policy's labels for containers. readOnly is the label for files that
+	// all containers may read.
+	process, file, readOnly parsedLabel
 	levels                  *levels
 }
 
-// newHost makes a Host of the policy's labels.
-func newHost(k kernel, process, file, readOnly string) (*Host, error) {
+// newHost returns a Host with the policy's labels.
+func newHost(k policyKernel, process, file, readOnly string) (*Host, error) {
 	h := &Host{kernel: k, levels: newLevels(policyCategories)}
 	for _, l := range []struct {
-		to   *context
+		to   *parsedLabel
 		text string
 	}{{&h.process, process}, {&h.file, file}, {&h.readOnly, readOnly}} {
 		c, err := parse(l.text)
 		if err != nil {
-			return nil, fmt.Errorf("the policy's labels for containers: %w", err)
+			return nil, fmt.Errorf("parsing the policy's labels for containers: %w", err)
 		}
 		*l.to = c
 	}
 	return h, nil
 }
 
-// Pod gives a sandbox its labels. Its level is the one asked for, or one that
-// nobody has; it is taken until Release.
+// Pod returns the labels of a new sandbox. It allocates the requested level, or an unused one,
+// until Release.
 func (h *Host) Pod(sc *runtimeapi.LinuxSandboxSecurityContext) (*Labels, error) {
 	if h == nil {
 		return nil, nil
 	}
-	labels, err := h.make(sc.GetSelinuxOptions(), "")
+	labels, err := h.newLabels(sc.GetSelinuxOptions(), "")
 	if err != nil {
 		return nil, err
 	}
-	labels.Unconfined = sc.GetPrivileged() || shares(sc.GetNamespaceOptions()) && !given(sc.GetSelinuxOptions())
+	labels.Unconfined = sc.GetPrivileged() || sharesHostNamespace(sc.GetNamespaceOptions()) && !isSet(sc.GetSelinuxOptions())
 	return labels, nil
 }
 
-// Container gives a container of a pod its labels: the pod's, unless it asks for
-// others. Its level is taken until Release.
+// Container returns the labels of a container: those of its pod, unless the container requests
+// others. Its level is allocated until Release.
 func (h *Host) Container(pod *Labels, sc *runtimeapi.LinuxContainerSecurityContext) (*Labels, error) {
 	if h == nil || pod == nil {
-		return nil, nil // or the pod is older than that the runtime gives labels
+		return nil, nil // or the pod was created before SELinux was supported
 	}
 	options, labels := sc.GetSelinuxOptions(), *pod
-	if given(options) {
+	if isSet(options) {
 		c, err := parse(pod.Process)
 		if err != nil {
 			return nil, err
 		}
-		own, err := h.make(options, c.level)
+		requested, err := h.newLabels(options, c.level)
 		if err != nil {
 			return nil, err
 		}
-		labels = *own
+		labels = *requested
 	} else {
 		h.Adopt(&labels)
 	}
-	labels.Unconfined = sc.GetPrivileged() || shares(sc.GetNamespaceOptions()) && !given(options)
+	labels.Unconfined = sc.GetPrivileged() || sharesHostNamespace(sc.GetNamespaceOptions()) && !isSet(options)
 	return &labels, nil
 }
 
-// shares tells whether a pod is not to be confined, for it shares the processes
-// or the memory of the host, which have other labels than containers. What its
-// programs are labelled lets the policy tell them from the runtime.
-func shares(o *runtimeapi.NamespaceOption) bool {
+// sharesHostNamespace reports whether a pod must be unconfined because it shares the host's PID or IPC
+// namespace, whose processes and memory have other labels than containers. The policy derives the
+// domain from the label of the program file.
+func sharesHostNamespace(o *runtimeapi.NamespaceOption) bool {
 	return o.GetPid() == runtimeapi.NamespaceMode_NODE || o.GetIpc() == runtimeapi.NamespaceMode_NODE
 }
 
-func given(o *runtimeapi.SELinuxOption) bool {
+func isSet(o *runtimeapi.SELinuxOption) bool {
 	return o.GetUser() != "" || o.GetRole() != "" || o.GetType() != "" || o.GetLevel() != ""
 }
 
-// make puts options over the policy's labels. The level is that of options, else
-// level, else a new one.
-func (h *Host) make(o *runtimeapi.SELinuxOption, level string) (*Labels, error) {
+// newLabels applies options to the policy's labels. The level is that of options, else level, else an
+// unused one.
+func (h *Host) newLabels(o *runtimeapi.SELinuxOption, level string) (*Labels, error) {
 	process, file := h.process, h.file
 	set := func(to *string, value string) {
 		if value != "" {
@@ -156,17 +155,17 @@ func (h *Host) make(o *runtimeapi.SELinuxOption, level string) (*Labels, error) 
 	switch {
 	case level != "":
 		process.level, file.level = level, level
-		h.levels.take(level)
+		h.levels.acquire(level)
 	case h.process.level != "":
 		var err error
-		if level, err = h.levels.next(); err != nil {
+		if level, err = h.levels.allocate(); err != nil {
 			return nil, err
 		}
 		process.level, file.level = level, level
 	}
 	labels := &Labels{Process: process.String(), Mount: file.String()}
 	for _, label := range []string{labels.Process, labels.Mount} {
-		// Who may not ask the policy finds out when the label is used.
+		// Without permission to check it, an invalid label fails when it is used.
 		if err := h.kernel.check(label); errors.Is(err, errUnknown) {
 			h.Release(labels)
 			return nil, fmt.Errorf("invalid SELinux options: label %q: %w", label, err)
@@ -175,16 +174,14 @@ func (h *Host) make(o *runtimeapi.SELinuxOption, level string) (*Labels, error) 
 	return labels, nil
 }
 
-// Adopt takes the level of labels that a predecessor has given; nil ones have
-// none.
+// Adopt marks the level of existing labels as used, after a restart of the runtime. l may be nil.
 func (h *Host) Adopt(l *Labels) {
 	if level := h.levelOf(l); level != "" {
-		h.levels.take(level)
+		h.levels.acquire(level)
 	}
 }
 
-// Release gives the level of labels back that are not used any more; nil ones
-// have none.
+// Release releases the level of labels. l may be nil.
 func (h *Host) Release(l *Labels) {
 	if level := h.levelOf(l); level != "" {
 		h.levels.release(level)
@@ -202,8 +199,8 @@ func (h *Host) levelOf(l *Labels) string {
 	return c.level
 }
 
-// Label labels a file, or what path leads to, so that those with these labels can
-// use it. A file system without labels is left as it is.
+// Label sets the label of a file, or of the target of a symlink, so that processes with the labels
+// l can use it. File systems without label support are ignored.
 func (h *Host) Label(path string, l *Labels) error {
 	if h == nil || l.ForMount() == "" {
 		return nil
@@ -211,7 +208,7 @@ func (h *Host) Label(path string, l *Labels) error {
 	return h.setFile(path, l.Mount)
 }
 
-// LabelForAll labels a file that all containers may read and execute.
+// LabelForAll sets the label of a file that all containers may read and execute.
 func (h *Host) LabelForAll(path string) error {
 	if h == nil {
 		return nil
@@ -221,13 +218,13 @@ func (h *Host) LabelForAll(path string) error {
 
 func (h *Host) setFile(path, label string) error {
 	if err := h.kernel.setFile(path, label); err != nil && !errors.Is(err, errors.ErrUnsupported) {
-		return fmt.Errorf("labelling %s: %w", path, err)
+		return fmt.Errorf("labeling %s: %w", path, err)
 	}
 	return nil
 }
 
-// Relabel labels path and all below it. What the host lives by, such as /etc or
-// /home, is refused; a file system without labels is left as it is.
+// Relabel sets the label of path and everything below it. System directories such as /etc or /home
+// are rejected. File systems without label support are ignored.
 func (h *Host) Relabel(path string, l *Labels) error {
 	if h == nil || l.ForMount() == "" {
 		return nil
@@ -239,22 +236,22 @@ func (h *Host) Relabel(path string, l *Labels) error {
 	return fmt.Errorf("relabel %q with %q failed: %w", path, l.Mount, err)
 }
 
-// context is a label in its parts.
-type context struct{ user, role, kind, level string }
+// parsedLabel is a parsed label.
+type parsedLabel struct{ user, role, kind, level string }
 
-func parse(label string) (context, error) {
+func parse(label string) (parsedLabel, error) {
 	parts := strings.SplitN(label, ":", 4)
 	if len(parts) < 3 {
-		return context{}, fmt.Errorf("%q is no SELinux label", label)
+		return parsedLabel{}, fmt.Errorf("%q is not an SELinux label", label)
 	}
-	c := context{user: parts[0], role: parts[1], kind: parts[2]}
+	c := parsedLabel{user: parts[0], role: parts[1], kind: parts[2]}
 	if len(parts) == 4 {
 		c.level = parts[3]
 	}
 	return c, nil
 }
 
-func (c context) String() string {
+func (c parsedLabel) String() string {
 	text := c.user + ":" + c.role + ":" + c.kind
 	if c.level != "" {
 		text += ":" + c.level

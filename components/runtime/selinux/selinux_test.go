@@ -10,7 +10,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// fake is a policy that knows the types it names.
+// fake is a policy with the given types.
 type fake struct {
 	types string
 	files map[string]string
@@ -60,7 +60,7 @@ func level(t *testing.T, label string) string {
 	return c.level
 }
 
-func TestPodsHaveLevelsOfTheirOwn(t *testing.T) {
+func TestPodsHaveUniqueLevels(t *testing.T) {
 	h, _ := host(t)
 	seen := map[string]bool{}
 	for range 500 {
@@ -85,7 +85,7 @@ func TestLevelsRunOut(t *testing.T) {
 	free := "s0:c7,c9"
 	for i := range h.levels.pairs {
 		if l := pair(i); l != free {
-			h.levels.take(l)
+			h.levels.acquire(l)
 		}
 	}
 	l := pod(t, h, nil)
@@ -93,7 +93,7 @@ func TestLevelsRunOut(t *testing.T) {
 		t.Fatalf("got level %s, want the only free one, %s", got, free)
 	}
 	if _, err := h.Pod(nil); err == nil {
-		t.Fatal("a level was given that somebody has")
+		t.Fatal("a level in use was allocated")
 	}
 	h.Release(l)
 	if got := level(t, pod(t, h, nil).Process); got != free {
@@ -138,15 +138,15 @@ func TestOptions(t *testing.T) {
 	if l.Process != "u:r:spc_t:s0:c5,c6" || l.Mount != "u:object_r:container_file_t:s0:c5,c6" {
 		t.Fatalf("labels %+v", l)
 	}
-	// The same level may be asked for again, and is taken until both are gone.
+	// A level may be requested again. It is in use until both are released.
 	again := pod(t, h, &runtimeapi.LinuxSandboxSecurityContext{SelinuxOptions: &runtimeapi.SELinuxOption{Level: "s0:c6,c5"}})
 	h.Release(l)
-	if h.levels.taken["s0:c5,c6"] != 1 {
-		t.Fatalf("levels taken: %v", h.levels.taken)
+	if h.levels.inUse["s0:c5,c6"] != 1 {
+		t.Fatalf("levels taken: %v", h.levels.inUse)
 	}
 	h.Release(again)
-	if len(h.levels.taken) != 0 {
-		t.Fatalf("levels taken: %v", h.levels.taken)
+	if len(h.levels.inUse) != 0 {
+		t.Fatalf("levels taken: %v", h.levels.inUse)
 	}
 	for _, o := range []*runtimeapi.SELinuxOption{{Type: "nonsense_t"}, {Level: "bad"}} {
 		_, err := h.Pod(&runtimeapi.LinuxSandboxSecurityContext{SelinuxOptions: o})
@@ -154,8 +154,8 @@ func TestOptions(t *testing.T) {
 			t.Errorf("options %v: error %v", o, err)
 		}
 	}
-	if len(h.levels.taken) != 0 {
-		t.Fatalf("refused pods have kept levels: %v", h.levels.taken)
+	if len(h.levels.inUse) != 0 {
+		t.Fatalf("refused pods have kept levels: %v", h.levels.inUse)
 	}
 }
 
@@ -190,8 +190,8 @@ func TestContainers(t *testing.T) {
 		h.Release(l)
 	}
 	h.Release(p)
-	if len(h.levels.taken) != 0 {
-		t.Fatalf("levels taken at the end: %v", h.levels.taken)
+	if len(h.levels.inUse) != 0 {
+		t.Fatalf("levels taken at the end: %v", h.levels.inUse)
 	}
 	if l, err := h.Container(nil, nil); l != nil || err != nil {
 		t.Fatalf("a pod without labels gives its container %+v (%v)", l, err)
@@ -233,7 +233,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// unixError is an error of the kernel within another.
+// unixError wraps a kernel error.
 type unixError struct{ error }
 
 func (e *unixError) Unwrap() error { return e.error }

@@ -10,49 +10,49 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
-// Devices is what is known of devices and of the claims to them, with what was
-// decided for pods whose binding is under way. All objects are shared; nil is
-// one that is not known.
+// Devices is the scheduler's view of devices and resource claims, including allocations for pods
+// that are being bound. All objects are shared and read-only. Methods return nil for unknown
+// objects.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
 type Devices interface {
 	Claim(namespace, name string) *resourcev1.ResourceClaim
-	// ExtendedClaim is that of the devices that a pod has asked for as extended
-	// resources; nil if none was made.
+	// ExtendedClaim returns the claim for a pod's extended resources, or nil.
 	ExtendedClaim(pod types.UID) *resourcev1.ResourceClaim
-	// Class is that of the devices which are the extended resource; nil for none.
+	// Class returns the DeviceClass with this extended resource name, or nil.
 	Class(resource corev1.ResourceName) *resourcev1.DeviceClass
-	// Pending tells whether an allocation of the claim is being written.
+	// Pending reports whether an allocation of the claim is being written.
 	Pending(claim *resourcev1.ResourceClaim) bool
 	Classes() structured.DeviceClassLister
-	// Slices are all there are, with the taints of DeviceTaintRules.
+	// Slices returns all ResourceSlices, including the taints of DeviceTaintRules.
 	Slices() []*resourcev1.ResourceSlice
-	// Allocated is what claims have, written or not. It is good for the cycle.
+	// Allocated returns all allocated devices, including allocations that are being written. The
+	// result is valid during the cycle.
 	Allocated() structured.AllocatedState
-	// Expressions are compiled once.
+	// Expressions returns the cache of compiled CEL expressions.
 	Expressions() *cel.Cache
 }
 
-// Claimed is a claim that a pod is to have when it is bound.
+// Claimed is a claim that is allocated and reserved when a pod is bound.
 type Claimed struct {
 	Claim *resourcev1.ResourceClaim
-	// Allocation is to be written; nil: the claim has one already.
+	// Allocation is the allocation to write, or nil if the claim is already allocated.
 	Allocation *resourcev1.AllocationResult
-	// Pod is whom the claim is reserved for.
+	// Pod is the pod that the claim is reserved for.
 	Pod *corev1.Pod
-	// Requests of the claim by the extended resources that they stand for. With
-	// any, the claim is still to be made, for this pod; it has no name yet.
+	// Requests maps the pod's extended resources to requests of the claim. If it is not empty, the
+	// claim has no name and must be created for this pod.
 	Requests []corev1.ContainerExtendedResourceRequest
-	// Made is the claim once it is made, for who writes it.
+	// Made is the created claim. It is set by the goroutine that binds the pod.
 	Made *resourcev1.ResourceClaim
 }
 
-// PlannedClaim is the UID, until the claim is made, of the one that is to be made
-// for a pod. No claim has it.
+// PlannedClaim returns the UID that identifies the claim for a pod's extended resources before it
+// is created. No existing claim has this UID.
 func PlannedClaim(pod types.UID) types.UID { return "planned-" + pod }
 
-// AsksDevices tells whether a pod has resource claims, or requests that may stand
-// for one.
-func AsksDevices(pod *corev1.Pod) bool {
+// RequestsDevices reports whether a pod has resource claims, or requests extended resources that may be
+// satisfied with devices.
+func RequestsDevices(pod *corev1.Pod) bool {
 	if len(pod.Spec.ResourceClaims) > 0 {
 		return true
 	}
@@ -68,8 +68,8 @@ func AsksDevices(pod *corev1.Pod) bool {
 	return false
 }
 
-// IsExtended tells whether a resource is one that devices may be: of a domain of
-// its own, or of a device class.
+// IsExtended reports whether devices can satisfy requests of a resource: an extended resource, or
+// the implicit extended resource of a device class.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#extended-resource
 func IsExtended(name corev1.ResourceName) bool {
 	domain, _, ok := strings.Cut(string(name), "/")

@@ -1,7 +1,6 @@
-// Package framework is what scheduler plugins implement. The extension points
-// and plugin names are upstream's; the interface is our own, so that a filter
-// looks at a pod once and then at each node by a closure, and the next release
-// of Kubernetes does not change it.
+// Package framework defines the interfaces of scheduler plugins. Extension points and plugin names
+// are upstream's. The Go interfaces are specific to this project, so that a filter evaluates a pod
+// once and then each node with a closure, and so that they do not change with Kubernetes releases.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/scheduling-framework/
 package framework
 
@@ -12,127 +11,121 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// MaxScore is the best score of a node; the worst is 0.
+// MaxScore is the highest score of a node; the lowest is 0.
 const MaxScore = 100
 
-// Cycle is one attempt to find a node for one pod. It is read-only for
-// plugins, which run one after the other.
+// Cycle is one attempt to find a node for a pod. It is read-only for plugins, which are called one
+// at a time.
 type Cycle struct {
 	Pod   *state.Pod
 	State *state.State
-	// Namespaces tells a namespace's labels, nil if it is not known.
+	// Namespaces returns the labels of a namespace, or nil if it is unknown.
 	Namespaces func(name string) map[string]string
-	// SpreadSelector tells by what the pod's owners and services select it; it
-	// is what default spreading goes by. An empty one: nothing does.
+	// SpreadSelector returns the selector of a pod's services and owners, which default spreading
+	// uses. It returns an empty selector if there are none.
 	SpreadSelector func(pod *corev1.Pod) labels.Selector
-	// Volumes is what is known of storage; nil: pods' claims are not looked at.
+	// Volumes is the view of storage; if nil, pods' volumes are not checked.
 	Volumes Volumes
-	// Devices is what is known of devices; nil: pods' resource claims are not
-	// looked at.
+	// Devices is the view of devices; if nil, pods' resource claims are not checked.
 	Devices Devices
-	// Room is what the cycle works in and the next one may use again; nil: it makes
-	// its own.
-	Room *Room
+	// Buffers is memory that cycles reuse; if nil, the cycle allocates memory.
+	Buffers *Buffers
 }
 
-// Room is memory of the size of the cluster that cycles use one after the other.
-type Room struct {
+// Buffers contains reusable buffers whose size depends on the number of nodes.
+type Buffers struct {
 	Fitting      []*state.Node
 	Sums, Scores []int64
 }
 
-// Reason says why a node does not fit.
+// Reason is why a node does not fit.
 type Reason struct {
-	// Text as it stands in events, e.g. "Insufficient cpu".
+	// Text is the text for events, for example "Insufficient cpu".
 	Text string
-	// Unresolvable: no eviction of pods can help.
+	// Unresolvable is true if preemption cannot help.
 	Unresolvable bool
 }
 
-// Plugin has a name, by which configuration speaks of it.
+// Plugin has the name that configuration files use.
 type Plugin interface{ Name() string }
 
-// Check is what one filter makes of the pod of a cycle.
+// Check is the result of a filter for the pod of a cycle.
 type Check struct {
-	// Node tells why a node does not fit, nil when it does.
+	// Node returns why a node does not fit, or nil if it fits.
 	Node func(*state.Node) []Reason
-	// Moved takes notice that a pod has come to a node (by is 1) or gone from
-	// it (by is -1) since the filter was asked, so that what evictions would
-	// change can be tried out. It is nil when Node looks at nothing but the
-	// node.
+	// Moved updates the filter's state after a pod was added to a node (by is 1) or removed from it
+	// (by is -1) in this cycle. This is used to evaluate preemption. It is nil if Node depends only
+	// on the node itself.
 	Moved func(p *state.Pod, n *state.Node, by int64)
-	// Failed tells what went wrong on a node that Node has refused since, so
-	// that the pod must not go to any other either; nil when nothing did. It is
-	// nil when nothing can.
+	// Failed returns an error that Node has encountered, which means that the pod must not be
+	// assigned to any node. It is nil if there are no such errors.
 	Failed func() error
-	// Refused says why no node takes the pod for now, whatever is evicted; the
-	// rest is nil then.
+	// Refused is the reason why no node fits now, even with preemption; the other fields are then
+	// nil.
 	Refused string
-	// Only holds the names of the nodes that are worth checking at all; nil
-	// means all.
+	// Only contains the names of the nodes that can fit; nil means all.
 	Only map[string]bool
 }
 
-// Filter rules nodes out.
+// Filter excludes nodes.
 type Filter interface {
 	Plugin
-	// Filter looks at the pod of the cycle, and returns how to check a
-	// node; nil when the pod asks for nothing of this plugin's. An error is
-	// a pod that no node will ever take.
+	// Filter evaluates the pod of the cycle and returns how to check a node, or nil if the plugin
+	// does not restrict this pod. It returns an error if the pod is invalid.
 	Filter(c *Cycle) (*Check, error)
 }
 
 // Score ranks the nodes that fit.
 type Score interface {
 	Plugin
-	// Score writes a score from 0 to MaxScore for each node into out, or
-	// returns false when it has no opinion on this pod.
+	// Score sets a score from 0 to MaxScore for each node in out. It returns false if the plugin
+	// has no preference for this pod.
 	Score(c *Cycle, nodes []*state.Node, out []int64) bool
 }
 
-// PreEnqueue holds pods back before they are tried at all.
+// PreEnqueue prevents pods from being scheduled.
 type PreEnqueue interface {
 	Plugin
-	// PreEnqueue returns why the pod must wait, "" when it need not.
+	// PreEnqueue returns why the pod must wait, or "" if it need not.
 	PreEnqueue(pod *corev1.Pod) string
 }
 
-// Event is a change of the cluster that may make room for waiting pods.
+// Event is a change of the cluster that may make unschedulable pods schedulable.
 type Event uint32
 
-// The events there are. They are bits.
+// The events, as bits.
 const (
 	NodeAdded Event = 1 << iota
 	NodeRemoved
 	NodeAllocatableChanged
 	NodeLabelsChanged
 	NodeTaintsChanged
-	// PodRemoved: a pod is no longer on its node.
+	// PodRemoved means that a pod was removed from its node.
 	PodRemoved
-	// PodAdded: a pod has come to a node.
+	// PodAdded means that a pod was assigned to a node.
 	PodAdded
-	// PodLabelsChanged: those of a pod on a node, or it has begun to end,
-	// when spreading no longer counts it.
+	// PodLabelsChanged means that the labels of an assigned pod changed, or that it started to
+	// terminate and therefore no longer counts for spreading.
 	PodLabelsChanged
-	// PodScaledDown: a pod on a node requests less.
+	// PodScaledDown means that the requests of an assigned pod decreased.
 	PodScaledDown
-	// ClaimChanged: a claim of the pod's.
+	// ClaimChanged means that a claim of the waiting pod changed.
 	ClaimChanged
-	// VolumeChanged and those below: any of the kind.
+	// VolumeChanged and the events below mean that any object of the kind changed.
 	VolumeChanged
 	ClassChanged
 	CSIDriverChanged
 	CSINodeChanged
 	CapacityChanged
 	AttachmentChanged
-	// DevicesChanged: slices of devices, classes or taints of them, or devices
-	// were given back.
+	// DevicesChanged means that slices, classes or taints of devices changed, or that devices were
+	// deallocated.
 	DevicesChanged
-	// NodeFeaturesChanged: what a node declares that its kubelet can do.
+	// NodeFeaturesChanged means that the declared features of a node changed.
 	NodeFeaturesChanged
 )
 
-// String is what upstream's metrics call the first of the events in e.
+// String returns upstream's name, used in metrics, of the first event in e.
 func (e Event) String() string {
 	names := []string{
 		"NodeAdd", "NodeDelete", "NodeAllocatableChange", "NodeLabelChange", "NodeTaintChange", "AssignedPodDelete", "AssignedPodAdd",
@@ -147,17 +140,16 @@ func (e Event) String() string {
 	return "UnknownEvent"
 }
 
-// AnyEvent is every event.
+// AnyEvent is the set of all events.
 const AnyEvent = ^Event(0)
 
-// Waker tells which events may help a pod that the plugin turned down. A filter
-// that is no Waker is woken by all.
+// Waker returns the events that may make a pod schedulable that the plugin rejected. For filters
+// that do not implement Waker, every event may.
 type Waker interface {
 	Wakes() Event
 }
 
-// Normalize stretches scores so that the highest is MaxScore; reverse makes the
-// lowest the best.
+// Normalize scales scores so that the highest is MaxScore. If reverse is set, it also inverts them.
 func Normalize(out []int64, reverse bool) {
 	var highest int64
 	for _, v := range out {

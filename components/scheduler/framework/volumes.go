@@ -9,12 +9,12 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// Volumes is what is known of storage, with what was decided for pods whose
-// binding is under way. All objects are shared; nil is one that is not known.
+// Volumes is the scheduler's view of storage, including decisions for pods that are being bound.
+// All objects are shared and read-only. Methods return nil for unknown objects.
 type Volumes interface {
 	Claim(namespace, name string) *corev1.PersistentVolumeClaim
 	Volume(name string) *corev1.PersistentVolume
-	// VolumesOf returns the volumes of a class, "" being one too.
+	// VolumesOf returns the volumes of a class, which may be "".
 	VolumesOf(class string) []*corev1.PersistentVolume
 	Class(name string) *storagev1.StorageClass
 	Driver(name string) *storagev1.CSIDriver
@@ -23,34 +23,33 @@ type Volumes interface {
 	Attachments() []*storagev1.VolumeAttachment
 }
 
-// Reservation is what must be written, and come true, before a pod is bound to
-// a node.
+// Reservation is what must be written, and completed, before a pod is bound to a node.
 type Reservation struct {
-	// Bind are volumes as they are to be, each with its claim.
+	// Bind are the updated volumes to write, with their claims.
 	Bind []Bound
-	// Provision are claims as they are to be, with their node.
+	// Provision are the updated claims to write, with their selected node.
 	Provision []Provisioned
-	// Timeout is how long volumes may take.
+	// Timeout is how long to wait for volumes.
 	Timeout time.Duration
-	// Claims are those to devices.
+	// Claims are the resource claims.
 	Claims []Claimed
-	// DevicesTimeout is how long drivers may take to make devices ready.
+	// DevicesTimeout is how long to wait until drivers have prepared the devices.
 	DevicesTimeout time.Duration
 }
 
-// Bound is a volume for a claim.
+// Bound is a volume that is bound to a claim.
 type Bound struct {
 	Volume, Was *corev1.PersistentVolume
 	Claim       *corev1.PersistentVolumeClaim
 }
 
-// Provisioned is a claim whose volume is to be made for a node.
+// Provisioned is a claim whose volume is provisioned for a node.
 type Provisioned struct{ Claim, Was *corev1.PersistentVolumeClaim }
 
-// Reserver decides, for the node that was chosen, what comes with it. The node
-// has passed the plugin's filter in the same cycle.
+// Reserver decides what must be written to assign a pod to a node. The node has passed the plugin's
+// filter in the same cycle.
 type Reserver interface {
 	Plugin
-	// Reserve returns nil when there is nothing to do.
+	// Reserve returns nil if nothing must be written.
 	Reserve(c *Cycle, n *state.Node) (*Reservation, error)
 }

@@ -11,32 +11,32 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// NodeDeclaredFeatures keeps pods to nodes that declare what the pods need of the
-// kubelet and that not every kubelet of a cluster may have.
+// NodeDeclaredFeatures restricts pods to nodes that declare the kubelet features that the pods
+// require.
 // https://kep.k8s.io/5328
 type NodeDeclaredFeatures struct{}
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (NodeDeclaredFeatures) Name() string { return "NodeDeclaredFeatures" }
 
-// Wakes as framework.Waker.
+// Wakes implements framework.Waker.
 func (NodeDeclaredFeatures) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeFeaturesChanged
 }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (NodeDeclaredFeatures) Filter(c *framework.Cycle) (*framework.Check, error) {
 	all := features.DefaultFramework
 	set, err := all.InferForPodScheduling(&features.PodInfo{Spec: &c.Pod.Object.Spec}, version.MajorMinor(1, 37))
 	if err != nil {
-		return nil, fmt.Errorf("what a pod needs of its node: %w", err)
+		return nil, fmt.Errorf("inferring required node features of pod: %w", err)
 	}
 	if set.IsEmpty() {
 		return nil, nil
 	}
 	needed, err := all.Unmap(set)
 	if err != nil {
-		return nil, fmt.Errorf("what a pod needs of its node: %w", err)
+		return nil, fmt.Errorf("inferring required node features of pod: %w", err)
 	}
 	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
 		for _, name := range needed {

@@ -17,39 +17,38 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// allocationFeatures are those of Kubernetes v1.37 that are on by default.
+// allocationFeatures are the features that are enabled by default in Kubernetes v1.37.
 var allocationFeatures = structured.Features{
 	AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true,
 	PartitionableDevices: true, PrioritizedList: true,
 }
 
-// DynamicResources finds nodes where the devices are that a pod's resource claims
-// ask for, and allocates them.
+// DynamicResources finds nodes on which the devices for a pod's resource claims are available, and
+// allocates them.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
 type DynamicResources struct {
-	// FilterTimeout bounds the search for devices of one node; zero: nothing does.
+	// FilterTimeout limits the search for devices on one node; zero means no limit.
 	FilterTimeout time.Duration
-	// BindingTimeout bounds how long drivers may take to make devices ready.
+	// BindingTimeout limits how long drivers may take to prepare devices.
 	BindingTimeout time.Duration
 }
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (DynamicResources) Name() string { return "DynamicResources" }
 
-// Wakes as framework.Waker. What becomes of a pod's own claims is told by
-// ClaimChanged.
+// Wakes implements framework.Waker. ClaimChanged covers changes of the pod's claims only.
 func (DynamicResources) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged | framework.NodeAllocatableChanged | framework.PodRemoved | framework.ClaimChanged | framework.DevicesChanged
 }
 
-// MissingClaim returns why a pod must wait for a resource claim of its that is
-// not there, "" when all are.
+// MissingClaim returns why a pod must wait for a resource claim that does not exist, or "" if all
+// exist.
 func (DynamicResources) MissingClaim(d framework.Devices, pod *corev1.Pod) string {
 	_, why := claimsOf(d, pod)
 	return why
 }
 
-// claimsOf returns the claims of a pod, or which of them is not there.
+// claimsOf returns the claims of a pod, or a message if one does not exist.
 func claimsOf(d framework.Devices, pod *corev1.Pod) ([]*resourcev1.ResourceClaim, string) {
 	var out []*resourcev1.ResourceClaim
 	for i := range pod.Spec.ResourceClaims {
@@ -58,7 +57,7 @@ func claimsOf(d framework.Devices, pod *corev1.Pod) ([]*resourcev1.ResourceClaim
 			return nil, err.Error()
 		}
 		if name == nil {
-			continue // none is needed
+			continue // no claim is needed
 		}
 		claim := d.Claim(pod.Namespace, *name)
 		if claim == nil {
@@ -74,8 +73,8 @@ func claimsOf(d framework.Devices, pod *corev1.Pod) ([]*resourcev1.ResourceClaim
 	return out, ""
 }
 
-// usable returns the claims of the pod of a cycle, or why it must wait for them.
-func usable(c *framework.Cycle) ([]*resourcev1.ResourceClaim, string) {
+// usableClaims returns the claims of the pod of a cycle, or a message why it must wait for them.
+func usableClaims(c *framework.Cycle) ([]*resourcev1.ResourceClaim, string) {
 	pod := c.Pod.Object
 	all, why := claimsOf(c.Devices, pod)
 	for _, claim := range all {
@@ -95,7 +94,7 @@ func usable(c *framework.Cycle) ([]*resourcev1.ResourceClaim, string) {
 	return all, why
 }
 
-// unknownClass tells which class of devices that a claim asks for is not there.
+// unknownClass returns a message if a claim requests a device class that does not exist.
 func unknownClass(classes structured.DeviceClassLister, claim *resourcev1.ResourceClaim) string {
 	for _, r := range claim.Spec.Devices.Requests {
 		if r.Exactly != nil {
@@ -112,12 +111,12 @@ func unknownClass(classes structured.DeviceClassLister, claim *resourcev1.Resour
 	return ""
 }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if c.Devices == nil {
 		return nil, nil
 	}
-	claims, refused := usable(c)
+	claims, refused := usableClaims(c)
 	if refused != "" {
 		return &framework.Check{Refused: refused}, nil
 	}
@@ -170,7 +169,7 @@ func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
 		}
 		_, why, err := p.allocate(allocator, n, all)
 		if err != nil {
-			// What is asked for is wrong, wherever it is asked.
+			// The claims are invalid on any node.
 			fatal = err
 			return reason(err.Error(), true)
 		}
@@ -181,7 +180,7 @@ func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// allocatorOf returns nil when there is nothing to allocate.
+// allocatorOf returns nil if there is nothing to allocate.
 func allocatorOf(c *framework.Cycle, any bool) (structured.Allocator, error) {
 	if !any {
 		return nil, nil
@@ -189,8 +188,8 @@ func allocatorOf(c *framework.Cycle, any bool) (structured.Allocator, error) {
 	return structured.NewAllocator(context.Background(), allocationFeatures, c.Devices.Allocated(), c.Devices.Classes(), c.Devices.Slices(), c.Devices.Expressions())
 }
 
-// allocate finds devices of a node, one allocation for each claim, or tells why
-// there are none. An error is the claims' own.
+// allocate finds devices on a node and returns one allocation for each claim, or a message if there
+// are none. It returns an error if a claim is invalid.
 func (p DynamicResources) allocate(a structured.Allocator, n *state.Node, open []*resourcev1.ResourceClaim) ([]resourcev1.AllocationResult, string, error) {
 	ctx := context.Background()
 	if p.FilterTimeout > 0 {
@@ -214,13 +213,13 @@ func (p DynamicResources) allocate(a structured.Allocator, n *state.Node, open [
 	return found, "", nil
 }
 
-// Reserve as framework.Reserver.
+// Reserve implements framework.Reserver.
 func (p DynamicResources) Reserve(c *framework.Cycle, n *state.Node) (*framework.Reservation, error) {
 	pod := c.Pod.Object
 	if c.Devices == nil {
 		return nil, nil
 	}
-	claims, refused := usable(c)
+	claims, refused := usableClaims(c)
 	if refused != "" {
 		return nil, errors.New(refused)
 	}
@@ -260,9 +259,10 @@ func (p DynamicResources) Reserve(c *framework.Cycle, n *state.Node) (*framework
 	return r, nil
 }
 
-// Freeable returns a claim of a pod that fits nowhere whose devices may be given
-// back, so that others are looked for; nil if there is none. It is one that keeps
-// the pod off a node and that nobody else uses.
+// Freeable returns a claim of an unschedulable pod to deallocate, so that the next attempt can
+// allocate devices on other nodes. It returns the pod's claim for extended resources, if there is
+// one, or a claim that no other pod has reserved and whose allocation excludes some nodes.
+// Otherwise it returns nil.
 func (DynamicResources) Freeable(c *framework.Cycle) *resourcev1.ResourceClaim {
 	if c.Devices == nil {
 		return nil
@@ -270,7 +270,7 @@ func (DynamicResources) Freeable(c *framework.Cycle) *resourcev1.ResourceClaim {
 	if claim := c.Devices.ExtendedClaim(c.Pod.Object.UID); claim != nil && claim.DeletionTimestamp == nil {
 		return claim
 	}
-	claims, refused := usable(c)
+	claims, refused := usableClaims(c)
 	if refused != "" {
 		return nil
 	}

@@ -12,21 +12,21 @@ import (
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// extended are the extended resources of a pod that devices may be. On a node that
-// has a resource of that name, by a device plugin, it is not looked for among
-// devices. Methods may be called on nil, which is a pod without such.
+// extended are the extended resources of a pod that devices may satisfy. On a node with a device
+// plugin for the resource, the device plugin's devices are used instead. The methods accept a nil
+// receiver, which means that the pod has no such resources.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#extended-resource
 type extended struct {
 	pod *corev1.Pod
-	// stale: a claim was made for them already, by an attempt that failed.
+	// stale is true if a claim of a failed attempt exists.
 	stale bool
-	// classes of devices, by resource.
+	// classes are the device classes by resource.
 	classes map[corev1.ResourceName]*resourcev1.DeviceClass
-	// made are claims by what is to be of devices, of classes' resources.
-	made map[string]plannedClaim
+	// planned are the claims by the list of their resources.
+	planned map[string]plannedClaim
 }
 
 type plannedClaim struct {
@@ -34,7 +34,7 @@ type plannedClaim struct {
 	requests []corev1.ContainerExtendedResourceRequest
 }
 
-// newExtended returns nil when a pod has no such resources.
+// newExtended returns nil if a pod has no such resources.
 func newExtended(c *framework.Cycle) *extended {
 	if c.Devices == nil {
 		return nil
@@ -48,7 +48,7 @@ func newExtended(c *framework.Cycle) *extended {
 			if e == nil {
 				e = &extended{
 					pod: c.Pod.Object, stale: c.Devices.ExtendedClaim(c.Pod.Object.UID) != nil,
-					classes: map[corev1.ResourceName]*resourcev1.DeviceClass{}, made: map[string]plannedClaim{},
+					classes: map[corev1.ResourceName]*resourcev1.DeviceClass{}, planned: map[string]plannedClaim{},
 				}
 			}
 			e.classes[name] = class
@@ -57,8 +57,8 @@ func newExtended(c *framework.Cycle) *extended {
 	return e
 }
 
-// claim returns the claim that the pod is to have on a node, nil for none, and
-// which of its requests stand for what.
+// claim returns the claim that the pod needs on a node, or nil, and the mapping of its requests to
+// the pod's resources.
 func (e *extended) claim(n *state.Node) (*resourcev1.ResourceClaim, []corev1.ContainerExtendedResourceRequest) {
 	if e == nil {
 		return nil, nil
@@ -74,7 +74,7 @@ func (e *extended) claim(n *state.Node) (*resourcev1.ResourceClaim, []corev1.Con
 	if len(wanted) == 0 {
 		return nil, nil
 	}
-	made, ok := e.made[key]
+	made, ok := e.planned[key]
 	if !ok {
 		made.claim = &resourcev1.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
 			Namespace: e.pod.Namespace, Name: "<extended-resources>", GenerateName: e.pod.Name + "-extended-resources-",
@@ -85,19 +85,19 @@ func (e *extended) claim(n *state.Node) (*resourcev1.ResourceClaim, []corev1.Con
 			}},
 		}}
 		made.claim.Spec.Devices.Requests, made.requests = extendedRequests(e.pod, wanted)
-		e.made[key] = made
+		e.planned[key] = made
 	}
 	return made.claim, made.requests
 }
 
-// extendedRequests returns the requests of a claim that stand for what a pod's
-// containers ask for of resources, which are given with their classes, and which
-// request stands for what. Init containers that end use what later containers ask
-// for before they ask for more, and share what they ask for.
+// extendedRequests returns the requests of a claim for the extended resources of a pod, and the
+// mapping of the requests to containers. classes are the device classes by resource. Init
+// containers that terminate first reuse the devices of later containers, and share additional
+// devices among each other.
 func extendedRequests(pod *corev1.Pod, classes map[corev1.ResourceName]string) ([]resourcev1.DeviceRequest, []corev1.ContainerExtendedResourceRequest) {
 	containers := append(slices.Clone(pod.Spec.InitContainers), pod.Spec.Containers...)
 	ends := func(i int) bool {
-		return i < len(pod.Spec.InitContainers) && !podfacts.Sidecar(&containers[i])
+		return i < len(pod.Spec.InitContainers) && !podutil.Sidecar(&containers[i])
 	}
 	var requests []resourcev1.DeviceRequest
 	var mappings []corev1.ContainerExtendedResourceRequest
@@ -112,9 +112,9 @@ func extendedRequests(pod *corev1.Pod, classes map[corev1.ResourceName]string) (
 				mappings = append(mappings, stand(i, lasting[i].Name))
 			}
 		}
-		// The largest of what ending containers lack is asked for once.
+		// Request the maximum of what terminating containers need additionally, once for all.
 		var most *resourcev1.DeviceRequest
-		var more []int // containers that it is for
+		var more []int // the containers that use it
 		var own []corev1.ContainerExtendedResourceRequest
 		for i := range containers {
 			n := extendedCount(&containers[i], resource)
@@ -152,7 +152,7 @@ func extendedRequests(pod *corev1.Pod, classes map[corev1.ResourceName]string) (
 	return requests, mappings
 }
 
-// extendedCount is how many devices a container asks for.
+// extendedCount returns the number of devices that a container requests.
 func extendedCount(c *corev1.Container, resource corev1.ResourceName) int64 {
 	q := c.Resources.Requests[resource]
 	n, ok := q.AsInt64()
@@ -162,8 +162,8 @@ func extendedCount(c *corev1.Container, resource corev1.ResourceName) int64 {
 	return n
 }
 
-// extendedRequest is named by the places of the container and, in the order of
-// their names, of the resource among all that the container requests.
+// extendedRequest returns a request whose name contains the index of the container, and the index
+// of the resource among the sorted resources that the container requests.
 func extendedRequest(c *corev1.Container, i int, resource corev1.ResourceName, class string, n int64) *resourcev1.DeviceRequest {
 	k := slices.Index(slices.Sorted(maps.Keys(c.Resources.Requests)), resource)
 	return &resourcev1.DeviceRequest{

@@ -28,16 +28,16 @@ func TestExtendedRequests(t *testing.T) {
 			main:     []corev1.Container{container("a", "2", nil), container("b", "", nil), container("c", "1", nil)},
 			requests: "container-0-request-1=2 container-2-request-1=1", mappings: "a:container-0-request-1 c:container-2-request-1",
 		},
-		"an init container uses what is there": {
+		"an init container reuses devices": {
 			init: []corev1.Container{container("i", "2", nil)}, main: []corev1.Container{container("a", "2", nil)},
 			requests: "container-1-request-1=2", mappings: "a:container-1-request-1 i:container-1-request-1",
 		},
-		"init containers share what they need more": {
+		"init containers share additional devices": {
 			init: []corev1.Container{container("i", "3", nil), container("k", "5", nil)}, main: []corev1.Container{container("a", "2", nil)},
 			requests: "container-1-request-1=3 container-2-request-1=2",
 			mappings: "a:container-2-request-1 i:container-2-request-1 i:container-1-request-1 k:container-2-request-1 k:container-1-request-1",
 		},
-		"a sidecar that began before keeps its own": {
+		"an earlier sidecar keeps its devices": {
 			init: []corev1.Container{container("s", "1", &always), container("i", "1", nil)}, main: []corev1.Container{container("a", "", nil)},
 			requests: "container-0-request-1=1 container-1-request-1=1", mappings: "s:container-0-request-1 i:container-1-request-1",
 		},
@@ -55,7 +55,7 @@ func TestExtendedRequests(t *testing.T) {
 			t.Errorf("%s: requests %s", name, g)
 		}
 		if g := strings.Join(stand, " "); g != tc.mappings {
-			t.Errorf("%s: stand %s", name, g)
+			t.Errorf("%s: mappings %s", name, g)
 		}
 	}
 }

@@ -6,14 +6,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// SchedulingGates holds back pods that have gates.
+// SchedulingGates prevents the scheduling of pods with scheduling gates.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness/
 type SchedulingGates struct{}
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (SchedulingGates) Name() string { return "SchedulingGates" }
 
-// PreEnqueue as framework.PreEnqueue.
+// PreEnqueue implements framework.PreEnqueue.
 func (SchedulingGates) PreEnqueue(pod *corev1.Pod) string {
 	if len(pod.Spec.SchedulingGates) == 0 {
 		return ""

@@ -9,26 +9,26 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// ImageLocality prefers nodes that have the pod's images already.
+// ImageLocality prefers nodes that already have the pod's images.
 type ImageLocality struct{}
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (ImageLocality) Name() string { return "ImageLocality" }
 
-// Sizes between which a score rises from 0 to MaxScore, in bytes; the upper one
-// counts for each container and each volume of an image.
+// The total image sizes between which the score rises from 0 to MaxScore, in bytes. The upper limit
+// is multiplied by the number of containers and image volumes.
 const (
 	imageFloor   = 23 << 20
 	imageCeiling = 1000 << 20
 )
 
-// Score as framework.Score.
+// Score implements framework.Score.
 func (ImageLocality) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	spec := &c.Pod.Object.Spec
 	var names []string
 	for _, containers := range [][]corev1.Container{spec.InitContainers, spec.Containers} {
 		for i := range containers {
-			if name := tagged(containers[i].Image); c.State.ImageNodes(name) > 0 {
+			if name := withTag(containers[i].Image); c.State.ImageNodes(name) > 0 {
 				names = append(names, name)
 			}
 		}
@@ -37,7 +37,7 @@ func (ImageLocality) Score(c *framework.Cycle, nodes []*state.Node, out []int64)
 	for i := range spec.Volumes {
 		if v := spec.Volumes[i].Image; v != nil {
 			count++
-			if name := tagged(v.Reference); c.State.ImageNodes(name) > 0 {
+			if name := withTag(v.Reference); c.State.ImageNodes(name) > 0 {
 				names = append(names, name)
 			}
 		}
@@ -49,8 +49,8 @@ func (ImageLocality) Score(c *framework.Cycle, nodes []*state.Node, out []int64)
 	for i, n := range nodes {
 		var sum int64
 		for _, name := range names {
-			// An image that few nodes have counts less, so that not all
-			// pods crowd where it was pulled first.
+			// An image that only few nodes have counts less, so that not all pods are assigned to
+			// the nodes that pulled it first.
 			sum += n.Images[name] * int64(c.State.ImageNodes(name)) / total
 		}
 		sum = min(max(sum, imageFloor), imageCeiling*count)
@@ -59,8 +59,8 @@ func (ImageLocality) Score(c *framework.Cycle, nodes []*state.Node, out []int64)
 	return true
 }
 
-// tagged adds the tag that is meant when none is named.
-func tagged(image string) string {
+// withTag adds the default tag to an image without a tag.
+func withTag(image string) string {
 	if strings.LastIndexByte(image, ':') <= strings.LastIndexByte(image, '/') {
 		return image + ":latest"
 	}

@@ -7,46 +7,44 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// InterPodAffinity keeps pods near to or away from other pods, both as the pod
-// itself wishes and as those that are there already do.
+// InterPodAffinity implements affinity and anti-affinity between pods, of the pod to schedule and
+// of existing pods.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/
 type InterPodAffinity struct {
-	// HardWeight is what a required affinity of a pod that is there counts
-	// for one that it would be near to; 0 is nothing.
+	// HardWeight is the weight of an existing pod's required affinity to the pod; 0 means none.
 	HardWeight int64
-	// IgnorePreferred: what pods that are there prefer does not count for
-	// pods that prefer nothing.
+	// IgnorePreferred disables preferences of existing pods for pods without preferences.
 	IgnorePreferred bool
 }
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (InterPodAffinity) Name() string { return "InterPodAffinity" }
 
-// Wakes as framework.Waker.
+// Wakes implements framework.Waker.
 func (InterPodAffinity) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged | framework.PodAdded | framework.PodRemoved | framework.PodLabelsChanged
 }
 
-// places counts by the values of one label of nodes.
-type places struct {
+// topologyCounts counts pods by the values of one node label.
+type topologyCounts struct {
 	key      string
 	topology *state.Topology
 	counts   []int64
 }
 
-func newPlaces(s *state.State, key string) *places {
+func newTopologyCounts(s *state.State, key string) *topologyCounts {
 	t := s.Topology(key)
-	return &places{key: key, topology: t, counts: make([]int64, t.Len())}
+	return &topologyCounts{key: key, topology: t, counts: make([]int64, t.Len())}
 }
 
-func (p *places) add(n *state.Node, by int64) {
+func (p *topologyCounts) add(n *state.Node, by int64) {
 	if i := p.topology.Of(n); i >= 0 {
 		p.counts[i] += by
 	}
 }
 
-// at returns the count of the node's place, false when the node has none.
-func (p *places) at(n *state.Node) (int64, bool) {
+// at returns the count for the node's label value, or false if the node does not have the label.
+func (p *topologyCounts) at(n *state.Node) (int64, bool) {
 	i := p.topology.Of(n)
 	if i < 0 {
 		return 0, false
@@ -54,36 +52,35 @@ func (p *places) at(n *state.Node) (int64, bool) {
 	return p.counts[i], true
 }
 
-// byKey finds the places of a label in a list, and makes them if need be; labels
-// that matter at once are few.
-func byKey(list *[]*places, s *state.State, key string) *places {
+// countsByKey returns the places of a label in list. It appends new ones if necessary. The list is short.
+func countsByKey(list *[]*topologyCounts, s *state.State, key string) *topologyCounts {
 	for _, p := range *list {
 		if p.key == key {
 			return p
 		}
 	}
-	p := newPlaces(s, key)
+	p := newTopologyCounts(s, key)
 	*list = append(*list, p)
 	return p
 }
 
-// nearness is what the filter knows of other pods.
-type nearness struct {
-	c    *framework.Cycle
-	own  *state.Terms
-	pod  labels.Set
-	home string // the pod's namespace
-	// near and away are where pods are that the pod's terms speak of, by
-	// term; unwelcome where pods are that speak of this one, by label.
-	near, away, unwelcome []*places
-	// found counts the pods that all near terms speak of.
+// affinityState is the state of the filter.
+type affinityState struct {
+	c         *framework.Cycle
+	own       *state.Terms
+	pod       labels.Set
+	namespace string // namespace of the pod
+	// near and away count the pods that match the pod's terms, by term. unwelcome counts the pods
+	// whose anti-affinity terms match the pod, by label.
+	near, away, existingAway []*topologyCounts
+	// found is the number of pods that match all near terms.
 	found int64
-	// first: the pod is one that its own terms speak of, so that the first
-	// of a group may go anywhere.
+	// first is true if the pod matches its own terms, so that the first pod of a group can be
+	// assigned to any node.
 	first bool
 }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (InterPodAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	own := c.Pod.Terms
 	if own == nil {
@@ -92,30 +89,30 @@ func (InterPodAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if own.Err != nil {
 		return nil, own.Err
 	}
-	k := &nearness{c: c, own: own, pod: c.Pod.Object.Labels, home: c.Pod.Object.Namespace}
+	k := &affinityState{c: c, own: own, pod: c.Pod.Object.Labels, namespace: c.Pod.Object.Namespace}
 	if len(own.Near)+len(own.Away) > 0 {
 		for _, t := range own.Near {
-			k.near = append(k.near, newPlaces(c.State, t.Key))
+			k.near = append(k.near, newTopologyCounts(c.State, t.Key))
 		}
 		for _, t := range own.Away {
-			k.away = append(k.away, newPlaces(c.State, t.Key))
+			k.away = append(k.away, newTopologyCounts(c.State, t.Key))
 		}
 		for _, class := range c.State.Classes() {
-			k.mine(class.Namespace, class.Labels, class.On, 1)
+			k.countOwn(class.Namespace, class.Labels, class.On, 1)
 		}
-		k.first = len(own.Near) > 0 && k.all(k.home, k.pod)
+		k.first = len(own.Near) > 0 && k.all(k.namespace, k.pod)
 	}
 	for _, class := range c.State.AwayClasses() {
-		k.theirs(class.Terms, class.On, 1)
+		k.countExisting(class.Terms, class.On, 1)
 	}
-	if len(k.near)+len(k.away)+len(k.unwelcome) == 0 && !c.State.AnyNominated() {
+	if len(k.near)+len(k.away)+len(k.existingAway) == 0 && !c.State.AnyNominated() {
 		return nil, nil
 	}
 	return &framework.Check{Node: k.check, Moved: k.moved}, nil
 }
 
-// mine counts pods that the pod's terms speak of.
-func (k *nearness) mine(namespace string, l labels.Set, on []*state.Tally, by int64) {
+// countOwn counts pods that match the pod's terms.
+func (k *affinityState) countOwn(namespace string, l labels.Set, on []*state.Tally, by int64) {
 	for i, t := range k.own.Away {
 		if t.Matches(k.c.Namespaces, namespace, l) {
 			for _, tally := range on {
@@ -136,8 +133,8 @@ func (k *nearness) mine(namespace string, l labels.Set, on []*state.Tally, by in
 	}
 }
 
-// all tells whether all near terms speak of a pod.
-func (k *nearness) all(namespace string, l labels.Set) bool {
+// all reports whether a pod matches all near terms.
+func (k *affinityState) all(namespace string, l labels.Set) bool {
 	for _, t := range k.own.Near {
 		if !t.Matches(k.c.Namespaces, namespace, l) {
 			return false
@@ -146,11 +143,11 @@ func (k *nearness) all(namespace string, l labels.Set) bool {
 	return true
 }
 
-// theirs counts pods that must be kept away from this one.
-func (k *nearness) theirs(terms *state.Terms, on []*state.Tally, by int64) {
+// countExisting counts pods whose anti-affinity matches this pod.
+func (k *affinityState) countExisting(terms *state.Terms, on []*state.Tally, by int64) {
 	for _, t := range terms.Away {
-		if t.Matches(k.c.Namespaces, k.home, k.pod) {
-			p := byKey(&k.unwelcome, k.c.State, t.Key)
+		if t.Matches(k.c.Namespaces, k.namespace, k.pod) {
+			p := countsByKey(&k.existingAway, k.c.State, t.Key)
 			for _, tally := range on {
 				p.add(tally.Node, by*tally.Count)
 			}
@@ -158,17 +155,17 @@ func (k *nearness) theirs(terms *state.Terms, on []*state.Tally, by int64) {
 	}
 }
 
-// moved as framework.Check.Moved.
-func (k *nearness) moved(p *state.Pod, n *state.Node, by int64) {
+// moved is the function for framework.Check.Moved.
+func (k *affinityState) moved(p *state.Pod, n *state.Node, by int64) {
 	on := []*state.Tally{{Node: n, Count: 1}}
-	k.mine(p.Object.Namespace, p.Object.Labels, on, by)
+	k.countOwn(p.Object.Namespace, p.Object.Labels, on, by)
 	if p.Terms != nil {
-		k.theirs(p.Terms, on, by)
+		k.countExisting(p.Terms, on, by)
 	}
 }
 
-// check as framework.Check.Node.
-func (k *nearness) check(n *state.Node) []framework.Reason {
+// check is the function for framework.Check.Node.
+func (k *affinityState) check(n *state.Node) []framework.Reason {
 	for _, p := range k.near {
 		count, ok := p.at(n)
 		if !ok || count <= 0 && (k.found > 0 || !k.first) {
@@ -180,7 +177,7 @@ func (k *nearness) check(n *state.Node) []framework.Reason {
 			return reason("node(s) didn't match pod anti-affinity rules", false)
 		}
 	}
-	for _, p := range k.unwelcome {
+	for _, p := range k.existingAway {
 		if count, _ := p.at(n); count > 0 {
 			return reason("node(s) didn't satisfy existing pods anti-affinity rules", false)
 		}
@@ -188,7 +185,7 @@ func (k *nearness) check(n *state.Node) []framework.Reason {
 	return nil
 }
 
-// Score as framework.Score.
+// Score implements framework.Score.
 func (p InterPodAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	own := c.Pod.Terms
 	if own == nil {
@@ -197,9 +194,9 @@ func (p InterPodAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []i
 	if len(own.Preferred) == 0 && p.IgnorePreferred {
 		return false
 	}
-	var sums []*places
+	var sums []*topologyCounts
 	count := func(t *state.Term, weight int64, on []*state.Tally) {
-		sum := byKey(&sums, c.State, t.Key)
+		sum := countsByKey(&sums, c.State, t.Key)
 		for _, tally := range on {
 			sum.add(tally.Node, weight*tally.Count)
 		}

@@ -11,16 +11,16 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// NodeName keeps a pod to the node that it names.
+// NodeName restricts a pod to the node in its spec.nodeName.
 type NodeName struct{}
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (NodeName) Name() string { return "NodeName" }
 
-// Wakes as framework.Waker.
+// Wakes implements framework.Waker.
 func (NodeName) Wakes() framework.Event { return framework.NodeAdded }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (NodeName) Filter(c *framework.Cycle) (*framework.Check, error) {
 	want := c.Pod.Object.Spec.NodeName
 	if want == "" {
@@ -34,18 +34,18 @@ func (NodeName) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// NodeUnschedulable keeps pods off cordoned nodes.
+// NodeUnschedulable excludes cordoned nodes.
 type NodeUnschedulable struct{}
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (NodeUnschedulable) Name() string { return "NodeUnschedulable" }
 
-// Wakes as framework.Waker.
+// Wakes implements framework.Waker.
 func (NodeUnschedulable) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeTaintsChanged
 }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (NodeUnschedulable) Filter(c *framework.Cycle) (*framework.Check, error) {
 	tolerates := tolerated(c.Pod.Object.Spec.Tolerations, &corev1.Taint{
 		Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule,
@@ -61,23 +61,22 @@ func (NodeUnschedulable) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// NodeAffinity keeps pods to the nodes that their selectors and required
-// affinity match, and prefers those of their preferred affinity.
+// NodeAffinity implements node selectors and node affinity.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/
 type NodeAffinity struct {
-	// Added holds for all pods beside their own; nil is none.
+	// Added applies to all pods in addition to their own affinity; nil means none.
 	Added *corev1.NodeAffinity
 }
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (NodeAffinity) Name() string { return "NodeAffinity" }
 
-// Wakes as framework.Waker.
+// Wakes implements framework.Waker.
 func (NodeAffinity) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged
 }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (p NodeAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	spec := &c.Pod.Object.Spec
 	own := spec.Affinity != nil && spec.Affinity.NodeAffinity != nil &&
@@ -100,7 +99,7 @@ func (p NodeAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 		return reason("node(s) didn't match Pod's node affinity/selector", true)
 	}}
 	if own {
-		check.Only = named(spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms)
+		check.Only = namedNodes(spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms)
 		if check.Only != nil && len(check.Only) == 0 {
 			return &framework.Check{Refused: "pod affinity terms conflict"}, nil
 		}
@@ -108,9 +107,9 @@ func (p NodeAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	return check, nil
 }
 
-// required returns what tells whether the node selector and the required affinity
-// of the pod of a cycle match a node. It is asked of every node, so labels are
-// compared by their numbers.
+// required returns a function that reports whether the node selector and the required affinity of
+// the pod match a node. It is called for every node, so it compares label values by their interned
+// numbers.
 func required(c *framework.Cycle) func(*state.Node) bool {
 	spec := &c.Pod.Object.Spec
 	type label struct {
@@ -140,15 +139,15 @@ func required(c *framework.Cycle) func(*state.Node) bool {
 		if affinity == nil {
 			return true
 		}
-		// An error is a selector that can match nothing.
+		// An invalid selector matches nothing.
 		ok, err := affinity.Match(n.Object)
 		return ok && err == nil
 	}
 }
 
-// named returns the nodes that all terms speak of by name, as those of the pods
-// of DaemonSets do; nil when one does not.
-func named(terms []corev1.NodeSelectorTerm) map[string]bool {
+// namedNodes returns the nodes that all terms select by name, like in pods of DaemonSets. It returns nil
+// if a term does not select by name.
+func namedNodes(terms []corev1.NodeSelectorTerm) map[string]bool {
 	if len(terms) == 0 {
 		return nil
 	}
@@ -175,7 +174,7 @@ func named(terms []corev1.NodeSelectorTerm) map[string]bool {
 	return all
 }
 
-// Score as framework.Score.
+// Score implements framework.Score.
 func (p NodeAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	var all []corev1.PreferredSchedulingTerm
 	if a := c.Pod.Object.Spec.Affinity; a != nil && a.NodeAffinity != nil {

@@ -47,11 +47,11 @@ func TestDeclaredFeatures(t *testing.T) {
 		t.Errorf("cannot: %v", r)
 	}
 	if check, err := (NodeDeclaredFeatures{}).Filter(cycleOf(&corev1.Pod{})); check != nil || err != nil {
-		t.Errorf("a pod that needs nothing: %v, %v", check, err)
+		t.Errorf("a pod without required features: %v, %v", check, err)
 	}
 }
 
-// TestConflict: terms that no node can satisfy.
+// TestConflict: terms that no node can match.
 func TestConflict(t *testing.T) {
 	field := func(name string) corev1.NodeSelectorRequirement {
 		return corev1.NodeSelectorRequirement{Key: metav1.ObjectNameField, Operator: corev1.NodeSelectorOpIn, Values: []string{name}}
@@ -64,7 +64,7 @@ func TestConflict(t *testing.T) {
 	}
 }
 
-// TestBalance: what counts is what the pod does to the balance of a node.
+// TestBalance: the score depends on how the pod changes the balance of a node.
 func TestBalance(t *testing.T) {
 	busy := func(cpu, memory string) *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "busy"}, Spec: corev1.PodSpec{NodeName: "x", Containers: []corev1.Container{{Resources: corev1.ResourceRequirements{
@@ -77,13 +77,13 @@ func TestBalance(t *testing.T) {
 	if !(NodeResourcesBalancedAllocation{}).Score(c, nodes, out) {
 		t.Fatal("no opinion")
 	}
-	// Even: 100 without it, 87 with; needy the other way round.
+	// The balanced node: 100 without the pod, 87 with it. The other node: vice versa.
 	if out[0] != 68 || out[1] != 81 {
 		t.Errorf("scores %v", out)
 	}
 }
 
-// TestImagesOfVolumes: images that are mounted count as those that are run.
+// TestImagesOfVolumes: images of image volumes count like images of containers.
 func TestImagesOfVolumes(t *testing.T) {
 	c := cycleOf(&corev1.Pod{Spec: corev1.PodSpec{
 		Containers: []corev1.Container{{Image: "elsewhere"}},
@@ -97,7 +97,7 @@ func TestImagesOfVolumes(t *testing.T) {
 	}
 }
 
-// TestRequired compares what is asked of every node with upstream's library.
+// TestRequired compares the function that is called for every node with upstream's library.
 func TestRequired(t *testing.T) {
 	chance := rand.New(rand.NewPCG(1, 2))
 	keys, values := []string{"a", "b", "c"}, []string{"", "x", "y"}
@@ -140,7 +140,7 @@ func TestRequired(t *testing.T) {
 			}
 		}
 		if matches(&state.Node{}) && (len(p.Spec.NodeSelector) > 0 || p.Spec.Affinity != nil) {
-			t.Error("matches a node that is gone")
+			t.Error("matches a deleted node")
 		}
 	}
 	if matched < 500 {

@@ -1,5 +1,4 @@
-// Package plugins holds the scheduler's plugins, one file a concern. They are
-// pure: what they say depends on the cycle alone.
+// Package plugins contains the scheduler's plugins. They are pure functions of the cycle.
 package plugins
 
 import (
@@ -8,44 +7,44 @@ import (
 	"hyperkube/components/scheduler/framework"
 )
 
-// Weighted is a score with its weight in the sum.
+// Weighted is a score plugin with its weight.
 type Weighted struct {
 	framework.Score
 	Weight int64
 }
 
-// Set is which plugins a profile runs.
+// Set contains the plugins of a profile.
 type Set struct {
 	PreEnqueue []framework.PreEnqueue
-	// Filter in the order in which they are asked: what is cheap and rules
-	// out most comes first.
+	// Filter are the filters in order: the cheapest, and those that exclude most nodes, come first.
 	Filter []framework.Filter
 	Score  []Weighted
-	// Devices allocates devices, and is among the filters; nil: pods' resource
-	// claims are not looked at.
+	// Devices is the DynamicResources plugin, which is also in Filter. If nil, pods' resource
+	// claims are not checked.
 	Devices *DynamicResources
-	// Preemption makes room for pods by evicting others; nil: none is made.
+	// Preemption evicts pods of lower priority for unschedulable pods. If nil, there is no
+	// preemption.
 	Preemption *DefaultPreemption
 }
 
-// DefaultPreemption evicts pods of lower priority for those that fit nowhere.
-// What it decides stands where the cycle is.
+// DefaultPreemption evicts pods of lower priority for unschedulable pods. This type contains only
+// the configuration; package scheduler implements it.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/
 type DefaultPreemption struct {
-	// Percentage of nodes that are compared at least, and how many.
+	// Percentage and Absolute are the minimum percentage and number of candidate nodes to compare.
 	Percentage, Absolute int
 }
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (DefaultPreemption) Name() string { return "DefaultPreemption" }
 
-// Enough returns of how many nodes the best is chosen when there are so many
-// where evictions may help.
+// Enough returns the number of candidates to compare if preemption may help on the given number of
+// nodes.
 func (p *DefaultPreemption) Enough(nodes int) int {
 	return max(min(max(nodes*p.Percentage/100, p.Absolute), nodes), 1)
 }
 
-// Args are the plugins that can be set up.
+// Args are the plugins that have arguments.
 type Args struct {
 	Affinity   NodeAffinity
 	Fit        NodeResourcesFit
@@ -57,16 +56,16 @@ type Args struct {
 	Devices    DynamicResources
 }
 
-// DefaultArgs are upstream's.
+// DefaultArgs returns upstream's default arguments.
 func DefaultArgs() Args {
 	return Args{InterPod: InterPodAffinity{HardWeight: 1}, Preemption: DefaultPreemption{Percentage: 10, Absolute: 100}, Volumes: VolumeBinding{BindTimeout: 10 * time.Minute},
 		Devices: DynamicResources{FilterTimeout: 10 * time.Second, BindingTimeout: 10 * time.Minute}}
 }
 
-// Default is upstream's set with its weights.
+// Default returns upstream's default plugins and weights.
 func Default() Set { return With(DefaultArgs()) }
 
-// With is Default with other arguments.
+// With returns the default plugins with other arguments.
 func With(a Args) Set {
 	return Set{
 		PreEnqueue: []framework.PreEnqueue{SchedulingGates{}},

@@ -11,16 +11,16 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// NodePorts keeps two pods from taking the same port of a host.
+// NodePorts excludes nodes where another pod uses one of the pod's host ports.
 type NodePorts struct{}
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (NodePorts) Name() string { return "NodePorts" }
 
-// Wakes as framework.Waker.
+// Wakes implements framework.Waker.
 func (NodePorts) Wakes() framework.Event { return framework.NodeAdded | framework.PodRemoved }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (NodePorts) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if len(c.Pod.Ports) == 0 {
 		return nil, nil
@@ -33,26 +33,26 @@ func (NodePorts) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// NodeResourcesFit keeps pods to nodes with room for their requests, and
-// prefers those with the most room left, or what its strategy says.
+// NodeResourcesFit excludes nodes without sufficient resources for the pod's requests, and scores
+// nodes with its strategy, by default preferring nodes with the most free resources.
 type NodeResourcesFit struct {
-	// Strategy of scoring.
+	// Strategy is the scoring strategy.
 	Strategy Strategy
-	// Ignored are extended resources that the filter does not look at, and
-	// IgnoredGroups those whose name begins with one of them and a slash.
+	// Ignored are extended resources that the filter ignores. IgnoredGroups are the prefixes,
+	// before a slash, of further ignored resources.
 	Ignored       map[corev1.ResourceName]bool
 	IgnoredGroups map[string]bool
 }
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (NodeResourcesFit) Name() string { return "NodeResourcesFit" }
 
-// Wakes as framework.Waker.
+// Wakes implements framework.Waker.
 func (NodeResourcesFit) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeAllocatableChanged | framework.PodRemoved | framework.PodScaledDown | framework.DevicesChanged
 }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (p NodeResourcesFit) Filter(c *framework.Cycle) (*framework.Check, error) {
 	want := c.Pod.Requests
 	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
@@ -77,7 +77,7 @@ func (p NodeResourcesFit) Filter(c *framework.Cycle) (*framework.Check, error) {
 				continue
 			}
 			if c.Devices != nil && have.Scalar[name] == 0 && c.Devices.Class(name) != nil {
-				continue // DynamicResources looks for devices
+				continue // the DynamicResources plugin checks devices
 			}
 			lacks("Insufficient "+string(name), v, have.Scalar[name], used.Scalar[name])
 		}
@@ -85,22 +85,22 @@ func (p NodeResourcesFit) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// Score as framework.Score.
+// Score implements framework.Score.
 func (p NodeResourcesFit) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	return p.Strategy.score(c, nodes, out)
 }
 
-// NodeResourcesBalancedAllocation prefers nodes on which resources are used more
-// alike with the pod there than without it.
+// NodeResourcesBalancedAllocation prefers nodes whose resources are used more evenly with the pod
+// than without it.
 type NodeResourcesBalancedAllocation struct {
-	// Resources to compare; nil means CPU and memory.
+	// Resources are the resources to compare; nil means CPU and memory.
 	Resources []corev1.ResourceName
 }
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (NodeResourcesBalancedAllocation) Name() string { return "NodeResourcesBalancedAllocation" }
 
-// Score as framework.Score.
+// Score implements framework.Score.
 func (p NodeResourcesBalancedAllocation) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	names := p.Resources
 	if names == nil {
@@ -115,21 +115,21 @@ func (p NodeResourcesBalancedAllocation) Score(c *framework.Cycle, nodes []*stat
 	}
 	for i, n := range nodes {
 		with, without := balance(n, names, &c.Pod.Requests, 1), balance(n, names, &c.Pod.Requests, 0)
-		// From 50 to 100: the balance is worse by all there is, or better.
+		// The score is from 50 to 100, depending on the change of the balance.
 		out[i] = framework.MaxScore/2 + (framework.MaxScore/2+with-without)/2
 	}
 	return true
 }
 
-// balance is how much alike resources of a node are used with so many times what is
-// asked for besides, from half of framework.MaxScore to all of it.
+// balance returns how evenly a node's resources are used after adding the requests asked,
+// multiplied by times. The result is from half of framework.MaxScore to framework.MaxScore.
 func balance(n *state.Node, names []corev1.ResourceName, asked *state.Resources, times int64) int64 {
 	var shares [8]float64
 	used := shares[:0]
 	for _, name := range names {
 		have := n.Allocatable.Get(name)
-		// One of devices that the pod does not ask for says nothing.
-		if have == 0 || asked.Get(name) == 0 && !basic(name) {
+		// Ignore extended resources that the pod does not request.
+		if have == 0 || asked.Get(name) == 0 && !isBasic(name) {
 			continue
 		}
 		used = append(used, min(float64(n.Requested.Get(name)+times*asked.Get(name))/float64(have), 1))
@@ -139,7 +139,7 @@ func balance(n *state.Node, names []corev1.ResourceName, asked *state.Resources,
 
 var cpuAndMemory = []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory}
 
-// deviation is the standard deviation.
+// deviation returns the standard deviation.
 func deviation(values []float64) float64 {
 	if len(values) < 2 {
 		return 0

@@ -14,50 +14,49 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// PodTopologySpread spreads pods over zones, nodes or whatever a label tells.
+// PodTopologySpread spreads pods over zones, nodes, or the values of any other node label.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/topology-spread-constraints/
 type PodTopologySpread struct {
-	// Defaults are for pods that have no constraints of their own, without
-	// selectors: the selector is what owners and services select the pod by.
-	// Nil means the system's, over nodes and a little over zones.
+	// Defaults are the constraints of pods without constraints. They have no selectors; the
+	// selector is that of the pod's services and owners. If nil, upstream's system defaults are
+	// used, which prefer spreading over nodes and zones.
 	Defaults []corev1.TopologySpreadConstraint
 }
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (PodTopologySpread) Name() string { return "PodTopologySpread" }
 
-// Wakes as framework.Waker.
+// Wakes implements framework.Waker.
 func (PodTopologySpread) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeRemoved | framework.NodeLabelsChanged | framework.NodeTaintsChanged |
 		framework.PodRemoved | framework.PodAdded | framework.PodLabelsChanged
 }
 
-// systemDefaults are upstream's.
+// systemDefaults are upstream's default constraints.
 var systemDefaults = []corev1.TopologySpreadConstraint{
 	{TopologyKey: corev1.LabelHostname, MaxSkew: 3, WhenUnsatisfiable: corev1.ScheduleAnyway},
 	{TopologyKey: corev1.LabelTopologyZone, MaxSkew: 5, WhenUnsatisfiable: corev1.ScheduleAnyway},
 }
 
-// constraint is one constraint made ready for counting.
+// constraint is a parsed constraint with the number of pods in each domain.
 type constraint struct {
 	key                       string
 	maxSkew, minDomains       int64
 	selector                  labels.Selector
-	self                      int64 // 1 when the pod matches its own selector
+	self                      int64 // 1 if the pod matches the selector
 	honorAffinity, honorTaint bool
 
 	topology *state.Topology
-	// counts are of matching pods, by the number of the domain; -1 where no
-	// node takes part.
+	// counts are the matching pods by domain number; -1 for domains without eligible nodes.
 	counts []int64
-	// out holds the nodes with the label that do not take part.
+	// out contains the nodes that have the label but are not eligible.
 	out     map[*state.Node]bool
 	domains int64
 	least   int64
 }
 
-// constraints returns those of the pod with the given consequence, or the
-// default ones; those that must not rule out nodes for want of a label are lax.
+// constraints returns the pod's constraints with whenUnsatisfiable when, or the default
+// constraints. lax is true if nodes without all topology labels are still eligible.
 func (p PodTopologySpread) constraints(c *framework.Cycle, when corev1.UnsatisfiableConstraintAction) (out []*constraint, lax bool, err error) {
 	pod := c.Pod.Object
 	list := pod.Spec.TopologySpreadConstraints
@@ -117,15 +116,15 @@ func newConstraint(pod *corev1.Pod, c *corev1.TopologySpreadConstraint, selector
 	return n, nil
 }
 
-// counted tells whether a pod is one that the constraint counts.
+// counted reports whether the constraint counts a pod with these properties. own is the namespace
+// of the pod to schedule.
 func (k *constraint) counted(namespace string, own string, l labels.Set, terminating bool) bool {
 	return namespace == own && !terminating && !k.selector.Empty() && k.selector.Matches(l)
 }
 
-// count counts the pods of the pod's namespace in each domain, over the nodes
-// that take part: those with the labels of all constraints, unless lax, that
-// are not kept out by the pod's node affinity or their taints. Only domains of
-// one of the given nodes have a count.
+// count counts the matching pods in each domain. Eligible nodes have the labels of all constraints,
+// unless lax is set, and are not excluded by the pod's node affinity or by taints, if the
+// constraint honors these. Only domains that contain one of nodes are counted.
 func count(c *framework.Cycle, all []*constraint, nodes []*state.Node, lax bool) {
 	pod := c.Pod.Object
 	matches := required(c)
@@ -155,7 +154,7 @@ func count(c *framework.Cycle, all []*constraint, nodes []*state.Node, lax bool)
 		return true
 	}
 	out := make([]map[*state.Node]bool, len(all))
-	// Without any of these every node with the label takes part.
+	// Otherwise, every node with the label is eligible.
 	for i, k := range all {
 		if k.honorAffinity && selects || k.honorTaint || !lax && len(all) > 1 {
 			out[i] = map[*state.Node]bool{}
@@ -195,7 +194,7 @@ func count(c *framework.Cycle, all []*constraint, nodes []*state.Node, lax bool)
 	}
 }
 
-// settle finds the least count.
+// settle computes the minimum of the counts.
 func (k *constraint) settle() {
 	k.least = math.MaxInt64
 	for _, v := range k.counts {
@@ -218,7 +217,7 @@ func toleratesNode(pod *corev1.Pod, n *state.Node) bool {
 	return true
 }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (p PodTopologySpread) Filter(c *framework.Cycle) (*framework.Check, error) {
 	hard, lax, err := p.constraints(c, corev1.DoNotSchedule)
 	if err != nil || len(hard) == 0 {
@@ -251,8 +250,8 @@ func (p PodTopologySpread) Filter(c *framework.Cycle) (*framework.Check, error) 
 	return &framework.Check{Node: check, Moved: moved}, nil
 }
 
-// Score as framework.Score. Pods without constraints of their own are spread by
-// what selects them.
+// Score implements framework.Score. Pods without constraints are spread with the default
+// constraints.
 func (p PodTopologySpread) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	soft, lax, err := p.constraints(c, corev1.ScheduleAnyway)
 	if err != nil || len(soft) == 0 {

@@ -13,8 +13,8 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// TestSpreadScore: the fewer pods a zone has the better its nodes are, and a node that is
-// in no zone is the last to be taken.
+// TestSpreadScore: nodes in zones with fewer pods have higher scores, and nodes without a zone the
+// lowest.
 func TestSpreadScore(t *testing.T) {
 	s := zones("a", "b", "c")
 	s.SetNode(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "nowhere"}})
@@ -42,6 +42,6 @@ func TestSpreadScore(t *testing.T) {
 	}
 	p.Spec.TopologySpreadConstraints = nil
 	if (PodTopologySpread{}).Score(&framework.Cycle{Pod: state.NewPod(p), State: s}, []*state.Node{s.Node("a")}, out[:1]) {
-		t.Error("an opinion on a pod that is not to be spread")
+		t.Error("a score for a pod without constraints")
 	}
 }

@@ -9,52 +9,51 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// Strategy scores nodes by how much of their resources would be used with the
-// pod there. The zero value is upstream's default: the less of CPU and memory,
-// the better.
+// Strategy scores nodes by their resource utilization with the pod. The zero value is upstream's
+// default: it prefers a low utilization of CPU and memory.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/resource-bin-packing/
 type Strategy struct {
-	// Most prefers full nodes. It is not looked at with a Shape.
+	// Most prefers a high utilization. It is ignored if Shape is set.
 	Most bool
-	// Shape tells the score for a utilization; in between, lines are drawn.
-	// Nil: a line.
+	// Shape maps utilizations to scores, with linear interpolation between the points. If nil, the
+	// score is linear.
 	Shape []Point
-	// Resources are weighed; nil means CPU and memory alike.
+	// Resources are the weighted resources; nil means CPU and memory with equal weights.
 	Resources []WeightedResource
 }
 
-// Point of a Shape.
+// Point is a point of a Shape.
 type Point struct {
-	// Utilization in percent; it rises from point to point.
+	// Utilization is in percent, in increasing order.
 	Utilization int64
-	// Score from 0 to framework.MaxScore.
+	// Score is from 0 to framework.MaxScore.
 	Score int64
 }
 
-// WeightedResource is a resource and how much it counts.
+// WeightedResource is a resource with its weight.
 type WeightedResource struct {
 	Name   corev1.ResourceName
 	Weight int64
 }
 
-var alike = []WeightedResource{{corev1.ResourceCPU, 1}, {corev1.ResourceMemory, 1}}
+var defaultResources = []WeightedResource{{corev1.ResourceCPU, 1}, {corev1.ResourceMemory, 1}}
 
 func (s *Strategy) score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	resources := s.Resources
 	if resources == nil {
-		resources = alike
+		resources = defaultResources
 	}
 	for i, n := range nodes {
 		var sum, weights int64
 		for _, r := range resources {
 			have := n.Allocatable.Get(r.Name)
-			want := assumed(c.Pod.AssumedCPU, c.Pod.AssumedMemory, &c.Pod.Requests, r.Name)
-			// A resource that the node lacks, or one of devices that the
-			// pod does not ask for, says nothing.
-			if have == 0 || want == 0 && !basic(r.Name) {
+			want := nonZero(c.Pod.NonZeroCPU, c.Pod.NonZeroMemory, &c.Pod.Requests, r.Name)
+			// Ignore a resource that the node does not have, and an extended resource that the pod
+			// does not request.
+			if have == 0 || want == 0 && !isBasic(r.Name) {
 				continue
 			}
-			used := assumed(n.AssumedCPU, n.AssumedMemory, &n.Requested, r.Name) + want
+			used := nonZero(n.NonZeroCPU, n.NonZeroMemory, &n.Requested, r.Name) + want
 			score := s.one(have, used)
 			if s.Shape != nil && score == 0 {
 				continue
@@ -89,7 +88,7 @@ func (s *Strategy) one(have, used int64) int64 {
 	return (have - used) * framework.MaxScore / have
 }
 
-// onShape returns the score at a utilization.
+// onShape returns the score for a utilization.
 func onShape(shape []Point, utilization int64) int64 {
 	for i, p := range shape {
 		if utilization > p.Utilization {
@@ -104,8 +103,9 @@ func onShape(shape []Point, utilization int64) int64 {
 	return shape[len(shape)-1].Score
 }
 
-// assumed is an amount with what is assumed of containers that request nothing.
-func assumed(cpu, memory int64, all *state.Resources, name corev1.ResourceName) int64 {
+// nonZero returns the amount of a resource. For CPU and memory, it returns the amount that includes
+// default requests of containers without requests.
+func nonZero(cpu, memory int64, all *state.Resources, name corev1.ResourceName) int64 {
 	switch name {
 	case corev1.ResourceCPU:
 		return cpu
@@ -115,6 +115,6 @@ func assumed(cpu, memory int64, all *state.Resources, name corev1.ResourceName) 
 	return all.Get(name)
 }
 
-func basic(name corev1.ResourceName) bool {
+func isBasic(name corev1.ResourceName) bool {
 	return name == corev1.ResourceCPU || name == corev1.ResourceMemory || name == corev1.ResourceEphemeralStorage
 }

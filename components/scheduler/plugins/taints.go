@@ -7,20 +7,20 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// TaintToleration keeps pods off nodes with taints that they do not tolerate,
-// and prefers those with the fewest that only ask to be avoided.
+// TaintToleration excludes nodes with taints that the pod does not tolerate, and prefers nodes with
+// the fewest untolerated PreferNoSchedule taints.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/
 type TaintToleration struct{}
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (TaintToleration) Name() string { return "TaintToleration" }
 
-// Wakes as framework.Waker.
+// Wakes implements framework.Waker.
 func (TaintToleration) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeTaintsChanged
 }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (TaintToleration) Filter(c *framework.Cycle) (*framework.Check, error) {
 	tolerations := c.Pod.Object.Spec.Tolerations
 	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
@@ -37,7 +37,7 @@ func (TaintToleration) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// Score as framework.Score.
+// Score implements framework.Score.
 func (TaintToleration) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	any := false
 	for i, n := range nodes {
@@ -66,7 +66,7 @@ func tolerated(tolerations []corev1.Toleration, taint *corev1.Taint) bool {
 		case corev1.TolerationOpExists:
 			return true
 		case "", corev1.TolerationOpEqual:
-			// Without a key only Exists matches everything.
+			// A toleration without a key matches all taints only with operator Exists.
 			if t.Key != "" && t.Value == taint.Value {
 				return true
 			}

@@ -15,37 +15,37 @@ import (
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
-	"hyperkube/internal/podrefs"
+	"hyperkube/internal/api/podrefs"
 )
 
-// VolumeBinding keeps pods to the nodes where their volumes are, and chooses
-// volumes with the node for claims that wait for it.
+// VolumeBinding excludes nodes that cannot access the pod's volumes, and selects volumes for claims
+// with delayed binding.
 // https://kubernetes.io/docs/concepts/storage/storage-classes/#volume-binding-mode
 type VolumeBinding struct {
-	// BindTimeout is how long a pod waits for its volumes on the node chosen.
+	// BindTimeout is how long binding waits for the pod's volumes.
 	BindTimeout time.Duration
-	// Shape tells the score for the part of a node's storage that the pod would
-	// use; nil: the less, the better.
+	// Shape maps the utilization of a node's storage with the pod to a score; if nil, a lower
+	// utilization has a higher score.
 	Shape []Point
 }
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (VolumeBinding) Name() string { return "VolumeBinding" }
 
-// Wakes as framework.Waker.
+// Wakes implements framework.Waker.
 func (VolumeBinding) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged | framework.ClaimChanged | framework.VolumeChanged |
 		framework.ClassChanged | framework.CSINodeChanged | framework.CSIDriverChanged | framework.CapacityChanged
 }
 
-// claims are those of one pod.
+// claims are the claims of one pod.
 type claims struct {
 	bound, delayed []*corev1.PersistentVolumeClaim
-	// refused says why no node will do for now.
+	// refused is the reason why no node fits now.
 	refused string
 }
 
-func sortClaims(c *framework.Cycle) claims {
+func classifyClaims(c *framework.Cycle) claims {
 	pod := c.Pod.Object
 	var out claims
 	for i := range pod.Spec.Volumes {
@@ -90,12 +90,12 @@ func isDelayed(v framework.Volumes, pvc *corev1.PersistentVolumeClaim) bool {
 	return class != nil && class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (VolumeBinding) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return nil, nil
 	}
-	all := sortClaims(c)
+	all := classifyClaims(c)
 	if all.refused != "" {
 		return &framework.Check{Refused: all.refused}, nil
 	}
@@ -118,14 +118,14 @@ func (VolumeBinding) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// The reasons why claims cannot get a volume on a node.
+// The reasons why claims cannot get volumes on a node.
 const (
 	noVolume = "node(s) didn't find available persistent volumes to bind"
 	noSpace  = "node(s) did not have enough free storage"
 )
 
-// plan finds for each claim a volume that a node can reach, or a class that
-// makes one there; else it says why not.
+// plan finds for each claim a volume that the node can access, or a class that can provision one
+// for the node. Otherwise it returns the reason.
 func plan(c *framework.Cycle, delayed []*corev1.PersistentVolumeClaim, n *state.Node) (*framework.Reservation, string) {
 	if len(delayed) == 0 {
 		return nil, ""
@@ -134,7 +134,7 @@ func plan(c *framework.Cycle, delayed []*corev1.PersistentVolumeClaim, n *state.
 	taken := map[string]*corev1.PersistentVolume{}
 	for _, pvc := range delayed {
 		if chosen := pvc.Annotations[volumehelpers.AnnSelectedNode]; chosen != "" {
-			// It is being made, there and nowhere else.
+			// A volume is being provisioned for the selected node.
 			if chosen != n.Name {
 				return nil, noVolume
 			}
@@ -159,8 +159,8 @@ func plan(c *framework.Cycle, delayed []*corev1.PersistentVolumeClaim, n *state.
 	return r, ""
 }
 
-// mayProvision says why no volume can be made for a claim on a node, or returns
-// the storage that it can be made of, nil if nobody tells.
+// mayProvision returns the reason why no volume can be provisioned for a claim on a node, or the
+// storage capacity from which it can be. The capacity is nil if the driver does not report it.
 func mayProvision(v framework.Volumes, pvc *corev1.PersistentVolumeClaim, n *state.Node) (*storagev1.CSIStorageCapacity, string) {
 	class := v.Class(volumehelpers.GetPersistentVolumeClaimClass(pvc))
 	if class == nil || class.Provisioner == "" || class.Provisioner == volumehelpers.NotSupportedProvisioner {
@@ -193,37 +193,38 @@ func mayProvision(v framework.Volumes, pvc *corev1.PersistentVolumeClaim, n *sta
 	return nil, noSpace
 }
 
-// share is how much of what storage has room for a pod would use, in bytes.
-type share struct{ used, room int64 }
+// capacityUse is how many bytes a pod would use of the available capacity.
+type capacityUse struct{ used, room int64 }
 
-// Score as framework.Score: of nodes where volumes are chosen for the pod's
-// claims, or made, those come first whose storage has the most left, unless the
-// shape says otherwise. Each class counts alike.
+// Score implements framework.Score. Of the nodes for which volumes must be bound or provisioned, it
+// prefers those with the lowest storage utilization, unless Shape is set. All classes have the same
+// weight.
 // https://kep.k8s.io/4049
 func (p VolumeBinding) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return false
 	}
-	all := sortClaims(c)
+	all := classifyClaims(c)
 	if all.refused != "" || len(all.delayed) == 0 {
 		return false
 	}
 	for i, n := range nodes {
 		out[i] = 0
 		if r, why := plan(c, all.delayed, n); why == "" {
-			out[i] = p.scoreOf(sharesOf(c.Volumes, r, n))
+			out[i] = p.scoreOf(capacityUseOf(c.Volumes, r, n))
 		}
 	}
 	return true
 }
 
-// sharesOf are those of what is chosen on a node, or else made there, by class.
-func sharesOf(v framework.Volumes, r *framework.Reservation, n *state.Node) map[string]share {
-	out := map[string]share{}
+// capacityUseOf returns the utilization of bound volumes by class, or of volumes to provision if none is
+// bound.
+func capacityUseOf(v framework.Volumes, r *framework.Reservation, n *state.Node) map[string]capacityUse {
+	out := map[string]capacityUse{}
 	for _, b := range r.Bind {
 		used, room := b.Claim.Spec.Resources.Requests[corev1.ResourceStorage], b.Volume.Spec.Capacity[corev1.ResourceStorage]
 		s := out[b.Volume.Spec.StorageClassName]
-		out[b.Volume.Spec.StorageClassName] = share{s.used + used.Value(), s.room + room.Value()}
+		out[b.Volume.Spec.StorageClassName] = capacityUse{s.used + used.Value(), s.room + room.Value()}
 	}
 	if len(r.Bind) > 0 {
 		return out
@@ -234,24 +235,24 @@ func sharesOf(v framework.Volumes, r *framework.Reservation, n *state.Node) map[
 			continue
 		}
 		used := made.Claim.Spec.Resources.Requests[corev1.ResourceStorage]
-		s := share{used: out[capacity.StorageClassName].used + used.Value()}
+		s := capacityUse{used: out[capacity.StorageClassName].used + used.Value()}
 		if capacity.Capacity != nil {
-			s.room = capacity.Capacity.Value() // all are made of the same
+			s.room = capacity.Capacity.Value() // all of the class are provisioned from the same capacity
 		}
 		out[capacity.StorageClassName] = s
 	}
 	return out
 }
 
-var emptiest = []Point{{Utilization: 0, Score: framework.MaxScore}, {Utilization: 100, Score: 0}}
+var defaultShape = []Point{{Utilization: 0, Score: framework.MaxScore}, {Utilization: 100, Score: 0}}
 
-func (p VolumeBinding) scoreOf(classes map[string]share) int64 {
+func (p VolumeBinding) scoreOf(classes map[string]capacityUse) int64 {
 	if len(classes) == 0 {
 		return 0
 	}
 	shape := p.Shape
 	if shape == nil {
-		shape = emptiest
+		shape = defaultShape
 	}
 	var sum int64
 	for _, s := range classes {
@@ -264,12 +265,12 @@ func (p VolumeBinding) scoreOf(classes map[string]share) int64 {
 	return int64(math.Round(float64(sum) / float64(len(classes))))
 }
 
-// Reserve as framework.Reserver.
+// Reserve implements framework.Reserver.
 func (p VolumeBinding) Reserve(c *framework.Cycle, n *state.Node) (*framework.Reservation, error) {
 	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return nil, nil
 	}
-	all := sortClaims(c)
+	all := classifyClaims(c)
 	if all.refused != "" {
 		return nil, errors.New(all.refused)
 	}

@@ -13,28 +13,27 @@ import (
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
-	"hyperkube/internal/podrefs"
+	"hyperkube/internal/api/podrefs"
 )
 
-// NodeVolumeLimits keeps nodes to the number of volumes that their CSI drivers
-// can attach.
+// NodeVolumeLimits excludes nodes whose CSI drivers cannot attach more volumes.
 // https://kubernetes.io/docs/concepts/storage/storage-limits/
 type NodeVolumeLimits struct{}
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (NodeVolumeLimits) Name() string { return "NodeVolumeLimits" }
 
-// Wakes as framework.Waker.
+// Wakes implements framework.Waker.
 func (NodeVolumeLimits) Wakes() framework.Event {
 	return framework.NodeAdded | framework.CSINodeChanged | framework.PodRemoved | framework.ClaimChanged |
 		framework.VolumeChanged | framework.AttachmentChanged
 }
 
-// csiVolume is one volume as a driver counts it.
+// csiVolume identifies a volume for the limits of a driver.
 type csiVolume struct{ driver, handle string }
 
-// csiVolumes adds the volumes of a pod's claims to out. Those that are not made
-// yet count by their claims.
+// csiVolumes adds the volumes of a pod's claims to out. Volumes that are not provisioned yet are
+// identified by their claims.
 func csiVolumes(v framework.Volumes, pod *corev1.Pod, out sets.Set[csiVolume]) {
 	for i := range pod.Spec.Volumes {
 		name := podrefs.ClaimName(pod, &pod.Spec.Volumes[i])
@@ -57,7 +56,7 @@ func csiVolumes(v framework.Volumes, pod *corev1.Pod, out sets.Set[csiVolume]) {
 	}
 }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (NodeVolumeLimits) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return nil, nil
@@ -80,7 +79,7 @@ func (NodeVolumeLimits) Filter(c *framework.Cycle) (*framework.Check, error) {
 		for _, p := range n.Pods {
 			csiVolumes(c.Volumes, p.Object, there)
 		}
-		// What is attached though no pod uses it any more takes a place too.
+		// Volumes that are still attached without a pod count as well.
 		for _, a := range c.Volumes.Attachments() {
 			if a.Spec.NodeName != n.Name || a.Spec.Source.PersistentVolumeName == nil {
 				continue
@@ -106,8 +105,8 @@ func (NodeVolumeLimits) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// neededDrivers returns the drivers of volumes that want to be on a node before
-// pods come to it, in the order of their names.
+// neededDrivers returns the sorted drivers of the volumes that must be installed on a node before
+// pods are scheduled to it.
 // https://kep.k8s.io/5030
 func neededDrivers(v framework.Volumes, wanted sets.Set[csiVolume]) []string {
 	needed := sets.New[string]()
@@ -119,8 +118,7 @@ func neededDrivers(v framework.Volumes, wanted sets.Set[csiVolume]) []string {
 	return sets.List(needed)
 }
 
-// missingDriver returns one of the drivers that a node has not; empty if it has
-// all.
+// missingDriver returns a driver that is not installed on a node, or "" if all are.
 func missingDriver(info *storagev1.CSINode, needed []string) string {
 	for _, driver := range needed {
 		if info == nil || !slices.ContainsFunc(info.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == driver }) {
@@ -130,8 +128,8 @@ func missingDriver(info *storagev1.CSINode, needed []string) string {
 	return ""
 }
 
-// driverLimits returns how many volumes a node takes of the drivers wanted, those
-// only that say so.
+// driverLimits returns how many volumes of each driver a node can attach, for the drivers that have
+// a limit.
 func driverLimits(v framework.Volumes, node string, wanted sets.Set[csiVolume]) map[string]int32 {
 	info := v.CSINode(node)
 	if info == nil {

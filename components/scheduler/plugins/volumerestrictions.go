@@ -9,19 +9,19 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// VolumeRestrictions keeps volumes from users that they cannot have: more than
-// one pod of a ReadWriteOncePod claim, and two of the same disk on one node.
+// VolumeRestrictions prevents several pods from using a ReadWriteOncePod claim, and conflicting
+// pods with the same disk on a node.
 type VolumeRestrictions struct{}
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (VolumeRestrictions) Name() string { return "VolumeRestrictions" }
 
-// Wakes as framework.Waker.
+// Wakes implements framework.Waker.
 func (VolumeRestrictions) Wakes() framework.Event {
 	return framework.NodeAdded | framework.PodRemoved | framework.ClaimChanged
 }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (VolumeRestrictions) Filter(c *framework.Cycle) (*framework.Check, error) {
 	pod := c.Pod.Object
 	sole, disks := map[string]bool{}, false
@@ -77,8 +77,7 @@ func (VolumeRestrictions) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}, nil
 }
 
-// diskConflict tells whether two pods have a disk in common that one of them
-// may write to.
+// diskConflict reports whether two pods use the same disk and one of them may write to it.
 func diskConflict(a, b *corev1.Pod) bool {
 	for i := range a.Spec.Volumes {
 		for j := range b.Spec.Volumes {

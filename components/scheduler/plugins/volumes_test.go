@@ -18,7 +18,7 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// store is framework.Volumes for tests.
+// store implements framework.Volumes for tests.
 type store struct {
 	claims      []*corev1.PersistentVolumeClaim
 	volumes     []*corev1.PersistentVolume
@@ -69,8 +69,8 @@ func bound(pvc *corev1.PersistentVolumeClaim, volume string) *corev1.PersistentV
 	return pvc
 }
 
-// volumeAt is a volume of a size that the nodes with a label value reach, all if
-// that is empty.
+// volumeAt returns a volume with a size that is accessible from nodes with a zone, or from all
+// nodes if zone is empty.
 func volumeAt(name, class, size, zone string) *corev1.PersistentVolume {
 	pv := &corev1.PersistentVolume{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	pv.Spec.StorageClassName = class
@@ -102,7 +102,7 @@ func podWith(name string, claims ...string) *corev1.Pod {
 	return p
 }
 
-// zones makes a state of node a in zone a, and so on.
+// zones returns a state with one node for each name, in a zone of the same name.
 func zones(names ...string) *state.State {
 	s := state.New()
 	for _, n := range names {
@@ -111,8 +111,8 @@ func zones(names ...string) *state.State {
 	return s
 }
 
-// fits returns what a filter says of each node, "" for those that fit, or of
-// all of them under "*".
+// fits returns the reason for each node, "" for nodes that fit. If no node can fit, the reason has
+// the key "*".
 func fits(t *testing.T, f framework.Filter, c *framework.Cycle) map[string]string {
 	t.Helper()
 	check, err := f.Filter(c)
@@ -148,36 +148,36 @@ func TestVolumeBinding(t *testing.T) {
 		store *store
 		want  map[string]string
 	}{
-		"no claim":           {&store{}, map[string]string{"*": `persistentvolumeclaim "c" not found`}},
-		"immediate, unbound": {&store{claims: []*corev1.PersistentVolumeClaim{claimOf("c", "now")}}, map[string]string{"*": "pod has unbound immediate PersistentVolumeClaims"}},
-		"bound elsewhere": {
+		"no claim":                   {&store{}, map[string]string{"*": `persistentvolumeclaim "c" not found`}},
+		"immediate binding, unbound": {&store{claims: []*corev1.PersistentVolumeClaim{claimOf("c", "now")}}, map[string]string{"*": "pod has unbound immediate PersistentVolumeClaims"}},
+		"bound to a volume in another zone": {
 			&store{claims: []*corev1.PersistentVolumeClaim{bound(claimOf("c", ""), "v")}, volumes: []*corev1.PersistentVolume{volumeAt("v", "", "1Gi", "b")}},
 			map[string]string{"a": conflict, "b": ""},
 		},
-		"bound to nothing": {
+		"bound to a missing volume": {
 			&store{claims: []*corev1.PersistentVolumeClaim{bound(claimOf("c", ""), "v")}},
 			map[string]string{"a": "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)", "b": "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)"},
 		},
-		"to be matched": {
+		"delayed, matching volumes": {
 			&store{
 				claims: []*corev1.PersistentVolumeClaim{claimOf("c", "static")}, classes: []*storagev1.StorageClass{delaying("static", volumehelpers.NotSupportedProvisioner)},
 				volumes: []*corev1.PersistentVolume{volumeAt("small", "static", "1Mi", "b"), volumeAt("fits", "static", "2Gi", "a")},
 			},
 			map[string]string{"a": "", "b": noVolume},
 		},
-		"to be made": {
+		"delayed, provisioning": {
 			&store{claims: []*corev1.PersistentVolumeClaim{claimOf("c", "make")}, classes: []*storagev1.StorageClass{delaying("make", "p")}},
 			map[string]string{"a": "", "b": ""},
 		},
-		"to be made in a zone": {
+		"delayed, provisioning with allowed topologies": {
 			&store{claims: []*corev1.PersistentVolumeClaim{claimOf("c", "make")}, classes: []*storagev1.StorageClass{topology}},
 			map[string]string{"a": noVolume, "b": ""},
 		},
-		"being made": {
+		"provisioning for a selected node": {
 			&store{claims: []*corev1.PersistentVolumeClaim{selected}, classes: []*storagev1.StorageClass{delaying("make", "p")}},
 			map[string]string{"a": noVolume, "b": ""},
 		},
-		"where there is space": {
+		"provisioning with storage capacity": {
 			&store{
 				claims: []*corev1.PersistentVolumeClaim{claimOf("c", "make")}, classes: []*storagev1.StorageClass{delaying("make", "p")},
 				drivers: []*storagev1.CSIDriver{{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)}}},
@@ -198,8 +198,8 @@ func TestVolumeBinding(t *testing.T) {
 	}
 }
 
-// TestReserve gives two claims the two volumes of their node, the smaller to the
-// smaller, and has a third made.
+// TestReserve: two claims get the two volumes of their node, the smaller claim the smaller one, and
+// the third is provisioned.
 func TestReserve(t *testing.T) {
 	large := claimOf("large", "c")
 	large.Spec.Resources.Requests[corev1.ResourceStorage] = resource.MustParse("3Gi")
@@ -220,13 +220,13 @@ func TestReserve(t *testing.T) {
 	for _, b := range r.Bind {
 		got = append(got, b.Volume.Name+"="+b.Volume.Spec.ClaimRef.Name)
 		if b.Was.Spec.ClaimRef != nil {
-			t.Error("a shared volume was written to")
+			t.Error("a shared volume was modified")
 		}
 	}
 	for _, p := range r.Provision {
 		got = append(got, p.Claim.Name+"@"+p.Claim.Annotations[volumehelpers.AnnSelectedNode])
 		if len(p.Was.Annotations) != 0 {
-			t.Error("a shared claim was written to")
+			t.Error("a shared claim was modified")
 		}
 	}
 	if want := "[v2=small v4=large third@a]"; fmt.Sprint(got) != want {
@@ -234,8 +234,7 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// TestVolumeScore holds the scores of nodes by what would be left of their
-// storage.
+// TestVolumeScore checks the scores of nodes by their storage utilization.
 func TestVolumeScore(t *testing.T) {
 	driver := []*storagev1.CSIDriver{{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true)}}}
 	space := func(zone, size string) *storagev1.CSIStorageCapacity {
@@ -249,21 +248,21 @@ func TestVolumeScore(t *testing.T) {
 		claims: []*corev1.PersistentVolumeClaim{claimOf("c", "static")}, classes: []*storagev1.StorageClass{delaying("static", volumehelpers.NotSupportedProvisioner)},
 		volumes: []*corev1.PersistentVolume{volumeAt("v1", "static", "1Gi", "a"), volumeAt("v4", "static", "4Gi", "b")},
 	}
-	untold := &store{claims: []*corev1.PersistentVolumeClaim{claimOf("c", "make")}, classes: []*storagev1.StorageClass{delaying("make", "p")}}
+	unreported := &store{claims: []*corev1.PersistentVolumeClaim{claimOf("c", "make")}, classes: []*storagev1.StorageClass{delaying("make", "p")}}
 	settled := &store{claims: []*corev1.PersistentVolumeClaim{bound(claimOf("c", ""), "v")}, volumes: []*corev1.PersistentVolume{volumeAt("v", "", "1Gi", "")}}
 	for name, tc := range map[string]struct {
 		store *store
 		pod   *corev1.Pod
 		shape []Point
-		want  []int64 // of a and b; nil: no opinion
+		want  []int64 // of a and b; nil: no scores
 	}{
-		"made":            {made, podWith("p", "c"), nil, []int64{75, 90}},
-		"two of one":      {made, podWith("p", "c", "d"), nil, []int64{50, 80}},
-		"the fullest":     {made, podWith("p", "c", "d"), []Point{{0, 0}, {100, 100}}, []int64{50, 20}},
-		"chosen":          {chosen, podWith("p", "c"), nil, []int64{0, 75}},
-		"nobody tells":    {untold, podWith("p", "c"), nil, []int64{0, 0}},
-		"bound":           {settled, podWith("p", "c"), nil, nil},
-		"without volumes": {&store{}, podWith("p"), nil, nil},
+		"provisioned":                     {made, podWith("p", "c"), nil, []int64{75, 90}},
+		"two claims of one class":         {made, podWith("p", "c", "d"), nil, []int64{50, 80}},
+		"shape prefers full storage":      {made, podWith("p", "c", "d"), []Point{{0, 0}, {100, 100}}, []int64{50, 20}},
+		"bound to existing volumes":       {chosen, podWith("p", "c"), nil, []int64{0, 75}},
+		"driver without storage capacity": {unreported, podWith("p", "c"), nil, []int64{0, 0}},
+		"bound":                           {settled, podWith("p", "c"), nil, nil},
+		"no claims":                       {&store{}, podWith("p"), nil, nil},
 	} {
 		s := zones("a", "b")
 		c := &framework.Cycle{Pod: state.NewPod(tc.pod), State: s, Volumes: tc.store}
@@ -327,14 +326,14 @@ func TestNodeVolumeLimits(t *testing.T) {
 			t.Errorf("%s: %v", claim, got)
 		}
 	}
-	// A driver may want to be there before pods are.
+	// A driver may require to be installed before pods are scheduled.
 	v.drivers = []*storagev1.CSIDriver{{ObjectMeta: metav1.ObjectMeta{Name: "d"}, Spec: storagev1.CSIDriverSpec{PreventPodSchedulingIfMissing: ptr.To(true)}}}
 	if got := fits(t, NodeVolumeLimits{}, &framework.Cycle{Pod: state.NewPod(podWith("p", "c1")), State: s, Volumes: v}); got["a"] != "" || got["b"] != "d CSI driver is not installed on the node" {
-		t.Errorf("with a driver that has to be there: %v", got)
+		t.Errorf("with a driver that must be installed: %v", got)
 	}
 	v.drivers[0].Spec.PreventPodSchedulingIfMissing = ptr.To(false)
 	if got := fits(t, NodeVolumeLimits{}, &framework.Cycle{Pod: state.NewPod(podWith("p", "c1")), State: s, Volumes: v}); got["b"] != "" {
-		t.Errorf("with a driver that has not: %v", got)
+		t.Errorf("with a driver that need not be installed: %v", got)
 	}
 	v.attachments = []*storagev1.VolumeAttachment{{Spec: storagev1.VolumeAttachmentSpec{NodeName: "a", Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To("v3")}}}}
 	s = zones("a")

@@ -8,22 +8,21 @@ import (
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
-	"hyperkube/internal/podrefs"
+	"hyperkube/internal/api/podrefs"
 )
 
-// VolumeZone keeps pods to the zones and regions that their volumes are labelled
-// with.
+// VolumeZone restricts pods to the zones and regions in their volumes' labels.
 type VolumeZone struct{}
 
-// Name of the plugin.
+// Name implements framework.Plugin.
 func (VolumeZone) Name() string { return "VolumeZone" }
 
-// Wakes as framework.Waker.
+// Wakes implements framework.Waker.
 func (VolumeZone) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged | framework.ClaimChanged | framework.VolumeChanged | framework.ClassChanged
 }
 
-// zoneLabels are those of places, each with the other name that it goes by.
+// zoneLabels are the topology labels, each with its alternative name.
 var zoneLabels = [][2]string{
 	{corev1.LabelTopologyZone, corev1.LabelFailureDomainBetaZone},
 	{corev1.LabelTopologyRegion, corev1.LabelFailureDomainBetaRegion},
@@ -31,19 +30,19 @@ var zoneLabels = [][2]string{
 	{corev1.LabelFailureDomainBetaRegion, corev1.LabelTopologyRegion},
 }
 
-// place is one label of a volume: any of the values, under either name.
-type place struct {
+// zoneRequirement is a topology label of a volume. A node must have any of the values under either key.
+type zoneRequirement struct {
 	keys   [2]string
 	values []string
 }
 
-// Filter as framework.Filter.
+// Filter implements framework.Filter.
 func (VolumeZone) Filter(c *framework.Cycle) (*framework.Check, error) {
 	pod := c.Pod.Object
 	if c.Volumes == nil {
 		return nil, nil
 	}
-	var places []place
+	var places []zoneRequirement
 	for i := range pod.Spec.Volumes {
 		name := podrefs.ClaimName(pod, &pod.Spec.Volumes[i])
 		if name == "" {
@@ -51,7 +50,7 @@ func (VolumeZone) Filter(c *framework.Cycle) (*framework.Check, error) {
 		}
 		pvc := c.Volumes.Claim(pod.Namespace, name)
 		if pvc == nil || pvc.Spec.VolumeName == "" {
-			continue // VolumeBinding has its say
+			continue // VolumeBinding handles such claims
 		}
 		pv := c.Volumes.Volume(pvc.Spec.VolumeName)
 		if pv == nil {
@@ -59,7 +58,7 @@ func (VolumeZone) Filter(c *framework.Cycle) (*framework.Check, error) {
 		}
 		for _, keys := range zoneLabels {
 			if value, ok := pv.Labels[keys[0]]; ok && value != "" {
-				places = append(places, place{keys, strings.Split(value, "__")})
+				places = append(places, zoneRequirement{keys, strings.Split(value, "__")})
 			}
 		}
 	}
@@ -69,7 +68,7 @@ func (VolumeZone) Filter(c *framework.Cycle) (*framework.Check, error) {
 	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
 		has := n.Object.Labels
 		if !slices.ContainsFunc(zoneLabels, func(keys [2]string) bool { _, ok := has[keys[0]]; return ok }) {
-			return nil // it is nowhere in particular
+			return nil // the node has no topology labels
 		}
 		for _, p := range places {
 			value, ok := has[p.keys[0]]

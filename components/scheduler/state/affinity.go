@@ -9,20 +9,19 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// Term is a term of inter-pod affinity made ready for matching.
+// Term is a parsed term of inter-pod affinity.
 type Term struct {
-	// Key is the label of nodes by which places are told apart.
+	// Key is the topology key.
 	Key string
-	// Weight is negative for what is to be kept away from, 1 for required
-	// terms.
+	// Weight is 1 for required terms, and negative for preferred anti-affinity.
 	Weight     int64
 	namespaces map[string]bool
-	inLabels   labels.Selector // of namespaces; nil: none
+	inLabels   labels.Selector // namespace selector; nil matches none
 	selector   labels.Selector
 }
 
-// Matches tells whether pods of a namespace with those labels are what the term
-// speaks of. What namespaceOf returns are a namespace's labels; it may be nil.
+// Matches reports whether the term selects pods with these labels in a namespace. namespaceOf
+// returns a namespace's labels; it may be nil.
 func (t *Term) Matches(namespaceOf func(name string) map[string]string, namespace string, l labels.Set) bool {
 	if !t.namespaces[namespace] {
 		if t.inLabels == nil || namespaceOf == nil || !t.inLabels.Matches(labels.Set(namespaceOf(namespace))) {
@@ -32,15 +31,16 @@ func (t *Term) Matches(namespaceOf func(name string) map[string]string, namespac
 	return t.selector.Matches(l)
 }
 
-// Terms are all terms of inter-pod affinity of a pod.
+// Terms are all inter-pod affinity terms of a pod.
 type Terms struct {
-	// Near and Away are required, Preferred is not.
+	// Near and Away are required affinity and anti-affinity terms, Preferred are preferred terms of
+	// both.
 	Near, Away, Preferred []*Term
-	// Err is why the terms cannot be read; they are empty then.
+	// Err is the parse error; the terms are then empty.
 	Err error
 }
 
-// newTerms returns nil for a pod that has none.
+// newTerms returns nil for a pod without terms.
 func newTerms(pod *corev1.Pod) *Terms {
 	a := pod.Spec.Affinity
 	if a == nil || a.PodAffinity == nil && a.PodAntiAffinity == nil {

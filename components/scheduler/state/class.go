@@ -8,34 +8,34 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Class is all pods that are alike to selectors: of one namespace, with the
-// same labels and the same inter-pod affinity. The pods of a ReplicaSet are one
-// class, so that what is asked of every pod there is asked of few classes.
+// Class is a set of pods that selectors cannot distinguish: they have the same namespace, labels,
+// and inter-pod affinity. The pods of a ReplicaSet are one class, so that selectors need to be
+// evaluated for few classes instead of many pods.
 type Class struct {
 	Namespace string
 	Labels    labels.Set
-	// Terminating: the pods are being deleted.
+	// Terminating is true if the pods are being deleted.
 	Terminating bool
-	// Terms of their inter-pod affinity; nil when they have none.
+	// Terms are the inter-pod affinity terms; nil if there are none.
 	Terms *Terms
-	// On tells how many of them are on which nodes, those that are not
-	// known among them. Nothing in it is zero.
+	// On are the nonzero numbers of the class's pods by node. It includes nodes that are not in the
+	// State.
 	On []*Tally
 
 	key    string
 	byNode map[*Node]*Tally
-	at     [classLists]int // in the lists of the State that it is in
+	at     [classLists]int // indexes in the lists of the State
 }
 
-// Tally is how many pods of one class are on one node.
+// Tally is the number of pods of a class on a node.
 type Tally struct {
 	Node  *Node
 	Count int64
 	class *Class
-	at    int // in class.On
+	at    int // index in class.On
 }
 
-// The lists of classes that a State has.
+// The lists of classes in a State.
 const (
 	allClasses = iota
 	awayClasses
@@ -43,17 +43,16 @@ const (
 	classLists
 )
 
-// Classes returns all classes. The slice is the state's own, and changes with
-// the pods.
+// Classes returns all classes. The slice belongs to the State, and changes when pods change.
 func (s *State) Classes() []*Class { return s.classes[allClasses] }
 
-// AwayClasses returns those that must be kept away from other pods.
+// AwayClasses returns the classes with required anti-affinity.
 func (s *State) AwayClasses() []*Class { return s.classes[awayClasses] }
 
-// AffineClasses returns those with any terms of inter-pod affinity.
+// AffineClasses returns the classes with any inter-pod affinity terms.
 func (s *State) AffineClasses() []*Class { return s.classes[affineClasses] }
 
-// classKey tells classes apart.
+// classKey returns a key that is equal for pods of the same class.
 func classKey(pod *corev1.Pod, terms *Terms) string {
 	var b strings.Builder
 	b.WriteString(pod.Namespace)
@@ -75,8 +74,7 @@ func classKey(pod *corev1.Pod, terms *Terms) string {
 	if terms == nil {
 		return b.String()
 	}
-	// What cannot be encoded cannot have come from an API; such pods share a
-	// class with those whose encoding is empty.
+	// Marshal cannot fail for objects that an API server returned.
 	if a := pod.Spec.Affinity.PodAffinity; a != nil {
 		data, _ := a.Marshal()
 		b.WriteByte(1)
@@ -90,7 +88,7 @@ func classKey(pod *corev1.Pod, terms *Terms) string {
 	return b.String()
 }
 
-// count puts a pod that has come to its node into its class.
+// count adds an assigned pod to its class.
 func (s *State) count(p *Pod) {
 	c := s.byKey[p.key]
 	if c == nil {
@@ -116,8 +114,8 @@ func (s *State) count(p *Pod) {
 	p.tally = t
 }
 
-// discount takes a pod out of its class.
-func (s *State) discount(p *Pod) {
+// uncount removes a pod from its class.
+func (s *State) uncount(p *Pod) {
 	t := p.tally
 	p.tally = nil
 	if t.Count--; t.Count > 0 {
@@ -156,17 +154,16 @@ func (c *Class) belongs(list int) bool {
 	return true
 }
 
-// Topology numbers the values that one label has on nodes.
+// Topology numbers the values of a node label.
 type Topology struct {
-	of      []int32 // by the index of the node; -1 without the label
+	of      []int32 // value number by node index; -1 without the label
 	numbers map[string]int32
 }
 
-// maxTopologies bounds how many labels are remembered: which are asked for is
-// up to users.
+// maxTopologies limits the number of cached topologies, because users choose the topology keys.
 const maxTopologies = 64
 
-// Topology returns the topology of a label. It is good until nodes change.
+// Topology returns the topology of a label. It is valid until nodes change.
 func (s *State) Topology(key string) *Topology {
 	if t := s.topologies[key]; t != nil {
 		return t
@@ -192,17 +189,17 @@ func (s *State) Topology(key string) *Topology {
 	return t
 }
 
-// Len returns how many values there are.
+// Len returns the number of values.
 func (t *Topology) Len() int { return len(t.numbers) }
 
-// Number returns the number of a value, false when no node has it.
+// Number returns the number of a value, or false if no node has the value.
 func (t *Topology) Number(value string) (int, bool) {
 	number, ok := t.numbers[value]
 	return int(number), ok
 }
 
-// Of returns the number of the node's value, or -1 when it has none or is not
-// known.
+// Of returns the number of a node's value, or -1 if the node does not have the label or is not in
+// the State.
 func (t *Topology) Of(n *Node) int {
 	if n.Object == nil {
 		return -1

@@ -5,17 +5,17 @@ import (
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/component-helpers/resource"
 
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// Resources is an amount of each resource: milli-CPUs, bytes, and counts.
+// Resources are amounts of resources, in milli-CPUs, bytes, and counts.
 type Resources struct {
 	CPU, Memory, Ephemeral, Pods int64
-	// Scalar holds huge pages and extended resources; nil when there are none.
+	// Scalar contains huge pages and extended resources; nil if there are none.
 	Scalar map[corev1.ResourceName]int64
 }
 
-// fromList reads a resource list.
+// fromList converts a resource list.
 func fromList(list corev1.ResourceList) Resources {
 	var r Resources
 	for name, q := range list {
@@ -38,7 +38,7 @@ func fromList(list corev1.ResourceList) Resources {
 	return r
 }
 
-// Get returns the amount of one resource, 0 if there is none.
+// Get returns the amount of a resource, or 0.
 func (r *Resources) Get(name corev1.ResourceName) int64 {
 	switch name {
 	case corev1.ResourceCPU:
@@ -53,7 +53,7 @@ func (r *Resources) Get(name corev1.ResourceName) int64 {
 	return r.Scalar[name]
 }
 
-// Covers tells whether r has at least as much of everything as o.
+// Covers reports whether every amount in r is at least that in o.
 func (r *Resources) Covers(o Resources) bool {
 	for name, v := range o.Scalar {
 		if v > r.Scalar[name] {
@@ -63,7 +63,7 @@ func (r *Resources) Covers(o Resources) bool {
 	return o.CPU <= r.CPU && o.Memory <= r.Memory && o.Ephemeral <= r.Ephemeral && o.Pods <= r.Pods
 }
 
-// Add adds o, sign times.
+// Add adds o multiplied by sign.
 func (r *Resources) Add(o Resources, sign int64) {
 	r.CPU += sign * o.CPU
 	r.Memory += sign * o.Memory
@@ -77,17 +77,16 @@ func (r *Resources) Add(o Resources, sign int64) {
 	}
 }
 
-// What is assumed of a container that requests nothing when nodes are compared:
-// a tenth of a CPU and 200 MB, as every Kubernetes does.
+// The default requests for scoring, for containers without requests: a tenth of a CPU and 200 MiB.
+// These are upstream's values.
 const (
-	assumedMilliCPU = 100
-	assumedMemory   = 200 * 1024 * 1024
+	defaultMilliCPU = 100
+	defaultMemory   = 200 * 1024 * 1024
 )
 
-// NewPod reads what the scheduler needs of a pod. The object is shared and not
-// written to.
+// NewPod extracts what the scheduler needs from a pod. It shares obj and does not modify it.
 func NewPod(obj *corev1.Pod) *Pod {
-	p := &Pod{Object: obj, Terms: newTerms(obj), Priority: podfacts.Priority(obj)}
+	p := &Pod{Object: obj, Terms: newTerms(obj), Priority: podutil.Priority(obj)}
 	p.key = classKey(obj, p.Terms)
 	bound := obj.Spec.NodeName != ""
 	p.Requests = fromList(resource.PodRequests(obj, resource.PodResourcesOptions{
@@ -95,17 +94,17 @@ func NewPod(obj *corev1.Pod) *Pod {
 	}))
 	p.Requests.Pods = 1
 	assumed := &p.Requests
-	if !asksForAll(obj) {
+	if !requestsAll(obj) {
 		list := fromList(resource.PodRequests(obj, resource.PodResourcesOptions{
 			UseStatusResources: bound, InPlacePodLevelResourcesVerticalScalingEnabled: bound,
 			NonMissingContainerRequests: corev1.ResourceList{
-				corev1.ResourceCPU:    *resourceMilli(assumedMilliCPU),
-				corev1.ResourceMemory: *resourceBytes(assumedMemory),
+				corev1.ResourceCPU:    *resourceMilli(defaultMilliCPU),
+				corev1.ResourceMemory: *resourceBytes(defaultMemory),
 			},
 		}))
 		assumed = &list
 	}
-	p.AssumedCPU, p.AssumedMemory = assumed.CPU, assumed.Memory
+	p.NonZeroCPU, p.NonZeroMemory = assumed.CPU, assumed.Memory
 	for _, containers := range [][]corev1.Container{obj.Spec.Containers, obj.Spec.InitContainers} {
 		for i := range containers {
 			c := &containers[i]
@@ -128,9 +127,10 @@ func NewPod(obj *corev1.Pod) *Pod {
 	return p
 }
 
-// asksForAll tells whether every container of a pod asks for CPU and memory, so
-// that nothing has to be assumed. What a status says may lack what the spec has.
-func asksForAll(pod *corev1.Pod) bool {
+// requestsAll reports whether every container of a pod requests CPU and memory, so that no defaults
+// are needed. It returns false for pods with a container status, whose resources may differ from
+// the spec.
+func requestsAll(pod *corev1.Pod) bool {
 	if len(pod.Status.ContainerStatuses)+len(pod.Status.InitContainerStatuses) > 0 {
 		return false
 	}
@@ -147,7 +147,7 @@ func asksForAll(pod *corev1.Pod) bool {
 	return true
 }
 
-// Conflicts tells whether a port is taken on the node.
+// Conflicts reports whether a host port is in use on the node.
 func (n *Node) Conflicts(port Port) bool {
 	if len(n.Ports) == 0 {
 		return false

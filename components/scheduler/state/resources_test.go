@@ -10,8 +10,8 @@ import (
 	"k8s.io/component-helpers/resource"
 )
 
-// TestAssumed compares what is assumed of pods that do not say what they need
-// with upstream's library, for some of which it is not asked.
+// TestAssumed compares the default requests of pods without requests with upstream's library, which
+// is not called for all pods.
 func TestAssumed(t *testing.T) {
 	chance := rand.New(rand.NewPCG(3, 4))
 	some := func() corev1.ResourceList {
@@ -49,27 +49,27 @@ func TestAssumed(t *testing.T) {
 		if chance.IntN(2) == 0 {
 			pod.Spec.NodeName = "n"
 			if chance.IntN(2) == 0 {
-				// It could not be given what the spec asks for now.
+				// The resize is infeasible.
 				pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodResizePending, Status: corev1.ConditionTrue, Reason: corev1.PodReasonInfeasible}}
 				pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c0", AllocatedResources: some(), Resources: &corev1.ResourceRequirements{Requests: some()}}}
 			}
 		}
-		if asksForAll(pod) {
+		if requestsAll(pod) {
 			all++
 		}
 		bound := pod.Spec.NodeName != ""
 		want := fromList(resource.PodRequests(pod, resource.PodResourcesOptions{
 			UseStatusResources: bound, InPlacePodLevelResourcesVerticalScalingEnabled: bound,
 			NonMissingContainerRequests: corev1.ResourceList{
-				corev1.ResourceCPU:    *resourceMilli(assumedMilliCPU),
-				corev1.ResourceMemory: *resourceBytes(assumedMemory),
+				corev1.ResourceCPU:    *resourceMilli(defaultMilliCPU),
+				corev1.ResourceMemory: *resourceBytes(defaultMemory),
 			},
 		}))
-		if got := NewPod(pod); got.AssumedCPU != want.CPU || got.AssumedMemory != want.Memory {
-			t.Fatalf("%+v: %d and %d, want %d and %d", pod, got.AssumedCPU, got.AssumedMemory, want.CPU, want.Memory)
+		if got := NewPod(pod); got.NonZeroCPU != want.CPU || got.NonZeroMemory != want.Memory {
+			t.Fatalf("%+v: %d and %d, want %d and %d", pod, got.NonZeroCPU, got.NonZeroMemory, want.CPU, want.Memory)
 		}
 	}
 	if all < 100 {
-		t.Errorf("only %d pods ask for all", all)
+		t.Errorf("only %d pods request all resources", all)
 	}
 }

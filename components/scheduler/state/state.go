@@ -1,6 +1,6 @@
-// Package state is what the scheduler knows of nodes and of the pods on them,
-// kept up to date event by event and laid out for being scanned: filters and
-// scores walk one slice of nodes. It is owned by one goroutine and has no lock.
+// Package state is the scheduler's view of nodes and their pods. It is updated with each event, and
+// optimized for iteration: filters and score plugins iterate over one slice of nodes. It belongs to
+// one goroutine and is not safe for concurrent use.
 package state
 
 import (
@@ -11,62 +11,60 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// State is all nodes and the pods that are on them, or will be.
+// State contains all nodes, and the pods that are assigned or nominated to nodes.
 type State struct {
 	nodes  []*Node
 	byName map[string]*Node
 	pods   map[types.UID]*Pod
-	// images counts on how many nodes each image is.
+	// images is the number of nodes that have each image.
 	images     map[string]int
 	byKey      map[string]*Class
 	classes    [classLists][]*Class
 	topologies map[string]*Topology
-	// nominated are the pods for which room is being made, by UID.
+	// nominated are the nominated pods by UID.
 	nominated map[types.UID]*nomination
 }
 
-// Node is one node with the sums over its pods. Plugins read it and never
-// write to it.
+// Node is a node with sums over its pods. It is read-only for plugins.
 type Node struct {
 	Name string
-	// Object is nil while pods are known to be on a node that is not.
+	// Object is nil if pods are assigned to a node that does not exist.
 	Object      *corev1.Node
 	Allocatable Resources
-	// Requested sums the pods' requests.
+	// Requested is the sum of the pods' requests.
 	Requested Resources
-	// Assumed sums the requests with something assumed for containers that
-	// name none: a hundred such pods do not weigh nothing.
-	AssumedCPU, AssumedMemory int64
+	// NonZeroCPU and NonZeroMemory are the sums including default requests of containers without
+	// requests, so that such pods affect the scores.
+	NonZeroCPU, NonZeroMemory int64
 	Pods                      []*Pod
 	Ports                     map[Port]int
 	// Images maps every name of an image to its size in bytes.
 	Images map[string]int64
-	// Nominated are the pods without a node for which room is being made
-	// here.
+	// Nominated are the unscheduled pods that are nominated to this node.
 	Nominated []*Pod
 	index     int
 }
 
-// Pod is a pod with what is asked of it again and again.
+// Pod is a pod with precomputed properties.
 type Pod struct {
 	Object                    *corev1.Pod
 	Requests                  Resources
-	AssumedCPU, AssumedMemory int64
+	NonZeroCPU, NonZeroMemory int64
 	Ports                     []Port
-	// Terms of inter-pod affinity; nil when the pod has none.
+	// Terms are the inter-pod affinity terms; nil if there are none.
 	Terms *Terms
-	// Priority, 0 when the pod names none.
+	// Priority is 0 if the pod has none.
 	Priority int32
 
-	key   string // of its class
-	tally *Tally // nil while it is on no node
+	key   string // key of its class
+	tally *Tally // nil if the pod is not on a node
 	node  *Node
-	place int // in node.Pods
+	index int // index in node.Pods
 }
 
-// Port is one port of a host that a pod takes.
+// Port is a host port that a pod uses.
 type Port struct {
-	IP       string // "0.0.0.0" takes it on all addresses
+	IP       string // "0.0.0.0" means all addresses
 	Protocol corev1.Protocol
 	Port     int32
 }
@@ -79,13 +77,13 @@ func New() *State {
 	}
 }
 
-// Nodes returns all known nodes. The slice is the state's own.
+// Nodes returns all existing nodes. The slice belongs to the State.
 func (s *State) Nodes() []*Node { return s.nodes }
 
-// PodCount is how many pods are on nodes.
+// PodCount returns the number of pods on nodes.
 func (s *State) PodCount() int { return len(s.pods) }
 
-// Node returns the node of that name, nil if it is not known.
+// Node returns a node by name, or nil.
 func (s *State) Node(name string) *Node {
 	n := s.byName[name]
 	if n == nil || n.Object == nil {
@@ -94,10 +92,10 @@ func (s *State) Node(name string) *Node {
 	return n
 }
 
-// ImageNodes returns on how many nodes an image is.
+// ImageNodes returns the number of nodes that have an image.
 func (s *State) ImageNodes(name string) int { return s.images[name] }
 
-// SetNode adds a node or replaces what is known of it.
+// SetNode adds or updates a node.
 func (s *State) SetNode(obj *corev1.Node) {
 	n := s.byName[obj.Name]
 	if n == nil {
@@ -131,8 +129,8 @@ func (s *State) forgetImages(n *Node) {
 	n.Images = nil
 }
 
-// RemoveNode forgets a node. Its pods stay known until they are removed, should
-// the node come back first.
+// RemoveNode removes a node. Its pods are kept until they are removed, because the node may be
+// recreated first.
 func (s *State) RemoveNode(name string) {
 	n := s.byName[name]
 	if n == nil || n.Object == nil {
@@ -150,7 +148,7 @@ func (s *State) RemoveNode(name string) {
 	s.forgetEmpty(n)
 }
 
-// forgetEmpty forgets a node that is not known and that nothing is on.
+// forgetEmpty removes the entry of a deleted node if no pods refer to it any more.
 func (s *State) forgetEmpty(n *Node) {
 	if n.Object == nil && len(n.Pods) == 0 && len(n.Nominated) == 0 {
 		delete(s.byName, n.Name)
@@ -163,22 +161,22 @@ func (s *State) addName(name string) *Node {
 	return n
 }
 
-// Pod returns a pod that is on a node, nil if it is not known.
+// Pod returns a pod that is on a node, or nil.
 func (s *State) Pod(uid types.UID) *Pod { return s.pods[uid] }
 
-// SetPod puts a pod on a node, or replaces what is known of it. The node is the
-// one given, for a pod that is only assumed to be there does not say so itself.
+// SetPod assigns a pod to a node, or updates it. The node is a parameter because the spec of an
+// assumed pod does not contain it yet.
 func (s *State) SetPod(p *Pod, node string) {
 	s.RemovePod(p.Object.UID)
 	n := s.byName[node]
 	if n == nil {
 		n = s.addName(node)
 	}
-	p.node, p.place = n, len(n.Pods)
+	p.node, p.index = n, len(n.Pods)
 	n.Pods = append(n.Pods, p)
 	n.Requested.Add(p.Requests, 1)
-	n.AssumedCPU += p.AssumedCPU
-	n.AssumedMemory += p.AssumedMemory
+	n.NonZeroCPU += p.NonZeroCPU
+	n.NonZeroMemory += p.NonZeroMemory
 	for _, port := range p.Ports {
 		n.Ports[port]++
 	}
@@ -186,7 +184,7 @@ func (s *State) SetPod(p *Pod, node string) {
 	s.count(p)
 }
 
-// RemovePod takes a pod from its node.
+// RemovePod removes a pod from its node.
 func (s *State) RemovePod(uid types.UID) {
 	p := s.pods[uid]
 	if p == nil {
@@ -195,24 +193,24 @@ func (s *State) RemovePod(uid types.UID) {
 	delete(s.pods, uid)
 	n := p.node
 	last := len(n.Pods) - 1
-	n.Pods[p.place] = n.Pods[last]
-	n.Pods[p.place].place = p.place
+	n.Pods[p.index] = n.Pods[last]
+	n.Pods[p.index].index = p.index
 	n.Pods[last] = nil
 	n.Pods = n.Pods[:last]
 	n.Requested.Add(p.Requests, -1)
-	n.AssumedCPU -= p.AssumedCPU
-	n.AssumedMemory -= p.AssumedMemory
+	n.NonZeroCPU -= p.NonZeroCPU
+	n.NonZeroMemory -= p.NonZeroMemory
 	for _, port := range p.Ports {
 		if n.Ports[port]--; n.Ports[port] <= 0 {
 			delete(n.Ports, port)
 		}
 	}
-	s.discount(p)
+	s.uncount(p)
 	p.node = nil
 	s.forgetEmpty(n)
 }
 
-// NodeName returns where the pod is, "" if nowhere.
+// NodeName returns the name of the pod's node, or "".
 func (p *Pod) NodeName() string {
 	if p.node == nil {
 		return ""
@@ -220,15 +218,15 @@ func (p *Pod) NodeName() string {
 	return p.node.Name
 }
 
-// nomination is a node on which room is being made for a pod.
+// nomination is the node to which a pod is nominated.
 type nomination struct {
 	pod  *Pod
 	node *Node
 }
 
-// Nominate notes that room is being made for a pod without a node.
+// Nominate nominates an unscheduled pod to a node.
 func (s *State) Nominate(p *Pod, node string) {
-	s.Withdraw(p.Object.UID)
+	s.ClearNomination(p.Object.UID)
 	n := s.byName[node]
 	if n == nil {
 		n = s.addName(node)
@@ -237,8 +235,8 @@ func (s *State) Nominate(p *Pod, node string) {
 	s.nominated[p.Object.UID] = &nomination{p, n}
 }
 
-// Withdraw forgets for which node a pod was nominated, if it was.
-func (s *State) Withdraw(uid types.UID) {
+// ClearNomination removes the nomination of a pod, if it has one.
+func (s *State) ClearNomination(uid types.UID) {
 	old := s.nominated[uid]
 	if old == nil {
 		return
@@ -248,8 +246,8 @@ func (s *State) Withdraw(uid types.UID) {
 	s.forgetEmpty(old.node)
 }
 
-// NominatedNode returns the node for which a pod is nominated, nil if there is
-// none that is known.
+// NominatedNode returns the node to which a pod is nominated, or nil if there is none or the node
+// does not exist.
 func (s *State) NominatedNode(uid types.UID) *Node {
 	if n := s.nominated[uid]; n != nil && n.node.Object != nil {
 		return n.node
@@ -257,5 +255,5 @@ func (s *State) NominatedNode(uid types.UID) *Node {
 	return nil
 }
 
-// AnyNominated tells whether any pod is nominated for a node.
+// AnyNominated reports whether any pod is nominated.
 func (s *State) AnyNominated() bool { return len(s.nominated) > 0 }

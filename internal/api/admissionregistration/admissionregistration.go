@@ -1,6 +1,5 @@
-// Package admissionregistration describes the kinds of
-// admissionregistration.k8s.io/v1, one file a kind: webhooks and policies that
-// take part in admission. What they do is in components/apiserver/admission.
+// Package admissionregistration defines the kinds of admissionregistration.k8s.io/v1, one file per
+// kind: admission webhooks and policies. They are executed by components/apiserver/admission.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 // https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy/
@@ -23,7 +22,7 @@ const (
 	version = "v1"
 )
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		validatingWebhookConfiguration().Resource(),
@@ -35,10 +34,9 @@ func Resources() []*api.Resource {
 	}
 }
 
-// Virtual are the resources without storage that no webhook and no policy is
-// asked about, so that none can lock a cluster out of its own authentication
-// and authorization. The slice is the caller's.
-func Virtual() []schema.GroupResource {
+// ExemptResources returns the resources without storage that are exempt from webhooks and policies, so that
+// these cannot block authentication and authorization of the cluster. The caller owns the slice.
+func ExemptResources() []schema.GroupResource {
 	return []schema.GroupResource{
 		{Group: "authentication.k8s.io", Resource: "selfsubjectreviews"},
 		{Group: "authentication.k8s.io", Resource: "tokenreviews"},
@@ -49,11 +47,11 @@ func Virtual() []schema.GroupResource {
 	}
 }
 
-// StaticSuffix is how the names of webhooks and policies end that files of the
-// API server configure.
+// StaticSuffix is the name suffix of webhooks and policies that are configured by manifest files of
+// the API server.
 const StaticSuffix = ".static.k8s.io"
 
-// notStatic refuses their names for new objects of the API.
+// notStatic rejects names with StaticSuffix for new API objects.
 func notStatic(name string) field.ErrorList {
 	if !strings.HasSuffix(name, StaticSuffix) {
 		return nil
@@ -62,7 +60,7 @@ func notStatic(name string) field.ErrorList {
 		fmt.Sprintf("names ending with %q are reserved for static manifest-based configurations and cannot be managed via the API", StaticSuffix))}
 }
 
-// selectAll fills a selector that is not there with one that selects all.
+// selectAll replaces a missing selector by one that selects everything.
 func selectAll(s **metav1.LabelSelector) {
 	if *s == nil {
 		*s = &metav1.LabelSelector{}

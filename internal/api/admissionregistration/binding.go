@@ -15,7 +15,7 @@ var (
 	notFound = []admissionv1.ParameterNotFoundActionType{admissionv1.DenyAction, admissionv1.AllowAction}
 )
 
-// validateReferences checks what both kinds of bindings have.
+// validateReferences validates the fields that both kinds of bindings have.
 func validateReferences(policy string, params *admissionv1.ParamRef, m *admissionv1.MatchResources, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if policy == "" {
@@ -58,19 +58,19 @@ func validateParamRef(p *admissionv1.ParamRef, path *field.Path) field.ErrorList
 	return append(errs, notSupported(path.Child("parameterNotFoundAction"), p.ParameterNotFoundAction, notFound)...)
 }
 
-func validateActions(given []admissionv1.ValidationAction, path *field.Path) field.ErrorList {
+func validateActions(values []admissionv1.ValidationAction, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	for i := range given {
-		errs = append(errs, notSupported(path.Index(i), &given[i], actions)...)
-		if slices.Contains(given[:i], given[i]) {
-			errs = append(errs, field.Duplicate(path.Index(i), given[i]))
+	for i := range values {
+		errs = append(errs, notSupported(path.Index(i), &values[i], actions)...)
+		if slices.Contains(values[:i], values[i]) {
+			errs = append(errs, field.Duplicate(path.Index(i), values[i]))
 		}
 	}
-	if slices.Contains(given, admissionv1.Deny) && slices.Contains(given, admissionv1.Warn) {
-		errs = append(errs, field.Invalid(path, given,
+	if slices.Contains(values, admissionv1.Deny) && slices.Contains(values, admissionv1.Warn) {
+		errs = append(errs, field.Invalid(path, values,
 			"must not contain both Deny and Warn (repeating the same validation failure information in the API response and headers serves no purpose)"))
 	}
-	if len(given) == 0 {
+	if len(values) == 0 {
 		errs = append(errs, field.Required(path, "").MarkCoveredByDeclarative())
 	}
 	return errs

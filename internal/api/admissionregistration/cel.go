@@ -17,17 +17,17 @@ import (
 	"k8s.io/apiserver/pkg/cel/environment"
 )
 
-// maxConditions is how many match conditions there may be.
+// maxConditions is the maximum number of match conditions.
 const maxConditions = 64
 
-// stateless compiles expressions that do not use variables of the policy. It
-// takes some milliseconds to make, so nothing but an expression makes it.
+// stateless compiles expressions that do not use variables of the policy. Creating it takes some
+// milliseconds, so it is created when the first expression is compiled.
 var stateless = sync.OnceValue(func() plugincel.Compiler {
 	return plugincel.NewCompiler(environment.MustBaseEnvSet(environment.DefaultCompatibilityVersion()))
 })
 
-// compilerFor compiles the expressions of one policy, whose variables build on
-// each other.
+// compilerFor returns a compiler for the expressions of a policy, whose variables can refer to each
+// other.
 func compilerFor(variables []admissionv1.Variable) (plugincel.Compiler, error) {
 	if len(variables) == 0 {
 		return stateless(), nil
@@ -39,9 +39,9 @@ func compilerFor(variables []admissionv1.Variable) (plugincel.Compiler, error) {
 	return c, nil
 }
 
-// expressions are those that an object had before the update. They are judged
-// by what stored expressions may use, which is more than what new ones may: a
-// rollback of the server must not lock them in.
+// expressions are the expressions of the object before the update. They are validated with the
+// environment for stored expressions, which allows more than the one for new expressions, so that
+// objects remain valid after a rollback of the server.
 type expressions struct {
 	conditions, validations, messages, annotations, mutations []string
 }
@@ -119,8 +119,7 @@ var (
 	reserved   = strings.Fields("true false null in as break const continue else for function if import let loop package namespace return var void while")
 )
 
-// validateVariables checks variables in their order: later ones may use
-// earlier ones.
+// validateVariables validates variables in order: a variable can refer to previous ones.
 func validateVariables(c plugincel.Compiler, variables []admissionv1.Variable, params bool, known expressions, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i, v := range variables {

@@ -56,7 +56,7 @@ func mutatingAdmissionPolicy() api.Kind[*admissionv1.MutatingAdmissionPolicy] {
 	}
 }
 
-// validateMutatingPolicy checks a policy; old is nil when it is new.
+// validateMutatingPolicy validates a policy. old is nil on create.
 func validateMutatingPolicy(p, old *admissionv1.MutatingAdmissionPolicy) field.ErrorList {
 	spec, path := &p.Spec, field.NewPath("spec")
 	var known expressions

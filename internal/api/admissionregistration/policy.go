@@ -17,7 +17,7 @@ var (
 	ageColumn  = api.AgeColumn
 )
 
-// validateCommon checks what both kinds of policies have.
+// validateCommon validates the fields that both kinds of policies have.
 func validateCommon(failure *admissionv1.FailurePolicyType, params *admissionv1.ParamKind, m *admissionv1.MatchResources, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if failure == nil {
@@ -32,7 +32,7 @@ func validateCommon(failure *admissionv1.FailurePolicyType, params *admissionv1.
 	}
 	errs = append(errs, validateMatchResources(m, path.Child("matchConstraints"))...)
 	if len(m.ResourceRules) == 0 {
-		// They say which types there are to check.
+		// The rules determine the types for type checking.
 		errs = append(errs, field.Required(path.Child("matchConstraints", "resourceRules"), ""))
 	}
 	return errs
@@ -77,7 +77,7 @@ func paramKindCell(p *admissionv1.ParamKind) string {
 	return p.APIVersion + "/" + p.Kind
 }
 
-// describe makes the columns between name and age.
+// describe returns the columns between name and age.
 func describe(names, descriptions []string) []metav1.TableColumnDefinition {
 	out := []metav1.TableColumnDefinition{nameColumn}
 	for i, name := range names {

@@ -14,12 +14,12 @@ import (
 var (
 	scopes        = []admissionv1.ScopeType{admissionv1.AllScopes, admissionv1.ClusterScope, admissionv1.NamespacedScope}
 	allOperations = []admissionv1.OperationType{admissionv1.OperationAll, admissionv1.Connect, admissionv1.Create, admissionv1.Delete, admissionv1.Update}
-	// mutableOperations leave out deletion: there is nothing to change.
+	// mutableOperations does not contain Delete, because there is no object to mutate.
 	mutableOperations = []admissionv1.OperationType{admissionv1.OperationAll, admissionv1.Connect, admissionv1.Create, admissionv1.Update}
 )
 
-// alone refuses "*" beside others.
-func alone[T ~string](path *field.Path, values []T, what string) field.ErrorList {
+// onlyWildcard rejects "*" together with other values.
+func onlyWildcard[T ~string](path *field.Path, values []T, what string) field.ErrorList {
 	if len(values) > 1 && slices.Contains(values, "*") {
 		return field.ErrorList{field.Invalid(path, values, "if '*' is present, must not specify other "+what)}
 	}
@@ -31,18 +31,18 @@ func validateRule(r *admissionv1.RuleWithOperations, path *field.Path) field.Err
 	if len(r.Operations) == 0 {
 		errs = append(errs, field.Required(path.Child("operations"), ""))
 	}
-	errs = append(errs, alone(path.Child("operations"), r.Operations, "operations")...)
+	errs = append(errs, onlyWildcard(path.Child("operations"), r.Operations, "operations")...)
 	for i := range r.Operations {
 		errs = append(errs, notSupported(path.Child("operations").Index(i), &r.Operations[i], allOperations)...)
 	}
 	if len(r.APIGroups) == 0 {
 		errs = append(errs, field.Required(path.Child("apiGroups"), ""))
 	}
-	errs = append(errs, alone(path.Child("apiGroups"), r.APIGroups, "API groups")...)
+	errs = append(errs, onlyWildcard(path.Child("apiGroups"), r.APIGroups, "API groups")...)
 	if len(r.APIVersions) == 0 {
 		errs = append(errs, field.Required(path.Child("apiVersions"), ""))
 	}
-	errs = append(errs, alone(path.Child("apiVersions"), r.APIVersions, "API versions")...)
+	errs = append(errs, onlyWildcard(path.Child("apiVersions"), r.APIVersions, "API versions")...)
 	for i, v := range r.APIVersions {
 		if v == "" {
 			errs = append(errs, field.Required(path.Child("apiVersions").Index(i), ""))
@@ -57,7 +57,7 @@ func validateResources(resources []string, path *field.Path) field.ErrorList {
 	if len(resources) == 0 {
 		errs = append(errs, field.Required(path, ""))
 	}
-	// whole has the x of "x/*", sub the x of "*/x".
+	// whole contains x for each "x/*", sub contains x for each "*/x".
 	whole, sub := map[string]bool{}, map[string]bool{}
 	plain := false
 	for i, name := range resources {
@@ -67,7 +67,7 @@ func validateResources(resources []string, path *field.Path) field.ErrorList {
 		}
 		r, s, ok := strings.Cut(name, "/")
 		if !ok {
-			// The last one counts, as upstream has it.
+			// As in upstream, the last one counts.
 			plain = name != "*"
 			continue
 		}
@@ -121,8 +121,8 @@ func validateMatchResources(m *admissionv1.MatchResources, path *field.Path) fie
 	return errs
 }
 
-// validateMutable checks that there is something to change in what a mutating
-// policy is for.
+// validateMutable checks that the rules of a mutating policy only match requests that can be
+// mutated.
 func validateMutable(m *admissionv1.MatchResources, path *field.Path) field.ErrorList {
 	if m == nil {
 		return nil

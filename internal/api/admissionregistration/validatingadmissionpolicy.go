@@ -85,7 +85,7 @@ func validatingAdmissionPolicy() api.Kind[*admissionv1.ValidatingAdmissionPolicy
 	}
 }
 
-// validateValidatingPolicy checks a policy; old is nil when it is new.
+// validateValidatingPolicy validates a policy. old is nil on create.
 func validateValidatingPolicy(p, old *admissionv1.ValidatingAdmissionPolicy) field.ErrorList {
 	spec, path := &p.Spec, field.NewPath("spec")
 	var known expressions
@@ -150,8 +150,7 @@ func validateValidation(c plugincel.Compiler, v *admissionv1.Validation, params 
 		errs = append(errs, compile(c, &validating.ValidationCondition{Expression: v.Expression},
 			plugincel.OptionalVariableDeclarations{HasParams: params, HasAuthorizer: true}, mode(known.validations, v.Expression), path.Child("expression"))...)
 	}
-	// The expressions are compiled untrimmed, so that the columns in errors
-	// are those that the user sees.
+	// Compile the untrimmed expressions, so that the columns in errors match the user's input.
 	switch {
 	case v.MessageExpression == "":
 	case strings.TrimSpace(v.MessageExpression) == "":

@@ -19,7 +19,7 @@ func validatingAdmissionPolicyBinding() api.Kind[*admissionv1.ValidatingAdmissio
 		path := field.NewPath("spec")
 		errs := validateReferences(b.Spec.PolicyName, b.Spec.ParamRef, b.Spec.MatchResources, path)
 		if b.Spec.PolicyName == "" {
-			errs[0].CoveredByDeclarative = true // unlike that of the other kind of bindings
+			errs[0].CoveredByDeclarative = true // unlike for the other kind of bindings
 		}
 		return append(errs, validateActions(b.Spec.ValidationActions, path.Child("validationActions"))...)
 	}
@@ -60,7 +60,7 @@ func paramRefCell(p *admissionv1.ParamRef) string {
 	case p == nil:
 		return "<unset>"
 	case p.Name != "":
-		// Parameters without a namespace may be of any.
+		// Without a namespace, parameters of all namespaces match.
 		return cmp.Or(p.Namespace, "*") + "/" + p.Name
 	case p.Selector != nil:
 		return p.Selector.String()

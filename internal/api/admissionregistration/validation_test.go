@@ -36,7 +36,7 @@ func parse(t *testing.T, text string) (*api.Resource, api.Object) {
 func texts(errs field.ErrorList) []string {
 	var out []string
 	for _, e := range errs {
-		// The compiler's drawing of the place is its own affair.
+		// Ignore the source excerpt of the compiler after the first line.
 		out = append(out, strings.SplitN(e.Error(), "\n", 2)[0])
 	}
 	return out
@@ -134,7 +134,7 @@ func TestCreate(t *testing.T) {
 }
 
 func TestUpdate(t *testing.T) {
-	// What an older server let in.
+	// An object that an older server has accepted.
 	old := edit(webhookText, "sideEffects: None", `matchConditions: [{name: c, expression: "nonsense"}], sideEffects: Some`, "[v1],\nrules", "[v2],\nrules")
 	for _, test := range []struct {
 		name, old, new string
@@ -142,7 +142,7 @@ func TestUpdate(t *testing.T) {
 		want           []string
 	}{
 		{"nothing", webhookText, webhookText, 1, nil},
-		{"as lenient as before", old, edit(old, "[CREATE]", "[UPDATE]"), 2, nil},
+		{"invalid values of the old object", old, edit(old, "[CREATE]", "[UPDATE]"), 2, nil},
 		{"no worse", webhookText, old, 2, []string{
 			`webhooks[0].sideEffects: Unsupported value: "Some": supported values: "None", "NoneOnDryRun"`,
 			`webhooks[0].matchConditions[0].expression: Invalid value: "nonsense": compilation failed: ERROR: <input>:1:1: undeclared reference to 'nonsense' (in container '')`,

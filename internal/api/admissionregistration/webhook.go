@@ -16,8 +16,8 @@ import (
 	webhookutil "k8s.io/apiserver/pkg/util/webhook"
 )
 
-// hook is what both kinds of webhooks have; a MutatingWebhook has a
-// reinvocation policy besides.
+// hook contains the fields that both kinds of webhooks have, and the reinvocation policy of a
+// MutatingWebhook.
 type hook struct {
 	admissionv1.ValidatingWebhook
 	reinvocation *admissionv1.ReinvocationPolicyType
@@ -47,16 +47,15 @@ func validatingHooks(hooks []admissionv1.ValidatingWebhook) []hook {
 	return out
 }
 
-// leniency is what an update may leave as it was, though it would be refused
-// in a new object.
+// leniency specifies which invalid values an update may keep because the old object has them.
 type leniency struct {
 	sideEffects, versions, names, selectors, conditions bool
-	// known are the expressions of conditions that there are already: they
-	// may use what this version would not yet let new ones use.
+	// known are the expressions of existing match conditions. They may use features that this
+	// version does not allow in new expressions yet.
 	known expressions
 }
 
-// leniencyOf looks at what the old object has.
+// leniencyOf returns the leniency for an update of the webhooks old.
 func leniencyOf(hooks, old []hook) leniency {
 	l := leniency{conditions: len(hooks) == len(old)}
 	names := map[string]bool{}
@@ -80,13 +79,13 @@ var (
 	failures      = []admissionv1.FailurePolicyType{admissionv1.Fail, admissionv1.Ignore}
 	matches       = []admissionv1.MatchPolicyType{admissionv1.Equivalent, admissionv1.Exact}
 	reinvocations = []admissionv1.ReinvocationPolicyType{admissionv1.IfNeededReinvocationPolicy, admissionv1.NeverReinvocationPolicy}
-	// reviewVersions are those of AdmissionReview that are understood.
+	// reviewVersions are the supported versions of AdmissionReview.
 	reviewVersions = []string{"v1", "v1beta1"}
 )
 
 func isReviewVersion(v string) bool { return slices.Contains(reviewVersions, v) }
 
-// notSupported refuses a value that is set and is none of those.
+// notSupported rejects a value that is set and not contained in of.
 func notSupported[T ~string](path *field.Path, value *T, of []T) field.ErrorList {
 	if value == nil || slices.Contains(of, *value) {
 		return nil
@@ -152,8 +151,8 @@ func validateHook(h *hook, l leniency, path *field.Path) field.ErrorList {
 		if service.Port != nil {
 			port = *service.Port
 		}
-		// Upstream hands name and namespace over in this order, which
-		// decides where an empty one is reported.
+		// Upstream passes name and namespace in this order, which determines the field path of the
+		// error for an empty value.
 		errs = append(errs, webhookutil.ValidateWebhookService(at.Child("service"), service.Name, service.Namespace, service.Path, port)...)
 	}
 	if !l.conditions {
@@ -184,10 +183,10 @@ func validateReviewVersions(versions []string, recognized bool, path *field.Path
 	return errs
 }
 
-// warnVirtual tells of rules for resources that webhooks never see.
+// warnVirtual returns warnings for rules that match resources which webhooks never see.
 func warnVirtual(hooks []hook) []string {
 	var out []string
-	virtual := Virtual()
+	virtual := ExemptResources()
 	for i, h := range hooks {
 		for j, r := range h.Rules {
 			if slices.Contains(r.APIGroups, "*") || slices.Contains(r.APIVersions, "*") || slices.Contains(r.Resources, "*") {
@@ -209,15 +208,15 @@ func warnVirtual(hooks []hook) []string {
 	return out
 }
 
-// webhookColumns are those of both kinds.
+// webhookColumns are the columns of both kinds of webhook configurations.
 var webhookColumns = []metav1.TableColumnDefinition{
 	nameColumn,
 	{Name: "Webhooks", Type: "integer", Description: "Webhooks indicates the number of webhooks registered in this configuration"},
 	ageColumn,
 }
 
-// prepareGeneration raises the generation when the specification changed; in
-// that of webhooks an empty list is a change of none at all.
+// prepareGeneration increments the generation if the spec has changed. same reports whether it is
+// unchanged; for webhooks, an empty and a missing list are the same.
 func prepareGeneration(obj, old metav1.Object, same bool) {
 	obj.SetGeneration(old.GetGeneration())
 	if !same {

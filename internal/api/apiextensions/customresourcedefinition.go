@@ -40,10 +40,10 @@ func definition() api.Kind[*crd] {
 		PrepareCreate: func(_ context.Context, d *crd) {
 			d.Status = apiextensionsv1.CustomResourceDefinitionStatus{}
 			d.Generation = 1
-			noteStoredVersion(d)
+			addStoredVersion(d)
 		},
-		Repeats:       true,
-		AnyFinalizers: true,
+		ReportDuplicates: true,
+		AnyFinalizers:    true,
 		NameOf: func(d *crd) func(string, bool) []string {
 			return func(name string, prefix bool) []string {
 				msgs := apivalidation.NameIsDNSSubdomain(name, prefix)
@@ -54,7 +54,7 @@ func definition() api.Kind[*crd] {
 			}
 		},
 		Validate: func(ctx context.Context, d *crd) field.ErrorList {
-			return validated(d, func(in *internal.CustomResourceDefinition) field.ErrorList {
+			return validateInternal(d, func(in *internal.CustomResourceDefinition) field.ErrorList {
 				return withoutMetadata(validation.ValidateCustomResourceDefinition(ctx, in))
 			})
 		},
@@ -65,7 +65,7 @@ func definition() api.Kind[*crd] {
 				if !equality.Semantic.DeepEqual(d.Spec, old.Spec) {
 					d.Generation = old.Generation + 1
 				}
-				noteStoredVersion(d)
+				addStoredVersion(d)
 			},
 			Validate: func(ctx context.Context, d, old *crd) field.ErrorList {
 				return validatedChange(d, old, func(in, before *internal.CustomResourceDefinition) field.ErrorList {
@@ -100,9 +100,8 @@ func definition() api.Kind[*crd] {
 	}
 }
 
-// noteStoredVersion adds the storage version to those that objects may be
-// stored in.
-func noteStoredVersion(d *crd) {
+// addStoredVersion adds the storage version to the stored versions in the status.
+func addStoredVersion(d *crd) {
 	for _, v := range d.Spec.Versions {
 		if v.Storage {
 			if !slices.Contains(d.Status.StoredVersions, v.Name) {
@@ -113,9 +112,9 @@ func noteStoredVersion(d *crd) {
 	}
 }
 
-// beforeDelete keeps a definition for as long as there are instances of it;
-// they are deleted by components/apiserver/customresource. It marks it by
-// itself, for that is no new generation of it, as upstream has it.
+// beforeDelete marks a definition as deleted and keeps it while it has instances, which
+// components/apiserver/customresource deletes. It sets the deletion timestamp itself, because, as
+// in upstream, this does not increment the generation.
 func beforeDelete(_ context.Context, d *crd, _ *metav1.DeleteOptions) bool {
 	if d.DeletionTimestamp != nil {
 		return false
@@ -134,34 +133,33 @@ func beforeDelete(_ context.Context, d *crd, _ *metav1.DeleteOptions) bool {
 	return false
 }
 
-// validated checks the internal form of a definition, which is what the
-// library's validation knows. That form has what all versions have in common
-// at its top, which the paths in errors show.
-func validated(d *crd, check func(*internal.CustomResourceDefinition) field.ErrorList) field.ErrorList {
+// validateInternal converts a definition to the internal version, which the library's validation
+// requires, and validates it with check. The internal version has fields that are common to all
+// versions at the top level. The paths in the returned errors are those of the internal version.
+func validateInternal(d *crd, check func(*internal.CustomResourceDefinition) field.ErrorList) field.ErrorList {
 	in, err := toInternal(d)
 	if err != nil {
 		return field.ErrorList{field.InternalError(nil, err)}
 	}
-	withoutUnfit(in)
+	dropNonStructural(in)
 	return check(in)
 }
 
-// withoutUnfit leaves out selectable fields where there is no schema to look
-// them up in: the library's validation would not survive them, and refuses such
-// a schema anyhow.
-func withoutUnfit(in *internal.CustomResourceDefinition) {
-	unfit := func(fields []internal.SelectableField, schema *internal.CustomResourceValidation) bool {
+// dropNonStructural removes selectable fields of versions whose schema is not structural. The library's
+// validation would panic because of them, and it rejects such a schema anyway.
+func dropNonStructural(in *internal.CustomResourceDefinition) {
+	nonStructural := func(fields []internal.SelectableField, schema *internal.CustomResourceValidation) bool {
 		if len(fields) == 0 || schema == nil || schema.OpenAPIV3Schema == nil {
 			return false
 		}
 		_, err := structuralschema.NewStructural(schema.OpenAPIV3Schema)
 		return err != nil
 	}
-	if unfit(in.Spec.SelectableFields, in.Spec.Validation) {
+	if nonStructural(in.Spec.SelectableFields, in.Spec.Validation) {
 		in.Spec.SelectableFields = nil
 	}
 	for i := range in.Spec.Versions {
-		if v := &in.Spec.Versions[i]; unfit(v.SelectableFields, v.Schema) {
+		if v := &in.Spec.Versions[i]; nonStructural(v.SelectableFields, v.Schema) {
 			v.SelectableFields = nil
 		}
 	}
@@ -172,11 +170,11 @@ func validatedChange(d, old *crd, check func(in, before *internal.CustomResource
 	if err != nil {
 		return field.ErrorList{field.InternalError(nil, err)}
 	}
-	return validated(d, func(in *internal.CustomResourceDefinition) field.ErrorList { return check(in, before) })
+	return validateInternal(d, func(in *internal.CustomResourceDefinition) field.ErrorList { return check(in, before) })
 }
 
-// toInternal converts a copy: the library's conversion shares what it can with
-// its source, and old definitions belong to the cache.
+// toInternal converts a copy, because the library's conversion shares memory with its source, and
+// old definitions belong to the cache.
 func toInternal(d *crd) (*internal.CustomResourceDefinition, error) {
 	in := &internal.CustomResourceDefinition{}
 	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(d.DeepCopy(), in, nil); err != nil {
@@ -185,12 +183,12 @@ func toInternal(d *crd) (*internal.CustomResourceDefinition, error) {
 	return in, nil
 }
 
-// approvalField is where definitions in groups of the Kubernetes community say
-// who agreed to them.
+// approvalField is the field path of the annotation with the API approval of definitions in
+// community-owned groups of Kubernetes.
 const approvalField = "metadata.annotations[" + apiextensionsv1.KubeAPIApprovedAnnotation + "]"
 
-// withoutMetadata leaves out what api.Kind has found already: errors of the
-// metadata but those of the approval.
+// withoutMetadata removes metadata errors, which api.Kind reports already, except those of the
+// approval annotation.
 func withoutMetadata(errs field.ErrorList) field.ErrorList {
 	return slices.DeleteFunc(errs, func(e *field.Error) bool {
 		return strings.HasPrefix(e.Field, "metadata.") && e.Field != approvalField

@@ -8,27 +8,26 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestFindings holds what is found against what kube-apiserver v1.37 finds.
-func TestFindings(t *testing.T) {
+// TestValidationErrors compares validation errors with those of kube-apiserver v1.37.
+func TestValidationErrors(t *testing.T) {
 	approval := "metadata.annotations[api-approved.kubernetes.io]: Required value: protected groups must have approval annotation " +
 		"\"api-approved.kubernetes.io\", see https://github.com/kubernetes/enhancements/pull/1111"
 	keys := "spec.validation.openAPIV3Schema.properties[l].x-kubernetes-list-map-keys: Invalid value: [\"a\",\"b\"]: " +
 		"entries must all be names of item properties"
 	for _, c := range []struct {
 		name, group, schema, extra string
-		want                       []string // some of them; nil: none at all
+		want                       []string // a subset of the expected errors; nil: no errors
 	}{
 		{name: "plain", group: "example.com", schema: "{type: object}"},
 		{name: "unapproved", group: "b.k8s.io", schema: "{type: object}", want: []string{approval}},
 		{
-			name: "told twice", group: "example.com",
+			name: "reported twice", group: "example.com",
 			schema: "{type: object, properties: {l: {type: array, x-kubernetes-list-type: map, x-kubernetes-list-map-keys: [a, b], " +
 				"items: {type: object, properties: {c: {type: string}}}}}}",
 			want: []string{keys, keys},
 		},
 		{
-			// The library's validation of selectable fields needs a schema
-			// that can be made structural.
+			// The library's validation of selectable fields requires a structural schema.
 			name: "selectable without structure", group: "example.com",
 			schema: "{type: object, properties: {a: {type: string, dependencies: {a: [b]}}}}",
 			extra:  "selectableFields: [{jsonPath: .a}]",
@@ -67,7 +66,7 @@ func TestFindings(t *testing.T) {
 	}
 }
 
-// TestFinalizers: a finalizer without a domain is nobody's own here, and taken.
+// TestFinalizers checks that a finalizer without a domain is accepted.
 func TestFinalizers(t *testing.T) {
 	d := &apiextensionsv1.CustomResourceDefinition{}
 	if err := yaml.UnmarshalStrict([]byte(`metadata: {name: foos.example.com, finalizers: [cleanup]}
@@ -79,10 +78,10 @@ spec: {group: example.com, scope: Cluster, names: {plural: foos, kind: Foo}, ver
 	res.Default(d)
 	res.PrepareCreate(t.Context(), d)
 	if errs := res.Validate(t.Context(), d); len(errs) > 0 {
-		t.Errorf("a new one is refused: %v", errs)
+		t.Errorf("create was rejected: %v", errs)
 	}
 	d.ResourceVersion = "1"
 	if errs := res.Update.Validate(t.Context(), d, d.DeepCopy()); len(errs) > 0 {
-		t.Errorf("a change is refused: %v", errs)
+		t.Errorf("update was rejected: %v", errs)
 	}
 }

@@ -13,17 +13,18 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// warnings tells of what a schema says in vain, unless it said so before.
+// warnings returns warnings for parts of a schema that have no effect, except those that the old
+// object had already.
 func warnings(_ context.Context, d, old *crd) []string {
-	now := futile(d)
+	now := ineffective(d)
 	if old == nil || len(now) == 0 {
 		return now
 	}
-	before := futile(old)
+	before := ineffective(old)
 	return slices.DeleteFunc(now, func(w string) bool { return slices.Contains(before, w) })
 }
 
-func futile(d *crd) []string {
+func ineffective(d *crd) []string {
 	in, err := toInternal(d)
 	if err != nil {
 		return nil

@@ -1,4 +1,4 @@
-// Package apiregistration describes the kinds of apiregistration.k8s.io/v1.
+// Package apiregistration defines the kinds of apiregistration.k8s.io/v1.
 package apiregistration
 
 import (
@@ -17,13 +17,13 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{apiService().Resource()}
 }
 
-// apiService registers a group and version that this server or another one
-// serves.
+// apiService returns the kind that registers a group and version, which this server or an extension
+// server serves.
 //
 // https://kubernetes.io/docs/concepts/extend-kubernetes/api-extension/apiserver-aggregation/
 func apiService() api.Kind[*apiregistrationv1.APIService] {
@@ -36,7 +36,7 @@ func apiService() api.Kind[*apiregistrationv1.APIService] {
 		New:        func() service { return &apiregistrationv1.APIService{} },
 		NewList:    func() runtime.Object { return &apiregistrationv1.APIServiceList{} },
 		StoredJSON: true,
-		// Upstream's keys have the group in them.
+		// Upstream's storage path contains the group.
 		StoragePath: "apiregistration.k8s.io/apiservices",
 
 		ForbidUnconditionalUpdate: true,

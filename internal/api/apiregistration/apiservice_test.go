@@ -33,8 +33,8 @@ func TestValidate(t *testing.T) {
 		"insecure": {func(s *apiregistrationv1.APIService) {
 			s.Spec.InsecureSkipTLSVerify, s.Spec.CABundle = true, []byte("x")
 		}, "may not be true if caBundle is present"},
-		"no name":        {func(s *apiregistrationv1.APIService) { s.Spec.Service.Name = "" }, "spec.service.name"},
-		"port of no use": {func(s *apiregistrationv1.APIService) { port := int32(70000); s.Spec.Service.Port = &port }, "port is not valid"},
+		"no name":      {func(s *apiregistrationv1.APIService) { s.Spec.Service.Name = "" }, "spec.service.name"},
+		"invalid port": {func(s *apiregistrationv1.APIService) { port := int32(70000); s.Spec.Service.Port = &port }, "port is not valid"},
 	} {
 		s := remote()
 		c.change(s)
@@ -69,17 +69,17 @@ func TestCreateAndShow(t *testing.T) {
 	}
 }
 
-// TestFinalizers: a finalizer without a domain is nobody's own here, and taken.
+// TestFinalizers checks that a finalizer without a domain is accepted.
 func TestFinalizers(t *testing.T) {
 	res := apiService().Resource()
 	s := remote()
 	s.Finalizers = []string{"cleanup"}
 	res.Default(s)
 	if errs := res.Validate(context.Background(), s); len(errs) > 0 {
-		t.Errorf("a new one is refused: %v", errs)
+		t.Errorf("create was rejected: %v", errs)
 	}
 	s.ResourceVersion = "1"
 	if errs := res.Update.Validate(context.Background(), s, s.DeepCopy()); len(errs) > 0 {
-		t.Errorf("a change is refused: %v", errs)
+		t.Errorf("update was rejected: %v", errs)
 	}
 }

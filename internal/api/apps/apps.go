@@ -1,5 +1,5 @@
-// Package apps describes the kinds of apps/v1, one file a kind. What those
-// with a pod template share is in template.go.
+// Package apps defines the kinds of apps/v1, one file per kind. template.go contains what the kinds
+// with a pod template share.
 package apps
 
 import (
@@ -11,7 +11,7 @@ const (
 	version = "v1"
 )
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		controllerRevision().Resource(),

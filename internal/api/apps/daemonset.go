@@ -115,8 +115,9 @@ func daemonSet() api.Kind[*appsv1.DaemonSet] {
 	}
 }
 
-// templateGeneration counts the changes of the template. Pods of other servers
-// know it, and no field of this version has it.
+// templateGeneration returns the template generation, which counts the changes of the pod template.
+// It is stored in an annotation, because apps/v1 has no field for it, and is used by pods that were
+// created by older versions.
 func templateGeneration(ds *appsv1.DaemonSet) int64 {
 	n, err := parseTemplateGeneration(ds)
 	if err != nil {
@@ -134,7 +135,7 @@ func parseTemplateGeneration(ds *appsv1.DaemonSet) (int64, error) {
 }
 
 func setTemplateGeneration(ds *appsv1.DaemonSet, n int64) {
-	// The map may be that of a stored object.
+	// Copy the map, because it may belong to a stored object.
 	annotations := make(map[string]string, len(ds.Annotations)+1)
 	maps.Copy(annotations, ds.Annotations)
 	annotations[appsv1.DeprecatedTemplateGeneration] = strconv.FormatInt(n, 10)
@@ -143,7 +144,7 @@ func setTemplateGeneration(ds *appsv1.DaemonSet, n int64) {
 
 func defaultDaemonSet(ds *appsv1.DaemonSet) {
 	if _, ok := ds.Annotations[appsv1.DeprecatedTemplateGeneration]; !ok {
-		// Who sends none is taken to send zero, which managed fields tell of.
+		// A missing annotation counts as zero, which is visible in managed fields.
 		setTemplateGeneration(ds, 0)
 	}
 	pod.DefaultTemplate(&ds.Spec.Template)
@@ -157,14 +158,15 @@ func defaultDaemonSet(ds *appsv1.DaemonSet) {
 		api.SetDefault(&strategy.RollingUpdate.MaxSurge, intstr.FromInt32(0))
 	}
 	if r := strategy.RollingUpdate; r != nil {
-		// Of other strategies too both numbers are shown.
+		// Both numbers are shown for other strategies too.
 		api.SetDefault(&r.MaxUnavailable, intstr.FromInt32(0))
 		api.SetDefault(&r.MaxSurge, intstr.FromInt32(0))
 	}
 	api.SetDefault(&ds.Spec.RevisionHistoryLimit, 10)
 }
 
-// validateDaemonSetSpec has the stored selector of a set that exists.
+// validateDaemonSetSpec validates a spec. stored is the selector of the existing DaemonSet, nil on
+// create.
 func validateDaemonSetSpec(spec *appsv1.DaemonSetSpec, stored *metav1.LabelSelector, path *field.Path) field.ErrorList {
 	errs := metav1validation.ValidateLabelSelector(spec.Selector, validate.SelectorOptions(stored), path.Child("selector"))
 	template := path.Child("template")

@@ -49,8 +49,8 @@ func deployment() api.Kind[*appsv1.Deployment] {
 			Prepare: func(_ context.Context, d, old *appsv1.Deployment) {
 				pod.DropDisabled(&d.Spec.Template.Spec, &old.Spec.Template.Spec)
 				old.Status.DeepCopyInto(&d.Status)
-				// The controller copies annotations to the ReplicaSets, so
-				// they count as a change of what is wished.
+				// Annotations are copied to ReplicaSets by the controller, so a change of them
+				// increments the generation.
 				d.Generation = old.Generation
 				if !apiequality.Semantic.DeepEqual(d.Spec, old.Spec) || !apiequality.Semantic.DeepEqual(d.Annotations, old.Annotations) {
 					d.Generation++
@@ -120,8 +120,8 @@ func defaultDeployment(d *appsv1.Deployment) {
 	api.SetDefault(&d.Spec.ProgressDeadlineSeconds, 600)
 }
 
-// validateRollback checks the revision that an annotation asks to go back to.
-// Upstream has a field for it, which v1 does not show.
+// validateRollback validates the revision in the rollback annotation. Upstream has an internal
+// field for it, which v1 does not have.
 func validateRollback(d *appsv1.Deployment) field.ErrorList {
 	n, err := strconv.ParseInt(d.Annotations[appsv1.DeprecatedRollbackTo], 10, 64)
 	if err != nil {
@@ -161,7 +161,7 @@ func validateDeploymentStrategy(s *appsv1.DeploymentStrategy, path *field.Path) 
 	}
 	shown := s.DeepCopy()
 	if r := shown.RollingUpdate; r != nil {
-		// Upstream shows what none of a rolling update has as zero.
+		// Upstream shows missing values as zero.
 		unavailable, surge := api.ValueOf(r.MaxUnavailable), api.ValueOf(r.MaxSurge)
 		r.MaxUnavailable, r.MaxSurge = &unavailable, &surge
 	}

@@ -101,7 +101,7 @@ func replicaSet() api.Kind[*appsv1.ReplicaSet] {
 
 func validateReplicaSetSpec(spec *appsv1.ReplicaSetSpec, path *field.Path) field.ErrorList {
 	errs := nonNegative(path, optional("replicas", spec.Replicas), count("minReadySeconds", spec.MinReadySeconds))
-	// The message names deployments upstream too.
+	// Upstream's message also says "deployment".
 	errs = append(errs, validateSelector(spec.Selector, path.Child("selector"), "empty selector is invalid for deployment")...)
 	return append(errs, validateReplicaTemplate(&spec.Template, spec.Selector, path)...)
 }

@@ -42,7 +42,7 @@ func statefulSet() api.Kind[*appsv1.StatefulSet] {
 			s.Status = appsv1.StatefulSetStatus{}
 			s.Generation = 1
 		},
-		// Pods are named after it and have their name in a label.
+		// Pods are named after the StatefulSet and have their name in a label.
 		ValidateName: apivalidation.NameIsDNSLabel,
 		Validate: func(_ context.Context, s *appsv1.StatefulSet) field.ErrorList {
 			return validateStatefulSetSpec(&s.Spec, statefulSetChecks{create: true}, field.NewPath("spec"))
@@ -111,8 +111,8 @@ func statefulSet() api.Kind[*appsv1.StatefulSet] {
 	}
 }
 
-// nameClaims says of templates for claims what they are templates of. Protobuf
-// keeps nothing of that, nor is it a change what clients say of it.
+// nameClaims sets the apiVersion and kind of volume claim templates. Protobuf does not store them,
+// and a different value from a client is not a change.
 func nameClaims(s *appsv1.StatefulSet) {
 	for i := range s.Spec.VolumeClaimTemplates {
 		s.Spec.VolumeClaimTemplates[i].TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolumeClaim"}
@@ -154,12 +154,11 @@ func defaultStatefulSet(s *appsv1.StatefulSet) {
 	}
 }
 
-// statefulSetChecks are those of a specification that not all of them have to
-// stand.
+// statefulSetChecks selects checks of a spec that are not always applied.
 type statefulSetChecks struct {
-	// create: of a new set, whose claims and service's name are checked.
+	// create is set for a new StatefulSet, whose claim templates and service name are validated.
 	create bool
-	// anyPod: the template's specification is not checked.
+	// anyPod disables the validation of the pod template's spec.
 	anyPod bool
 }
 
@@ -207,8 +206,8 @@ func validateStatefulSetSpec(spec *appsv1.StatefulSetSpec, checks statefulSetChe
 	return errs
 }
 
-// validateStatefulSetTemplate checks the pod template as the pods will be: the
-// claims of the set are volumes of theirs, and the set decides on their names.
+// validateStatefulSetTemplate validates the pod template in the form that the pods will have: the
+// claims of the StatefulSet are added as volumes, and it determines the hostname and subdomain.
 func validateStatefulSetTemplate(spec *appsv1.StatefulSetSpec, s labels.Selector, anyPod bool, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if !s.Empty() && !s.Matches(labels.Set(spec.Template.Labels)) {
@@ -290,7 +289,7 @@ func validateRetention(p *appsv1.StatefulSetPersistentVolumeClaimRetentionPolicy
 }
 
 func validateStatefulSetUpdate(_ context.Context, s, old *appsv1.StatefulSet) field.ErrorList {
-	// Names and templates of sets that exist stay, if need be as they are.
+	// Invalid names and templates of existing StatefulSets remain valid.
 	path := field.NewPath("spec")
 	checks := statefulSetChecks{anyPod: len(validateStatefulSetSpec(&old.Spec, statefulSetChecks{}, nil)) > 0}
 	errs := validateStatefulSetSpec(&s.Spec, checks, path)

@@ -20,8 +20,8 @@ import (
 
 const noMatch = "`selector` does not match template `labels`"
 
-// nonNegative checks numbers that may be zero or more, given as pairs of a
-// field's name below path and its value.
+// nonNegative checks that numbers are not negative. Each number consists of a field name below path
+// and its value.
 func nonNegative(path *field.Path, numbers ...number) field.ErrorList {
 	var errs field.ErrorList
 	for _, n := range numbers {
@@ -35,13 +35,13 @@ type number struct {
 	value int64
 }
 
-// optional is a number for nonNegative whose field may be unset.
+// optional returns a number for nonNegative from an optional field.
 func optional[T int32 | int64](name string, p *T) number { return number{name, int64(api.ValueOf(p))} }
 
-// count is a number for nonNegative.
+// count returns a number for nonNegative.
 func count(name string, n int32) number { return number{name, int64(n)} }
 
-// notAbove checks that a count of a status does not exceed another.
+// notAbove checks that a count in a status is at most most.
 func notAbove(path *field.Path, name string, n, most int32, msg string) field.ErrorList {
 	if n <= most {
 		return nil
@@ -49,7 +49,7 @@ func notAbove(path *field.Path, name string, n, most int32, msg string) field.Er
 	return field.ErrorList{field.Invalid(path.Child(name), n, msg)}
 }
 
-// notDecremented checks a status' collisionCount, which only grows.
+// notDecremented checks that status.collisionCount does not decrease.
 func notDecremented(is, was *int32) field.ErrorList {
 	if was == nil || (is != nil && *is >= *was) {
 		return nil
@@ -57,8 +57,8 @@ func notDecremented(is, was *int32) field.ErrorList {
 	return field.ErrorList{field.Invalid(field.NewPath("status", "collisionCount"), api.ValueOf(is), "cannot be decremented")}
 }
 
-// nameWarnings tells of a new object whose name makes odd names of pods. T is
-// the pointer type of the kind; old is nil on create.
+// nameWarnings returns warnings for a new object whose name results in unsuitable pod names. T is
+// the pointer type of the kind. old is nil on create.
 func nameWarnings[T any, O interface {
 	*T
 	metav1.Object
@@ -73,8 +73,8 @@ func nameWarnings[T any, O interface {
 	return []string{fmt.Sprintf("metadata.name: this is used in Pod names and hostnames, which can result in surprising behavior; a DNS label is recommended: %v", msgs)}
 }
 
-// validateSelector checks the selector of a controller; empty is what to say
-// of one that selects everything.
+// validateSelector validates the selector of a controller. empty is the error message for a
+// selector that selects everything.
 func validateSelector(s *metav1.LabelSelector, path *field.Path, empty string) field.ErrorList {
 	if s == nil {
 		return field.ErrorList{field.Required(path, "")}
@@ -86,7 +86,7 @@ func validateSelector(s *metav1.LabelSelector, path *field.Path, empty string) f
 	return errs
 }
 
-// selectorString is how tables show a selector.
+// selectorString formats a selector for tables.
 func selectorString(s *metav1.LabelSelector) string {
 	selector, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
@@ -95,10 +95,10 @@ func selectorString(s *metav1.LabelSelector) string {
 	return selector.String()
 }
 
-// lower is how tables show the kind of an object: "replicaset.apps".
+// lower formats the kind of an object for tables: "replicaset.apps".
 func lower(kind schema.GroupKind) string { return strings.ToLower(kind.String()) }
 
-// scaleSelector is selectorString for the scale subresource.
+// scaleSelector formats a selector for the scale subresource.
 func scaleSelector(s *metav1.LabelSelector) string {
 	selector, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {
@@ -107,8 +107,8 @@ func scaleSelector(s *metav1.LabelSelector) string {
 	return selector.String()
 }
 
-// validateReplicaTemplate checks the pod template of a Deployment or
-// ReplicaSet whose spec is at the path.
+// validateReplicaTemplate validates the pod template of a Deployment or ReplicaSet. spec is the
+// path of its spec.
 func validateReplicaTemplate(t *corev1.PodTemplateSpec, selector *metav1.LabelSelector, spec *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	path := spec.Child("template")
@@ -127,7 +127,7 @@ func validateReplicaTemplate(t *corev1.PodTemplateSpec, selector *metav1.LabelSe
 	return errs
 }
 
-// validateAlways checks that pods restart for ever.
+// validateAlways checks that the restart policy is Always.
 func validateAlways(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorList {
 	if t.Spec.RestartPolicy == corev1.RestartPolicyAlways {
 		return nil
@@ -136,7 +136,7 @@ func validateAlways(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorList
 		[]corev1.RestartPolicy{corev1.RestartPolicyAlways})}
 }
 
-// validateIntOrPercent checks a number or percentage that may be zero or more.
+// validateIntOrPercent checks that a number or percentage is valid and not negative.
 func validateIntOrPercent(v intstr.IntOrString, path *field.Path) field.ErrorList {
 	switch v.Type {
 	case intstr.String:
@@ -151,7 +151,7 @@ func validateIntOrPercent(v intstr.IntOrString, path *field.Path) field.ErrorLis
 	return field.ErrorList{field.Invalid(path, v, "must be an integer or percentage (e.g '5%%')")}
 }
 
-// validateAtMost100Percent checks a percentage; numbers pass.
+// validateAtMost100Percent checks that a percentage is at most 100. Numbers are accepted.
 func validateAtMost100Percent(v intstr.IntOrString, path *field.Path) field.ErrorList {
 	if percent, is := percentage(v); is && percent > 100 {
 		return field.ErrorList{field.Invalid(path, v, "must not be greater than 100%")}
@@ -159,7 +159,7 @@ func validateAtMost100Percent(v intstr.IntOrString, path *field.Path) field.Erro
 	return nil
 }
 
-// percentage returns what stands before the percent sign, if there is one.
+// percentage returns the number before the percent sign. ok is false if v is not a percentage.
 func percentage(v intstr.IntOrString) (int, bool) {
 	if v.Type != intstr.String || len(validation.IsValidPercent(v.StrVal)) > 0 {
 		return 0, false
@@ -168,7 +168,7 @@ func percentage(v intstr.IntOrString) (int, bool) {
 	return n, err == nil
 }
 
-// amount is the number, or the number of percents.
+// amount returns the number or percentage.
 func amount(v *intstr.IntOrString) int {
 	if v == nil {
 		return 0

@@ -1,6 +1,6 @@
-// Package authentication describes the reviews of authentication.k8s.io/v1.
-// They are not stored: the API server answers their creation. TokenRequest is
-// a subresource of service accounts.
+// Package authentication defines the reviews of authentication.k8s.io/v1. They are not stored: the
+// API server computes the response to a create request. TokenRequest is a subresource of service
+// accounts.
 package authentication
 
 import (
@@ -10,7 +10,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Resources are all reviews of the group.
+// Resources returns all reviews of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		tokenReview().Resource(),
@@ -27,7 +27,7 @@ func tokenReview() api.Kind[*authenticationv1.TokenReview] {
 		Verbs:   []string{"create"},
 		Review:  true,
 		New:     func() *authenticationv1.TokenReview { return &authenticationv1.TokenReview{} },
-		// A review is never listed, but the schema has to name something.
+		// Reviews cannot be listed.
 		NewList: func() runtime.Object { return nil },
 	}
 }

@@ -1,5 +1,5 @@
-// Package authorization describes the reviews of authorization.k8s.io/v1. They
-// are not stored: the API server answers their creation.
+// Package authorization defines the reviews of authorization.k8s.io/v1. They are not stored: the
+// API server computes the response to a create request.
 package authorization
 
 import (
@@ -12,7 +12,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Resources are all reviews of the group.
+// Resources returns all reviews of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		review("LocalSubjectAccessReview", "localsubjectaccessreviews", api.Namespaced,

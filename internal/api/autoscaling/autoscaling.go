@@ -1,12 +1,12 @@
-// Package autoscaling describes HorizontalPodAutoscaler, in autoscaling/v2, in
-// which it is stored, and in v1. Scale is a subresource of others.
+// Package autoscaling defines HorizontalPodAutoscaler in autoscaling/v2, the storage version, and
+// in autoscaling/v1. Scale is a subresource of other resources.
 package autoscaling
 
 import "hyperkube/internal/api"
 
 const group = "autoscaling"
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		horizontalPodAutoscaler().Resource(),

@@ -30,7 +30,7 @@ func TestMetricSources(t *testing.T) {
 			autoscalingv2.MetricSpec{Type: "Object", Object: &autoscalingv2.ObjectMetricSource{DescribedObject: ref, Metric: name, Target: none}},
 			[]string{"metric.object.target.averageValue: Required value: must set either a target value or averageValue"},
 		},
-		"an object of no version": {
+		"an object without version": {
 			autoscalingv2.MetricSpec{Type: "Object", Object: &autoscalingv2.ObjectMetricSource{
 				DescribedObject: autoscalingv2.CrossVersionObjectReference{Kind: "Ingress", Name: "s", APIVersion: "a/b/c"}, Metric: name, Target: value,
 			}},
@@ -56,11 +56,11 @@ func TestMetricSources(t *testing.T) {
 			[]string{"metric.resource.name: Required value: must specify a resource name"},
 		},
 		"a container's": {autoscalingv2.MetricSpec{Type: "ContainerResource", ContainerResource: &autoscalingv2.ContainerResourceMetricSource{Name: "cpu", Container: "c", Target: average}}, nil},
-		"a container's without names": {
+		"a container metric without names": {
 			autoscalingv2.MetricSpec{Type: "ContainerResource", ContainerResource: &autoscalingv2.ContainerResourceMetricSource{Target: average}},
 			[]string{"metric.containerResource.name: Required value: must specify a resource name", "metric.containerResource.container: Required value: must specify a container"},
 		},
-		"a container's with names that cannot be": {
+		"a container metric with invalid names": {
 			autoscalingv2.MetricSpec{Type: "ContainerResource", ContainerResource: &autoscalingv2.ContainerResourceMetricSource{Name: "disk", Container: "C", Target: average}},
 			[]string{
 				`metric.containerResource.name: Invalid value: "disk": must be a standard resource type`,
@@ -68,7 +68,7 @@ func TestMetricSources(t *testing.T) {
 				"metric.containerResource.container: Invalid value",
 			},
 		},
-		"of another type": {
+		"a source of another type": {
 			autoscalingv2.MetricSpec{Type: "Resource", Pods: pods},
 			[]string{"metric.resource: Required value: must populate information for the given metric source"},
 		},

@@ -16,8 +16,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// v1 only knows the utilisation of the CPU. What else there is stands in
-// annotations, so that nothing is lost on the way through v1.
+// v1 only has a field for CPU utilization. Everything else is converted to annotations, so that v1
+// clients do not lose it.
 const (
 	metricsAnnotation        = "autoscaling.alpha.kubernetes.io/metrics"
 	currentMetricsAnnotation = "autoscaling.alpha.kubernetes.io/current-metrics"
@@ -26,7 +26,7 @@ const (
 )
 
 func horizontalPodAutoscalerV1() api.Kind[*autoscalingv1.HorizontalPodAutoscaler] {
-	// What v1 says is checked as what it means in v2.
+	// v1 objects are validated after conversion to v2.
 	in := func(h *autoscalingv1.HorizontalPodAutoscaler, check func(*autoscalingv2.HorizontalPodAutoscaler) field.ErrorList) field.ErrorList {
 		v2, err := ToV2(h)
 		if err != nil {
@@ -60,7 +60,7 @@ func horizontalPodAutoscalerV1() api.Kind[*autoscalingv1.HorizontalPodAutoscaler
 			ToStored: func(obj api.Object) (api.Object, error) {
 				out, err := ToV2(obj.(*autoscalingv1.HorizontalPodAutoscaler))
 				if err == nil && out.Spec.Behavior != nil {
-					// The annotation may leave out what is never left out of the field.
+					// The annotation may lack values that the field always has.
 					defaultBehavior(out.Spec.Behavior)
 				}
 				return out, err
@@ -113,9 +113,8 @@ func horizontalPodAutoscalerV1() api.Kind[*autoscalingv1.HorizontalPodAutoscaler
 	}
 }
 
-// defaultV1 fills what is unset, and leaves of the annotations that stand for
-// fields what these would be written as: upstream reads v1 into another version
-// and writes it from there. What cannot be read stays as it is.
+// defaultV1 sets the defaults, and normalizes the annotations that represent v2 fields by
+// converting them to v2 and back, as upstream does. Invalid annotations are not changed.
 func defaultV1(h *autoscalingv1.HorizontalPodAutoscaler) {
 	api.SetDefault(&h.Spec.MinReplicas, 1)
 	v2, err := ToV2(h)
@@ -130,7 +129,7 @@ func defaultV1(h *autoscalingv1.HorizontalPodAutoscaler) {
 	*h = *v1
 }
 
-// changed tells whether the specification is another, in v2.
+// changed reports whether the specs differ after conversion to v2.
 func changed(h, old *autoscalingv1.HorizontalPodAutoscaler) bool {
 	is, err := ToV2(h)
 	if err != nil {
@@ -140,14 +139,13 @@ func changed(h, old *autoscalingv1.HorizontalPodAutoscaler) bool {
 	if err != nil {
 		return true
 	}
-	// Annotations need not tell what goes without saying.
+	// Annotations may lack default values.
 	defaultAutoscaler(is)
 	defaultAutoscaler(was)
 	return !apiequality.Semantic.DeepEqual(is.Spec, was.Spec)
 }
 
-// keepStatusAnnotations takes back changes of the annotations that stand for
-// status.
+// keepStatusAnnotations reverts changes of the annotations that represent status fields.
 func keepStatusAnnotations(h, old *autoscalingv1.HorizontalPodAutoscaler) {
 	for _, key := range []string{currentMetricsAnnotation, conditionsAnnotation} {
 		value, ok := old.Annotations[key]
@@ -162,7 +160,7 @@ func keepStatusAnnotations(h, old *autoscalingv1.HorizontalPodAutoscaler) {
 	}
 }
 
-// ToV2 makes the object that is stored. The result shares what in points to.
+// ToV2 converts an object to the storage version. The result shares memory with in.
 func ToV2(in *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalPodAutoscaler, error) {
 	out := &autoscalingv2.HorizontalPodAutoscaler{
 		ObjectMeta: in.ObjectMeta,
@@ -188,7 +186,7 @@ func ToV2(in *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalP
 		})
 	}
 	out.Annotations = maps.Clone(in.Annotations)
-	// What cannot be read is taken for absent, as it always was.
+	// As in upstream, an invalid annotation is treated as missing.
 	read := func(key string, into any) bool {
 		text, ok := out.Annotations[key]
 		delete(out.Annotations, key)
@@ -210,12 +208,12 @@ func ToV2(in *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalP
 		})
 	}
 	if len(out.Spec.Metrics) == 0 {
-		// Upstream does it here too, as the annotation may have some.
+		// As in upstream, defaulted here because the annotation may contain metrics.
 		out.Spec.Metrics = defaultMetrics()
 	}
 	var current []autoscalingv1.MetricStatus
 	if read(currentMetricsAnnotation, &current) && len(current) > 0 {
-		// They are all there, more fully than in the field.
+		// The annotation contains all metrics, with more details than the field.
 		out.Status.CurrentMetrics = nil
 		for i := range current {
 			out.Status.CurrentMetrics = append(out.Status.CurrentMetrics, statusFromV1(&current[i]))
@@ -235,8 +233,7 @@ func ToV2(in *autoscalingv1.HorizontalPodAutoscaler) (*autoscalingv2.HorizontalP
 	return out, nil
 }
 
-// FromV2 makes the v1 object of a stored one. The result shares what in points
-// to.
+// FromV2 converts an object from the storage version. The result shares memory with in.
 func FromV2(in *autoscalingv2.HorizontalPodAutoscaler) (*autoscalingv1.HorizontalPodAutoscaler, error) {
 	out := &autoscalingv1.HorizontalPodAutoscaler{
 		ObjectMeta: in.ObjectMeta,

@@ -6,8 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// In annotations metrics are in the form that v1 has types for, which is older
-// than v2's.
+// Annotations contain metrics in the format of the v1 types, which is older than that of v2.
 
 func metricToV1(m *autoscalingv2.MetricSpec) autoscalingv1.MetricSpec {
 	out := autoscalingv1.MetricSpec{Type: autoscalingv1.MetricSourceType(m.Type)}
@@ -153,8 +152,8 @@ func deref(q *resource.Quantity) resource.Quantity {
 	return *q
 }
 
-// behavior is how the annotation has it: with the names of Go fields, as upstream
-// writes what has no published type. It is read without regard to case.
+// behavior is the format of the annotation. It uses the names of Go fields, because upstream
+// encodes an unpublished type. Decoding is case-insensitive.
 type behavior struct {
 	ScaleUp   *rules
 	ScaleDown *rules

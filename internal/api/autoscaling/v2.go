@@ -16,7 +16,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// names of the kind, in both versions.
+// names returns the names of the kind, which are the same in both versions.
 func names() api.Names {
 	return api.Names{
 		Kind:       "HorizontalPodAutoscaler",
@@ -76,7 +76,7 @@ func prepareStatus(_ context.Context, h, old *autoscalingv2.HorizontalPodAutosca
 	h.Generation = old.Generation
 }
 
-// defaultMetrics are those of who names none.
+// defaultMetrics returns the metrics of autoscalers that do not specify any.
 func defaultMetrics() []autoscalingv2.MetricSpec {
 	percent := int32(80)
 	return []autoscalingv2.MetricSpec{{
@@ -98,7 +98,7 @@ func defaultAutoscaler(h *autoscalingv2.HorizontalPodAutoscaler) {
 	}
 }
 
-// defaultBehavior gives who says something of one direction the rules of both.
+// defaultBehavior sets the scaling rules of both directions.
 func defaultBehavior(b *autoscalingv2.HorizontalPodAutoscalerBehavior) {
 	api.SetDefault(&b.ScaleUp, autoscalingv2.HPAScalingRules{})
 	api.SetDefault(&b.ScaleDown, autoscalingv2.HPAScalingRules{})
@@ -141,13 +141,13 @@ func row(h *autoscalingv2.HorizontalPodAutoscaler) []any {
 		least = strconv.Itoa(int(*h.Spec.MinReplicas))
 	}
 	return []any{
-		h.Name, h.Spec.ScaleTargetRef.Kind + "/" + h.Spec.ScaleTargetRef.Name, targets(h.Spec.Metrics, h.Status.CurrentMetrics),
+		h.Name, h.Spec.ScaleTargetRef.Kind + "/" + h.Spec.ScaleTargetRef.Name, formatTargets(h.Spec.Metrics, h.Status.CurrentMetrics),
 		least, int64(h.Spec.MaxReplicas), int64(h.Status.CurrentReplicas), api.Age(h.CreationTimestamp),
 	}
 }
 
-// targets shows what is and what shall be of each metric, two at most.
-func targets(specs []autoscalingv2.MetricSpec, current []autoscalingv2.MetricStatus) string {
+// formatTargets formats the current and target values of at most two metrics for tables.
+func formatTargets(specs []autoscalingv2.MetricSpec, current []autoscalingv2.MetricStatus) string {
 	if len(specs) == 0 {
 		return "<none>"
 	}

@@ -19,8 +19,7 @@ const (
 	maxStabilization = 3600 // seconds
 )
 
-// validateSpec checks a specification; old is that of the stored object, nil
-// for a new one.
+// validateSpec validates a spec. old is the spec of the stored object, nil on create.
 func validateSpec(spec, old *autoscalingv2.HorizontalPodAutoscalerSpec, path *field.Path) field.ErrorList {
 	e := &validate.Errors{}
 	if spec.MinReplicas != nil && *spec.MinReplicas < 0 {
@@ -39,7 +38,7 @@ func validateSpec(spec, old *autoscalingv2.HorizontalPodAutoscalerSpec, path *fi
 	target := path.Child("scaleTargetRef")
 	errs = append(errs, validateRef(&spec.ScaleTargetRef, target)...)
 	if old == nil || old.ScaleTargetRef.APIVersion != spec.ScaleTargetRef.APIVersion || old.ScaleTargetRef.Kind != spec.ScaleTargetRef.Kind {
-		// The core group has one kind that scales.
+		// ReplicationController is the only scalable kind in the core group.
 		errs = append(errs, validateAPIVersion(&spec.ScaleTargetRef, spec.ScaleTargetRef.Kind != "ReplicationController", target)...)
 	}
 	checkVersions := old == nil || !slices.ContainsFunc(old.Metrics, func(m autoscalingv2.MetricSpec) bool {
@@ -48,7 +47,7 @@ func validateSpec(spec, old *autoscalingv2.HorizontalPodAutoscalerSpec, path *fi
 	for i := range spec.Metrics {
 		errs = append(errs, validateMetric(&spec.Metrics[i], checkVersions, path.Child("metrics").Index(i))...)
 	}
-	// What a pod uses tells nothing when there is none.
+	// Pod metrics are not available without pods.
 	if spec.MinReplicas != nil && *spec.MinReplicas == 0 && !slices.ContainsFunc(spec.Metrics, func(m autoscalingv2.MetricSpec) bool {
 		return m.Type == autoscalingv2.ObjectMetricSourceType || m.Type == autoscalingv2.ExternalMetricSourceType
 	}) {
@@ -61,8 +60,8 @@ func validateSpec(spec, old *autoscalingv2.HorizontalPodAutoscalerSpec, path *fi
 	return errs
 }
 
-// validateAPIVersion checks a reference's version, which may be that of the
-// core group unless a group is wanted.
+// validateAPIVersion validates the apiVersion of a reference. If wantGroup is set, the core group
+// is rejected.
 func validateAPIVersion(ref *autoscalingv2.CrossVersionObjectReference, wantGroup bool, path *field.Path) field.ErrorList {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err == nil && wantGroup && gv.Group == "" {
@@ -134,16 +133,16 @@ func validateRules(r *autoscalingv2.HPAScalingRules, path *field.Path) field.Err
 	return errs
 }
 
-// metricSource is a field of a metric that tells where it comes from.
+// metricSource describes a field of a metric that specifies its source.
 type metricSource struct {
 	name string
 	typ  autoscalingv2.MetricSourceType
 	set  bool
-	// check is called where it is set.
+	// check is called if the field is set.
 	check func(at *field.Path) field.ErrorList
 }
 
-// metricSources are in the order of their precedence where several are set.
+// metricSources returns the sources in order of precedence.
 func metricSources(m *autoscalingv2.MetricSpec, checkVersions bool) []metricSource {
 	return []metricSource{
 		{"object", autoscalingv2.ObjectMetricSourceType, m.Object != nil, func(at *field.Path) field.ErrorList { return validateObjectMetric(m.Object, checkVersions, at) }},

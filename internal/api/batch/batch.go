@@ -1,5 +1,5 @@
-// Package batch describes the kinds of batch/v1, one file a kind. The schedules
-// of CronJobs are in schedule.go, for their controller too.
+// Package batch defines the kinds of batch/v1, one file per kind. schedule.go parses the schedules
+// of CronJobs.
 package batch
 
 import "hyperkube/internal/api"
@@ -9,7 +9,7 @@ const (
 	version = "v1"
 )
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		cronJob().Resource(),

@@ -17,8 +17,7 @@ import (
 	"hyperkube/internal/api/core/pod"
 )
 
-// maxCronJobName leaves room for the 11 characters that are appended to make
-// the name of a job.
+// maxCronJobName leaves 11 characters for the suffix of job names.
 const maxCronJobName = 63 - 11
 
 func cronJob() api.Kind[*batchv1.CronJob] {
@@ -129,7 +128,7 @@ func cronJobRow(c *batchv1.CronJob) []any {
 	}
 }
 
-// What a part of a time zone's name may be (https://www.iana.org/time-zones).
+// Constraints on the parts of a time zone name (https://www.iana.org/time-zones).
 const (
 	maxZonePart = 14
 	zoneLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-_+"

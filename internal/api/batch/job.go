@@ -21,7 +21,7 @@ import (
 	"hyperkube/internal/api/core/pod"
 )
 
-// The labels of a job's pods, old and new.
+// The legacy labels of a job's pods.
 const (
 	legacyJobName = "job-name"
 	legacyUID     = "controller-uid"
@@ -79,7 +79,7 @@ func job() api.Kind[*batchv1.Job] {
 				ResetFields: [][]string{{"spec"}},
 			},
 		},
-		// As it has always been for jobs: pods stay unless told otherwise.
+		// For compatibility, the pods of a job are not deleted by default.
 		DefaultPropagation: metav1.DeletePropagationOrphan,
 		DeleteWarning: "child pods are preserved by default when jobs are deleted; " +
 			"set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning",
@@ -105,8 +105,7 @@ func job() api.Kind[*batchv1.Job] {
 func defaultJob(j *batchv1.Job) {
 	spec := &j.Spec
 	pod.DefaultTemplate(&spec.Template)
-	// Without either it runs one pod once; with one of them alone it is a
-	// queue of work.
+	// Without both fields, the job runs one pod once. With only one of them, it is a work queue.
 	if spec.Completions == nil && spec.Parallelism == nil {
 		api.SetDefault(&spec.Completions, 1)
 	}
@@ -128,7 +127,7 @@ func defaultJob(j *batchv1.Job) {
 	api.SetDefault(&spec.ManualSelector, false)
 }
 
-// defaultFailurePolicy fills what is unset of conditions that a policy waits for.
+// defaultFailurePolicy sets the default status of pod conditions in a failure policy.
 func defaultFailurePolicy(spec *batchv1.JobSpec) {
 	if spec.PodFailurePolicy == nil {
 		return
@@ -142,17 +141,17 @@ func defaultFailurePolicy(spec *batchv1.JobSpec) {
 	}
 }
 
-// dropScheduling takes away how a job is scheduled as a workload, which is in
-// alpha, unless the stored job has it. (KEP-5547)
+// dropScheduling removes the alpha field for workload scheduling, unless the stored job has it.
+// (KEP-5547)
 func dropScheduling(spec, was *batchv1.JobSpec) {
 	if was == nil || was.Scheduling == nil {
 		spec.Scheduling = nil
 	}
 }
 
-// generateSelector makes the job select its own pods, by its uid. A job that
-// has its template's labels by default shares the map with it, and so gets the
-// pods' own labels too, by which clients look for the jobs they made.
+// generateSelector generates a selector of the job's pods by UID, and adds the labels to the pod
+// template. If the job's labels were defaulted from the template, both share the map, so the job
+// also gets the generated labels, by which clients find their jobs.
 func generateSelector(j *batchv1.Job) {
 	if api.ValueOf(j.Spec.ManualSelector) {
 		return
@@ -161,7 +160,7 @@ func generateSelector(j *batchv1.Job) {
 		j.Spec.Template.Labels = map[string]string{}
 	}
 	labels := j.Spec.Template.Labels
-	// What the client has set itself stays, for validation to refuse.
+	// Keep labels set by the client; validation rejects them if they are wrong.
 	for key, value := range map[string]string{
 		legacyJobName: j.Name, batchv1.JobNameLabel: j.Name,
 		legacyUID: string(j.UID), batchv1.ControllerUidLabel: string(j.UID),
@@ -179,16 +178,16 @@ func generateSelector(j *batchv1.Job) {
 	}
 }
 
-// How many completions of an indexed job can be told of whatever fails, and how
-// many pods at once beyond that.
+// Above this number of completions and this parallelism, the status of an indexed job can become
+// too large.
 const (
-	manyCompletions = 100_000
-	manyPods        = 10_000
+	warnCompletions = 100_000
+	warnParallelism = 10_000
 )
 
 func jobSpecWarnings(spec *batchv1.JobSpec, path *field.Path) []string {
 	var out []string
-	if api.ValueOf(spec.CompletionMode) == batchv1.IndexedCompletion && api.ValueOf(spec.Completions) > manyCompletions && api.ValueOf(spec.Parallelism) > manyPods {
+	if api.ValueOf(spec.CompletionMode) == batchv1.IndexedCompletion && api.ValueOf(spec.Completions) > warnCompletions && api.ValueOf(spec.Parallelism) > warnParallelism {
 		out = append(out, path.String()+": In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, "+
 			"Kubernetes might not be able to track completedIndexes when a big number of indexes fail")
 	}

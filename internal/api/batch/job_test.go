@@ -8,9 +8,9 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 )
 
-// TestLabelsOfAJob: a job without labels of its own has those of its pods, the
-// generated ones among them, whether or not its template has any.
-func TestLabelsOfAJob(t *testing.T) {
+// TestJobLabels checks that a job without labels gets the labels of its pods, including the
+// generated ones, whether or not its template has labels.
+func TestJobLabels(t *testing.T) {
 	generated := map[string]string{
 		legacyJobName: "j", batchv1.JobNameLabel: "j", legacyUID: "u", batchv1.ControllerUidLabel: "u",
 	}
@@ -21,10 +21,10 @@ func TestLabelsOfAJob(t *testing.T) {
 	}
 	app := map[string]string{"app": "a"}
 	for name, test := range map[string]struct{ own, template, want map[string]string }{
-		"none anywhere":                         {nil, nil, generated},
-		"of the template":                       {nil, app, with(app)},
-		"the same of its own as the template's": {app, app, app},
-		"of its own":                            {map[string]string{"b": "c"}, app, map[string]string{"b": "c"}},
+		"none anywhere":               {nil, nil, generated},
+		"of the template":             {nil, app, with(app)},
+		"same labels as the template": {app, app, app},
+		"different labels":            {map[string]string{"b": "c"}, app, map[string]string{"b": "c"}},
 	} {
 		j := &batchv1.Job{}
 		j.Name, j.UID = "j", "u"

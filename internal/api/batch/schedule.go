@@ -7,13 +7,13 @@ import (
 	"github.com/robfig/cron/v3"
 )
 
-// parseSchedule reads a schedule without a time zone, by what the CronJob controller reads
-// it with: what is accepted here must mean something there.
-// See https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/#schedule-syntax
+// parseSchedule parses a schedule without a time zone. It uses the same parser as the CronJob
+// controller, so that the controller can handle all accepted schedules. See
+// https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/#schedule-syntax
 func parseSchedule(s string) (cron.Schedule, error) {
-	// The library takes a time zone before the fields, and panics when it stands alone.
+	// The library accepts a time zone before the fields, and panics if there is nothing after it.
 	if strings.Contains(s, "TZ=") {
-		return nil, errors.New("a schedule has no time zone of its own")
+		return nil, errors.New("schedule must not contain a time zone")
 	}
 	return cron.ParseStandard(s)
 }

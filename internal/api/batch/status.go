@@ -13,10 +13,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// progress is what a Job's conditions say.
+// progress is the summary of a Job's conditions.
 type progress struct {
 	complete, failed, failureTarget, successMet bool
-	// suspended and resumed: the condition is there, true or false.
+	// suspended and resumed are set if the Suspended condition is true or false, respectively.
 	suspended, resumed bool
 }
 
@@ -35,9 +35,9 @@ func (p progress) finished() bool { return p.complete || p.failed }
 
 func same[T comparable](a, b *T) bool { return a == b || a != nil && b != nil && *a == *b }
 
-// validateJobStatus checks a changed status. Most rules hold for what changes
-// alone: a status that broke one already can still be mended elsewhere, and one
-// that a change of the specification made wrong is the controller's to correct.
+// validateJobStatus validates a status update. Most rules apply only to changed fields, so that a
+// status which violates one of them already can still be updated, and the controller can correct a
+// status that a spec change has made invalid.
 //
 // https://kubernetes.io/docs/concepts/workloads/controllers/job/#delegation-of-managing-a-job-object-to-external-controller
 func validateJobStatus(j, old *batchv1.Job) field.ErrorList {
@@ -50,7 +50,7 @@ func validateJobStatus(j, old *batchv1.Job) field.ErrorList {
 	errs = append(errs, nonNegative(s.Terminating, path.Child("terminating"))...)
 	errs = append(errs, validateUncounted(s.UncountedTerminatedPods, path.Child("uncountedTerminatedPods"))...)
 	is, was := progressOf(s), progressOf(o)
-	errs = append(errs, validateEnd(j, o, is, was, path)...)
+	errs = append(errs, validateFinished(j, o, is, was, path)...)
 	errs = append(errs, validateIndexes(j, o, path)...)
 	finishes := is.finished() != was.finished()
 	if t := s.Terminating; (finishes || !same(t, o.Terminating)) && t != nil && *t > 0 && is.finished() {
@@ -74,9 +74,8 @@ func validateJobStatus(j, old *batchv1.Job) field.ErrorList {
 	return append(errs, validateJobProgress(j, old, is, was, path)...)
 }
 
-// validateEnd checks conditions, counts and times of a Job that ends against
-// each other.
-func validateEnd(j *batchv1.Job, o *batchv1.JobStatus, is, was progress, path *field.Path) field.ErrorList {
+// validateFinished checks the consistency of the conditions, counts and times of a finished Job.
+func validateFinished(j *batchv1.Job, o *batchv1.JobStatus, is, was progress, path *field.Path) field.ErrorList {
 	s := &j.Status
 	var errs field.ErrorList
 	invalid := func(name string, value any, text string) {
@@ -120,7 +119,7 @@ func validateEnd(j *batchv1.Job, o *batchv1.JobStatus, is, was progress, path *f
 	return errs
 }
 
-// validateIndexes checks which indexes have completed and failed.
+// validateIndexes validates the completed and failed indexes.
 func validateIndexes(j *batchv1.Job, o *batchv1.JobStatus, path *field.Path) field.ErrorList {
 	s := &j.Status
 	var errs field.ErrorList
@@ -151,7 +150,7 @@ func validateIndexes(j *batchv1.Job, o *batchv1.JobStatus, path *field.Path) fie
 	return errs
 }
 
-// validateJobProgress refuses what takes back what a Job has done.
+// validateJobProgress rejects updates that revert the progress of a Job.
 func validateJobProgress(j, old *batchv1.Job, is, was progress, path *field.Path) field.ErrorList {
 	s, o := &j.Status, &old.Status
 	var errs field.ErrorList
@@ -174,7 +173,7 @@ func validateJobProgress(j, old *batchv1.Job, is, was progress, path *field.Path
 	if s.Failed < o.Failed {
 		invalid("failed", s.Failed, "cannot decrease the failed counter")
 	}
-	// An elastic indexed Job may shrink.
+	// An elastic indexed Job can be scaled down.
 	elastic := j.Spec.CompletionMode != nil && *j.Spec.CompletionMode == batchv1.IndexedCompletion && same(j.Spec.Completions, j.Spec.Parallelism)
 	if s.Succeeded < o.Succeeded && !elastic {
 		invalid("succeeded", s.Succeeded, "cannot decrease the succeeded counter")
@@ -195,10 +194,10 @@ func validateJobProgress(j, old *batchv1.Job, is, was progress, path *field.Path
 	return errs
 }
 
-// indexes are an interval of them, both ends included.
+// indexes is an interval of indexes, including both ends.
 type indexes struct{ from, to int }
 
-// parseIndexes reads a list such as "1,3-5", of which each is below completions.
+// parseIndexes parses a list such as "1,3-5". All indexes must be less than completions.
 func parseIndexes(text string, completions int) ([]indexes, error) {
 	if text == "" {
 		return nil, nil
@@ -217,7 +216,7 @@ func parseIndexes(text string, completions int) ([]indexes, error) {
 	return out, nil
 }
 
-// parseInterval reads "3" or "3-5".
+// parseInterval parses "3" or "3-5".
 func parseInterval(text string, completions int) (indexes, error) {
 	parts := strings.Split(text, "-")
 	if len(parts) > 2 {
@@ -243,8 +242,8 @@ func parseInterval(text string, completions int) (indexes, error) {
 	return indexes{ends[0], ends[1]}, nil
 }
 
-// overlap returns the first index that is in both lists. What cannot be read is
-// left out: it has been told of.
+// overlap returns the first index that is in both lists. Invalid intervals are ignored, because
+// they have been reported already.
 func overlap(a, b string, completions int) (int, bool) {
 	var lists [2][]indexes
 	for i, text := range []string{a, b} {

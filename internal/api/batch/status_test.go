@@ -8,7 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestJobStatus holds what is found against what kube-apiserver v1.37 finds.
+// TestJobStatus compares validation errors with those of kube-apiserver v1.37.
 func TestJobStatus(t *testing.T) {
 	const began = "2020-01-01T00:00:00Z"
 	done := "{startTime: " + began + ", completionTime: " + began + ", conditions: [{type: SuccessCriteriaMet, status: 'True'}, {type: Complete, status: 'True'}]}"

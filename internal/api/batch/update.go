@@ -30,8 +30,7 @@ func validateJobUpdate(j, old *batchv1.Job) field.ErrorList {
 	return errs
 }
 
-// validateCompletionsUpdate lets an indexed job grow and shrink together with
-// its parallelism.
+// validateCompletionsUpdate allows scaling an indexed job together with its parallelism.
 func validateCompletionsUpdate(is, was *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	if api.ValueOf(is.CompletionMode) != batchv1.IndexedCompletion {
 		return apivalidation.ValidateImmutableField(is.Completions, was.Completions, path)
@@ -40,7 +39,7 @@ func validateCompletionsUpdate(is, was *batchv1.JobSpec, path *field.Path) field
 		return nil
 	}
 	if is.Completions == nil {
-		return nil // which is told of the specification itself
+		return nil // reported by the validation of the spec
 	}
 	if is.Parallelism == nil || *is.Completions != *is.Parallelism {
 		return field.ErrorList{field.Invalid(path, is.Completions,
@@ -49,33 +48,33 @@ func validateCompletionsUpdate(is, was *batchv1.JobSpec, path *field.Path) field
 	return nil
 }
 
-// validateTemplateUpdate lets the scheduling and the resources of a job change
-// while it is suspended and has no pods.
+// validateTemplateUpdate allows changes of scheduling directives and resources while a job is
+// suspended and has no pods.
 //
 // https://kubernetes.io/docs/concepts/workloads/controllers/job/#mutable-scheduling-directives
 // https://kep.k8s.io/5440
 func validateTemplateUpdate(j, old *batchv1.Job, path *field.Path) field.ErrorList {
 	was, is := old.Spec.Template.DeepCopy(), &j.Spec.Template
-	if !atRest(old) {
+	if !isSuspended(old) {
 		return apivalidation.ValidateImmutableField(is, was, path)
 	}
 	was.Spec.Affinity = withNodeAffinityOf(was.Spec.Affinity, is.Spec.Affinity)
 	was.Spec.NodeSelector = is.Spec.NodeSelector
 	was.Spec.Tolerations, was.Spec.SchedulingGates = is.Spec.Tolerations, is.Spec.SchedulingGates
-	takeResources(was.Spec.Containers, is.Spec.Containers)
-	takeResources(was.Spec.InitContainers, is.Spec.InitContainers)
+	copyResources(was.Spec.Containers, is.Spec.Containers)
+	copyResources(was.Spec.InitContainers, is.Spec.InitContainers)
 	return apivalidation.ValidateImmutableField(is.Spec, was.Spec, path.Child("spec"))
 }
 
-// atRest tells whether a job is suspended and has no pods, nor has begun since.
-func atRest(j *batchv1.Job) bool {
+// isSuspended reports whether a job is suspended, has no active pods and has not been started since.
+func isSuspended(j *batchv1.Job) bool {
 	suspended := slices.ContainsFunc(j.Status.Conditions, func(c batchv1.JobCondition) bool {
 		return c.Type == batchv1.JobSuspended && c.Status == corev1.ConditionTrue
 	})
 	return api.ValueOf(j.Spec.Suspend) && (j.Status.StartTime == nil || suspended) && j.Status.Active == 0
 }
 
-// withNodeAffinityOf is was with the affinity to nodes that other has.
+// withNodeAffinityOf returns was with the node affinity of other.
 func withNodeAffinityOf(was, other *corev1.Affinity) *corev1.Affinity {
 	out := corev1.Affinity{}
 	if was != nil {
@@ -90,9 +89,8 @@ func withNodeAffinityOf(was, other *corev1.Affinity) *corev1.Affinity {
 	return &out
 }
 
-// takeResources gives containers the resources of others, which are the same
-// ones otherwise.
-func takeResources(to, from []corev1.Container) {
+// copyResources copies the resources of containers, matched by position and name.
+func copyResources(to, from []corev1.Container) {
 	if len(to) != len(from) {
 		return
 	}

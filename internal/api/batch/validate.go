@@ -21,7 +21,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// How large jobs may be.
+// Size limits of jobs.
 const (
 	maxIndexedParallelism = 100000
 	maxIndexedCompletions = 100000
@@ -38,7 +38,7 @@ func validateJob(j *batchv1.Job) field.ErrorList {
 	return append(errs, validateHostname(j)...)
 }
 
-// validateHostname checks the longest hostname that a pod with an index gets.
+// validateHostname validates the longest hostname of an indexed pod.
 func validateHostname(j *batchv1.Job) field.ErrorList {
 	if api.ValueOf(j.Spec.CompletionMode) != batchv1.IndexedCompletion || api.ValueOf(j.Spec.Completions) <= 0 {
 		return nil
@@ -50,8 +50,8 @@ func validateHostname(j *batchv1.Job) field.ErrorList {
 	return field.ErrorList{field.Invalid(field.NewPath("metadata", "name"), j.Name, "will not able to create pod with invalid DNS label: "+name)}
 }
 
-// validateGeneratedSelector checks what generateSelector made, which a user
-// may have contradicted.
+// validateGeneratedSelector validates the selector and labels of generateSelector, which can
+// conflict with values set by the user.
 func validateGeneratedSelector(j *batchv1.Job) field.ErrorList {
 	if api.ValueOf(j.Spec.ManualSelector) || j.Spec.Selector == nil {
 		return nil
@@ -88,7 +88,7 @@ func nonNegative[T int32 | int64](p *T, path *field.Path) field.ErrorList {
 	return apivalidation.ValidateNonnegativeField(int64(*p), path)
 }
 
-// validateJobSpec has the stored selector of a job that exists.
+// validateJobSpec validates a spec. stored is the selector of the existing job, nil on create.
 func validateJobSpec(spec *batchv1.JobSpec, stored *metav1.LabelSelector, path *field.Path) field.ErrorList {
 	errs := validateJobBase(spec, path)
 	if spec.Selector == nil {
@@ -102,7 +102,7 @@ func validateJobSpec(spec *batchv1.JobSpec, stored *metav1.LabelSelector, path *
 	return errs
 }
 
-// validateJobBase is what jobs and the templates of CronJobs have in common.
+// validateJobBase validates what jobs and the job templates of CronJobs have in common.
 func validateJobBase(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	errs = append(errs, nonNegative(spec.Parallelism, path.Child("parallelism"))...)
@@ -150,7 +150,7 @@ func validateJobTemplate(spec *batchv1.JobSpec, path *field.Path) field.ErrorLis
 			errs = append(errs, field.Invalid(at, policy, fmt.Sprintf("only %q is supported when podFailurePolicy is specified", corev1.RestartPolicyNever)))
 		}
 	case "", corev1.RestartPolicyAlways:
-		// Always is what defaulting makes of nothing.
+		// Always is the default value, so the field was not set.
 		errs = append(errs, field.Required(at, fmt.Sprintf("valid values: %q, %q", corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever)))
 	default:
 		errs = append(errs, field.NotSupported(at, policy, []corev1.RestartPolicy{corev1.RestartPolicyOnFailure, corev1.RestartPolicyNever}))
@@ -158,7 +158,7 @@ func validateJobTemplate(spec *batchv1.JobSpec, path *field.Path) field.ErrorLis
 	return errs
 }
 
-// validateMode checks what depends on whether pods have indexes.
+// validateMode validates the fields that depend on the completion mode.
 func validateMode(spec *batchv1.JobSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	indexed := false
@@ -347,8 +347,8 @@ func validateSuccessPolicy(spec *batchv1.JobSpec, path *field.Path) field.ErrorL
 	return errs
 }
 
-// countIndexes counts the indexes in a text such as "0,2-4", which have to rise
-// and to be below completions.
+// countIndexes counts the indexes in a text such as "0,2-4". They must be in ascending order and
+// less than completions.
 func countIndexes(text string, completions int32) (int32, error) {
 	all, err := parseIndexes(text, int(completions))
 	if err != nil {
@@ -361,7 +361,7 @@ func countIndexes(text string, completions int32) (int32, error) {
 	return int32(count), nil
 }
 
-// validateUncounted checks the pods that have ended and are in no count yet.
+// validateUncounted validates the terminated pods that are not counted yet.
 func validateUncounted(pods *batchv1.UncountedTerminatedPods, path *field.Path) field.ErrorList {
 	if pods == nil {
 		return nil

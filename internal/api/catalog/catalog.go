@@ -1,4 +1,4 @@
-// Package catalog joins the kinds of all API groups.
+// Package catalog combines the kinds of all API groups.
 package catalog
 
 import (
@@ -29,8 +29,8 @@ import (
 	"hyperkube/internal/api/storagemigration"
 )
 
-// Resources are all built-in resources, in the order in which groups and kinds
-// are shown by discovery. What is stored as another kind comes after that.
+// Resources returns all built-in resources in the order of groups and kinds in discovery. Resources
+// that are stored as another kind follow that kind.
 func Resources() []*api.Resource {
 	return slices.Concat(
 		core.Resources(),

@@ -14,9 +14,8 @@ import (
 	"hyperkube/internal/api/events"
 )
 
-// TestEventsAreOne holds that the two kinds of events lose nothing in each
-// other's form.
-func TestEventsAreOne(t *testing.T) {
+// TestEventConversion checks that conversion between the two kinds of events is lossless.
+func TestEventConversion(t *testing.T) {
 	fill := filler(3)
 	for range 100 {
 		core, newer := &corev1.Event{}, &eventsv1.Event{}
@@ -46,10 +45,10 @@ const autoscaler = `{"metadata":{"name":"h","namespace":"x","annotations":{"a":"
 {"type":"Pods","pods":{"metric":{"name":"p"},"current":{"averageValue":"5"}}},
 {"type":"External","external":{"metric":{"name":"e"},"current":{"value":"1","averageValue":"7"}}}]}}`
 
-// TestAutoscalersAreOne holds that an autoscaler goes through v1 and back whole,
-// and what clients of v1 see of it. The utilisation of the CPU, which v1 has a
-// field for, comes last of the metrics on the way back.
-func TestAutoscalersAreOne(t *testing.T) {
+// TestAutoscalerConversion checks that conversion of an autoscaler to v1 and back is lossless, and
+// the v1 object. CPU utilization, for which v1 has a field, is the last metric after the
+// conversion.
+func TestAutoscalerConversion(t *testing.T) {
 	v2 := &autoscalingv2.HorizontalPodAutoscaler{}
 	if err := json.Unmarshal([]byte(autoscaler), v2); err != nil {
 		t.Fatal(err)
@@ -80,7 +79,7 @@ func TestAutoscalersAreOne(t *testing.T) {
 	}
 	same(t, "through v1", back, v2)
 
-	// What v1 says itself.
+	// An object created with v1.
 	plain := &autoscalingv1.HorizontalPodAutoscaler{}
 	if err := json.Unmarshal([]byte(`{"metadata":{"annotations":{"autoscaling.alpha.kubernetes.io/metrics":"nonsense"}},"spec":{"maxReplicas":3,"targetCPUUtilizationPercentage":5}}`), plain); err != nil {
 		t.Fatal(err)
@@ -93,8 +92,8 @@ func TestAutoscalersAreOne(t *testing.T) {
 	}
 }
 
-// TestBehaviorOfFirstVersion stores what the annotation leaves out.
-func TestBehaviorOfFirstVersion(t *testing.T) {
+// TestBehaviorAnnotation checks that missing values in the behavior annotation are defaulted.
+func TestBehaviorAnnotation(t *testing.T) {
 	v1 := &autoscalingv1.HorizontalPodAutoscaler{}
 	if err := json.Unmarshal([]byte(`{"metadata":{"annotations":{"autoscaling.alpha.kubernetes.io/behavior":"{\"ScaleUp\":{\"Policies\":[{\"Type\":\"Pods\",\"Value\":1,\"PeriodSeconds\":5}]}}"}}}`), v1); err != nil {
 		t.Fatal(err)

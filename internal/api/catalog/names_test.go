@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// shortNames are those by which kubectl knows kinds, by resource and group.
+// shortNames maps resource.group to the short names that kubectl accepts.
 var shortNames = map[string]string{
 	"componentstatuses": "cs", "configmaps": "cm", "endpoints": "ep", "events": "ev", "limitranges": "limits",
 	"namespaces": "ns", "nodes": "no", "persistentvolumeclaims": "pvc", "persistentvolumes": "pv", "pods": "po",
@@ -29,7 +29,7 @@ var shortNames = map[string]string{
 	"volumeattributesclasses.storage.k8s.io":         "vac",
 }
 
-// categories are the names under which kubectl knows several kinds together.
+// categories maps categories, which kubectl accepts for several resources, to the resources.
 var categories = map[string][]string{
 	"all": {
 		"cronjobs.batch", "daemonsets.apps", "deployments.apps", "horizontalpodautoscalers.autoscaling", "jobs.batch",
@@ -43,7 +43,7 @@ var categories = map[string][]string{
 	},
 }
 
-// TestNames holds by which other names clients find each kind.
+// TestNames checks the short names and categories of each kind.
 func TestNames(t *testing.T) {
 	found := map[string]bool{}
 	for _, r := range Resources() {

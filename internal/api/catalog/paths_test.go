@@ -2,8 +2,8 @@ package catalog
 
 import "testing"
 
-// TestStoragePaths holds where objects are in etcd: where upstream's API server
-// has them, so that one can take over from the other.
+// TestStoragePaths checks that the etcd keys of objects are those of upstream, so that the API
+// servers can replace each other.
 func TestStoragePaths(t *testing.T) {
 	irregular := map[string]string{
 		"nodes":                       "minions",
@@ -24,10 +24,10 @@ func TestStoragePaths(t *testing.T) {
 			want = w
 		}
 		if r.StoragePath != want {
-			t.Errorf("%s is in %s, not in %s", r.GVR(), r.StoragePath, want)
+			t.Errorf("%s is stored in %s, not in %s", r.GVR(), r.StoragePath, want)
 		}
 		if other, ok := stored[r.StoragePath]; ok && r.StoredAs == nil {
-			t.Errorf("%s has %s, as %s does", r.GVR(), r.StoragePath, other)
+			t.Errorf("%s has the path %s, like %s", r.GVR(), r.StoragePath, other)
 		}
 		if r.StoredAs == nil {
 			stored[r.StoragePath] = r.GVR().String()
@@ -35,7 +35,7 @@ func TestStoragePaths(t *testing.T) {
 	}
 	for _, r := range Resources() {
 		if r.StoredAs != nil && stored[r.StoragePath] == "" {
-			t.Errorf("%s: nothing else is in %s", r.GVR(), r.StoragePath)
+			t.Errorf("%s: no other kind is stored in %s", r.GVR(), r.StoragePath)
 		}
 	}
 }

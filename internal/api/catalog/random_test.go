@@ -23,11 +23,10 @@ import (
 	"hyperkube/internal/api"
 )
 
-// rounds is how many objects of each kind are made.
+// rounds is the number of random objects per kind.
 const rounds = 8
 
-// filler makes objects that survive being encoded: what Go types can hold and
-// their encodings cannot is left out.
+// filler creates random objects that can be encoded without loss.
 func filler(seed int64) *randfill.Filler {
 	return randfill.NewWithSeed(seed).NilChance(0.35).NumElements(0, 2).MaxDepth(14).Funcs(
 		func(v *string, c randfill.Continue) {
@@ -38,7 +37,7 @@ func filler(seed int64) *randfill.Filler {
 		func(v *int64, c randfill.Continue) { *v = int64(c.Intn(2000)) - 100 },
 		func(v *resource.Quantity, c randfill.Continue) {
 			*v = *resource.NewMilliQuantity(int64(c.Intn(9000))-1000, resource.DecimalSI)
-			_ = v.String() // as one that was read has it
+			_ = v.String() // sets the cached string, as decoding does
 		},
 		func(v *intstr.IntOrString, c randfill.Continue) {
 			if *v = intstr.FromInt32(int32(c.Intn(9)) - 1); c.Bool() {
@@ -60,15 +59,15 @@ func filler(seed int64) *randfill.Filler {
 	)
 }
 
-// every calls f for some random objects of every kind.
-func every(t *testing.T, f func(t *testing.T, r *api.Resource, obj api.Object)) {
+// forRandomObjects calls f for random objects of every kind.
+func forRandomObjects(t *testing.T, f func(t *testing.T, r *api.Resource, obj api.Object)) {
 	t.Helper()
 	for _, r := range Resources() {
 		t.Run(r.GVK().String(), func(t *testing.T) {
 			fill := filler(1)
 			for i := range rounds {
 				obj := r.New()
-				if i > 0 { // the first is empty
+				if i > 0 { // the first one is empty
 					fill.Fill(obj)
 				}
 				f(t, r, obj)
@@ -93,14 +92,14 @@ func same(t *testing.T, what string, got, want api.Object) {
 	}
 }
 
-// TestRoundTrips sends objects through every form in which they travel or lie.
+// TestRoundTrips converts objects to all encodings and versions and back.
 func TestRoundTrips(t *testing.T) {
 	scheme := runtime.NewScheme()
 	for _, r := range Resources() {
 		scheme.AddKnownTypeWithName(r.GVK(), r.New())
 	}
 	stored := protobuf.NewSerializer(scheme, scheme)
-	every(t, func(t *testing.T, r *api.Resource, obj api.Object) {
+	forRandomObjects(t, func(t *testing.T, r *api.Resource, obj api.Object) {
 		data := encode(t, obj)
 		back := r.New()
 		if err := json.Unmarshal(data, back); err != nil {
@@ -137,7 +136,7 @@ func TestRoundTrips(t *testing.T) {
 		if s := r.StoredAs; s != nil {
 			there, err := s.ToStored(obj)
 			if err != nil {
-				return // no object that could be stored
+				return // the object cannot be stored
 			}
 			if _, err := s.FromStored(there); err != nil {
 				t.Fatal(err)
@@ -146,9 +145,9 @@ func TestRoundTrips(t *testing.T) {
 	})
 }
 
-// TestPatches turns one object into another by each kind of patch.
+// TestPatches converts one object to another with each type of patch.
 func TestPatches(t *testing.T) {
-	every(t, func(t *testing.T, r *api.Resource, obj api.Object) {
+	forRandomObjects(t, func(t *testing.T, r *api.Resource, obj api.Object) {
 		from := encode(t, obj)
 		next := obj.DeepCopyObject().(api.Object)
 		next.SetLabels(map[string]string{"a": "b"})
@@ -173,8 +172,8 @@ func TestPatches(t *testing.T) {
 		patched, err := jsonpatch.MergePatch(from, merge)
 		check("merge patch", patched, err)
 
-		// Lists of what has no key, such as containers without names, cannot
-		// be compared in this way.
+		// Lists with elements without a merge key, such as containers without names, cannot be
+		// compared this way.
 		if strategic, err := strategicpatch.CreateTwoWayMergePatch(from, to, r.New()); err == nil {
 			patched, err = strategicpatch.StrategicMergePatch(from, strategic, r.New())
 			check("strategic merge patch", patched, err)
@@ -191,10 +190,10 @@ func TestPatches(t *testing.T) {
 	})
 }
 
-// TestDefaultsSettle holds that defaults of what has its defaults are nothing
-// new: objects are defaulted whenever they are read.
-func TestDefaultsSettle(t *testing.T) {
-	every(t, func(t *testing.T, r *api.Resource, obj api.Object) {
+// TestDefaultingIsIdempotent checks that defaulting is idempotent, because objects are defaulted on
+// each read.
+func TestDefaultingIsIdempotent(t *testing.T) {
+	forRandomObjects(t, func(t *testing.T, r *api.Resource, obj api.Object) {
 		r.Default(obj)
 		again := obj.DeepCopyObject().(api.Object)
 		r.Default(again)
@@ -202,11 +201,10 @@ func TestDefaultsSettle(t *testing.T) {
 	})
 }
 
-// TestNothingPanics runs all that the API server does with an object on objects
-// that make little sense.
-func TestNothingPanics(t *testing.T) {
+// TestNoPanics applies all operations of the API server to random objects.
+func TestNoPanics(t *testing.T) {
 	ctx := context.Background()
-	every(t, func(t *testing.T, r *api.Resource, obj api.Object) {
+	forRandomObjects(t, func(t *testing.T, r *api.Resource, obj api.Object) {
 		step := "default"
 		defer func() {
 			if p := recover(); p != nil {
@@ -232,22 +230,22 @@ func TestNothingPanics(t *testing.T) {
 				_, _, _ = r.Scale.Get(a)
 			}
 			if !raw {
-				// Only what has its defaults is checked.
+				// Only defaulted objects are validated.
 				step = "create"
 				c := a.DeepCopyObject().(api.Object)
 				r.PrepareCreate(ctx, c)
-				_ = texts(r.Validate(ctx, c))
+				_ = formatAll(r.Validate(ctx, c))
 				_ = r.Warnings(ctx, c, nil)
 				step = "update"
 				u := b.DeepCopyObject().(api.Object)
 				r.Update.Prepare(ctx, u, a)
-				_ = texts(r.Update.Validate(ctx, u, a))
+				_ = formatAll(r.Update.Validate(ctx, u, a))
 				_ = r.Warnings(ctx, u, a)
 				for name, view := range r.Views {
 					step = name
 					v := b.DeepCopyObject().(api.Object)
 					view.Prepare(ctx, v, a)
-					_ = texts(view.Validate(ctx, v, a))
+					_ = formatAll(view.Validate(ctx, v, a))
 				}
 				if r.BeforeDelete != nil {
 					step = "delete"
@@ -261,8 +259,8 @@ func TestNothingPanics(t *testing.T) {
 	})
 }
 
-// texts are the errors as clients see them: making them may fail too.
-func texts[E error](errs []E) []string {
+// formatAll formats errors, because formatting could also panic.
+func formatAll[E error](errs []E) []string {
 	var all []string
 	for _, e := range errs {
 		all = append(all, fmt.Sprint(e))

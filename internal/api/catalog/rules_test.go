@@ -12,8 +12,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// made reads an object and does to it what the API server does to a new one.
-func made(t *testing.T, text string) (*api.Resource, api.Object, []string) {
+// createFromYAML decodes an object and processes it like the API server does on create.
+func createFromYAML(t *testing.T, text string) (*api.Resource, api.Object, []string) {
 	t.Helper()
 	var m metav1.TypeMeta
 	if err := yaml.Unmarshal([]byte(text), &m); err != nil {
@@ -32,14 +32,14 @@ func made(t *testing.T, text string) (*api.Resource, api.Object, []string) {
 		obj.SetUID("a-uid")
 		r.PrepareCreate(ctx, obj)
 		r.Default(obj)
-		return r, obj, texts(r.Validate(ctx, obj))
+		return r, obj, formatAll(r.Validate(ctx, obj))
 	}
 	t.Fatalf("no kind %s", m.GroupVersionKind())
 	return nil, nil, nil
 }
 
-// TestRules holds what is wrong with objects of kinds whose packages have no
-// tables of their own, in upstream's words. A rule that is fine has no errors.
+// TestRules checks the validation errors, in upstream's words, of kinds whose packages have no test
+// tables. Valid objects have no errors.
 func TestRules(t *testing.T) {
 	const label = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
 	for _, tc := range []struct {
@@ -49,7 +49,7 @@ func TestRules(t *testing.T) {
 		{"service", `{apiVersion: v1, kind: Service, metadata: {name: s, namespace: x}, spec: {ports: [{port: 80}]}}`, nil},
 		{"service without ports", `{apiVersion: v1, kind: Service, metadata: {name: s, namespace: x}, spec: {}}`,
 			[]string{"spec.ports: Required value"}},
-		{"service of nonsense", `{apiVersion: v1, kind: Service, metadata: {name: s, namespace: x}, spec: {type: Magic, sessionAffinity: Sometimes, ports: [{port: 0}]}}`, []string{
+		{"invalid service", `{apiVersion: v1, kind: Service, metadata: {name: s, namespace: x}, spec: {type: Magic, sessionAffinity: Sometimes, ports: [{port: 0}]}}`, []string{
 			`spec.ports[0].port: Invalid value: 0: must be between 1 and 65535, inclusive`,
 			`spec.ports[0].targetPort: Invalid value: 0: must be between 1 and 65535, inclusive`,
 			`spec.sessionAffinity: Unsupported value: "Sometimes": supported values: "ClientIP", "None"`,
@@ -109,19 +109,19 @@ func TestRules(t *testing.T) {
 		{"policy rule", `{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: r}, rules: [{verbs: [get], nonResourceURLs: [/x], resources: [pods]}]}`, []string{
 			`rules[0].nonResourceURLs: Invalid value: ["/x"]: rules cannot apply to both regular resources and non-resource URLs`,
 		}},
-		{"signing request", `{apiVersion: certificates.k8s.io/v1, kind: CertificateSigningRequest, metadata: {name: r}, spec: {request: YQ==, signerName: nobody, expirationSeconds: 5, usages: [magic, magic]}}`, []string{
+		{"signing request", `{apiVersion: certificates.k8s.io/v1, kind: CertificateSigningRequest, metadata: {name: r}, spec: {request: YQ==, signerName: unqualified, expirationSeconds: 5, usages: [magic, magic]}}`, []string{
 			`spec.request: Invalid value: "YQ==": PEM block type must be CERTIFICATE REQUEST`,
 			`spec.usages[0]: Unsupported value: "magic"`,
 			`spec.usages[1]: Unsupported value: "magic"`,
 			`spec.usages[1]: Duplicate value: "magic"`,
-			`spec.signerName: Invalid value: "nobody": must be a fully qualified domain and path of the form 'example.com/signer-name'`,
+			`spec.signerName: Invalid value: "unqualified": must be a fully qualified domain and path of the form 'example.com/signer-name'`,
 			`spec.expirationSeconds: Invalid value: 5: may not specify a duration less than 600 seconds (10 minutes)`,
 		}},
 		{"trust bundle", `{apiVersion: certificates.k8s.io/v1, kind: ClusterTrustBundle, metadata: {name: b}, spec: {signerName: a.b/c, trustBundle: ""}}`, []string{
 			`metadata.name: Invalid value: "b": ClusterTrustBundle for signerName a.b/c must be named with prefix a.b:c:`,
 			`spec.trustBundle: Invalid value: "<value omitted>": at least one trust anchor must be provided`,
 		}},
-		{"trust bundle of nobody", `{apiVersion: certificates.k8s.io/v1, kind: ClusterTrustBundle, metadata: {name: "a:b"}, spec: {trustBundle: "-----BEGIN X-----\nYQ==\n-----END X-----\n"}}`, []string{
+		{"trust bundle without signer", `{apiVersion: certificates.k8s.io/v1, kind: ClusterTrustBundle, metadata: {name: "a:b"}, spec: {trustBundle: "-----BEGIN X-----\nYQ==\n-----END X-----\n"}}`, []string{
 			`metadata.name: Invalid value: "a:b": ClusterTrustBundle without signer name must not have ":" in its name`,
 			`spec.trustBundle: Invalid value: "<value omitted>": entry 0 has bad block type: X`,
 		}},
@@ -138,11 +138,11 @@ func TestRules(t *testing.T) {
 			"spec.config[0].opaque: Required value",
 		}},
 		{"claim", `{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c, namespace: x}, spec: {devices: {requests: [{name: a, exactly: {deviceClassName: c}}]}}}`, nil},
-		{"claim of nothing", `{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c, namespace: x}, spec: {devices: {requests: [{name: A}]}}}`, []string{
+		{"empty claim", `{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c, namespace: x}, spec: {devices: {requests: [{name: A}]}}}`, []string{
 			"spec.devices.requests[0].name: Invalid value: \"A\": " + label,
 			"spec.devices.requests[0]: Required value: exactly one of `exactly` or `firstAvailable` is required",
 		}},
-		{"claim of all but one", `{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c, namespace: x}, spec: {devices: {requests: [{name: a, exactly: {deviceClassName: c, allocationMode: All, count: 1}}], constraints: [{requests: [b], matchAttribute: x.io/y}]}}}`, []string{
+		{"claim with invalid count and constraint", `{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {name: c, namespace: x}, spec: {devices: {requests: [{name: a, exactly: {deviceClassName: c, allocationMode: All, count: 1}}], constraints: [{requests: [b], matchAttribute: x.io/y}]}}}`, []string{
 			"spec.devices.requests[0].exactly.count: Invalid value: 1: must not be specified when allocationMode is 'All'",
 			"spec.devices.constraints[0].requests[0]: Invalid value: \"b\": must be the name of a request in the claim or the name of a request and a subrequest separated by '/'",
 		}},
@@ -151,7 +151,7 @@ func TestRules(t *testing.T) {
 		{"values that are the same rounded up", `{apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: s}, spec: {driver: d, pool: {name: p, resourceSliceCount: 1}, nodeName: n1, devices: [{name: a, allowMultipleAllocations: true, capacity: {m: {value: "10", requestPolicy: {default: "1", validValues: ["1", "1.5", "2"]}}}}]}}`, []string{
 			`spec.devices[0].capacity[m].requestPolicy.validValues[2]: Duplicate value: "2"`,
 		}},
-		{"slice of nowhere", `{apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: s}, spec: {driver: d, pool: {name: p, generation: -1, resourceSliceCount: 0}, devices: [{name: a}, {name: a}]}}`, []string{
+		{"slice without nodes", `{apiVersion: resource.k8s.io/v1, kind: ResourceSlice, metadata: {name: s}, spec: {driver: d, pool: {name: p, generation: -1, resourceSliceCount: 0}, devices: [{name: a}, {name: a}]}}`, []string{
 			"spec.pool.resourceSliceCount: Invalid value: 0: must be greater than zero",
 			"spec.pool.generation: Invalid value: -1: must be greater than or equal to zero",
 			"spec: Required value: exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required",
@@ -169,7 +169,7 @@ func TestRules(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			_, _, got := made(t, tc.text)
+			_, _, got := createFromYAML(t, tc.text)
 			ok := len(got) == len(tc.want)
 			for i := 0; ok && i < len(got); i++ {
 				ok = strings.HasPrefix(got[i], tc.want[i])
@@ -181,8 +181,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestImmutable holds what an update may not change, and what it counts.
-func TestImmutable(t *testing.T) {
+// TestImmutableFields checks which fields cannot be updated, and when the generation is incremented.
+func TestImmutableFields(t *testing.T) {
 	ctx := context.Background()
 	for _, tc := range []struct {
 		name, old, was, is string
@@ -206,12 +206,12 @@ func TestImmutable(t *testing.T) {
 			"resource: a", "resource: b", 0, []string{`spec: Invalid value: {"Resource":{"group":"","resource":"b"}}: field is immutable`}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r, old, _ := made(t, tc.old)
+			r, old, _ := createFromYAML(t, tc.old)
 			old.SetResourceVersion("1")
-			_, obj, _ := made(t, strings.Replace(tc.old, tc.was, tc.is, 1))
+			_, obj, _ := createFromYAML(t, strings.Replace(tc.old, tc.was, tc.is, 1))
 			obj.SetResourceVersion("1")
 			r.Update.Prepare(ctx, obj, old)
-			got := texts(r.Update.Validate(ctx, obj, old))
+			got := formatAll(r.Update.Validate(ctx, obj, old))
 			ok := len(got) == len(tc.want)
 			for i := 0; ok && i < len(got); i++ {
 				ok = strings.HasPrefix(got[i], tc.want[i])
@@ -226,8 +226,7 @@ func TestImmutable(t *testing.T) {
 	}
 }
 
-// TestRevisionRequired holds which kinds refuse to be replaced by who does not
-// say what he has seen.
+// TestRevisionRequired checks which kinds require a resourceVersion on update.
 func TestRevisionRequired(t *testing.T) {
 	want := []string{
 		"apiservices", "clustertrustbundles", "csidrivers", "csinodes", "csistoragecapacities", "customresourcedefinitions",

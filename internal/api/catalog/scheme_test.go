@@ -11,9 +11,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// elsewhere are kinds that are no resource of their own, and where they are
-// found.
-var elsewhere = map[string]string{
+// notResources contains kinds that are not resources, and where they are used.
+var notResources = map[string]string{
 	"/Binding":                              "pods/binding",
 	"/NodeProxyOptions":                     "options",
 	"/PodAttachOptions":                     "options",
@@ -21,8 +20,8 @@ var elsewhere = map[string]string{
 	"/PodLogOptions":                        "options",
 	"/PodPortForwardOptions":                "options",
 	"/PodProxyOptions":                      "options",
-	"/PodStatusResult":                      "nothing serves it",
-	"/RangeAllocation":                      "written to etcd by upstream's allocators alone",
+	"/PodStatusResult":                      "not served",
+	"/RangeAllocation":                      "only written to etcd by upstream's allocators",
 	"/SerializedReference":                  "an annotation",
 	"/ServiceProxyOptions":                  "options",
 	"admission.k8s.io/AdmissionReview":      "sent to webhooks",
@@ -32,13 +31,13 @@ var elsewhere = map[string]string{
 	"apidiscovery.k8s.io/APIGroupDiscovery": "aggregated discovery",
 }
 
-// TestEveryStableKindIsServed holds the catalog against the published types:
-// whoever raises their version sees what is new.
+// TestEveryStableKindIsServed compares the catalog with the published types, so that new kinds are
+// noticed when the libraries are updated.
 func TestEveryStableKindIsServed(t *testing.T) {
 	served := map[schema.GroupVersionKind]bool{}
 	for _, r := range Resources() {
 		if served[r.GVK()] {
-			t.Errorf("%s is there twice", r.GVK())
+			t.Errorf("%s is duplicated", r.GVK())
 		}
 		served[r.GVK()] = true
 	}
@@ -57,7 +56,7 @@ func TestEveryStableKindIsServed(t *testing.T) {
 		if _, ok := obj.(metav1.ListInterface); ok || meta.IsListType(obj) {
 			continue
 		}
-		if elsewhere[gvk.Group+"/"+gvk.Kind] != "" {
+		if notResources[gvk.Group+"/"+gvk.Kind] != "" {
 			continue
 		}
 		found++

@@ -17,9 +17,9 @@ import (
 	"hyperkube/internal/api"
 )
 
-// variant is base, patched: its JSON and the object.
+// variant returns base with patch applied, as JSON and as an object.
 func variant(r *api.Resource, base, patch json.RawMessage) (json.RawMessage, api.Object, error) {
-	patch, err := grown(patch)
+	patch, err := expand(patch)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -44,9 +44,9 @@ func variant(r *api.Resource, base, patch json.RawMessage) (json.RawMessage, api
 	return base, obj, nil
 }
 
-// becomes is the merge patch that makes obj of what was sent, but for what the
-// server gives every object and what is left apart.
-func (tab *table) becomes(sent json.RawMessage, obj api.Object) (json.RawMessage, error) {
+// mergePatch returns the merge patch from the sent object to obj, without the metadata that the server
+// sets on every object and without the paths in Apart.
+func (tab *table) mergePatch(sent json.RawMessage, obj api.Object) (json.RawMessage, error) {
 	data, err := json.Marshal(obj)
 	if err != nil {
 		return nil, err
@@ -67,10 +67,10 @@ func (tab *table) becomes(sent json.RawMessage, obj api.Object) (json.RawMessage
 			}
 		}
 		for _, p := range tab.Apart {
-			leave(o, strings.Split(p, "."))
+			removePath(o, strings.Split(p, "."))
 		}
-		plain(o)
-		forget(o)
+		dropEmpty(o)
+		maskTimes(o)
 	}
 	from, err := json.Marshal(was)
 	if err != nil {
@@ -83,10 +83,9 @@ func (tab *table) becomes(sent json.RawMessage, obj api.Object) (json.RawMessage
 	return jsonpatch.CreateMergePatch(from, to)
 }
 
-// grown writes out what a patch repeats, for values that are beyond a limit:
-// {{3*x}} in strings, and in lists {"repeat": 3, "of": "a#"}, where # is the
-// number of the element.
-func grown(patch json.RawMessage) (json.RawMessage, error) {
+// expand expands repetitions in a patch, which are used for values that exceed a limit: {{3*x}} in
+// strings, and {"repeat": 3, "of": "a#"} in lists, where # is the index of the element.
+func expand(patch json.RawMessage) (json.RawMessage, error) {
 	if !bytes.Contains(patch, []byte("{{")) && !bytes.Contains(patch, []byte(`"repeat"`)) {
 		return patch, nil
 	}
@@ -140,9 +139,8 @@ func repeat(text string) string {
 	})
 }
 
-// shrunk writes a thousand and more of a character in a row as patches have
-// them.
-func shrunk(s string) string {
+// abbreviate abbreviates sequences of a thousand or more equal characters in the notation of expand.
+func abbreviate(s string) string {
 	var b strings.Builder
 	for left := s; left != ""; {
 		r, _ := utf8.DecodeRuneInString(left)
@@ -157,54 +155,52 @@ func shrunk(s string) string {
 	return b.String()
 }
 
-// leave removes the member at a path, in every element of lists on it.
-func leave(v any, path []string) {
+// removePath removes the member at a path, in every element of lists on the path.
+func removePath(v any, path []string) {
 	switch v := v.(type) {
 	case map[string]any:
 		if len(path) == 1 {
 			delete(v, path[0])
 			return
 		}
-		leave(v[path[0]], path[1:])
+		removePath(v[path[0]], path[1:])
 	case []any:
 		for _, e := range v {
-			leave(e, path)
+			removePath(e, path)
 		}
 	}
 }
 
-// plain removes members that are null or empty, which tell the same as those
-// that are not there.
-func plain(v any) bool {
+// dropEmpty removes members that are null or empty, which are equivalent to missing ones.
+func dropEmpty(v any) bool {
 	switch v := v.(type) {
 	case nil:
 		return true
 	case map[string]any:
 		for name, member := range v {
-			if plain(member) {
+			if dropEmpty(member) {
 				delete(v, name)
 			}
 		}
 		return len(v) == 0
 	case []any:
 		for _, e := range v {
-			plain(e)
+			dropEmpty(e)
 		}
 		return len(v) == 0
 	}
 	return false
 }
 
-// forget makes one word of all times that a server sets, which are of these
-// minutes.
-func forget(v any) {
+// maskTimes replaces all timestamps that the server has set during the test with a constant.
+func maskTimes(v any) {
 	each := func(v any, set func(any)) {
 		if s, ok := v.(string); ok && len(s) > 19 && s[10] == 'T' {
 			if at, err := time.Parse(time.RFC3339, s); err == nil && time.Since(at).Abs() < time.Hour {
 				set("now")
 			}
 		}
-		forget(v)
+		maskTimes(v)
 	}
 	switch v := v.(type) {
 	case map[string]any:

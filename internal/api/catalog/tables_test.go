@@ -28,20 +28,20 @@ import (
 	"hyperkube/internal/api"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write what the cases of testdata come to into them")
+var rewrite = flag.Bool("rewrite", false, "update the expected results in testdata")
 
-// table is a file of testdata: an object, and what comes of variations of it.
-// What it records is what the published API server answers too.
+// table is a test data file: an object and the results of variations of it. The recorded results
+// are those of the upstream API server.
 type table struct {
-	// Base is the object.
+	// Base is the base object.
 	Base json.RawMessage `json:"base"`
-	// Apart are paths of members that others than the kind's own rules give
-	// values, such as allocated addresses; a trailing name alone.
+	// Apart are paths of members that are not set by the kind's own rules, such as allocated
+	// addresses. A single name matches the last element of a path.
 	Apart []string    `json:"apart,omitempty"`
 	Cases []tableCase `json:"cases"`
 }
 
-// kinds are all by their apiVersion and kind.
+// kinds maps apiVersion and kind to resources.
 var kinds = sync.OnceValue(func() map[string]*api.Resource {
 	all := map[string]*api.Resource{}
 	for _, r := range Resources() {
@@ -50,9 +50,8 @@ var kinds = sync.OnceValue(func() map[string]*api.Resource {
 	return all
 })
 
-// settled is an object as it is read from the store, where some kinds are kept
-// in another version.
-func settled(r *api.Resource, obj api.Object) (api.Object, error) {
+// asStored returns an object as it is read from the store. Some kinds are stored in another version.
+func asStored(r *api.Resource, obj api.Object) (api.Object, error) {
 	if r.StoredAs == nil {
 		return obj, nil
 	}
@@ -64,41 +63,40 @@ func settled(r *api.Resource, obj api.Object) (api.Object, error) {
 	return r.StoredAs.FromStored(stored)
 }
 
-// tableCase is one of Create, Update and Row with what it comes to. Those are
-// patches of the base: merge patches, or lists of JSON patch operations, which
-// grown writes out.
+// tableCase is a test case with its expected result. Exactly one of Create, Update and Row is set.
+// They are patches of the base: merge patches or lists of JSON patch operations, which expand
+// resolves.
 type tableCase struct {
 	Name string `json:"name"`
-	// Create: the patched base is created.
+	// Create is the patch of the base for a create request.
 	Create json.RawMessage `json:"create,omitempty"`
-	// Was is the patch that makes the stored object of the base for Update.
+	// Was is the patch of the base for the stored object of an Update.
 	Was json.RawMessage `json:"was,omitempty"`
-	// Update is the patch of the stored object that is sent to replace it.
+	// Update is the patch of the stored object for an update request.
 	Update json.RawMessage `json:"update,omitempty"`
-	// To is the subresource that Update is sent to.
+	// To is the subresource of the update request.
 	To string `json:"to,omitempty"`
-	// Row: the patched base is shown in a table.
+	// Row is the patch of the base for a table row.
 	Row json.RawMessage `json:"row,omitempty"`
 
 	Errors   []string `json:"errors,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`
-	// Becomes is a merge patch of what was sent to what is stored.
+	// Becomes is a merge patch from the sent to the stored object.
 	Becomes json.RawMessage `json:"becomes,omitempty"`
-	// Cells by the names of the columns.
+	// Cells maps column names to cells.
 	Cells map[string]any `json:"cells,omitempty"`
 }
 
-// result is what a case comes to.
+// result is the result of a case.
 type result struct {
 	errors, warnings []string
 	becomes          json.RawMessage
 	cells            map[string]any
 }
 
-const nobodysUID = "00000000-0000-4000-8000-000000000000"
+const testUID = "00000000-0000-4000-8000-000000000000"
 
-// TestTables walks the cases of testdata through what the API server does with
-// objects that are created, changed and shown.
+// TestTables processes the test cases in testdata like the API server.
 func TestTables(t *testing.T) {
 	var files []string
 	if err := filepath.WalkDir("testdata", func(name string, _ fs.DirEntry, err error) error {
@@ -168,7 +166,7 @@ func readTable(name string) (*table, error) {
 	return tab, nil
 }
 
-// run does with the case's object what the API server's handlers do.
+// run processes the object of a case like the API server's handlers.
 func (tab *table) run(t *testing.T, r *api.Resource, c *tableCase) (result, error) {
 	switch {
 	case c.Create != nil:
@@ -184,10 +182,10 @@ func (tab *table) run(t *testing.T, r *api.Resource, c *tableCase) (result, erro
 		if r.Complete != nil {
 			r.Complete(obj)
 		}
-		if obj, err = settled(r, obj); err != nil {
+		if obj, err = asStored(r, obj); err != nil {
 			return result{}, err
 		}
-		cells, err := json.Marshal(rowThen(t, r, obj))
+		cells, err := json.Marshal(rowAtRecording(t, r, obj))
 		if err != nil {
 			return result{}, err
 		}
@@ -204,16 +202,16 @@ func (tab *table) run(t *testing.T, r *api.Resource, c *tableCase) (result, erro
 		}
 		return got, nil
 	}
-	return result{}, fmt.Errorf("nothing is done")
+	return result{}, fmt.Errorf("no request")
 }
 
-// recorded is when the tables were made, of which the ages in them tell.
-var recorded = time.Date(2026, time.November, 21, 19, 0, 0, 0, time.UTC)
+// recordedAt is the time when the tables were recorded, which determines the ages in them.
+var recordedAt = time.Date(2026, time.November, 21, 19, 0, 0, 0, time.UTC)
 
-// rowThen is the row of an object as it was when the tables were made.
-func rowThen(t *testing.T, r *api.Resource, obj api.Object) (row []any) {
+// rowAtRecording returns the table row of an object at the time when the tables were recorded.
+func rowAtRecording(t *testing.T, r *api.Resource, obj api.Object) (row []any) {
 	synctest.Test(t, func(*testing.T) {
-		time.Sleep(time.Until(recorded)) // by the clock of the bubble, which does not wait
+		time.Sleep(time.Until(recordedAt)) // fake time of the bubble
 		row = r.Row(obj)
 	})
 	return row
@@ -228,14 +226,14 @@ func (tab *table) create(r *api.Resource, c *tableCase) (result, error) {
 	r.Default(obj)
 	obj.SetDeletionTimestamp(nil)
 	obj.SetDeletionGracePeriodSeconds(nil)
-	if !r.Review { // which nobody keeps
+	if !r.Review { // reviews are not stored
 		obj.SetCreationTimestamp(metav1.NewTime(time.Now().Truncate(time.Second)))
-		obj.SetUID(nobodysUID)
+		obj.SetUID(testUID)
 	}
 	r.PrepareCreate(ctx, obj)
 	r.Default(obj)
 	if errs := r.Validate(ctx, obj); len(errs) > 0 {
-		return result{errors: told(errs)}, nil
+		return result{errors: formatErrors(errs)}, nil
 	}
 	if msgs := path.IsValidPathSegmentName(obj.GetName()); len(msgs) > 0 {
 		return result{errors: []string{"metadata.name: " + msgs[0]}}, nil
@@ -244,10 +242,10 @@ func (tab *table) create(r *api.Resource, c *tableCase) (result, error) {
 		r.Canonicalize(obj)
 	}
 	warnings := append(heard.texts, r.Warnings(ctx, obj, nil)...)
-	if obj, err = settled(r, obj); err != nil {
+	if obj, err = asStored(r, obj); err != nil {
 		return result{}, err
 	}
-	becomes, err := tab.becomes(sent, obj)
+	becomes, err := tab.mergePatch(sent, obj)
 	return result{warnings: warnings, becomes: becomes}, err
 }
 
@@ -270,7 +268,7 @@ func (tab *table) update(r *api.Resource, c *tableCase) (result, error) {
 		return result{}, err
 	}
 	r.Default(old)
-	if old, err = settled(r, old); err != nil {
+	if old, err = asStored(r, old); err != nil {
 		return result{}, err
 	}
 	r.Default(obj)
@@ -295,7 +293,7 @@ func (tab *table) update(r *api.Resource, c *tableCase) (result, error) {
 	}
 	r.Default(obj)
 	if errs := way.Validate(ctx, obj, old); len(errs) > 0 {
-		return result{errors: told(errs)}, nil
+		return result{errors: formatErrors(errs)}, nil
 	}
 	if r.Canonicalize != nil {
 		r.Canonicalize(obj)
@@ -308,25 +306,25 @@ func (tab *table) update(r *api.Resource, c *tableCase) (result, error) {
 	if warnings != nil {
 		got.warnings = append(got.warnings, warnings(ctx, obj, old)...)
 	}
-	if obj, err = settled(r, obj); err != nil {
+	if obj, err = asStored(r, obj); err != nil {
 		return result{}, err
 	}
-	got.becomes, err = tab.becomes(sent, obj)
+	got.becomes, err = tab.mergePatch(sent, obj)
 	return got, err
 }
 
-// listener keeps the warnings that are told while an object is prepared.
-type listener struct{ texts []string }
+// warningRecorder records the warnings that are sent while an object is processed.
+type warningRecorder struct{ texts []string }
 
-func (l *listener) AddWarning(_, text string) { l.texts = append(l.texts, text) }
+func (l *warningRecorder) AddWarning(_, text string) { l.texts = append(l.texts, text) }
 
-func asAdmin() (context.Context, *listener) {
-	l := &listener{}
+func asAdmin() (context.Context, *warningRecorder) {
+	l := &warningRecorder{}
 	return request.WithUser(warning.WithWarningRecorder(context.Background(), l), &user.DefaultInfo{Name: "admin", UID: "1", Groups: []string{"system:masters", "system:authenticated"}}), l
 }
 
-// told are errors as the causes of an answer tell them.
-func told(errs field.ErrorList) []string {
+// formatErrors formats errors like the causes in an API response.
+func formatErrors(errs field.ErrorList) []string {
 	all := make([]string, len(errs))
 	for i, e := range errs {
 		all[i] = e.Field + ": " + e.ErrorBody()
@@ -338,7 +336,7 @@ func (c *tableCase) diff(got result) string {
 	var b strings.Builder
 	lines := func(what string, got, want []string) {
 		if !slices.Equal(got, want) {
-			fmt.Fprintf(&b, "%s:\n  %s\nwant:\n  %s\n", what, shrunk(strings.Join(got, "\n  ")), shrunk(strings.Join(want, "\n  ")))
+			fmt.Fprintf(&b, "%s:\n  %s\nwant:\n  %s\n", what, abbreviate(strings.Join(got, "\n  ")), abbreviate(strings.Join(want, "\n  ")))
 		}
 	}
 	wanted := make([]string, len(c.Errors))
@@ -356,7 +354,7 @@ func (c *tableCase) diff(got result) string {
 	return b.String()
 }
 
-// sameJSON compares two patches, of which none is one that changes nothing.
+// sameJSON compares two patches. An empty patch equals one that changes nothing.
 func sameJSON(a, b json.RawMessage) bool {
 	var x, y map[string]any
 	if len(a) > 0 && json.Unmarshal(a, &x) != nil || len(b) > 0 && json.Unmarshal(b, &y) != nil {
@@ -365,8 +363,8 @@ func sameJSON(a, b json.RawMessage) bool {
 	return len(x) == 0 && len(y) == 0 || reflect.DeepEqual(x, y)
 }
 
-// text is the table as its file has it: the base as YAML, and one line of JSON
-// for each thing that a case says.
+// text formats the table in the format of its file: the base as YAML, and the fields of cases as
+// one line of JSON each.
 func (tab *table) text() []byte {
 	var b bytes.Buffer
 	line := func(indent, name string, v any) {
@@ -374,7 +372,7 @@ func (tab *table) text() []byte {
 		enc := json.NewEncoder(&one)
 		enc.SetEscapeHTML(false)
 		if err := enc.Encode(v); err != nil {
-			panic(err) // what was read as JSON
+			panic(err) // it was decoded from JSON
 		}
 		fmt.Fprintf(&b, "%s%s: %s", indent, name, one.Bytes())
 	}
@@ -411,7 +409,7 @@ func (tab *table) text() []byte {
 			if len(list.texts) > 0 {
 				b.WriteString("  " + list.name + ":\n")
 				for _, text := range list.texts {
-					text = shrunk(text)
+					text = abbreviate(text)
 					one, err := yaml.Marshal(text)
 					if err != nil || bytes.Count(one, []byte("\n")) > 1 {
 						one, _ = json.Marshal(text)

@@ -1,5 +1,4 @@
-// Package certificates describes the kinds of certificates.k8s.io/v1, one file a
-// kind.
+// Package certificates defines the kinds of certificates.k8s.io/v1, one file per kind.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/
 package certificates
@@ -11,14 +10,14 @@ const (
 	version = "v1"
 )
 
-// LegacyUnknownSigner is the signer of requests that named none, in a version of
-// the API that is gone. New requests may not name it.
+// LegacyUnknownSigner is the signer name of requests without a signer in the removed v1beta1 API.
+// New requests must not use it.
 const LegacyUnknownSigner = "kubernetes.io/legacy-unknown"
 
-// blockType is the type of a certificate's PEM block.
+// blockType is the PEM block type of certificates.
 const blockType = "CERTIFICATE"
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		signingRequest().Resource(),

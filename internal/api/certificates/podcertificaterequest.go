@@ -17,8 +17,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// defaultPodExpiration is how long a pod's certificate may live, in seconds, when
-// nobody says.
+// defaultPodExpiration is the default maximum lifetime of a pod certificate in seconds.
 const defaultPodExpiration = 24 * 60 * 60
 
 func podCertificateRequest() api.Kind[*certificatesv1.PodCertificateRequest] {
@@ -51,7 +50,7 @@ func podCertificateRequest() api.Kind[*certificatesv1.PodCertificateRequest] {
 				if apiequality.Semantic.DeepEqual(r.Spec, old.Spec) {
 					return nil
 				}
-				return field.ErrorList{field.Invalid(field.NewPath("spec"), formerSpec(&r.Spec), apivalidation.FieldImmutableErrorMsg)}
+				return field.ErrorList{field.Invalid(field.NewPath("spec"), internalSpec(&r.Spec), apivalidation.FieldImmutableErrorMsg)}
 			},
 			ResetFields: [][]string{{"status"}},
 		},
@@ -97,9 +96,8 @@ func podCertificateRequest() api.Kind[*certificatesv1.PodCertificateRequest] {
 	}
 }
 
-// formerSpec shows a specification with the two fields of v1beta1 that upstream
-// has yet where it checks.
-func formerSpec(s *certificatesv1.PodCertificateRequestSpec) any {
+// internalSpec formats a spec with two fields of v1beta1 that upstream's validation still includes.
+func internalSpec(s *certificatesv1.PodCertificateRequestSpec) any {
 	return struct {
 		SignerName                       string
 		PodName                          string
@@ -118,14 +116,14 @@ func formerSpec(s *certificatesv1.PodCertificateRequestSpec) any {
 	}
 }
 
-// outcomes are how a request may end.
+// outcomes are the condition types of finished requests.
 var outcomes = []string{
 	certificatesv1.PodCertificateRequestConditionTypeIssued,
 	certificatesv1.PodCertificateRequestConditionTypeDenied,
 	certificatesv1.PodCertificateRequestConditionTypeFailed,
 }
 
-// outcome of a request; empty while there is none.
+// outcome returns the outcome of a request, or an empty string if it is pending.
 func outcome(r *certificatesv1.PodCertificateRequest) string {
 	for _, t := range outcomes {
 		for _, c := range r.Status.Conditions {

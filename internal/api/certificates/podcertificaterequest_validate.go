@@ -23,11 +23,11 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// Limits of a pod's certificate and of asking for it.
+// Limits of pod certificates and their requests.
 const (
 	minPodExpiration        = 60 * 60           // seconds
 	maxPodExpiration        = 91 * 24 * 60 * 60 // seconds
-	maxKubernetesExpiration = 24 * 60 * 60      // seconds, of Kubernetes' own signers
+	maxKubernetesExpiration = 24 * 60 * 60      // in seconds, for signers of Kubernetes
 	maxStubRequest          = 10 << 10          // bytes
 	maxCertificateChain     = 100 << 10         // bytes
 	maxUID                  = 128               // bytes
@@ -73,7 +73,7 @@ func checkPodRequest(r *certificatesv1.PodCertificateRequest) field.ErrorList {
 		e.Invalid(spec.Child("maxExpirationSeconds"), r.Spec.MaxExpirationSeconds, fmt.Sprintf("must be in the range [%d, %d]", minPodExpiration, most))
 	}
 	if len(r.Spec.StubPKCS10Request) == 0 {
-		// The other two are of older versions of the API.
+		// The other two fields belong to older API versions.
 		e.Invalid(spec, field.OmitValueType{}, "exactly one of (stubPKCS10Request) or (pkixPublicKey, proofOfPossession) must be set")
 		return e.List
 	}
@@ -81,7 +81,7 @@ func checkPodRequest(r *certificatesv1.PodCertificateRequest) field.ErrorList {
 	return e.List
 }
 
-// checkStub checks a DER-encoded PKCS#10 request and the kind of its key.
+// checkStub validates a DER-encoded PKCS#10 request and its key type.
 func checkStub(e *validate.Errors, stub []byte, at *field.Path) {
 	if len(stub) > maxStubRequest {
 		e.Add(field.ErrorList{field.TooLong(at, stub, maxStubRequest)})
@@ -118,7 +118,7 @@ func checkPodRequestStatus(r, old *certificatesv1.PodCertificateRequest) field.E
 	status := field.NewPath("status")
 	known := 0
 	for i, c := range r.Status.Conditions {
-		// The dot before the index is as upstream tells it.
+		// The dot before the index is upstream's error path.
 		at := status.Child("conditions.").Index(i)
 		if !slices.Contains(outcomes, c.Type) {
 			e.Add(field.ErrorList{field.NotSupported(at.Child("type"), c.Type, outcomes)})
@@ -156,8 +156,8 @@ func checkPodRequestStatus(r, old *certificatesv1.PodCertificateRequest) field.E
 	return e.List
 }
 
-// checkIssued checks that the certificate is what was asked for. It stops at the
-// first fault that makes the next check senseless.
+// checkIssued checks that the certificate matches the request. It stops at the first error that
+// makes further checks pointless.
 func checkIssued(e *validate.Errors, r, old *certificatesv1.PodCertificateRequest) {
 	status := field.NewPath("status")
 	chain := status.Child("certificateChain")
@@ -240,8 +240,8 @@ func checkLeafNames(e *validate.Errors, leaf *x509.Certificate, at *field.Path) 
 	}
 }
 
-// checkTimes compares the status with the certificate's life and that with what
-// was allowed. All times are set.
+// checkTimes compares the status with the validity of the certificate, and the validity with the
+// maximum lifetime. All times must be set.
 func checkTimes(e *validate.Errors, r *certificatesv1.PodCertificateRequest, leaf *x509.Certificate) bool {
 	status := field.NewPath("status")
 	from, until, refresh := r.Status.NotBefore.Time, r.Status.NotAfter.Time, r.Status.BeginRefreshAt.Time

@@ -40,7 +40,7 @@ func stubOf(t *testing.T, key crypto.Signer) []byte {
 	return der
 }
 
-// found are errors without their values, which have certificates in them.
+// found formats errors without their values, which contain certificates.
 func found(errs field.ErrorList) []string {
 	all := make([]string, len(errs))
 	for i, e := range errs {
@@ -56,7 +56,7 @@ func hold(t *testing.T, errs field.ErrorList, want string) {
 	}
 }
 
-// TestStubs holds which keys a pod's certificate may be asked for with.
+// TestStubs checks which keys are accepted in the request for a pod certificate.
 func TestStubs(t *testing.T) {
 	_, edwards, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
@@ -65,7 +65,7 @@ func TestStubs(t *testing.T) {
 	good := stubOf(t, newKey(t, elliptic.P256()))
 	forged := append([]byte{}, good...)
 	forged[len(forged)-1] ^= 1
-	// The identifier of a key that agrees on others and does not sign.
+	// The object identifier of a key agreement key, which cannot sign.
 	agrees := bytes.Replace(stubOf(t, edwards), []byte{0x2b, 0x65, 0x70}, []byte{0x2b, 0x65, 0x6e}, 1)
 	for name, tc := range map[string]struct {
 		stub []byte
@@ -88,9 +88,8 @@ func TestStubs(t *testing.T) {
 	}
 }
 
-// TestIssued holds what of a certificate for a pod is checked when its signer
-// writes it.
-func TestIssued(t *testing.T) {
+// TestIssuedCertificate checks the validation of certificates that the signer has written.
+func TestIssuedCertificate(t *testing.T) {
 	key := newKey(t, elliptic.P256())
 	now := time.Now().Truncate(time.Second)
 	old := &certificatesv1.PodCertificateRequest{Spec: certificatesv1.PodCertificateRequestSpec{
@@ -122,8 +121,8 @@ func TestIssued(t *testing.T) {
 		want   string
 	}{
 		"good": {},
-		"names that are none": {leaf: func(c *x509.Certificate) {
-			c.DNSNames, c.EmailAddresses = []string{"a..b", ".c", "d."}, []string{"nobody"}
+		"invalid names": {leaf: func(c *x509.Certificate) {
+			c.DNSNames, c.EmailAddresses = []string{"a..b", ".c", "d."}, []string{"invalid"}
 		}, want: "status.certificateChain: leaf certificate's DNSName should not contain '..'\n" +
 			"status.certificateChain: leaf certificate's DNSName should not start or end with '.'\n" +
 			"status.certificateChain: leaf certificate's DNSName should not start or end with '.'\n" +
@@ -134,7 +133,7 @@ func TestIssued(t *testing.T) {
 		"long": {leaf: func(c *x509.Certificate) { c.NotAfter = now.Add(25 * time.Hour).UTC() }, change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) {
 			s.NotAfter = at(25 * time.Hour)
 		}, want: "status.certificateChain: leaf certificate lifetime must be <= spec.maxExpirationSeconds (86400)"},
-		"of an hour ago": {leaf: func(c *x509.Certificate) { c.NotBefore = now.Add(-time.Hour).UTC() }, change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) {
+		"issued an hour ago": {leaf: func(c *x509.Certificate) { c.NotBefore = now.Add(-time.Hour).UTC() }, change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) {
 			s.NotBefore = at(-time.Hour)
 		}, want: "status.notBefore: must be set to within 5 minutes of kube-apiserver's current time"},
 		"another begin": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) { s.NotBefore = at(time.Minute) },
@@ -151,16 +150,16 @@ func TestIssued(t *testing.T) {
 		}, want: "status.notBefore: must be present and consistent with the issued certificate\n" +
 			"status.notAfter: must be present and consistent with the issued certificate\n" +
 			"status.beginRefreshAt: must be present and in the range [notbefore+10min, notafter-10min]"},
-		"of another key": {change: func(t *testing.T, s *certificatesv1.PodCertificateRequestStatus) {
+		"for another key": {change: func(t *testing.T, s *certificatesv1.PodCertificateRequestStatus) {
 			s.CertificateChain = sign(t, newKey(t, elliptic.P256()), nil)
 		}, want: "status.certificateChain: leaf certificate was not issued to the requested public key"},
-		"of a stub that is none": {spec: func(s *certificatesv1.PodCertificateRequestSpec) { s.StubPKCS10Request = []byte("x") },
+		"invalid stub request": {spec: func(s *certificatesv1.PodCertificateRequestSpec) { s.StubPKCS10Request = []byte("x") },
 			want: "spec.stubPKCS10Request: must be a valid PKCS#10 CSR"},
 		"no certificate": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) { s.CertificateChain = "x" },
 			want: "status.certificateChain: issued certificate chain must contain at least one certificate"},
-		"of no form": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) { s.CertificateChain = junk },
+		"invalid certificate": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) { s.CertificateChain = junk },
 			want: "status.certificateChain: leaf certificate does not parse as valid X.509"},
-		"of another block": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) { s.CertificateChain = other },
+		"other PEM block": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) { s.CertificateChain = other },
 			want: "status.certificateChain: issued certificate chain must consist entirely of CERTIFICATE PEM blocks"},
 		"followed by junk": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) { s.CertificateChain += junk },
 			want: "status.certificateChain: intermediate certificate does not parse as valid X.509"},
@@ -172,13 +171,13 @@ func TestIssued(t *testing.T) {
 		"issued and denied": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) {
 			s.Conditions = append(s.Conditions, is("Denied"))
 		}, want: `status.conditions.[1].type: There may be at most one condition with type "Issued", "Denied", or "Failed"`},
-		"of another condition": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) {
+		"unknown condition": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) {
 			s.Conditions = append(s.Conditions, is("Strange"))
 		}, want: `status.conditions.[1].type: supported values: "Issued", "Denied", "Failed"`},
 		"not issued": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) {
 			s.Conditions[0].Status = metav1.ConditionFalse
 		}, want: `status.conditions.[0].status: supported values: "True"`},
-		"nothing said of it": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) { s.Conditions = nil },
+		"status without condition": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) { s.Conditions = nil },
 			want: `status: status is immutable unless transitioning to "Issued", "Denied", or "Failed"`},
 		"denied": {change: func(_ *testing.T, s *certificatesv1.PodCertificateRequestStatus) {
 			s.Conditions = []metav1.Condition{is("Denied")}

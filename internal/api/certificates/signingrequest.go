@@ -18,55 +18,55 @@ import (
 	"hyperkube/internal/api"
 )
 
-// signing is what the functions of the kind are about.
-type signing = *certificatesv1.CertificateSigningRequest
+// csr is the type of the kind.
+type csr = *certificatesv1.CertificateSigningRequest
 
-func signingRequest() api.Kind[signing] {
+func signingRequest() api.Kind[csr] {
 	spec := certificatesv1beta1.CertificateSigningRequestSpec{}.SwaggerDoc()
-	return api.Kind[signing]{
+	return api.Kind[csr]{
 		Names:   api.Names{Kind: "CertificateSigningRequest", Plural: "certificatesigningrequests", ShortNames: []string{"csr"}},
 		Group:   group,
 		Version: version,
 		Scope:   api.Cluster,
-		New:     func() signing { return &certificatesv1.CertificateSigningRequest{} },
+		New:     func() csr { return &certificatesv1.CertificateSigningRequest{} },
 		NewList: func() runtime.Object { return &certificatesv1.CertificateSigningRequestList{} },
 
 		PrepareCreate: prepareSigningRequest,
-		// Any name will do.
+		// All names are accepted.
 		ValidateName: func(string, bool) []string { return nil },
-		Validate: func(_ context.Context, r signing) field.ErrorList {
+		Validate: func(_ context.Context, r csr) field.ErrorList {
 			return checkSigningRequest(r, nil)
 		},
-		Update: api.KindUpdate[signing]{
-			Prepare: func(_ context.Context, r, old signing) {
+		Update: api.KindUpdate[csr]{
+			Prepare: func(_ context.Context, r, old csr) {
 				old.Spec.DeepCopyInto(&r.Spec)
 				old.Status.DeepCopyInto(&r.Status)
 			},
-			Validate:    func(_ context.Context, r, old signing) field.ErrorList { return checkUpdate(r, old, objectItself) },
+			Validate:    func(_ context.Context, r, old csr) field.ErrorList { return checkUpdate(r, old, objectEndpoint) },
 			ResetFields: [][]string{{"spec"}, {"status"}},
 		},
-		Views: map[string]api.KindUpdate[signing]{
+		Views: map[string]api.KindUpdate[csr]{
 			"status": {
-				Prepare: func(_ context.Context, r, old signing) {
+				Prepare: func(_ context.Context, r, old csr) {
 					old.Spec.DeepCopyInto(&r.Spec)
 					keepConditions(r, old, certificatesv1.CertificateApproved)
 					keepConditions(r, old, certificatesv1.CertificateDenied)
 					stampConditions(r, old)
 				},
-				Validate:    func(_ context.Context, r, old signing) field.ErrorList { return checkUpdate(r, old, itsStatus) },
+				Validate:    func(_ context.Context, r, old csr) field.ErrorList { return checkUpdate(r, old, statusEndpoint) },
 				ResetFields: [][]string{{"spec"}},
 			},
 			"approval": {
-				Prepare: func(_ context.Context, r, old signing) {
+				Prepare: func(_ context.Context, r, old csr) {
 					old.Spec.DeepCopyInto(&r.Spec)
 					r.Status.Certificate = slices.Clone(old.Status.Certificate)
 					stampConditions(r, old)
 				},
-				Validate:    func(_ context.Context, r, old signing) field.ErrorList { return checkUpdate(r, old, itsApproval) },
+				Validate:    func(_ context.Context, r, old csr) field.ErrorList { return checkUpdate(r, old, approvalEndpoint) },
 				ResetFields: [][]string{{"spec"}, {"status", "certificate"}},
 			},
 		},
-		Fields:     func(r signing) fields.Set { return fields.Set{"spec.signerName": r.Spec.SignerName} },
+		Fields:     func(r csr) fields.Set { return fields.Set{"spec.signerName": r.Spec.SignerName} },
 		FieldNames: []string{"spec.signerName"},
 		Columns: []metav1.TableColumnDefinition{
 			api.NameColumn,
@@ -80,8 +80,8 @@ func signingRequest() api.Kind[signing] {
 	}
 }
 
-// prepareSigningRequest notes who asks, which nobody may say themselves.
-func prepareSigningRequest(ctx context.Context, r signing) {
+// prepareSigningRequest sets the user information of the requester. Clients cannot set it.
+func prepareSigningRequest(ctx context.Context, r csr) {
 	r.Spec.Username, r.Spec.UID, r.Spec.Groups, r.Spec.Extra = "", "", nil, nil
 	if u, ok := request.UserFrom(ctx); ok {
 		r.Spec.Username, r.Spec.UID, r.Spec.Groups = u.GetName(), u.GetUID(), slices.Clone(u.GetGroups())
@@ -95,9 +95,9 @@ func prepareSigningRequest(ctx context.Context, r signing) {
 	r.Status = certificatesv1.CertificateSigningRequestStatus{}
 }
 
-// keepConditions takes back what was changed in conditions of one type, unless
-// some were added or removed: that is told as a fault.
-func keepConditions(r, old signing, t certificatesv1.RequestConditionType) {
+// keepConditions reverts changes to conditions of one type, unless conditions were added or
+// removed, which validation rejects.
+func keepConditions(r, old csr, t certificatesv1.RequestConditionType) {
 	was := conditions(old, t)
 	if len(was) != len(conditions(r, t)) {
 		return
@@ -111,8 +111,8 @@ func keepConditions(r, old signing, t certificatesv1.RequestConditionType) {
 	}
 }
 
-// stampConditions sets the times that a client left out.
-func stampConditions(r, old signing) {
+// stampConditions sets missing timestamps of conditions.
+func stampConditions(r, old csr) {
 	now := metav1.Now()
 	for i := range r.Status.Conditions {
 		c := &r.Status.Conditions[i]
@@ -132,7 +132,7 @@ func stampConditions(r, old signing) {
 	}
 }
 
-func signingRequestRow(r signing) []any {
+func signingRequestRow(r csr) []any {
 	signer, wish := "<none>", "<none>"
 	if r.Spec.SignerName != "" {
 		signer = r.Spec.SignerName
@@ -143,7 +143,7 @@ func signingRequestRow(r signing) []any {
 	return []any{r.Name, api.Age(r.CreationTimestamp), signer, r.Spec.Username, wish, signingRequestState(r)}
 }
 
-func signingRequestState(r signing) string {
+func signingRequestState(r csr) string {
 	has := func(t certificatesv1.RequestConditionType) bool { return len(conditions(r, t)) > 0 }
 	state := "Pending"
 	switch {
@@ -161,8 +161,8 @@ func signingRequestState(r signing) string {
 	return state
 }
 
-// conditions of one type.
-func conditions(r signing, t certificatesv1.RequestConditionType) []certificatesv1.CertificateSigningRequestCondition {
+// conditions returns the conditions of a type.
+func conditions(r csr, t certificatesv1.RequestConditionType) []certificatesv1.CertificateSigningRequestCondition {
 	var found []certificatesv1.CertificateSigningRequestCondition
 	for _, c := range r.Status.Conditions {
 		if c.Type == t {

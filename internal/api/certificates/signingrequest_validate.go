@@ -17,10 +17,10 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// minExpiration is the shortest life that may be asked for, in seconds.
+// minExpiration is the minimum requested lifetime in seconds.
 const minExpiration = 600
 
-// usages are all that may be asked for, sorted as errors list them.
+// usages are the allowed key usages, sorted as in error messages.
 var usages = func() []string {
 	all := []certificatesv1.KeyUsage{
 		certificatesv1.UsageSigning, certificatesv1.UsageDigitalSignature, certificatesv1.UsageContentCommitment,
@@ -40,21 +40,21 @@ var usages = func() []string {
 	return names
 }()
 
-// lasting conditions are never taken back, and never anything but true.
-var lasting = []certificatesv1.RequestConditionType{
+// permanentConditions are the condition types that cannot be removed and must have status True.
+var permanentConditions = []certificatesv1.RequestConditionType{
 	certificatesv1.CertificateApproved, certificatesv1.CertificateDenied, certificatesv1.CertificateFailed,
 }
 
-// way tells by which path a request is changed.
-type way int
+// endpoint is the endpoint by which a request is updated.
+type endpoint int
 
 const (
-	objectItself way = iota
-	itsStatus
-	itsApproval
+	objectEndpoint endpoint = iota
+	statusEndpoint
+	approvalEndpoint
 )
 
-// ParseRequest reads the PKCS#10 request in the PEM of a signing request.
+// ParseRequest parses the PEM-encoded PKCS#10 request of a signing request.
 func ParseRequest(data []byte) (*x509.CertificateRequest, error) {
 	block, _ := pem.Decode(data)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {
@@ -63,9 +63,8 @@ func ParseRequest(data []byte) (*x509.CertificateRequest, error) {
 	return x509.ParseCertificateRequest(block.Bytes)
 }
 
-// checkSigningRequest checks r. Faults that old has already are let pass; old is
-// nil for a new one.
-func checkSigningRequest(r, old signing) field.ErrorList {
+// checkSigningRequest validates r. Errors that old already has are ignored. old is nil on create.
+func checkSigningRequest(r, old csr) field.ErrorList {
 	var e validate.Errors
 	spec := field.NewPath("spec")
 	req, err := ParseRequest(r.Spec.Request)
@@ -97,7 +96,7 @@ func checkSigningRequest(r, old signing) field.ErrorList {
 	return e.List
 }
 
-func checkUsages(e *validate.Errors, r, old signing) {
+func checkUsages(e *validate.Errors, r, old csr) {
 	at := field.NewPath("spec", "usages")
 	unknown := func(u certificatesv1.KeyUsage) bool { return !slices.Contains(usages, string(u)) }
 	if old == nil || !slices.ContainsFunc(old.Spec.Usages, unknown) {
@@ -127,7 +126,7 @@ func repeats[T any, K comparable](list []T, key func(T) K) bool {
 	return false
 }
 
-func checkConditions(e *validate.Errors, r, old signing) {
+func checkConditions(e *validate.Errors, r, old csr) {
 	typeOf := func(c certificatesv1.CertificateSigningRequestCondition) certificatesv1.RequestConditionType {
 		return c.Type
 	}
@@ -144,7 +143,7 @@ func checkConditions(e *validate.Errors, r, old signing) {
 			e.Required(at.Child("type"), "")
 		}
 		allowed := []string{string(corev1.ConditionFalse), string(corev1.ConditionTrue), string(corev1.ConditionUnknown)}
-		if slices.Contains(lasting, c.Type) {
+		if slices.Contains(permanentConditions, c.Type) {
 			allowed = []string{string(corev1.ConditionTrue)}
 		}
 		switch {
@@ -165,8 +164,7 @@ func checkConditions(e *validate.Errors, r, old signing) {
 	}
 }
 
-// checkCertificates checks PEM in which nothing but certificates may be; none at
-// all is fine.
+// checkCertificates checks that PEM data contains only certificates. Empty data is valid.
 func checkCertificates(data []byte) error {
 	if len(data) == 0 {
 		return nil
@@ -198,21 +196,21 @@ func checkCertificates(data []byte) error {
 	return nil
 }
 
-// checkUpdate checks what may change by which way: approval is apart from the
-// certificate, so that the two can be granted apart.
-func checkUpdate(r, old signing, by way) field.ErrorList {
+// checkUpdate checks which conditions and fields can change at an endpoint: approval and status are
+// separate, so that permissions for them can be granted separately.
+func checkUpdate(r, old csr, by endpoint) field.ErrorList {
 	e := validate.Errors{List: checkSigningRequest(r, old)}
 	at := field.NewPath("status", "conditions")
-	for _, t := range lasting {
+	for _, t := range permanentConditions {
 		if len(conditions(r, t)) < len(conditions(old, t)) {
 			e.Forbidden(at, fmt.Sprintf("updates may not remove a condition of type %q", t))
 		}
 	}
-	if by != itsApproval {
-		for _, t := range lasting[:2] {
+	if by != approvalEndpoint {
+		for _, t := range permanentConditions[:2] {
 			was, is := conditions(old, t), conditions(r, t)
 			switch {
-			case len(is) < len(was): // said above
+			case len(is) < len(was): // reported above
 			case len(is) > len(was):
 				e.Forbidden(at, fmt.Sprintf("updates may not add a condition of type %q", t))
 			case !apiequality.Semantic.DeepEqual(was, is):
@@ -223,7 +221,7 @@ func checkUpdate(r, old signing, by way) field.ErrorList {
 	if !bytes.Equal(r.Status.Certificate, old.Status.Certificate) {
 		at := field.NewPath("status", "certificate")
 		switch {
-		case by != itsStatus:
+		case by != statusEndpoint:
 			e.Forbidden(at, "updates may not set certificate content")
 		case len(old.Status.Certificate) > 0:
 			e.Forbidden(at, "updates may not modify existing certificate content")

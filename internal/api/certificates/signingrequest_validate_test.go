@@ -8,9 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestWays holds that who may sign does not approve by that, nor who may approve
-// sign.
-func TestWays(t *testing.T) {
+// TestUpdateEndpoints checks that a signer cannot approve, and an approver cannot sign.
+func TestUpdateEndpoints(t *testing.T) {
 	old := &certificatesv1.CertificateSigningRequest{}
 	old.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{
 		{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "R", Message: "m"},
@@ -19,18 +18,18 @@ func TestWays(t *testing.T) {
 		modified = "status.conditions: updates may not modify a condition of type \"Approved\"\n"
 		signed   = "status.certificate: updates may not set certificate content"
 	)
-	reason := func(r signing) { r.Status.Conditions[0].Reason = "Other" }
-	sign := func(r signing) { r.Status.Certificate = []byte("x") }
+	reason := func(r csr) { r.Status.Conditions[0].Reason = "Other" }
+	sign := func(r csr) { r.Status.Certificate = []byte("x") }
 	for name, tc := range map[string]struct {
-		by     way
-		change func(signing)
-		want   string // how a finding begins
-		not    string // how none does
+		by     endpoint
+		change func(csr)
+		want   string // prefix of an expected error
+		not    string // prefix that no error may have
 	}{
-		"a reason by the signer":        {itsStatus, reason, modified, ""},
-		"a reason by the approver":      {itsApproval, reason, "", modified},
-		"a certificate by the signer":   {itsStatus, sign, "", signed},
-		"a certificate by the approver": {itsApproval, sign, signed, ""},
+		"a reason by the signer":        {statusEndpoint, reason, modified, ""},
+		"a reason by the approver":      {approvalEndpoint, reason, "", modified},
+		"a certificate by the signer":   {statusEndpoint, sign, "", signed},
+		"a certificate by the approver": {approvalEndpoint, sign, signed, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := old.DeepCopy()

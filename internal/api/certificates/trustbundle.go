@@ -19,7 +19,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// maxTrustBundle is the longest trust bundle, in bytes.
+// maxTrustBundle is the maximum size of a trust bundle in bytes.
 const maxTrustBundle = 1 << 20
 
 func clusterTrustBundle() api.Kind[*certificatesv1.ClusterTrustBundle] {
@@ -63,7 +63,7 @@ func clusterTrustBundle() api.Kind[*certificatesv1.ClusterTrustBundle] {
 	}
 }
 
-// bundleName checks the name of a bundle, which begins with its signer's.
+// bundleName validates the name of a bundle, which must start with the name of its signer.
 func bundleName(signer, name string, prefix bool) []string {
 	if signer == "" {
 		if strings.Contains(name, ":") {
@@ -84,14 +84,14 @@ func checkTrustBundle(b, old *certificatesv1.ClusterTrustBundle) field.ErrorList
 	if b.Spec.SignerName != "" {
 		e.SignerName(field.NewPath("spec", "signerName"), b.Spec.SignerName)
 	}
-	// What is stored was read once; a newer parser may see it otherwise.
+	// Stored bundles are not parsed again, because a newer parser may reject them.
 	if old == nil || old.Spec.TrustBundle != b.Spec.TrustBundle {
 		checkAnchors(&e, b.Spec.TrustBundle, field.NewPath("spec", "trustBundle"))
 	}
 	return e.List
 }
 
-// checkAnchors checks PEM of different certificate authorities.
+// checkAnchors checks that PEM data contains distinct CA certificates.
 func checkAnchors(e *validate.Errors, text string, at *field.Path) {
 	if len(text) > maxTrustBundle {
 		e.Add(field.ErrorList{field.TooLong(at, "", maxTrustBundle)})

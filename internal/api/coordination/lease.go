@@ -25,7 +25,7 @@ func lease() api.Kind[*coordinationv1.Lease] {
 		AnyFinalizers:             true,
 		AllowCreateOnUpdate:       true,
 		ForbidUnconditionalUpdate: true,
-		// The gate CoordinatedLeaderElection is off.
+		// The feature gate CoordinatedLeaderElection is disabled.
 		PrepareCreate: func(_ context.Context, l *coordinationv1.Lease) {
 			l.Spec.Strategy, l.Spec.PreferredHolder = nil, nil
 		},
@@ -77,11 +77,11 @@ func validateLeaseSpec(spec *coordinationv1.LeaseSpec, path *field.Path) field.E
 	return errs
 }
 
-// validateStrategy checks the name of a coordinated election's strategy:
-// Kubernetes' own, or one with a domain.
+// validateStrategy validates the name of a coordinated election strategy: a Kubernetes strategy, or
+// a domain-prefixed name.
 func validateStrategy(strategy coordinationv1.CoordinatedLeaseStrategy, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	path = path.Child("strategy") // once more, as upstream tells it
+	path = path.Child("strategy") // duplicated as in upstream
 	if !strings.Contains(string(strategy), "/") {
 		if strategy != coordinationv1.OldestEmulationVersion {
 			errs = append(errs, field.NotSupported(path, strategy, []coordinationv1.CoordinatedLeaseStrategy{coordinationv1.OldestEmulationVersion}))

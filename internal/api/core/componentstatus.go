@@ -8,8 +8,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// componentStatus is deprecated since v1.19 and there for old clients that
-// look for it. Nothing is stored: the API server looks when it is asked.
+// componentStatus returns the kind ComponentStatus, which is deprecated since v1.19 and served for
+// old clients. It is not stored: the API server checks the components on each request.
 func componentStatus() api.Kind[*corev1.ComponentStatus] {
 	return api.Kind[*corev1.ComponentStatus]{
 		Names: api.Names{

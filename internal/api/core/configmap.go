@@ -75,7 +75,7 @@ func validateConfigMap(cm *corev1.ConfigMap) field.ErrorList {
 		size += len(cm.BinaryData[key])
 	}
 	if size > corev1.MaxSecretSize {
-		// An empty path refers to the object as a whole.
+		// An empty path refers to the whole object.
 		errs = append(errs, field.TooLong(field.NewPath(""), "", corev1.MaxSecretSize))
 	}
 	return errs
@@ -90,7 +90,7 @@ func validateConfigMapChanges(_ context.Context, cm, old *corev1.ConfigMap) fiel
 		if !apiequality.Semantic.DeepEqual(cm.Data, old.Data) {
 			errs = append(errs, field.Forbidden(field.NewPath("data"), immutableWhenSet))
 		}
-		// An empty map is a change of none at all here.
+		// Here, an empty map differs from a missing one.
 		if !reflect.DeepEqual(cm.BinaryData, old.BinaryData) {
 			errs = append(errs, field.Forbidden(field.NewPath("binaryData"), immutableWhenSet))
 		}

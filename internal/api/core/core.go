@@ -1,5 +1,5 @@
-// Package core describes the kinds of the core/v1 API group, one file a kind;
-// Pod has a folder of its own. See package api for what a description holds.
+// Package core defines the kinds of the core/v1 API group, one file per kind. Pod has its own
+// package. See package api for the format of the definitions.
 package core
 
 import (
@@ -7,8 +7,7 @@ import (
 	"hyperkube/internal/api/core/pod"
 )
 
-// Resources are all kinds of core/v1 that are stored, and ComponentStatus,
-// which only looks like one.
+// Resources returns all resources of core/v1, including ComponentStatus, which is not stored.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		configMap().Resource(),

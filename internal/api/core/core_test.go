@@ -41,7 +41,7 @@ func parse[T any](t testing.TB, text string) *T {
 	return obj
 }
 
-// create is what an API server does to a new object before it stores it.
+// create processes a new object like the API server does before storing it.
 func create[T any, P interface {
 	*T
 	api.Object
@@ -104,7 +104,7 @@ func TestNames(t *testing.T) {
 		}
 		for name := range r.Fields(r.New()) {
 			if !strings.Contains(strings.Join(r.FieldNames, " ")+" ", name+" ") {
-				t.Errorf("%s: field %q is not offered", r.Plural, name)
+				t.Errorf("%s: field %q is not in FieldNames", r.Plural, name)
 			}
 		}
 		for _, c := range r.Columns {
@@ -118,8 +118,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestRandom holds for every kind and for any object: defaults are complete
-// after the first time, nothing panics, and old objects are not written to.
+// TestRandom checks for random objects of every kind that defaulting is idempotent, nothing panics,
+// and old objects are not modified.
 func TestRandom(t *testing.T) {
 	fill := randfill.NewWithSeed(1).NilChance(0.4).NumElements(1, 2).MaxDepth(12)
 	for _, r := range Resources() {
@@ -133,7 +133,7 @@ func TestRandom(t *testing.T) {
 				again := obj.DeepCopyObject().(api.Object)
 				r.Default(again)
 				if !apiequality.Semantic.DeepEqual(obj, again) {
-					t.Fatal("defaults changed twice")
+					t.Fatal("defaulting is not idempotent")
 				}
 				kept := old.DeepCopyObject()
 				views := []api.Update{r.Update}
@@ -148,7 +148,7 @@ func TestRandom(t *testing.T) {
 					scribble(reflect.ValueOf(changed))
 				}
 				if !reflect.DeepEqual(kept, old) {
-					t.Fatalf("the old object was written to:\n%s", cmp.Diff(kept, old))
+					t.Fatalf("the old object was modified:\n%s", cmp.Diff(kept, old))
 				}
 				cells(t, r.Plural, obj)
 				r.Fields(obj)
@@ -163,7 +163,7 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// scribble writes to every string within reach, to find what is shared.
+// scribble modifies every reachable string, to detect shared memory.
 func scribble(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Interface:
@@ -350,13 +350,13 @@ func TestServiceUpdate(t *testing.T) {
 		r.Update.Prepare(ctx, s, old)
 		return s, r.Update.Validate(ctx, s, old)
 	}
-	// What was given out is kept.
+	// Allocated values are kept.
 	s, errs := update("{spec: {type: NodePort, ports: [{name: a, port: 81}], ipFamilies: [IPv4], ipFamilyPolicy: SingleStack}}")
 	check(t, errs)
 	if s.Spec.ClusterIP != "10.0.0.1" || s.Spec.ClusterIPs[0] != "10.0.0.1" || s.Spec.Ports[0].NodePort != 30001 {
 		t.Errorf("%+v", s.Spec)
 	}
-	// And goes with the type that needs it.
+	// They are removed when the type does not need them.
 	s, errs = update("{spec: {type: ClusterIP, clusterIP: 10.0.0.1, ports: [{name: a, port: 80, nodePort: 30001}], externalTrafficPolicy: Cluster, ipFamilies: [IPv4], ipFamilyPolicy: SingleStack}}")
 	check(t, errs)
 	if s.Spec.Ports[0].NodePort != 0 || s.Spec.ExternalTrafficPolicy != "" {

@@ -92,14 +92,14 @@ func validateEndpoints(ep, old *corev1.Endpoints) field.ErrorList {
 	return e.List
 }
 
-// eachAddress visits the addresses, ready and not, with their paths.
+// eachAddress calls visit for all addresses, ready and not ready, with their paths.
 func eachAddress(ep *corev1.Endpoints, visit func(*corev1.EndpointAddress, *field.Path)) {
 	for i := range ep.Subsets {
 		addressesOf(&ep.Subsets[i], field.NewPath("subsets").Index(i), visit)
 	}
 }
 
-// addressesOf visits those of one subset.
+// addressesOf calls visit for the addresses of one subset.
 func addressesOf(s *corev1.EndpointSubset, at *field.Path, visit func(*corev1.EndpointAddress, *field.Path)) {
 	for j := range s.Addresses {
 		visit(&s.Addresses[j], at.Child("addresses").Index(j))
@@ -131,7 +131,7 @@ func endpointsWarnings(_ context.Context, ep, _ *corev1.Endpoints) []string {
 	return out
 }
 
-// formatEndpoints shows the first three ready ones.
+// formatEndpoints formats the first three ready endpoints.
 func formatEndpoints(ep *corev1.Endpoints) string {
 	const most = 3
 	var shown []string

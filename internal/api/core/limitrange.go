@@ -58,8 +58,8 @@ func limitRange() api.Kind[*corev1.LimitRange] {
 	}
 }
 
-// defaultLimits completes the limits of containers: the default from the
-// most, the default request from the default or else from the least.
+// defaultLimits sets missing limits of containers: the default limit from the maximum, the default
+// request from the default limit or else from the minimum.
 func defaultLimits(l *corev1.LimitRangeItem) {
 	if l.Type == corev1.LimitTypeContainer {
 		if l.Default == nil {
@@ -150,7 +150,7 @@ func validateLimits(e *validate.Errors, l *corev1.LimitRangeItem, at *field.Path
 	}
 }
 
-// limitOrder checks one resource's amounts against each other.
+// limitOrder checks that the values of one resource are consistent.
 func limitOrder(e *validate.Errors, l *corev1.LimitRangeItem, defaults, requests corev1.ResourceList, name corev1.ResourceName, at *field.Path) {
 	least, hasLeast := l.Min[name]
 	most, hasMost := l.Max[name]

@@ -15,9 +15,10 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// namespace's life: it is made with the finalizer "kubernetes" in its spec and
-// phase Active. Deletion only marks it; the namespace controller empties it
-// and then takes its finalizer out by the finalize view, at which it goes.
+// namespace returns the kind Namespace. A namespace is created with the finalizer "kubernetes" in
+// its spec and phase Active. A delete request only marks it. The namespace controller deletes its
+// content and then removes the finalizer with the finalize subresource, which deletes the
+// namespace.
 func namespace() api.Kind[*corev1.Namespace] {
 	return api.Kind[*corev1.Namespace]{
 		Names: api.Names{
@@ -27,8 +28,8 @@ func namespace() api.Kind[*corev1.Namespace] {
 		},
 		Version: "v1",
 		Scope:   api.Cluster,
-		// A namespace is emptied by its controller, so there is no delete of
-		// many at once.
+		// There is no deletecollection, because the namespace controller deletes the content of
+		// each namespace.
 		Verbs:   []string{"create", "delete", "get", "list", "patch", "update", "watch"},
 		New:     func() *corev1.Namespace { return &corev1.Namespace{} },
 		NewList: func() runtime.Object { return &corev1.NamespaceList{} },
@@ -100,7 +101,7 @@ func namespace() api.Kind[*corev1.Namespace] {
 	}
 }
 
-// setNameLabel lets label selectors choose a namespace by name.
+// setNameLabel adds a label with the name, for label selectors.
 func setNameLabel(ns *corev1.Namespace) {
 	if ns.Labels == nil {
 		ns.Labels = map[string]string{}
@@ -108,8 +109,8 @@ func setNameLabel(ns *corev1.Namespace) {
 	ns.Labels[corev1.LabelMetadataName] = ns.Name
 }
 
-// validateNamespaceFinalizers tells of each at the path that at makes of that of
-// all and its index.
+// validateNamespaceFinalizers validates the finalizers. at returns the error path of a finalizer
+// from the path of the list and its index.
 func validateNamespaceFinalizers(ns *corev1.Namespace, at func(*field.Path, int) *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	path := field.NewPath("spec", "finalizers")

@@ -40,9 +40,9 @@ func node() api.Kind[*corev1.Node] {
 		NewList:     func() runtime.Object { return &corev1.NodeList{} },
 		Default:     defaultNode,
 		PrepareCreate: func(_ context.Context, n *corev1.Node) {
-			// Configuration by the API is gone since v1.24.
+			// Dynamic kubelet configuration was removed in v1.24.
 			n.Spec.ConfigSource, n.Status.Config = nil, nil
-			// The gate InPlacePodVerticalScalingSchedulerPreemption is off.
+			// The feature gate InPlacePodVerticalScalingSchedulerPreemption is disabled.
 			n.Spec.PodPreemptionPolicy = nil
 		},
 		Validate: func(_ context.Context, n *corev1.Node) field.ErrorList { return validateNode(n) },
@@ -59,7 +59,7 @@ func node() api.Kind[*corev1.Node] {
 				}
 			},
 			Validate: func(ctx context.Context, n, old *corev1.Node) field.ErrorList {
-				// What both look at is told once, where it is found first.
+				// Duplicate errors are reported once, in the order of their first occurrence.
 				return append(validateNode(n), validateNodeUpdate(ctx, n, old)...)
 			},
 			ResetFields: [][]string{{"status"}},
@@ -97,7 +97,7 @@ func node() api.Kind[*corev1.Node] {
 }
 
 func defaultNode(n *corev1.Node) {
-	// Old clients know the first pod CIDR alone, so it has the last word.
+	// Old clients only know podCIDR, so it takes precedence over podCIDRs.
 	switch s := &n.Spec; {
 	case s.PodCIDR != "" && (len(s.PodCIDRs) == 0 || s.PodCIDRs[0] != s.PodCIDR):
 		s.PodCIDRs = []string{s.PodCIDR}
@@ -114,7 +114,7 @@ func defaultNode(n *corev1.Node) {
 func validateNode(n *corev1.Node) field.ErrorList {
 	e := &validate.Errors{}
 	nodeAnnotations(e, n)
-	// Upstream gives taints and swap a place in metadata here.
+	// Upstream reports errors of taints and swap below metadata.
 	nodeTaints(e, n.Spec.Taints, field.NewPath("metadata", "taints"))
 	nodeResources(e, n)
 	if swap := n.Status.NodeInfo.Swap; swap != nil && swap.Capacity != nil && *swap.Capacity <= 0 {
@@ -125,7 +125,7 @@ func validateNode(n *corev1.Node) field.ErrorList {
 	return e.List
 }
 
-// featureName is the form of what kubelets declare (KEP-5328).
+// featureName is the format of the features that kubelets declare (KEP-5328).
 var featureName = regexp.MustCompile(`^[A-Z][a-zA-Z0-9]*(/[a-zA-Z][a-zA-Z0-9]*)*$`)
 
 func declaredFeatures(e *validate.Errors, names []string, at *field.Path) {
@@ -248,8 +248,7 @@ func validateNodeUpdate(_ context.Context, n, old *corev1.Node) field.ErrorList 
 	return e.List
 }
 
-// nodeConfig checks what is left of the configuration that kubelets once took
-// from config maps.
+// nodeConfig validates the remaining fields of dynamic kubelet configuration.
 func nodeConfig(e *validate.Errors, n *corev1.Node) {
 	if s := n.Spec.ConfigSource; s != nil {
 		configSource(e, s, field.NewPath("spec", "configSource"), false)
@@ -267,8 +266,8 @@ func nodeConfig(e *validate.Errors, n *corev1.Node) {
 	}
 }
 
-// configSource checks a reference to a config map: a resolved one names the
-// very object, the wished one must not.
+// configSource validates a reference to a ConfigMap. A resolved reference must contain UID and
+// resourceVersion, a desired one must not.
 func configSource(e *validate.Errors, s *corev1.NodeConfigSource, at *field.Path, resolved bool) {
 	m := s.ConfigMap
 	if m == nil {

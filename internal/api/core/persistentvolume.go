@@ -84,8 +84,8 @@ func validatePersistentVolume(pv *corev1.PersistentVolume) field.ErrorList {
 	return e.List
 }
 
-// takesMountOptions tells the kinds of volumes for which the old annotation
-// may say how to mount them; others have spec.mountOptions at most.
+// takesMountOptions reports whether the legacy mount options annotation is allowed for the volume
+// type. Other types only support spec.mountOptions.
 func takesMountOptions(s *corev1.PersistentVolumeSource) bool {
 	return s.GCEPersistentDisk != nil || s.AWSElasticBlockStore != nil || s.Glusterfs != nil || s.NFS != nil || s.RBD != nil ||
 		s.Quobyte != nil || s.ISCSI != nil || s.Cinder != nil || s.CephFS != nil || s.AzureFile != nil || s.VsphereVolume != nil ||
@@ -97,7 +97,7 @@ func validatePersistentVolumeUpdate(_ context.Context, pv, old *corev1.Persisten
 	e.Add(validatePersistentVolume(pv))
 	source, before := pv.Spec.PersistentVolumeSource, old.Spec.PersistentVolumeSource
 	if source.CSI != nil && before.CSI != nil && before.CSI.ControllerExpandSecretRef == nil {
-		// The secret for growing the volume may be added.
+		// The secret for volume expansion may be added.
 		csi := *source.CSI
 		csi.ControllerExpandSecretRef = nil
 		source.CSI = &csi
@@ -116,7 +116,7 @@ func validatePersistentVolumeUpdate(_ context.Context, pv, old *corev1.Persisten
 	return e.List
 }
 
-// sameNodes compares, but for labels whose old keys have become the new ones.
+// sameNodes compares node affinities, and treats a deprecated label and its replacement as equal.
 func sameNodes(is, was *corev1.VolumeNodeAffinity) bool {
 	renamed := was.DeepCopy()
 	if is == nil || is.Required == nil || renamed.Required == nil {
@@ -137,7 +137,7 @@ func sameNodes(is, was *corev1.VolumeNodeAffinity) bool {
 	return apiequality.Semantic.DeepEqual(is, renamed)
 }
 
-// stableLabel is what an old label of nodes has become.
+// stableLabel returns the replacement of a deprecated node label.
 func stableLabel(key string) string {
 	switch key {
 	case corev1.LabelFailureDomainBetaZone:
@@ -154,8 +154,8 @@ func stableLabel(key string) string {
 	return key
 }
 
-// preparePersistentVolumeStatus keeps track of when the phase changed, for
-// writers that do not say.
+// preparePersistentVolumeStatus sets the time of the last phase transition if the client has not
+// set it.
 func preparePersistentVolumeStatus(_ context.Context, pv, old *corev1.PersistentVolume) {
 	old.Spec.DeepCopyInto(&pv.Spec)
 	is, was := &pv.Status, &old.Status
@@ -206,7 +206,7 @@ func persistentVolumeWarnings(_ context.Context, pv, _ *corev1.PersistentVolume)
 	return out
 }
 
-// formatAccessModes shows modes in short, in a fixed order.
+// formatAccessModes formats access modes as abbreviations in a fixed order.
 func formatAccessModes(modes []corev1.PersistentVolumeAccessMode) string {
 	var out []string
 	for _, m := range [...]struct {
@@ -225,7 +225,7 @@ func formatAccessModes(modes []corev1.PersistentVolumeAccessMode) string {
 	return strings.Join(out, ",")
 }
 
-// orUnset shows an optional name.
+// orUnset formats an optional name.
 func orUnset[T ~string](s *T) string {
 	if s == nil {
 		return "<unset>"

@@ -39,7 +39,7 @@ func persistentVolumeClaim() api.Kind[*corev1.PersistentVolumeClaim] {
 			validate.RoundUp(c.Status.Capacity)
 			validate.RoundUp(c.Status.AllocatedResources)
 		},
-		// Servers before 1.22 knew dataSource alone.
+		// Servers before v1.22 only had dataSource.
 		Adopt: func(c *corev1.PersistentVolumeClaim) { volume.NormalizeDataSources(&c.Spec) },
 		PrepareCreate: func(_ context.Context, c *corev1.PersistentVolumeClaim) {
 			c.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}
@@ -69,7 +69,7 @@ func persistentVolumeClaim() api.Kind[*corev1.PersistentVolumeClaim] {
 			"status": {
 				Prepare: func(_ context.Context, c, old *corev1.PersistentVolumeClaim) {
 					old.Spec.DeepCopyInto(&c.Spec)
-					// The gate CSIVolumeHealth is off.
+					// The feature gate CSIVolumeHealth is disabled.
 					if old.Status.HealthStatus == nil {
 						c.Status.HealthStatus = nil
 					}
@@ -99,8 +99,8 @@ func validateClaim(c *corev1.PersistentVolumeClaim) field.ErrorList {
 	return e.List
 }
 
-// validateClaimUpdate lets a claim be bound, grow, and change the class of its
-// volume's attributes.
+// validateClaimUpdate allows updates that bind a claim, expand it, or change its volume attributes
+// class.
 func validateClaimUpdate(_ context.Context, c, old *corev1.PersistentVolumeClaim) field.ErrorList {
 	e, path := &validate.Errors{}, field.NewPath("spec")
 	e.Add(validateClaim(c))
@@ -120,12 +120,11 @@ func validateClaimUpdate(_ context.Context, c, old *corev1.PersistentVolumeClaim
 	}
 	size, before, real := c.Spec.Resources.Requests[corev1.ResourceStorage], old.Spec.Resources.Requests[corev1.ResourceStorage], old.Status.Capacity[corev1.ResourceStorage]
 	if size.Cmp(before) < 0 && size.Cmp(real) <= 0 {
-		// Going back after growing has failed is all right, shrinking is
-		// not.
+		// A failed expansion can be canceled, but a volume cannot be shrunk.
 		e.Forbidden(path.Child("resources", "requests", "storage"), "field can not be less than status.capacity")
 	}
 	e.Add(apivalidation.ValidateImmutableField(c.Spec.VolumeMode, old.Spec.VolumeMode, field.NewPath("volumeMode")))
-	// What a driver has once applied can be changed, but not taken away.
+	// A volume attributes class that was applied can be changed but not removed.
 	if class, had := c.Spec.VolumeAttributesClassName, old.Spec.VolumeAttributesClassName; old.Status.CurrentVolumeAttributesClassName != nil && !apiequality.Semantic.DeepEqual(class, had) {
 		switch {
 		case class == nil:
@@ -137,8 +136,8 @@ func validateClaimUpdate(_ context.Context, c, old *corev1.PersistentVolumeClaim
 	return e.List
 }
 
-// keepStorageClass allows a claim to say in its specification what it said in
-// an annotation, or what it left open. It takes that change out of is.
+// keepStorageClass allows setting the storage class in the spec if it equals the annotation or was
+// not set. It removes that change from is.
 func keepStorageClass(e *validate.Errors, c, old *corev1.PersistentVolumeClaim, is *corev1.PersistentVolumeClaimSpec) {
 	const key = corev1.BetaStorageClassAnnotation
 	was, had := old.Annotations[key]
@@ -188,8 +187,8 @@ func validateClaimStatus(_ context.Context, c, _ *corev1.PersistentVolumeClaim) 
 	return e.List
 }
 
-// claimResource checks the name of what a claim has allocated: storage, or
-// something of a domain.
+// claimResource validates the name of an allocated resource of a claim: storage or a
+// domain-prefixed name.
 func claimResource(e *validate.Errors, name corev1.ResourceName, at *field.Path) bool {
 	before := len(e.List)
 	e.InvalidAll(at, string(name), validation.IsQualifiedName(string(name)))

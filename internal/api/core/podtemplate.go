@@ -61,7 +61,7 @@ func podTemplate() api.Kind[*corev1.PodTemplate] {
 	}
 }
 
-// formatContainers lists the names and the images of containers.
+// formatContainers formats the names and images of containers.
 func formatContainers(containers []corev1.Container) (string, string) {
 	names, images := make([]string, len(containers)), make([]string, len(containers))
 	for i := range containers {

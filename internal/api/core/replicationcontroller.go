@@ -83,8 +83,7 @@ func replicationController() api.Kind[*corev1.ReplicationController] {
 			},
 			Set: func(rc *corev1.ReplicationController, n int32) { rc.Spec.Replicas = &n },
 		},
-		// Pods of replication controllers outlive them unless told
-		// otherwise, as they always have.
+		// For compatibility, the pods of a replication controller are not deleted by default.
 		DefaultPropagation: metav1.DeletePropagationOrphan,
 		Fields: func(rc *corev1.ReplicationController) fields.Set {
 			return fields.Set{"status.replicas": strconv.Itoa(int(rc.Status.Replicas))}
@@ -196,7 +195,7 @@ func replicationControllerWarnings(_ context.Context, rc, old *corev1.Replicatio
 	}
 	t := rc.Spec.Template
 	if old != nil {
-		// Upstream looks at the stored template here.
+		// As in upstream, check the stored template.
 		t = old.Spec.Template
 	}
 	if t != nil {

@@ -157,7 +157,7 @@ func isScope(scope corev1.ResourceQuotaScope) bool {
 	return false
 }
 
-// scopeFits tells whether a scope tells objects apart that a resource counts.
+// scopeFits reports whether a scope applies to the objects that a resource counts.
 func scopeFits(scope corev1.ResourceQuotaScope, name corev1.ResourceName) bool {
 	switch scope {
 	case corev1.ResourceQuotaScopeBestEffort:
@@ -213,7 +213,7 @@ func quotaRow(q *corev1.ResourceQuota) []any {
 	return []any{q.Name, strings.Join(requests, ", "), strings.Join(limits, ", "), api.Age(q.CreationTimestamp)}
 }
 
-// quotaWarnings tells of limits that are below what may be requested.
+// quotaWarnings warns about limits that are lower than the requests.
 func quotaWarnings(hard corev1.ResourceList) []string {
 	var out []string
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceStorage, corev1.ResourceEphemeralStorage} {

@@ -58,7 +58,7 @@ func defaultSecret(s *corev1.Secret) {
 	if s.Type == "" {
 		s.Type = corev1.SecretTypeOpaque
 	}
-	// stringData is for writing alone: it becomes data.
+	// stringData is write-only and merged into data.
 	if len(s.StringData) > 0 && s.Data == nil {
 		s.Data = make(map[string][]byte, len(s.StringData))
 	}
@@ -135,7 +135,7 @@ func validateSecretChanges(_ context.Context, s, old *corev1.Secret) field.Error
 	return e.List
 }
 
-// secretWarnings tells of a certificate and a key that do not go together.
+// secretWarnings warns about a TLS certificate and key that do not match.
 func secretWarnings(_ context.Context, s, _ *corev1.Secret) []string {
 	if s.Type != corev1.SecretTypeTLS {
 		return nil

@@ -19,9 +19,9 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// service describes services, but for what is given out: cluster addresses,
-// IP families, node ports. The allocator fills these in before or after
-// validation, which takes them empty and filled.
+// service returns the kind Service, without the allocation of cluster IPs, IP families and node
+// ports. The allocator sets these before or after validation, so validation accepts both empty and
+// allocated values.
 func service() api.Kind[*corev1.Service] {
 	doc := corev1.ServiceSpec{}.SwaggerDoc()
 	return api.Kind[*corev1.Service]{
@@ -48,7 +48,7 @@ func service() api.Kind[*corev1.Service] {
 		},
 		Validate: func(_ context.Context, s *corev1.Service) field.ErrorList { return validateService(s, nil) },
 		Canonicalize: func(s *corev1.Service) {
-			// There is no traffic to have a policy for.
+			// There is no traffic to which the policy could apply.
 			if s.Spec.Type == corev1.ServiceTypeExternalName {
 				s.Spec.InternalTrafficPolicy = nil
 			}
@@ -140,7 +140,7 @@ func defaultService(s *corev1.Service) {
 	}
 }
 
-// usesClusterIP tells services that have an address, or could have one.
+// usesClusterIP reports whether services of this type can have a cluster IP.
 func usesClusterIP(s *corev1.ServiceSpec) bool {
 	switch s.Type {
 	case corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
@@ -157,8 +157,8 @@ func externallyAccessible(s *corev1.ServiceSpec) bool {
 	return usesNodePorts(s) || s.Type == corev1.ServiceTypeClusterIP && len(s.ExternalIPs) > 0
 }
 
-// usesHealthCheckPort tells services whose nodes say for themselves whether
-// they have endpoints.
+// usesHealthCheckPort reports whether the nodes serve health checks for the service's local
+// endpoints.
 func usesHealthCheckPort(s *corev1.ServiceSpec) bool {
 	return s.Type == corev1.ServiceTypeLoadBalancer && s.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
@@ -167,20 +167,19 @@ func isHeadless(s *corev1.ServiceSpec) bool {
 	return len(s.ClusterIPs) == 1 && s.ClusterIPs[0] == corev1.ClusterIPNone
 }
 
-// prepareServiceUpdate makes out what the client means with what it left
-// empty: values that were given out stay, where they still apply, and go
-// where the new type has no use for them, unless the client changed them.
+// prepareServiceUpdate interprets fields that the client left empty: allocated values are kept if
+// the new type still needs them, and cleared otherwise, unless the client changed them.
 func prepareServiceUpdate(s, old *corev1.Service) {
 	old.Status.DeepCopyInto(&s.Status)
 	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
 		s.Status.LoadBalancer = corev1.LoadBalancerStatus{}
 	}
-	keepGiven(&s.Spec, &old.Spec)
+	keepAllocated(&s.Spec, &old.Spec)
 	syncClusterIPs(&s.Spec, &old.Spec)
-	dropUseless(&s.Spec, &old.Spec)
+	clearUnused(&s.Spec, &old.Spec)
 }
 
-func keepGiven(s, old *corev1.ServiceSpec) {
+func keepAllocated(s, old *corev1.ServiceSpec) {
 	if usesClusterIP(s) && usesClusterIP(old) {
 		if s.ClusterIP == "" {
 			s.ClusterIP = old.ClusterIP
@@ -197,8 +196,8 @@ func keepGiven(s, old *corev1.ServiceSpec) {
 	}
 }
 
-// keepNodePorts gives ports back the node ports that they had by name, unless
-// the client uses these for others now.
+// keepNodePorts restores the node ports of ports by name, unless the client uses them for other
+// ports.
 func keepNodePorts(s, old *corev1.ServiceSpec) {
 	used := map[int32]bool{}
 	for i := range s.Ports {
@@ -217,7 +216,7 @@ func keepNodePorts(s, old *corev1.ServiceSpec) {
 	}
 }
 
-// syncClusterIPs follows clients that know clusterIP but not clusterIPs.
+// syncClusterIPs updates clusterIPs for clients that only set clusterIP.
 func syncClusterIPs(s, old *corev1.ServiceSpec) {
 	if len(s.ClusterIPs) == 0 && s.ClusterIP == old.ClusterIP {
 		s.ClusterIPs = slices.Clone(old.ClusterIPs)
@@ -231,7 +230,7 @@ func syncClusterIPs(s, old *corev1.ServiceSpec) {
 	}
 }
 
-func dropUseless(s, old *corev1.ServiceSpec) {
+func clearUnused(s, old *corev1.ServiceSpec) {
 	if usesClusterIP(old) && !usesClusterIP(s) {
 		if s.ClusterIP == old.ClusterIP && slices.Equal(s.ClusterIPs, old.ClusterIPs) {
 			s.ClusterIP, s.ClusterIPs = "", nil
@@ -271,7 +270,7 @@ func equalPtr[T comparable](a, b *T) bool {
 	return *a == *b
 }
 
-// sameNodePorts tells whether no node port is there that was not before.
+// sameNodePorts reports whether all node ports were used before.
 func sameNodePorts(s, old *corev1.ServiceSpec) bool {
 	for i := range s.Ports {
 		if p := s.Ports[i].NodePort; p != 0 && !slices.ContainsFunc(old.Ports, func(o corev1.ServicePort) bool { return o.NodePort == p }) {

@@ -16,7 +16,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// validateService checks a service; old is nil for a new one.
+// validateService validates a service. old is nil on create.
 func validateService(s, old *corev1.Service) field.ErrorList {
 	e, path := &validate.Errors{}, field.NewPath("spec")
 	spec := &s.Spec
@@ -59,7 +59,7 @@ func serviceTopology(e *validate.Errors, s *corev1.Service) {
 	}
 }
 
-// serviceType checks what a type does not go with.
+// serviceType validates the fields that depend on the type.
 func serviceType(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path) {
 	switch spec.Type {
 	case corev1.ServiceTypeLoadBalancer, corev1.ServiceTypeNodePort:
@@ -77,7 +77,7 @@ func serviceType(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path)
 		if spec.IPFamilyPolicy != nil {
 			e.Forbidden(path.Child("ipFamilyPolicy"), detail)
 		}
-		// A final dot says that the name is complete.
+		// A trailing dot marks a fully qualified name.
 		if name := strings.TrimSuffix(spec.ExternalName, "."); name == "" {
 			e.Required(path.Child("externalName"), "")
 		} else {
@@ -111,7 +111,7 @@ func servicePorts(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path
 	}
 }
 
-// serviceNodePorts checks what ports may not have together.
+// serviceNodePorts checks that node ports are allowed and unique.
 func serviceNodePorts(e *validate.Errors, spec *corev1.ServiceSpec, path *field.Path) {
 	if spec.Type == corev1.ServiceTypeClusterIP {
 		for i := range spec.Ports {
@@ -157,8 +157,7 @@ func serviceAffinity(e *validate.Errors, spec *corev1.ServiceSpec, at *field.Pat
 	}
 }
 
-// serviceAddresses checks the addresses of one or two families that a client
-// asks for, or has been given.
+// serviceAddresses validates the requested or allocated cluster IPs of one or two families.
 func serviceAddresses(e *validate.Errors, spec, before *corev1.ServiceSpec, path *field.Path) {
 	if spec.Type == corev1.ServiceTypeExternalName {
 		return
@@ -220,7 +219,7 @@ func serviceAddresses(e *validate.Errors, spec, before *corev1.ServiceSpec, path
 
 const onlyLoadBalancer = "may only be used when `type` is 'LoadBalancer'"
 
-// serviceSourceRanges checks who may use a load balancer; old may be nil.
+// serviceSourceRanges validates the source ranges of a load balancer. old may be nil.
 func serviceSourceRanges(e *validate.Errors, s, old *corev1.Service, path *field.Path) {
 	var before corev1.Service
 	if old != nil {
@@ -233,7 +232,7 @@ func serviceSourceRanges(e *validate.Errors, s, old *corev1.Service, path *field
 			e.Forbidden(at, onlyLoadBalancer)
 		}
 		for i, cidr := range s.Spec.LoadBalancerSourceRanges {
-			// Blanks around them have always been allowed.
+			// For compatibility, surrounding whitespace is allowed.
 			e.LegacyCIDR(at.Index(i), strings.TrimSpace(cidr), before.Spec.LoadBalancerSourceRanges)
 		}
 		return
@@ -316,7 +315,7 @@ func validateServiceUpdate(_ context.Context, s, old *corev1.Service) field.Erro
 		!equalPtr(s.Spec.LoadBalancerClass, old.Spec.LoadBalancerClass) {
 		e.Invalid(path.Child("loadBalancerClass"), s.Spec.LoadBalancerClass, onceSet)
 	}
-	// It is told of here already, and not again below.
+	// Reported here first; duplicates below are dropped.
 	serviceLoadBalancerClass(e, &s.Spec, path)
 	if usesHealthCheckPort(&s.Spec) && usesHealthCheckPort(&old.Spec) && s.Spec.HealthCheckNodePort != old.Spec.HealthCheckNodePort {
 		e.Forbidden(path.Child("healthCheckNodePort"), "field is immutable")
@@ -325,7 +324,7 @@ func validateServiceUpdate(_ context.Context, s, old *corev1.Service) field.Erro
 	return e.List
 }
 
-// clusterIPsUpdate lets a second family come and go. The first stays.
+// clusterIPsUpdate allows adding and removing the second family. The first one is immutable.
 func clusterIPsUpdate(e *validate.Errors, s, old *corev1.ServiceSpec, path *field.Path) {
 	if isHeadless(s) && isHeadless(old) {
 		return

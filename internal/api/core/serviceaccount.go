@@ -39,7 +39,7 @@ func serviceAccount() api.Kind[*corev1.ServiceAccount] {
 	}
 }
 
-// keepSecretNames drops all but the names: the secrets are in the account's
+// keepSecretNames clears all fields except the name, because the secrets are in the account's
 // namespace.
 func keepSecretNames(sa *corev1.ServiceAccount) {
 	for i := range sa.Secrets {

@@ -1,10 +1,9 @@
-// Package discovery describes the kinds of discovery.k8s.io/v1, one file a
-// kind.
+// Package discovery defines the kinds of discovery.k8s.io/v1, one file per kind.
 package discovery
 
 import "hyperkube/internal/api"
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{endpointSlice().Resource()}
 }

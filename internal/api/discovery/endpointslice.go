@@ -77,15 +77,15 @@ func defaultEndpointSlice(s *discoveryv1.EndpointSlice) {
 	}
 }
 
-// endpointSliceChanged tells whether the generation goes up: labels count, the
-// rest of the metadata does not.
+// endpointSliceChanged reports whether the generation must be incremented. Labels count, other
+// metadata does not.
 func endpointSliceChanged(s, old *discoveryv1.EndpointSlice) bool {
 	eq := apiequality.Semantic.DeepEqual
 	return !eq(s.Labels, old.Labels) ||
 		s.AddressType != old.AddressType || !eq(s.Endpoints, old.Endpoints) || !eq(s.Ports, old.Ports)
 }
 
-// dropTopology clears what only v1beta1 could write.
+// dropTopology clears the deprecated topology, which could only be set in v1beta1.
 func dropTopology(s *discoveryv1.EndpointSlice) {
 	for i := range s.Endpoints {
 		s.Endpoints[i].DeprecatedTopology = nil
@@ -99,7 +99,7 @@ func endpointSliceWarnings(_ context.Context, s, _ *discoveryv1.EndpointSlice) [
 	}
 	switch s.Labels[discoveryv1.LabelManagedBy] {
 	case "endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io":
-		// Our own controllers write no odd addresses.
+		// Kubernetes controllers only write addresses in canonical form.
 		return nil
 	}
 	for i := range s.Endpoints {
@@ -128,7 +128,7 @@ func endpointsCell(endpoints []discoveryv1.Endpoint) string {
 	return list(len(endpoints), "<unset>", func(i int) []string { return endpoints[i].Addresses })
 }
 
-// list shows the first three of many.
+// list formats the first three values.
 func list(n int, empty string, at func(int) []string) string {
 	const most = 3
 	var all []string

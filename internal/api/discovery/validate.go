@@ -15,7 +15,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// How much one slice may hold.
+// Size limits of an EndpointSlice.
 const (
 	maxEndpoints      = 1000
 	maxAddresses      = 100
@@ -30,8 +30,8 @@ var (
 	protocols    = []corev1.Protocol{corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP}
 )
 
-// validateEndpointSlice checks a slice; old is nil on create. Addresses that
-// the old one has already may be in legacy notation.
+// validateEndpointSlice validates a slice. old is nil on create. Addresses of old may be in legacy
+// notation.
 func validateEndpointSlice(s, old *discoveryv1.EndpointSlice) field.ErrorList {
 	var errs field.ErrorList
 	switch {
@@ -41,7 +41,7 @@ func validateEndpointSlice(s, old *discoveryv1.EndpointSlice) field.ErrorList {
 		errs = append(errs, field.NotSupported(field.NewPath("addressType"), s.AddressType, addressTypes).MarkCoveredByDeclarative())
 	}
 	if old != nil && s.AddressType != old.AddressType {
-		validate.Undeclared(errs, field.NewPath("addressType"))
+		validate.ClearDeclared(errs, field.NewPath("addressType"))
 		e := validate.Errors{List: errs}
 		e.Immutable(field.NewPath("addressType"))
 		errs = e.List
@@ -55,7 +55,7 @@ func validateEndpointSlice(s, old *discoveryv1.EndpointSlice) field.ErrorList {
 	errs = append(errs, validatePorts(s.Ports, field.NewPath("ports"))...)
 	endpoints := validateEndpoints(s.Endpoints, s.AddressType, known, field.NewPath("endpoints"))
 	if len(endpoints) > 0 && old != nil && apiequality.Semantic.DeepEqual(s.Endpoints, old.Endpoints) {
-		// They were valid once.
+		// Unchanged endpoints were valid when they were stored.
 		endpoints = nil
 	}
 	return append(errs, endpoints...)
@@ -101,7 +101,7 @@ func validateEndpoint(e *discoveryv1.Endpoint, typ discoveryv1.AddressType, know
 	return errs
 }
 
-// validateAddress checks one of the addresses at list.
+// validateAddress validates address number i of the list.
 func validateAddress(address string, typ discoveryv1.AddressType, known []string, list *field.Path, i int) field.ErrorList {
 	path := list.Index(i)
 	var e validate.Errors

@@ -72,7 +72,7 @@ func event() api.Kind[*eventsv1.Event] {
 	}
 }
 
-// Columns are the table columns of events in both API groups.
+// Columns returns the table columns of events in both API groups.
 func Columns() []metav1.TableColumnDefinition {
 	doc := corev1.Event{}.SwaggerDoc()
 	name := api.NameColumn
@@ -91,7 +91,7 @@ func Columns() []metav1.TableColumnDefinition {
 	}
 }
 
-// Row is the row of a table with Columns.
+// Row returns the table row for Columns.
 func Row(e *corev1.Event) []any {
 	first := api.Age(e.FirstTimestamp)
 	if e.FirstTimestamp.IsZero() {
@@ -107,7 +107,7 @@ func Row(e *corev1.Event) []any {
 		last = api.Age(metav1.Time(e.Series.LastObservedTime))
 		count = e.Series.Count
 	case count == 0:
-		// The newer API does not count what happened once.
+		// events.k8s.io does not count events that occurred once.
 		count = 1
 	}
 	target := strings.ToLower(e.InvolvedObject.Kind)

@@ -1,6 +1,5 @@
-// Package events describes Event of events.k8s.io/v1. What is stored is the
-// core/v1 Event, which is the same thing under older names: ToCore and FromCore
-// convert.
+// Package events defines Event of events.k8s.io/v1. It is stored as core/v1 Event, which has the
+// same content with different field names. ToCore and FromCore convert.
 package events
 
 import (
@@ -10,14 +9,12 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Resources are all kinds of the group. Their objects are stored as core/v1
-// Events.
+// Resources returns all resources of the group. They are stored as core/v1 Events.
 func Resources() []*api.Resource {
 	return []*api.Resource{event().Resource()}
 }
 
-// ToCore makes the core/v1 Event that is stored. The result shares what in
-// points to.
+// ToCore converts an event to the stored core/v1 Event. The result shares memory with in.
 func ToCore(in *eventsv1.Event) *corev1.Event {
 	out := &corev1.Event{
 		ObjectMeta:          in.ObjectMeta,
@@ -41,8 +38,7 @@ func ToCore(in *eventsv1.Event) *corev1.Event {
 	return out
 }
 
-// FromCore makes the events.k8s.io/v1 Event of a stored one. The result shares
-// what in points to.
+// FromCore converts a stored event to events.k8s.io/v1. The result shares memory with in.
 func FromCore(in *corev1.Event) *eventsv1.Event {
 	out := &eventsv1.Event{
 		ObjectMeta:               in.ObjectMeta,

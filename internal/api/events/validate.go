@@ -15,17 +15,16 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// How long the texts of an event may be, in bytes.
+// Size limits of event texts in bytes.
 const (
 	maxText = 128
 	maxNote = 1024
 )
 
-// The paths of errors are those of the stored core/v1 Event, as upstream.
+// As in upstream, error paths are those of the stored core/v1 Event.
 
-// validateCreate checks a new event. It is stricter than core/v1, whose events
-// may be of the old kind, without a time of their own. Metadata is looked at
-// behind what both have in common.
+// validateCreate validates a new event. It is stricter than in core/v1, where events without
+// eventTime are allowed. Metadata errors follow those of validateBoth.
 func validateCreate(e *eventsv1.Event) field.ErrorList {
 	errs := validateBoth(e)
 	errs = append(errs, apivalidation.ValidateObjectMeta(&e.ObjectMeta, true, apivalidation.NameIsDNSSubdomain, field.NewPath("metadata"))...)
@@ -53,8 +52,7 @@ func validateCreate(e *eventsv1.Event) field.ErrorList {
 	return errs
 }
 
-// validateUpdate lets only the series and the metadata of an event change.
-// core/v1 is not that strict.
+// validateUpdate only allows changes of the series and the metadata, unlike core/v1.
 func validateUpdate(e, old *eventsv1.Event) field.ErrorList {
 	errs := validateBoth(e)
 	errs = append(errs, validate.StandardFinalizers(e.Finalizers)...)
@@ -73,7 +71,7 @@ func validateUpdate(e, old *eventsv1.Event) field.ErrorList {
 	same("count", e.DeprecatedCount, old.DeprecatedCount)
 	same("reason", e.Reason, old.Reason)
 	same("type", e.Type, old.Type)
-	// Encodings differ in what they keep below a microsecond.
+	// Encodings differ in the precision below a microsecond.
 	if !e.EventTime.Truncate(time.Microsecond).Equal(old.EventTime.Truncate(time.Microsecond)) {
 		same("eventTime", e.EventTime, old.EventTime)
 	}
@@ -98,13 +96,13 @@ func validateSeries(e *eventsv1.Event) field.ErrorList {
 	return errs
 }
 
-// validateBoth is what new and changed events have to meet.
+// validateBoth validates the common fields of new and updated events.
 func validateBoth(e *eventsv1.Event) field.ErrorList {
 	var errs field.ErrorList
 	about := e.Regarding.Namespace
 	mismatch := field.Invalid(field.NewPath("involvedObject", "namespace"), about, "does not match event.namespace")
 	if e.EventTime.IsZero() {
-		// An event about an object without a namespace is in "default".
+		// Events for cluster-scoped objects are in the namespace "default".
 		if about == "" && e.Namespace != "" && e.Namespace != metav1.NamespaceDefault || about != "" && about != e.Namespace {
 			errs = append(errs, mismatch)
 		}

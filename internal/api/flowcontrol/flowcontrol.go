@@ -1,6 +1,5 @@
-// Package flowcontrol describes the kinds of flowcontrol.apiserver.k8s.io/v1,
-// by which the API server's capacity is shared among those who use it, one
-// file a kind.
+// Package flowcontrol defines the kinds of flowcontrol.apiserver.k8s.io/v1, one file per kind. They
+// configure API priority and fairness, which shares the API server's capacity between clients.
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/flow-control/
 package flowcontrol
@@ -13,20 +12,19 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{flowSchema().Resource(), priorityLevel().Resource()}
 }
 
-// keepMeta gives an object of which only the status may change the metadata of
-// its predecessor, but for the record of who owns which field.
+// keepMeta resets the metadata, except managed fields, for a status update.
 func keepMeta(obj, old *metav1.ObjectMeta) {
 	managed := obj.ManagedFields
 	old.DeepCopyInto(obj)
 	obj.ManagedFields = managed
 }
 
-// validateConditions checks that conditions have types, and no two the same.
+// validateConditions checks that condition types are set and unique.
 func validateConditions[T ~string](types []T, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	seen := map[T]bool{}

@@ -13,7 +13,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// check creates what text says and returns what is wrong with it.
+// check creates an object from YAML and returns the validation errors.
 func check(t *testing.T, r *api.Resource, text string) string {
 	t.Helper()
 	obj := r.New()
@@ -72,8 +72,8 @@ func TestValidation(t *testing.T) {
 	}
 }
 
-// TestBootstrap holds that what upstream starts with is complete and valid, so
-// that keeping it never fights with defaults.
+// TestBootstrap checks that upstream's bootstrap objects are defaulted and valid, so that
+// defaulting does not change them.
 func TestBootstrap(t *testing.T) {
 	ctx := context.Background()
 	schema, level := flowSchema(), priorityLevel()

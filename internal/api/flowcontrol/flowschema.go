@@ -19,7 +19,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// defaultPrecedence is that of a schema that does not say.
+// defaultPrecedence is the default matching precedence.
 const defaultPrecedence = int32(1000)
 
 func flowSchema() api.Kind[*flowcontrolv1.FlowSchema] {
@@ -74,7 +74,7 @@ func flowSchema() api.Kind[*flowcontrolv1.FlowSchema] {
 			api.AgeColumn,
 			api.Column("MissingPL", "string", "references a broken or non-existent PriorityLevelConfiguration"),
 		},
-		// As requests are matched.
+		// Sort rows in matching order.
 		RowOrder: func(a, b *flowcontrolv1.FlowSchema) int {
 			return cmp.Or(cmp.Compare(a.Spec.MatchingPrecedence, b.Spec.MatchingPrecedence), cmp.Compare(a.Name, b.Name))
 		},
@@ -212,19 +212,19 @@ func checkServiceAccount(e *validate.Errors, path *field.Path, s *flowcontrolv1.
 	}
 }
 
-// verbs that a rule may name.
+// verbs are the verbs allowed in rules.
 var verbs = []string{"create", "delete", "deletecollection", "get", "list", "patch", "proxy", "update", "watch"}
 
-func checkVerbs(e *validate.Errors, path *field.Path, given []string) {
+func checkVerbs(e *validate.Errors, path *field.Path, values []string) {
 	switch {
-	case len(given) == 0:
+	case len(values) == 0:
 		e.Required(path, "verbs must contain at least one value")
-	case slices.Contains(given, flowcontrolv1.VerbAll):
-		if len(given) > 1 {
-			e.Invalid(path, given, "if '*' is present, must not specify other verbs")
+	case slices.Contains(values, flowcontrolv1.VerbAll):
+		if len(values) > 1 {
+			e.Invalid(path, values, "if '*' is present, must not specify other verbs")
 		}
-	case slices.ContainsFunc(given, func(v string) bool { return !slices.Contains(verbs, v) }):
-		e.List = append(e.List, field.NotSupported(path, given, verbs))
+	case slices.ContainsFunc(values, func(v string) bool { return !slices.Contains(verbs, v) }):
+		e.List = append(e.List, field.NotSupported(path, values, verbs))
 	}
 }
 
@@ -269,15 +269,15 @@ func checkNonResourceRule(e *validate.Errors, path *field.Path, rule *flowcontro
 		}
 	default:
 		for i, url := range rule.NonResourceURLs {
-			if msg := urlFault(url); msg != "" {
+			if msg := urlError(url); msg != "" {
 				e.Invalid(at.Index(i), url, msg)
 			}
 		}
 	}
 }
 
-// urlFault says what is wrong with a path or a pattern of paths.
-func urlFault(url string) string {
+// urlError returns why a URL path or pattern is invalid, or an empty string.
+func urlError(url string) string {
 	switch {
 	case url == "":
 		return "must not be empty"

@@ -16,7 +16,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// What a level has that does not say.
+// Defaults and limits of priority levels.
 const (
 	defaultShares      = int32(30)
 	defaultHandSize    = int32(8)
@@ -119,12 +119,12 @@ func defaultLevel(spec *flowcontrolv1.PriorityLevelConfigurationSpec) {
 	}
 }
 
-// zeroShares tells of a share of zero that is meant, in v1beta3 alone.
+// zeroShares is the annotation that preserves a value of zero in v1beta3.
 const zeroShares = "flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares"
 
 func validateLevel(_ context.Context, p *flowcontrolv1.PriorityLevelConfiguration) field.ErrorList {
 	var e validate.Errors
-	// Servers of v1beta3 kept a share of zero in it, which it would become here.
+	// Servers with v1beta3 preserved a value of zero with this annotation. It is not valid in v1.
 	if _, ok := p.Annotations[zeroShares]; ok {
 		e.Forbidden(field.NewPath("metadata", "annotations"), fmt.Sprintf("annotation '%s' is forbidden", zeroShares))
 	}
@@ -134,7 +134,7 @@ func validateLevel(_ context.Context, p *flowcontrolv1.PriorityLevelConfiguratio
 		if fixed.Name != p.Name {
 			continue
 		}
-		// Of the exempt level, it is for operators how much it lends.
+		// The exempt settings of the exempt level can be changed.
 		want, except := fixed.Spec.DeepCopy(), ""
 		if p.Name == flowcontrolv1.PriorityLevelConfigurationNameExempt {
 			want.Exempt, except = p.Spec.Exempt, " except the 'spec.exempt' field"
@@ -175,7 +175,7 @@ func checkLevelSpec(e *validate.Errors, path *field.Path, name string, spec *flo
 	default:
 		validate.OneOf(e, path.Child("type"), spec.Type, exempt, limited)
 	}
-	// What is declared: the type says which of the two there is.
+	// Declarative validation of the union: the type selects the member.
 	if spec.Exempt != nil && spec.Type != exempt {
 		e.Declared(field.Forbidden(path.Child("exempt"), ""))
 	}
@@ -193,7 +193,7 @@ func checkLevelSpec(e *validate.Errors, path *field.Path, name string, spec *flo
 	}
 }
 
-// declaredResponse is what is declared of a response.
+// declaredResponse performs the declarative validation of a limit response.
 func declaredResponse(e *validate.Errors, path *field.Path, r *flowcontrolv1.LimitResponse) {
 	const queue = flowcontrolv1.LimitResponseTypeQueue
 	switch {

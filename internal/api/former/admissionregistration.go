@@ -7,7 +7,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// admissionregistrationVersions: webhooks of v1beta1 were by default lenient.
+// admissionregistrationVersions: the defaults of webhooks in v1beta1 were less strict.
 func admissionregistrationVersions() []version {
 	v1, beta := admissionv1.SchemeGroupVersion, admissionv1beta1.SchemeGroupVersion
 	lenient := func(failure **admissionv1.FailurePolicyType, match **admissionv1.MatchPolicyType, effects **admissionv1.SideEffectClass, seconds **int32, reviews *[]string) {
@@ -20,14 +20,14 @@ func admissionregistrationVersions() []version {
 		}
 	}
 	return []version{
-		{"ValidatingWebhookConfiguration", v1, beta, alike(func(now *admissionv1.ValidatingWebhookConfiguration) error {
+		{"ValidatingWebhookConfiguration", v1, beta, sameFields(func(now *admissionv1.ValidatingWebhookConfiguration) error {
 			for i := range now.Webhooks {
 				w := &now.Webhooks[i]
 				lenient(&w.FailurePolicy, &w.MatchPolicy, &w.SideEffects, &w.TimeoutSeconds, &w.AdmissionReviewVersions)
 			}
 			return nil
 		})},
-		{"MutatingWebhookConfiguration", v1, beta, alike(func(now *admissionv1.MutatingWebhookConfiguration) error {
+		{"MutatingWebhookConfiguration", v1, beta, sameFields(func(now *admissionv1.MutatingWebhookConfiguration) error {
 			for i := range now.Webhooks {
 				w := &now.Webhooks[i]
 				lenient(&w.FailurePolicy, &w.MatchPolicy, &w.SideEffects, &w.TimeoutSeconds, &w.AdmissionReviewVersions)

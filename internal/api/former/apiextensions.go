@@ -9,7 +9,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// apiextensionsVersions: definitions had one schema and one conversion for all
+// apiextensionsVersions: in v1beta1, the schema and conversion could be specified once for all
 // versions. The library of these kinds converts.
 func apiextensionsVersions() []version {
 	return []version{

@@ -14,12 +14,12 @@ import (
 	"hyperkube/internal/api"
 )
 
-// appsVersions: before v1, selectors and labels were by default those of the
-// template, and how sets are changed had other defaults.
+// appsVersions: before v1, selectors and labels were defaulted from the template, and the update
+// strategies had other defaults.
 func appsVersions() []version {
 	v1, ext := appsv1.SchemeGroupVersion, extensionsv1beta1.SchemeGroupVersion
 	return []version{
-		{"Deployment", v1, appsv1beta1.SchemeGroupVersion, other(func(old *appsv1beta1.Deployment, now *appsv1.Deployment) error {
+		{"Deployment", v1, appsv1beta1.SchemeGroupVersion, convertByName(func(old *appsv1beta1.Deployment, now *appsv1.Deployment) error {
 			selectTemplate(&now.ObjectMeta, &now.Spec.Selector, now.Spec.Template.Labels)
 			api.SetDefault(&now.Spec.RevisionHistoryLimit, 2)
 			if to := old.Spec.RollbackTo; to != nil {
@@ -29,14 +29,14 @@ func appsVersions() []version {
 			}
 			return nil
 		})},
-		{"Deployment", v1, ext, other(func(old *extensionsv1beta1.Deployment, now *appsv1.Deployment) error {
+		{"Deployment", v1, ext, convertByName(func(old *extensionsv1beta1.Deployment, now *appsv1.Deployment) error {
 			selectTemplate(&now.ObjectMeta, &now.Spec.Selector, now.Spec.Template.Labels)
 			if s := &now.Spec.Strategy; s.Type == "" || s.Type == appsv1.RollingUpdateDeploymentStrategyType || s.RollingUpdate != nil {
 				api.SetDefault(&s.RollingUpdate, appsv1.RollingUpdateDeployment{})
 				api.SetDefault(&s.RollingUpdate.MaxUnavailable, intstr.FromInt32(1))
 				api.SetDefault(&s.RollingUpdate.MaxSurge, intstr.FromInt32(1))
 			}
-			// The largest number was as good as none.
+			// The maximum number means no limit.
 			api.SetDefault(&now.Spec.ProgressDeadlineSeconds, math.MaxInt32)
 			api.SetDefault(&now.Spec.RevisionHistoryLimit, math.MaxInt32)
 			if to := old.Spec.RollbackTo; to != nil {
@@ -46,9 +46,9 @@ func appsVersions() []version {
 			}
 			return nil
 		})},
-		{"DaemonSet", v1, v1, alike(templateGeneration)},
-		{"DaemonSet", v1, appsv1beta2.SchemeGroupVersion, alike(templateGeneration)},
-		{"DaemonSet", v1, ext, other(func(old *extensionsv1beta1.DaemonSet, now *appsv1.DaemonSet) error {
+		{"DaemonSet", v1, v1, sameFields(templateGeneration)},
+		{"DaemonSet", v1, appsv1beta2.SchemeGroupVersion, sameFields(templateGeneration)},
+		{"DaemonSet", v1, ext, convertByName(func(old *extensionsv1beta1.DaemonSet, now *appsv1.DaemonSet) error {
 			selectTemplate(&now.ObjectMeta, &now.Spec.Selector, now.Spec.Template.Labels)
 			if now.Spec.UpdateStrategy.Type == "" {
 				now.Spec.UpdateStrategy.Type = appsv1.OnDeleteDaemonSetStrategyType
@@ -56,11 +56,11 @@ func appsVersions() []version {
 			annotate(&now.ObjectMeta, appsv1.DeprecatedTemplateGeneration, strconv.FormatInt(old.Spec.TemplateGeneration, 10))
 			return nil
 		})},
-		{"ReplicaSet", v1, ext, alike(func(now *appsv1.ReplicaSet) error {
+		{"ReplicaSet", v1, ext, sameFields(func(now *appsv1.ReplicaSet) error {
 			selectTemplate(&now.ObjectMeta, &now.Spec.Selector, now.Spec.Template.Labels)
 			return nil
 		})},
-		{"StatefulSet", v1, appsv1beta1.SchemeGroupVersion, alike(func(now *appsv1.StatefulSet) error {
+		{"StatefulSet", v1, appsv1beta1.SchemeGroupVersion, sameFields(func(now *appsv1.StatefulSet) error {
 			selectTemplate(&now.ObjectMeta, &now.Spec.Selector, now.Spec.Template.Labels)
 			if now.Spec.UpdateStrategy.Type == "" {
 				now.Spec.UpdateStrategy.Type = appsv1.OnDeleteStatefulSetStrategyType
@@ -70,8 +70,8 @@ func appsVersions() []version {
 	}
 }
 
-// templateGeneration: DaemonSets always say how often their template changed,
-// in an annotation since v1beta2.
+// templateGeneration sets the annotation with the template generation, which DaemonSets always have
+// since v1beta2.
 func templateGeneration(now *appsv1.DaemonSet) error {
 	if _, ok := now.Annotations[appsv1.DeprecatedTemplateGeneration]; !ok {
 		annotate(&now.ObjectMeta, appsv1.DeprecatedTemplateGeneration, "0")
@@ -79,7 +79,7 @@ func templateGeneration(now *appsv1.DaemonSet) error {
 	return nil
 }
 
-// selectTemplate gives a set the selector and the labels of its template.
+// selectTemplate defaults the selector and the labels from the labels of the pod template.
 func selectTemplate(meta *metav1.ObjectMeta, selector **metav1.LabelSelector, labels map[string]string) {
 	if labels == nil {
 		return
@@ -90,8 +90,8 @@ func selectTemplate(meta *metav1.ObjectMeta, selector **metav1.LabelSelector, la
 	}
 }
 
-// setRollback says in an annotation where a Deployment is to go back to. Without
-// a revision it goes nowhere, whatever its annotation says.
+// setRollback sets the annotation with the revision for a rollback of a Deployment, or removes it
+// if revision is nil.
 func setRollback(meta *metav1.ObjectMeta, revision *int64) {
 	if revision == nil {
 		delete(meta.Annotations, appsv1.DeprecatedRollbackTo)

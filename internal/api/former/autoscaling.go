@@ -9,7 +9,7 @@ import (
 	"hyperkube/internal/api/autoscaling"
 )
 
-// autoscalingVersions: v1 has annotations for what is more than CPU.
+// autoscalingVersions: v1 uses annotations for metrics other than CPU.
 func autoscalingVersions() []version {
 	return []version{
 		{"HorizontalPodAutoscaler", autoscalingv2.SchemeGroupVersion, autoscalingv1.SchemeGroupVersion, func(decode func(into runtime.Object) error, into api.Object) error {

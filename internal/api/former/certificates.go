@@ -8,12 +8,11 @@ import (
 	"hyperkube/internal/api/certificates"
 )
 
-// certificatesVersions: requests of v1beta1 need not say whom they are for, nor
-// what for.
+// certificatesVersions: in v1beta1, signer name and usages of requests were optional.
 func certificatesVersions() []version {
 	v1 := certificatesv1.SchemeGroupVersion
 	return []version{
-		{"CertificateSigningRequest", v1, certificatesv1beta1.SchemeGroupVersion, alike(func(now *certificatesv1.CertificateSigningRequest) error {
+		{"CertificateSigningRequest", v1, certificatesv1beta1.SchemeGroupVersion, sameFields(func(now *certificatesv1.CertificateSigningRequest) error {
 			if now.Spec.Usages == nil {
 				now.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageKeyEncipherment}
 			}

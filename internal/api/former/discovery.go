@@ -8,11 +8,10 @@ import (
 	discoveryv1beta1 "k8s.io/api/discovery/v1beta1"
 )
 
-// discoveryVersions: endpoints had a topology, in which their zone and node
-// stood.
+// discoveryVersions: in v1beta1, the topology of endpoints contained their zone and node.
 func discoveryVersions() []version {
 	return []version{
-		{"EndpointSlice", discoveryv1.SchemeGroupVersion, discoveryv1beta1.SchemeGroupVersion, other(func(old *discoveryv1beta1.EndpointSlice, now *discoveryv1.EndpointSlice) error {
+		{"EndpointSlice", discoveryv1.SchemeGroupVersion, discoveryv1beta1.SchemeGroupVersion, convertByName(func(old *discoveryv1beta1.EndpointSlice, now *discoveryv1.EndpointSlice) error {
 			for i := range old.Endpoints {
 				e := &now.Endpoints[i]
 				topology := maps.Clone(old.Endpoints[i].Topology)
@@ -20,7 +19,7 @@ func discoveryVersions() []version {
 					e.Zone = &zone
 					delete(topology, corev1.LabelTopologyZone)
 				}
-				// A host that is not the node stays to be seen.
+				// Keep a hostname that differs from the node name.
 				if host, ok := topology[corev1.LabelHostname]; ok && e.NodeName != nil && *e.NodeName == host {
 					delete(topology, corev1.LabelHostname)
 				}

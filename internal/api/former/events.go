@@ -10,7 +10,7 @@ import (
 	"hyperkube/internal/api/events"
 )
 
-// eventsVersions: events are stored in the version of their first group.
+// eventsVersions: events of both groups are stored as core/v1.
 func eventsVersions() []version {
 	present := func(old *eventsv1.Event, now *corev1.Event) error {
 		*now = *events.ToCore(old)

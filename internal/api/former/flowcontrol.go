@@ -7,12 +7,12 @@ import (
 	flowcontrolv1beta3 "k8s.io/api/flowcontrol/v1beta3"
 )
 
-// defaultShares is what a priority level has that says nothing, or zero, which
-// before v1 was the same.
+// defaultShares is the default of a priority level without shares. Before v1, zero meant the
+// default.
 const defaultShares = 30
 
-// flowcontrolVersions: shares had another name, and zero of them meant the
-// default unless an annotation said otherwise.
+// flowcontrolVersions: before v1, the field of the shares had another name, and zero meant the
+// default unless an annotation was set.
 func flowcontrolVersions() []version {
 	v1 := flowcontrolv1.SchemeGroupVersion
 	shares := func(now *flowcontrolv1.PriorityLevelConfiguration, n int32) {
@@ -22,19 +22,19 @@ func flowcontrolVersions() []version {
 		now.Spec.Limited.NominalConcurrencyShares = &n
 	}
 	return []version{
-		{"PriorityLevelConfiguration", v1, flowcontrolv1beta1.SchemeGroupVersion, other(func(old *flowcontrolv1beta1.PriorityLevelConfiguration, now *flowcontrolv1.PriorityLevelConfiguration) error {
+		{"PriorityLevelConfiguration", v1, flowcontrolv1beta1.SchemeGroupVersion, convertByName(func(old *flowcontrolv1beta1.PriorityLevelConfiguration, now *flowcontrolv1.PriorityLevelConfiguration) error {
 			if l := old.Spec.Limited; l != nil {
 				shares(now, l.AssuredConcurrencyShares)
 			}
 			return nil
 		})},
-		{"PriorityLevelConfiguration", v1, flowcontrolv1beta2.SchemeGroupVersion, other(func(old *flowcontrolv1beta2.PriorityLevelConfiguration, now *flowcontrolv1.PriorityLevelConfiguration) error {
+		{"PriorityLevelConfiguration", v1, flowcontrolv1beta2.SchemeGroupVersion, convertByName(func(old *flowcontrolv1beta2.PriorityLevelConfiguration, now *flowcontrolv1.PriorityLevelConfiguration) error {
 			if l := old.Spec.Limited; l != nil {
 				shares(now, l.AssuredConcurrencyShares)
 			}
 			return nil
 		})},
-		{"PriorityLevelConfiguration", v1, flowcontrolv1beta3.SchemeGroupVersion, other(func(old *flowcontrolv1beta3.PriorityLevelConfiguration, now *flowcontrolv1.PriorityLevelConfiguration) error {
+		{"PriorityLevelConfiguration", v1, flowcontrolv1beta3.SchemeGroupVersion, convertByName(func(old *flowcontrolv1beta3.PriorityLevelConfiguration, now *flowcontrolv1.PriorityLevelConfiguration) error {
 			_, kept := old.Annotations[flowcontrolv1beta3.PriorityLevelPreserveZeroConcurrencySharesKey]
 			delete(now.Annotations, flowcontrolv1beta3.PriorityLevelPreserveZeroConcurrencySharesKey)
 			switch l := old.Spec.Limited; {

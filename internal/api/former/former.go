@@ -1,10 +1,8 @@
-// Package former reads objects that are stored in versions other than the one
-// in which their kind is stored now: an etcd may have objects that a server of
-// years ago wrote and that nobody has written since.
+// Package former decodes stored objects in versions other than the current storage version of their
+// kind. etcd may contain objects that old servers have written and that were not updated since.
 //
-// Most such versions only differ in their name. The others are told here, one
-// file a group: what stood elsewhere, what meant something else, what had other
-// defaults.
+// Most of these versions only differ in their name. The others are handled here, one file per
+// group: fields that were moved, had another meaning or had other defaults.
 //
 // https://kubernetes.io/docs/reference/using-api/deprecation-policy/
 package former
@@ -23,38 +21,37 @@ import (
 	"hyperkube/internal/api"
 )
 
-// SchemeName is what the error about an unknown version calls the place that
-// it is unknown in.
+// SchemeName is the scheme name in errors about unknown versions.
 const SchemeName = "pkg/runtime/scheme.go:111"
 
-// reader decodes a stored object of a former version into one of the present.
-// decode fills an object of the stored version.
+// reader decodes a stored object in a former version into an object in the present version. decode
+// decodes into an object in the stored version.
 type reader func(decode func(into runtime.Object) error, into api.Object) error
 
-// Decode fills into, an object of the kind present, from one that is stored as
-// stored. It calls decode once, with an empty object of the stored version to be
-// filled. Defaults that the versions share are left to the caller. A version that
-// Kubernetes 1.37 does not know is an error.
+// Decode decodes a stored object into the object into. The stored version may be a former one;
+// present is the kind of into in its present version. It calls decode once, with into if the
+// versions have the same fields, and otherwise with an empty object of the stored version, which it
+// then converts. The caller must apply the defaults that are the same in both versions. Decode
+// returns an error if Kubernetes 1.37 does not support the stored version.
 func Decode(present schema.GroupVersionKind, stored schema.GroupVersion, into api.Object, decode func(into runtime.Object) error) error {
 	if read, ok := readers[present][stored]; ok {
 		return read(decode, into)
 	}
-	if !known(stored.WithKind(present.Kind)) {
+	if !isKnownKind(stored.WithKind(present.Kind)) {
 		return runtime.NewNotRegisteredErrForKind(SchemeName, stored.WithKind(present.Kind))
 	}
 	return decode(into)
 }
 
-// Differs tells whether a version differs from the present one by more than its
-// name. The present one does for kinds that have been stored less fully than
-// they are now.
+// Differs reports whether a version differs from the present one in more than its name. This
+// includes the present version itself for kinds that were stored with missing fields in the past.
 func Differs(present schema.GroupVersionKind, stored schema.GroupVersion) bool {
 	_, ok := readers[present][stored]
 	return ok
 }
 
-// known tells whether Kubernetes 1.37 can read a kind.
-func known(gvk schema.GroupVersionKind) bool {
+// isKnownKind reports whether Kubernetes 1.37 can decode a kind.
+func isKnownKind(gvk schema.GroupVersionKind) bool {
 	switch gvk.GroupVersion() {
 	case schema.GroupVersion{Group: apiextensionsv1beta1.GroupName, Version: "v1"}, apiextensionsv1beta1.SchemeGroupVersion:
 		return gvk.Kind == "CustomResourceDefinition"
@@ -64,8 +61,9 @@ func known(gvk schema.GroupVersionKind) bool {
 	return scheme.Scheme.Recognizes(gvk)
 }
 
-// readers are those for versions that differ by more than their name, by the
-// kind that is stored now. It is never written to.
+// readers contains the reader of each stored version that differs from the present version in more
+// than its name. The keys are the kind in its present version and the stored version. It is
+// immutable.
 var readers = func() map[schema.GroupVersionKind]map[schema.GroupVersion]reader {
 	all := map[schema.GroupVersionKind]map[schema.GroupVersion]reader{}
 	for _, of := range slices.Concat(admissionregistrationVersions(), apiextensionsVersions(), appsVersions(), autoscalingVersions(),
@@ -87,9 +85,9 @@ type version struct {
 	read            reader
 }
 
-// alike reads a version whose fields are those of the present one, but for
-// what adapt sees to.
-func alike[P api.Object](adapt func(now P) error) reader {
+// sameFields returns a reader for a version with the same fields as the present one. adapt handles the
+// differences.
+func sameFields[P api.Object](adapt func(now P) error) reader {
 	return func(decode func(into runtime.Object) error, into api.Object) error {
 		now, ok := into.(P)
 		if !ok {
@@ -108,9 +106,9 @@ type message[T any] interface {
 	runtime.Object
 }
 
-// other reads a version with a type of its own. What has the same name in both
-// is there when adapt is called, which may be nil.
-func other[O any, OP message[O], P api.Object](adapt func(old OP, now P) error) reader {
+// convertByName returns a reader for a version with a different Go type. Fields with the same name are
+// copied before adapt is called. adapt may be nil.
+func convertByName[O any, OP message[O], P api.Object](adapt func(old OP, now P) error) reader {
 	return func(decode func(into runtime.Object) error, into api.Object) error {
 		now, ok := into.(P)
 		if !ok {
@@ -130,7 +128,7 @@ func other[O any, OP message[O], P api.Object](adapt func(old OP, now P) error) 
 	}
 }
 
-// copyByName copies the fields that two types share, by their names in JSON.
+// copyByName copies the fields that two types share, matched by their JSON names.
 func copyByName(from, to any) error {
 	data, err := json.Marshal(from)
 	if err != nil {

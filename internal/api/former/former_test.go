@@ -21,31 +21,29 @@ import (
 	"hyperkube/internal/api/former"
 )
 
-// TestShapes holds that a version without a reader of its own has no field
-// that the present one has elsewhere or not at all.
-func TestShapes(t *testing.T) {
+// TestMovedFields checks that in versions without a reader no field was moved or removed.
+func TestMovedFields(t *testing.T) {
 	present := map[string]*api.Resource{}
 	for _, r := range catalog.Resources() {
 		if r.StoredAs == nil && !r.Review {
 			present[r.Kind] = r
 		}
 	}
-	// What was moved from one group to another.
+	// Kinds that were moved between groups.
 	groups := map[string]bool{"extensions/apps": true, "extensions/networking.k8s.io": true, "events.k8s.io/": true}
 	for gvk, old := range scheme.Scheme.AllKnownTypes() {
 		r := present[gvk.Kind]
 		if r == nil || gvk.Version == runtime.APIVersionInternal || gvk.Group != r.Group && !groups[gvk.Group+"/"+r.Group] || former.Differs(r.GVK(), gvk.GroupVersion()) {
 			continue
 		}
-		alike(t, gvk.String(), old, reflect.TypeOf(r.New()).Elem(), map[reflect.Type]bool{})
+		sameFields(t, gvk.String(), old, reflect.TypeOf(r.New()).Elem(), map[reflect.Type]bool{})
 	}
 }
 
-// gone are fields that v1 has no more: what they said stands in a stub of a
-// request.
-var gone = map[string]bool{"PKIXPublicKey": true, "ProofOfPossession": true}
+// removedFields contains fields that v1 does not have, because their content is in the stub request.
+var removedFields = map[string]bool{"PKIXPublicKey": true, "ProofOfPossession": true}
 
-func alike(t *testing.T, at string, old, now reflect.Type, seen map[reflect.Type]bool) {
+func sameFields(t *testing.T, at string, old, now reflect.Type, seen map[reflect.Type]bool) {
 	t.Helper()
 	for old.Kind() == reflect.Pointer {
 		old = old.Elem()
@@ -63,19 +61,19 @@ func alike(t *testing.T, at string, old, now reflect.Type, seen map[reflect.Type
 	}
 	switch old.Kind() {
 	case reflect.Slice:
-		alike(t, at, old.Elem(), now.Elem(), seen)
+		sameFields(t, at, old.Elem(), now.Elem(), seen)
 	case reflect.Map:
-		alike(t, at, old.Key(), now.Key(), seen)
-		alike(t, at, old.Elem(), now.Elem(), seen)
+		sameFields(t, at, old.Key(), now.Key(), seen)
+		sameFields(t, at, old.Elem(), now.Elem(), seen)
 	case reflect.Struct:
 		for i := range old.NumField() {
 			f := old.Field(i)
 			n, ok := now.FieldByName(f.Name)
-			if !ok && gone[f.Name] {
+			if !ok && removedFields[f.Name] {
 				continue
 			}
 			if !ok {
-				t.Errorf("%s.%s is gone", at, f.Name)
+				t.Errorf("%s.%s was removed", at, f.Name)
 				continue
 			}
 			name := func(f reflect.StructField) string { return strings.Split(f.Tag.Get("json"), ",")[0] }
@@ -87,7 +85,7 @@ func alike(t *testing.T, at string, old, now reflect.Type, seen map[reflect.Type
 			if name(f) != name(n) || number(f) != number(n) {
 				t.Errorf("%s.%s: %s is now %s", at, f.Name, f.Tag, n.Tag)
 			}
-			alike(t, at+"."+f.Name, f.Type, n.Type, seen)
+			sameFields(t, at+"."+f.Name, f.Type, n.Type, seen)
 		}
 	}
 }
@@ -110,16 +108,16 @@ func TestDecode(t *testing.T) {
 		{"all pods", "policy/v1beta1", `{"spec":{"selector":{"matchExpressions":[{"key":"pdb.kubernetes.io/deprecated-v1beta1-empty-selector-match","operator":"DoesNotExist"}]}}}`,
 			&policyv1.PodDisruptionBudget{}, policyv1.SchemeGroupVersion.WithKind("PodDisruptionBudget"),
 			`{"metadata":{},"spec":{"selector":{}},"status":{"disruptionsAllowed":0,"currentHealthy":0,"desiredHealthy":0,"expectedPods":0}}`},
-		{"shares of another name", "flowcontrol.apiserver.k8s.io/v1beta2", `{"spec":{"type":"Limited","limited":{"assuredConcurrencyShares":7}}}`,
+		{"shares with the former name", "flowcontrol.apiserver.k8s.io/v1beta2", `{"spec":{"type":"Limited","limited":{"assuredConcurrencyShares":7}}}`,
 			&flowcontrolv1.PriorityLevelConfiguration{}, flowcontrolv1.SchemeGroupVersion.WithKind("PriorityLevelConfiguration"),
 			`{"metadata":{},"spec":{"type":"Limited","limited":{"nominalConcurrencyShares":7,"limitResponse":{"type":""}}},"status":{}}`},
-		{"shares that are none", "flowcontrol.apiserver.k8s.io/v1beta3", `{"metadata":{"annotations":{"flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares":""}},"spec":{"type":"Limited","limited":{}}}`,
+		{"zero shares", "flowcontrol.apiserver.k8s.io/v1beta3", `{"metadata":{"annotations":{"flowcontrol.k8s.io/v1beta3-preserve-zero-concurrency-shares":""}},"spec":{"type":"Limited","limited":{}}}`,
 			&flowcontrolv1.PriorityLevelConfiguration{}, flowcontrolv1.SchemeGroupVersion.WithKind("PriorityLevelConfiguration"),
 			`{"metadata":{},"spec":{"type":"Limited","limited":{"nominalConcurrencyShares":0,"limitResponse":{"type":""}}},"status":{}}`},
-		{"an event of another group", "events.k8s.io/v1", `{"regarding":{"name":"p"},"note":"told","reportingController":"c","eventTime":null}`,
+		{"an event of the other group", "events.k8s.io/v1", `{"regarding":{"name":"p"},"note":"text","reportingController":"c","eventTime":null}`,
 			&corev1.Event{}, corev1.SchemeGroupVersion.WithKind("Event"),
-			`{"metadata":{},"involvedObject":{"name":"p"},"message":"told","source":{},"firstTimestamp":null,"lastTimestamp":null,"eventTime":null,"reportingComponent":"c","reportingInstance":""}`},
-		{"a DaemonSet that says less", "apps/v1", `{}`, &appsv1.DaemonSet{}, appsv1.SchemeGroupVersion.WithKind("DaemonSet"),
+			`{"metadata":{},"involvedObject":{"name":"p"},"message":"text","source":{},"firstTimestamp":null,"lastTimestamp":null,"eventTime":null,"reportingComponent":"c","reportingInstance":""}`},
+		{"an empty DaemonSet", "apps/v1", `{}`, &appsv1.DaemonSet{}, appsv1.SchemeGroupVersion.WithKind("DaemonSet"),
 			`{"metadata":{"annotations":{"deprecated.daemonset.template.generation":"0"}},"spec":{"selector":null,"template":{"metadata":{},"spec":{"containers":null}},"updateStrategy":{}},"status":{"currentNumberScheduled":0,"numberMisscheduled":0,"desiredNumberScheduled":0,"numberReady":0}}`},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -141,7 +139,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// TestRulesInProtobuf: fields of rules had other numbers once.
+// TestRulesInProtobuf checks that rules with the old protobuf field numbers are decoded.
 func TestRulesInProtobuf(t *testing.T) {
 	old := &rbacv1alpha1.Role{Rules: []rbacv1alpha1.PolicyRule{{Verbs: []string{"get"}, APIGroups: []string{"g"}, Resources: []string{"r"}, ResourceNames: []string{"n"}}}}
 	data, err := old.Marshal()
@@ -167,7 +165,7 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
-// FuzzDecode: whatever is stored, reading it ends with an object or an error.
+// FuzzDecode checks that arbitrary stored data results in an object or an error.
 func FuzzDecode(f *testing.F) {
 	type pair struct {
 		present schema.GroupVersionKind

@@ -12,14 +12,14 @@ import (
 func networkingVersions() []version {
 	v1 := networkingv1.SchemeGroupVersion
 	return []version{
-		{"Ingress", v1, networkingv1beta1.SchemeGroupVersion, other(ingress)},
+		{"Ingress", v1, networkingv1beta1.SchemeGroupVersion, convertByName(ingress)},
 		// The same message in another group.
-		{"Ingress", v1, extensionsv1beta1.SchemeGroupVersion, other(ingress)},
+		{"Ingress", v1, extensionsv1beta1.SchemeGroupVersion, convertByName(ingress)},
 	}
 }
 
-// ingress: backends had the name and the port of their service at once, and any
-// kind of path was by default the controller's matter.
+// ingress: in v1beta1, backends contained the name and port of the service directly, and the
+// default path type was ImplementationSpecific.
 func ingress(old *networkingv1beta1.Ingress, now *networkingv1.Ingress) error {
 	if b := old.Spec.Backend; b != nil {
 		now.Spec.DefaultBackend = &networkingv1.IngressBackend{Resource: b.Resource, Service: backend(b.ServiceName, b.ServicePort)}

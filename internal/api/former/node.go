@@ -5,10 +5,10 @@ import (
 	nodev1alpha1 "k8s.io/api/node/v1alpha1"
 )
 
-// nodeVersions: a RuntimeClass had a specification once.
+// nodeVersions: in v1alpha1, RuntimeClass had a spec.
 func nodeVersions() []version {
 	return []version{
-		{"RuntimeClass", nodev1.SchemeGroupVersion, nodev1alpha1.SchemeGroupVersion, other(func(old *nodev1alpha1.RuntimeClass, now *nodev1.RuntimeClass) error {
+		{"RuntimeClass", nodev1.SchemeGroupVersion, nodev1alpha1.SchemeGroupVersion, convertByName(func(old *nodev1alpha1.RuntimeClass, now *nodev1.RuntimeClass) error {
 			now.Handler = old.Spec.RuntimeHandler
 			if o := old.Spec.Overhead; o != nil {
 				now.Overhead = &nodev1.Overhead{PodFixed: o.PodFixed}

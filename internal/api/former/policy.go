@@ -8,14 +8,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// emptyBudgetLabel is of expressions that stand for what an empty selector
-// means in the other version.
+// emptyBudgetLabel is the key of selector requirements that represent the meaning of an empty
+// selector in the other version.
 const emptyBudgetLabel = "pdb.kubernetes.io/deprecated-v1beta1-empty-selector-match"
 
-// policyVersions: in v1beta1 an empty selector selects no pods, in v1 all.
+// policyVersions: an empty selector matches no pods in v1beta1, and all pods in v1.
 func policyVersions() []version {
 	return []version{
-		{"PodDisruptionBudget", policyv1.SchemeGroupVersion, policyv1beta1.SchemeGroupVersion, alike(func(now *policyv1.PodDisruptionBudget) error {
+		{"PodDisruptionBudget", policyv1.SchemeGroupVersion, policyv1beta1.SchemeGroupVersion, sameFields(func(now *policyv1.PodDisruptionBudget) error {
 			s := now.Spec.Selector
 			if s == nil {
 				return nil

@@ -6,18 +6,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// rbacVersions: v1alpha1 numbers the fields of rules differently, so that its
-// protobuf read as v1 would grant something else, and has subjects of versions.
+// rbacVersions: in v1alpha1, the protobuf field numbers of rules are different, so that decoding it
+// as v1 would grant other permissions, and subjects have an apiVersion.
 func rbacVersions() []version {
 	v1, alpha := rbacv1.SchemeGroupVersion, rbacv1alpha1.SchemeGroupVersion
 	return []version{
-		{"Role", v1, alpha, other[rbacv1alpha1.Role, *rbacv1alpha1.Role, *rbacv1.Role](nil)},
-		{"ClusterRole", v1, alpha, other[rbacv1alpha1.ClusterRole, *rbacv1alpha1.ClusterRole, *rbacv1.ClusterRole](nil)},
-		{"RoleBinding", v1, alpha, other(func(old *rbacv1alpha1.RoleBinding, now *rbacv1.RoleBinding) error {
+		{"Role", v1, alpha, convertByName[rbacv1alpha1.Role, *rbacv1alpha1.Role, *rbacv1.Role](nil)},
+		{"ClusterRole", v1, alpha, convertByName[rbacv1alpha1.ClusterRole, *rbacv1alpha1.ClusterRole, *rbacv1.ClusterRole](nil)},
+		{"RoleBinding", v1, alpha, convertByName(func(old *rbacv1alpha1.RoleBinding, now *rbacv1.RoleBinding) error {
 			now.Subjects = subjects(old.Subjects)
 			return nil
 		})},
-		{"ClusterRoleBinding", v1, alpha, other(func(old *rbacv1alpha1.ClusterRoleBinding, now *rbacv1.ClusterRoleBinding) error {
+		{"ClusterRoleBinding", v1, alpha, convertByName(func(old *rbacv1alpha1.ClusterRoleBinding, now *rbacv1.ClusterRoleBinding) error {
 			now.Subjects = subjects(old.Subjects)
 			return nil
 		})},
@@ -38,7 +38,7 @@ func subjects(old []rbacv1alpha1.Subject) []rbacv1.Subject {
 			}
 		}
 		if now.Kind == rbacv1.UserKind && now.Name == "*" {
-			// It meant all who are known, never the anonymous.
+			// It matched all authenticated users, but not anonymous ones.
 			now.Kind, now.Name = rbacv1.GroupKind, "system:authenticated"
 		}
 		out = append(out, now)

@@ -5,18 +5,18 @@ import (
 	resourcev1beta1 "k8s.io/api/resource/v1beta1"
 )
 
-// resourceVersions: in v1beta1 a request for one class of devices said so at
-// once, and all of a device stood in a part named basic.
+// resourceVersions: in v1beta1, the fields of an exact device request were part of the request
+// itself, and all fields of a device were in the field basic.
 func resourceVersions() []version {
 	v1, beta := resourcev1.SchemeGroupVersion, resourcev1beta1.SchemeGroupVersion
 	return []version{
-		{"ResourceClaim", v1, beta, other(func(old *resourcev1beta1.ResourceClaim, now *resourcev1.ResourceClaim) error {
+		{"ResourceClaim", v1, beta, convertByName(func(old *resourcev1beta1.ResourceClaim, now *resourcev1.ResourceClaim) error {
 			return exactly(old.Spec.Devices.Requests, now.Spec.Devices.Requests)
 		})},
-		{"ResourceClaimTemplate", v1, beta, other(func(old *resourcev1beta1.ResourceClaimTemplate, now *resourcev1.ResourceClaimTemplate) error {
+		{"ResourceClaimTemplate", v1, beta, convertByName(func(old *resourcev1beta1.ResourceClaimTemplate, now *resourcev1.ResourceClaimTemplate) error {
 			return exactly(old.Spec.Spec.Devices.Requests, now.Spec.Spec.Devices.Requests)
 		})},
-		{"ResourceSlice", v1, beta, other(func(old *resourcev1beta1.ResourceSlice, now *resourcev1.ResourceSlice) error {
+		{"ResourceSlice", v1, beta, convertByName(func(old *resourcev1beta1.ResourceSlice, now *resourcev1.ResourceSlice) error {
 			if old.Spec.NodeName == "" {
 				now.Spec.NodeName = nil
 			}
@@ -42,7 +42,7 @@ func exactly(old []resourcev1beta1.DeviceRequest, now []resourcev1.DeviceRequest
 		o := &old[i]
 		if o.DeviceClassName == "" && o.Selectors == nil && o.AllocationMode == "" && o.Count == 0 && o.AdminAccess == nil &&
 			o.Tolerations == nil && o.Capacity == nil && o.DerivedAttributes == nil {
-			continue // one of its alternatives
+			continue // it has alternatives instead
 		}
 		exact := &resourcev1.ExactDeviceRequest{}
 		if err := copyByName(o, exact); err != nil {

@@ -20,7 +20,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// classAnnotation is what named the class before the field did.
+// classAnnotation is the annotation that was replaced by spec.ingressClassName.
 const classAnnotation = "kubernetes.io/ingress.class"
 
 func ingress() api.Kind[*networkingv1.Ingress] {
@@ -28,7 +28,7 @@ func ingress() api.Kind[*networkingv1.Ingress] {
 		Names:   api.Names{Kind: "Ingress", Plural: "ingresses", ShortNames: []string{"ing"}},
 		Group:   group,
 		Version: version,
-		// Upstream's name of old.
+		// The historical path in upstream.
 		StoragePath: "ingress",
 		Scope:       api.Namespaced,
 		New:         func() *networkingv1.Ingress { return &networkingv1.Ingress{} },
@@ -132,9 +132,9 @@ func addressCell(s *networkingv1.IngressLoadBalancerStatus) string {
 	return strings.Join(slices.Compact(all), ",")
 }
 
-// validateIngressSpec checks a specification; old is that of the stored object,
-// nil for a new one. Names of Secrets, and rules for hosts with a star, were
-// once taken unseen: where old has wrong ones, they still are.
+// validateIngressSpec validates a spec. old is the spec of the stored object, nil on create. Names
+// of Secrets and the rules of wildcard hosts were not validated in the past, so they are not
+// validated if old has invalid ones.
 func validateIngressSpec(spec, old *networkingv1.IngressSpec, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	anySecret := old != nil && slices.ContainsFunc(old.TLS, func(t networkingv1.IngressTLS) bool {
@@ -186,7 +186,7 @@ func validateTLSSecret(name string, path *field.Path) field.ErrorList {
 
 func hasStar(host string) bool { return strings.Contains(host, "*") }
 
-// validateHostName allows a star for the first label.
+// validateHostName validates a host name, which may have a wildcard as first label.
 func validateHostName(host string, path *field.Path) field.ErrorList {
 	check := validation.IsDNS1123Subdomain
 	if hasStar(host) {

@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// maxController is how long the name of a controller may be.
+// maxController is the maximum length of a controller name.
 const maxController = 250
 
 func ingressClass() api.Kind[*networkingv1.IngressClass] {
@@ -130,7 +130,7 @@ func validateClassParameters(p *networkingv1.IngressClassParametersReference, pa
 	return errs
 }
 
-// join shows many values in a cell.
+// join formats a list of values for a table cell.
 func join(values []string, most int) string {
 	if len(values) > most {
 		return fmt.Sprintf("%s + %d more...", strings.Join(values[:most], ","), len(values)-most)

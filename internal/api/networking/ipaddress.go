@@ -17,8 +17,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// ipAddress is an address in use. Those of services are written in the
-// service's own transaction.
+// ipAddress returns the kind IPAddress, an allocated address. IPAddresses of Services are written
+// in the transaction that writes the Service.
 func ipAddress() api.Kind[*networkingv1.IPAddress] {
 	return api.Kind[*networkingv1.IPAddress]{
 		Names:   api.Names{Kind: "IPAddress", ListKind: "IPAddressList", Plural: "ipaddresses", ShortNames: []string{"ip"}},
@@ -42,7 +42,7 @@ func ipAddress() api.Kind[*networkingv1.IPAddress] {
 				}
 				errs.Add(validateParentRef(a.Spec.ParentRef, path))
 				if a.Spec.ParentRef != nil {
-					// What is declared is not looked at below what may not change.
+					// Declarative validation is skipped below an immutable field.
 					for _, e := range errs.List {
 						e.CoveredByDeclarative = false
 					}
@@ -74,7 +74,7 @@ func validateParentRef(ref *networkingv1.ParentReference, path *field.Path) fiel
 		return field.ErrorList{field.Required(path, "").MarkCoveredByDeclarative()}
 	}
 	var errs field.ErrorList
-	// The group of services is the empty string, so it cannot be required.
+	// The group of Services is the empty string, so the group is not required.
 	if ref.Group != "" {
 		for _, msg := range validation.IsDNS1123Subdomain(ref.Group) {
 			errs = append(errs, field.Invalid(path.Child("group"), ref.Group, msg))

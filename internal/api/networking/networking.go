@@ -1,5 +1,4 @@
-// Package networking describes the kinds of networking.k8s.io/v1, one file a
-// kind.
+// Package networking defines the kinds of networking.k8s.io/v1, one file per kind.
 package networking
 
 import "hyperkube/internal/api"
@@ -9,7 +8,7 @@ const (
 	version = "v1"
 )
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		ingressClass().Resource(),

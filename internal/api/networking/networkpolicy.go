@@ -57,7 +57,7 @@ func networkPolicy() api.Kind[*networkingv1.NetworkPolicy] {
 	}
 }
 
-// networkPolicyWarnings are about forms of blocks that may be refused one day.
+// networkPolicyWarnings warns about notations of IP blocks that may be rejected in the future.
 func networkPolicyWarnings(_ context.Context, p, _ *networkingv1.NetworkPolicy) []string {
 	var out []string
 	peers := func(at *field.Path, peers []networkingv1.NetworkPolicyPeer) {
@@ -98,7 +98,7 @@ func defaultNetworkPolicy(p *networkingv1.NetworkPolicy) {
 		ports(p.Spec.Egress[i].Ports)
 	}
 	if len(p.Spec.PolicyTypes) == 0 {
-		// Whatever it says of traffic outward, it isolates inward.
+		// Without policyTypes, a policy always applies to ingress.
 		p.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}
 		if len(p.Spec.Egress) != 0 {
 			p.Spec.PolicyTypes = append(p.Spec.PolicyTypes, networkingv1.PolicyTypeEgress)
@@ -106,8 +106,8 @@ func defaultNetworkPolicy(p *networkingv1.NetworkPolicy) {
 	}
 }
 
-// blocksOf are the address blocks of a stored policy: they stay allowed, even
-// if they are written in a way that new ones may not be.
+// blocksOf returns the IP blocks of a stored policy. They remain valid even in a notation that is
+// not allowed for new ones.
 func blocksOf(spec *networkingv1.NetworkPolicySpec) []string {
 	var out []string
 	add := func(peers []networkingv1.NetworkPolicyPeer) {
@@ -126,8 +126,8 @@ func blocksOf(spec *networkingv1.NetworkPolicySpec) []string {
 	return out
 }
 
-// validateNetworkPolicy has the stored selector and address blocks of a policy that
-// exists.
+// validateNetworkPolicy validates a spec. stored and known are the selector and the IP blocks of
+// the existing policy.
 func validateNetworkPolicy(spec *networkingv1.NetworkPolicySpec, stored *metav1.LabelSelector, known []string, path *field.Path) field.ErrorList {
 	opts := validate.SelectorOptions(stored)
 	errs := metav1validation.ValidateLabelSelector(&spec.PodSelector, opts, path.Child("podSelector"))

@@ -15,7 +15,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// serviceCIDR is a range from which services get their addresses.
+// serviceCIDR returns the kind ServiceCIDR, an address range for Services.
 func serviceCIDR() api.Kind[*networkingv1.ServiceCIDR] {
 	return api.Kind[*networkingv1.ServiceCIDR]{
 		Names:   api.Names{Kind: "ServiceCIDR", Plural: "servicecidrs"},
@@ -79,7 +79,7 @@ func validateCIDRs(spec *networkingv1.ServiceCIDRSpec, path *field.Path) field.E
 	return errs
 }
 
-// validateCIDRsUpdate allows to add the second family and nothing else.
+// validateCIDRsUpdate only allows adding the second family.
 func validateCIDRsUpdate(spec, old *networkingv1.ServiceCIDRSpec, path *field.Path) field.ErrorList {
 	is, was := spec.CIDRs, old.CIDRs
 	if len(is) != len(was) && (len(was) != 1 || len(is) != 2) {

@@ -50,7 +50,7 @@ func runtimeClass() api.Kind[*nodev1.RuntimeClass] {
 	}
 }
 
-// validateRuntimeClass checks a class; old is nil for a new one.
+// validateRuntimeClass validates a class. old is nil on create.
 func validateRuntimeClass(c, old *nodev1.RuntimeClass) field.ErrorList {
 	var errs validate.Errors
 	handler := field.NewPath("handler")
@@ -58,7 +58,7 @@ func validateRuntimeClass(c, old *nodev1.RuntimeClass) field.ErrorList {
 	case c.Handler == "":
 		errs.Declared(field.Required(handler, ""))
 	case old != nil && c.Handler != old.Handler:
-		// That it has changed ends what is declared of it.
+		// If the immutable field has changed, the declarative validation is skipped.
 		errs.InvalidAll(handler, c.Handler, apivalidation.NameIsDNSLabel(c.Handler, false))
 	default:
 		for _, msg := range content.IsDNS1123Label(c.Handler) {
@@ -77,7 +77,7 @@ func validateRuntimeClass(c, old *nodev1.RuntimeClass) field.ErrorList {
 	return errs.List
 }
 
-// validateUnique checks that no toleration is there twice.
+// validateUnique checks that tolerations are unique.
 func validateUnique(tolerations []corev1.Toleration, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for i := range tolerations {

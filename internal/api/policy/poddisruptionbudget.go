@@ -80,7 +80,7 @@ func cell(v *intstr.IntOrString) string {
 	return v.String()
 }
 
-// validateSpec has the stored selector of a budget that exists.
+// validateSpec validates a spec. stored is the selector of the existing budget, nil on create.
 func validateSpec(spec *policyv1.PodDisruptionBudgetSpec, stored *metav1.LabelSelector, path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if spec.MinAvailable != nil && spec.MaxUnavailable != nil {

@@ -12,7 +12,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// What RoleBinding and ClusterRoleBinding share.
+// The functions below are shared by RoleBinding and ClusterRoleBinding.
 
 func defaultRoleRef(ref *rbacv1.RoleRef) {
 	if ref.APIGroup == "" {
@@ -29,15 +29,15 @@ func defaultSubjects(subjects []rbacv1.Subject) {
 	}
 }
 
-// validateBinding checks a binding to ref, which was old; nil for a new binding.
+// validateBinding validates a binding to ref. old is the stored reference, nil on create.
 func validateBinding(ref, old *rbacv1.RoleRef, kinds []string, subjects []rbacv1.Subject, namespaced bool) field.ErrorList {
 	path := field.NewPath("roleRef")
 	errs := validateRoleRef(ref, kinds)
 	nameless := field.Required(path.Child("name"), "")
 	exchanged := old != nil && *ref != *old
 	if ref.Name == "" && exchanged {
-		// What is declared of the name is not looked at then, so that this is
-		// told in its place.
+		// The declarative validation of the name is skipped in this case, so the error is reported
+		// here.
 		errs = append(errs, nameless)
 	}
 	errs = append(errs, validateSubjects(subjects, namespaced)...)
@@ -45,7 +45,7 @@ func validateBinding(ref, old *rbacv1.RoleRef, kinds []string, subjects []rbacv1
 	case exchanged:
 		errs = append(errs, field.Invalid(path, *ref, "field is immutable"))
 	case ref.Name == "":
-		// What is declared of the subjects comes first.
+		// Declarative errors of the subjects come first.
 		errs = append(errs, nameless.MarkCoveredByDeclarative())
 	}
 	return errs
@@ -95,8 +95,8 @@ func validateSubject(s *rbacv1.Subject, namespaced bool, path *field.Path) field
 		if s.APIGroup != "" {
 			errs = append(errs, field.NotSupported(path.Child("apiGroup"), s.APIGroup, []string{""}))
 		}
-		// A role binding's service account is in its own namespace when it
-		// names none.
+		// A service account without a namespace in a RoleBinding is in the namespace of the
+		// RoleBinding.
 		if !namespaced && s.Namespace == "" {
 			errs = append(errs, field.Required(path.Child("namespace"), ""))
 		}

@@ -26,8 +26,8 @@ func clusterRole() api.Kind[*rbacv1.ClusterRole] {
 		Validate:            validateClusterRole,
 		Update: api.KindUpdate[*rbacv1.ClusterRole]{
 			Validate: func(ctx context.Context, r, old *rbacv1.ClusterRole) field.ErrorList {
-				// What was stored by an older version may have a selector
-				// that would not be allowed in a new one.
+				// A role that was stored by an older version may have a selector that is not
+				// allowed in a new role.
 				return validateClusterRoleWith(r, clusterRoleSelectorOptions(old))
 			},
 		},

@@ -1,6 +1,5 @@
-// Package rbac describes the kinds of rbac.authorization.k8s.io/v1, one file a
-// kind. What a role grants is decided by the authorizer; escalation is checked
-// by the API server on writes.
+// Package rbac defines the kinds of rbac.authorization.k8s.io/v1, one file per kind. The authorizer
+// evaluates the roles. The API server checks writes for privilege escalation.
 package rbac
 
 import (
@@ -15,7 +14,7 @@ const (
 	version = "v1"
 )
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		clusterRoleBinding().Resource(),
@@ -25,8 +24,7 @@ func Resources() []*api.Resource {
 	}
 }
 
-// validName allows what can be a segment of a path, such as
-// "system:kube-scheduler".
+// validName accepts all valid path segments, such as "system:kube-scheduler".
 func validName(name string, _ bool) []string {
 	return path.IsValidPathSegmentName(name)
 }

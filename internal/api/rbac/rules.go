@@ -5,8 +5,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// validateRules checks the rules of a role. Namespaced roles cannot grant
-// paths outside of the API.
+// validateRules validates the rules of a role. Namespaced roles cannot contain non-resource URLs.
 func validateRules(rules []rbacv1.PolicyRule, namespaced bool) field.ErrorList {
 	var errs field.ErrorList
 	for i := range rules {

@@ -59,8 +59,8 @@ func resourceClaim() api.Kind[*resourcev1.ResourceClaim] {
 				Prepare: func(_ context.Context, c, old *resourcev1.ResourceClaim) {
 					old.Spec.DeepCopyInto(&c.Spec)
 					metav1.ResetObjectMetaForStatus(&c.ObjectMeta, &old.ObjectMeta)
-					forgetFreed(c, old)
-					dropSkipped(c, old)
+					dropFreedDevices(c, old)
+					dropSkipNodeOperations(c, old)
 				},
 				Validate:    checkClaimStatus,
 				ResetFields: [][]string{{"metadata"}, {"spec"}},
@@ -95,18 +95,18 @@ func claimState(c *resourcev1.ResourceClaim) string {
 	return strings.Join(states, ",")
 }
 
-// device names an allocated device, or the share of one.
+// device identifies an allocated device or a share of it.
 type device struct{ driver, pool, name, share string }
 
-// shown is a device as errors show it.
-func (d device) shown() any {
+// forError returns the device in the format of error messages.
+func (d device) forError() any {
 	out := struct {
 		Driver, Pool, Device, ShareID string
 	}{d.driver, d.pool, d.name, d.share}
 	return out
 }
 
-// deviceOf is that of which a status tells.
+// deviceOf returns the device of a device status.
 func deviceOf(s *resourcev1.AllocatedDeviceStatus) device {
 	d := device{driver: s.Driver, pool: s.Pool, name: s.Device}
 	if s.ShareID != nil {
@@ -130,8 +130,8 @@ func allocated(c *resourcev1.ResourceClaim) []device {
 	return all
 }
 
-// forgetFreed drops the status of devices that the claim had and has no longer.
-func forgetFreed(c, old *resourcev1.ResourceClaim) {
+// dropFreedDevices drops the status of devices that were deallocated.
+func dropFreedDevices(c, old *resourcev1.ResourceClaim) {
 	is := allocated(c)
 	var freed []device
 	for _, d := range allocated(old) {
@@ -147,9 +147,8 @@ func forgetFreed(c, old *resourcev1.ResourceClaim) {
 	}
 }
 
-// dropSkipped takes away what belongs to a feature that is off, unless old has
-// it.
-func dropSkipped(c, old *resourcev1.ResourceClaim) {
+// dropSkipNodeOperations clears the fields of a disabled feature, unless old uses it.
+func dropSkipNodeOperations(c, old *resourcev1.ResourceClaim) {
 	skips := func(c *resourcev1.ResourceClaim) bool {
 		return c.Status.Allocation != nil && slices.ContainsFunc(c.Status.Allocation.Devices.Results, func(r resourcev1.DeviceRequestAllocationResult) bool {
 			return len(r.SkipNodeOperations) > 0

@@ -41,7 +41,7 @@ func resourceClaimTemplate() api.Kind[*resourcev1.ResourceClaimTemplate] {
 	}
 }
 
-// checkTemplate checks a template; old is nil for a new one.
+// checkTemplate validates a template. old is nil on create.
 func checkTemplate(ctx context.Context, t, old *resourcev1.ResourceClaimTemplate) field.ErrorList {
 	var e checker
 	spec := field.NewPath("spec")
@@ -56,8 +56,7 @@ func checkTemplate(ctx context.Context, t, old *resourcev1.ResourceClaimTemplate
 	return e.List
 }
 
-// templateMeta checks the metadata that claims get from their template: labels
-// and annotations alone.
+// templateMeta checks that the metadata in a template only contains labels and annotations.
 func (c *checker) templateMeta(m *metav1.ObjectMeta, at *field.Path) {
 	c.Add(apivalidation.ValidateAnnotations(m.Annotations, at.Child("annotations")))
 	c.Add(metavalidation.ValidateLabels(m.Labels, at.Child("labels")))

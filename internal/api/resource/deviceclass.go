@@ -44,7 +44,7 @@ func checkClass(ctx context.Context, c, old *resourcev1.DeviceClass) field.Error
 		was = &old.Spec
 	}
 	spec := field.NewPath("spec")
-	// What is as it was passed once.
+	// Unchanged values were valid before.
 	e.stored = was != nil && apiequality.Semantic.DeepEqual(c.Spec.Selectors, was.Selectors)
 	e.selectors(c.Spec.Selectors, spec.Child("selectors"))
 	e.stored = was != nil && apiequality.Semantic.DeepEqual(c.Spec.Config, was.Config)

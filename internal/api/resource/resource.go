@@ -1,7 +1,6 @@
-// Package resource describes the kinds of resource.k8s.io/v1, dynamic resource
-// allocation, one file a kind. Rules that the published types declare themselves
-// are checked by the functions that k8s.io/api generates from them; here is the
-// rest.
+// Package resource defines the kinds of resource.k8s.io/v1, dynamic resource allocation, one file
+// per kind. The declarative validation rules of the published types are checked by the functions
+// that are generated in k8s.io/api. This package contains the remaining rules.
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
 package resource
@@ -23,7 +22,7 @@ const (
 	version = "v1"
 )
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		deviceClass().Resource(),
@@ -34,11 +33,10 @@ func Resources() []*api.Resource {
 	}
 }
 
-// generated is a function of k8s.io/api that checks what a type declares.
+// generated is a generated function of k8s.io/api for the declarative validation of a type.
 type generated[T any] func(ctx context.Context, op operation.Operation, at *field.Path, obj, old *T) field.ErrorList
 
-// declared checks by a generated function; old is nil for a new object. Rules
-// that are in alpha are not enforced.
+// declared runs the declarative validation. old is nil on create. Alpha rules are not enforced.
 func declared[T any](ctx context.Context, check generated[T], at *field.Path, obj, old *T) field.ErrorList {
 	op := operation.Operation{
 		Type:    operation.Create,
@@ -52,18 +50,17 @@ func declared[T any](ctx context.Context, check generated[T], at *field.Path, ob
 		if err.IsAlpha() {
 			continue
 		}
-		// It was made from the published types upstream, too.
+		// As in upstream, the value is formatted as the published type.
 		if err.BadValue != nil {
 			err.BadValue = tagged(err.BadValue)
 		}
-		// What is declared of metadata comes before.
+		// Declarative errors of the metadata come before.
 		errs = append(errs, err.MarkCoveredByDeclarative())
 	}
 	return errs
 }
 
-// tagged is what a value of a list shows as in messages; plain ones show as
-// they are.
+// tagged selects the JSON format for a struct value in messages. Other values are not changed.
 func tagged(value any) any {
 	if reflect.ValueOf(value).Kind() == reflect.Struct {
 		return validate.Tagged{Value: value}
@@ -71,7 +68,7 @@ func tagged(value any) any {
 	return value
 }
 
-// defaultMode is one device, exactly, unless something else is asked for.
+// defaultMode sets the default allocation mode: exactly one device.
 func defaultMode(mode *resourcev1.DeviceAllocationMode, count *int64) {
 	if *mode == "" {
 		*mode = resourcev1.DeviceAllocationModeExactCount
@@ -104,8 +101,8 @@ func defaultClaim(spec *resourcev1.ResourceClaimSpec) {
 	}
 }
 
-// dropClaim takes fields away that belong to features which are off: attributes
-// derived by expressions. They stay when was has such already.
+// dropClaim clears the fields of disabled features (attributes derived by expressions), unless was
+// uses them.
 func dropClaim(spec, was *resourcev1.ResourceClaimSpec) {
 	if was != nil && derives(was) {
 		return

@@ -86,8 +86,7 @@ func resourceSlice() api.Kind[*resourcev1.ResourceSlice] {
 	}
 }
 
-// dropSlice takes fields away that belong to features which are off, unless was
-// has them already.
+// dropSlice clears the fields of disabled features, unless was uses them.
 func dropSlice(spec, was *resourcev1.ResourceSliceSpec) {
 	if was == nil {
 		was = &resourcev1.ResourceSliceSpec{}

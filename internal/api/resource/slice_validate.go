@@ -22,7 +22,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// maxPolicyValues is how many values a request policy may offer.
+// maxPolicyValues is the maximum number of valid values in a request policy.
 const maxPolicyValues = 10
 
 func checkSlice(ctx context.Context, slice, old *resourcev1.ResourceSlice) field.ErrorList {
@@ -63,7 +63,7 @@ func checkSlice(ctx context.Context, slice, old *resourcev1.ResourceSlice) field
 	return c.List
 }
 
-// sliceNodes checks that a slice says, once, to which nodes it belongs.
+// sliceNodes checks that a slice specifies its nodes in exactly one way.
 func (c *checker) sliceNodes(s *resourcev1.ResourceSliceSpec, at *field.Path) {
 	const which = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required"
 	var set []string
@@ -130,7 +130,7 @@ func (c *checker) devices(s, was *resourcev1.ResourceSliceSpec, at *field.Path, 
 	}
 }
 
-// device checks one device; before is what it was, if it was.
+// device validates one device. before is the old device, or nil if it is new.
 func (c *checker) device(d, before *resourcev1.Device, at *field.Path, ownNodes bool) {
 	c.Label(at.Child("name"), d.Name)
 	if n := len(d.Attributes) + len(d.Capacity); n > resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
@@ -188,11 +188,11 @@ func (c *checker) counters(all map[string]resourcev1.Counter, at *field.Path, mo
 	}
 }
 
-// deviceNodes checks to which nodes a device belongs, if the slice leaves that to
-// its devices.
-func (c *checker) deviceNodes(d *resourcev1.Device, at *field.Path, own bool) {
+// deviceNodes validates the node selection of a device, which is only allowed if the slice has
+// perDeviceNodeSelection.
+func (c *checker) deviceNodes(d *resourcev1.Device, at *field.Path, perDevice bool) {
 	const which = "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` is set to true in the ResourceSlice spec"
-	if !own {
+	if !perDevice {
 		if d.NodeName != nil || d.NodeSelector != nil || d.AllNodes != nil {
 			c.Invalid(at, nil, "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is set to true in the ResourceSlice spec")
 		}
@@ -226,7 +226,7 @@ func (c *checker) deviceNodes(d *resourcev1.Device, at *field.Path, own bool) {
 	}
 }
 
-// shortened cuts a key that is longer than keys may be, for paths in errors.
+// shortened shortens a key that exceeds the maximum length, for error paths.
 func shortened(key string) string {
 	const most = resourcev1.DeviceMaxDomainLength + 1 + resourcev1.DeviceMaxIDLength
 	if len(key) <= most {
@@ -236,7 +236,7 @@ func shortened(key string) string {
 	return key[:(left+1)/2] + "..." + key[len(key)-left/2:]
 }
 
-// qualifiedName checks an identifier with or without a domain before it.
+// qualifiedName validates an identifier with an optional domain.
 func (c *checker) qualifiedName(name string, at *field.Path) {
 	domain, id, ok := strings.Cut(name, "/")
 	switch {
@@ -244,7 +244,7 @@ func (c *checker) qualifiedName(name string, at *field.Path) {
 		c.identifier(name, at)
 		return
 	case strings.Contains(id, "/"):
-		return // Upstream accepts it, whatever it has, and drivers may use it.
+		return // accepted by upstream, so drivers may use it
 	}
 	if domain == "" {
 		c.Invalid(at, "", "the domain must not be empty")
@@ -265,12 +265,13 @@ func (c *checker) identifier(id string, at *field.Path) {
 	c.InvalidAll(at, id, content.IsCIdentifier(id))
 }
 
-// semver is the grammar of semver.org, 2.0.0.
+// semver is the grammar of semver.org 2.0.0.
 var semver = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)` +
 	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?` +
 	`(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)
 
-// attribute checks the values; that there is one of them the type declares.
+// attribute validates the values of an attribute. Declarative validation checks that exactly one is
+// set.
 func (c *checker) attribute(a resourcev1.DeviceAttribute, at *field.Path) {
 	length := func(value string, at *field.Path) {
 		if len(value) > resourcev1.DeviceAttributeMaxValueLength {
@@ -303,7 +304,7 @@ func (c *checker) attribute(a resourcev1.DeviceAttribute, at *field.Path) {
 	}
 }
 
-// policy checks how much of a shared capacity may be asked for.
+// policy validates the request policy of a shared capacity.
 func (c *checker) policy(capacity resource.Quantity, p *resourcev1.CapacityRequestPolicy, at *field.Path) {
 	switch {
 	case len(p.ValidValues) > 0 && p.ValidRange != nil:
@@ -395,7 +396,7 @@ func (c *checker) policyRange(byDefault, capacity resource.Quantity, r *resource
 	if len(c.List) > before {
 		return
 	}
-	// Whole numbers only, rounded up: DRAFractionalCapacityRange is off.
+	// The values are rounded up to integers, because DRAFractionalCapacityRange is disabled.
 	step, from := r.Step.Value(), r.Min.Value()
 	for _, q := range []*resource.Quantity{&byDefault, r.Max} {
 		if q != nil && (q.Value()-from)%step != 0 {
@@ -404,7 +405,7 @@ func (c *checker) policyRange(byDefault, capacity resource.Quantity, r *resource
 	}
 }
 
-// nodeAllocatable checks which of a node's resources a device is made of.
+// nodeAllocatable validates the node allocatable resources of a device.
 func (c *checker) nodeAllocatable(d *resourcev1.Device, at *field.Path) {
 	for _, name := range slices.Sorted(maps.Keys(d.NodeAllocatableResources)) {
 		r, at := d.NodeAllocatableResources[name], at.Key(string(name))

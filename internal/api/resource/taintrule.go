@@ -87,10 +87,10 @@ func deviceTaintRule() api.Kind[*resourcev1.DeviceTaintRule] {
 	}
 }
 
-// now to the second, as times are stored.
+// now returns the current time in seconds, which is the precision of stored times.
 func now() *metav1.Time { return &metav1.Time{Time: time.Now().Truncate(time.Second)} }
 
-// defaultTaint notes when a taint was added.
+// defaultTaint sets the time when the taint was added.
 func defaultTaint(t *resourcev1.DeviceTaint) {
 	if t.TimeAdded == nil {
 		t.TimeAdded = now()

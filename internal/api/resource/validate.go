@@ -21,11 +21,11 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checker collects what is wrong with an object.
+// checker collects the validation errors of an object.
 type checker struct {
 	validate.Errors
-	// stored says that what is checked was accepted before and is not to be
-	// judged by limits that came later.
+	// stored is set if the validated value is unchanged, so that limits that were introduced later
+	// do not apply.
 	stored bool
 }
 
@@ -75,7 +75,8 @@ func (c *checker) tolerations(list []resourcev1.DeviceToleration, at *field.Path
 	}
 }
 
-// selectors that are too many are not looked at: the types say how many.
+// selectors validates the selectors. If there are too many, it validates none, because declarative
+// validation reports that there are too many.
 func (c *checker) selectors(list []resourcev1.DeviceSelector, at *field.Path) {
 	if len(list) > resourcev1.DeviceSelectorsMaxSize {
 		return
@@ -90,7 +91,7 @@ func (c *checker) selectors(list []resourcev1.DeviceSelector, at *field.Path) {
 	}
 }
 
-// expression checks a CEL expression about a device.
+// expression validates a CEL expression that selects devices.
 func (c *checker) expression(text string, at *field.Path) {
 	if c.stored {
 		return
@@ -129,7 +130,7 @@ func (c *checker) configuration(conf *resourcev1.DeviceConfiguration, at *field.
 	c.raw(conf.Opaque.Parameters, at.Child("parameters"), resourcev1.OpaqueParametersMaxLength)
 }
 
-// raw checks an opaque JSON object.
+// raw checks that data is a JSON object that does not exceed the maximum size in bytes.
 func (c *checker) raw(data runtime.RawExtension, at *field.Path, most int) {
 	if len(data.Raw) == 0 {
 		c.Required(at, "")
@@ -151,7 +152,7 @@ func (c *checker) raw(data runtime.RawExtension, at *field.Path, most int) {
 	}
 }
 
-// names are those of a claim's requests, with those of their subrequests.
+// names maps the names of a claim's requests to those of their subrequests.
 type names map[string][]string
 
 func requestNames(claim *resourcev1.DeviceClaim) names {
@@ -166,7 +167,7 @@ func requestNames(claim *resourcev1.DeviceClaim) names {
 	return all
 }
 
-// reference checks "request" or "request/subrequest".
+// reference validates a reference of the form "request" or "request/subrequest".
 func (c *checker) reference(name string, at *field.Path, known names) {
 	const wrong = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
 	request, sub, hasSub := strings.Cut(name, "/")
@@ -193,7 +194,7 @@ func (c *checker) references(list []string, at *field.Path, known names) {
 	}
 }
 
-// claim checks what a claim asks for.
+// claim validates the spec of a claim.
 func (c *checker) claim(claim *resourcev1.DeviceClaim, at *field.Path) {
 	known := requestNames(claim)
 	if len(claim.Requests) <= resourcev1.DeviceRequestsMaxSize {
@@ -247,7 +248,7 @@ func (c *checker) request(r *resourcev1.DeviceRequest, at *field.Path) {
 	}
 }
 
-// count goes with the mode; the modes themselves are declared by the type.
+// count checks that the count matches the mode. Declarative validation checks the mode.
 func (c *checker) count(mode resourcev1.DeviceAllocationMode, n int64, at *field.Path) {
 	switch mode {
 	case resourcev1.DeviceAllocationModeAll:
@@ -261,7 +262,7 @@ func (c *checker) count(mode resourcev1.DeviceAllocationMode, n int64, at *field
 	}
 }
 
-// bindingConditions checks the two lists together.
+// bindingConditions validates the binding conditions and the binding failure conditions.
 func (c *checker) bindingConditions(wanted, failures []string, at *field.Path) {
 	for _, l := range []struct {
 		list []string
@@ -300,7 +301,7 @@ func (c *checker) bindingConditions(wanted, failures []string, at *field.Path) {
 	}
 }
 
-// skipped operations of the node: what is prepared must be unprepared.
+// skipped checks that skipping the preparation also skips the unpreparation.
 func (c *checker) skipped(ops []resourcev1.SkipNodeOperation, at *field.Path) {
 	if slices.Contains(ops, resourcev1.SkipNodeOperationNodePrepareResources) &&
 		!slices.Contains(ops, resourcev1.SkipNodeOperationNodeUnprepareResources) && !slices.Contains(ops, resourcev1.SkipNodeOperationAll) {
@@ -308,7 +309,7 @@ func (c *checker) skipped(ops []resourcev1.SkipNodeOperation, at *field.Path) {
 	}
 }
 
-// checkClaimStatus checks a change of a claim's status.
+// checkClaimStatus validates a status update of a claim.
 func checkClaimStatus(ctx context.Context, claim, old *resourcev1.ResourceClaim) field.ErrorList {
 	var c checker
 	status, was := &claim.Status, &old.Status
@@ -337,7 +338,7 @@ func checkClaimStatus(ctx context.Context, claim, old *resourcev1.ResourceClaim)
 			c.Forbidden(reserved, "new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set")
 		}
 	}
-	// An allocation is not changed, only made and taken back.
+	// An allocation is immutable; it can only be added and removed.
 	if status.Allocation != nil && was.Allocation == nil {
 		c.allocation(status.Allocation, at.Child("allocation"), requestNames(&claim.Spec.Devices))
 	}
@@ -357,7 +358,7 @@ func (c *checker) allocation(a *resourcev1.AllocationResult, at *field.Path, kno
 			c.skipped(r.SkipNodeOperations, at.Child("skipNodeOperations"))
 		}
 	}
-	// From the class and from the claim.
+	// Configurations can come from the class and from the claim.
 	if len(a.Devices.Config) <= 2*resourcev1.DeviceConfigMaxSize {
 		for i := range a.Devices.Config {
 			at := devices.Child("config").Index(i)
@@ -376,7 +377,7 @@ func (c *checker) deviceStatus(s *resourcev1.AllocatedDeviceStatus, at *field.Pa
 	c.Label(at.Child("device"), s.Device)
 	d := deviceOf(s)
 	if !slices.Contains(have, d) {
-		c.Invalid(at, d.shown(), "must be an allocated device in the claim")
+		c.Invalid(at, d.forError(), "must be an allocated device in the claim")
 	}
 	conditions := at.Child("conditions")
 	if n := len(s.Conditions); n > resourcev1.AllocatedDeviceStatusMaxConditions {

@@ -14,12 +14,11 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Values and names of the classes that exist from the first start.
+// Values and names of the built-in priority classes.
 const (
-	// HighestUserPriority is the largest value of a class that is not
-	// Kubernetes' own.
+	// HighestUserPriority is the maximum value of user-defined classes.
 	HighestUserPriority = int32(1000000000)
-	// SystemPrefix is the prefix of the names that are Kubernetes' own.
+	// SystemPrefix is the reserved name prefix of built-in classes.
 	SystemPrefix = "system-"
 	// SystemClusterCriticalValue is the value of system-cluster-critical.
 	SystemClusterCriticalValue = 2 * HighestUserPriority
@@ -27,8 +26,7 @@ const (
 	SystemNodeCriticalValue = SystemClusterCriticalValue + 1000
 )
 
-// SystemPriorityClasses are the classes that exist from the first start. The
-// objects are the caller's.
+// SystemPriorityClasses returns the built-in classes. The caller owns the objects.
 func SystemPriorityClasses() []*schedulingv1.PriorityClass {
 	policy := corev1.PreemptLowerPriority
 	class := func(name string, value int32, description string) *schedulingv1.PriorityClass {
@@ -114,8 +112,7 @@ func validatePreemptionPolicy(policy corev1.PreemptionPolicy) field.ErrorList {
 	return field.ErrorList{field.NotSupported(path, policy, []corev1.PreemptionPolicy{corev1.PreemptLowerPriority, corev1.PreemptNever})}
 }
 
-// knownSystemClass tells why c is not one of the system's classes as they
-// shall be; nil if it is.
+// knownSystemClass returns why c is not a valid built-in class, or nil if it is.
 func knownSystemClass(c *schedulingv1.PriorityClass) error {
 	for _, known := range SystemPriorityClasses() {
 		if known.Name != c.Name {

@@ -1,10 +1,9 @@
-// Package scheduling describes the kinds of scheduling.k8s.io/v1, one file a
-// kind.
+// Package scheduling defines the kinds of scheduling.k8s.io/v1, one file per kind.
 package scheduling
 
 import "hyperkube/internal/api"
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{priorityClass().Resource()}
 }

@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// maxDriverName is how long the name of a CSI driver may be.
+// maxDriverName is the maximum length of a CSI driver name.
 const maxDriverName = 63
 
 func csiDriver() api.Kind[*storagev1.CSIDriver] {
@@ -82,7 +82,7 @@ func csiDriver() api.Kind[*storagev1.CSIDriver] {
 	}
 }
 
-// tokensInSecrets warns of tokens in the attributes of volumes.
+// tokensInSecrets is the warning about tokens in volume attributes.
 const tokensInSecrets = "spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes"
 
 func csiDriverRow(d *storagev1.CSIDriver) []any {

@@ -15,7 +15,7 @@ import (
 	"hyperkube/internal/api"
 )
 
-// maxNodeID is how long a driver's name of a node may be, in bytes.
+// maxNodeID is the maximum size of a driver's node ID in bytes.
 const maxNodeID = 256
 
 func csiNode() api.Kind[*storagev1.CSINode] {
@@ -35,8 +35,7 @@ func csiNode() api.Kind[*storagev1.CSINode] {
 			Validate:    func(_ context.Context, n, old *storagev1.CSINode) field.ErrorList { return validateCSINode(n, old) },
 			ResetFields: [][]string{{"status"}},
 		},
-		// The status has nothing yet but what the gate CSIVolumeHealth brings,
-		// which is off.
+		// The status only has fields of the disabled feature gate CSIVolumeHealth.
 		Views: map[string]api.KindUpdate[*storagev1.CSINode]{
 			"status": {
 				Prepare: func(_ context.Context, n, old *storagev1.CSINode) {
@@ -95,7 +94,7 @@ func validateCSINode(n, old *storagev1.CSINode) field.ErrorList {
 	if old == nil {
 		return errs
 	}
-	// A driver that registers anew may change how much it takes, no more.
+	// Except for allocatable, the information of a registered driver is immutable.
 	for i := range old.Spec.Drivers {
 		for k := range n.Spec.Drivers {
 			was, is := old.Spec.Drivers[i], n.Spec.Drivers[k]

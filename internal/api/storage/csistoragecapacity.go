@@ -42,7 +42,8 @@ func csiStorageCapacity() api.Kind[*storagev1.CSIStorageCapacity] {
 	}
 }
 
-// validateCapacity has the stored topology of one that exists.
+// validateCapacity validates a capacity. stored is the topology of the existing object, nil on
+// create.
 func validateCapacity(c *storagev1.CSIStorageCapacity, stored *metav1.LabelSelector) field.ErrorList {
 	var errs validate.Errors
 	errs.Add(metav1validation.ValidateLabelSelector(c.NodeTopology, validate.SelectorOptions(stored), field.NewPath("nodeTopology")))

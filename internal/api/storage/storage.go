@@ -1,4 +1,4 @@
-// Package storage describes the kinds of storage.k8s.io/v1, one file a kind.
+// Package storage defines the kinds of storage.k8s.io/v1, one file per kind.
 package storage
 
 import "hyperkube/internal/api"
@@ -8,7 +8,7 @@ const (
 	version = "v1"
 )
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{
 		csiDriver().Resource(),

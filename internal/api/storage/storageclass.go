@@ -176,8 +176,8 @@ func validateTopologies(terms []corev1.TopologySelectorTerm, path *field.Path) f
 			}
 			keys[r.Key] = true
 		}
-		// Upstream compares each term with as many empty ones as there are
-		// terms, and then with those before it.
+		// As in upstream, compare each term with as many empty terms as there are terms, and then
+		// with the previous terms.
 		twice := field.Duplicate(at, "")
 		if len(terms[i].MatchLabelExpressions) == 0 {
 			for range terms {
@@ -194,7 +194,7 @@ func validateTopologies(terms []corev1.TopologySelectorTerm, path *field.Path) f
 	return errs
 }
 
-// topologies are the values that a term allows, by key.
+// topologies returns the values that a term allows, by key.
 func topologies(term corev1.TopologySelectorTerm) map[string]sets.Set[string] {
 	out := map[string]sets.Set[string]{}
 	for _, r := range term.MatchLabelExpressions {

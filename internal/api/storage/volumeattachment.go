@@ -89,8 +89,8 @@ func validateAttachmentUpdate(a, old *storagev1.VolumeAttachment) field.ErrorLis
 	return errs.List
 }
 
-// validateAttachment checks an attachment. What is declared of the attacher is
-// not looked at in a specification that may not be at all.
+// validateAttachment validates an attachment. If declared is false, the spec has changed, so that
+// the declarative validation of the attacher is skipped.
 func validateAttachment(a *storagev1.VolumeAttachment, declared bool) field.ErrorList {
 	var errs validate.Errors
 	path := field.NewPath("spec")

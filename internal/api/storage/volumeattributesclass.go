@@ -52,7 +52,7 @@ func volumeAttributesClass() api.Kind[*storagev1.VolumeAttributesClass] {
 
 func validateAttributes(c *storagev1.VolumeAttributesClass) field.ErrorList {
 	errs := validateProvisioner(c.DriverName, field.NewPath("driverName"))
-	// What is missing here is not declared, unlike that of a storage class.
+	// Unlike for storage classes, a missing driver name is not checked declaratively.
 	for _, e := range errs {
 		e.CoveredByDeclarative = false
 	}

@@ -18,7 +18,7 @@ import (
 )
 
 func migration() api.Kind[*storagemigrationv1.StorageVersionMigration] {
-	// Upstream's has no format here, unlike every other kind's.
+	// In upstream, this kind has no format here, unlike all others.
 	name := api.NameColumn
 	name.Format = ""
 	return api.Kind[*storagemigrationv1.StorageVersionMigration]{
@@ -71,7 +71,7 @@ func migration() api.Kind[*storagemigrationv1.StorageVersionMigration] {
 	}
 }
 
-// state is the last condition of a migration's own that is true.
+// state returns the type of the last migration condition that is true.
 func state(m *storagemigrationv1.StorageVersionMigration) string {
 	out := "Unknown"
 	for _, c := range m.Status.Conditions {

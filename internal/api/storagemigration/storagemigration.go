@@ -1,10 +1,9 @@
-// Package storagemigration describes StorageVersionMigration of
-// storagemigration.k8s.io/v1.
+// Package storagemigration defines StorageVersionMigration of storagemigration.k8s.io/v1.
 package storagemigration
 
 import "hyperkube/internal/api"
 
-// Resources are all kinds of the group.
+// Resources returns all resources of the group.
 func Resources() []*api.Resource {
 	return []*api.Resource{migration().Resource()}
 }

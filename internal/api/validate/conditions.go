@@ -6,9 +6,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Conditions checks the conditions of a status. The library marks some of its
-// findings as declared, but no kind has declarations for its conditions, so
-// they are told where they are found and not behind the others.
+// Conditions validates the conditions of a status. The library marks some errors as declarative,
+// but no kind has declarative validation of conditions, so the mark is removed to keep their
+// position.
 func Conditions(conditions []metav1.Condition, at *field.Path) field.ErrorList {
 	errs := metavalidation.ValidateConditions(conditions, at)
 	for _, err := range errs {

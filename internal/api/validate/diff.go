@@ -2,10 +2,9 @@ package validate
 
 import "k8s.io/apimachinery/pkg/util/diff"
 
-// Diff shows users what they changed that may not be changed so: the changed
-// lines of the two values' JSON and those around them, without the names that
-// fields have in JSON, as Kubernetes' own servers show it. It works on copies,
-// for quantities change their form when they are shown.
+// Diff formats forbidden changes for error messages: the changed lines of both values in JSON with
+// some context, with Go field names as in upstream's messages. It works on copies, because
+// formatting modifies quantities.
 func Diff[T any, P interface {
 	*T
 	DeepCopy() *T

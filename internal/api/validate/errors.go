@@ -10,55 +10,55 @@ import (
 
 const isImmutable = "field is immutable"
 
-// Errors collects what is wrong with an object. The zero value is ready.
+// Errors collects the validation errors of an object. The zero value is ready to use.
 type Errors struct {
-	// List is in the order of finding; nil when all is well.
+	// List contains the errors in the order in which they were found, or nil.
 	List field.ErrorList
 }
 
-// Add appends findings of another check.
+// Add appends the errors of another check.
 func (e *Errors) Add(more field.ErrorList) { e.List = append(e.List, more...) }
 
-// Required reports a value that is missing.
+// Required reports a missing value.
 func (e *Errors) Required(path *field.Path, detail string) {
 	e.List = append(e.List, field.Required(path, detail))
 }
 
-// Invalid reports a value that is not allowed.
+// Invalid reports an invalid value.
 func (e *Errors) Invalid(path *field.Path, value any, detail string) {
 	e.List = append(e.List, field.Invalid(path, value, detail))
 }
 
-// InvalidAll reports a value once for each message; none means it is fine.
+// InvalidAll reports an invalid value once for each message.
 func (e *Errors) InvalidAll(path *field.Path, value any, messages []string) {
 	for _, m := range messages {
 		e.List = append(e.List, field.Invalid(path, value, m))
 	}
 }
 
-// Forbidden reports a value that may not be there, or not change.
+// Forbidden reports a value that must not be set or changed.
 func (e *Errors) Forbidden(path *field.Path, detail string) {
 	e.List = append(e.List, field.Forbidden(path, detail))
 }
 
-// Duplicate reports a value that is there already.
+// Duplicate reports a duplicate value.
 func (e *Errors) Duplicate(path *field.Path, value any) {
 	e.List = append(e.List, field.Duplicate(path, value))
 }
 
-// NotFound reports a reference to what does not exist.
+// NotFound reports a reference to an object or field that does not exist.
 func (e *Errors) NotFound(path *field.Path, value any) {
 	e.List = append(e.List, field.NotFound(path, value))
 }
 
-// OneOf reports a value that is not among the valid ones.
+// OneOf reports a value that is not one of valid.
 func OneOf[T ~string](e *Errors, path *field.Path, value T, valid ...T) {
 	if !slices.Contains(valid, value) {
 		e.List = append(e.List, field.NotSupported(path, value, valid))
 	}
 }
 
-// RequiredOneOf is OneOf for a value that must be set.
+// RequiredOneOf is like OneOf for a required value.
 func RequiredOneOf[T ~string](e *Errors, path *field.Path, value T, valid ...T) {
 	if value == "" {
 		e.Required(path, "")
@@ -79,44 +79,43 @@ func (e *Errors) Subdomain(path *field.Path, value string) {
 	e.InvalidAll(path, value, validation.IsDNS1123Subdomain(value))
 }
 
-// QualifiedName checks that a value has the form of a label's key.
+// QualifiedName checks that a value has the format of a label key.
 func (e *Errors) QualifiedName(path *field.Path, value string) {
 	for _, m := range validation.IsQualifiedName(value) {
 		e.List = append(e.List, field.Invalid(path, value, m).WithOrigin("format=qualified-name"))
 	}
 }
 
-// NonNegative checks a number that may be zero or more.
+// NonNegative checks that a number is not negative.
 func (e *Errors) NonNegative(path *field.Path, value int64) {
 	if value < 0 {
 		e.List = append(e.List, field.Invalid(path, value, isNegative).WithOrigin("minimum"))
 	}
 }
 
-// Declared reports findings that upstream makes from the declarations of its
-// types rather than by hand: DeclaredLast moves them behind the others.
+// Declared reports errors that upstream finds with declarative validation. DeclaredLast moves them
+// behind the others.
 func (e *Errors) Declared(errs ...*field.Error) {
 	for _, err := range errs {
 		e.List = append(e.List, err.MarkCoveredByDeclarative())
 	}
 }
 
-// Immutable reports a declared value that has changed though it may not.
+// Immutable reports a declaratively validated field that was changed although it is immutable.
 func (e *Errors) Immutable(path *field.Path) {
 	e.Declared(field.Invalid(path, nil, isImmutable).WithOrigin("immutable"))
 }
 
-// Unchanged reports a declared value that differs from the stored one.
+// Unchanged checks that a declaratively validated immutable value equals the stored one.
 func Unchanged[T any](e *Errors, path *field.Path, value, old T) {
 	if !apiequality.Semantic.DeepEqual(value, old) {
 		e.Immutable(path)
 	}
 }
 
-// Undeclared takes the findings of a field for such as are made by hand: that a
-// field has changed ends what is declared of its value, which is then told in
-// its place among the others.
-func Undeclared(errs field.ErrorList, path *field.Path) {
+// ClearDeclared removes the declarative mark from the errors of a field. If an immutable field has
+// changed, upstream skips its declarative validation, and its errors keep their position.
+func ClearDeclared(errs field.ErrorList, path *field.Path) {
 	at := path.String()
 	for _, e := range errs {
 		if e.Field == at {
@@ -125,8 +124,8 @@ func Undeclared(errs field.ErrorList, path *field.Path) {
 	}
 }
 
-// DeclaredLast puts findings that are marked as declared behind those that are
-// not, as upstream tells them, and leaves the order alone otherwise.
+// DeclaredLast moves declarative errors behind the others, as in upstream, and keeps the order
+// otherwise.
 func DeclaredLast(errs field.ErrorList) field.ErrorList {
 	declared := func(e *field.Error) bool { return e.CoveredByDeclarative }
 	if len(errs) < 2 || !slices.ContainsFunc(errs, declared) {
@@ -146,18 +145,17 @@ func DeclaredLast(errs field.ErrorList) field.ErrorList {
 	return out
 }
 
-// Distinct tells what several checks have found only once, where it was found
-// first. Declared findings are not checked twice.
+// Distinct removes duplicate errors of several checks. Declarative errors are not compared.
 func Distinct(errs field.ErrorList) field.ErrorList {
 	return distinct(errs, func(e *field.Error) bool { return !e.CoveredByDeclarative })
 }
 
-// Once is Distinct for declared findings as well.
-func Once(errs field.ErrorList) field.ErrorList {
+// DistinctAll is like Distinct, but also compares declarative errors.
+func DistinctAll(errs field.ErrorList) field.ErrorList {
 	return distinct(errs, func(*field.Error) bool { return true })
 }
 
-// distinct looks at those findings that count alone.
+// distinct removes duplicates among the errors for which counts returns true.
 func distinct(errs field.ErrorList, counts func(*field.Error) bool) field.ErrorList {
 	if len(errs) < 2 {
 		return errs

@@ -1,7 +1,6 @@
-// Package validate has the checks that kinds of several API groups share:
-// finalizers, label selectors, quantities, addresses, numbers. Error types,
-// field paths and messages are those of upstream Kubernetes. All functions are
-// pure and return nil when there is nothing to say.
+// Package validate contains validation that kinds of several API groups share: finalizers, label
+// selectors, quantities, IP addresses, numbers. Error types, field paths and messages are those of
+// upstream Kubernetes. The functions have no side effects and return nil if there are no errors.
 package validate
 
 import (
@@ -13,13 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Finalizer checks the name of a finalizer: a qualified name, which without a
-// domain must be one of Kubernetes' own.
+// Finalizer validates the name of a finalizer: a qualified name, which must be a standard finalizer
+// if it has no domain.
 func Finalizer(name string, path *field.Path) field.ErrorList {
 	return append(apivalidation.ValidateFinalizerName(name, path), StandardFinalizer(name, path)...)
 }
 
-// StandardFinalizers is StandardFinalizer for those of an object's metadata.
+// StandardFinalizers applies StandardFinalizer to the finalizers of an object's metadata.
 func StandardFinalizers(names []string) field.ErrorList {
 	var errs field.ErrorList
 	for i, name := range names {
@@ -28,8 +27,7 @@ func StandardFinalizers(names []string) field.ErrorList {
 	return errs
 }
 
-// StandardFinalizer checks that a name without a domain is one of Kubernetes'
-// own.
+// StandardFinalizer checks that a name without a domain is a standard finalizer.
 func StandardFinalizer(name string, path *field.Path) field.ErrorList {
 	if strings.Contains(name, "/") {
 		return nil

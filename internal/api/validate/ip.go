@@ -8,18 +8,18 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// LegacyIP checks an address in a field that has always taken forms such as
-// 010.0.0.1, as long as these were there before.
+// LegacyIP validates an IP address in a field that has always accepted notations such as 010.0.0.1.
+// Such notations are only accepted if they are in before.
 func (e *Errors) LegacyIP(at *field.Path, value string, before []string) {
 	e.Add(validation.IsValidIPForLegacyField(at, value, true, before))
 }
 
-// LegacyCIDR is LegacyIP for a range of addresses.
+// LegacyCIDR is like LegacyIP for a CIDR.
 func (e *Errors) LegacyCIDR(at *field.Path, value string, before []string) {
 	e.Add(validation.IsValidCIDRForLegacyField(at, value, true, before))
 }
 
-// EndpointIP refuses addresses that no other machine can reach.
+// EndpointIP rejects IP addresses that cannot be reached from other machines.
 func (e *Errors) EndpointIP(at *field.Path, value string) {
 	ip := netutils.ParseIPSloppy(value)
 	refuse := func(is bool, detail string) {
@@ -37,8 +37,8 @@ func (e *Errors) EndpointIP(at *field.Path, value string) {
 	refuse(ip.IsLinkLocalMulticast(), "may not be in the link-local multicast range (224.0.0.0/24, ff02::/10)")
 }
 
-// IPWarnings are for an address in an old or an unusual form. What is no
-// address at all is validation's to refuse.
+// IPWarnings returns warnings for an IP address in non-standard notation. Invalid addresses are
+// rejected by validation.
 func IPWarnings(at *field.Path, value string) []string {
 	if netutils.ParseIPSloppy(value) == nil {
 		return nil
@@ -46,7 +46,7 @@ func IPWarnings(at *field.Path, value string) []string {
 	return validation.GetWarningsForIP(at, value)
 }
 
-// CIDRWarnings is IPWarnings for a range of addresses.
+// CIDRWarnings is like IPWarnings for a CIDR.
 func CIDRWarnings(at *field.Path, value string) []string {
 	if _, _, err := netutils.ParseCIDRSloppy(value); err != nil {
 		return nil

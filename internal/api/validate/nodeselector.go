@@ -11,19 +11,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// LabelSelector checks a selector; nil is fine.
+// LabelSelector validates a selector, which may be nil.
 func (e *Errors) LabelSelector(at *field.Path, s *metav1.LabelSelector) {
 	if s != nil {
 		e.Add(metavalidation.ValidateLabelSelector(s, metavalidation.LabelSelectorValidationOptions{}, at))
 	}
 }
 
-// LabelName checks a label's key.
+// LabelName validates a label key.
 func (e *Errors) LabelName(at *field.Path, key string) {
 	e.Add(metavalidation.ValidateLabelName(key, at))
 }
 
-// NodeSelector checks a selector of nodes, which must have a term.
+// NodeSelector validates a node selector, which must have at least one term.
 func (e *Errors) NodeSelector(at *field.Path, s *corev1.NodeSelector) {
 	terms := at.Child("nodeSelectorTerms")
 	if len(s.NodeSelectorTerms) == 0 {
@@ -34,8 +34,8 @@ func (e *Errors) NodeSelector(at *field.Path, s *corev1.NodeSelector) {
 	}
 }
 
-// NodeSelectorTerm checks one term. Values are checked where they are
-// required and not merely preferred.
+// NodeSelectorTerm validates one term. values specifies whether values are validated; they are for
+// required but not for preferred terms.
 func (e *Errors) NodeSelectorTerm(at *field.Path, t *corev1.NodeSelectorTerm, values bool) {
 	for i := range t.MatchExpressions {
 		e.nodeRequirement(at.Child("matchExpressions").Index(i), &t.MatchExpressions[i], values)
@@ -70,7 +70,7 @@ func (e *Errors) nodeRequirement(at *field.Path, r *corev1.NodeSelectorRequireme
 	}
 }
 
-// nodeField checks a match on a node's field, of which there is its name.
+// nodeField validates a match on a field of the node. Only metadata.name is supported.
 func (e *Errors) nodeField(at *field.Path, r *corev1.NodeSelectorRequirement) {
 	switch r.Operator {
 	case corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn:
@@ -89,8 +89,7 @@ func (e *Errors) nodeField(at *field.Path, r *corev1.NodeSelectorRequirement) {
 	}
 }
 
-// DeprecatedNodeLabel tells what to use instead of an old label of nodes;
-// empty for others.
+// DeprecatedNodeLabel returns the deprecation message of a node label, or an empty string.
 func DeprecatedNodeLabel(key string) string {
 	switch key {
 	case "beta.kubernetes.io/arch":
@@ -107,9 +106,8 @@ func DeprecatedNodeLabel(key string) string {
 	return ""
 }
 
-// NodeSelectorTermWarnings are what a client should be told of a term: old
-// labels, and, if values is set, values that no label can have. Terms that must
-// hold are refused for those when they are new.
+// NodeSelectorTermWarnings returns warnings for deprecated labels in a term and, if values is set,
+// for invalid label values. New required terms with invalid values are rejected by validation.
 func NodeSelectorTermWarnings(at *field.Path, t *corev1.NodeSelectorTerm, values bool) []string {
 	var out []string
 	for i, x := range t.MatchExpressions {

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// PathNoBacksteps checks that a path of a file has no element "..".
+// PathNoBacksteps checks that a file path has no element "..".
 func (e *Errors) PathNoBacksteps(at *field.Path, target string) {
 	if hasBackstep(target) {
 		e.Invalid(at, target, "must not contain '..'")
@@ -19,7 +19,7 @@ func hasBackstep(target string) bool {
 	return strings.Contains(target, "..") && slices.Contains(strings.Split(target, "/"), "..")
 }
 
-// DescendingPath checks a path that stays below where it starts.
+// DescendingPath checks that a path is relative and does not leave its starting directory.
 func (e *Errors) DescendingPath(at *field.Path, target string) {
 	if path.IsAbs(target) {
 		e.Invalid(at, target, "must be a relative path")
@@ -27,8 +27,8 @@ func (e *Errors) DescendingPath(at *field.Path, target string) {
 	e.PathNoBacksteps(at, target)
 }
 
-// NonReservedPath is DescendingPath for files in volumes that the kubelet
-// writes, where names that start with ".." are its own.
+// NonReservedPath is like DescendingPath for files in volumes that the kubelet writes, where names
+// with the prefix ".." are reserved.
 func (e *Errors) NonReservedPath(at *field.Path, target string) {
 	e.DescendingPath(at, target)
 	if strings.HasPrefix(target, "..") && !strings.HasPrefix(target, "../") {
@@ -36,7 +36,7 @@ func (e *Errors) NonReservedPath(at *field.Path, target string) {
 	}
 }
 
-// FileMode checks the permissions of a file; nil is fine.
+// FileMode validates file permissions, which may be nil.
 func (e *Errors) FileMode(at *field.Path, mode *int32) {
 	if mode != nil && (*mode < 0 || *mode > 0o777) {
 		e.Invalid(at, *mode, "must be a number between 0 and 0777 (octal), both inclusive")

@@ -13,29 +13,29 @@ const (
 	isNotInteger  = "must be an integer"
 )
 
-// NonNegativeQuantity checks a quantity that may be zero or more.
+// NonNegativeQuantity checks that a quantity is not negative.
 func (e *Errors) NonNegativeQuantity(path *field.Path, q resource.Quantity) {
 	if q.Sign() < 0 {
 		e.Invalid(path, q.String(), isNegative)
 	}
 }
 
-// PositiveQuantity checks a quantity that must be more than zero.
+// PositiveQuantity checks that a quantity is greater than zero.
 func (e *Errors) PositiveQuantity(path *field.Path, q resource.Quantity) {
 	if q.Sign() <= 0 {
 		e.Invalid(path, q.String(), isNotPositive)
 	}
 }
 
-// BasicQuantity checks an amount that something has, such as a capacity.
+// BasicQuantity validates an available amount, such as a capacity.
 func (e *Errors) BasicQuantity(path *field.Path, q resource.Quantity) {
 	if q.Value() < 0 {
 		e.Invalid(path, q.Value(), "must be a valid resource quantity")
 	}
 }
 
-// Quantity checks the amount of a resource: not negative, and whole for what
-// is counted.
+// Quantity validates the quantity of a resource: it must not be negative, and must be an integer
+// for countable resources.
 func (e *Errors) Quantity(path *field.Path, name corev1.ResourceName, q resource.Quantity) {
 	e.NonNegativeQuantity(path, q)
 	if isInteger(name) && q.MilliValue()%1000 != 0 {
@@ -43,9 +43,8 @@ func (e *Errors) Quantity(path *field.Path, name corev1.ResourceName, q resource
 	}
 }
 
-// RoundUp rounds the quantities of a list up to thousandths, the smallest
-// amount that the API knows. It belongs to the defaulting of every resource
-// list that users write.
+// RoundUp rounds quantities up to thousandths, the highest precision in the API. It is a part of
+// defaulting each resource list that users write.
 func RoundUp(list corev1.ResourceList) {
 	for name, q := range list {
 		if !q.RoundUp(-3) {

@@ -10,31 +10,31 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
-// IsHugePage tells resources such as hugepages-2Mi.
+// IsHugePage reports whether a resource is a huge page resource such as hugepages-2Mi.
 func IsHugePage(name corev1.ResourceName) bool {
 	return strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix)
 }
 
-// IsNative tells resources whose names have no domain, or Kubernetes' own.
+// IsNative reports whether a resource name has no domain or a Kubernetes domain.
 func IsNative(name corev1.ResourceName) bool {
 	return !strings.Contains(string(name), "/") || strings.Contains(string(name), corev1.ResourceDefaultNamespacePrefix)
 }
 
-// IsExtended tells resources such as example.com/gpu.
+// IsExtended reports whether a resource is an extended resource such as example.com/gpu.
 func IsExtended(name corev1.ResourceName) bool {
 	if IsNative(name) || strings.HasPrefix(string(name), corev1.DefaultResourceRequestsPrefix) {
 		return false
 	}
-	// It must have a name in resource quotas too.
+	// It must also be valid with the prefix for resource quotas.
 	return len(validation.IsQualifiedName(corev1.DefaultResourceRequestsPrefix+string(name))) == 0
 }
 
-// IsOvercommitAllowed tells resources whose limit may exceed the request.
+// IsOvercommitAllowed reports whether the limit of a resource may exceed the request.
 func IsOvercommitAllowed(name corev1.ResourceName) bool {
 	return IsNative(name) && !IsHugePage(name)
 }
 
-// isInteger tells resources that are counted in whole numbers.
+// isInteger reports whether a resource is counted in integers.
 func isInteger(name corev1.ResourceName) bool {
 	switch name {
 	case corev1.ResourcePods, corev1.ResourceQuotas, corev1.ResourceServices,
@@ -45,8 +45,7 @@ func isInteger(name corev1.ResourceName) bool {
 	return IsExtended(name)
 }
 
-// isStandardContainer tells the resources that Kubernetes itself gives to
-// containers.
+// isStandardContainer reports whether a resource is a built-in container resource.
 func isStandardContainer(name corev1.ResourceName) bool {
 	switch name {
 	case corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage:
@@ -55,12 +54,12 @@ func isStandardContainer(name corev1.ResourceName) bool {
 	return IsHugePage(name)
 }
 
-// isStandard tells the resources that Kubernetes itself knows.
+// isStandard reports whether a resource is built in.
 func isStandard(name corev1.ResourceName) bool {
 	return IsQuota(name) || name == corev1.ResourceStorage
 }
 
-// IsQuota tells the resources without a domain that quotas count.
+// IsQuota reports whether a resource without a domain is a quota resource.
 func IsQuota(name corev1.ResourceName) bool {
 	switch name {
 	case corev1.ResourceRequestsCPU, corev1.ResourceRequestsMemory, corev1.ResourceRequestsEphemeralStorage,
@@ -73,8 +72,7 @@ func IsQuota(name corev1.ResourceName) bool {
 	return isStandardContainer(name) || strings.HasPrefix(string(name), corev1.ResourceRequestsHugePagesPrefix)
 }
 
-// ResourceName checks the name of a resource: a standard one, or one with a
-// domain.
+// ResourceName validates the name of a resource: a standard name or a domain-prefixed one.
 func ResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
 	if msgs := validation.IsQualifiedName(string(name)); len(msgs) > 0 {
 		e.InvalidAll(at, name, msgs)
@@ -85,8 +83,7 @@ func ResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
 	}
 }
 
-// ContainerResourceName checks the name of a resource that a container asks
-// for.
+// ContainerResourceName validates the name of a container resource.
 func ContainerResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
 	if isStandardContainer(name) && !IsHugePage(name) {
 		return
@@ -102,7 +99,7 @@ func ContainerResourceName(e *Errors, at *field.Path, name corev1.ResourceName) 
 	}
 }
 
-// QuotaResourceName checks the name of what a quota limits.
+// QuotaResourceName validates the name of a resource in a quota.
 func QuotaResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
 	ResourceName(e, at, name)
 	if !strings.Contains(string(name), "/") && !IsQuota(name) {
@@ -110,8 +107,7 @@ func QuotaResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
 	}
 }
 
-// PodResourceName checks the name of a resource that a pod asks for as a
-// whole.
+// PodResourceName validates the name of a pod-level resource.
 func PodResourceName(e *Errors, at *field.Path, name corev1.ResourceName) {
 	before := len(e.List)
 	ResourceName(e, at, name)

@@ -11,14 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// The longest name of a signer: a namespace, a name and what joins them.
+// Maximum lengths of signer names: the path consists of a namespace, a name and a separator.
 const (
 	maxSignerPath = 253 + 63 + 1
 	maxSignerName = 253 + 1 + maxSignerPath
 )
 
-// SignerName checks the name of a signer of certificates, such as
-// example.com/my-signer.
+// SignerName validates the name of a certificate signer, such as example.com/my-signer.
 func (e *Errors) SignerName(at *field.Path, name string) {
 	if name == "" {
 		e.Required(at, "")
@@ -42,7 +41,7 @@ func (e *Errors) SignerName(at *field.Path, name string) {
 	}
 }
 
-// segments tells of the first segment of a name that is wrong.
+// segments reports the first invalid segment of a name.
 func (e *Errors) segments(at *field.Path, name string, check func(string) []string) {
 	for part := range strings.SplitSeq(name, ".") {
 		msgs := check(part)
@@ -55,8 +54,8 @@ func (e *Errors) segments(at *field.Path, name string, check func(string) []stri
 	}
 }
 
-// UserAnnotations checks what a pod tells the signer of its certificate: every
-// key says whose it is.
+// UserAnnotations validates the annotations that a pod passes to the signer of its certificate.
+// Keys must have a domain prefix.
 func (e *Errors) UserAnnotations(at *field.Path, annotations map[string]string) {
 	for _, k := range slices.Sorted(maps.Keys(annotations)) {
 		e.Add(validation.IsDomainPrefixedKey(at, strings.ToLower(k)))

@@ -8,18 +8,17 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// later is a rule that objects were stored before: those that break it may go
-// on to, so that everything else of them can be changed.
-type later struct {
+// laterRule is a validation rule that was introduced after objects were stored. Objects that violate it
+// already may continue to do so, so that their other fields can be updated.
+type laterRule struct {
 	field  *regexp.Regexp
-	detail string // what the finding says; "" for anything
-	but    string // of what part of an object it holds for all; "" for none
+	detail string // substring of the error detail; "" for any
+	except string // path of a part to which the rule always applies; "" for none
 }
 
-// All but the labels of selectors and the sources of claims are about pods and
-// their templates.
-var laterRules = []later{
-	{field: regexp.MustCompile(`[sS]elector\.matchExpressions\[\d+\]\.values\[`), but: ".volumeClaimTemplate."},
+// Except for selectors and data sources, the rules apply to pods and pod templates.
+var laterRules = []laterRule{
+	{field: regexp.MustCompile(`[sS]elector\.matchExpressions\[\d+\]\.values\[`), except: ".volumeClaimTemplate."},
 	{field: regexp.MustCompile(`(\.required|\.requiredDuringSchedulingIgnoredDuringExecution)\.nodeSelectorTerms\[\d+\]\.matchExpressions\[\d+\]\.values\[`)},
 	{field: regexp.MustCompile(`\.topologySpreadConstraints\[\d+\]\.labelSelector\b`)},
 	{field: regexp.MustCompile(`\.dataSource(Ref)?\.apiGroup$`)},
@@ -33,25 +32,24 @@ var laterRules = []later{
 	{field: regexp.MustCompile(`\.resources\.`), detail: "is not positive integer multiple of"},
 }
 
-func (l *later) about(e *field.Error) bool {
-	return strings.Contains(e.Detail, l.detail) && l.field.MatchString(e.Field) && (l.but == "" || !strings.Contains(e.Field, l.but))
+func (l *laterRule) matches(e *field.Error) bool {
+	return strings.Contains(e.Detail, l.detail) && l.field.MatchString(e.Field) && (l.except == "" || !strings.Contains(e.Field, l.except))
 }
 
-// Tolerate drops the findings on a changed object that come of rules which the
-// stored object breaks too, where these rules are younger than objects that
-// clusters have. Old tells what is wrong with that; it is called if need be alone.
+// Tolerate drops the errors of an updated object that are caused by later rules which the stored
+// object violates too. old returns the errors of the stored object; it is only called if needed.
 func Tolerate(errs field.ErrorList, old func() field.ErrorList) field.ErrorList {
 	var before field.ErrorList
-	asked := false
+	loaded := false
 	for i := range laterRules {
-		if !slices.ContainsFunc(errs, laterRules[i].about) {
+		if !slices.ContainsFunc(errs, laterRules[i].matches) {
 			continue
 		}
-		if !asked {
-			before, asked = old(), true
+		if !loaded {
+			before, loaded = old(), true
 		}
-		if slices.ContainsFunc(before, laterRules[i].about) {
-			errs = slices.DeleteFunc(errs, laterRules[i].about)
+		if slices.ContainsFunc(before, laterRules[i].matches) {
+			errs = slices.DeleteFunc(errs, laterRules[i].matches)
 		}
 	}
 	return errs

@@ -11,20 +11,19 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Untagged makes values of the API's published types show in messages under
-// the names that their fields have in Go: Kubernetes' own servers check types
-// that have no JSON names, and so does the JSON in their messages look. Types
-// outside k8s.io/api, such as metadata and quantities, look the same in both.
-// The value must not change while the result is in use.
+// Untagged formats values of published API types in messages with their Go field names: upstream
+// validates internal types, which have no JSON names, so its messages contain Go names. Types
+// outside of k8s.io/api, such as metadata and quantities, look the same in both. The value must not
+// change while the result is in use.
 type Untagged struct{ Value any }
 
-// Tagged keeps UntaggedValues from a value, which shows as it does in JSON.
+// Tagged excludes a value from UntaggedValues, so that it is formatted with JSON names.
 type Tagged struct{ Value any }
 
-// MarshalJSON writes the value.
+// MarshalJSON implements json.Marshaler.
 func (t Tagged) MarshalJSON() ([]byte, error) { return json.Marshal(t.Value) }
 
-// MarshalJSON writes the value.
+// MarshalJSON implements json.Marshaler.
 func (u Untagged) MarshalJSON() ([]byte, error) {
 	var b bytes.Buffer
 	if err := writeUntagged(&b, reflect.ValueOf(u.Value)); err != nil {
@@ -33,8 +32,8 @@ func (u Untagged) MarshalJSON() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// UntaggedValues has the values in findings shown as Untagged. Findings that
-// are declared are made from the published types, and stay as they are.
+// UntaggedValues formats the values of errors as Untagged. Declarative errors are not changed,
+// because upstream creates them from the published types.
 func UntaggedValues(errs field.ErrorList) field.ErrorList {
 	for i, e := range errs {
 		if e.CoveredByDeclarative || !hasAPIStruct(reflect.TypeOf(e.BadValue)) {
@@ -47,7 +46,7 @@ func UntaggedValues(errs field.ErrorList) field.ErrorList {
 	return errs
 }
 
-// hasAPIStruct tells types of k8s.io/api, and lists and maps of them.
+// hasAPIStruct reports whether t is a struct type of k8s.io/api, or a list or map of it.
 func hasAPIStruct(t reflect.Type) bool {
 	for t != nil && slices.Contains([]reflect.Kind{reflect.Pointer, reflect.Slice, reflect.Map}, t.Kind()) {
 		t = t.Elem()
@@ -97,8 +96,8 @@ func writeUntagged(b *bytes.Buffer, v reflect.Value) error {
 	return nil
 }
 
-// writeFields writes a struct's fields, those of embedded structs in their
-// place, as JSON has them. Objects within the server have no type meta.
+// writeFields writes the fields of a struct, with those of embedded structs inline as in JSON. It
+// omits the type meta, which upstream's internal objects do not have.
 func writeFields(b *bytes.Buffer, v reflect.Value) error {
 	for i := range v.NumField() {
 		f, value := v.Type().Field(i), v.Field(i)

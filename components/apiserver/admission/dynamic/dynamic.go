@@ -1,10 +1,9 @@
-// Package dynamic is the part of admission that users configure: webhooks and
-// admission policies. The plugins are those of k8s.io/apiserver, which convert
-// objects through what Objects returns.
+// Package dynamic provides the part of admission that users configure: webhooks and admission
+// policies. The plugins are those of k8s.io/apiserver. They convert objects with package objects.
 //
-// They cost nothing until they are needed: a plugin, with its CEL environments,
-// its timers and its informers of services, is made when the first object that
-// configures it appears. Until then a request asks one counter.
+// A plugin costs nothing until it is needed. The plugin, its CEL environments, its timers and its
+// Service informers are created when the first object that configures it appears. Until then each
+// request only checks a counter.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/
 // https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy/
@@ -35,44 +34,44 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"hyperkube/components/apiserver/informed"
 	"hyperkube/components/apiserver/registry"
+	"hyperkube/components/apiserver/syncgate"
 	"hyperkube/internal/api"
 	"hyperkube/internal/api/admissionregistration"
-	"hyperkube/internal/measure"
+	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Config of Plugins.
+// Config is the configuration of Plugins.
 type Config struct {
 	// Informers must not have been started.
 	Informers informers.SharedInformerFactory
-	// Kube and Dynamic are a superuser's ways to the same API.
+	// Kube and Dynamic are clients of this API server with superuser permissions.
 	Kube    kubernetes.Interface
 	Dynamic clientdynamic.Interface
-	// Authorizer is what expressions ask by "authorizer".
+	// Authorizer implements the CEL variable "authorizer".
 	Authorizer authorizer.Authorizer
-	// Registry knows the kinds of parameters.
+	// Registry contains the kinds that policies may use as parameters.
 	Registry *registry.Registry
 	// Files are the plugins' own configurations, by plugin name.
 	Files map[string][]byte
-	// Requests measures what is asked of webhooks; nil: nothing does.
-	Requests *measure.Requests
+	// Requests measures requests to webhooks. Nil means that they are not measured.
+	Requests *componentmetrics.Requests
 }
 
-// Plugins are the four plugins. Make them with New.
+// Plugins contains the four plugins. Use New to create it.
 type Plugins struct {
 	cfg    Config
 	static *manifests
-	// stop is closed when Run ends: what plugins run ends with it.
+	// stop is closed when Run returns. It stops the goroutines of the plugins.
 	stop   chan struct{}
 	mapper meta.RESTMapper
 	all    map[string]admission.Interface
 }
 
-// New registers with the informers that tell whether a plugin is needed.
+// New returns the plugins and registers event handlers for the objects that configure them.
 func New(cfg Config) (*Plugins, error) {
 	if cfg.Informers == nil || cfg.Kube == nil || cfg.Dynamic == nil || cfg.Authorizer == nil || cfg.Registry == nil {
-		return nil, errors.New("dynamic admission takes informers, clients, an authorizer and a registry")
+		return nil, errors.New("dynamic admission requires informers, clients, an authorizer and a registry")
 	}
 	static, err := newManifests(cfg.file, func(plural string) *api.Resource {
 		if res := cfg.Registry.Lookup(registrationv1.SchemeGroupVersion.WithResource(plural)); res != nil {
@@ -90,8 +89,8 @@ func New(cfg Config) (*Plugins, error) {
 		name     string
 		validate bool
 		ops      []admission.Operation
-		// informer is of what a plugin has nothing to do without: policies
-		// need bindings.
+		// informer watches the objects without which a plugin has nothing to do: for policies, the
+		// bindings.
 		informer cache.SharedIndexInformer
 		make     func(name string) (admission.Interface, error)
 	}{
@@ -101,12 +100,12 @@ func New(cfg Config) (*Plugins, error) {
 		{validatingpolicy.PluginName, true, all, v1.ValidatingAdmissionPolicyBindings().Informer(), p.validatingPolicy},
 	} {
 		l := &lazy{name: one.name, ops: one.ops, make: one.make}
-		dir, err := static.folder(one.name)
+		dir, err := static.directory(one.name)
 		if err != nil {
 			return nil, fmt.Errorf("admission plugin %s: %w", one.name, err)
 		}
 		if dir != "" {
-			l.count.Add(1) // whatever the API has
+			l.count.Add(1) // manifests configure the plugin regardless of API objects
 		}
 		handle, err := one.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(any) { l.count.Add(1) },
@@ -115,7 +114,7 @@ func New(cfg Config) (*Plugins, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", one.name, err)
 		}
-		l.gate = informed.NewGate(handle.HasSyncedChecker())
+		l.gate = syncgate.NewGate(handle.HasSyncedChecker())
 		if one.validate {
 			p.all[one.name] = validating{l}
 		} else {
@@ -125,17 +124,17 @@ func New(cfg Config) (*Plugins, error) {
 	return p, nil
 }
 
-// All are the plugins by upstream's names. The map is shared.
+// All returns the plugins by upstream's names. The map is shared.
 func (p *Plugins) All() map[string]admission.Interface { return p.all }
 
-// Run keeps what the plugins run until ctx ends.
+// Run blocks until ctx is canceled and then stops the plugins.
 func (p *Plugins) Run(ctx context.Context) error {
 	<-ctx.Done()
 	close(p.stop)
 	return nil
 }
 
-// file is the configuration of a plugin; nil when there is none.
+// file returns the configuration of a plugin, or nil if it has none.
 func (c *Config) file(name string) io.Reader {
 	if data := c.Files[name]; len(data) > 0 {
 		return bytes.NewReader(data)
@@ -143,7 +142,7 @@ func (c *Config) file(name string) io.Reader {
 	return nil
 }
 
-// webhook is what the two plugins for webhooks have in common.
+// webhook is the interface of the two webhook plugins.
 type webhook interface {
 	admission.Interface
 	admission.InitializationValidator
@@ -161,7 +160,7 @@ func (p *Plugins) mutatingWebhook(name string) (admission.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.SetExcludedAdmissionResources(admissionregistration.Virtual())
+	w.SetExcludedAdmissionResources(admissionregistration.ExemptResources())
 	w.InspectFeatureGates(utilfeature.DefaultFeatureGate)
 	return w, p.startWebhook(w)
 }
@@ -171,7 +170,7 @@ func (p *Plugins) validatingWebhook(name string) (admission.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.SetExcludedAdmissionResources(admissionregistration.Virtual())
+	w.SetExcludedAdmissionResources(admissionregistration.ExemptResources())
 	w.InspectFeatureGates(utilfeature.DefaultFeatureGate)
 	return w, p.startWebhook(w)
 }
@@ -179,7 +178,7 @@ func (p *Plugins) validatingWebhook(name string) (admission.Interface, error) {
 func (p *Plugins) startWebhook(w webhook) error {
 	w.SetServiceResolver(newServices(p.cfg.Informers))
 	if p.cfg.Requests != nil {
-		w.SetAuthenticationInfoResolverWrapper(measured(p.cfg.Requests))
+		w.SetAuthenticationInfoResolverWrapper(instrumented(p.cfg.Requests))
 	}
 	w.SetExternalKubeClientSet(p.cfg.Kube)
 	w.SetExternalKubeInformerFactory(p.cfg.Informers)
@@ -193,7 +192,7 @@ func (p *Plugins) startWebhook(w webhook) error {
 	return nil
 }
 
-// policy is what the two plugins for policies have in common.
+// policy is the interface of the two policy plugins.
 type policy interface {
 	admission.Interface
 	admission.InitializationValidator
@@ -211,7 +210,7 @@ func (p *Plugins) mutatingPolicy(name string) (admission.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	x.SetExcludedAdmissionResources(admissionregistration.Virtual())
+	x.SetExcludedAdmissionResources(admissionregistration.ExemptResources())
 	x.InspectFeatureGates(utilfeature.DefaultFeatureGate)
 	return x, p.startPolicy(x)
 }
@@ -221,7 +220,7 @@ func (p *Plugins) validatingPolicy(name string) (admission.Interface, error) {
 	if err != nil {
 		return nil, err
 	}
-	x.SetExcludedAdmissionResources(admissionregistration.Virtual())
+	x.SetExcludedAdmissionResources(admissionregistration.ExemptResources())
 	return x, p.startPolicy(x)
 }
 
@@ -240,8 +239,8 @@ func (p *Plugins) startPolicy(x policy) error {
 	return nil
 }
 
-// measured returns what makes requests to webhooks be measured.
-func measured(by *measure.Requests) webhookutil.AuthenticationInfoResolverWrapper {
+// instrumented returns a wrapper that measures requests to webhooks.
+func instrumented(by *componentmetrics.Requests) webhookutil.AuthenticationInfoResolverWrapper {
 	return func(how webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
 		wrap := func(cfg *rest.Config, err error) (*rest.Config, error) {
 			if err != nil {

@@ -10,18 +10,16 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apiserver/pkg/admission"
 
-	"hyperkube/components/apiserver/informed"
+	"hyperkube/components/apiserver/syncgate"
 )
 
-// lazy is a plugin that is made when it is first needed. It is safe for several
-// goroutines.
+// lazy is a plugin that is created when it is first needed. It is safe for concurrent use.
 type lazy struct {
 	name string
 	ops  []admission.Operation
-	// count is of the objects that configure the plugin; it is right once
-	// gate is open.
+	// count is the number of objects that configure the plugin. It is accurate once gate is open.
 	count atomic.Int64
-	gate  *informed.Gate
+	gate  *syncgate.Gate
 	make  func(name string) (admission.Interface, error)
 
 	once   sync.Once
@@ -29,10 +27,10 @@ type lazy struct {
 	err    error
 }
 
-// Handles as admission.Interface.
+// Handles implements admission.Interface.
 func (l *lazy) Handles(op admission.Operation) bool { return slices.Contains(l.ops, op) }
 
-// get returns the plugin, or nil when nothing configures it.
+// get returns the plugin, or nil if no object configures it.
 func (l *lazy) get(ctx context.Context, a admission.Attributes) (admission.Interface, error) {
 	if err := l.gate.Wait(ctx); err != nil {
 		return nil, admission.NewForbidden(a, fmt.Errorf("not yet ready to handle request"))
@@ -53,7 +51,7 @@ func (l *lazy) get(ctx context.Context, a admission.Attributes) (admission.Inter
 
 type mutating struct{ *lazy }
 
-// Admit as admission.MutationInterface.
+// Admit implements admission.MutationInterface.
 func (m mutating) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	p, err := m.get(ctx, a)
 	if err != nil || p == nil {
@@ -64,7 +62,7 @@ func (m mutating) Admit(ctx context.Context, a admission.Attributes, o admission
 
 type validating struct{ *lazy }
 
-// Validate as admission.ValidationInterface.
+// Validate implements admission.ValidationInterface.
 func (v validating) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	p, err := v.get(ctx, a)
 	if err != nil || p == nil {

@@ -25,15 +25,14 @@ import (
 	"hyperkube/internal/api/admissionregistration"
 )
 
-// manifests are the webhooks and policies that files in a folder of this
-// machine configure, besides those of the API: they hold from the first request
-// on, nobody can take them away by the API, and their names are kept free there.
-// The plugins follow the folders themselves.
+// manifests loads webhooks and policies from files in a directory of this machine, in addition to
+// those of the API. They are in effect from the first request on, clients cannot delete them
+// through the API, and the API reserves their names. The plugins watch the directories themselves.
 //
 // https://kep.k8s.io/5793
 type manifests struct {
 	file func(plugin string) io.Reader
-	// find returns a resource of the group, nil if it is not served.
+	// find returns a resource of the group, or nil if it is not served.
 	find    func(plural string) *api.Resource
 	decoder runtime.Decoder
 }
@@ -47,10 +46,10 @@ func newManifests(file func(plugin string) io.Reader, find func(plural string) *
 	return &manifests{file, find, serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()}, nil
 }
 
-// folder is where the manifests of a plugin are by its configuration, empty if
-// there are none. What is wrong with the configuration or with a manifest is an
-// error: the plugins are made later, who wrote it shall hear now.
-func (m *manifests) folder(plugin string) (string, error) {
+// directory returns the manifest directory from the plugin's configuration, or "" if there is none. It
+// returns an error if the configuration or a manifest is invalid, because the plugins are created
+// later and the server should fail at startup.
+func (m *manifests) directory(plugin string) (string, error) {
 	file := m.file(plugin)
 	if file == nil {
 		return "", nil
@@ -93,33 +92,33 @@ func (m *manifests) folder(plugin string) (string, error) {
 	return dir, nil
 }
 
-// loaders are what the plugins read the folders with.
+// loaders returns the functions with which the plugins load the manifests.
 func (m *manifests) loaders() *initializer.ManifestLoaders {
 	return &initializer.ManifestLoaders{
 		LoadValidatingWebhookManifests: func(dir string) ([]*admissionv1.ValidatingWebhookConfiguration, string, error) {
-			return webhookloader.LoadManifests(dir, m.decoder, accept(m, "validatingwebhookconfigurations", nil, func(l *admissionv1.ValidatingWebhookConfigurationList) []admissionv1.ValidatingWebhookConfiguration {
+			return webhookloader.LoadManifests(dir, m.decoder, manifestItems(m, "validatingwebhookconfigurations", nil, func(l *admissionv1.ValidatingWebhookConfigurationList) []admissionv1.ValidatingWebhookConfiguration {
 				return l.Items
 			}))
 		},
 		LoadMutatingWebhookManifests: func(dir string) ([]*admissionv1.MutatingWebhookConfiguration, string, error) {
-			return webhookloader.LoadManifests(dir, m.decoder, accept(m, "mutatingwebhookconfigurations", nil, func(l *admissionv1.MutatingWebhookConfigurationList) []admissionv1.MutatingWebhookConfiguration {
+			return webhookloader.LoadManifests(dir, m.decoder, manifestItems(m, "mutatingwebhookconfigurations", nil, func(l *admissionv1.MutatingWebhookConfigurationList) []admissionv1.MutatingWebhookConfiguration {
 				return l.Items
 			}))
 		},
 		LoadValidatingPolicyManifests: func(dir string) ([]*admissionv1.ValidatingAdmissionPolicy, []*admissionv1.ValidatingAdmissionPolicyBinding, string, error) {
 			return policyloader.LoadPolicyManifests(dir, m.decoder,
-				accept(m, "validatingadmissionpolicies", policyloader.ErrUnrecognizedType, func(l *admissionv1.ValidatingAdmissionPolicyList) []admissionv1.ValidatingAdmissionPolicy {
+				manifestItems(m, "validatingadmissionpolicies", policyloader.ErrUnrecognizedType, func(l *admissionv1.ValidatingAdmissionPolicyList) []admissionv1.ValidatingAdmissionPolicy {
 					return l.Items
 				}),
-				accept(m, "validatingadmissionpolicybindings", policyloader.ErrUnrecognizedType, func(l *admissionv1.ValidatingAdmissionPolicyBindingList) []admissionv1.ValidatingAdmissionPolicyBinding {
+				manifestItems(m, "validatingadmissionpolicybindings", policyloader.ErrUnrecognizedType, func(l *admissionv1.ValidatingAdmissionPolicyBindingList) []admissionv1.ValidatingAdmissionPolicyBinding {
 					return l.Items
 				}),
 				func(b *admissionv1.ValidatingAdmissionPolicyBinding) string { return b.Spec.PolicyName })
 		},
 		LoadMutatingPolicyManifests: func(dir string) ([]*admissionv1.MutatingAdmissionPolicy, []*admissionv1.MutatingAdmissionPolicyBinding, string, error) {
 			return policyloader.LoadPolicyManifests(dir, m.decoder,
-				accept(m, "mutatingadmissionpolicies", policyloader.ErrUnrecognizedType, func(l *admissionv1.MutatingAdmissionPolicyList) []admissionv1.MutatingAdmissionPolicy { return l.Items }),
-				accept(m, "mutatingadmissionpolicybindings", policyloader.ErrUnrecognizedType, func(l *admissionv1.MutatingAdmissionPolicyBindingList) []admissionv1.MutatingAdmissionPolicyBinding {
+				manifestItems(m, "mutatingadmissionpolicies", policyloader.ErrUnrecognizedType, func(l *admissionv1.MutatingAdmissionPolicyList) []admissionv1.MutatingAdmissionPolicy { return l.Items }),
+				manifestItems(m, "mutatingadmissionpolicybindings", policyloader.ErrUnrecognizedType, func(l *admissionv1.MutatingAdmissionPolicyBindingList) []admissionv1.MutatingAdmissionPolicyBinding {
 					return l.Items
 				}),
 				func(b *admissionv1.MutatingAdmissionPolicyBinding) string { return b.Spec.PolicyName })
@@ -127,10 +126,10 @@ func (m *manifests) loaders() *initializer.ManifestLoaders {
 	}
 }
 
-// accept takes objects of one kind, and lists of them, out of manifests, and
-// defaults and validates them as the API does. What is of another kind is the
-// error other; nil: one that says so.
-func accept[T, L any, P interface {
+// manifestItems returns a function that extracts objects of one kind, and lists of them, from manifests,
+// and defaults and validates them as the API does. For objects of another kind the function returns
+// the error other, or a generic error if other is nil.
+func manifestItems[T, L any, P interface {
 	*T
 	api.Object
 }, PL interface {
@@ -154,7 +153,7 @@ func accept[T, L any, P interface {
 			return nil, other
 		}
 		for _, one := range out {
-			if err := m.judge(plural, one); err != nil {
+			if err := m.defaultAndValidate(plural, one); err != nil {
 				return nil, err
 			}
 		}
@@ -162,14 +161,14 @@ func accept[T, L any, P interface {
 	}
 }
 
-// judge defaults and validates an object.
-func (m *manifests) judge(plural string, obj api.Object) error {
+// defaultAndValidate defaults and validates an object.
+func (m *manifests) defaultAndValidate(plural string, obj api.Object) error {
 	res := m.find(plural)
 	if res == nil {
 		return errors.New("resource " + plural + " is not served")
 	}
 	res.Default(obj)
-	// The end of its name is what the API refuses.
+	// The API rejects names with the suffix of static manifests.
 	named := obj.DeepCopyObject().(api.Object)
 	named.SetName(strings.TrimSuffix(named.GetName(), admissionregistration.StaticSuffix))
 	if errs := res.Validate(context.Background(), named); len(errs) > 0 {

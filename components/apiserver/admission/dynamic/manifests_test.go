@@ -25,7 +25,7 @@ metadata: {name: no-bad.static.k8s.io}
 spec: {policyName: no-bad.static.k8s.io, validationActions: [Deny]}
 `
 
-// TestManifests reads a folder, and tells what is wrong with one.
+// TestManifests loads a manifest directory and checks the errors for invalid manifests.
 func TestManifests(t *testing.T) {
 	for name, tt := range map[string]struct{ plugin, kind, text, want string }{
 		"good":         {"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyConfiguration", staticPolicy, ""},
@@ -54,7 +54,7 @@ func TestManifests(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := m.folder(tt.plugin)
+		got, err := m.directory(tt.plugin)
 		if tt.want == "" && (err != nil || got != dir) || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
 			t.Errorf("%s: %q, %v, want %q", name, got, err, tt.want)
 		}

@@ -7,11 +7,11 @@ import (
 	"hyperkube/components/apiserver/registry"
 )
 
-// mapper is a meta.RESTMapper of what is served now. It is asked when a kind of
-// parameters comes into use, so it keeps nothing.
+// mapper is a meta.RESTMapper of the currently served resources. It is used only when a parameter
+// kind is first used, so it caches nothing.
 type mapper struct{ registry *registry.Registry }
 
-func (m mapper) now() *meta.DefaultRESTMapper {
+func (m mapper) current() *meta.DefaultRESTMapper {
 	out := meta.NewDefaultRESTMapper(nil)
 	for _, r := range m.registry.Resources() {
 		var scope meta.RESTScope = meta.RESTScopeRoot
@@ -23,37 +23,37 @@ func (m mapper) now() *meta.DefaultRESTMapper {
 	return out
 }
 
-// KindFor as meta.RESTMapper.
+// KindFor implements meta.RESTMapper.
 func (m mapper) KindFor(r schema.GroupVersionResource) (schema.GroupVersionKind, error) {
-	return m.now().KindFor(r)
+	return m.current().KindFor(r)
 }
 
-// KindsFor as meta.RESTMapper.
+// KindsFor implements meta.RESTMapper.
 func (m mapper) KindsFor(r schema.GroupVersionResource) ([]schema.GroupVersionKind, error) {
-	return m.now().KindsFor(r)
+	return m.current().KindsFor(r)
 }
 
-// ResourceFor as meta.RESTMapper.
+// ResourceFor implements meta.RESTMapper.
 func (m mapper) ResourceFor(r schema.GroupVersionResource) (schema.GroupVersionResource, error) {
-	return m.now().ResourceFor(r)
+	return m.current().ResourceFor(r)
 }
 
-// ResourcesFor as meta.RESTMapper.
+// ResourcesFor implements meta.RESTMapper.
 func (m mapper) ResourcesFor(r schema.GroupVersionResource) ([]schema.GroupVersionResource, error) {
-	return m.now().ResourcesFor(r)
+	return m.current().ResourcesFor(r)
 }
 
-// RESTMapping as meta.RESTMapper.
+// RESTMapping implements meta.RESTMapper.
 func (m mapper) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTMapping, error) {
-	return m.now().RESTMapping(gk, versions...)
+	return m.current().RESTMapping(gk, versions...)
 }
 
-// RESTMappings as meta.RESTMapper.
+// RESTMappings implements meta.RESTMapper.
 func (m mapper) RESTMappings(gk schema.GroupKind, versions ...string) ([]*meta.RESTMapping, error) {
-	return m.now().RESTMappings(gk, versions...)
+	return m.current().RESTMappings(gk, versions...)
 }
 
-// ResourceSingularizer as meta.RESTMapper.
+// ResourceSingularizer implements meta.RESTMapper.
 func (m mapper) ResourceSingularizer(resource string) (string, error) {
-	return m.now().ResourceSingularizer(resource)
+	return m.current().ResourceSingularizer(resource)
 }

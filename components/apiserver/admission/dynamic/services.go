@@ -8,29 +8,29 @@ import (
 	"k8s.io/client-go/informers"
 	corelisters "k8s.io/client-go/listers/core/v1"
 
-	"hyperkube/components/apiserver/informed"
+	"hyperkube/components/apiserver/syncgate"
 )
 
-// services finds where services answer: at one of their endpoints, so that it
-// does not depend on a service proxy on the API server's machine, and else, as
-// for services without a selector's endpoints, at their cluster address.
+// services resolves Services to one of their endpoints, so that webhooks do not depend on a service
+// proxy on the API server's machine. If that fails, as for Services without a selector, it resolves
+// them to their cluster IP.
 type services struct {
 	lister corelisters.ServiceLister
 	slices proxy.EndpointSliceGetter
-	gate   *informed.Gate
+	gate   *syncgate.Gate
 }
 
 func newServices(f informers.SharedInformerFactory) *services {
 	svc, slices := f.Core().V1().Services(), f.Discovery().V1().EndpointSlices()
-	s := &services{lister: svc.Lister(), gate: informed.NewGate(svc.Informer().HasSyncedChecker(), slices.Informer().HasSyncedChecker())}
-	// The error is about a lister that is nil.
+	s := &services{lister: svc.Lister(), gate: syncgate.NewGate(svc.Informer().HasSyncedChecker(), slices.Informer().HasSyncedChecker())}
+	// The error only reports a nil lister.
 	s.slices, _ = proxy.NewEndpointSliceListerGetter(slices.Lister())
 	return s
 }
 
-// ResolveEndpoint as webhook.ServiceResolver.
+// ResolveEndpoint implements webhook.ServiceResolver.
 func (s *services) ResolveEndpoint(namespace, name string, port int32) (*url.URL, error) {
-	// The interface has no context; the gate's own patience bounds this.
+	// The interface has no context. The gate's timeout limits the wait.
 	if err := s.gate.Wait(context.Background()); err != nil {
 		return nil, err
 	}

@@ -1,7 +1,6 @@
-// Package objects tells admission plugins of k8s.io/apiserver what the API
-// server knows of objects. Those plugins were made for a server that has an
-// internal version of every kind: here the published version is the internal
-// one, so that most conversions copy nothing but the outermost struct.
+// Package objects implements admission.ObjectInterfaces for admission plugins of k8s.io/apiserver.
+// Those plugins expect an internal version of every kind. Here the published version takes its
+// role, so most conversions only copy the outermost struct.
 package objects
 
 import (
@@ -18,30 +17,30 @@ import (
 	"hyperkube/internal/api"
 )
 
-// New returns what admission creates, converts and defaults the objects of
-// built-in kinds with. It is safe for several goroutines.
+// New returns the interfaces with which admission creates, converts and defaults objects of
+// built-in kinds. The result is safe for concurrent use.
 func New(reg *registry.Registry) admission.ObjectInterfaces { return objects{reg} }
 
 type objects struct{ registry *registry.Registry }
 
-// GetObjectCreater as admission.ObjectInterfaces.
+// GetObjectCreater implements admission.ObjectInterfaces.
 func (objects) GetObjectCreater() runtime.ObjectCreater { return scheme.Scheme }
 
-// GetObjectTyper as admission.ObjectInterfaces.
+// GetObjectTyper implements admission.ObjectInterfaces.
 func (objects) GetObjectTyper() runtime.ObjectTyper { return scheme.Scheme }
 
-// GetObjectDefaulter as admission.ObjectInterfaces.
+// GetObjectDefaulter implements admission.ObjectInterfaces.
 func (o objects) GetObjectDefaulter() runtime.ObjectDefaulter { return o }
 
-// GetObjectConvertor as admission.ObjectInterfaces.
+// GetObjectConvertor implements admission.ObjectInterfaces.
 func (o objects) GetObjectConvertor() runtime.ObjectConvertor { return convertor{o} }
 
-// GetEquivalentResourceMapper as admission.ObjectInterfaces.
+// GetEquivalentResourceMapper implements admission.ObjectInterfaces.
 func (o objects) GetEquivalentResourceMapper() runtime.EquivalentResourceMapper {
 	return equivalents(o)
 }
 
-// resource is that of a built-in object, or nil.
+// resource returns the resource of a built-in object, or nil.
 func (o objects) resource(obj runtime.Object) *registry.Resource {
 	kinds, _, err := scheme.Scheme.ObjectKinds(obj)
 	if err != nil || len(kinds) == 0 {
@@ -50,7 +49,7 @@ func (o objects) resource(obj runtime.Object) *registry.Resource {
 	return o.registry.Kind(kinds[0])
 }
 
-// Default as runtime.ObjectDefaulter.
+// Default implements runtime.ObjectDefaulter.
 func (o objects) Default(in runtime.Object) {
 	obj, ok := in.(api.Object)
 	if !ok {
@@ -61,10 +60,10 @@ func (o objects) Default(in runtime.Object) {
 	}
 }
 
-// equivalents finds the resources that show the same objects.
+// equivalents finds resources that share a collection and therefore serve the same objects.
 type equivalents struct{ registry *registry.Registry }
 
-// EquivalentResourcesFor as runtime.EquivalentResourceMapper.
+// EquivalentResourcesFor implements runtime.EquivalentResourceMapper.
 func (e equivalents) EquivalentResourcesFor(gvr schema.GroupVersionResource, subresource string) []schema.GroupVersionResource {
 	r := e.registry.Lookup(gvr)
 	if r == nil || r.Collection == nil {
@@ -79,7 +78,7 @@ func (e equivalents) EquivalentResourcesFor(gvr schema.GroupVersionResource, sub
 	return out
 }
 
-// KindFor as runtime.EquivalentResourceMapper.
+// KindFor implements runtime.EquivalentResourceMapper.
 func (e equivalents) KindFor(gvr schema.GroupVersionResource, subresource string) schema.GroupVersionKind {
 	r := e.registry.Lookup(gvr)
 	if r == nil {
@@ -103,11 +102,11 @@ func (e equivalents) KindFor(gvr schema.GroupVersionResource, subresource string
 	return schema.GroupVersionKind{}
 }
 
-// convertor converts between the versions of a kind, and from what has no Go
-// type. What it returns may share parts with what it was given.
+// convertor converts between the versions of a kind, and from unstructured objects. The result may
+// share memory with the input.
 type convertor struct{ objects objects }
 
-// Convert as runtime.ObjectConvertor. The kind that out says it is of stays.
+// Convert implements runtime.ObjectConvertor. The apiVersion and kind of out are kept.
 func (c convertor) Convert(in, out, _ any) error {
 	from, ok1 := in.(runtime.Object)
 	to, ok2 := out.(runtime.Object)
@@ -119,7 +118,7 @@ func (c convertor) Convert(in, out, _ any) error {
 	}
 	gvk := to.GetObjectKind().GroupVersionKind()
 	defer func() { to.GetObjectKind().SetGroupVersionKind(gvk) }()
-	if copied(from, to) {
+	if copyIfSameType(from, to) {
 		return nil
 	}
 	if u, ok := from.(*unstructured.Unstructured); ok {
@@ -128,18 +127,18 @@ func (c convertor) Convert(in, out, _ any) error {
 		}
 		return nil
 	}
-	converted, err := c.version(from, to)
+	converted, err := c.convertVersion(from, to)
 	if err != nil {
 		return err
 	}
-	if !copied(converted, to) {
+	if !copyIfSameType(converted, to) {
 		return fmt.Errorf("converting a %T to a %T: got a %T", from, to, converted)
 	}
 	return nil
 }
 
-// copied assigns what from points to, if they are of one type.
-func copied(from, to runtime.Object) bool {
+// copyIfSameType assigns *from to *to and returns true if both have the same type.
+func copyIfSameType(from, to runtime.Object) bool {
 	f, t := reflect.ValueOf(from), reflect.ValueOf(to)
 	if f.Type() != t.Type() || f.Kind() != reflect.Pointer {
 		return false
@@ -148,8 +147,8 @@ func copied(from, to runtime.Object) bool {
 	return true
 }
 
-// version converts by the form in which the objects are stored.
-func (c convertor) version(from, to runtime.Object) (runtime.Object, error) {
+// convertVersion converts an object to another version of its kind through the stored version.
+func (c convertor) convertVersion(from, to runtime.Object) (runtime.Object, error) {
 	source, target := c.objects.resource(from), c.objects.resource(to)
 	obj, ok := from.(api.Object)
 	if !ok || source == nil || target == nil || source.Collection == nil || source.Collection != target.Collection {
@@ -169,7 +168,7 @@ func (c convertor) version(from, to runtime.Object) (runtime.Object, error) {
 	return obj, nil
 }
 
-// ConvertToVersion as runtime.ObjectConvertor.
+// ConvertToVersion implements runtime.ObjectConvertor.
 func (c convertor) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
 	kinds := []schema.GroupVersionKind{in.GetObjectKind().GroupVersionKind()}
 	if _, ok := in.(*unstructured.Unstructured); !ok {
@@ -193,7 +192,7 @@ func (c convertor) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner
 	return out, nil
 }
 
-// ConvertFieldLabel as runtime.ObjectConvertor.
+// ConvertFieldLabel implements runtime.ObjectConvertor.
 func (convertor) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string) (string, string, error) {
 	return label, value, nil
 }

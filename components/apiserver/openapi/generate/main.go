@@ -1,9 +1,8 @@
 //go:build generate
 
-// Command generate writes the schemas of all published kinds, made of the
-// definitions that openapi-gen found in the libraries' types. It is run by
-// scripts/generate-openapi, which also makes the package definitions that it
-// needs; so it is built with a tag.
+// Command generate writes the OpenAPI schemas of all published kinds, based on the definitions that
+// openapi-gen generates from the Go types. scripts/generate-openapi runs it and generates the
+// package definitions, which it imports. Therefore it has a build tag.
 package main
 
 import (
@@ -55,7 +54,7 @@ func main() {
 	}
 	var plain bytes.Buffer
 	encoder := json.NewEncoder(&plain)
-	encoder.SetEscapeHTML(false) // v3 does so when it is sent
+	encoder.SetEscapeHTML(false) // v3 escapes HTML when it is sent
 	if err := encoder.Encode(out); err != nil {
 		log.Fatal(err)
 	}
@@ -71,13 +70,13 @@ func main() {
 	fmt.Printf("%d schemas, %d bytes, %d packed\n", len(out["v3"]), len(data), len(packed))
 }
 
-// kindsByModel maps the names of models to the kinds they are served as.
+// kindsByModel maps the names of models to the kinds that use them.
 func kindsByModel() map[string][]any {
 	found := map[string][]schema.GroupVersionKind{}
 	known := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		scheme.AddToScheme, apiextensionsv1.AddToScheme, apiregistrationv1.AddToScheme,
-		// Of these only what every group has is published.
+		// Only the kinds that exist in every group are published for these.
 		admissionv1.AddToScheme, admissionv1beta1.AddToScheme, imagepolicyv1alpha1.AddToScheme,
 		apiextensionsv1beta1.AddToScheme, apiregistrationv1beta1.AddToScheme,
 	} {
@@ -105,8 +104,7 @@ func kindsByModel() map[string][]any {
 	return out
 }
 
-// finish makes the schema of one version of OpenAPI, with its members in the
-// order in which the library writes them.
+// finish returns the schema for one version of OpenAPI, with the properties in the library's order.
 func finish(version string, d common.OpenAPIDefinition, kinds []any) (json.RawMessage, error) {
 	schema := d.Schema
 	if v2, ok := schema.Extensions[common.ExtensionV2Schema]; ok {
@@ -121,7 +119,7 @@ func finish(version string, d common.OpenAPIDefinition, kinds []any) (json.RawMe
 	}
 	out := &schema
 	if version == "v3" {
-		// Beside a reference nothing would count there.
+		// In v3, siblings of a reference are ignored.
 		out = builderutil.WrapRefs(out)
 	} else {
 		out = version2.WithoutDefaults(out)

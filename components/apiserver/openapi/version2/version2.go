@@ -1,6 +1,5 @@
-// Package version2 makes of a schema what version 2 of OpenAPI is told, which is
-// less than version 3. It stands by itself for those who make schemas before the
-// server does.
+// Package version2 converts schemas to OpenAPI v2, which supports less than v3. It is a separate
+// package so that the generator can import it before the generated schemas exist.
 package version2
 
 import (
@@ -8,8 +7,8 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// WithoutDefaults takes away the default values, which version 2 has never had.
-// What has none is shared with the schema given, which is left as it is.
+// WithoutDefaults removes default values, which v2 has never contained. It does not modify its
+// argument. Parts without defaults are shared with the result.
 func WithoutDefaults(schema *spec.Schema) *spec.Schema {
 	walker := schemamutation.Walker{
 		SchemaCallback: func(s *spec.Schema) *spec.Schema {

@@ -10,7 +10,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// CSRCondition returns a request's condition of a type; nil if it has none.
+// CSRCondition returns a request's condition of a type, or nil.
 func CSRCondition(csr *certificatesv1.CertificateSigningRequest, t certificatesv1.RequestConditionType) *certificatesv1.CertificateSigningRequestCondition {
 	for i := range csr.Status.Conditions {
 		if csr.Status.Conditions[i].Type == t {
@@ -20,8 +20,8 @@ func CSRCondition(csr *certificatesv1.CertificateSigningRequest, t certificatesv
 	return nil
 }
 
-// CheckKubeletClient tells why a request is none of a kubelet for its client
-// certificate; nil if it is one.
+// CheckKubeletClient returns nil if a request is valid for a kubelet client certificate, and the
+// reason otherwise.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#kubernetes-signers
 func CheckKubeletClient(req *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
@@ -41,8 +41,8 @@ func CheckKubeletClient(req *x509.CertificateRequest, usages []certificatesv1.Ke
 	return checkUsages(usages, certificatesv1.UsageClientAuth)
 }
 
-// CheckKubeletServing tells why a request is none of a kubelet for its serving
-// certificate; nil if it is one.
+// CheckKubeletServing returns nil if a request is valid for a kubelet serving certificate, and the
+// reason otherwise.
 func CheckKubeletServing(req *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 	if err := checkKubeletSubject(req); err != nil {
 		return err
@@ -68,8 +68,8 @@ func checkKubeletSubject(req *x509.CertificateRequest) error {
 	return nil
 }
 
-// checkUsages wants what a TLS certificate needs and nothing else; only RSA needs
-// key encipherment.
+// checkUsages checks that usages contains exactly what a TLS certificate needs. Key encipherment is
+// optional, because only RSA needs it.
 func checkUsages(usages []certificatesv1.KeyUsage, auth certificatesv1.KeyUsage) error {
 	needed := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, auth}
 	for _, u := range needed {

@@ -1,9 +1,8 @@
-// Package control is what the controllers share: the work loop, the recorder of
-// events, expectations, the claiming of objects by controller references, and
-// the making and choosing of pods.
+// Package control contains what the controllers share: the work loop, the event recorder,
+// expectations, the adoption and release of objects by controller references, and the creation and
+// deletion of pods.
 //
-// Everything that comes from an informer is shared with the whole process and
-// is never written to here.
+// Objects from informers are shared with the whole process and are read-only.
 package control
 
 import (
@@ -16,31 +15,30 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/utils/clock"
 
-	"hyperkube/internal/measure"
+	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Env is what each controller gets from the one who composes them.
+// Env contains the dependencies that every controller has.
 type Env struct {
-	// Kube is the API under the controller's own user.
+	// Kube is the API client, which authenticates as the controller's user.
 	Kube kubernetes.Interface
-	// Informers are those of the whole process. Their objects are shared.
+	// Informers are shared by the whole process, and so are their objects.
 	Informers informers.SharedInformerFactory
-	// Events records events under the controller's own name.
+	// Events records events with the controller's name as source.
 	Events record.EventRecorder
-	// Clock tells the time. Nil: the real one.
+	// Clock returns the current time. If nil, the real clock is used.
 	Clock clock.PassiveClock
-	// Log is never nil in a controller: take it through Defaulted.
+	// Log is never nil after Defaulted.
 	Log *slog.Logger
-	// Metrics is where a controller's metrics go; nil: nowhere.
+	// Metrics registers the controller's metrics. If nil, they are not registered.
 	Metrics prometheus.Registerer
-	// Queues measures work queues; nil: nobody does.
-	Queues *measure.Queues
-	// Workers is how many objects are worked on at once; less than one means
-	// five.
+	// Queues records metrics of work queues. If nil, there are none.
+	Queues *componentmetrics.Queues
+	// Workers is the number of concurrent syncs; values below one mean five.
 	Workers int
 }
 
-// Register shows the metrics of a controller, if they are shown at all.
+// Register registers the metrics of a controller. It does nothing if e.Metrics is nil.
 func (e Env) Register(all ...prometheus.Collector) error {
 	if e.Metrics == nil {
 		return nil
@@ -53,7 +51,7 @@ func (e Env) Register(all ...prometheus.Collector) error {
 	return nil
 }
 
-// Defaulted returns e with what was left out filled in.
+// Defaulted returns e with defaults for unset fields.
 func (e Env) Defaulted() Env {
 	if e.Clock == nil {
 		e.Clock = clock.RealClock{}

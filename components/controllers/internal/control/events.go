@@ -13,37 +13,37 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// Recorder writes events through the API while it runs, and drops them before
-// and after. It is safe for several goroutines.
+// Recorder writes events to the API server between Start and the cancellation of Start's context,
+// and drops events at other times. It is safe for concurrent use.
 type Recorder struct {
 	component string
 	kube      kubernetes.Interface
-	to        atomic.Pointer[record.EventRecorderLogger]
+	recorder  atomic.Pointer[record.EventRecorderLogger]
 
-	mu sync.Mutex // guards the rest, and that to is set
-	// begin makes what to points to; nil while the Recorder does not run.
-	begin func() record.EventRecorderLogger
-	// end is what ends that; nil before begin.
-	end func()
+	mu sync.Mutex // guards the fields below, and writes of to
+	// newBroadcaster creates the broadcaster and returns its recorder. It is nil while the Recorder does not
+	// run.
+	newBroadcaster func() record.EventRecorderLogger
+	// stopBroadcaster stops the broadcaster. It is nil if there is none.
+	stopBroadcaster func()
 }
 
-// NewRecorder makes a recorder of events whose source is component, e.g.
+// NewRecorder creates a recorder of events with the source component, such as
 // "deployment-controller".
 func NewRecorder(kube kubernetes.Interface, component string) *Recorder {
 	return &Recorder{component: component, kube: kube}
 }
 
-// Start begins passing events on before it returns, and goes on until ctx ends;
-// the returned function waits for that. What passes them on has two queues of
-// a thousand, and is made when there is something to pass: most of the controllers
-// have nothing to tell for long.
+// Start accepts events from its return until ctx is canceled; the returned function waits until the
+// recorder has stopped. The broadcaster, which has two queues of a thousand events, is created at
+// the first event, because most controllers rarely emit events.
 func (r *Recorder) Start(ctx context.Context) (wait func()) {
 	done := make(chan struct{})
 	r.mu.Lock()
-	r.begin = func() record.EventRecorderLogger {
+	r.newBroadcaster = func() record.EventRecorderLogger {
 		b := record.NewBroadcaster(record.WithContext(ctx))
 		sink := b.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: r.kube.CoreV1().Events("")})
-		r.end = func() {
+		r.stopBroadcaster = func() {
 			sink.Stop()
 			b.Shutdown()
 		}
@@ -53,9 +53,9 @@ func (r *Recorder) Start(ctx context.Context) (wait func()) {
 	context.AfterFunc(ctx, func() {
 		defer close(done)
 		r.mu.Lock()
-		end := r.end
-		r.begin, r.end = nil, nil
-		r.to.Store(nil)
+		end := r.stopBroadcaster
+		r.newBroadcaster, r.stopBroadcaster = nil, nil
+		r.recorder.Store(nil)
 		r.mu.Unlock()
 		if end != nil {
 			end()
@@ -64,41 +64,41 @@ func (r *Recorder) Start(ctx context.Context) (wait func()) {
 	return func() { <-done }
 }
 
-// running returns what passes events on, nil if nothing does.
-func (r *Recorder) running() record.EventRecorderLogger {
-	if to := r.to.Load(); to != nil {
+// current returns the broadcaster's recorder, or nil if the Recorder does not run.
+func (r *Recorder) current() record.EventRecorderLogger {
+	if to := r.recorder.Load(); to != nil {
 		return *to
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if to := r.to.Load(); to != nil {
+	if to := r.recorder.Load(); to != nil {
 		return *to
 	}
-	if r.begin == nil {
+	if r.newBroadcaster == nil {
 		return nil
 	}
-	to := r.begin()
-	r.to.Store(&to)
+	to := r.newBroadcaster()
+	r.recorder.Store(&to)
 	return to
 }
 
 // Event records an event about obj.
 func (r *Recorder) Event(obj runtime.Object, eventType, reason, message string) {
-	if to := r.running(); to != nil {
+	if to := r.current(); to != nil {
 		to.Event(obj, eventType, reason, message)
 	}
 }
 
 // Eventf records an event about obj.
 func (r *Recorder) Eventf(obj runtime.Object, eventType, reason, format string, args ...any) {
-	if to := r.running(); to != nil {
+	if to := r.current(); to != nil {
 		to.Eventf(obj, eventType, reason, format, args...)
 	}
 }
 
 // AnnotatedEventf records an event with annotations about obj.
 func (r *Recorder) AnnotatedEventf(obj runtime.Object, annotations map[string]string, eventType, reason, format string, args ...any) {
-	if to := r.running(); to != nil {
+	if to := r.current(); to != nil {
 		to.AnnotatedEventf(obj, annotations, eventType, reason, format, args...)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// TestRecorder: events pass while it runs, and nothing waits for them before there
-// are any.
+// TestRecorder: events are written while the recorder runs, and the recorder stops without delay if
+// there were none.
 func TestRecorder(t *testing.T) {
 	written := make(chan string, 10)
 	kube := fake.NewClientset()
@@ -30,8 +30,8 @@ func TestRecorder(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	wait := r.Start(ctx)
-	if r.to.Load() != nil {
-		t.Error("there is something that passes events on before there are any")
+	if r.recorder.Load() != nil {
+		t.Error("a broadcaster exists before the first event")
 	}
 	r.Event(pod, corev1.EventTypeNormal, "First", "")
 	r.Eventf(pod, corev1.EventTypeNormal, "Second", "%d", 2)
@@ -43,10 +43,10 @@ func TestRecorder(t *testing.T) {
 	cancel()
 	wait()
 	r.Event(pod, corev1.EventTypeNormal, "Late", "")
-	if r.to.Load() != nil || r.end != nil {
-		t.Error("events are still passed on")
+	if r.recorder.Load() != nil || r.stopBroadcaster != nil {
+		t.Error("the broadcaster still exists")
 	}
-	// Once more, as after another election; it ends without any.
+	// Start again, as after another leader election, and stop without events.
 	ctx, cancel = context.WithCancel(t.Context())
 	wait = r.Start(ctx)
 	cancel()
@@ -58,10 +58,9 @@ func TestRecorder(t *testing.T) {
 	}
 }
 
-// TestFirstEvents: of what passes events on there is one, however many are first,
-// and none of theirs is lost.
+// TestFirstEvents: concurrent first events create only one broadcaster, and no event is lost.
 func TestFirstEvents(t *testing.T) {
-	const many = 20 // fewer than the library lets an object have at once
+	const many = 20 // less than the library's limit of events per object
 	written := make(chan struct{}, many)
 	kube := fake.NewClientset()
 	kube.PrependReactor("create", "events", func(a clienttesting.Action) (bool, runtime.Object, error) {
@@ -71,8 +70,8 @@ func TestFirstEvents(t *testing.T) {
 	r := NewRecorder(kube, "test")
 	ctx, cancel := context.WithCancel(t.Context())
 	wait := r.Start(ctx)
-	made, begin := 0, r.begin
-	r.begin = func() record.EventRecorderLogger {
+	made, begin := 0, r.newBroadcaster
+	r.newBroadcaster = func() record.EventRecorderLogger {
 		made++
 		return begin()
 	}
@@ -93,6 +92,6 @@ func TestFirstEvents(t *testing.T) {
 	cancel()
 	wait()
 	if made != 1 {
-		t.Errorf("%d pass events on", made)
+		t.Errorf("%d broadcasters", made)
 	}
 }

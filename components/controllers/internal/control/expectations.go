@@ -8,19 +8,18 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// expectationTimeout is how long a controller waits for its own writes to come
-// back. One that has not by then never will.
+// expectationTimeout is how long a controller waits until its informers show its own writes. Writes
+// that are not observed by then were missed.
 const expectationTimeout = 5 * time.Minute
 
-// Expectations remember what a controller wrote and has not yet seen come back
-// through its informers, by the key of the owner. A controller that acted on a
-// cache without its own last writes would write them twice.
-// It is safe for several goroutines.
+// Expectations tracks which writes of a controller its informers have not shown yet, by the key of
+// the owner. Without them, a controller would repeat writes that its cache does not contain yet. It
+// is safe for concurrent use.
 type Expectations struct {
 	clock clock.PassiveClock
 
-	mu   sync.Mutex
-	open map[string]*expectation // guarded by mu
+	mu      sync.Mutex
+	pending map[string]*expectation // guarded by mu
 }
 
 type expectation struct {
@@ -29,57 +28,56 @@ type expectation struct {
 	since     time.Time
 }
 
-// NewExpectations makes an empty one.
+// NewExpectations returns Expectations without pending writes.
 func NewExpectations(c clock.PassiveClock) *Expectations {
-	return &Expectations{clock: c, open: map[string]*expectation{}}
+	return &Expectations{clock: c, pending: map[string]*expectation{}}
 }
 
-// Satisfied tells whether all that was expected for key came back, or will not
-// any more.
+// Satisfied reports whether all expected writes of key were observed or have timed out.
 func (e *Expectations) Satisfied(key string) bool { return e.Left(key) <= 0 }
 
-// Left is how long at most what is expected for key may still come back; zero if
-// all has, or will not any more. Who waits for it looks again then: what was made
-// and deleted while an informer was cut off is never seen, and nobody tells.
+// Left returns how long the expected writes of key may at most remain pending; zero if all were
+// observed or have timed out. The caller checks again after that time, because an object that was
+// created and deleted while the informer was disconnected is never observed.
 func (e *Expectations) Left(key string) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	x := e.open[key]
+	x := e.pending[key]
 	if x == nil || x.creations <= 0 && len(x.deletions) == 0 {
 		return 0
 	}
 	return max(0, expectationTimeout-e.clock.Since(x.since))
 }
 
-// Expect begins anew for key: n creations, and the deletions of the objects of
-// those ids (see ID). It is called before the writes are made.
+// Expect replaces the expectations of key with n creations and the deletions of the objects with
+// these IDs (see ID). It is called before the writes.
 func (e *Expectations) Expect(key string, n int, deletions ...string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.open[key] = &expectation{creations: n, deletions: sets.New(deletions...), since: e.clock.Now()}
+	e.pending[key] = &expectation{creations: n, deletions: sets.New(deletions...), since: e.clock.Now()}
 }
 
-// Created takes one creation off: it was seen, or failed.
+// Created removes one expected creation because it was observed or failed.
 func (e *Expectations) Created(key string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if x := e.open[key]; x != nil && x.creations > 0 {
+	if x := e.pending[key]; x != nil && x.creations > 0 {
 		x.creations--
 	}
 }
 
-// Deleted takes the deletion of id off: it was seen, or failed.
+// Deleted removes the expected deletion of id because it was observed or failed.
 func (e *Expectations) Deleted(key, id string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if x := e.open[key]; x != nil {
+	if x := e.pending[key]; x != nil {
 		x.deletions.Delete(id)
 	}
 }
 
-// Forget drops all about key, whose owner is gone.
+// Forget removes the expectations of key because its owner was deleted.
 func (e *Expectations) Forget(key string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	delete(e.open, key)
+	delete(e.pending, key)
 }

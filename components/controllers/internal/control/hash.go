@@ -10,10 +10,10 @@ import (
 	"k8s.io/utils/dump"
 )
 
-// TemplateHash is what names the object that a template stands for: a
-// ReplicaSet of a Deployment, a ControllerRevision of a DaemonSet. The collision
-// count, nil if there was none, gives another hash to the same template. Equal
-// to upstream's, so that a cluster can change hands without a rollout.
+// TemplateHash returns the hash that names the object of a template: a ReplicaSet of a Deployment,
+// or a ControllerRevision of a DaemonSet. The collision count, nil if there was no collision,
+// changes the hash. The hash is equal to upstream's, so that replacing upstream's controllers does
+// not cause a rollout.
 func TemplateHash(template *corev1.PodTemplateSpec, collisions *int32) string {
 	h := fnv.New32a()
 	fmt.Fprintf(h, "%v", dump.ForHash(*template))

@@ -8,8 +8,8 @@ import (
 // byNode is the name of the index that AddNodeIndex adds.
 const byNode = "spec.nodeName"
 
-// AddNodeIndex indexes pods by the node they are bound to, unless somebody did
-// already. It is called by one goroutine at a time.
+// AddNodeIndex indexes pods by their node, unless the informer already has the index. It is not
+// safe for concurrent use.
 func AddNodeIndex(pods cache.SharedIndexInformer) error {
 	if _, ok := pods.GetIndexer().GetIndexers()[byNode]; ok {
 		return nil
@@ -23,8 +23,8 @@ func AddNodeIndex(pods cache.SharedIndexInformer) error {
 	}})
 }
 
-// PodsOn returns the pods bound to a node from an index made by AddNodeIndex.
-func PodsOn(index cache.Indexer, node string) ([]*corev1.Pod, error) {
+// PodsOnNode returns the pods bound to a node. The index must have been added by AddNodeIndex.
+func PodsOnNode(index cache.Indexer, node string) ([]*corev1.Pod, error) {
 	objs, err := index.ByIndex(byNode, node)
 	if err != nil {
 		return nil, err

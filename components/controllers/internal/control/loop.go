@@ -13,21 +13,19 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
-	"hyperkube/internal/lifecycle"
-	"hyperkube/internal/measure"
+	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/serving/componentmetrics"
 )
 
-// How long a key waits after its first and at most after its n-th failure.
+// The back-off of a key after its first failure, and the maximum.
 const (
-	firstRetry = 5 * time.Millisecond
-	lastRetry  = 2 * time.Minute
-	// lastPrepare is how long at most until what comes before all keys is tried
-	// again.
-	lastPrepare = 10 * time.Second
+	initialBackoff = 5 * time.Millisecond
+	maxBackoff     = 2 * time.Minute
+	// maxPrepareBackoff is the maximum back-off of the function set by Prepare.
+	maxPrepareBackoff = 10 * time.Second
 )
 
-// queueNames are the names under which upstream measures the queues of loops that
-// are called otherwise here.
+// queueNames are upstream's names in metrics, for loops that have another name here.
 var queueNames = map[string]string{
 	"rootca":                           "root_ca_cert_publisher",
 	"resourcequota":                    "resourcequota_primary",
@@ -56,92 +54,90 @@ var queueNames = map[string]string{
 	"clustertrustbundle":               "ca_cert_publisher_cluster_trust_bundles",
 }
 
-// ErrStale says that the cache lacks the controller's own last writes: there is
-// nothing to do but to wait for them.
+// ErrStale is returned by a sync because the cache does not contain the controller's last writes
+// yet. The sync is retried.
 var ErrStale = errors.New("informer cache is out of date")
 
-// ErrWaits says that trying again does not help: whoever returns it adds the key
-// when what it waits for has come.
-var ErrWaits = errors.New("nothing can be done for now")
+// ErrNoRetry is returned by a sync if a retry does not help. The controller adds the key again when
+// an event allows progress.
+var ErrNoRetry = errors.New("no progress possible for now")
 
-// Loop works on keys: each is worked on by one goroutine at a time, again
-// after it was added meanwhile, and again with growing delay after a failure.
-// All methods are safe for several goroutines.
+// Loop runs syncs for keys: at most one goroutine syncs a key at a time. A key that is added during
+// its sync is synced again; a key whose sync fails is retried with exponential back-off. Its
+// methods are safe for concurrent use.
 type Loop struct {
 	name    string
 	workers int
 	sync    func(ctx context.Context, key string) error
 	log     *slog.Logger
 	queue   workqueue.TypedRateLimitingInterface[string]
-	// measured makes what measures the workers; unmeasured ends it, for the
-	// queue is shut down.
-	measured   func() *measure.Worker
-	unmeasured func()
-	ready      chan struct{}
-	synced     []cache.DoneChecker
-	prepare    func(ctx context.Context) error
+	// newWorkerMetrics returns the metrics of a worker; removeMetrics removes the queue's metrics after its
+	// shutdown.
+	newWorkerMetrics func() *componentmetrics.Worker
+	removeMetrics    func()
+	ready            chan struct{}
+	synced           []cache.DoneChecker
+	prepare          func(ctx context.Context) error
 }
 
-// NewLoop makes a loop that hands each key to sync. Its Run must be called, or
-// its goroutine stays.
+// NewLoop creates a loop that calls sync for each key. The caller must call Run, because otherwise
+// the queue's goroutine leaks.
 func NewLoop(env Env, name string, sync func(ctx context.Context, key string) error) *Loop {
 	env = env.Defaulted()
 	known := name
 	if upstreams := queueNames[name]; upstreams != "" {
 		known = upstreams
 	}
-	queue, unmeasured := env.Queues.New(known, workqueue.NewTypedItemExponentialFailureRateLimiter[string](firstRetry, lastRetry))
+	queue, unmeasured := env.Queues.New(known, workqueue.NewTypedItemExponentialFailureRateLimiter[string](initialBackoff, maxBackoff))
 	return &Loop{
 		name:    name,
 		workers: env.Workers,
 		sync:    sync,
 		log:     env.Log.With("controller", name),
-		queue:   queue, unmeasured: unmeasured, measured: func() *measure.Worker { return env.Queues.Worker(known) },
+		queue:   queue, removeMetrics: unmeasured, newWorkerMetrics: func() *componentmetrics.Worker { return env.Queues.Worker(known) },
 		ready: make(chan struct{}),
 	}
 }
 
-// Watch adds h to an informer's handlers and makes Run wait until h has seen
-// all objects that the informer began with. It is called before Run.
+// Watch adds h to an informer's handlers. Run then waits until h has received the informer's
+// initial objects. Watch must be called before Run.
 func (l *Loop) Watch(informer cache.SharedIndexInformer, h cache.ResourceEventHandler) error {
 	reg, err := informer.AddEventHandler(h)
 	if err != nil {
-		return fmt.Errorf("watching for %s: %w", l.name, err)
+		return fmt.Errorf("adding event handler of %s: %w", l.name, err)
 	}
 	l.synced = append(l.synced, reg.HasSyncedChecker())
 	return nil
 }
 
-// Await makes Run wait for an informer's first list without handling its
-// events.
+// Await makes Run wait for an informer's initial list, without handling its events.
 func (l *Loop) Await(informer cache.SharedIndexInformer) {
 	l.synced = append(l.synced, informer.HasSyncedChecker())
 }
 
-// Prepare sets what Run calls once all informers are synced, before the first
-// key is worked on. When it fails, it is called again after a while.
+// Prepare sets a function that Run calls once all informers are synced, before the first sync. If
+// it fails, it is retried.
 func (l *Loop) Prepare(f func(ctx context.Context) error) { l.prepare = f }
 
-// Add asks for key to be worked on.
+// Add enqueues key.
 func (l *Loop) Add(key string) { l.queue.Add(key) }
 
-// AddAfter asks for key to be worked on after d; at once if d is not positive.
+// AddAfter enqueues key after d, or immediately if d is not positive.
 func (l *Loop) AddAfter(key string, d time.Duration) { l.queue.AddAfter(key, d) }
 
-// AddRateLimited asks for key to be worked on after a delay that grows with
-// each call until its sync succeeds.
+// AddRateLimited enqueues key after a back-off that grows with each call until a sync of the key
+// succeeds.
 func (l *Loop) AddRateLimited(key string) { l.queue.AddRateLimited(key) }
 
-// AddObject adds the key of obj, which may be the tombstone of a deleted
-// object.
+// AddObject enqueues the key of obj, which may be the tombstone of a deleted object.
 func (l *Loop) AddObject(obj any) {
 	if key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
 		l.queue.Add(key)
 	}
 }
 
-// SplitKey tells which object AddObject has made key of; the namespace is empty for what is
-// in none. What comes after a second slash belongs to the name.
+// SplitKey splits a key created by AddObject. The namespace of cluster-scoped objects is empty. The
+// name may contain further slashes.
 func SplitKey(key string) (namespace, name string) {
 	namespace, name, namespaced := strings.Cut(key, "/")
 	if !namespaced {
@@ -150,15 +146,15 @@ func SplitKey(key string) (namespace, name string) {
 	return namespace, name
 }
 
-// Len tells how many keys wait.
+// Len returns the number of keys in the queue.
 func (l *Loop) Len() int { return l.queue.Len() }
 
 // Ready is closed once the informers are synced and the workers run.
 func (l *Loop) Ready() <-chan struct{} { return l.ready }
 
-// Run works until ctx ends.
+// Run runs the workers until ctx is canceled.
 func (l *Loop) Run(ctx context.Context) error {
-	defer l.unmeasured()
+	defer l.removeMetrics()
 	defer l.queue.ShutDown()
 	for _, s := range l.synced {
 		select {
@@ -167,12 +163,12 @@ func (l *Loop) Run(ctx context.Context) error {
 			return nil
 		}
 	}
-	if !l.prepared(ctx) {
+	if !l.runPrepare(ctx) {
 		return nil
 	}
 	var wg sync.WaitGroup
 	for range l.workers {
-		w := l.measured()
+		w := l.newWorkerMetrics()
 		wg.Go(func() {
 			for l.next(ctx, w) {
 			}
@@ -185,19 +181,19 @@ func (l *Loop) Run(ctx context.Context) error {
 	return nil
 }
 
-// prepared makes what is to be made first, however often that fails; it is false when
-// ctx has ended.
-func (l *Loop) prepared(ctx context.Context) bool {
+// runPrepare calls the function set by Prepare until it succeeds. It returns false if ctx is canceled
+// before.
+func (l *Loop) runPrepare(ctx context.Context) bool {
 	if l.prepare == nil {
 		return true
 	}
-	for wait := firstRetry; ; wait = min(2*wait, lastPrepare) {
+	for wait := initialBackoff; ; wait = min(2*wait, maxPrepareBackoff) {
 		err := l.prepare(ctx)
 		if err == nil {
 			return true
 		}
 		if ctx.Err() == nil {
-			l.log.WarnContext(ctx, "cannot begin to work, trying again", "error", err)
+			l.log.WarnContext(ctx, "preparation failed, retrying", "err", err)
 		}
 		if !lifecycle.Pause(ctx, wait) {
 			return false
@@ -205,8 +201,8 @@ func (l *Loop) prepared(ctx context.Context) bool {
 	}
 }
 
-// next works on one key and returns false once the queue is shut down.
-func (l *Loop) next(ctx context.Context, w *measure.Worker) bool {
+// next syncs one key. It returns false once the queue is shut down.
+func (l *Loop) next(ctx context.Context, w *componentmetrics.Worker) bool {
 	key, down := l.queue.Get()
 	if down {
 		return false
@@ -219,22 +215,22 @@ func (l *Loop) next(ctx context.Context, w *measure.Worker) bool {
 	case err == nil:
 		l.queue.Forget(key)
 	case ctx.Err() != nil:
-	case errors.Is(err, ErrWaits):
+	case errors.Is(err, ErrNoRetry):
 		l.queue.Forget(key)
-		l.log.WarnContext(ctx, "sync failed", "key", key, "error", err)
+		l.log.WarnContext(ctx, "sync failed", "key", key, "err", err)
 	default:
 		if apierrors.IsConflict(err) || errors.Is(err, ErrStale) {
-			l.log.DebugContext(ctx, "cache was behind, trying again", "key", key, "error", err)
+			l.log.DebugContext(ctx, "informer cache out of date, retrying", "key", key, "err", err)
 		} else {
-			l.log.WarnContext(ctx, "sync failed, trying again", "key", key, "error", err)
+			l.log.WarnContext(ctx, "sync failed, retrying", "key", key, "err", err)
 		}
 		l.queue.AddRateLimited(key)
 	}
 	return true
 }
 
-// Drain works on all keys that wait now, in the calling goroutine, and returns
-// the first error. It is for tests, which drive a controller without Run.
+// Drain syncs all keys in the queue in the calling goroutine, and returns the first error. It is
+// for tests, which use a controller without Run.
 func (l *Loop) Drain(ctx context.Context) error {
 	var first error
 	for n := l.queue.Len(); n > 0; n-- {
@@ -250,8 +246,8 @@ func (l *Loop) Drain(ctx context.Context) error {
 	return first
 }
 
-// Object returns the object of an informer's event, taken out of its tombstone
-// if it was deleted unseen; false if it is no T.
+// Object returns the object of an informer's event, from the tombstone if its deletion was missed.
+// It returns false if the object is not a T.
 func Object[T any](obj any) (T, bool) {
 	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = gone.Obj
@@ -260,9 +256,8 @@ func Object[T any](obj any) (T, bool) {
 	return t, ok
 }
 
-// Handlers makes an event handler of typed functions; any may be nil. An
-// update that changed nothing is not passed on. Deleted gets the last known
-// state.
+// Handlers returns an event handler that calls typed functions; each may be nil. Updates without a
+// new resource version are skipped. deleted receives the last known state.
 func Handlers[T interface{ GetResourceVersion() string }](added func(T), updated func(old, cur T), deleted func(T)) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
@@ -289,14 +284,12 @@ func Handlers[T interface{ GetResourceVersion() string }](added func(T), updated
 	}
 }
 
-// Every makes an event handler that calls f with the present state at each
-// event.
-func Every[T interface{ GetResourceVersion() string }](f func(T)) cache.ResourceEventHandler {
+// AnyEvent returns an event handler that calls f with the current object at each event.
+func AnyEvent[T interface{ GetResourceVersion() string }](f func(T)) cache.ResourceEventHandler {
 	return Handlers(f, func(_, cur T) { f(cur) }, f)
 }
 
-// Living makes an event handler that calls f with what an object is like when it
-// is added and when it changes.
-func Living[T interface{ GetResourceVersion() string }](f func(T)) cache.ResourceEventHandler {
+// AddedOrUpdated returns an event handler that calls f with an object when it is added or updated.
+func AddedOrUpdated[T interface{ GetResourceVersion() string }](f func(T)) cache.ResourceEventHandler {
 	return Handlers(f, func(_, cur T) { f(cur) }, nil)
 }

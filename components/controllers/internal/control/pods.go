@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/record"
 
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
 // Reasons of events about pods.
@@ -31,14 +31,13 @@ const (
 	SuccessfulDelete = "SuccessfulDelete"
 )
 
-// PodControl makes and deletes pods in the name of an owner and records events
-// about it.
+// PodControl creates and deletes pods of an owner and emits events on the owner.
 type PodControl struct {
 	Kube   kubernetes.Interface
 	Events record.EventRecorder
 }
 
-// PodPrefix is the start of the generated names of owner's pods.
+// PodPrefix returns the prefix of the generated names of owner's pods.
 func PodPrefix(owner string) string {
 	prefix := owner + "-"
 	if len(validation.NameIsDNSSubdomain(prefix, true)) != 0 {
@@ -47,8 +46,8 @@ func PodPrefix(owner string) string {
 	return prefix
 }
 
-// PodFrom makes the pod of a template, owned as ref says (nil: not owned). The
-// name is left to the caller.
+// PodFrom returns a pod with the template and the owner reference ref, which may be nil. The caller
+// sets the name.
 func PodFrom(template *corev1.PodTemplateSpec, ref *metav1.OwnerReference) *corev1.Pod {
 	t := template.DeepCopy()
 	pod := &corev1.Pod{
@@ -65,14 +64,14 @@ func PodFrom(template *corev1.PodTemplateSpec, ref *metav1.OwnerReference) *core
 	return pod
 }
 
-// Create makes pod, and records that, or the failure, on owner.
+// Create creates pod and emits an event with the result on owner.
 func (c PodControl) Create(ctx context.Context, namespace string, pod *corev1.Pod, owner runtime.Object) (*corev1.Pod, error) {
 	if len(pod.Labels) == 0 {
 		return nil, fmt.Errorf("unable to create pods, no labels")
 	}
 	made, err := c.Kube.CoreV1().Pods(namespace).Create(ctx, pod, metav1.CreateOptions{})
 	if err != nil {
-		// Nobody wants to read of each pod that a namespace in deletion refuses.
+		// Emit no event for each pod that cannot be created because the namespace is terminating.
 		if !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
 			c.Events.Eventf(owner, corev1.EventTypeWarning, FailedCreate, "Error creating: %v", err)
 		}
@@ -82,8 +81,8 @@ func (c PodControl) Create(ctx context.Context, namespace string, pod *corev1.Po
 	return made, nil
 }
 
-// Delete deletes a pod, and records that, or the failure, on owner. It is not found
-// when another has its name by now.
+// Delete deletes a pod and emits an event with the result on owner. It returns a NotFound error if
+// the pod's name belongs to another pod by now.
 func (c PodControl) Delete(ctx context.Context, p *corev1.Pod, owner runtime.Object) error {
 	err := c.Kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
@@ -91,22 +90,22 @@ func (c PodControl) Delete(ctx context.Context, p *corev1.Pod, owner runtime.Obj
 	}
 	if err != nil {
 		c.Events.Eventf(owner, corev1.EventTypeWarning, FailedDelete, "Error deleting: %v", err)
-		return fmt.Errorf("unable to delete pods: %w", err)
+		return fmt.Errorf("deleting pod: %w", err)
 	}
 	c.Events.Eventf(owner, corev1.EventTypeNormal, SuccessfulDelete, "Deleted pod: %v", p.Name)
 	return nil
 }
 
-// Patch sends a patch for a pod. It has the form that Claimer wants.
+// Patch patches a pod. It has the signature of Claimer.Patch.
 func (c PodControl) Patch(ctx context.Context, pod *corev1.Pod, kind types.PatchType, patch []byte) error {
 	_, err := c.Kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, kind, patch, metav1.PatchOptions{})
 	return err
 }
 
-// SlowStart calls f count times in batches of 1, 2, 4, …, each call in a
-// goroutine of its own, and stops after a batch in which one failed: what must
-// fail, such as creation beyond a quota, is not tried a thousand times. It
-// returns how many calls succeeded and the first error.
+// SlowStart calls f count times in batches of 1, 2, 4, …, with one goroutine per call. It stops
+// after a batch in which a call failed, so that calls that cannot succeed, such as creations beyond
+// a quota, are not repeated many times. It returns the number of successful calls and the first
+// error.
 func SlowStart(count int, f func() error) (int, error) {
 	done := 0
 	for size := min(count, 1); size > 0; size = min(2*size, count-done) {
@@ -128,17 +127,17 @@ func SlowStart(count int, f func() error) (int, error) {
 	return done, nil
 }
 
-// IsActive tells whether a pod is neither finished nor being deleted.
+// IsActive reports whether a pod is neither terminated nor being deleted.
 func IsActive(p *corev1.Pod) bool {
-	return !podfacts.Terminal(p) && p.DeletionTimestamp == nil
+	return !podutil.Terminal(p) && p.DeletionTimestamp == nil
 }
 
-// IsTerminating tells whether a pod is being deleted and has not finished yet.
+// IsTerminating reports whether a pod is being deleted and has not terminated yet.
 func IsTerminating(p *corev1.Pod) bool {
-	return !podfacts.Terminal(p) && p.DeletionTimestamp != nil
+	return !podutil.Terminal(p) && p.DeletionTimestamp != nil
 }
 
-// PodCondition returns a condition of the status, nil if there is none.
+// PodCondition returns a condition of the status, or nil.
 func PodCondition(s *corev1.PodStatus, kind corev1.PodConditionType) *corev1.PodCondition {
 	for i := range s.Conditions {
 		if s.Conditions[i].Type == kind {
@@ -148,8 +147,7 @@ func PodCondition(s *corev1.PodStatus, kind corev1.PodConditionType) *corev1.Pod
 	return nil
 }
 
-// SetPodCondition puts cond among the conditions of s and tells whether that
-// changed anything.
+// SetPodCondition sets a condition of s and reports whether anything changed.
 func SetPodCondition(s *corev1.PodStatus, cond corev1.PodCondition, now time.Time) bool {
 	cond.LastTransitionTime = metav1.NewTime(now)
 	old := PodCondition(s, cond.Type)
@@ -166,7 +164,7 @@ func SetPodCondition(s *corev1.PodStatus, cond corev1.PodCondition, now time.Tim
 	return !same
 }
 
-// IsAvailable tells whether a pod has been ready for minReady seconds.
+// IsAvailable reports whether a pod has been ready for minReady seconds.
 func IsAvailable(p *corev1.Pod, minReady int32, now time.Time) bool {
 	c := PodCondition(&p.Status, corev1.PodReady)
 	if c == nil || c.Status != corev1.ConditionTrue {
@@ -176,8 +174,8 @@ func IsAvailable(p *corev1.Pod, minReady int32, now time.Time) bool {
 	return minReady == 0 || !c.LastTransitionTime.IsZero() && !c.LastTransitionTime.Add(wait).After(now)
 }
 
-// NextAvailable tells in how long the next of the ready pods becomes
-// available; false when none waits for that.
+// NextAvailable returns how long until the next ready pod becomes available; false if there is no
+// such pod.
 func NextAvailable(pods []*corev1.Pod, minReady int32, now time.Time) (time.Duration, bool) {
 	next, found := time.Duration(0), false
 	if minReady <= 0 {
@@ -196,12 +194,12 @@ func NextAvailable(pods []*corev1.Pod, minReady int32, now time.Time) (time.Dura
 	return next, found
 }
 
-// ID names a pod among those of its owner, also after another took its name.
+// ID returns a key of a pod that includes its UID, so that pods with reused names have other IDs.
 func ID(p *corev1.Pod) string { return p.Namespace + "/" + p.Name + "/" + string(p.UID) }
 
-// Victims orders pods: those better deleted first. Rank may be nil; else it
-// tells how many pods of the same purpose are on the pod's node. Plain leaves the
-// deletion cost out, which is for replicas alone, and compares times as they are.
+// Victims sorts pods so that those that should be deleted first come first. Rank, which may be nil,
+// contains for each pod the number of related pods on its node. Plain ignores the deletion cost and
+// compares timestamps without logarithmic bucketing.
 type Victims struct {
 	Pods  []*corev1.Pod
 	Rank  []int
@@ -211,7 +209,7 @@ type Victims struct {
 
 func (v Victims) Len() int { return len(v.Pods) }
 
-// Swap is sort.Interface's.
+// Swap implements sort.Interface.
 func (v Victims) Swap(i, j int) {
 	v.Pods[i], v.Pods[j] = v.Pods[j], v.Pods[i]
 	if v.Rank != nil {
@@ -219,8 +217,8 @@ func (v Victims) Swap(i, j int) {
 	}
 }
 
-// Less compares by, in this order: not bound, phase, readiness, the deletion
-// cost annotation, doubling on the node, time of readiness, restarts, age.
+// Less compares, in this order: whether the pod is bound, phase, readiness, deletion cost, rank,
+// time of readiness, restarts, age.
 func (v Victims) Less(i, j int) bool {
 	a, b := v.Pods[i], v.Pods[j]
 	if x, y := a.Spec.NodeName == "", b.Spec.NodeName == ""; x != y {
@@ -229,7 +227,7 @@ func (v Victims) Less(i, j int) bool {
 	if x, y := phaseOrder(a), phaseOrder(b); x != y {
 		return x < y
 	}
-	readyA, readyB := podfacts.Ready(a), podfacts.Ready(b)
+	readyA, readyB := podutil.Ready(a), podutil.Ready(b)
 	if readyA != readyB {
 		return !readyA
 	}
@@ -256,9 +254,8 @@ func (v Victims) Less(i, j int) bool {
 	return false
 }
 
-// younger compares times by their distance from now on a logarithmic scale, and
-// by UID within one step of it, so that the youngest are not always the ones to
-// go: they tend to be on the same nodes.
+// younger compares the ages of x and y on a logarithmic scale, and by UID within the same step. So
+// the youngest pods, which tend to be on the same nodes, are not always deleted first.
 func (v Victims) younger(x, y metav1.Time, a, b *corev1.Pod) bool {
 	if x.IsZero() || y.IsZero() {
 		return x.IsZero()
@@ -290,14 +287,14 @@ func phaseOrder(p *corev1.Pod) int {
 	return 0
 }
 
-// deletionCost is the value of the annotation of that name, zero if it is
-// missing or no 32 bit number.
+// deletionCost returns the value of the pod deletion cost annotation, or zero if it is missing or
+// not a 32 bit integer.
 func deletionCost(p *corev1.Pod) int32 {
 	s, ok := p.Annotations[corev1.PodDeletionCost]
 	if !ok || s == "" {
 		return 0
 	}
-	// The API refuses a plus sign and leading zeros.
+	// The API server's validation rejects a plus sign and leading zeros.
 	if first := s[0]; first == '+' || first == '0' && len(s) > 1 {
 		return 0
 	}
@@ -325,7 +322,7 @@ func restarts(p *corev1.Pod) restartCount {
 	sidecars := map[string]bool{}
 	for i := range p.Spec.InitContainers {
 		c := &p.Spec.InitContainers[i]
-		if podfacts.Sidecar(c) {
+		if podutil.Sidecar(c) {
 			sidecars[c.Name] = true
 		}
 	}
@@ -337,8 +334,8 @@ func restarts(p *corev1.Pod) restartCount {
 	return r
 }
 
-// PatchStatus writes what differs between the status of p and next, under p's
-// UID, and returns nil when nothing does.
+// PatchStatus patches the status of p to next, with p's UID as precondition. It does nothing if
+// they are equal.
 func (c PodControl) PatchStatus(ctx context.Context, p *corev1.Pod, next corev1.PodStatus) error {
 	old, err := json.Marshal(corev1.Pod{Status: p.Status})
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Owner returns the object that ref names, as get finds it by its name; the zero T if ref is
-// nil or of another kind, or what has that name is another object.
+// Owner returns the object that ref refers to. get returns an object by name. Owner returns the
+// zero T if ref is nil or of another kind, or if the object's UID differs.
 func Owner[T metav1.Object](ref *metav1.OwnerReference, kind schema.GroupVersionKind, get func(name string) (T, error)) (owner T) {
 	if ref == nil || ref.Kind != kind.Kind {
 		return owner
@@ -28,33 +28,32 @@ func Owner[T metav1.Object](ref *metav1.OwnerReference, kind schema.GroupVersion
 	return found
 }
 
-// Claimer settles which objects a controller owns: those that refer to it and
-// match its selector. Matching orphans are adopted, owned ones that no longer
-// match are released.
+// Claimer determines which objects a controller owns: those that refer to it and match its
+// selector. It adopts matching orphans, and releases owned objects that no longer match.
 type Claimer[T metav1.Object] struct {
 	// Owner is the controlling object and Kind its kind.
 	Owner metav1.Object
 	Kind  schema.GroupVersionKind
-	// Selector chooses among objects by their labels.
+	// Selector matches labels of the objects.
 	Selector labels.Selector
-	// Match narrows what may be adopted and kept, besides Selector. Nil: all.
+	// Match is an additional filter besides Selector. If nil, it matches all objects.
 	Match func(T) bool
-	// Finalizers are put on adopted objects.
+	// Finalizers are added to adopted objects.
 	Finalizers []string
-	// CanAdopt looks the owner up in the API before the first adoption: an
-	// owner that is being deleted there adopts nothing.
+	// CanAdopt gets the owner from the API server before the first adoption. It returns an error if
+	// the owner is being deleted.
 	CanAdopt func(ctx context.Context) error
-	// Patch sends a patch for an object.
+	// Patch patches an object.
 	Patch func(ctx context.Context, obj T, kind types.PatchType, patch []byte) error
-	// Release, if not nil, makes the patch that releases an object.
+	// Release returns the patch that releases an object. If nil, the default patch is used.
 	Release func(obj T) ([]byte, error)
 
 	once     sync.Once
 	adoptErr error
 }
 
-// Claim returns those of objs that are the owner's, after adoption and
-// release. It goes on after an error and returns all of them joined.
+// Claim returns those of objs that the owner owns after adoption and release. It continues after
+// errors and returns all of them joined.
 func (c *Claimer[T]) Claim(ctx context.Context, objs []T) ([]T, error) {
 	var mine []T
 	var errs []error
@@ -135,16 +134,16 @@ func (c *Claimer[T]) release(ctx context.Context, obj T) error {
 		return err
 	}
 	err = c.Patch(ctx, obj, types.StrategicMergePatchType, patch)
-	// Not found: it is gone. Invalid: it is another object of that name, or
-	// refers to the owner no more. Both are as good as released.
+	// Not found: the object was deleted. Invalid: the name belongs to another object, or the owner
+	// reference is already removed. In both cases the object counts as released.
 	if apierrors.IsNotFound(err) || apierrors.IsInvalid(err) {
 		return nil
 	}
 	return err
 }
 
-// ReleasePatch is a strategic merge patch that takes the references to owner
-// and some finalizers off obj.
+// ReleasePatch returns a strategic merge patch that removes the references to owner, and
+// finalizers, from obj.
 func ReleasePatch(obj metav1.Object, owner types.UID, finalizers []string) ([]byte, error) {
 	meta := map[string]any{
 		"uid":             obj.GetUID(),
@@ -156,8 +155,8 @@ func ReleasePatch(obj metav1.Object, owner types.UID, finalizers []string) ([]by
 	return json.Marshal(map[string]any{"metadata": meta})
 }
 
-// CanAdopt makes Claimer's function of that name: get asks the API for the
-// owner itself, past all caches.
+// CanAdopt returns a function for Claimer.CanAdopt. get returns the owner from the API server, not
+// from a cache.
 func CanAdopt[T metav1.Object](owner metav1.Object, get func(ctx context.Context) (T, error)) func(ctx context.Context) error {
 	return func(ctx context.Context) error {
 		fresh, err := get(ctx)
@@ -165,7 +164,7 @@ func CanAdopt[T metav1.Object](owner metav1.Object, get func(ctx context.Context
 			return err
 		}
 		if fresh.GetUID() != owner.GetUID() {
-			return fmt.Errorf("original %s/%s is gone: got uid %s, wanted %s", owner.GetNamespace(), owner.GetName(), fresh.GetUID(), owner.GetUID())
+			return fmt.Errorf("original %s/%s was deleted: got uid %s, want %s", owner.GetNamespace(), owner.GetName(), fresh.GetUID(), owner.GetUID())
 		}
 		if at := fresh.GetDeletionTimestamp(); at != nil {
 			return fmt.Errorf("%s/%s has just been deleted at %s", owner.GetNamespace(), owner.GetName(), at)
@@ -174,8 +173,8 @@ func CanAdopt[T metav1.Object](owner metav1.Object, get func(ctx context.Context
 	}
 }
 
-// Selects tells whether a selector is valid and selects these labels. One that would
-// select everything selects nothing.
+// Selects reports whether a selector is valid and matches the labels. An empty selector matches
+// nothing.
 func Selects(selector *metav1.LabelSelector, of map[string]string) bool {
 	s, err := metav1.LabelSelectorAsSelector(selector)
 	return err == nil && !s.Empty() && s.Matches(labels.Set(of))
@@ -186,9 +185,8 @@ const byController = "controllerUID"
 
 func orphanKey(namespace string) string { return "orphans/" + namespace }
 
-// AddOwnerIndex indexes the objects of each informer by their controller, and
-// orphans by namespace, unless somebody did already. It is called by one goroutine
-// at a time.
+// AddOwnerIndex indexes the objects of each informer by their controller, and orphans by namespace,
+// unless the informer already has the index. It is not safe for concurrent use.
 func AddOwnerIndex(informers ...cache.SharedIndexInformer) error {
 	for _, i := range informers {
 		if _, ok := i.GetIndexer().GetIndexers()[byController]; ok {
@@ -201,7 +199,7 @@ func AddOwnerIndex(informers ...cache.SharedIndexInformer) error {
 	return nil
 }
 
-// controllerOf is the key of an object in the index.
+// controllerOf is the index function.
 func controllerOf(obj any) ([]string, error) {
 	m, ok := obj.(metav1.Object)
 	if !ok {
@@ -213,9 +211,8 @@ func controllerOf(obj any) ([]string, error) {
 	return []string{orphanKey(m.GetNamespace())}, nil
 }
 
-// Owned returns from an index made by AddOwnerIndex what refers to owner as
-// its controller, in its own namespace, and all orphans of the namespace too if
-// wanted.
+// Owned returns the objects in owner's namespace whose controller is owner, and all orphans of the
+// namespace if orphans is set. The index must have been added by AddOwnerIndex.
 func Owned[T metav1.Object](index cache.Indexer, owner metav1.Object, orphans bool) ([]T, error) {
 	objs, err := index.ByIndex(byController, string(owner.GetUID()))
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package controltest is what the tests of controllers share: a fake API that
-// gives UIDs, names, times and generations as the real one does, and a look at
-// what was done to it.
+// Package controltest contains helpers for the tests of controllers: a fake API server that sets
+// UIDs, names, timestamps and generations like the real one, and access to the writes it received.
 package controltest
 
 import (
@@ -27,10 +26,10 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Now is when tests happen.
+// Now is the initial time of the fake clock.
 var Now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
-// Fixture is a fake API with informers that tests fill by hand.
+// Fixture is a fake API server with informers that the tests fill.
 type Fixture struct {
 	t      *testing.T
 	Kube   *fake.Clientset
@@ -41,7 +40,7 @@ type Fixture struct {
 
 var counter atomic.Int64
 
-// New makes a fixture whose API and informers have objs.
+// New creates a fixture whose API server and informers contain objs.
 func New(t *testing.T, objs ...runtime.Object) *Fixture {
 	t.Helper()
 	kube := fake.NewClientset()
@@ -64,7 +63,7 @@ func New(t *testing.T, objs ...runtime.Object) *Fixture {
 	return f
 }
 
-// Complete makes a fake API fill in, on creation, what the real one does.
+// Complete makes a fake API server set the metadata that the real one sets at creation.
 func Complete(kube *fake.Clientset) {
 	kube.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		create, ok := action.(clienttesting.CreateAction)
@@ -92,7 +91,7 @@ func Complete(kube *fake.Clientset) {
 	})
 }
 
-// Add puts an object into the API and the informer of its kind.
+// Add adds an object to the API server and to the informer of its kind.
 func (f *Fixture) Add(o runtime.Object) {
 	f.t.Helper()
 	if err := f.Kube.Tracker().Add(o.DeepCopyObject()); err != nil {
@@ -101,7 +100,7 @@ func (f *Fixture) Add(o runtime.Object) {
 	f.Cache(o)
 }
 
-// Cache puts an object into the informer of its kind alone.
+// Cache adds an object only to the informer of its kind.
 func (f *Fixture) Cache(o runtime.Object) {
 	f.t.Helper()
 	kinds, _, err := scheme.Scheme.ObjectKinds(o)
@@ -121,7 +120,7 @@ func (f *Fixture) Cache(o runtime.Object) {
 	}
 }
 
-// Writes lists what was done to the API so far, without reads, and forgets it.
+// Writes returns the write requests since the last call.
 func (f *Fixture) Writes() []string {
 	var out []string
 	for _, a := range f.Kube.Actions() {
@@ -145,7 +144,7 @@ func (f *Fixture) Writes() []string {
 	return out
 }
 
-// Recorded lists the events so far, and forgets them.
+// Recorded returns the events since the last call.
 func (f *Fixture) Recorded() []string {
 	var out []string
 	for {
@@ -158,7 +157,7 @@ func (f *Fixture) Recorded() []string {
 	}
 }
 
-// Count counts the strings that begin with prefix.
+// Count returns the number of strings that begin with prefix.
 func Count(list []string, prefix string) (n int) {
 	for _, s := range list {
 		if strings.HasPrefix(s, prefix) {
@@ -168,14 +167,14 @@ func Count(list []string, prefix string) (n int) {
 	return n
 }
 
-// Sync works on key as the controller's worker would.
+// Sync syncs key like a worker of the controller.
 func Sync(t *testing.T, l *control.Loop, key string) error {
 	t.Helper()
 	l.Add(key)
 	return l.Drain(context.Background())
 }
 
-// Pod makes a pod with a phase, ready if it runs.
+// Pod returns a pod with a phase. A running pod is ready.
 func Pod(namespace, name string, labels map[string]string, phase corev1.PodPhase) *corev1.Pod {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name), Labels: labels, CreationTimestamp: metav1.NewTime(Now.Add(-time.Hour))},
@@ -188,7 +187,7 @@ func Pod(namespace, name string, labels map[string]string, phase corev1.PodPhase
 	return p
 }
 
-// Observe brings the informers of kinds up to the API.
+// Observe updates the informers of kinds from the API server.
 func (f *Fixture) Observe(kinds ...schema.GroupVersionKind) {
 	f.t.Helper()
 	for _, kind := range kinds {
@@ -215,7 +214,7 @@ func (f *Fixture) Observe(kinds ...schema.GroupVersionKind) {
 	}
 }
 
-// Pods lists the pods in the API, by name.
+// Pods returns the pods in the API server, by name.
 func (f *Fixture) Pods(namespace string) map[string]*corev1.Pod {
 	f.t.Helper()
 	list, err := f.Kube.CoreV1().Pods(namespace).List(context.Background(), metav1.ListOptions{})
@@ -229,7 +228,7 @@ func (f *Fixture) Pods(namespace string) map[string]*corev1.Pod {
 	return out
 }
 
-// SetPod writes a pod's status and node as a kubelet and a scheduler would.
+// SetPod updates a pod's status and node like a kubelet and a scheduler.
 func (f *Fixture) SetPod(p *corev1.Pod, phase corev1.PodPhase, ready bool) {
 	f.t.Helper()
 	next := p.DeepCopy()

@@ -1,5 +1,5 @@
-// Package revision keeps the history of a pod template in ControllerRevisions,
-// for DaemonSets and StatefulSets.
+// Package revision stores the history of a pod template in ControllerRevisions, for DaemonSets and
+// StatefulSets.
 package revision
 
 import (
@@ -26,8 +26,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Data is what a revision stores of a template: a strategic merge patch that
-// puts it back.
+// Data returns the data of a revision with this template: a strategic merge patch that restores the
+// template.
 func Data(template *corev1.PodTemplateSpec) ([]byte, error) {
 	raw, err := json.Marshal(template)
 	if err != nil {
@@ -41,11 +41,10 @@ func Data(template *corev1.PodTemplateSpec) ([]byte, error) {
 	return json.Marshal(map[string]any{"spec": map[string]any{"template": t}})
 }
 
-// same compares what two revisions store.
+// same reports whether two revisions have the same data.
 func same(a, b *appsv1.ControllerRevision) bool { return bytes.Equal(a.Data.Raw, b.Data.Raw) }
 
-// Hash is the hash of what a revision stores; collisions, if not nil, change
-// it.
+// Hash returns the hash of a revision's data and the collision count, which may be nil.
 func Hash(data []byte, collisions *int32) string {
 	h := fnv.New32()
 	h.Write(data)
@@ -55,7 +54,7 @@ func Hash(data []byte, collisions *int32) string {
 	return rand.SafeEncodeString(fmt.Sprint(h.Sum32()))
 }
 
-// sortOldestFirst orders revisions, the oldest first.
+// sortOldestFirst sorts revisions, the oldest first.
 func sortOldestFirst(revs []*appsv1.ControllerRevision) {
 	slices.SortFunc(revs, func(a, b *appsv1.ControllerRevision) int {
 		if c := cmp.Compare(a.Revision, b.Revision); c != 0 {
@@ -68,12 +67,11 @@ func sortOldestFirst(revs []*appsv1.ControllerRevision) {
 	})
 }
 
-// Claimer decides which revisions are an owner's; Claim gives it its Patch.
+// Claimer determines the revisions of an owner. Claim sets its Patch field.
 type Claimer = control.Claimer[*appsv1.ControllerRevision]
 
-// Claim returns the revisions of claimer's owner, the oldest first, adopting and
-// releasing what must be. index is that of an informer with
-// control.AddOwnerIndex.
+// Claim adopts and releases revisions, and returns those of claimer's owner, the oldest first.
+// index must have been added by control.AddOwnerIndex.
 func Claim(ctx context.Context, kube kubernetes.Interface, index cache.Indexer, claimer *Claimer) ([]*appsv1.ControllerRevision, error) {
 	revs, err := control.Owned[*appsv1.ControllerRevision](index, claimer.Owner, true)
 	if err != nil {
@@ -88,7 +86,7 @@ func Claim(ctx context.Context, kube kubernetes.Interface, index cache.Indexer, 
 	return revs, err
 }
 
-// New makes, but does not write, a revision of owner.
+// New returns a revision of owner, without creating it in the API server.
 func New(owner metav1.Object, kind schema.GroupVersionKind, meta map[string]string, data []byte, number int64, name string) *appsv1.ControllerRevision {
 	l := make(map[string]string, len(meta))
 	maps.Copy(l, meta)
@@ -104,10 +102,10 @@ func New(owner metav1.Object, kind schema.GroupVersionKind, meta map[string]stri
 	}
 }
 
-// ErrCollision says that another revision has the name already.
+// ErrCollision means that another revision already has the name.
 var ErrCollision = fmt.Errorf("another revision has the same hash")
 
-// Create writes rev, or returns the equal one that is there already.
+// Create creates rev, or returns the existing revision of the name if it has the same data.
 func Create(ctx context.Context, kube kubernetes.Interface, rev *appsv1.ControllerRevision) (*appsv1.ControllerRevision, error) {
 	api := kube.AppsV1().ControllerRevisions(rev.Namespace)
 	made, err := api.Create(ctx, rev, metav1.CreateOptions{})
@@ -124,7 +122,7 @@ func Create(ctx context.Context, kube kubernetes.Interface, rev *appsv1.Controll
 	return nil, ErrCollision
 }
 
-// Renumber gives rev a number.
+// Renumber changes the number of rev.
 func Renumber(ctx context.Context, kube kubernetes.Interface, rev *appsv1.ControllerRevision, number int64) (*appsv1.ControllerRevision, error) {
 	if rev.Revision == number {
 		return rev, nil
@@ -134,8 +132,8 @@ func Renumber(ctx context.Context, kube kubernetes.Interface, rev *appsv1.Contro
 	return kube.AppsV1().ControllerRevisions(rev.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 }
 
-// Prune deletes the oldest of revs that are not live, until limit of those are
-// left. revs are sorted.
+// Prune deletes the oldest revisions that are not live until limit of these are left. revs must be
+// sorted.
 func Prune(ctx context.Context, kube kubernetes.Interface, revs []*appsv1.ControllerRevision, live func(*appsv1.ControllerRevision) bool, limit int) error {
 	var dead []*appsv1.ControllerRevision
 	for _, r := range revs {
@@ -152,7 +150,7 @@ func Prune(ctx context.Context, kube kubernetes.Interface, revs []*appsv1.Contro
 	return nil
 }
 
-// NextNumber is one more than the highest number among revs.
+// NextNumber returns the highest number among revs plus one.
 func NextNumber(revs []*appsv1.ControllerRevision) int64 {
 	n := int64(0)
 	for _, r := range revs {

@@ -1,5 +1,5 @@
-// Package servicepods tells the controllers that write where the pods of Services
-// are which of them a pod's change concerns.
+// Package servicepods determines which Services are affected by a change of a pod, for the
+// controllers that write endpoints.
 package servicepods
 
 import (
@@ -9,8 +9,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Watch has loop work on the Services that select a pod, or have selected it, when
-// it changes in what endpoints tell of it.
+// Watch adds a handler to the pod informer that enqueues the Services that select a pod, or
+// selected it before, when a property of the pod changes that its endpoints depend on.
 func Watch(loop *control.Loop, env control.Env) error {
 	services := env.Informers.Core().V1().Services().Lister()
 	changed := func(old, cur any) {
@@ -20,7 +20,7 @@ func Watch(loop *control.Loop, env control.Env) error {
 		}
 		keys, err := sliceutil.GetServicesToUpdate(services, change)
 		if err != nil {
-			env.Log.Error("services of a pod cannot be listed", "error", err)
+			env.Log.Error("listing services of pod failed", "err", err)
 			return
 		}
 		for key := range keys {

@@ -1,4 +1,4 @@
-// Package storage is what the controllers of volumes share.
+// Package storage contains what the volume controllers share.
 package storage
 
 import (
@@ -8,10 +8,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// Latest shows the objects of an informer with a controller's own last writes
-// laid over them until the informer has caught up, so that what was given away
-// once is not given away again. It is safe for several goroutines; the objects
-// are shared and must not be written to.
+// Latest overlays the objects of an informer with a controller's own last writes until the informer
+// contains them, so that the controller does not assign a volume twice. It is safe for concurrent
+// use; the objects are shared and read-only.
 type Latest[T metav1.Object] struct {
 	mu      sync.Mutex
 	written map[string]write[T] // guarded by mu; by namespace/name
@@ -19,12 +18,13 @@ type Latest[T metav1.Object] struct {
 
 type write[T metav1.Object] struct {
 	object T
-	// over is the version that was known before.
-	over string
+	// replaced is the resource version that the write replaced.
+	replaced string
 }
 
-// Wrote lays an object, as the API returned it, over the one that was known.
-func (l *Latest[T]) Wrote(known, written T) {
+// RecordWrite records a write. known is the object before the write, written is the API server's
+// response.
+func (l *Latest[T]) RecordWrite(known, written T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.written == nil {
@@ -33,13 +33,13 @@ func (l *Latest[T]) Wrote(known, written T) {
 	key := keyOf(written)
 	over := known.GetResourceVersion()
 	if before, ok := l.written[key]; ok && before.object.GetResourceVersion() == over {
-		over = before.over
+		over = before.replaced
 	}
 	l.written[key] = write[T]{written, over}
 }
 
-// Of returns the newest that is known of an object that an informer has.
-func (l *Latest[T]) Of(known T) T {
+// Get returns the latest version of an object from an informer.
+func (l *Latest[T]) Get(known T) T {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	key := keyOf(known)
@@ -50,7 +50,7 @@ func (l *Latest[T]) Of(known T) T {
 	version := known.GetResourceVersion()
 	if w.object.GetUID() == known.GetUID() && version != w.object.GetResourceVersion() {
 		order, err := resourceversion.CompareResourceVersion(version, w.object.GetResourceVersion())
-		if err == nil && order < 0 || err != nil && version == w.over {
+		if err == nil && order < 0 || err != nil && version == w.replaced {
 			return w.object
 		}
 	}
@@ -58,8 +58,8 @@ func (l *Latest[T]) Of(known T) T {
 	return known
 }
 
-// Gone forgets an object that an informer saw deleted.
-func (l *Latest[T]) Gone(known T) {
+// Forget removes an object that was deleted according to the informer.
+func (l *Latest[T]) Forget(known T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.written, keyOf(known))

@@ -8,25 +8,23 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Scrubber makes the pod that removes what is in a directory of a node, for a
-// controller is not on the node where a volume is.
+// Scrubber creates the pod that removes the content of a directory on a node. A controller cannot
+// do this itself because it does not run on the volume's node.
 type Scrubber struct {
-	// Image has the program.
+	// Image is the container image that contains the scrub program.
 	Image string
-	// Namespace and Name of the pod, Annotations that its controller finds it
-	// by.
+	// Namespace and Name are the pod's. The controller finds the pod by its Annotations.
 	Namespace, Name string
 	Annotations     map[string]string
-	// Source is the volume; Entry the one thing to be removed in it, "" for
-	// all that is in it.
+	// Source is the volume. Entry is the only directory entry to remove, or "" for all.
 	Source corev1.VolumeSource
 	Entry  string
-	// Node is where it must run, "" anywhere.
+	// Node is the node to run on, or "" for any.
 	Node string
 }
 
-// Pod returns the pod. It may do nothing but see that one directory, and with
-// it whatever the volume's users made there.
+// Pod returns the pod. Its permissions are limited to the one directory, but include all files that
+// users of the volume created there.
 func (s Scrubber) Pod() *corev1.Pod {
 	const dir = "/scrub"
 	args := []string{"scrub", dir}
@@ -42,7 +40,7 @@ func (s Scrubber) Pod() *corev1.Pod {
 			TerminationGracePeriodSeconds: ptr.To[int64](0),
 			AutomountServiceAccountToken:  new(false),
 			EnableServiceLinks:            new(false),
-			// The node is what it is: a volume must go from a tainted one too.
+			// The pod must also run on a tainted node, because the volume is there.
 			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 			Containers: []corev1.Container{{
 				Name: "scrub", Image: s.Image, ImagePullPolicy: corev1.PullIfNotPresent, Args: args,
@@ -52,7 +50,8 @@ func (s Scrubber) Pod() *corev1.Pod {
 					RunAsUser:                ptr.To[int64](0),
 					AllowPrivilegeEscalation: new(false),
 					ReadOnlyRootFilesystem:   new(true),
-					// What pods wrote has levels of theirs, and the directory the label of the host's.
+					// Files that pods wrote have these pods' SELinux levels, and the directory has
+					// the host's label.
 					SELinuxOptions: &corev1.SELinuxOptions{Type: "spc_t"},
 					Capabilities:   &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"DAC_OVERRIDE", "FOWNER"}},
 				},
@@ -62,8 +61,8 @@ func (s Scrubber) Pod() *corev1.Pod {
 	}
 }
 
-// Ended tells whether a pod has ended and, if it failed, why.
-func Ended(p *corev1.Pod) (ended bool, failure string) {
+// Terminated reports whether a pod has terminated, and the failure message if it failed.
+func Terminated(p *corev1.Pod) (ended bool, failure string) {
 	switch p.Status.Phase {
 	case corev1.PodSucceeded:
 		return true, ""

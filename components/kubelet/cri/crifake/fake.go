@@ -1,5 +1,5 @@
-// Package crifake is a container runtime in memory, for tests: containers run
-// when they are started and exit when the test says so.
+// Package crifake is an in-memory container runtime for tests. Containers run when they are started
+// and exit when the test requests it.
 package crifake
 
 import (
@@ -19,29 +19,29 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
-	"hyperkube/internal/lifecycle"
+	"hyperkube/internal/base/lifecycle"
 )
 
-// Runtime is the fake. Calls that it does not know panic by their nil embedded
-// interface, so that a test notices. Its methods are safe for several
-// goroutines.
+// Runtime is the fake runtime. Methods that are not implemented panic because the embedded
+// interface is nil. Its methods are safe for concurrent use.
 type Runtime struct {
 	runtimeapi.RuntimeServiceClient
 	runtimeapi.ImageServiceClient
 
-	// OnExec answers ExecSync; nil: every command succeeds.
+	// OnExec returns the result of ExecSync. If it is nil, every command succeeds.
 	OnExec func(id string, cmd []string) (code int32, out string)
-	// OnStop is told of each container that is to stop, and how many seconds it has.
+	// OnStop is called for each container that is stopped, with the grace period in seconds.
 	OnStop func(name string, seconds int64)
-	// OnCreate is asked before a container is made, and may refuse it; nil: none is.
+	// OnCreate is called before a container is created; its error makes the call fail. It may be
+	// nil.
 	OnCreate func(*runtimeapi.CreateContainerRequest) error
-	// NoEvents: there is no event stream.
+	// NoEvents disables the event stream.
 	NoEvents bool
-	// Systemd: cgroups are to be named as systemd's slices.
+	// Systemd makes the runtime report the systemd cgroup driver.
 	Systemd bool
-	// Stubborn containers do not stop until their grace is over.
+	// Stubborn makes containers ignore the stop signal until their grace period has expired.
 	Stubborn bool
-	// NoAddress: sandboxes that are made get none.
+	// NoAddress makes the runtime create sandboxes without IP addresses.
 	NoAddress atomic.Bool
 
 	mu         sync.Mutex
@@ -49,10 +49,10 @@ type Runtime struct {
 	sandboxes  map[string]*runtimeapi.PodSandboxStatus
 	containers map[string]*container
 	images     map[string]*runtimeapi.Image
-	failing    map[string]error // by method
+	failing    map[string]error // errors by method
 	calls      []string
 	listeners  map[chan *runtimeapi.ContainerEventResponse]bool
-	// resized is what was told of sandboxes, by their IDs.
+	// resized are the last resource updates by sandbox ID.
 	resized map[string]*runtimeapi.UpdatePodSandboxResourcesRequest
 }
 
@@ -60,20 +60,20 @@ type container struct {
 	status  *runtimeapi.ContainerStatus
 	sandbox string
 	config  *runtimeapi.ContainerConfig
-	// starting: it runs, and nobody has been told.
+	// starting: the container is starting and no event has been sent.
 	starting bool
 }
 
-// Starting makes the newest container of that name one whose start is under way, by a
-// call of somebody who does not wait for it any more. It runs from the next call for it on.
-func (r *Runtime) Starting(name string) {
+// SetStarting marks the newest container of that name as being started by a call whose caller has
+// given up. The container becomes running with the next StartContainer call.
+func (r *Runtime) SetStarting(name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	c := r.find(name)
 	c.starting, c.status.State = true, runtimeapi.ContainerState_CONTAINER_CREATED
 }
 
-// New makes a runtime that has images.
+// New returns a runtime that has the given images.
 func New(images ...string) *Runtime {
 	r := &Runtime{
 		sandboxes: map[string]*runtimeapi.PodSandboxStatus{}, containers: map[string]*container{}, images: map[string]*runtimeapi.Image{},
@@ -85,36 +85,36 @@ func New(images ...string) *Runtime {
 	return r
 }
 
-// Pin makes an image one that an operator has put there, or not.
+// Pin sets whether an image is pinned.
 func (r *Runtime) Pin(image string, pinned bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.images[image].Pinned = pinned
 }
 
-// Client is the kubelet's way to it.
+// Client returns a CRI client of the runtime.
 func (r *Runtime) Client() *cri.Client { return &cri.Client{Runtime: r, Images: r} }
 
-// Fail makes a method fail until it is called with nil.
+// Fail makes calls of a method fail with err, until it is called with nil.
 func (r *Runtime) Fail(method string, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.failing[method] = err
 }
 
-// Calls returns what was called, in order, with the name of its object.
+// Calls returns the recorded calls in order, each with the name of its object.
 func (r *Runtime) Calls() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.calls)
 }
 
-func (r *Runtime) called(method, name string) error {
+func (r *Runtime) recordCall(method, name string) error {
 	r.calls = append(r.calls, method+" "+name)
 	return r.failing[method]
 }
 
-// Config returns the newest configuration of a container of that name, or nil.
+// Config returns the configuration of the newest container of that name, or nil.
 func (r *Runtime) Config(name string) *runtimeapi.ContainerConfig {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -134,7 +134,7 @@ func (r *Runtime) find(name string) *container {
 	return found
 }
 
-// Exit ends the newest container of that name.
+// Exit makes the newest container of that name exit.
 func (r *Runtime) Exit(name string, code int32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -143,7 +143,7 @@ func (r *Runtime) Exit(name string, code int32) {
 	}
 }
 
-// StopSandboxes ends all sandboxes, as a reboot does.
+// StopSandboxes stops all sandboxes, as a reboot does.
 func (r *Runtime) StopSandboxes() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -152,7 +152,7 @@ func (r *Runtime) StopSandboxes() {
 	}
 }
 
-// Count returns how many sandboxes and containers there are.
+// Count returns the number of sandboxes and containers.
 func (r *Runtime) Count() (sandboxes, containers int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -199,7 +199,7 @@ func (r *Runtime) Status(context.Context, *runtimeapi.StatusRequest, ...grpc.Cal
 func (r *Runtime) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigRequest, ...grpc.CallOption) (*runtimeapi.RuntimeConfigResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.called("RuntimeConfig", ""); err != nil {
+	if err := r.recordCall("RuntimeConfig", ""); err != nil {
 		return nil, err
 	}
 	if r.Systemd {
@@ -212,14 +212,14 @@ func (r *Runtime) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigReques
 func (r *Runtime) UpdateRuntimeConfig(_ context.Context, req *runtimeapi.UpdateRuntimeConfigRequest, _ ...grpc.CallOption) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return &runtimeapi.UpdateRuntimeConfigResponse{}, r.called("UpdateRuntimeConfig", req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr())
+	return &runtimeapi.UpdateRuntimeConfigResponse{}, r.recordCall("UpdateRuntimeConfig", req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr())
 }
 
 // RunPodSandbox implements the runtime service.
 func (r *Runtime) RunPodSandbox(_ context.Context, req *runtimeapi.RunPodSandboxRequest, _ ...grpc.CallOption) (*runtimeapi.RunPodSandboxResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.called("RunPodSandbox", req.Config.Metadata.Name); err != nil {
+	if err := r.recordCall("RunPodSandbox", req.Config.Metadata.Name); err != nil {
 		return nil, err
 	}
 	r.next++
@@ -282,7 +282,7 @@ func (r *Runtime) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandbox
 	return &runtimeapi.PodSandboxStatusResponse{Status: cp}, nil
 }
 
-func fits(selector, labels map[string]string) bool {
+func matchesLabels(selector, labels map[string]string) bool {
 	for k, v := range selector {
 		if labels[k] != v {
 			return false
@@ -300,7 +300,7 @@ func (r *Runtime) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandb
 	}
 	out := &runtimeapi.ListPodSandboxResponse{}
 	for _, s := range r.sandboxes {
-		if fits(req.GetFilter().GetLabelSelector(), s.Labels) {
+		if matchesLabels(req.GetFilter().GetLabelSelector(), s.Labels) {
 			out.Items = append(out.Items, &runtimeapi.PodSandbox{Id: s.Id, Metadata: s.Metadata, State: s.State, CreatedAt: s.CreatedAt, Labels: s.Labels})
 		}
 	}
@@ -311,7 +311,7 @@ func (r *Runtime) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandb
 func (r *Runtime) CreateContainer(_ context.Context, req *runtimeapi.CreateContainerRequest, _ ...grpc.CallOption) (*runtimeapi.CreateContainerResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.called("CreateContainer", req.Config.Metadata.Name); err != nil {
+	if err := r.recordCall("CreateContainer", req.Config.Metadata.Name); err != nil {
 		return nil, err
 	}
 	if r.OnCreate != nil {
@@ -344,7 +344,7 @@ func (r *Runtime) StartContainer(_ context.Context, req *runtimeapi.StartContain
 	if s := c.status.State; s != runtimeapi.ContainerState_CONTAINER_CREATED {
 		return nil, fmt.Errorf("container is in %s state", s)
 	}
-	if err := r.called("StartContainer", c.status.Metadata.Name); err != nil {
+	if err := r.recordCall("StartContainer", c.status.Metadata.Name); err != nil {
 		c.status.State, c.status.ExitCode, c.status.FinishedAt, c.status.Reason = runtimeapi.ContainerState_CONTAINER_EXITED, 128, time.Now().UnixNano(), "StartError"
 		return nil, err
 	}
@@ -361,7 +361,7 @@ func (r *Runtime) StopContainer(ctx context.Context, req *runtimeapi.StopContain
 		r.mu.Unlock()
 		return nil, status.Error(codes.NotFound, "no such container")
 	}
-	_ = r.called("StopContainer", c.status.Metadata.Name)
+	_ = r.recordCall("StopContainer", c.status.Metadata.Name)
 	if r.OnStop != nil {
 		r.OnStop(c.status.Metadata.Name, req.Timeout)
 	}
@@ -403,7 +403,7 @@ func (r *Runtime) ListContainers(_ context.Context, req *runtimeapi.ListContaine
 	defer r.mu.Unlock()
 	out := &runtimeapi.ListContainersResponse{}
 	for _, c := range r.containers {
-		if fits(req.GetFilter().GetLabelSelector(), c.status.Labels) {
+		if matchesLabels(req.GetFilter().GetLabelSelector(), c.status.Labels) {
 			out.Containers = append(out.Containers, &runtimeapi.Container{
 				Id: c.status.Id, PodSandboxId: c.sandbox, Metadata: c.status.Metadata, Image: c.status.Image, ImageRef: c.status.ImageRef,
 				State: c.status.State, CreatedAt: c.status.CreatedAt, Labels: c.status.Labels,
@@ -433,20 +433,20 @@ func (r *Runtime) ContainerStatus(_ context.Context, req *runtimeapi.ContainerSt
 func (r *Runtime) UpdateContainerResources(_ context.Context, req *runtimeapi.UpdateContainerResourcesRequest, _ ...grpc.CallOption) (*runtimeapi.UpdateContainerResourcesResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return &runtimeapi.UpdateContainerResourcesResponse{}, r.called("UpdateContainerResources", req.ContainerId)
+	return &runtimeapi.UpdateContainerResourcesResponse{}, r.recordCall("UpdateContainerResources", req.ContainerId)
 }
 
 // CheckpointContainer implements the runtime service.
 func (r *Runtime) CheckpointContainer(_ context.Context, req *runtimeapi.CheckpointContainerRequest, _ ...grpc.CallOption) (*runtimeapi.CheckpointContainerResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return &runtimeapi.CheckpointContainerResponse{}, r.called("CheckpointContainer", req.GetContainerId())
+	return &runtimeapi.CheckpointContainerResponse{}, r.recordCall("CheckpointContainer", req.GetContainerId())
 }
 
 // ExecSync implements the runtime service.
 func (r *Runtime) ExecSync(_ context.Context, req *runtimeapi.ExecSyncRequest, _ ...grpc.CallOption) (*runtimeapi.ExecSyncResponse, error) {
 	r.mu.Lock()
-	_ = r.called("ExecSync", fmt.Sprint(req.Cmd))
+	_ = r.recordCall("ExecSync", fmt.Sprint(req.Cmd))
 	exec := r.OnExec
 	r.mu.Unlock()
 	if exec == nil {

@@ -25,7 +25,7 @@ func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest,
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	name := req.Image.Image
-	if err := r.called("PullImage", name); err != nil {
+	if err := r.recordCall("PullImage", name); err != nil {
 		return nil, err
 	}
 	r.images[name] = &runtimeapi.Image{Id: "sha256:" + name, RepoTags: []string{name}, Size: 1 << 20}
@@ -36,7 +36,7 @@ func (r *Runtime) PullImage(_ context.Context, req *runtimeapi.PullImageRequest,
 func (r *Runtime) ListImages(context.Context, *runtimeapi.ListImagesRequest, ...grpc.CallOption) (*runtimeapi.ListImagesResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.called("ListImages", ""); err != nil {
+	if err := r.recordCall("ListImages", ""); err != nil {
 		return nil, err
 	}
 	out := &runtimeapi.ListImagesResponse{}
@@ -55,10 +55,10 @@ func (r *Runtime) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequ
 			delete(r.images, tag)
 		}
 	}
-	return &runtimeapi.RemoveImageResponse{}, r.called("RemoveImage", req.Image.Image)
+	return &runtimeapi.RemoveImageResponse{}, r.recordCall("RemoveImage", req.Image.Image)
 }
 
-// ListPodSandboxStats measures nothing.
+// ListPodSandboxStats implements the runtime service. It returns no statistics.
 func (r *Runtime) ListPodSandboxStats(context.Context, *runtimeapi.ListPodSandboxStatsRequest, ...grpc.CallOption) (*runtimeapi.ListPodSandboxStatsResponse, error) {
 	return &runtimeapi.ListPodSandboxStatsResponse{}, nil
 }

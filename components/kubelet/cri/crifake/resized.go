@@ -11,14 +11,14 @@ import (
 func (r *Runtime) UpdatePodSandboxResources(_ context.Context, req *runtimeapi.UpdatePodSandboxResourcesRequest, _ ...grpc.CallOption) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if err := r.called("UpdatePodSandboxResources", req.PodSandboxId); err != nil {
+	if err := r.recordCall("UpdatePodSandboxResources", req.PodSandboxId); err != nil {
 		return nil, err
 	}
 	r.resized[req.PodSandboxId] = req
 	return &runtimeapi.UpdatePodSandboxResourcesResponse{}, nil
 }
 
-// Resized returns what was last told of a sandbox's resources, nil for nothing.
+// Resized returns the last resource update of a sandbox, or nil.
 func (r *Runtime) Resized(sandbox string) *runtimeapi.UpdatePodSandboxResourcesRequest {
 	r.mu.Lock()
 	defer r.mu.Unlock()

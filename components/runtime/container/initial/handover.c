@@ -1,9 +1,9 @@
-// What libcontainer starts for a new container hands over to a spare process, if
-// it was given the way to one: it waits until libcontainer has put it into the
-// container's cgroups, sends all that it was started with to the spare, and
-// ends. The spare tells libcontainer of itself. Whenever something is amiss the
-// process fails, before anything of the container has happened: what was prepared
-// for a spare is not for others.
+// If the runtime has offered a pre-started process, the process that libcontainer starts for a new
+// container hands over to it: it waits until libcontainer has moved it to the container's cgroups,
+// sends the file descriptors that it has inherited to the pre-started process, and exits. The
+// pre-started process then reports its process ID to libcontainer. On any error this process exits
+// with 1 before anything of the container has run, because a container that was prepared for a
+// pre-started process cannot be started otherwise.
 
 #include <poll.h>
 #include <stdlib.h>
@@ -22,15 +22,15 @@ static int descriptor(const char *name)
 
 #define MOST 8
 
-// Earlier than libcontainer's own constructor, which has no priority.
+// Runs before libcontainer's constructor, which has no priority.
 __attribute__((constructor(200))) static void handover(void)
 {
 	static char way[] = "_LIBCONTAINER_PIDFD_SOCK";
 	int sock = descriptor(way);
 	if (sock < 0)
 		return;
-	// Go must not see it, for whom it would have another meaning. The name is
-	// right before the value.
+	// Rename the variable, because libcontainer's Go code uses it for another purpose. The name
+	// directly precedes the value.
 	char *value = getenv(way);
 	value[-2] = 'k';
 	const char *type = getenv("_LIBCONTAINER_INITTYPE");

@@ -1,25 +1,25 @@
 //go:build cgo
 
-// Package initial is where this program becomes a container's first process:
-// libcontainer runs it again, as `init`, for every container and every exec.
-// It must then go no further than this package's own initialiser.
+// Package initial turns this program into a container's init process. libcontainer executes it with
+// the argument `init` for every container and every exec. Execution must not proceed beyond this
+// package's init function.
 //
-// It imports libcontainer and nothing else, for Go initialises packages as
-// soon as their imports are, in the order of their paths: what the runtime
-// itself needs comes later and costs containers nothing.
+// It imports libcontainer only. Go initializes a package when its imports are initialized, in the
+// order of import paths. So packages that only the runtime needs are initialized later and do not
+// delay containers.
 package initial
 
 import (
 	"os"
 
 	"github.com/opencontainers/runc/libcontainer"
-	_ "github.com/opencontainers/runc/libcontainer/nsenter" // its C constructor enters namespaces before Go starts
+	_ "github.com/opencontainers/runc/libcontainer/nsenter" // its C constructor joins namespaces before Go starts
 )
 
-func init() { //nolint:gochecknoinits // before anything else of the program
+func init() { //nolint:gochecknoinits // must run before the rest of the program
 	if len(os.Args) > 1 && os.Args[1] == "init" {
-		if os.Getenv(SpareEnv) != "" {
-			waitForUse()
+		if os.Getenv(PrestartEnv) != "" {
+			waitForContainer()
 		}
 		libcontainer.Init()
 	}

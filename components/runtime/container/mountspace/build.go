@@ -15,14 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// step is one mount to be made.
+// step is one mount to create.
 type step struct {
 	mount *configs.Mount
-	// tree is the detached copy of a bind mount's source, else negative; file
-	// tells that it is none of a folder.
+	// tree is the detached copy of a bind mount's source, or negative. file reports whether the
+	// source is not a directory.
 	tree int
 	file bool
-	// parts are mounted in folders of it.
+	// parts are mounted in subdirectories of the mount.
 	parts []part
 }
 
@@ -31,24 +31,24 @@ type part struct {
 	tree int
 }
 
-// trees are descriptors of detached mounts. What has not been attached when they
-// are closed is gone.
-type trees struct{ fds []int }
+// mountTrees are file descriptors of detached mounts. Mounts that are still detached when the
+// descriptors are closed are dissolved.
+type mountTrees struct{ fds []int }
 
-func (t *trees) add(fd int) int {
+func (t *mountTrees) add(fd int) int {
 	t.fds = append(t.fds, fd)
 	return fd
 }
 
-func (t *trees) close() {
+func (t *mountTrees) close() {
 	for _, fd := range t.fds {
 		unix.Close(fd)
 	}
 }
 
-// clone copies the mount at path, with all below it if that is wanted. What is
-// mounted there later, here or there, is not seen on the other side.
-func (t *trees) clone(path string, all bool) (int, error) {
+// clone copies the mount at path, including mounts below it if all is set. Later mounts do not
+// propagate in either direction.
+func (t *mountTrees) clone(path string, all bool) (int, error) {
 	flags, at := uint(unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC), uint(unix.AT_EMPTY_PATH)
 	if all {
 		flags |= unix.AT_RECURSIVE
@@ -56,20 +56,20 @@ func (t *trees) clone(path string, all bool) (int, error) {
 	}
 	fd, err := unix.OpenTree(unix.AT_FDCWD, path, flags)
 	if err != nil {
-		return -1, fmt.Errorf("copying the mount of %s: %w", path, err)
+		return -1, fmt.Errorf("copying mount of %s: %w", path, err)
 	}
 	t.add(fd)
 	if err := unix.MountSetattr(fd, "", at, &unix.MountAttr{Propagation: unix.MS_PRIVATE}); err != nil {
-		return -1, fmt.Errorf("separating the mount of %s: %w", path, err)
+		return -1, fmt.Errorf("making mount of %s private: %w", path, err)
 	}
 	return fd, nil
 }
 
-// fresh makes a file system, not attached yet. All files in it have label; an empty
-// one leaves that to the policy.
-func (t *trees) fresh(kind, source string, options []string, label string, flags int) (int, error) {
+// newFilesystem creates a detached file system. If label is not empty, all files in it have that SELinux
+// label; otherwise the policy decides.
+func (t *mountTrees) newFilesystem(kind, source string, options []string, label string, flags int) (int, error) {
 	fail := func(err error) (int, error) {
-		return -1, fmt.Errorf("making a file system of type %s: %w", kind, err)
+		return -1, fmt.Errorf("creating file system of type %s: %w", kind, err)
 	}
 	fs, err := unix.Fsopen(kind, unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -93,7 +93,7 @@ func (t *trees) fresh(kind, source string, options []string, label string, flags
 		}
 	}
 	if label != "" {
-		// Not one of options, for it has commas.
+		// The label is not passed as an option because it contains commas.
 		if err := unix.FsconfigSetString(fs, "context", label); err != nil {
 			return fail(fmt.Errorf("label %s: %w", label, err))
 		}
@@ -109,8 +109,8 @@ func (t *trees) fresh(kind, source string, options []string, label string, flags
 	return t.add(fd), nil
 }
 
-// attributes translates mount(2)'s flags: the attributes to be set, and those
-// to be cleared for the others to count.
+// attributes translates the flags of mount(2) to the attributes to set, and those to clear so that
+// they take effect.
 func attributes(flags int) (set, clr uint64) {
 	for _, f := range []struct {
 		flag int
@@ -125,7 +125,7 @@ func attributes(flags int) (set, clr uint64) {
 			clr |= f.attr
 		}
 	}
-	// With none of these flags a bind mount keeps what its source has.
+	// Without any of these flags, a bind mount inherits the attributes of its source.
 	if flags&(unix.MS_NOATIME|unix.MS_RELATIME|unix.MS_STRICTATIME|unix.MS_NODIRATIME) != 0 {
 		clr |= unix.MOUNT_ATTR__ATIME | unix.MOUNT_ATTR_NODIRATIME
 		switch {
@@ -141,19 +141,19 @@ func attributes(flags int) (set, clr uint64) {
 	return set, clr
 }
 
-// setBindFlags gives the copy of a bind mount's source the flags that are asked
-// for; without any it keeps its own.
+// setBindFlags sets the requested flags on the copy of a bind mount's source. Without flags, it
+// inherits those of the source.
 func setBindFlags(tree int, m *configs.Mount) error {
 	if m.Flags&^(unix.MS_BIND|unix.MS_REC|unix.MS_REMOUNT) != 0 || m.ClearedFlags != 0 {
 		set, clr := attributes(m.Flags)
 		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: set, Attr_clr: clr}); err != nil {
-			return fmt.Errorf("setting the flags of the mount at %s: %w", m.Destination, err)
+			return fmt.Errorf("setting flags of the mount at %s: %w", m.Destination, err)
 		}
 	}
 	if m.RecAttr != nil {
 		attr := *m.RecAttr
 		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
-			return fmt.Errorf("setting the flags of the mounts at %s: %w", m.Destination, err)
+			return fmt.Errorf("setting flags of the mounts at %s: %w", m.Destination, err)
 		}
 	}
 	return nil
@@ -162,35 +162,37 @@ func setBindFlags(tree int, m *configs.Mount) error {
 func isFile(fd int) (bool, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return false, fmt.Errorf("looking at a mount's source: %w", err)
+		return false, fmt.Errorf("reading type of mount source: %w", err)
 	}
 	return st.Mode&unix.S_IFMT != unix.S_IFDIR, nil
 }
 
-// builder fills the namespace that its thread is in.
+// builder creates the mounts in the mount namespace of its thread.
 type builder struct {
 	root string
 	plan Plan
-	*trees
+	*mountTrees
 
-	// proc tells that there must be a folder for /proc.
+	// proc is true if a directory for /proc must exist.
 	proc bool
-	// top is the container's root.
-	top *os.File
-	// dev is the number of the file system that is /dev.
+	// rootDir is the container's root.
+	rootDir *os.File
+	// dev is the device number of the file system mounted at /dev.
 	dev uint64
+	// readOnly are the mounts that become read-only when everything is mounted in them.
+	readOnly []int
 }
 
-// build mounts everything; root is the detached copy of the container's root.
+// build creates all mounts. root is the detached copy of the container's root.
 func (b *builder) build(root int, steps []step) error {
 	if err := unix.MoveMount(root, "", unix.AT_FDCWD, b.root, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("mounting the container's root: %w", err)
 	}
 	var err error
-	if b.top, err = os.OpenFile(b.root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+	if b.rootDir, err = os.OpenFile(b.root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("opening the container's root: %w", err)
 	}
-	defer b.top.Close()
+	defer b.rootDir.Close()
 	if err := b.join(); err != nil {
 		return err
 	}
@@ -200,7 +202,7 @@ func (b *builder) build(root int, steps []step) error {
 		}
 	}
 	if b.proc {
-		fd, err := b.place("/proc", false, true)
+		fd, err := b.openTarget("/proc", false, true)
 		if err != nil {
 			return err
 		}
@@ -208,23 +210,29 @@ func (b *builder) build(root int, steps []step) error {
 	}
 	for _, d := range b.plan.Devices {
 		if err := b.device(d); err != nil {
-			return fmt.Errorf("making device %s: %w", d.Path, err)
+			return fmt.Errorf("creating device %s: %w", d.Path, err)
+		}
+	}
+	for _, tree := range b.readOnly {
+		attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
+		if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+			return fmt.Errorf("making a mount read-only: %w", err)
 		}
 	}
 	return nil
 }
 
-// join puts the thread into the namespaces that some file systems show.
+// join moves the thread to the network and IPC namespaces that sysfs and mqueue show.
 func (b *builder) join() error {
 	for kind, path := range map[int]string{unix.CLONE_NEWNET: b.plan.Network, unix.CLONE_NEWIPC: b.plan.IPC} {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
-			return fmt.Errorf("opening a namespace: %w", err)
+			return fmt.Errorf("opening namespace: %w", err)
 		}
 		err = unix.Setns(fd, kind)
 		unix.Close(fd)
 		if err != nil {
-			return fmt.Errorf("joining a namespace: %w", err)
+			return fmt.Errorf("joining namespace: %w", err)
 		}
 	}
 	return nil
@@ -244,7 +252,7 @@ func (b *builder) step(s step) error {
 		case "cgroup":
 			kind, options, flags = "tmpfs", []string{"mode=755"}, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC
 		case "tmpfs":
-			// The folder's own mode, unless another is asked for.
+			// Use the mode of the mount point, unless a mode is specified.
 			var st unix.Stat_t
 			if err := unix.Fstat(target, &st); err != nil {
 				return err
@@ -257,9 +265,9 @@ func (b *builder) step(s step) error {
 		}
 		label := b.plan.Label
 		if kind != "tmpfs" && kind != "devpts" {
-			label = "" // those of the kernel have labels of their own
+			label = "" // labels of kernel file systems are set by the policy
 		}
-		if tree, err = b.fresh(kind, source, options, label, flags); err != nil {
+		if tree, err = b.newFilesystem(kind, source, options, label, flags); err != nil {
 			return err
 		}
 		if kind == "mqueue" {
@@ -278,9 +286,12 @@ func (b *builder) step(s step) error {
 		}
 		b.dev = st.Dev
 	}
+	if len(s.parts) > 0 && m.Flags&unix.MS_RDONLY != 0 {
+		b.readOnly = append(b.readOnly, tree)
+	}
 	for _, p := range s.parts {
 		if err := unix.Mkdirat(tree, p.name, 0o755); err != nil {
-			return fmt.Errorf("making directory %s: %w", p.name, err)
+			return fmt.Errorf("creating directory %s: %w", p.name, err)
 		}
 		if err := unix.MoveMount(p.tree, "", tree, p.name, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 			return fmt.Errorf("mounting at directory %s: %w", p.name, err)
@@ -297,8 +308,8 @@ func (b *builder) step(s step) error {
 	return nil
 }
 
-// labelTop gives the plan's label to the folder that a file system begins with, for
-// those whose files cannot all have one.
+// labelTop sets the plan's SELinux label on the root directory of file systems that do not support
+// a label for all files.
 func (b *builder) labelTop(tree int) error {
 	if b.plan.Label == "" {
 		return nil
@@ -306,11 +317,11 @@ func (b *builder) labelTop(tree int) error {
 	return unix.Setxattr(fmt.Sprintf("/proc/thread-self/fd/%d", tree), "security.selinux", []byte(b.plan.Label), 0)
 }
 
-// target opens the place of a mount in the container's root, in which every link
-// leads somewhere in that root. What is missing is made. Where links are not to
-// be followed they are refused, and so is what lies in /proc.
+// target opens the mount point in the container's root. Symlinks are resolved within that root.
+// Missing directories are created. If direct is set, symlinks are rejected. Mount points in /proc
+// are always rejected.
 func (b *builder) target(destination string, file, direct bool) (int, error) {
-	fd, err := b.place(destination, file, direct)
+	fd, err := b.openTarget(destination, file, direct)
 	if err != nil {
 		return -1, err
 	}
@@ -321,13 +332,13 @@ func (b *builder) target(destination string, file, direct bool) (int, error) {
 	return fd, nil
 }
 
-func (b *builder) place(destination string, file, direct bool) (int, error) {
+func (b *builder) openTarget(destination string, file, direct bool) (int, error) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
 	if direct {
 		how.Flags |= unix.O_DIRECTORY
 		how.Resolve |= unix.RESOLVE_NO_SYMLINKS
 	}
-	fd, err := unix.Openat2(int(b.top.Fd()), destination, &how)
+	fd, err := unix.Openat2(int(b.rootDir.Fd()), destination, &how)
 	if errors.Is(err, unix.ENOENT) {
 		return b.makeTarget(destination, file)
 	}
@@ -339,7 +350,7 @@ func (b *builder) makeTarget(destination string, file bool) (int, error) {
 	if file {
 		dir = filepath.Dir(filepath.Clean(destination))
 	}
-	handle, err := pathrs.MkdirAllHandle(b.top, dir, 0o755)
+	handle, err := pathrs.MkdirAllHandle(b.rootDir, dir, 0o755)
 	if err != nil {
 		return -1, err
 	}
@@ -350,8 +361,7 @@ func (b *builder) makeTarget(destination string, file bool) (int, error) {
 	return unix.Openat(int(handle.Fd()), filepath.Base(destination), unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
 }
 
-// check refuses what is the root itself or lies in its /proc, whatever links led
-// there.
+// check rejects a mount point that is the root itself or in its /proc, after symlinks are resolved.
 func (b *builder) check(fd int) error {
 	path, err := os.Readlink(fmt.Sprintf("/proc/thread-self/fd/%d", fd))
 	if err != nil {
@@ -359,21 +369,21 @@ func (b *builder) check(fd int) error {
 	}
 	inside, ok := strings.CutPrefix(path, b.root+"/")
 	if !ok || inside == "proc" || strings.HasPrefix(inside, "proc/") {
-		return ErrUnsuited
+		return ErrUnsupported
 	}
 	return nil
 }
 
-// device makes a device's node, unless there is something of its name. Only in
-// the container's own /dev nobody else can be at work.
+// device creates a device node unless the file exists. This is done only in the container's own
+// /dev, which no other process can modify at this point.
 func (b *builder) device(d *config.Device) error {
 	path := filepath.Clean(d.Path)
 	if d.Path == "" || path == "/dev/ptmx" {
-		return nil // of cgroups alone, or made with the terminals
+		return nil // cgroup rule only, or created with devpts
 	}
 	mode := uint32(d.FileMode.Perm())
 	if d.FileMode&^os.ModePerm != 0 {
-		return ErrUnsuited
+		return ErrUnsupported
 	}
 	switch d.Type {
 	case config.BlockDevice:
@@ -381,7 +391,7 @@ func (b *builder) device(d *config.Device) error {
 	case config.CharDevice:
 		mode |= unix.S_IFCHR
 	default:
-		return ErrUnsuited
+		return ErrUnsupported
 	}
 	dir, err := b.target(filepath.Dir(path), false, false)
 	if err != nil {
@@ -393,7 +403,7 @@ func (b *builder) device(d *config.Device) error {
 		return err
 	}
 	if st.Dev != b.dev {
-		return ErrUnsuited
+		return ErrUnsupported
 	}
 	number, err := d.Mkdev()
 	if err != nil {

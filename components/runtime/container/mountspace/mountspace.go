@@ -1,19 +1,17 @@
 //go:build cgo
 
-// Package mountspace makes the mount namespaces of containers: it mounts what
-// libcontainer's first process would mount in the container's name before that
-// process is there, from a program that is warm and by the kernel's newer calls,
-// which take a fraction of the time.
+// Package mountspace prepares the mount namespaces of containers. It creates the mounts that
+// libcontainer's init process would create, but before that process is started. This takes a
+// fraction of the time, because the runtime process is already warm and uses the newer mount API of
+// the kernel.
 //
-// A namespace begins with next to nothing, not with a copy of all that the host
-// has mounted. What of the host a container gets is brought along as detached
-// trees. libcontainer joins the namespace, mounts the little that only the
-// container's own process can (/proc), and makes the container's root the root
-// of all as ever.
+// A namespace starts almost empty instead of as a copy of all mounts of the host. Host files for
+// the container are attached as detached mount trees. libcontainer joins the namespace, creates the
+// mounts that require a process of the container (/proc), and pivots to the container's root as
+// usual.
 //
-// What is out of the ordinary is not done here (ErrUnsuited): mounts that
-// propagate, mapped owners, destinations in /proc. Who gets
-// that error leaves all mounting to libcontainer.
+// Unusual settings return ErrUnsupported: mount propagation, user namespaces, mount points in /proc.
+// The caller then leaves all mounts to libcontainer.
 package mountspace
 
 import (
@@ -31,31 +29,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrUnsuited tells that a container's mounts are not for this package, or the
-// kernel is too old for it (5.12).
-var ErrUnsuited = errors.New("mounts are not suited to be made ahead")
+// ErrUnsupported reports that this package does not support a container's mounts, or that the kernel
+// is older than 5.12.
+var ErrUnsupported = errors.New("mounts cannot be created ahead")
 
-// Maker makes namespaces. Its methods are safe for several goroutines.
+// Maker creates mount namespaces. Its methods are safe for concurrent use.
 type Maker struct {
-	// root is where every namespace has its container's root. It is an empty
-	// folder of the host, too.
+	// root is the path of the container's root in every namespace. It exists as an empty directory
+	// on the host too.
 	root string
 
 	once sync.Once
-	// seed is the namespace that all begin as, seedErr why there is none.
+	// seed is the namespace from which all others are cloned. seedErr is the error of creating it.
 	seed    *os.File
 	seedErr error
 }
 
-// New makes a Maker. In all its namespaces the container's root is at root, a
-// path that is made as an empty folder of the host, too, when it is first needed.
+// New returns a Maker. root is the path of the container's root in all namespaces. The path is
+// created as an empty directory on the host when it is first needed.
 func New(root string) *Maker { return &Maker{root: root} }
 
-// Root is where the namespaces have their container's root.
+// Root returns the path of the container's root in the namespaces.
 func (m *Maker) Root() string { return m.root }
 
-// Close lets go of what all namespaces begin with. No call may be under way or
-// follow.
+// Close closes the seed namespace. No other call may be in progress or follow.
 func (m *Maker) Close() error {
 	m.once.Do(func() { m.seedErr = os.ErrClosed })
 	if m.seed == nil {
@@ -66,61 +63,59 @@ func (m *Maker) Close() error {
 
 // Hierarchy is a cgroup hierarchy.
 type Hierarchy struct {
-	// Name is the folder's name below /sys/fs/cgroup; one with commas has links
-	// by each part. The unified hierarchy has no name: it is what is mounted there
-	// itself, and the only one.
+	// Name is the directory name below /sys/fs/cgroup. A name with commas also gets a symlink for
+	// each part. The unified hierarchy has no name: it is mounted at /sys/fs/cgroup itself and is
+	// the only one.
 	Name string
-	// Dir is the container's cgroup, which must be there.
+	// Dir is the container's cgroup directory, which must exist.
 	Dir string
 }
 
-// Plan says what to mount.
+// Plan contains the mounts to create.
 type Plan struct {
-	// Rootfs is the container's root as it is mounted on the host.
+	// Rootfs is the path of the container's root on the host.
 	Rootfs string
-	// Mounts are as libcontainer has them, in order.
+	// Mounts are the mounts in libcontainer's form, in order.
 	Mounts []*configs.Mount
-	// Devices are made in the container's /dev.
+	// Devices are created in the container's /dev.
 	Devices []*config.Device
-	// Label is the SELinux label of what is made for the container; empty for none.
+	// Label is the SELinux label of files that are created for the container. It may be empty.
 	Label string
-	// Network and IPC are the files of the namespaces that /sys and /dev/mqueue
-	// are to show.
+	// Network and IPC are the files of the namespaces that /sys and /dev/mqueue show.
 	Network, IPC string
-	// Cgroups are what the mount of type cgroup shows; none where libcontainer
-	// has to mount it.
+	// Cgroups is the content of the mount of type cgroup. If empty, libcontainer creates that
+	// mount.
 	Cgroups []Hierarchy
-	// Proc tells that the container's first process can mount an ordinary /proc,
-	// one with ProcFlags, by itself.
+	// Proc is true if the container's init process can mount a standard /proc (with ProcFlags)
+	// itself.
 	Proc bool
 }
 
-// ProcFlags are the flags of an ordinary /proc.
+// ProcFlags are the mount flags of a standard /proc.
 const ProcFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// Space is a namespace that was made.
+// Space is a prepared mount namespace.
 type Space struct {
-	// File keeps the namespace until a process is in it; its taker closes it.
+	// File keeps the namespace alive until a process has joined it. The caller closes it.
 	File *os.File
-	// Left are the mounts that are still to be made, by a process of the
-	// container.
-	Left []*configs.Mount
-	// Proc tells that the container's first process is to mount /proc, at a folder
-	// that is there and no link.
+	// Remaining are the mounts that a process of the container must create.
+	Remaining []*configs.Mount
+	// Proc is true if the container's init process must mount /proc. The mount point exists and is
+	// not a symlink.
 	Proc bool
 }
 
-// Make makes a namespace. On any error nothing is left.
+// Make creates a mount namespace. If it returns an error, nothing is left behind.
 func (m *Maker) Make(p Plan) (*Space, error) {
-	if m.once.Do(m.sow); m.seedErr != nil {
+	if m.once.Do(m.createSeed); m.seedErr != nil {
 		return nil, m.seedErr
 	}
-	left, todo, proc, err := p.divide()
+	left, todo, proc, err := p.split()
 	if err != nil {
 		return nil, err
 	}
-	// The host's folders can be seen from here only.
-	t := &trees{}
+	// Host directories are accessible only before the thread enters the namespace.
+	t := &mountTrees{}
 	defer t.close()
 	root, err := t.clone(p.Rootfs, false)
 	if err != nil {
@@ -164,11 +159,11 @@ func (m *Maker) Make(p Plan) (*Space, error) {
 		steps = append(steps, s)
 	}
 	var space *os.File
-	err = onThreadOfItsOwn(func() error {
+	err = onDedicatedThread(func() error {
 		if err := m.enterNew(); err != nil {
 			return err
 		}
-		b := &builder{root: m.root, plan: p, trees: t, proc: proc}
+		b := &builder{root: m.root, plan: p, mountTrees: t, proc: proc}
 		if err := b.build(root, steps); err != nil {
 			return err
 		}
@@ -179,17 +174,17 @@ func (m *Maker) Make(p Plan) (*Space, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Space{File: space, Left: left, Proc: proc}, nil
+	return &Space{File: space, Remaining: left, Proc: proc}, nil
 }
 
-// divide tells mounts that can be made ahead from those that cannot, and whether
-// /proc is the first process's to mount.
-func (p Plan) divide() (left, todo []*configs.Mount, proc bool, err error) {
+// split separates the mounts that can be created ahead from those that cannot, and reports whether
+// the init process must mount /proc.
+func (p Plan) split() (left, todo []*configs.Mount, proc bool, err error) {
 	for _, m := range p.Mounts {
 		destination := filepath.Clean(m.Destination)
 		switch {
 		case destination == "/proc" && m.Device == "proc":
-			// It shows the container's own processes.
+			// proc must show the processes of the container's PID namespace.
 			if p.Proc && !proc && m.Flags == ProcFlags && m.Data == "" && len(m.PropagationFlags) == 0 && m.RecAttr == nil {
 				proc = true
 			} else {
@@ -201,131 +196,131 @@ func (p Plan) divide() (left, todo []*configs.Mount, proc bool, err error) {
 			continue
 		case destination == "/" || destination == "/proc" || strings.HasPrefix(destination, "/proc/"),
 			m.IsIDMapped(), m.Extensions != 0, destination == "/dev" && !isDev(m):
-			return nil, nil, false, ErrUnsuited
+			return nil, nil, false, ErrUnsupported
 		}
 		for _, flag := range m.PropagationFlags {
 			if flag&^unix.MS_REC != unix.MS_PRIVATE {
-				return nil, nil, false, ErrUnsuited
+				return nil, nil, false, ErrUnsupported
 			}
 		}
 		switch m.Device {
 		case "bind", "devpts", "mqueue", "sysfs", "cgroup":
 		case "tmpfs":
 			if m.Flags&unix.MS_RDONLY != 0 {
-				return nil, nil, false, ErrUnsuited // writable until all is in it
+				return nil, nil, false, ErrUnsupported // read-only mounts must be writable until they are filled
 			}
 		default:
-			return nil, nil, false, ErrUnsuited
+			return nil, nil, false, ErrUnsupported
 		}
 		todo = append(todo, m)
 	}
 	if p.Network == "" || p.IPC == "" || !slices.ContainsFunc(todo, isDev) {
-		return nil, nil, false, ErrUnsuited
+		return nil, nil, false, ErrUnsupported
 	}
-	// What comes later must not lie below what is left.
+	// A mount created ahead must not be below one that is created later.
 	for _, l := range left {
 		below := filepath.Clean(l.Destination) + "/"
 		if slices.ContainsFunc(todo, func(m *configs.Mount) bool { return strings.HasPrefix(filepath.Clean(m.Destination), below) }) {
-			return nil, nil, false, ErrUnsuited
+			return nil, nil, false, ErrUnsupported
 		}
 	}
 	return left, todo, proc, nil
 }
 
-// isDev tells the container's own /dev from other mounts.
+// isDev reports whether a mount is the container's own /dev.
 func isDev(m *configs.Mount) bool {
 	return filepath.Clean(m.Destination) == "/dev" && m.Device == "tmpfs"
 }
 
-// onThreadOfItsOwn runs f on a thread that ends with it, so that f may change
-// what belongs to a thread. The first thread is never taken: the process is seen
-// as it sees the world.
-func onThreadOfItsOwn(f func() error) error {
+// onDedicatedThread runs f on a dedicated thread that exits afterwards, so f may change
+// thread-specific state. It never uses the main thread, because /proc/PID shows the state of the
+// main thread.
+func onDedicatedThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == unix.Getpid() {
 			defer runtime.UnlockOSThread()
-			done <- onThreadOfItsOwn(f) // on another, for this one is taken
+			done <- onDedicatedThread(f) // use another thread, because this one is locked
 			return
 		}
-		done <- f() // not unlocked: the thread ends
+		done <- f() // the thread stays locked, so it exits
 	}()
 	return <-done
 }
 
-// enterNew puts the thread into a new namespace.
+// enterNew moves the thread to a new mount namespace.
 func (m *Maker) enterNew() error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return fmt.Errorf("separating a thread: %w", err)
+		return fmt.Errorf("unsharing file system state of the thread: %w", err)
 	}
 	unix.Umask(0)
 	if err := unix.Setns(int(m.seed.Fd()), unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("joining a mount namespace: %w", err)
 	}
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("making a mount namespace: %w", err)
+		return fmt.Errorf("creating mount namespace: %w", err)
 	}
 	return nil
 }
 
-// sow makes the namespace that all begin as: an empty root that nobody can write
-// to, with the host's /proc and the folder for a container's root.
-func (m *Maker) sow() {
+// createSeed creates the seed namespace: an empty read-only root with the host's /proc and the directory
+// for a container's root.
+func (m *Maker) createSeed() {
 	err := os.MkdirAll(m.root, 0o711)
 	if err == nil {
-		err = onThreadOfItsOwn(m.sowHere)
+		err = onDedicatedThread(m.createSeedOnThread)
 	}
 	if err != nil {
-		m.seedErr = fmt.Errorf("%w: %w", ErrUnsuited, err)
+		m.seedErr = fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
 }
 
-func (m *Maker) sowHere() error {
+func (m *Maker) createSeedOnThread() error {
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("making a mount namespace: %w", err)
+		return fmt.Errorf("creating mount namespace: %w", err)
 	}
 	unix.Umask(0o022)
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("separating a mount namespace: %w", err)
+		return fmt.Errorf("making mounts private: %w", err)
 	}
-	t := &trees{}
+	t := &mountTrees{}
 	defer t.close()
 	proc, err := t.clone("/proc", false)
 	if err != nil {
 		return err
 	}
-	root, err := t.fresh("tmpfs", "hyperkube", []string{"mode=755", "size=64k"}, "", 0)
+	root, err := t.newFilesystem("tmpfs", "hyperkube", []string{"mode=755", "size=64k"}, "", 0)
 	if err != nil {
 		return err
 	}
 	if err := unix.MoveMount(root, "", unix.AT_FDCWD, m.root, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("mounting a root: %w", err)
 	}
-	// The mount is above the folder of the same name.
+	// Resolve paths in the new mount, which covers the directory with the same name.
 	if err := unix.Fchdir(root); err != nil {
-		return fmt.Errorf("entering a root: %w", err)
+		return fmt.Errorf("changing to root: %w", err)
 	}
 	if err := unix.Mkdir("proc", 0o555); err != nil {
-		return fmt.Errorf("making a root: %w", err)
+		return fmt.Errorf("creating root: %w", err)
 	}
 	if err := os.MkdirAll(strings.TrimPrefix(m.root, "/"), 0o711); err != nil {
-		return fmt.Errorf("making a root: %w", err)
+		return fmt.Errorf("creating root: %w", err)
 	}
 	if err := unix.MoveMount(proc, "", root, "proc", unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("mounting /proc: %w", err)
 	}
 	if err := unix.MountSetattr(root, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
-		return fmt.Errorf("protecting a root: %w", err)
+		return fmt.Errorf("making root read-only: %w", err)
 	}
 	if err := unix.PivotRoot(".", "."); err != nil {
-		return fmt.Errorf("changing the root: %w", err)
+		return fmt.Errorf("pivoting root: %w", err)
 	}
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("unmounting the host's root: %w", err)
 	}
 	if err := unix.Chdir("/"); err != nil {
-		return fmt.Errorf("entering a root: %w", err)
+		return fmt.Errorf("changing to root: %w", err)
 	}
 	m.seed, err = os.Open("/proc/thread-self/ns/mnt")
 	return err

@@ -12,9 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestCgroups looks at what a container finds at /sys/fs/cgroup: the cgroup itself
-// where there is one hierarchy, folders by hierarchy and links where there are
-// several.
+// TestCgroups checks the content of /sys/fs/cgroup in a container: its own cgroup with the unified
+// hierarchy, or directories and symlinks per hierarchy with cgroup v1.
 func TestCgroups(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("mounting needs root")
@@ -40,6 +39,7 @@ func TestCgroups(t *testing.T) {
 		{"unified and writable", []Hierarchy{{Dir: filepath.Join(host, "unified")}}, 0, "memory.max"},
 		{"by controller", []Hierarchy{{Name: "cpu,cpuacct", Dir: filepath.Join(host, "cpu")}, {Name: "memory", Dir: filepath.Join(host, "memory")}},
 			unix.MS_RDONLY, "cpu cpu,cpuacct cpuacct memory"},
+		{"by controller and writable", []Hierarchy{{Name: "memory", Dir: filepath.Join(host, "memory")}}, 0, "memory"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			rootfs := t.TempDir()
@@ -54,31 +54,35 @@ func TestCgroups(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer space.File.Close()
-			if len(space.Left) != 0 {
-				t.Errorf("left to others: %+v", space.Left)
+			if len(space.Remaining) != 0 {
+				t.Errorf("left to others: %+v", space.Remaining)
 			}
 			var names []string
-			var flags int64
-			err = onThreadOfItsOwn(func() error {
+			var top, flags int64
+			err = onDedicatedThread(func() error {
 				if err := unix.Unshare(unix.CLONE_FS); err != nil {
 					return err
 				}
 				if err := unix.Setns(int(space.File.Fd()), unix.CLONE_NEWNS); err != nil {
 					return err
 				}
-				folder := filepath.Join(maker.Root(), "sys/fs/cgroup")
-				entries, err := os.ReadDir(folder)
+				cgroupDir := filepath.Join(maker.Root(), "sys/fs/cgroup")
+				entries, err := os.ReadDir(cgroupDir)
 				for _, e := range entries {
 					names = append(names, e.Name())
 				}
 				if err != nil {
 					return err
 				}
-				if tt.list[0].Name != "" {
-					folder = filepath.Join(folder, tt.list[0].Name)
-				}
 				var st unix.Statfs_t
-				err = unix.Statfs(folder, &st)
+				if err := unix.Statfs(cgroupDir, &st); err != nil {
+					return err
+				}
+				top = st.Flags
+				if tt.list[0].Name != "" {
+					cgroupDir = filepath.Join(cgroupDir, tt.list[0].Name)
+				}
+				err = unix.Statfs(cgroupDir, &st)
 				flags = st.Flags
 				return err
 			})
@@ -90,6 +94,9 @@ func TestCgroups(t *testing.T) {
 			}
 			if want := tt.flags | unix.MS_NOSUID; int(flags)&(unix.MS_RDONLY|unix.MS_NOSUID) != want {
 				t.Errorf("mounted with flags %#x, want %#x", flags, want)
+			}
+			if int(top)&unix.MS_RDONLY != tt.flags {
+				t.Errorf("the directory above is mounted with flags %#x, want %#x", top, tt.flags)
 			}
 		})
 	}

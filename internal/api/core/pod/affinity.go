@@ -95,8 +95,8 @@ func (c *checker) checkLabelKeys(keys []string, selector *metav1.LabelSelector, 
 	}
 }
 
-// checkMergedKeys finds keys of matchLabelKeys that the selector had before
-// they were merged into it: these are in there twice.
+// checkMergedKeys rejects keys in matchLabelKeys that the selector already contained before they
+// were merged into it; such keys occur twice.
 func (c *checker) checkMergedKeys(keys []string, s *metav1.LabelSelector, at *field.Path) {
 	if s == nil || len(keys) == 0 {
 		return
@@ -156,7 +156,7 @@ func (c *checker) checkSpreadConstraints(path *field.Path) {
 	}
 }
 
-// checkSpreadKeys finds keys of a template that the selector has already.
+// checkSpreadKeys rejects keys of a template that the selector already contains.
 func (c *checker) checkSpreadKeys(t *corev1.TopologySpreadConstraint, path *field.Path) {
 	if len(t.MatchLabelKeys) > 0 && t.LabelSelector == nil {
 		c.Forbidden(path, "must not be specified when labelSelector is not set")
@@ -173,7 +173,7 @@ func (c *checker) checkSpreadKeys(t *corev1.TopologySpreadConstraint, path *fiel
 	}
 }
 
-// Tolerations checks a list of tolerations, of pods and of runtime classes.
+// Tolerations validates the tolerations of pods and runtime classes.
 func Tolerations(e *validate.Errors, tolerations []corev1.Toleration, path *field.Path) {
 	for i := range tolerations {
 		t, at := &tolerations[i], path.Index(i)
@@ -195,7 +195,8 @@ func Tolerations(e *validate.Errors, tolerations []corev1.Toleration, path *fiel
 				e.Invalid(at.Child("operator"), t.Value, "value must be empty when `operator` is 'Exists'")
 			}
 		case corev1.TolerationOpLt, corev1.TolerationOpGt:
-			// Comparing numbers is in alpha; upstream names it all the same.
+			// Numeric comparison is an alpha feature, but upstream's message mentions its
+			// operators.
 			e.Add(field.ErrorList{field.NotSupported(at.Child("operator"), t.Operator, []corev1.TolerationOperator{
 				corev1.TolerationOpEqual, corev1.TolerationOpExists, corev1.TolerationOpLt, corev1.TolerationOpGt,
 			})})
@@ -209,7 +210,7 @@ func Tolerations(e *validate.Errors, tolerations []corev1.Toleration, path *fiel
 	}
 }
 
-// TaintEffect checks what a taint does.
+// TaintEffect validates the effect of a taint.
 func TaintEffect(e *validate.Errors, effect corev1.TaintEffect, at *field.Path) {
 	validate.OneOf(e, at, effect, corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute)
 }

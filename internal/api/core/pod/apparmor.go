@@ -9,9 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// copyAppArmor puts what the old annotations of a new pod say of AppArmor into
-// the fields that replaced them, for nodes look at no annotation. It returns
-// what the user shall be told.
+// copyAppArmor copies the AppArmor profiles in the deprecated annotations of a new pod to the
+// fields that replaced them, because kubelets ignore the annotations. It returns warnings for the
+// user.
 //
 // https://github.com/kubernetes/enhancements/tree/master/keps/sig-node/24-apparmor#version-skew-strategy
 func copyAppArmor(p *corev1.Pod) []string {
@@ -29,7 +29,7 @@ func copyAppArmor(p *corev1.Pod) []string {
 		if !ok || ctr.SecurityContext != nil && ctr.SecurityContext.AppArmorProfile != nil {
 			return
 		}
-		profile := appArmorOf(value)
+		profile := parseAppArmor(value)
 		if profile != nil && apiequality.Semantic.DeepEqual(profile, inherited) {
 			return
 		}
@@ -44,8 +44,8 @@ func copyAppArmor(p *corev1.Pod) []string {
 	return out
 }
 
-// appArmorOf is what an annotation says; nil when that is no valid profile.
-func appArmorOf(value string) *corev1.AppArmorProfile {
+// parseAppArmor parses the value of an AppArmor annotation. It returns nil if the profile is invalid.
+func parseAppArmor(value string) *corev1.AppArmorProfile {
 	out := &corev1.AppArmorProfile{}
 	local, isLocal := strings.CutPrefix(value, corev1.DeprecatedAppArmorBetaProfileNamePrefix)
 	switch {

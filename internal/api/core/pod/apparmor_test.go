@@ -12,24 +12,24 @@ func TestCopyAppArmor(t *testing.T) {
 		annotation, spec, want string
 		warns                  bool
 	}{
-		"unconfined":           {"unconfined", "{containers: [{name: c}]}", "Unconfined", true},
-		"runtime's":            {"runtime/default", "{containers: [{name: c}]}", "RuntimeDefault", true},
-		"node's":               {"localhost/a", "{containers: [{name: c}]}", "Localhost a", true},
-		"node's, no name":      {"localhost/", "{containers: [{name: c}]}", "", true},
-		"empty":                {"", "{containers: [{name: c}]}", "", true},
-		"unknown":              {"foo", "{containers: [{name: c}]}", "", true},
-		"init container":       {"unconfined", "{containers: [{name: d}], initContainers: [{name: c}]}", "Unconfined", true},
-		"other container":      {"unconfined", "{containers: [{name: d}]}", "", false},
-		"field wins":           {"unconfined", "{containers: [{name: c, securityContext: {appArmorProfile: {type: RuntimeDefault}}}]}", "RuntimeDefault", false},
-		"as the pod's":         {"unconfined", "{securityContext: {appArmorProfile: {type: Unconfined}}, containers: [{name: c}]}", "", false},
-		"other than the pod's": {"unconfined", "{securityContext: {appArmorProfile: {type: RuntimeDefault}}, containers: [{name: c}]}", "Unconfined", true},
-		"windows":              {"unconfined", "{os: {name: windows}, containers: [{name: c}]}", "", false},
+		"unconfined":                     {"unconfined", "{containers: [{name: c}]}", "Unconfined", true},
+		"runtime's":                      {"runtime/default", "{containers: [{name: c}]}", "RuntimeDefault", true},
+		"node's":                         {"localhost/a", "{containers: [{name: c}]}", "Localhost a", true},
+		"localhost profile without name": {"localhost/", "{containers: [{name: c}]}", "", true},
+		"empty":                          {"", "{containers: [{name: c}]}", "", true},
+		"unknown":                        {"foo", "{containers: [{name: c}]}", "", true},
+		"init container":                 {"unconfined", "{containers: [{name: d}], initContainers: [{name: c}]}", "Unconfined", true},
+		"other container":                {"unconfined", "{containers: [{name: d}]}", "", false},
+		"field wins":                     {"unconfined", "{containers: [{name: c, securityContext: {appArmorProfile: {type: RuntimeDefault}}}]}", "RuntimeDefault", false},
+		"same as the pod":                {"unconfined", "{securityContext: {appArmorProfile: {type: Unconfined}}, containers: [{name: c}]}", "", false},
+		"different from the pod":         {"unconfined", "{securityContext: {appArmorProfile: {type: RuntimeDefault}}, containers: [{name: c}]}", "Unconfined", true},
+		"windows":                        {"unconfined", "{os: {name: windows}, containers: [{name: c}]}", "", false},
 	} {
 		p := parse(t, "{spec: "+test.spec+"}")
 		p.Annotations = map[string]string{corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix + "c": test.annotation}
-		told := copyAppArmor(p)
-		if len(told) == 1 != test.warns || test.warns && told[0] != warns {
-			t.Errorf("%s: warned %q", name, told)
+		warnings := copyAppArmor(p)
+		if len(warnings) == 1 != test.warns || test.warns && warnings[0] != warns {
+			t.Errorf("%s: warned %q", name, warnings)
 		}
 		got := ""
 		for _, ctr := range append(p.Spec.InitContainers, p.Spec.Containers...) {

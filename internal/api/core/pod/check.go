@@ -7,21 +7,21 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checker collects what is wrong with one pod specification. The fields say
-// what checks of a part need to know of the whole.
+// checker collects the validation errors of a pod spec. The fields contain information about the
+// whole spec that the checks of its parts need.
 type checker struct {
 	validate.Errors
 
 	spec *corev1.PodSpec
-	// isPod: the specification is a pod's and not a template's.
+	// isPod is set for the spec of a pod, and not set for a pod template.
 	isPod bool
-	// podName is empty in templates and for names yet to be generated.
+	// podName is empty in templates and if the name will be generated.
 	podName string
-	// hostUsers: the pod has no user namespace of its own.
+	// hostUsers is set if the pod uses the host's user namespace.
 	hostUsers bool
-	// volumes that are valid, by name.
+	// volumes contains the valid volumes by name.
 	volumes map[string]*corev1.VolumeSource
-	// claims are the names of the pod's resource claims.
+	// claims contains the names of the pod's resource claims.
 	claims map[string]bool
 }
 
@@ -43,8 +43,8 @@ func newChecker(spec *corev1.PodSpec, isPod bool, podName string) *checker {
 	return c
 }
 
-// eachContainer visits the init, regular and ephemeral containers with their
-// paths, in this order. Without a path there are none.
+// eachContainer calls visit for the init, regular and ephemeral containers, in this order, with
+// their paths. If path is nil, the paths are nil.
 func eachContainer(spec *corev1.PodSpec, path *field.Path, visit func(*corev1.Container, *field.Path)) {
 	at := func(list string, i int) *field.Path {
 		if path == nil {

@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/internal/api"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
 func columns() []metav1.TableColumnDefinition {
@@ -42,7 +42,7 @@ func row(p *corev1.Pod) []any {
 	}
 }
 
-// rowConditions tells of pods that have ended, which clients show apart.
+// rowConditions returns the table row condition of terminated pods, which clients can hide.
 func rowConditions(p *corev1.Pod) []metav1.TableRowCondition {
 	ended := metav1.TableRowCondition{Type: metav1.RowCompleted, Status: metav1.ConditionTrue, Reason: string(p.Status.Phase)}
 	switch p.Status.Phase {
@@ -76,7 +76,7 @@ func readinessGates(p *corev1.Pod) string {
 	return fmt.Sprintf("%d/%d", met, len(p.Spec.ReadinessGates))
 }
 
-// isTrue looks at the first condition of a type.
+// isTrue reports whether the first condition of type t is true.
 func isTrue(p *corev1.Pod, t corev1.PodConditionType) bool {
 	for i := range p.Status.Conditions {
 		if p.Status.Conditions[i].Type == t {
@@ -86,7 +86,7 @@ func isTrue(p *corev1.Pod, t corev1.PodConditionType) bool {
 	return false
 }
 
-// summary is a pod in a few words, as users know it from kubectl.
+// summary is the summary of a pod in kubectl's table.
 type summary struct {
 	ready, containers int
 	status            string
@@ -94,8 +94,8 @@ type summary struct {
 	lastRestart       metav1.Time
 }
 
-// restarted counts the restarts of one container.
-func (s *summary) restarted(c *corev1.ContainerStatus) {
+// addRestarts adds the restarts of one container.
+func (s *summary) addRestarts(c *corev1.ContainerStatus) {
 	s.restarts += int(c.RestartCount)
 	if t := c.LastTerminationState.Terminated; t != nil && s.lastRestart.Before(&t.FinishedAt) {
 		s.lastRestart = t.FinishedAt
@@ -113,14 +113,13 @@ func summarize(p *corev1.Pod) summary {
 		}
 	}
 	for i := range p.Spec.InitContainers {
-		if podfacts.Sidecar(&p.Spec.InitContainers[i]) {
+		if podutil.Sidecar(&p.Spec.InitContainers[i]) {
 			s.containers++
 		}
 	}
 	sidecars, initializing := s.initContainers(p)
 	if !initializing || isTrue(p, corev1.PodInitialized) {
-		// Once the pod runs, init containers are history, but for the
-		// sidecars.
+		// When the pod is running, init containers except sidecars are irrelevant.
 		s.restarts, s.lastRestart = sidecars.restarts, sidecars.lastRestart
 		s.mainContainers(p)
 	}
@@ -128,26 +127,26 @@ func summarize(p *corev1.Pod) summary {
 	case p.DeletionTimestamp == nil:
 	case p.Status.Reason == "NodeLost":
 		s.status = "Unknown"
-	case !podfacts.Terminal(p):
+	case !podutil.Terminal(p):
 		s.status = "Terminating"
 	}
 	return s
 }
 
-// initContainers looks at the init containers up to the first that has not
-// done its work. It returns the restarts of the sidecars among them.
+// initContainers summarizes the init containers up to the first one that has not completed. It
+// returns the restarts of the sidecars among them.
 func (s *summary) initContainers(p *corev1.Pod) (sidecars summary, initializing bool) {
 	for i := range p.Status.InitContainerStatuses {
 		c := &p.Status.InitContainerStatuses[i]
 		sidecar := false
 		for j := range p.Spec.InitContainers {
 			if p.Spec.InitContainers[j].Name == c.Name {
-				sidecar = podfacts.Sidecar(&p.Spec.InitContainers[j])
+				sidecar = podutil.Sidecar(&p.Spec.InitContainers[j])
 			}
 		}
-		s.restarted(c)
+		s.addRestarts(c)
 		if sidecar {
-			sidecars.restarted(c)
+			sidecars.addRestarts(c)
 		}
 		ended, waiting := c.State.Terminated, c.State.Waiting
 		switch {
@@ -159,7 +158,7 @@ func (s *summary) initContainers(p *corev1.Pod) (sidecars summary, initializing 
 			}
 			continue
 		case ended != nil:
-			s.status = "Init:" + how(ended)
+			s.status = "Init:" + terminationReason(ended)
 		case waiting != nil && waiting.Reason != "" && waiting.Reason != "PodInitializing":
 			s.status = "Init:" + waiting.Reason
 		default:
@@ -170,8 +169,8 @@ func (s *summary) initContainers(p *corev1.Pod) (sidecars summary, initializing 
 	return sidecars, false
 }
 
-// how says in a word how a container ended.
-func how(t *corev1.ContainerStateTerminated) string {
+// terminationReason returns the reason for the termination of a container.
+func terminationReason(t *corev1.ContainerStateTerminated) string {
 	switch {
 	case t.Reason != "":
 		return t.Reason
@@ -181,18 +180,18 @@ func how(t *corev1.ContainerStateTerminated) string {
 	return fmt.Sprintf("ExitCode:%d", t.ExitCode)
 }
 
-// mainContainers looks at the regular containers; the first one that waits or
-// has ended gives the pod its status.
+// mainContainers summarizes the regular containers. The status is that of the first container that
+// is waiting or terminated.
 func (s *summary) mainContainers(p *corev1.Pod) {
 	running := false
 	for i := len(p.Status.ContainerStatuses) - 1; i >= 0; i-- {
 		c := &p.Status.ContainerStatuses[i]
-		s.restarted(c)
+		s.addRestarts(c)
 		switch state := &c.State; {
 		case state.Waiting != nil && state.Waiting.Reason != "":
 			s.status = state.Waiting.Reason
 		case state.Terminated != nil:
-			s.status = how(state.Terminated)
+			s.status = terminationReason(state.Terminated)
 		case c.Ready && state.Running != nil:
 			running = true
 			s.ready++
@@ -200,7 +199,7 @@ func (s *summary) mainContainers(p *corev1.Pod) {
 	}
 	if s.status == "Completed" && running {
 		s.status = "NotReady"
-		if podfacts.Ready(p) {
+		if podutil.Ready(p) {
 			s.status = "Running"
 		}
 	}

@@ -12,10 +12,10 @@ import (
 
 	"hyperkube/internal/api/core/volume"
 	"hyperkube/internal/api/validate"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// checkContainers checks the regular containers.
+// checkContainers validates the regular containers.
 func (c *checker) checkContainers(path *field.Path) {
 	if len(c.spec.Containers) == 0 {
 		c.Required(path, "")
@@ -33,8 +33,8 @@ func (c *checker) checkContainers(path *field.Path) {
 	c.checkHostPorts(c.spec.Containers, path)
 }
 
-// checkInitContainers checks the init containers, of which those that restart
-// always are sidecars and may have what regular containers may.
+// checkInitContainers validates the init containers. Those with restart policy Always are sidecars
+// and may use the same fields as regular containers.
 func (c *checker) checkInitContainers(path *field.Path) {
 	for i := range c.spec.InitContainers {
 		ctr, at := &c.spec.InitContainers[i], path.Index(i)
@@ -48,9 +48,9 @@ func (c *checker) checkInitContainers(path *field.Path) {
 		if slices.ContainsFunc(c.spec.Containers, same) || slices.ContainsFunc(c.spec.InitContainers[:i], same) {
 			c.Duplicate(at.Child("name"), ctr.Name)
 		}
-		// Init containers run one by one, so each has the ports to itself.
+		// Init containers run one by one, so host ports can only conflict within one container.
 		c.checkHostPorts(c.spec.InitContainers[i:i+1], path)
-		if podfacts.Sidecar(ctr) {
+		if podutil.Sidecar(ctr) {
 			c.checkHooksAndProbes(ctr, at)
 			continue
 		}
@@ -67,7 +67,7 @@ func (c *checker) checkInitContainers(path *field.Path) {
 				c.Forbidden(at.Child(f.name), "may not be set for init containers without restartPolicy=Always")
 			}
 		}
-		// They are not restarted once they have ended.
+		// Completed init containers are not restarted.
 		for j, p := range ctr.ResizePolicy {
 			if p.RestartPolicy == corev1.RestartContainer {
 				c.Invalid(at.Child("resizePolicy").Index(j).Child("restartPolicy"), p.RestartPolicy, "must not be set to 'RestartContainer' for non-sidecar initContainers")
@@ -76,8 +76,8 @@ func (c *checker) checkInitContainers(path *field.Path) {
 	}
 }
 
-// checkEphemeralContainers checks containers for debugging, which have no
-// part in what the pod does: no ports, probes, hooks or resources.
+// checkEphemeralContainers validates ephemeral containers, which must not have ports, probes, hooks
+// or resources.
 func (c *checker) checkEphemeralContainers(path *field.Path) {
 	if len(c.spec.EphemeralContainers) == 0 {
 		return
@@ -118,7 +118,7 @@ func (c *checker) checkEphemeralContainers(path *field.Path) {
 	}
 }
 
-// checkContainer checks what containers of all types have in common.
+// checkContainer validates the fields that all types of containers have in common.
 func (c *checker) checkContainer(ctr *corev1.Container, at *field.Path) {
 	if ctr.Name == "" {
 		c.Required(at.Child("name"), "")
@@ -143,8 +143,8 @@ func (c *checker) checkContainer(ctr *corev1.Container, at *field.Path) {
 	}
 }
 
-// checkImageSpace refuses blanks around an image's name, which templates had
-// always been allowed to have.
+// checkImageSpace rejects whitespace around the image name. It is not called for templates, in
+// which whitespace has always been allowed.
 func (c *checker) checkImageSpace(ctr *corev1.Container, at *field.Path) {
 	if strings.TrimSpace(ctr.Image) != ctr.Image {
 		c.Invalid(at.Child("image"), ctr.Image, "must not have leading or trailing whitespace")
@@ -177,7 +177,7 @@ func (c *checker) checkPorts(ports []corev1.ContainerPort, path *field.Path) {
 	}
 }
 
-// checkHostPorts refuses a port of the host that is asked for twice.
+// checkHostPorts rejects duplicate host ports.
 func (c *checker) checkHostPorts(containers []corev1.Container, path *field.Path) {
 	var taken map[string]bool
 	for i := range containers {
@@ -222,7 +222,7 @@ func (c *checker) checkMounts(ctr *corev1.Container, path *field.Path) {
 				c.Invalid(at.Child("mountPath"), m.MountPath, "must not already exist as a path in volumeDevices")
 			}
 		}
-		// Upstream leaves the index out of the paths from here on.
+		// In upstream, the following paths lack the index.
 		if m.SubPath != "" {
 			c.DescendingPath(path.Child("subPath"), m.SubPath)
 		}
@@ -311,8 +311,7 @@ func (c *checker) checkResizePolicy(ctr *corev1.Container, at *field.Path) {
 	}
 }
 
-// checkRestartPolicy checks a container's own restart policy and the rules
-// beside it (KEP-5307).
+// checkRestartPolicy validates the restart policy of a container and its restart rules (KEP-5307).
 func (c *checker) checkRestartPolicy(ctr *corev1.Container, at *field.Path) {
 	if ctr.RestartPolicy != nil {
 		validate.OneOf(&c.Errors, at.Child("restartPolicy"), *ctr.RestartPolicy,

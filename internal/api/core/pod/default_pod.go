@@ -11,9 +11,9 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// Default fills what is unset in a pod.
+// Default sets the defaults of a pod.
 func Default(p *corev1.Pod) {
-	// Templates may still have a negative one; their pods then get this.
+	// Templates may still contain a negative value; their pods get this one.
 	if grace := p.Spec.TerminationGracePeriodSeconds; grace != nil && *grace < 0 {
 		p.Spec.TerminationGracePeriodSeconds = new(int64(1))
 	}
@@ -29,7 +29,7 @@ func Default(p *corev1.Pod) {
 	}
 	api.SetDefault(&p.Spec.EnableServiceLinks, corev1.DefaultEnableServiceLinks)
 	defaultSpec(&p.Spec)
-	// Old kubelets know the first address alone, so it has the last word.
+	// Old kubelets only know podIP, so it takes precedence over podIPs.
 	switch s := &p.Status; {
 	case s.PodIP != "" && (len(s.PodIPs) == 0 || s.PodIPs[0].IP != s.PodIP):
 		s.PodIPs = []corev1.PodIP{{IP: s.PodIP}}
@@ -56,8 +56,8 @@ func requestsFromLimits(r *corev1.ResourceRequirements) {
 	fillFrom(r.Requests, r.Limits, nil)
 }
 
-// fillFrom sets what list lacks and from has, of the resources that may
-// accepts; nil accepts all.
+// fillFrom copies entries from from that list lacks, for resources that may accepts. A nil may
+// accepts all.
 func fillFrom(list, from corev1.ResourceList, may func(corev1.ResourceName) bool) {
 	for name, q := range from {
 		if _, ok := list[name]; !ok && (may == nil || may(name)) {
@@ -66,11 +66,10 @@ func fillFrom(list, from corev1.ResourceList, may func(corev1.ResourceName) bool
 	}
 }
 
-// defaultPodResources completes the resources of a pod as a whole, if it has
-// any: the limits of huge pages from the containers' limits, requests from the
-// containers' requests or else from the pod's limits, and limits from the
-// containers' where each has one. It is done with a new pod once admission has
-// added its containers, and with a resize. (KEP-2837)
+// defaultPodResources sets missing pod-level resources, if the pod has any: limits of huge pages
+// from the containers' limits, requests from the containers' requests or else from the pod's
+// limits, and limits from the containers' limits if each container has one. It is called for a new
+// pod after admission has added its containers, and for a resize. (KEP-2837)
 func defaultPodResources(p *corev1.Pod) {
 	r := p.Spec.Resources
 	if r == nil || len(r.Limits)+len(r.Requests) == 0 {
@@ -111,7 +110,7 @@ func defaultPodResources(p *corev1.Pod) {
 	}
 }
 
-// allLimited tells whether every container of a pod has a limit of a resource.
+// allLimited reports whether every container of a pod has a limit for the resource.
 func allLimited(spec *corev1.PodSpec, name corev1.ResourceName) bool {
 	lacks := func(c corev1.Container) bool {
 		_, ok := c.Resources.Limits[name]
@@ -120,8 +119,7 @@ func allLimited(spec *corev1.PodSpec, name corev1.ResourceName) bool {
 	return !slices.ContainsFunc(spec.Containers, lacks) && !slices.ContainsFunc(spec.InitContainers, lacks)
 }
 
-// keepPodResources keeps resources of the pod as a whole that a client does not
-// know of.
+// keepPodResources keeps the pod-level resources if an old client has omitted them.
 func keepPodResources(p, old *corev1.Pod) {
 	if p.Spec.Resources == nil && old.Spec.Resources != nil {
 		p.Spec.Resources = old.Spec.Resources.DeepCopy()

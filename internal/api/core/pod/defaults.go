@@ -9,9 +9,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// defaultSpec fills what is unset in the specification of a pod or of a pod
-// template. What pods alone get, such as requests from limits, is in
-// Default: a template keeps what its author wrote.
+// defaultSpec sets the defaults of the spec of a pod or pod template. Defaults for pods only, such
+// as requests from limits, are in Default, because a template is stored as its author wrote it.
 func defaultSpec(spec *corev1.PodSpec) {
 	api.SetIfZero(&spec.DNSPolicy, corev1.DNSClusterFirst)
 	api.SetIfZero(&spec.RestartPolicy, corev1.RestartPolicyAlways)
@@ -39,8 +38,8 @@ func defaultSpec(spec *corev1.PodSpec) {
 	}
 }
 
-// syncServiceAccount makes the service account's name and its old alias say
-// the same; the name goes first.
+// syncServiceAccount sets the service account name and its deprecated alias to the same value. The
+// name takes precedence.
 func syncServiceAccount(spec *corev1.PodSpec) {
 	api.SetIfZero(&spec.ServiceAccountName, spec.DeprecatedServiceAccount)
 	spec.DeprecatedServiceAccount = spec.ServiceAccountName
@@ -103,9 +102,8 @@ func defaultHTTPGet(g *corev1.HTTPGetAction) {
 	api.SetIfZero(&g.Scheme, corev1.URISchemeHTTP)
 }
 
-// pullPolicy is Always for an image that floats: its tag is latest, said or
-// implied. A digest without a tag does not float. What is not a name of an
-// image at all is found out later.
+// pullPolicy returns the default pull policy of an image: Always if its tag is latest, explicitly
+// or implicitly. A digest without a tag is not latest. Invalid image names are rejected later.
 func pullPolicy(image string) corev1.PullPolicy {
 	name, err := reference.ParseNormalizedNamed(image)
 	if err != nil {

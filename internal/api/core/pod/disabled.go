@@ -7,9 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// DropDisabled takes out the fields of features that are off in this version
-// of Kubernetes, unless the specification had them before: old is that of the
-// stored object, nil for a new one.
+// DropDisabled clears the fields of disabled features, unless the stored spec uses them. old is the
+// spec of the stored object, nil on create.
 func DropDisabled(spec, old *corev1.PodSpec) {
 	for _, f := range disabled {
 		if old == nil || !f(old, false) {
@@ -24,8 +23,8 @@ func DropDisabled(spec, old *corev1.PodSpec) {
 	}
 }
 
-// disabled are features that are off. Each tells whether a specification uses
-// it, and takes it out when drop is true.
+// disabled contains a function per disabled feature. It reports whether a spec uses the feature,
+// and clears its fields if drop is set.
 var disabled = []func(spec *corev1.PodSpec, drop bool) bool{
 	// EmptyDirVolumeMode
 	func(spec *corev1.PodSpec, drop bool) (used bool) {
@@ -66,7 +65,7 @@ var disabled = []func(spec *corev1.PodSpec, drop bool) bool{
 		})
 		return used
 	},
-	// ContainerStopSignals; a lifecycle that says nothing else goes with it.
+	// ContainerStopSignals. A lifecycle without other fields is cleared too.
 	func(spec *corev1.PodSpec, drop bool) (used bool) {
 		eachContainer(spec, nil, func(ctr *corev1.Container, _ *field.Path) {
 			if ctr.Lifecycle == nil || !clearField(&ctr.Lifecycle.StopSignal, drop) {
@@ -88,7 +87,7 @@ var disabled = []func(spec *corev1.PodSpec, drop bool) bool{
 	},
 }
 
-// clearField tells whether a field was set.
+// clearField reports whether a field was set, and clears it if drop is set.
 func clearField[T any](f **T, drop bool) bool {
 	set := *f != nil
 	if drop {
@@ -107,7 +106,7 @@ func eachProbe(spec *corev1.PodSpec, visit func(*corev1.Probe)) {
 	})
 }
 
-// fileUsers are the fields that name the owners of files in volumes.
+// fileUsers returns the fields that specify the owners of files in volumes.
 func fileUsers(spec *corev1.PodSpec) (users []**int64) {
 	keys := func(items []corev1.KeyToPath) {
 		for i := range items {

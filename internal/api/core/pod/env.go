@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Fields of a pod that its containers may read, in the environment and in
-// volumes, in the order of messages.
+// Fields of a pod that its containers can read in environment variables and volumes, in the order
+// of error messages.
 var (
 	envFieldPaths = []string{
 		"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName",
@@ -21,7 +21,7 @@ var (
 	volumeFieldPaths = []string{
 		"metadata.annotations", "metadata.labels", "metadata.name", "metadata.namespace", "metadata.uid",
 	}
-	// otherFieldPaths exist, but are offered nowhere.
+	// otherFieldPaths are valid fields that cannot be used.
 	otherFieldPaths = []string{"spec.host", "spec.restartPolicy", "spec.schedulerName", "status.phase"}
 
 	resourceFields = []string{
@@ -86,8 +86,7 @@ func (c *checker) checkKeyRef(name, key string, at *field.Path) {
 	}
 }
 
-// checkFileKeyRef checks a variable that comes from a file in an emptyDir
-// (KEP-3721).
+// checkFileKeyRef validates an environment variable from a file in an emptyDir volume (KEP-3721).
 func (c *checker) checkFileKeyRef(ref *corev1.FileKeySelector, at *field.Path) {
 	if ref.Key == "" {
 		c.Required(at.Child("key"), "")
@@ -106,7 +105,8 @@ func (c *checker) checkFileKeyRef(ref *corev1.FileKeySelector, at *field.Path) {
 	}
 }
 
-// checkFileKeyVolumes checks that the files of variables are in emptyDirs.
+// checkFileKeyVolumes checks that environment variables are only read from files in emptyDir
+// volumes.
 func (c *checker) checkFileKeyVolumes(path *field.Path) {
 	eachContainer(c.spec, path, func(ctr *corev1.Container, at *field.Path) {
 		for i, v := range ctr.Env {
@@ -114,7 +114,7 @@ func (c *checker) checkFileKeyVolumes(path *field.Path) {
 				continue
 			}
 			name, p := v.ValueFrom.FileKeyRef.VolumeName, at.Child("env").Index(i).Child("valueFrom", "fileKeyRef", "volumeName")
-			// The last of volumes that have the same name counts.
+			// If several volumes have the same name, the last one counts.
 			var source *corev1.VolumeSource
 			for j := range c.spec.Volumes {
 				if c.spec.Volumes[j].Name == name {
@@ -131,7 +131,7 @@ func (c *checker) checkFileKeyVolumes(path *field.Path) {
 	})
 }
 
-// subscript splits a path such as metadata.labels['app'].
+// subscript splits a field path such as metadata.labels['app'].
 func subscript(path string) (string, string, bool) {
 	rest, ok := strings.CutSuffix(path, "']")
 	if !ok {
@@ -193,7 +193,7 @@ func (c *checker) checkResourceFieldRef(ref *corev1.ResourceFieldSelector, inVol
 	case !slices.Contains(resourceFields, ref.Resource) && !isHugePageField(ref.Resource):
 		c.Add(field.ErrorList{field.NotSupported(at.Child("resource"), ref.Resource, resourceFields)})
 	}
-	// A copy, because quantities change their form when they are looked at.
+	// Use a copy, because String modifies the quantity.
 	q := ref.Divisor
 	if q.IsZero() {
 		return

@@ -7,8 +7,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// Limits checks a list of resources as if it were the limits of a container
-// whose resources are at the path.
+// Limits validates a resource list like the limits of a container. at is the path of the
+// container's resources.
 func Limits(e *validate.Errors, list corev1.ResourceList, at *field.Path) {
 	c := checker{}
 	c.checkRequirements(&corev1.ResourceRequirements{Limits: list}, validate.ContainerResourceName, at)

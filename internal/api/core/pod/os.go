@@ -11,8 +11,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checkOS refuses, for a pod whose operating system is known, what the other
-// one has.
+// checkOS rejects fields of the other operating system if the pod specifies its operating system.
 func (c *checker) checkOS(path *field.Path) {
 	if c.spec.OS == nil {
 		return
@@ -83,8 +82,8 @@ func (c *checker) checkWindows(path *field.Path) {
 	})
 }
 
-// checkHostProcess checks that a Windows pod runs all of its containers as
-// processes of the host, or none.
+// checkHostProcess checks that either all or none of the containers of a Windows pod are
+// HostProcess containers.
 func (c *checker) checkHostProcess(path *field.Path) {
 	var pod *bool
 	if sc := c.spec.SecurityContext; sc != nil && sc.WindowsOptions != nil {
@@ -92,16 +91,16 @@ func (c *checker) checkHostProcess(path *field.Path) {
 	}
 	all, host := 0, 0
 	eachContainer(c.spec, path, func(ctr *corev1.Container, at *field.Path) {
-		own := pod
+		hostProcess := pod
 		if sc := ctr.SecurityContext; sc != nil && sc.WindowsOptions != nil && sc.WindowsOptions.HostProcess != nil {
-			own = sc.WindowsOptions.HostProcess
-			if pod != nil && *pod != *own {
-				c.Invalid(at.Child("securityContext", "windowsOptions", "hostProcess"), *own,
+			hostProcess = sc.WindowsOptions.HostProcess
+			if pod != nil && *pod != *hostProcess {
+				c.Invalid(at.Child("securityContext", "windowsOptions", "hostProcess"), *hostProcess,
 					fmt.Sprintf("pod hostProcess value must be identical if both are specified, was %v", *pod))
 			}
 		}
 		all++
-		if own != nil && *own {
+		if hostProcess != nil && *hostProcess {
 			host++
 		}
 	})
@@ -116,7 +115,7 @@ func (c *checker) checkHostProcess(path *field.Path) {
 	}
 }
 
-// The forms of users and domains in Windows.
+// Formats of Windows users and domains.
 var (
 	controlChars    = regexp.MustCompile(`[[:cntrl:]]+`)
 	netBIOSDomain   = regexp.MustCompile(`^[^\\/:\*\?"<>|\.][^\\/:\*\?"<>|]{0,14}$`)

@@ -7,18 +7,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// placed is a file of a volume and what it is of; empty where the volume has
-// one source.
-type placed struct{ path, of string }
+// volumeFile is a file in a volume. of is its source, or empty if the volume has only one source.
+type volumeFile struct{ path, of string }
 
-func (p placed) String() string {
+func (p volumeFile) String() string {
 	if p.of == "" {
 		return fmt.Sprintf("%q", p.path)
 	}
 	return fmt.Sprintf("%q (%s)", p.path, p.of)
 }
 
-// overlaps warns of files that hide others of their volume.
+// overlaps warns about files that hide other files in the same volume.
 func (w *warner) overlaps() {
 	for i := range w.spec.Volumes {
 		v := &w.spec.Volumes[i]
@@ -32,7 +31,7 @@ func (w *warner) overlaps() {
 			w.overlapping(v.Name, "DownwardAPI", downwardFiles(s.Items, ""))
 		}
 		if s := v.Projected; s != nil {
-			var all []placed
+			var all []volumeFile
 			for j := range s.Sources {
 				if s.Sources[j] == (corev1.VolumeProjection{}) {
 					w.list = append(w.list, fmt.Sprintf("volume %q (Projected) has no sources provided", v.Name))
@@ -44,7 +43,7 @@ func (w *warner) overlaps() {
 	}
 }
 
-func (w *warner) overlapping(volume, kind string, files []placed) {
+func (w *warner) overlapping(volume, kind string, files []volumeFile) {
 	for i := range files {
 		files[i].path = strings.TrimRight(files[i].path, "/")
 		is := files[i]
@@ -59,23 +58,23 @@ func (w *warner) overlapping(volume, kind string, files []placed) {
 	}
 }
 
-func keyFiles(items []corev1.KeyToPath, of string) []placed {
-	files := make([]placed, len(items))
+func keyFiles(items []corev1.KeyToPath, of string) []volumeFile {
+	files := make([]volumeFile, len(items))
 	for i := range items {
-		files[i] = placed{items[i].Path, of}
+		files[i] = volumeFile{items[i].Path, of}
 	}
 	return files
 }
 
-func downwardFiles(items []corev1.DownwardAPIVolumeFile, of string) []placed {
-	files := make([]placed, len(items))
+func downwardFiles(items []corev1.DownwardAPIVolumeFile, of string) []volumeFile {
+	files := make([]volumeFile, len(items))
 	for i := range items {
-		files[i] = placed{items[i].Path, of}
+		files[i] = volumeFile{items[i].Path, of}
 	}
 	return files
 }
 
-func projectedFiles(s *corev1.VolumeProjection) []placed {
+func projectedFiles(s *corev1.VolumeProjection) []volumeFile {
 	switch {
 	case s.ConfigMap != nil && s.ConfigMap.Items != nil:
 		return keyFiles(s.ConfigMap.Items, fmt.Sprintf("ConfigMap %q", s.ConfigMap.Name))
@@ -84,7 +83,7 @@ func projectedFiles(s *corev1.VolumeProjection) []placed {
 	case s.DownwardAPI != nil && s.DownwardAPI.Items != nil:
 		return downwardFiles(s.DownwardAPI.Items, "DownwardAPI")
 	case s.ServiceAccountToken != nil:
-		return []placed{{s.ServiceAccountToken.Path, "ServiceAccountToken"}}
+		return []volumeFile{{s.ServiceAccountToken.Path, "ServiceAccountToken"}}
 	case s.ClusterTrustBundle != nil:
 		name := s.ClusterTrustBundle.Name
 		if name == nil {
@@ -93,10 +92,10 @@ func projectedFiles(s *corev1.VolumeProjection) []placed {
 		if name == nil {
 			return nil
 		}
-		return []placed{{s.ClusterTrustBundle.Path, fmt.Sprintf("ClusterTrustBundle %q", *name)}}
+		return []volumeFile{{s.ClusterTrustBundle.Path, fmt.Sprintf("ClusterTrustBundle %q", *name)}}
 	case s.PodCertificate != nil:
-		var files []placed
-		for _, f := range []placed{
+		var files []volumeFile
+		for _, f := range []volumeFile{
 			{s.PodCertificate.CertificateChainPath, "PodCertificate chain"},
 			{s.PodCertificate.KeyPath, "PodCertificate key"},
 			{s.PodCertificate.CredentialBundlePath, "PodCertificate credential bundle"},

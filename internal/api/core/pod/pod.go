@@ -16,10 +16,10 @@ import (
 	"k8s.io/apiserver/pkg/warning"
 
 	"hyperkube/internal/api"
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// Kind describes pods.
+// Kind returns the kind Pod.
 func Kind() api.Kind[*corev1.Pod] {
 	return api.Kind[*corev1.Pod]{
 		Names: api.Names{
@@ -42,7 +42,7 @@ func Kind() api.Kind[*corev1.Pod] {
 		Validate: func(_ context.Context, p *corev1.Pod) field.ErrorList { return validateCreate(p) },
 		Warnings: func(_ context.Context, p, old *corev1.Pod) []string {
 			if old != nil {
-				// Programs change pods, often, and people read warnings.
+				// Updates are frequent and mostly made by components, which do not read warnings.
 				return nil
 			}
 			return warnings(p)
@@ -92,7 +92,7 @@ func Kind() api.Kind[*corev1.Pod] {
 		},
 		Fields: selectable,
 		Direct: map[string]api.KindDirect[*corev1.Pod]{
-			// Each kubelet watches its own.
+			// Kubelets watch their own pods with this selector.
 			"spec.nodeName": {
 				Of:   func(p *corev1.Pod) string { return p.Spec.NodeName },
 				Path: []int{fieldSpec, fieldNodeName}, Indexed: true,
@@ -112,7 +112,7 @@ func Kind() api.Kind[*corev1.Pod] {
 	}
 }
 
-// Numbers of fields in the protobuf form of a pod.
+// Field numbers in the protobuf encoding of a pod.
 const (
 	fieldSpec     = 2
 	fieldNodeName = 10
@@ -124,7 +124,7 @@ func prepareCreate(p *corev1.Pod) {
 	p.Generation = 1
 	p.Status = corev1.PodStatus{Phase: corev1.PodPending}
 	DropDisabled(&p.Spec, nil)
-	// Admission may have chosen the account.
+	// Admission may have set the service account.
 	syncServiceAccount(&p.Spec)
 	if len(p.Spec.SchedulingGates) > 0 {
 		p.Status.Conditions = []corev1.PodCondition{{
@@ -140,9 +140,8 @@ func prepareCreate(p *corev1.Pod) {
 	p.Status.QOSClass = QOS(p)
 }
 
-// mergeLabelKeys puts the pod's own labels for matchLabelKeys and
-// mismatchLabelKeys into the selectors beside them, where schedulers look
-// (KEP-3243, KEP-3633).
+// mergeLabelKeys adds the pod's label values for matchLabelKeys and mismatchLabelKeys to the
+// selectors that schedulers evaluate (KEP-3243, KEP-3633).
 func mergeLabelKeys(p *corev1.Pod) {
 	add := func(s *metav1.LabelSelector, keys []string, op metav1.LabelSelectorOperator) {
 		if s == nil {
@@ -180,7 +179,7 @@ func mergeLabelKeys(p *corev1.Pod) {
 	}
 }
 
-// bumpGeneration counts changes of the specification.
+// bumpGeneration increments the generation if the spec has changed.
 func bumpGeneration(p, old *corev1.Pod) {
 	p.Generation = old.Generation
 	if !apiequality.Semantic.DeepEqual(p.Spec, old.Spec) {
@@ -188,8 +187,8 @@ func bumpGeneration(p, old *corev1.Pod) {
 	}
 }
 
-// prepareSpecView is for views that show a part of the specification: the
-// rest has been taken back.
+// prepareSpecView prepares updates by subresources that can only change a part of the spec. Changes
+// of other parts have been reverted before.
 func prepareSpecView(p, old *corev1.Pod) {
 	old.Status.DeepCopyInto(&p.Status)
 	metav1.ResetObjectMetaForStatus(&p.ObjectMeta, old.ObjectMeta.DeepCopy())
@@ -204,7 +203,7 @@ func prepareStatus(p, old *corev1.Pod) {
 		p.Status.QOSClass = old.Status.QOSClass
 	}
 	keepObserved(&p.Status, &old.Status)
-	// All are in alpha.
+	// These are alpha features.
 	if len(old.Status.NodeAllocatableResourceClaimStatuses) == 0 {
 		p.Status.NodeAllocatableResourceClaimStatuses = nil
 	}
@@ -216,8 +215,8 @@ func prepareStatus(p, old *corev1.Pod) {
 	}
 }
 
-// mountStatuses tells whether a status says what became of mounts of images, and
-// takes that out when drop is true.
+// mountStatuses reports whether a status contains the status of image volume mounts, and clears it
+// if drop is set.
 func mountStatuses(s *corev1.PodStatus, drop bool) (used bool) {
 	for _, list := range [][]corev1.ContainerStatus{s.ContainerStatuses, s.InitContainerStatuses, s.EphemeralContainerStatuses} {
 		for i := range list {
@@ -229,8 +228,8 @@ func mountStatuses(s *corev1.PodStatus, drop bool) (used bool) {
 	return used
 }
 
-// keepObserved keeps observed generations that the writer does not know of.
-// Conditions of one type, of which there may be several, are matched in order.
+// keepObserved keeps observed generations that the client has omitted. If several conditions have
+// the same type, they are matched in order.
 func keepObserved(s, old *corev1.PodStatus) {
 	if s.ObservedGeneration == 0 {
 		s.ObservedGeneration = old.ObservedGeneration
@@ -258,9 +257,9 @@ func keepObserved(s, old *corev1.PodStatus) {
 	}
 }
 
-// beforeDelete decides how long a pod has to end. One that no kubelet runs,
-// for it is not scheduled or has ended, goes at once. One that is ending
-// already may only be given less time than it has.
+// beforeDelete determines the grace period of a pod. A pod that no kubelet runs, because it is not
+// scheduled or has terminated, is deleted immediately. The grace period of a terminating pod can
+// only be shortened.
 func beforeDelete(p *corev1.Pod, opts *metav1.DeleteOptions) bool {
 	if opts == nil {
 		return false
@@ -274,7 +273,7 @@ func beforeDelete(p *corev1.Pod, opts *metav1.DeleteOptions) bool {
 		if opts.GracePeriodSeconds != nil {
 			period = min(period, *opts.GracePeriodSeconds)
 		}
-	case p.Spec.NodeName == "" || podfacts.Terminal(p):
+	case p.Spec.NodeName == "" || podutil.Terminal(p):
 	case opts.GracePeriodSeconds != nil:
 		period = *opts.GracePeriodSeconds
 	case p.Spec.TerminationGracePeriodSeconds != nil:
@@ -293,7 +292,7 @@ func selectable(p *corev1.Pod) fields.Set {
 		ip = p.Status.PodIPs[0].IP
 	}
 	return fields.Set{
-		"spec.host":                p.Spec.NodeName, // an old alias
+		"spec.host":                p.Spec.NodeName, // deprecated alias
 		"spec.hostNetwork":         strconv.FormatBool(p.Spec.HostNetwork),
 		"spec.nodeName":            p.Spec.NodeName,
 		"spec.restartPolicy":       string(p.Spec.RestartPolicy),

@@ -23,8 +23,8 @@ func parse(t testing.TB, text string) *corev1.Pod {
 	return p
 }
 
-// fresh is a valid pod as it is after it was created.
-func fresh(t testing.TB, edit func(*corev1.Pod)) *corev1.Pod {
+// newPod returns a valid pod as it is after creation.
+func newPod(t testing.TB, edit func(*corev1.Pod)) *corev1.Pod {
 	p := parse(t, "{metadata: {name: p, namespace: default}, spec: {containers: [{name: c, image: busybox}]}}")
 	if edit != nil {
 		edit(p)
@@ -49,12 +49,12 @@ func TestNegativeGrace(t *testing.T) {
 	p := parse(t, "spec: {terminationGracePeriodSeconds: -7}")
 	Default(p)
 	if got := *p.Spec.TerminationGracePeriodSeconds; got != 1 {
-		t.Errorf("a pod's grace of -7 s became %d", got)
+		t.Errorf("a pod's grace period of -7 s became %d", got)
 	}
 	p = parse(t, "spec: {terminationGracePeriodSeconds: -7}")
 	defaultSpec(&p.Spec)
 	if got := *p.Spec.TerminationGracePeriodSeconds; got != -7 {
-		t.Errorf("a template's grace of -7 s became %d", got)
+		t.Errorf("a template's grace period of -7 s became %d", got)
 	}
 }
 
@@ -122,7 +122,7 @@ func TestPullPolicy(t *testing.T) {
 		"host:5000/busybox":         corev1.PullAlways,
 		"host:5000/busybox:1":       corev1.PullIfNotPresent,
 		"busybox@sha256:0":          corev1.PullIfNotPresent,
-		"busybox:latest@sha256:abc": corev1.PullIfNotPresent, // no digest is as short
+		"busybox:latest@sha256:abc": corev1.PullIfNotPresent, // a valid digest is longer
 		"-Bad_ /x":                  corev1.PullIfNotPresent,
 		"busybox:latest@sha256:" + strings.Repeat("a", 64): corev1.PullAlways,
 		"busybox@sha256:" + strings.Repeat("a", 64):        corev1.PullIfNotPresent,
@@ -239,7 +239,7 @@ func TestValidateCreate(t *testing.T) {
 }
 
 func TestUpdate(t *testing.T) {
-	old := fresh(t, nil)
+	old := newPod(t, nil)
 	p := old.DeepCopy()
 	p.Spec.Containers[0].Image = "busybox:2"
 	Kind().Update.Prepare(context.Background(), p, old)
@@ -261,7 +261,7 @@ func TestUpdate(t *testing.T) {
 	p.Spec.Containers[1].Name = "d"
 	check(t, validateUpdate(p, old), "spec.containers: Forbidden: pod updates may not add or remove containers")
 
-	// What was invalid already stands in the way, too.
+	// Fields that were invalid before cause errors too.
 	old.Spec.Containers[0].ImagePullPolicy = "Foo"
 	p = old.DeepCopy()
 	p.Labels = map[string]string{"a": "b"}
@@ -269,7 +269,7 @@ func TestUpdate(t *testing.T) {
 }
 
 func TestStatus(t *testing.T) {
-	old := fresh(t, func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever })
+	old := newPod(t, func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyNever })
 	old.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}}}
 	p := old.DeepCopy()
 	p.Spec.NodeName = "changed"
@@ -278,7 +278,7 @@ func TestStatus(t *testing.T) {
 	p.Status.QOSClass = corev1.PodQOSGuaranteed
 	prepareStatus(p, old)
 	if p.Spec.NodeName != "" {
-		t.Error("the specification changed")
+		t.Error("the spec changed")
 	}
 	check(t, validateStatus(p, old),
 		`status.qosClass: Invalid value: "Guaranteed": field is immutable`,
@@ -288,7 +288,7 @@ func TestStatus(t *testing.T) {
 
 func TestStatusOfRestartedPod(t *testing.T) {
 	never := corev1.ContainerRestartPolicyNever
-	old := fresh(t, func(p *corev1.Pod) {
+	old := newPod(t, func(p *corev1.Pod) {
 		p.Spec.RestartPolicy = corev1.RestartPolicyNever
 		p.Spec.Containers = append(p.Spec.Containers, *p.Spec.Containers[0].DeepCopy())
 		p.Spec.Containers[1].Name, p.Spec.Containers[1].RestartPolicy = "d", &never
@@ -306,7 +306,7 @@ func TestResize(t *testing.T) {
 	limits := func(cpu string) corev1.ResourceRequirements {
 		return corev1.ResourceRequirements{Requests: corev1.ResourceList{"cpu": resource.MustParse(cpu)}}
 	}
-	old := fresh(t, func(p *corev1.Pod) { p.Spec.Containers[0].Resources = limits("1") })
+	old := newPod(t, func(p *corev1.Pod) { p.Spec.Containers[0].Resources = limits("1") })
 	resize := func(edit func(*corev1.Pod)) (*corev1.Pod, field.ErrorList) {
 		p := old.DeepCopy()
 		edit(p)
@@ -323,7 +323,7 @@ func TestResize(t *testing.T) {
 	check(t, errs, `spec: Invalid value: "Burstable": Pod QOS Class may not change as a result of resizing`,
 		"spec.containers[0].resources.requests: Forbidden: resource requests cannot be removed")
 
-	// The pod as a whole may be given some, but not lose them.
+	// Pod-level resources can be added but not removed.
 	whole := limits("3")
 	_, errs = resize(func(p *corev1.Pod) { p.Spec.Resources = &whole })
 	check(t, errs)
@@ -333,12 +333,12 @@ func TestResize(t *testing.T) {
 	p, errs = resize(func(p *corev1.Pod) { p.Spec.Resources = nil })
 	check(t, errs)
 	if p.Spec.Resources == nil {
-		t.Error("resources that the client does not know of are gone")
+		t.Error("resources omitted by the client were removed")
 	}
 	old = plain
 
-	// Init containers that end can be resized, too, but not be restarted for it.
-	init := fresh(t, func(p *corev1.Pod) {
+	// Init containers that are not sidecars can be resized, but not with a restart.
+	init := newPod(t, func(p *corev1.Pod) {
 		p.Spec.Containers[0].Resources = limits("1")
 		i := *p.Spec.Containers[0].DeepCopy()
 		i.Name = "i"
@@ -359,16 +359,16 @@ func TestResize(t *testing.T) {
 }
 
 func TestEphemeralContainers(t *testing.T) {
-	old := fresh(t, nil)
+	old := newPod(t, nil)
 	p := old.DeepCopy()
 	p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "e", Image: "x"}}}
 	Default(p)
 	check(t, validateEphemeralUpdate(p, old))
 	check(t, validateEphemeralUpdate(old, p), "spec.ephemeralContainers: Forbidden: existing ephemeral containers \"e\" may not be removed\n")
 	p.Spec.EphemeralContainers[0].Ports = []corev1.ContainerPort{{ContainerPort: 1, Protocol: "TCP"}}
-	p.Spec.EphemeralContainers[0].TargetContainerName = "nobody"
+	p.Spec.EphemeralContainers[0].TargetContainerName = "missing"
 	check(t, validateEphemeralUpdate(p, old),
-		`spec.ephemeralContainers[0].targetContainerName: Not found: "nobody"`,
+		`spec.ephemeralContainers[0].targetContainerName: Not found: "missing"`,
 		"spec.ephemeralContainers[0].ports: Forbidden: cannot be set for an Ephemeral Container")
 }
 
@@ -390,7 +390,7 @@ func TestBeforeDelete(t *testing.T) {
 		"ending, longer":  {func(p *corev1.Pod) { p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &now, i(10) }, i(20), 10},
 		"ending, forced":  {func(p *corev1.Pod) { p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &now, i(10) }, i(0), 0},
 	} {
-		p := fresh(t, func(p *corev1.Pod) { p.Spec.NodeName = "n" })
+		p := newPod(t, func(p *corev1.Pod) { p.Spec.NodeName = "n" })
 		test.edit(p)
 		opts := &metav1.DeleteOptions{GracePeriodSeconds: test.grace}
 		if graceful := beforeDelete(p, opts); !graceful || *opts.GracePeriodSeconds != test.want {
@@ -422,7 +422,7 @@ func TestRow(t *testing.T) {
 			[]any{"2/2", "Running", "0"}},
 		"completed": {"{spec: {containers: [{name: c}]}, status: {phase: Succeeded, containerStatuses: [{name: c, state: {terminated: {exitCode: 0, reason: Completed}}}]}}", nil,
 			[]any{"0/1", "Completed", "0"}},
-		"one of two ended": {"{spec: {containers: [{name: c}, {name: d}]}, status: {phase: Running, containerStatuses: [{name: c, state: {terminated: {exitCode: 0, reason: Completed}}}, {name: d, ready: true, state: {running: {}}}]}}", nil,
+		"one of two terminated": {"{spec: {containers: [{name: c}, {name: d}]}, status: {phase: Running, containerStatuses: [{name: c, state: {terminated: {exitCode: 0, reason: Completed}}}, {name: d, ready: true, state: {running: {}}}]}}", nil,
 			[]any{"1/2", "NotReady", "0"}},
 		"terminating": {"{spec: {containers: [{name: c}]}, status: {phase: Running}}", func(p *corev1.Pod) { p.DeletionTimestamp = &ago },
 			[]any{"0/1", "Terminating", "0"}},
@@ -461,7 +461,7 @@ func TestRowConditions(t *testing.T) {
 }
 
 func TestWarnings(t *testing.T) {
-	p := fresh(t, func(p *corev1.Pod) {
+	p := newPod(t, func(p *corev1.Pod) {
 		p.Name = "a.b"
 		p.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "A", Value: "1"}, {Name: "A", Value: "2"}, {Name: "B"}, {Name: "B", Value: "x$(B)"}}
 		p.Spec.NodeSelector = map[string]string{"beta.kubernetes.io/os": "linux"}
@@ -477,7 +477,7 @@ func TestWarnings(t *testing.T) {
 }
 
 func TestMergeLabelKeys(t *testing.T) {
-	p := fresh(t, func(p *corev1.Pod) {
+	p := newPod(t, func(p *corev1.Pod) {
 		p.Labels = map[string]string{"hash": "1"}
 		p.Spec.TopologySpreadConstraints = []corev1.TopologySpreadConstraint{{
 			MaxSkew: 1, TopologyKey: "zone", WhenUnsatisfiable: corev1.DoNotSchedule,

@@ -11,7 +11,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checkHooksAndProbes checks a container that runs for as long as its pod.
+// checkHooksAndProbes validates the hooks and probes of regular containers and sidecars.
 func (c *checker) checkHooksAndProbes(ctr *corev1.Container, at *field.Path) {
 	if l := ctr.Lifecycle; l != nil {
 		if l.PostStart != nil {
@@ -58,7 +58,7 @@ func (c *checker) checkHook(h *corev1.LifecycleHandler, at *field.Path) {
 	c.checkHandler(handler{exec: h.Exec, http: h.HTTPGet, tcp: h.TCPSocket, sleep: h.Sleep}, at)
 }
 
-// handler is a probe's or a hook's.
+// handler is the handler of a probe or hook.
 type handler struct {
 	exec  *corev1.ExecAction
 	http  *corev1.HTTPGetAction
@@ -67,8 +67,8 @@ type handler struct {
 	sleep *corev1.SleepAction
 }
 
-// checkHandler checks that there is one handler: the first, in this order,
-// is the one that is checked.
+// checkHandler checks that exactly one handler is set. If several are set, it validates the first
+// one in this order.
 func (c *checker) checkHandler(h handler, at *field.Path) {
 	types := 0
 	is := func(set bool, name string) bool {
@@ -126,8 +126,8 @@ func (c *checker) checkPortOrName(p intstr.IntOrString, at *field.Path) {
 	}
 }
 
-// checkStopSignal checks the signal that ends a container, which has a
-// meaning only where the operating system is known (KEP-4960).
+// checkStopSignal validates the stop signal of a container, which is only allowed if the operating
+// system is specified (KEP-4960).
 func (c *checker) checkStopSignal(s corev1.Signal, at *field.Path) {
 	switch {
 	case c.spec.OS == nil || c.spec.OS.Name == "":
@@ -139,7 +139,7 @@ func (c *checker) checkStopSignal(s corev1.Signal, at *field.Path) {
 	}
 }
 
-// linuxSignals are the names of all signals.
+// linuxSignals returns the names of all Linux signals.
 func linuxSignals() []corev1.Signal {
 	signals := []corev1.Signal{
 		corev1.SIGABRT, corev1.SIGALRM, corev1.SIGBUS, corev1.SIGCHLD, corev1.SIGCLD, corev1.SIGCONT, corev1.SIGFPE,

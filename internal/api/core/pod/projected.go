@@ -11,12 +11,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// checkProjected checks a volume made of several sources, whose files must
-// not be in each other's way.
+// checkProjected validates a projected volume, whose sources must not contain the same files.
 func (c *checker) checkProjected(v *corev1.ProjectedVolumeSource, at *field.Path) {
 	c.FileMode(at.Child("defaultMode"), v.DefaultMode)
 	var paths map[string]bool
-	// claim takes a path for a file; value names who wants it.
+	// claim reserves a path. value is the value of the error if the path is taken.
 	claim := func(path, value string) {
 		if path == "" {
 			return
@@ -83,7 +82,7 @@ func (c *checker) checkTokenProjection(s *corev1.ServiceAccountTokenProjection, 
 			c.Invalid(at.Child("expirationSeconds"), *s.ExpirationSeconds, "may not specify a duration larger than 2^32 seconds")
 		}
 	}
-	// Upstream reports the path as the volume's.
+	// In upstream, the path is that of the volume.
 	if s.Path == "" {
 		c.Required(volume.Child("path"), "")
 	} else {

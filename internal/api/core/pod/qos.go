@@ -7,10 +7,9 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
-// QOS computes the quality of service class of a pod: Guaranteed if every
-// container has limits of cpu and memory that equal its requests, BestEffort
-// if none has any, Burstable otherwise. Resources of the pod as a whole, where
-// set, decide alone.
+// QOS returns the quality of service class of a pod: Guaranteed if every container has CPU and
+// memory limits that equal its requests, BestEffort if no container has requests or limits,
+// Burstable otherwise. If pod-level resources are set, only they count.
 func QOS(p *corev1.Pod) corev1.PodQOSClass {
 	if resourcehelper.IsPodLevelResourcesSet(p) {
 		return qosOf(p.Spec.Resources)
@@ -18,11 +17,11 @@ func QOS(p *corev1.Pod) corev1.PodQOSClass {
 	class := corev1.PodQOSClass("")
 	for _, containers := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
 		for i := range containers {
-			own := qosOf(&containers[i].Resources)
+			containerClass := qosOf(&containers[i].Resources)
 			if class == "" {
-				class = own
+				class = containerClass
 			}
-			if own != class {
+			if containerClass != class {
 				return corev1.PodQOSBurstable
 			}
 		}
@@ -57,6 +56,6 @@ func qosOf(r *corev1.ResourceRequirements) corev1.PodQOSClass {
 
 func isInt32(s string) bool {
 	n, err := strconv.ParseInt(s, 10, 32)
-	// Forms that JSON has not are refused: "+1" and "01".
+	// Reject forms that JSON does not allow: "+1" and "01".
 	return err == nil && strconv.FormatInt(n, 10) == s
 }

@@ -7,27 +7,26 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"hyperkube/internal/podfacts"
+	"hyperkube/internal/pod/podutil"
 )
 
-// keepResize takes back all changes but those of resources and resize
-// policies. With containers added, removed or renamed it leaves the pod alone,
-// for validation to refuse.
+// keepResize reverts all changes except those of resources and resize policies. If containers were
+// added, removed or renamed, it does nothing, and validation rejects the update.
 func keepResize(p, old *corev1.Pod) {
 	if !sameNames(p.Spec.Containers, old.Spec.Containers) || !sameNames(p.Spec.InitContainers, old.Spec.InitContainers) {
 		return
 	}
-	asked := p.Spec
+	requested := p.Spec
 	old.Spec.DeepCopyInto(&p.Spec)
-	p.Spec.Resources = asked.Resources
+	p.Spec.Resources = requested.Resources
 	take := func(to, from []corev1.Container) {
 		for i := range to {
 			to[i].Resources = from[i].Resources
 			to[i].ResizePolicy = from[i].ResizePolicy
 		}
 	}
-	take(p.Spec.Containers, asked.Containers)
-	take(p.Spec.InitContainers, asked.InitContainers)
+	take(p.Spec.Containers, requested.Containers)
+	take(p.Spec.InitContainers, requested.InitContainers)
 }
 
 func sameNames(a, b []corev1.Container) bool {
@@ -42,7 +41,7 @@ func sameNames(a, b []corev1.Container) bool {
 	return true
 }
 
-// validateResize checks new resources for a running pod (KEP-1287).
+// validateResize validates new resources of a running pod (KEP-1287).
 func validateResize(p, old *corev1.Pod) field.ErrorList {
 	whole := field.NewPath("")
 	if _, static := old.Annotations[corev1.MirrorPodAnnotationKey]; static {
@@ -65,10 +64,10 @@ func validateResize(p, old *corev1.Pod) field.ErrorList {
 	}
 	spec := p.Spec.DeepCopy()
 	if hasResources(spec.Resources) || hasResources(old.Spec.Resources) {
-		e.Add(wholeResized(spec, old.Spec.Resources, path))
+		e.Add(validatePodLevelResize(spec, old.Spec.Resources, path))
 	}
-	moved := movedOf(path, "containers", p.Spec.Containers, old.Spec.Containers)
-	if moved = append(moved, movedOf(path, "initContainers", p.Spec.InitContainers, old.Spec.InitContainers)...); len(moved) > 0 {
+	moved := validateSameContainers(path, "containers", p.Spec.Containers, old.Spec.Containers)
+	if moved = append(moved, validateSameContainers(path, "initContainers", p.Spec.InitContainers, old.Spec.InitContainers)...); len(moved) > 0 {
 		e.Add(moved)
 		return e.List
 	}
@@ -89,7 +88,7 @@ func validateResize(p, old *corev1.Pod) field.ErrorList {
 		if !onlyComputeChanged(is, was) {
 			e.Forbidden(path.Child("initContainers").Index(i), "only cpu and memory resources for init or sidecar containers are mutable")
 		}
-		if changed && !podfacts.Sidecar(was) && slices.ContainsFunc(is.ResizePolicy, func(p corev1.ContainerResizePolicy) bool { return p.RestartPolicy == corev1.RestartContainer }) {
+		if changed && !podutil.Sidecar(was) && slices.ContainsFunc(is.ResizePolicy, func(p corev1.ContainerResizePolicy) bool { return p.RestartPolicy == corev1.RestartContainer }) {
 			e.Forbidden(path.Child("initContainers").Index(i), "non-sidecar init containers with a resize policy of RestartContainer cannot be resized")
 		}
 	}
@@ -103,9 +102,9 @@ func hasResources(r *corev1.ResourceRequirements) bool {
 	return r != nil && len(r.Requests)+len(r.Limits) > 0
 }
 
-// wholeResized checks new resources of the pod as a whole, which may be given to one
-// that had none, and makes them in spec what they were. (KEP-5419)
-func wholeResized(spec *corev1.PodSpec, was *corev1.ResourceRequirements, path *field.Path) field.ErrorList {
+// validatePodLevelResize validates new pod-level resources, which may be added to a pod without any, and
+// resets them in spec to the old value. (KEP-5419)
+func validatePodLevelResize(spec *corev1.PodSpec, was *corev1.ResourceRequirements, path *field.Path) field.ErrorList {
 	is, at := spec.Resources, path.Child("resources")
 	spec.Resources = was
 	if is == nil && was == nil {
@@ -117,16 +116,15 @@ func wholeResized(spec *corev1.PodSpec, was *corev1.ResourceRequirements, path *
 	if was == nil {
 		was = &corev1.ResourceRequirements{}
 	}
-	errs := removedOf(is, was, at, "pod-level resource")
+	errs := validateNotRemoved(is, was, at, "pod-level resource")
 	if !apiequality.Semantic.DeepEqual(withoutCompute(is, was), was) {
 		errs = append(errs, field.Forbidden(path, "only cpu and memory resources are mutable at pod-level"))
 	}
 	return errs
 }
 
-// movedOf tells of containers in list that are not those that were there, each
-// at its place.
-func movedOf(path *field.Path, list string, is, was []corev1.Container) field.ErrorList {
+// validateSameContainers returns errors for containers in list that were added, removed, renamed or reordered.
+func validateSameContainers(path *field.Path, list string, is, was []corev1.Container) field.ErrorList {
 	path = path.Child(list)
 	if len(is) != len(was) {
 		return field.ErrorList{field.Forbidden(path, list+" may not be added or removed on resize")}
@@ -140,8 +138,8 @@ func movedOf(path *field.Path, list string, is, was []corev1.Container) field.Er
 	return errs
 }
 
-// nodeCanResize looks for a running container's resources, which a kubelet
-// that can resize has reported.
+// nodeCanResize reports whether the kubelet supports resizing: it then reports the resources of
+// running containers.
 func nodeCanResize(p *corev1.Pod) bool {
 	for i := range p.Status.ContainerStatuses {
 		if s := &p.Status.ContainerStatuses[i]; s.State.Running != nil {
@@ -152,11 +150,12 @@ func nodeCanResize(p *corev1.Pod) bool {
 }
 
 func removedResources(is, was *corev1.ResourceRequirements, at *field.Path) field.ErrorList {
-	return removedOf(is, was, at, "resource")
+	return validateNotRemoved(is, was, at, "resource")
 }
 
-// removedOf tells what is not there any more of what was; what is its name.
-func removedOf(is, was *corev1.ResourceRequirements, at *field.Path, what string) field.ErrorList {
+// validateNotRemoved returns errors for resources that were removed. what is the name of the resources in
+// errors.
+func validateNotRemoved(is, was *corev1.ResourceRequirements, at *field.Path, what string) field.ErrorList {
 	removed := func(is, was corev1.ResourceList) bool {
 		for name := range was {
 			if _, ok := is[name]; !ok {
@@ -175,8 +174,7 @@ func removedOf(is, was *corev1.ResourceRequirements, at *field.Path, what string
 	return errs
 }
 
-// onlyComputeChanged compares without cpu and memory, which it takes back in
-// is.
+// onlyComputeChanged reports whether only CPU and memory differ. It resets them in is.
 func onlyComputeChanged(is, was *corev1.Container) bool {
 	is.Resources = *withoutCompute(&is.Resources, &was.Resources)
 	return apiequality.Semantic.DeepEqual(is, was)

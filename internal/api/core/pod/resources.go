@@ -14,7 +14,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checkResources checks what a container asks for.
+// checkResources validates the resources of a container.
 func (c *checker) checkResources(r *corev1.ResourceRequirements, at *field.Path) {
 	c.checkRequirements(r, validate.ContainerResourceName, at)
 	c.checkClaimRefs(r.Claims, at.Child("claims"))
@@ -66,7 +66,7 @@ func (c *checker) checkAmount(name corev1.ResourceName, q resource.Quantity, che
 	c.checkHugePages(name, q, at)
 }
 
-// checkHugePages checks that an amount is made of whole pages.
+// checkHugePages checks that a quantity is a multiple of the page size.
 func (c *checker) checkHugePages(name corev1.ResourceName, q resource.Quantity, at *field.Path) {
 	if !validate.IsHugePage(name) {
 		return
@@ -77,8 +77,8 @@ func (c *checker) checkHugePages(name corev1.ResourceName, q resource.Quantity, 
 	}
 }
 
-// checkClaimRefs checks a container's references to the pod's claims: a claim
-// is used whole, or by its requests.
+// checkClaimRefs validates a container's references to the pod's claims. A reference is to a whole
+// claim or to one of its requests.
 func (c *checker) checkClaimRefs(claims []corev1.ResourceClaim, path *field.Path) {
 	for i, claim := range claims {
 		at, before := path.Index(i), claims[:i]
@@ -115,7 +115,7 @@ func (c *checker) checkClaimRefs(claims []corev1.ResourceClaim, path *field.Path
 	}
 }
 
-// checkPodClaims checks the pod's resource claims.
+// checkPodClaims validates the pod's resource claims.
 func (c *checker) checkPodClaims(path *field.Path) {
 	for i, claim := range c.spec.ResourceClaims {
 		at := path.Index(i)
@@ -142,8 +142,8 @@ func (c *checker) checkPodClaims(path *field.Path) {
 	}
 }
 
-// checkPodResources checks the resources of the pod as a whole: they cover
-// those of its containers (KEP-2837).
+// checkPodResources validates the pod-level resources, which must cover those of the containers
+// (KEP-2837).
 func (c *checker) checkPodResources(at *field.Path) {
 	r := c.spec.Resources
 	if r == nil {

@@ -16,14 +16,14 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checkSharedProcesses refuses to share processes in the pod and with the host.
+// checkSharedProcesses rejects shareProcessNamespace together with hostPID.
 func (c *checker) checkSharedProcesses(path *field.Path) {
 	if share := c.spec.ShareProcessNamespace; share != nil && *share && c.spec.HostPID {
 		c.Invalid(path.Child("shareProcessNamespace"), *share, "ShareProcessNamespace and HostPID cannot both be enabled")
 	}
 }
 
-// checkPodSecurityContext checks what applies to all containers of the pod.
+// checkPodSecurityContext validates the security context of the pod.
 func (c *checker) checkPodSecurityContext(at *field.Path) {
 	sc := c.spec.SecurityContext
 	if sc == nil {
@@ -60,7 +60,7 @@ func (c *checker) checkUserAndGroup(user, group *int64, at *field.Path) {
 	}
 }
 
-// checkSecurityContext checks what applies to one container.
+// checkSecurityContext validates the security context of a container.
 func (c *checker) checkSecurityContext(sc *corev1.SecurityContext, at *field.Path) {
 	c.checkUserAndGroup(sc.RunAsUser, sc.RunAsGroup, at)
 	if sc.ProcMount != nil {
@@ -114,7 +114,7 @@ func (c *checker) checkAppArmor(p *corev1.AppArmorProfile, at *field.Path) {
 	profile := at.Child("localhostProfile")
 	switch p.Type {
 	case corev1.AppArmorProfileTypeLocalhost:
-		const longest = 4095 // a path without its final zero
+		const longest = 4095 // PATH_MAX without the terminating null byte
 		switch {
 		case p.LocalhostProfile == nil || *p.LocalhostProfile == "":
 			c.Required(profile, "must be set when AppArmor type is Localhost")
@@ -137,7 +137,7 @@ func (c *checker) checkAppArmor(p *corev1.AppArmorProfile, at *field.Path) {
 	}
 }
 
-// sysctlName is the form of a kernel parameter's name, see sysctl(8).
+// sysctlName is the format of sysctl names, see sysctl(8).
 var sysctlName = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
 
 func (c *checker) checkSysctls(sysctls []corev1.Sysctl, path *field.Path) {
@@ -160,7 +160,7 @@ func (c *checker) checkSysctls(sysctls []corev1.Sysctl, path *field.Path) {
 	}
 }
 
-// checkAnnotations checks the annotations that say something of the pod.
+// checkAnnotations validates the annotations with a meaning for pods.
 func (c *checker) checkAnnotations(annotations map[string]string, path *field.Path) {
 	if len(annotations) == 0 {
 		return
@@ -206,8 +206,8 @@ func (c *checker) checkAppArmorAnnotation(container, value string, at *field.Pat
 	}
 }
 
-// checkProfilesMatch refuses old annotations for seccomp and AppArmor that say
-// something else than the fields which replaced them.
+// checkProfilesMatch rejects deprecated seccomp and AppArmor annotations that contradict the fields
+// that replaced them.
 func (c *checker) checkProfilesMatch(meta *metav1.ObjectMeta, path *field.Path) {
 	if len(meta.Annotations) == 0 {
 		return

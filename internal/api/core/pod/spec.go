@@ -16,7 +16,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checkSpec checks all of a pod's or template's specification.
+// checkSpec validates the spec of a pod or pod template.
 func (c *checker) checkSpec(path *field.Path) {
 	spec := c.spec
 	if spec.TerminationGracePeriodSeconds == nil {
@@ -92,8 +92,7 @@ func (c *checker) checkNames(path *field.Path) {
 	}
 }
 
-// checkHostnameOverride checks a hostname that replaces the one made of the
-// pod's names (KEP-4762).
+// checkHostnameOverride validates the field that overrides the hostname (KEP-4762).
 func (c *checker) checkHostnameOverride(path *field.Path) {
 	if c.spec.HostnameOverride == nil {
 		return
@@ -111,8 +110,8 @@ func (c *checker) checkHostnameOverride(path *field.Path) {
 	c.Subdomain(at, name)
 }
 
-// checkHostNetworkPorts checks that the containers' ports are the host's. In
-// templates the host's are not filled in yet.
+// checkHostNetworkPorts checks that host ports equal container ports. In templates, host ports are
+// not defaulted.
 func (c *checker) checkHostNetworkPorts(path *field.Path) {
 	for i := range c.spec.Containers {
 		for j, p := range c.spec.Containers[i].Ports {
@@ -124,8 +123,7 @@ func (c *checker) checkHostNetworkPorts(path *field.Path) {
 	}
 }
 
-// checkHostUsers refuses a user namespace where other namespaces are the
-// host's.
+// checkHostUsers rejects a user namespace together with other host namespaces.
 func (c *checker) checkHostUsers(path *field.Path) {
 	if c.hostUsers {
 		return
@@ -140,7 +138,7 @@ func (c *checker) checkHostUsers(path *field.Path) {
 	if c.spec.HostIPC {
 		c.Forbidden(path.Child("HostIPC"), detail)
 	}
-	// Devices can neither be mapped to other IDs nor be given to them.
+	// Devices can neither be ID-mapped nor change their owner.
 	eachContainer(c.spec, path, func(ctr *corev1.Container, at *field.Path) {
 		if len(ctr.VolumeDevices) > 0 {
 			c.Forbidden(at.Child("volumeDevices"), detail)
@@ -158,7 +156,7 @@ func (c *checker) checkSchedulingGates(path *field.Path) {
 	}
 }
 
-// The resolver of libc takes no more than this.
+// Limits of the libc resolver.
 const (
 	maxNameservers = 3
 	maxSearches    = 32

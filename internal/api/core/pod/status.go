@@ -15,7 +15,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// validateStatus checks a change of status, most often the kubelet's.
+// validateStatus validates a status update, usually from the kubelet.
 func validateStatus(p, old *corev1.Pod) field.ErrorList {
 	e := &validate.Errors{}
 	checkAnnotationUpdate(e, p, old)
@@ -69,7 +69,7 @@ func notNegative(e *validate.Errors, at *field.Path, generation int64) {
 	}
 }
 
-// statusWarnings are for addresses in unusual forms.
+// statusWarnings returns warnings for IP addresses in non-standard notation.
 func statusWarnings(p *corev1.Pod) []string {
 	var out []string
 	for i, ip := range p.Status.PodIPs {
@@ -81,9 +81,9 @@ func statusWarnings(p *corev1.Pod) []string {
 	return out
 }
 
-// ownRestartPolicy is what a container has beside the pod's policy; with
-// rules, it may be restarted in any case.
-func ownRestartPolicy(containers []corev1.Container, name string) *corev1.ContainerRestartPolicy {
+// containerRestartPolicy returns the restart policy of a container, or nil. A container with restart
+// rules may be restarted in any case, so its policy is Always.
+func containerRestartPolicy(containers []corev1.Container, name string) *corev1.ContainerRestartPolicy {
 	for i := range containers {
 		if containers[i].Name == name {
 			if len(containers[i].RestartPolicyRules) > 0 {
@@ -96,23 +96,24 @@ func ownRestartPolicy(containers []corev1.Container, name string) *corev1.Contai
 	return nil
 }
 
-// checkTransitionsOf refuses to bring back what ended for good, of all containers
-// of a pod. Where a rule restarts all containers, any may come back but an
-// ephemeral one.
+// checkTransitionsOf rejects a status in which a terminated container that must not be restarted is
+// running again. If a rule restarts all containers, only ephemeral containers are checked.
 func checkTransitionsOf(e *validate.Errors, p, old *corev1.Pod, path *field.Path) {
 	if !restartsAll(old.Spec.Containers) && !restartsAll(old.Spec.InitContainers) {
 		checkTransitions(e, p.Status.ContainerStatuses, old.Status.ContainerStatuses, path.Child("containerStatuses"),
-			func(name string) *corev1.ContainerRestartPolicy { return ownRestartPolicy(old.Spec.Containers, name) }, old.Spec.RestartPolicy)
+			func(name string) *corev1.ContainerRestartPolicy {
+				return containerRestartPolicy(old.Spec.Containers, name)
+			}, old.Spec.RestartPolicy)
 		checkTransitions(e, p.Status.InitContainerStatuses, old.Status.InitContainerStatuses, path.Child("initContainerStatuses"),
 			func(name string) *corev1.ContainerRestartPolicy {
-				return ownRestartPolicy(old.Spec.InitContainers, name)
+				return containerRestartPolicy(old.Spec.InitContainers, name)
 			}, old.Spec.RestartPolicy)
 	}
 	checkTransitions(e, p.Status.EphemeralContainerStatuses, old.Status.EphemeralContainerStatuses, path.Child("ephemeralContainerStatuses"),
 		func(string) *corev1.ContainerRestartPolicy { return nil }, corev1.RestartPolicyNever)
 }
 
-// restartsAll tells whether a container has a rule by which all are restarted.
+// restartsAll reports whether a container has a rule that restarts all containers.
 func restartsAll(containers []corev1.Container) bool {
 	return slices.ContainsFunc(containers, func(c corev1.Container) bool {
 		return slices.ContainsFunc(c.RestartPolicyRules, func(r corev1.ContainerRestartRule) bool {
@@ -121,7 +122,8 @@ func restartsAll(containers []corev1.Container) bool {
 	})
 }
 
-// checkTransitions refuses to bring back a container that ended for good.
+// checkTransitions rejects a status in which a terminated container that must not be restarted is
+// running again.
 func checkTransitions(e *validate.Errors, is, was []corev1.ContainerStatus, path *field.Path,
 	own func(string) *corev1.ContainerRestartPolicy, pod corev1.RestartPolicy) {
 	if pod == corev1.RestartPolicyAlways {
@@ -225,7 +227,7 @@ func checkStatusUser(e *validate.Errors, p *corev1.Pod, s *corev1.ContainerStatu
 		e.Forbidden(at, "cannot be set for a windows pod")
 		return
 	}
-	// The runtime tells it, so it may be any that the kernel knows.
+	// The runtime reports the UID, so all UIDs of the kernel are valid.
 	if uid := s.User.Linux.UID; uid < 0 || uid > math.MaxUint32 {
 		e.Invalid(at.Child("uid"), uid, fmt.Sprintf("must be between 0 and %d, inclusive", int64(math.MaxUint32)))
 	}
@@ -235,7 +237,7 @@ func checkStatusUser(e *validate.Errors, p *corev1.Pod, s *corev1.ContainerStatu
 	}
 }
 
-// checkAllocated checks the health of devices that a container has.
+// checkAllocated validates the health status of allocated devices.
 func checkAllocated(e *validate.Errors, s *corev1.ContainerStatus, containers []corev1.Container, path *field.Path) {
 	i := slices.IndexFunc(containers, func(c corev1.Container) bool { return c.Name == s.Name })
 	for j, r := range s.AllocatedResourcesStatus {
@@ -266,8 +268,8 @@ func checkAllocated(e *validate.Errors, s *corev1.ContainerStatus, containers []
 	}
 }
 
-// checkExtendedClaim checks which requests of a claim stand for extended
-// resources of which containers (KEP-5004).
+// checkExtendedClaim validates the mapping of a claim's requests to the extended resources of
+// containers (KEP-5004).
 func checkExtendedClaim(e *validate.Errors, p *corev1.Pod, path *field.Path) {
 	s := p.Status.ExtendedResourceClaimStatus
 	if s == nil {
@@ -286,10 +288,10 @@ func checkExtendedClaim(e *validate.Errors, p *corev1.Pod, path *field.Path) {
 	seen := map[corev1.ContainerExtendedResourceRequest]bool{}
 	for i, m := range s.RequestMappings {
 		at := mappings.Index(i)
-		asked, ok := requests[m.ContainerName]
+		requested, ok := requests[m.ContainerName]
 		if !ok {
 			e.Invalid(at.Child("containerName"), m.ContainerName, "must match the name of an entry in spec.initContainers.name or spec.containers.name")
-		} else if _, ok := asked[corev1.ResourceName(m.ResourceName)]; !ok {
+		} else if _, ok := requested[corev1.ResourceName(m.ResourceName)]; !ok {
 			e.Invalid(at.Child("resourceName"), m.ResourceName, "must match the extended resource name of an entry in spec.initContainers.resources.requests or spec.containers.resources.requests")
 		}
 		e.InvalidAll(path.Child("requestName"), m.RequestName, validation.IsDNS1123Label(m.RequestName))

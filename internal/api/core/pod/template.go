@@ -1,5 +1,5 @@
-// Package pod describes the Pod kind of core/v1, and what pods share with the
-// pod templates of other kinds: defaults, validation and warnings.
+// Package pod defines the kind Pod of core/v1, and what pods share with the pod templates of other
+// kinds: defaults, validation and warnings.
 package pod
 
 import (
@@ -9,10 +9,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// DefaultTemplate fills what is unset in a pod template.
+// DefaultTemplate sets the defaults of a pod template.
 func DefaultTemplate(t *corev1.PodTemplateSpec) { defaultSpec(&t.Spec) }
 
-// ValidateTemplate checks a pod template that is at path.
+// ValidateTemplate validates the pod template at path.
 func ValidateTemplate(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorList {
 	c := newChecker(&t.Spec, false, "")
 	c.Add(metavalidation.ValidateLabels(t.Labels, path.Child("labels")))
@@ -26,8 +26,7 @@ func ValidateTemplate(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorLi
 	return c.List
 }
 
-// TemplateWarnings are what a client should be told of a valid pod template
-// that is at path.
+// TemplateWarnings returns the warnings for a valid pod template at path.
 func TemplateWarnings(t *corev1.PodTemplateSpec, path *field.Path) []string {
 	return specWarnings(&t.Spec, &t.ObjectMeta, path)
 }

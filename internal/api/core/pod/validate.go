@@ -15,8 +15,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// validatePod checks what new and changed pods have in common, metadata
-// apart.
+// validatePod validates the parts of new and updated pods except the metadata.
 func validatePod(p *corev1.Pod) field.ErrorList {
 	c := newChecker(&p.Spec, true, p.Name)
 	path := field.NewPath("spec")
@@ -59,12 +58,12 @@ func validateCreate(p *corev1.Pod) field.ErrorList {
 	return c.List
 }
 
-// validateChanged is validatePod for a pod that is there already.
+// validateChanged is like validatePod for an existing pod.
 func validateChanged(p, old *corev1.Pod) validate.Errors {
 	return validate.Errors{List: validate.Tolerate(validatePod(p), func() field.ErrorList { return validatePod(old) })}
 }
 
-// checkAnnotationUpdate holds on to the annotations that nobody may change.
+// checkAnnotationUpdate rejects changes of immutable annotations.
 func checkAnnotationUpdate(e *validate.Errors, p, old *corev1.Pod) {
 	path := field.NewPath("metadata", "annotations")
 	for _, k := range slices.Sorted(maps.Keys(old.Annotations)) {
@@ -99,8 +98,7 @@ var updatable = strings.Join([]string{
 	"`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)",
 }, ",")
 
-// validateUpdate checks a change at the pod's own path, where little of the
-// specification may change.
+// validateUpdate validates an update of the pod itself, in which most of the spec is immutable.
 func validateUpdate(p, old *corev1.Pod) field.ErrorList {
 	e := validateChanged(p, old)
 	checkAnnotationUpdate(&e, p, old)
@@ -133,8 +131,8 @@ func validateUpdate(p, old *corev1.Pod) field.ErrorList {
 	return e.List
 }
 
-// withoutAllowedChanges is a copy of p's specification in which what may
-// change is as it was; what is left is forbidden.
+// withoutAllowedChanges returns a copy of p's spec in which all mutable fields have their old
+// value. All remaining differences are forbidden.
 func withoutAllowedChanges(e *validate.Errors, p, old *corev1.Pod, path *field.Path) *corev1.PodSpec {
 	spec := p.Spec.DeepCopy()
 	for i := range spec.Containers {
@@ -155,8 +153,8 @@ func withoutAllowedChanges(e *validate.Errors, p, old *corev1.Pod, path *field.P
 	return spec
 }
 
-// checkGatedUpdate lets a pod that is held back from scheduling be told more
-// precisely where it may go. It takes these changes out of spec.
+// checkGatedUpdate allows a pod with scheduling gates to restrict its node selection further. It
+// resets these changes in spec.
 func checkGatedUpdate(e *validate.Errors, spec, old *corev1.PodSpec, path *field.Path) {
 	for k, v := range old.NodeSelector {
 		if now, ok := spec.NodeSelector[k]; !ok || now != v {
@@ -201,7 +199,7 @@ func checkNodeAffinityUpdate(e *validate.Errors, is, was *corev1.NodeAffinity, p
 	}
 	for i := range before {
 		if !onlyAdds(after[i].MatchExpressions, before[i].MatchExpressions) || !onlyAdds(after[i].MatchFields, before[i].MatchFields) ||
-			// A term without requirements matches nothing, and must stay so.
+			// A term without requirements matches nothing, which must not change.
 			len(before[i].MatchExpressions)+len(before[i].MatchFields) == 0 && len(after[i].MatchExpressions)+len(after[i].MatchFields) > 0 {
 			e.Invalid(path.Index(i), after[i], "only additions are allowed (no mutations or deletions)")
 		}
@@ -212,8 +210,8 @@ func onlyAdds(is, was []corev1.NodeSelectorRequirement) bool {
 	return len(is) >= len(was) && apiequality.Semantic.DeepEqual(is[:len(was)], was)
 }
 
-// checkDeadlineUpdate allows a deadline to be set and to come nearer. False
-// means that there is no point in looking further.
+// checkDeadlineUpdate allows setting or reducing the deadline. It returns false if further
+// validation is pointless.
 func checkDeadlineUpdate(e *validate.Errors, is, was *int64, at *field.Path) bool {
 	switch {
 	case is == nil:
@@ -230,8 +228,7 @@ func checkDeadlineUpdate(e *validate.Errors, is, was *int64, at *field.Path) boo
 	return true
 }
 
-// checkTolerationUpdate allows tolerations to be added, and their seconds to
-// change.
+// checkTolerationUpdate allows adding tolerations and changing their seconds.
 func checkTolerationUpdate(e *validate.Errors, is, was []corev1.Toleration, path *field.Path) {
 	for _, old := range was {
 		if !slices.ContainsFunc(is, func(t corev1.Toleration) bool {

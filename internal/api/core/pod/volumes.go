@@ -10,13 +10,13 @@ import (
 	"hyperkube/internal/api/core/volume"
 )
 
-// checkVolumes checks the pod's volumes and remembers those that are valid.
+// checkVolumes validates the pod's volumes and stores the valid ones in c.volumes.
 func (c *checker) checkVolumes(path *field.Path) {
 	if len(c.spec.Volumes) == 0 {
 		return
 	}
 	c.volumes = make(map[string]*corev1.VolumeSource, len(c.spec.Volumes))
-	// Claims that the pod's ephemeral volumes make are not for others.
+	// Other volumes must not use the claims of the pod's ephemeral volumes.
 	var made map[string]bool
 	for i := range c.spec.Volumes {
 		if v := &c.spec.Volumes[i]; v.Ephemeral != nil && c.podName != "" {
@@ -48,12 +48,11 @@ func (c *checker) checkVolumes(path *field.Path) {
 	}
 }
 
-// checkVolumeSource checks that a volume has exactly one source. The first in
-// the order below, in which sources came to Kubernetes, is the one that is
-// checked, and others are one too many.
+// checkVolumeSource checks that a volume has exactly one source. If there are several, it validates
+// the first in the order below, which is the historical one, and reports the others.
 func (c *checker) checkVolumeSource(v *corev1.Volume, at *field.Path) {
 	types := 0
-	// is counts a source that is set and says whether to check it.
+	// is counts a source that is set, and reports whether to validate it.
 	is := func(set bool, name string) bool {
 		if !set {
 			return false
@@ -189,7 +188,7 @@ func (c *checker) checkLaterSources(v *corev1.Volume, at *field.Path, is func(bo
 	}
 }
 
-// checkFiles checks a volume whose files come from the keys of an object.
+// checkFiles validates a volume with files from the keys of an object.
 func (c *checker) checkFiles(nameField, name string, mode *int32, items []corev1.KeyToPath, at *field.Path) {
 	if name == "" {
 		c.Required(at.Child(nameField), "")
@@ -230,8 +229,7 @@ func (c *checker) checkDownwardFile(f *corev1.DownwardAPIVolumeFile, at *field.P
 	c.FileMode(at.Child("mode"), f.Mode)
 }
 
-// checkEphemeral checks a volume with a claim of its own, whose name is made
-// of the pod's and the volume's.
+// checkEphemeral validates an ephemeral volume, whose claim is named after the pod and the volume.
 func (c *checker) checkEphemeral(v *corev1.Volume, at *field.Path) {
 	p := at.Child("ephemeral", "volumeClaimTemplate")
 	if v.Ephemeral.VolumeClaimTemplate == nil {

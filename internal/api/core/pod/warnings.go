@@ -14,11 +14,11 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// warner collects what a user may not have meant.
+// warner collects warnings about possible mistakes.
 type warner struct {
 	spec *corev1.PodSpec
 	meta *metav1.ObjectMeta
-	// path is a template's; nil for a pod.
+	// path is the path of a template; nil for a pod.
 	path *field.Path
 	list []string
 }
@@ -61,8 +61,7 @@ func specWarnings(spec *corev1.PodSpec, meta *metav1.ObjectMeta, path *field.Pat
 
 const noSelector = "a null labelSelector results in matching no pod"
 
-// scheduling warns of old labels of nodes, and of selectors that match
-// nothing.
+// scheduling warns about deprecated node labels, and about selectors that match nothing.
 func (w *warner) scheduling(at *field.Path) {
 	for _, key := range slices.Sorted(maps.Keys(w.spec.NodeSelector)) {
 		if msg := validate.DeprecatedNodeLabel(key); msg != "" {
@@ -137,7 +136,7 @@ func (w *warner) annotations(at *field.Path) {
 	}
 }
 
-// profiles warns of annotations that fields have replaced.
+// profiles warns about annotations that were replaced by fields.
 func (w *warner) profiles(ctr *corev1.Container, at *field.Path) {
 	if len(w.meta.Annotations) == 0 {
 		return
@@ -151,7 +150,7 @@ func (w *warner) profiles(ctr *corev1.Container, at *field.Path) {
 		w.add(at.Key(key), `non-functional in v1.27+; use the "seccompProfile" field instead`)
 	}
 	if w.path == nil {
-		return // copyAppArmor has told
+		return // copyAppArmor has returned the warning
 	}
 	inherited := w.spec.SecurityContext != nil && w.spec.SecurityContext.AppArmorProfile != nil
 	key = corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix + ctr.Name
@@ -201,7 +200,7 @@ func (w *warner) duplicates(at *field.Path) {
 	}
 }
 
-// fractions warns of parts of bytes, most often a unit "m" that was to be
+// fractions warns about fractions of bytes, which usually are caused by the unit "m" instead of
 // "M".
 func (w *warner) fractions(list corev1.ResourceList, at *field.Path) {
 	for _, name := range []corev1.ResourceName{corev1.ResourceMemory, corev1.ResourceEphemeralStorage} {
@@ -211,8 +210,7 @@ func (w *warner) fractions(list corev1.ResourceList, at *field.Path) {
 	}
 }
 
-// env warns of variables that are set twice, unless the second builds on the
-// first.
+// env warns about variables that are set twice, unless the second definition refers to the first.
 func (w *warner) env(vars []corev1.EnvVar, path *field.Path) {
 	for i, v := range vars {
 		if !slices.ContainsFunc(vars[:i], func(o corev1.EnvVar) bool { return o.Name == v.Name }) {
@@ -225,8 +223,7 @@ func (w *warner) env(vars []corev1.EnvVar, path *field.Path) {
 	}
 }
 
-// ports warns of ports that are in each other's way, in the same or in
-// different containers.
+// ports warns about conflicting ports, in the same or in different containers.
 func (w *warner) ports(at *field.Path) {
 	type port struct {
 		at *field.Path

@@ -16,7 +16,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// ClaimTemplate checks the claim that a pod's ephemeral volume makes.
+// ClaimTemplate validates the claim template of an ephemeral volume.
 func ClaimTemplate(e *validate.Errors, t *corev1.PersistentVolumeClaimTemplate, at *field.Path) {
 	meta := at.Child("metadata")
 	e.Add(apivalidation.ValidateAnnotations(t.Annotations, meta.Child("annotations")))
@@ -25,7 +25,7 @@ func ClaimTemplate(e *validate.Errors, t *corev1.PersistentVolumeClaimTemplate, 
 	ClaimSpec(e, &t.Spec, at.Child("spec"))
 }
 
-// OnlyFields reports every field of a struct that is set and not allowed.
+// OnlyFields reports each field of a struct that is set but not in allowed.
 func OnlyFields(e *validate.Errors, value any, detail string, at *field.Path, allowed ...string) {
 	v := reflect.ValueOf(value)
 	for i := range v.NumField() {
@@ -38,7 +38,7 @@ func OnlyFields(e *validate.Errors, value any, detail string, at *field.Path, al
 	}
 }
 
-// ClaimSpec checks the specification of a persistent volume claim.
+// ClaimSpec validates the spec of a PersistentVolumeClaim.
 func ClaimSpec(e *validate.Errors, spec *corev1.PersistentVolumeClaimSpec, at *field.Path) {
 	if len(spec.AccessModes) == 0 {
 		e.Required(at.Child("accessModes"), "at least 1 access mode is required")
@@ -110,7 +110,7 @@ func dataSources(e *validate.Errors, spec *corev1.PersistentVolumeClaimSpec, at 
 }
 
 func dataSource(e *validate.Errors, group *string, kind, name string, at *field.Path) {
-	need(e, at, "name", name, "kind", kind)
+	requireAll(e, at, "name", name, "kind", kind)
 	if group == nil || *group == "" {
 		if kind != "PersistentVolumeClaim" {
 			e.Invalid(at, kind, "must be 'PersistentVolumeClaim' when referencing the default apiGroup")
@@ -120,22 +120,22 @@ func dataSource(e *validate.Errors, group *string, kind, name string, at *field.
 	e.Subdomain(at.Child("apiGroup"), *group)
 }
 
-// DefaultClaimSpec fills what is unset in the specification of a claim.
+// DefaultClaimSpec sets the defaults of the spec of a claim.
 func DefaultClaimSpec(spec *corev1.PersistentVolumeClaimSpec) {
 	api.SetDefault(&spec.VolumeMode, corev1.PersistentVolumeFilesystem)
 	validate.RoundUp(spec.Resources.Limits)
 	validate.RoundUp(spec.Resources.Requests)
 }
 
-// PrepareDataSources drops sources that claims cannot be made from, and makes
-// dataSource and dataSourceRef say the same where only one of them is set and
-// both can say it. Old is that of the stored claim, nil for a new one.
+// PrepareDataSources drops unsupported data sources, and sets dataSource and dataSourceRef to the
+// same value if only one of them is set and both can represent it. old is the spec of the stored
+// claim, nil on create.
 func PrepareDataSources(spec, old *corev1.PersistentVolumeClaimSpec) {
-	// Sources in other namespaces are a feature that is off.
+	// Cross-namespace data sources are a disabled feature.
 	if ref := spec.DataSourceRef; ref != nil && ref.Namespace != nil && *ref.Namespace != "" && (old == nil || old.DataSourceRef == nil) {
 		spec.DataSourceRef = nil
 	}
-	// The older field has always ignored what it does not know.
+	// For compatibility, unknown kinds in dataSource are ignored.
 	if (old == nil || old.DataSource == nil && old.DataSourceRef == nil) && spec.DataSourceRef == nil && !isClaimOrSnapshot(spec.DataSource) {
 		spec.DataSource = nil
 	}
@@ -153,9 +153,8 @@ func isClaimOrSnapshot(src *corev1.TypedLocalObjectReference) bool {
 	return src.Kind == "PersistentVolumeClaim" && group == "" || src.Kind == "VolumeSnapshot" && group == "snapshot.storage.k8s.io"
 }
 
-// NormalizeDataSources makes dataSource and dataSourceRef say the same, where
-// only one of them is set and both can say it: a source of another namespace
-// has no older form.
+// NormalizeDataSources sets dataSource and dataSourceRef to the same value if only one of them is
+// set and both can represent it: dataSource cannot refer to another namespace.
 func NormalizeDataSources(spec *corev1.PersistentVolumeClaimSpec) {
 	switch src, ref := spec.DataSource, spec.DataSourceRef; {
 	case src != nil && ref == nil:
@@ -173,7 +172,7 @@ func copied(s *string) *string {
 	return &v
 }
 
-// ClaimSpecWarnings are what a client should be told of a valid claim.
+// ClaimSpecWarnings returns the warnings for a valid claim.
 func ClaimSpecWarnings(spec *corev1.PersistentVolumeClaimSpec, at *field.Path) []string {
 	var out []string
 	for _, list := range []struct {

@@ -7,20 +7,20 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// DefaultHostPath fills what is unset in a path of the node.
+// DefaultHostPath sets the defaults of a hostPath volume.
 func DefaultHostPath(v *corev1.HostPathVolumeSource) { api.SetDefault(&v.Type, corev1.HostPathUnset) }
 
-// DefaultISCSI fills what is unset of a target.
+// DefaultISCSI sets the default iSCSI interface.
 func DefaultISCSI(device *string) { api.SetIfZero(device, "default") }
 
-// DefaultRBD fills what is unset of an image of Ceph.
+// DefaultRBD sets the defaults of a Ceph RBD volume.
 func DefaultRBD(pool, user, keyring *string) {
 	api.SetIfZero(pool, "rbd")
 	api.SetIfZero(user, "admin")
 	api.SetIfZero(keyring, "/etc/ceph/keyring")
 }
 
-// DefaultAzureDisk fills what is unset of a disk.
+// DefaultAzureDisk sets the defaults of an Azure disk.
 func DefaultAzureDisk(v *corev1.AzureDiskVolumeSource) {
 	api.SetDefault(&v.CachingMode, corev1.AzureDataDiskCachingReadWrite)
 	api.SetDefault(&v.FSType, "ext4")
@@ -28,22 +28,21 @@ func DefaultAzureDisk(v *corev1.AzureDiskVolumeSource) {
 	api.SetDefault(&v.Kind, corev1.AzureSharedBlobDisk)
 }
 
-// DefaultScaleIO fills what is unset of a volume.
+// DefaultScaleIO sets the defaults of a ScaleIO volume.
 func DefaultScaleIO(mode, fsType *string) {
 	api.SetIfZero(mode, "ThinProvisioned")
 	api.SetIfZero(fsType, "xfs")
 }
 
-// DefaultPersistentSpec fills what is unset in a persistent volume.
+// DefaultPersistentSpec sets the defaults of a PersistentVolume.
 func DefaultPersistentSpec(spec *corev1.PersistentVolumeSpec) {
 	api.SetIfZero(&spec.PersistentVolumeReclaimPolicy, corev1.PersistentVolumeReclaimRetain)
 	api.SetDefault(&spec.VolumeMode, corev1.PersistentVolumeFilesystem)
 	DefaultInlineSpec(spec)
 }
 
-// DefaultInlineSpec fills what is unset in a volume that is part of its
-// attachment: capacity and sources alone. There may be several sources as long
-// as nothing has been checked.
+// DefaultInlineSpec sets the defaults of the inline volume of a VolumeAttachment: only capacity and
+// sources. Before validation, there may be several sources.
 func DefaultInlineSpec(spec *corev1.PersistentVolumeSpec) {
 	validate.RoundUp(spec.Capacity)
 	if spec.HostPath != nil {

@@ -10,8 +10,7 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// PersistentSpec checks the specification of the persistent volume of that
-// name.
+// PersistentSpec validates the spec of the PersistentVolume name.
 func PersistentSpec(e *validate.Errors, spec *corev1.PersistentVolumeSpec, name string, at *field.Path) {
 	if len(spec.AccessModes) == 0 {
 		e.Required(at.Child("accessModes"), "")
@@ -50,8 +49,8 @@ func PersistentSpec(e *validate.Errors, spec *corev1.PersistentVolumeSpec, name 
 	}
 }
 
-// InlineSpec checks the specification of a volume that is part of its
-// attachment: one of a CSI driver, without what belongs to claims.
+// InlineSpec validates the inline volume of a VolumeAttachment: a CSI volume without the fields
+// that are related to claims.
 func InlineSpec(e *validate.Errors, spec *corev1.PersistentVolumeSpec, at *field.Path) {
 	const here = "may not be specified in the context of inline volumes"
 	if spec.ClaimRef != nil {
@@ -95,8 +94,8 @@ func capacity(e *validate.Errors, list corev1.ResourceList, at *field.Path) {
 	}
 }
 
-// persistentSource checks that a volume has exactly one source; the first in
-// the order below is the one that is checked.
+// persistentSource checks that a volume has exactly one source. If there are several, it validates
+// the first in the order below.
 func persistentSource(e *validate.Errors, v *corev1.PersistentVolumeSpec, name string, at *field.Path) {
 	types := 0
 	is := func(set bool, name string) bool {
@@ -110,7 +109,8 @@ func persistentSource(e *validate.Errors, v *corev1.PersistentVolumeSpec, name s
 		return true
 	}
 	firstPersistentSources(e, v, name, at, is)
-	// Beside others it is checked as well, and not one too many.
+	// As in upstream, it is validated in addition to other sources and not rejected because of
+	// them.
 	if v.FlexVolume != nil {
 		types++
 		FlexDriver(e, v.FlexVolume.Driver, v.FlexVolume.Options, at.Child("flexVolume"))
@@ -133,7 +133,7 @@ func firstPersistentSources(e *validate.Errors, v *corev1.PersistentVolumeSpec, 
 	}
 	if is(v.Glusterfs != nil, "glusterfs") {
 		p := at.Child("glusterfs")
-		need(e, p, "endpoints", v.Glusterfs.EndpointsName, "path", v.Glusterfs.Path)
+		requireAll(e, p, "endpoints", v.Glusterfs.EndpointsName, "path", v.Glusterfs.Path)
 		if ns := v.Glusterfs.EndpointsNamespace; ns != nil {
 			if *ns == "" {
 				e.Invalid(p.Child("endpointsNamespace"), *ns, "if the endpointnamespace is set, it must be a valid namespace name")
@@ -161,9 +161,9 @@ func firstPersistentSources(e *validate.Errors, v *corev1.PersistentVolumeSpec, 
 		persistentISCSI(e, v.ISCSI, name, at.Child("iscsi"))
 	}
 	if is(v.Cinder != nil, "cinder") {
-		need(e, at.Child("cinder"), "volumeID", v.Cinder.VolumeID)
+		requireAll(e, at.Child("cinder"), "volumeID", v.Cinder.VolumeID)
 		if ref := v.Cinder.SecretRef; ref != nil {
-			need(e, at.Child("cinder", "secretRef"), "name", ref.Name, "namespace", ref.Namespace)
+			requireAll(e, at.Child("cinder", "secretRef"), "name", ref.Name, "namespace", ref.Namespace)
 		}
 	}
 	if is(v.FC != nil, "fc") {
@@ -175,17 +175,17 @@ func laterPersistentSources(e *validate.Errors, v *corev1.PersistentVolumeSpec, 
 	if is(v.AzureFile != nil, "azureFile") {
 		AzureFile(e, v.AzureFile.SecretName, v.AzureFile.ShareName, at.Child("azureFile"))
 		if ns := v.AzureFile.SecretNamespace; ns != nil {
-			need(e, at.Child("azureFile"), "secretNamespace", *ns)
+			requireAll(e, at.Child("azureFile"), "secretNamespace", *ns)
 		}
 	}
 	if is(v.VsphereVolume != nil, "vsphereVolume") {
-		need(e, at.Child("vsphereVolume"), "volumePath", v.VsphereVolume.VolumePath)
+		requireAll(e, at.Child("vsphereVolume"), "volumePath", v.VsphereVolume.VolumePath)
 	}
 	if is(v.PhotonPersistentDisk != nil, "photonPersistentDisk") {
-		need(e, at.Child("photonPersistentDisk"), "pdID", v.PhotonPersistentDisk.PdID)
+		requireAll(e, at.Child("photonPersistentDisk"), "pdID", v.PhotonPersistentDisk.PdID)
 	}
 	if is(v.PortworxVolume != nil, "portworxVolume") {
-		need(e, at.Child("portworxVolume"), "volumeID", v.PortworxVolume.VolumeID)
+		requireAll(e, at.Child("portworxVolume"), "volumeID", v.PortworxVolume.VolumeID)
 	}
 	if is(v.AzureDisk != nil, "azureDisk") {
 		AzureDisk(e, v.AzureDisk, at.Child("azureDisk"))
@@ -207,7 +207,7 @@ func laterPersistentSources(e *validate.Errors, v *corev1.PersistentVolumeSpec, 
 	if is(v.StorageOS != nil, "storageos") {
 		StorageOS(e, v.StorageOS.VolumeName, v.StorageOS.VolumeNamespace, at.Child("storageos"))
 		if ref := v.StorageOS.SecretRef; ref != nil {
-			need(e, at.Child("storageos", "secretRef"), "name", ref.Name, "namespace", ref.Namespace)
+			requireAll(e, at.Child("storageos", "secretRef"), "name", ref.Name, "namespace", ref.Namespace)
 		}
 	}
 	if is(v.CSI != nil, "csi") {

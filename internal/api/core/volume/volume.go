@@ -1,7 +1,6 @@
-// Package volume checks volume sources, volume mounts' sources and claims,
-// which pods, persistent volumes, claims and claim templates have in common.
-// Functions take an *validate.Errors that they add their findings to, and the
-// path of what they check.
+// Package volume validates volume sources and claims, which pods, PersistentVolumes, claims and
+// claim templates have in common. The functions append errors to a *validate.Errors. The path
+// argument is the path of the validated field.
 package volume
 
 import (
@@ -19,8 +18,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// need reports each value that is empty as required, below path.
-func need(e *validate.Errors, at *field.Path, nameAndValue ...string) {
+// requireAll reports each empty value as required, below the path at.
+func requireAll(e *validate.Errors, at *field.Path, nameAndValue ...string) {
 	for i := 0; i+1 < len(nameAndValue); i += 2 {
 		if nameAndValue[i+1] == "" {
 			e.Required(at.Child(nameAndValue[i]), "")
@@ -28,7 +27,7 @@ func need(e *validate.Errors, at *field.Path, nameAndValue ...string) {
 	}
 }
 
-// HostPath checks a path of the node.
+// HostPath validates a hostPath volume.
 func HostPath(e *validate.Errors, v *corev1.HostPathVolumeSource, at *field.Path) {
 	if v.Path == "" {
 		e.Required(at.Child("path"), "")
@@ -42,17 +41,17 @@ func HostPath(e *validate.Errors, v *corev1.HostPathVolumeSource, at *field.Path
 	}
 }
 
-// NFS checks an export of a server.
+// NFS validates an NFS volume.
 func NFS(e *validate.Errors, v *corev1.NFSVolumeSource, at *field.Path) {
-	need(e, at, "server", v.Server, "path", v.Path)
+	requireAll(e, at, "server", v.Server, "path", v.Path)
 	if !path.IsAbs(v.Path) {
 		e.Invalid(at.Child("path"), v.Path, "must be an absolute path")
 	}
 }
 
-// ISCSI checks a volume of a pod.
+// ISCSI validates an iSCSI volume of a pod.
 func ISCSI(e *validate.Errors, v *corev1.ISCSIVolumeSource, at *field.Path) {
-	need(e, at, "targetPortal", v.TargetPortal)
+	requireAll(e, at, "targetPortal", v.TargetPortal)
 	iscsiTarget(e, v.IQN, v.Lun, "must be valid format starting with iqn, eui, or naa", at)
 	if (v.DiscoveryCHAPAuth || v.SessionCHAPAuth) && v.SecretRef == nil {
 		e.Required(at.Child("secretRef"), "")
@@ -62,12 +61,12 @@ func ISCSI(e *validate.Errors, v *corev1.ISCSIVolumeSource, at *field.Path) {
 	}
 }
 
-// ISCSIInitiatorTooLong is the complaint of a volume's name and portal that
-// do not fit together.
+// ISCSIInitiatorTooLong is the error message for a volume name and target portal that are too long
+// together.
 const ISCSIInitiatorTooLong = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if iscsi.initiatorName is specified."
 
 func persistentISCSI(e *validate.Errors, v *corev1.ISCSIPersistentVolumeSource, name string, at *field.Path) {
-	need(e, at, "targetPortal", v.TargetPortal)
+	requireAll(e, at, "targetPortal", v.TargetPortal)
 	if v.InitiatorName != nil && len(name)+1+len(v.TargetPortal) > 64 {
 		e.Invalid(at.Child("targetportal"), v.TargetPortal, ISCSIInitiatorTooLong)
 	}
@@ -76,7 +75,7 @@ func persistentISCSI(e *validate.Errors, v *corev1.ISCSIPersistentVolumeSource, 
 		e.Required(at.Child("secretRef"), "")
 	}
 	if v.SecretRef != nil {
-		need(e, at.Child("secretRef"), "name", v.SecretRef.Name)
+		requireAll(e, at.Child("secretRef"), "name", v.SecretRef.Name)
 	}
 	if v.InitiatorName != nil {
 		iscsiName(e, *v.InitiatorName, "must be valid format", at.Child("initiatorname"))
@@ -94,7 +93,7 @@ func iscsiTarget(e *validate.Errors, iqn string, lun int32, prefixDetail string,
 	}
 }
 
-// FC checks a fibre channel volume.
+// FC validates a Fibre Channel volume.
 func FC(e *validate.Errors, v *corev1.FCVolumeSource, at *field.Path) {
 	switch targets, ids := len(v.TargetWWNs), len(v.WWIDs); {
 	case targets == 0 && ids == 0:
@@ -111,7 +110,7 @@ func FC(e *validate.Errors, v *corev1.FCVolumeSource, at *field.Path) {
 	}
 }
 
-// CSIDriverName checks the name of a driver.
+// CSIDriverName validates the name of a CSI driver.
 func CSIDriverName(e *validate.Errors, name string, at *field.Path) {
 	if name == "" {
 		e.Required(at, "")
@@ -123,7 +122,7 @@ func CSIDriverName(e *validate.Errors, name string, at *field.Path) {
 	e.InvalidAll(at, name, validation.IsDNS1123Subdomain(strings.ToLower(name)))
 }
 
-// CSI checks an inline volume of a pod.
+// CSI validates an inline CSI volume of a pod.
 func CSI(e *validate.Errors, v *corev1.CSIVolumeSource, at *field.Path) {
 	CSIDriverName(e, v.Driver, at.Child("driver"))
 	if ref := v.NodePublishSecretRef; ref != nil {
@@ -137,7 +136,7 @@ func CSI(e *validate.Errors, v *corev1.CSIVolumeSource, at *field.Path) {
 
 func persistentCSI(e *validate.Errors, v *corev1.CSIPersistentVolumeSource, at *field.Path) {
 	CSIDriverName(e, v.Driver, at.Child("driver"))
-	need(e, at, "volumeHandle", v.VolumeHandle)
+	requireAll(e, at, "volumeHandle", v.VolumeHandle)
 	for _, ref := range []struct {
 		name string
 		*corev1.SecretReference
@@ -164,9 +163,9 @@ func persistentCSI(e *validate.Errors, v *corev1.CSIPersistentVolumeSource, at *
 	}
 }
 
-// FlexDriver checks a driver on the node's disk and its options.
+// FlexDriver validates the driver and options of a FlexVolume.
 func FlexDriver(e *validate.Errors, driver string, options map[string]string, at *field.Path) {
-	need(e, at, "driver", driver)
+	requireAll(e, at, "driver", driver)
 	for _, k := range slices.Sorted(maps.Keys(options)) {
 		namespace, _, _ := strings.Cut(k, "/")
 		namespace = "." + strings.ToLower(namespace)
@@ -176,12 +175,12 @@ func FlexDriver(e *validate.Errors, driver string, options map[string]string, at
 	}
 }
 
-// Glusterfs checks a volume of a pod.
+// Glusterfs validates a GlusterFS volume of a pod.
 func Glusterfs(e *validate.Errors, v *corev1.GlusterfsVolumeSource, at *field.Path) {
-	need(e, at, "endpoints", v.EndpointsName, "path", v.Path)
+	requireAll(e, at, "endpoints", v.EndpointsName, "path", v.Path)
 }
 
-// Quobyte checks a volume of a registry.
+// Quobyte validates a Quobyte volume.
 func Quobyte(e *validate.Errors, v *corev1.QuobyteVolumeSource, at *field.Path) {
 	const pairs = "must be a host:port pair or multiple pairs separated by commas"
 	switch {
@@ -196,10 +195,10 @@ func Quobyte(e *validate.Errors, v *corev1.QuobyteVolumeSource, at *field.Path) 
 			}
 		}
 	}
-	need(e, at, "volume", v.Volume)
+	requireAll(e, at, "volume", v.Volume)
 }
 
-// Flocker checks a dataset.
+// Flocker validates a Flocker dataset.
 func Flocker(e *validate.Errors, v *corev1.FlockerVolumeSource, at *field.Path) {
 	switch {
 	case v.DatasetName == "" && v.DatasetUUID == "":
@@ -212,35 +211,35 @@ func Flocker(e *validate.Errors, v *corev1.FlockerVolumeSource, at *field.Path) 
 	}
 }
 
-// Disk checks the name of a cloud's disk and the partition on it.
+// Disk validates the name of a cloud disk and its partition.
 func Disk(e *validate.Errors, field, name string, partition int32, at *field.Path) {
-	need(e, at, field, name)
+	requireAll(e, at, field, name)
 	if partition < 0 || partition > 255 {
 		e.Invalid(at.Child("partition"), partition, validation.InclusiveRangeError(1, 255))
 	}
 }
 
-// RBD checks an image of Ceph.
+// RBD validates a Ceph RBD volume.
 func RBD(e *validate.Errors, monitors []string, image string, at *field.Path) {
 	CephFS(e, monitors, at)
-	need(e, at, "image", image)
+	requireAll(e, at, "image", image)
 }
 
-// CephFS checks the monitors of Ceph.
+// CephFS validates the list of Ceph monitors.
 func CephFS(e *validate.Errors, monitors []string, at *field.Path) {
 	if len(monitors) == 0 {
 		e.Required(at.Child("monitors"), "")
 	}
 }
 
-// AzureFile checks a share.
+// AzureFile validates an Azure file share.
 func AzureFile(e *validate.Errors, secret, share string, at *field.Path) {
-	need(e, at, "secretName", secret, "shareName", share)
+	requireAll(e, at, "secretName", secret, "shareName", share)
 }
 
-// AzureDisk checks a disk.
+// AzureDisk validates an Azure disk.
 func AzureDisk(e *validate.Errors, v *corev1.AzureDiskVolumeSource, at *field.Path) {
-	need(e, at, "diskName", v.DiskName, "diskURI", v.DataDiskURI)
+	requireAll(e, at, "diskName", v.DiskName, "diskURI", v.DataDiskURI)
 	if v.CachingMode != nil {
 		validate.OneOf(e, at.Child("cachingMode"), *v.CachingMode,
 			corev1.AzureDataDiskCachingNone, corev1.AzureDataDiskCachingReadOnly, corev1.AzureDataDiskCachingReadWrite)
@@ -259,12 +258,12 @@ func AzureDisk(e *validate.Errors, v *corev1.AzureDiskVolumeSource, at *field.Pa
 	}
 }
 
-// ScaleIO checks where a volume is.
+// ScaleIO validates a ScaleIO volume.
 func ScaleIO(e *validate.Errors, gateway, system, volume string, at *field.Path) {
-	need(e, at, "gateway", gateway, "system", system, "volumeName", volume)
+	requireAll(e, at, "gateway", gateway, "system", system, "volumeName", volume)
 }
 
-// StorageOS checks a volume and its namespace.
+// StorageOS validates a StorageOS volume and its namespace.
 func StorageOS(e *validate.Errors, volume, namespace string, at *field.Path) {
 	if volume == "" {
 		e.Required(at.Child("volumeName"), "")

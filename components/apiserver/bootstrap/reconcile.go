@@ -1,0 +1,101 @@
+package bootstrap
+
+import (
+	"slices"
+
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/auth/rbac/reconciliation"
+
+	"hyperkube/internal/api"
+)
+
+// RBAC objects are reconciled with upstream's library: missing rules and subjects are added,
+// nothing is removed, and objects with the annotation rbac.authorization.kubernetes.io/autoupdate:
+// "false" are not changed. The library computes the result, and the store writes it.
+
+func reconcileClusterRole(existing, wanted api.Object) api.Object {
+	return reconcileRules(
+		reconciliation.ClusterRoleRuleOwner{ClusterRole: existing.(*rbacv1.ClusterRole)},
+		reconciliation.ClusterRoleRuleOwner{ClusterRole: wanted.(*rbacv1.ClusterRole)})
+}
+
+func reconcileRole(existing, wanted api.Object) api.Object {
+	return reconcileRules(
+		reconciliation.RoleRuleOwner{Role: existing.(*rbacv1.Role)},
+		reconciliation.RoleRuleOwner{Role: wanted.(*rbacv1.Role)})
+}
+
+func reconcileRules(existing, wanted reconciliation.RuleOwner) api.Object {
+	opts := reconciliation.ReconcileRoleOptions{Role: wanted, Client: oneRole{existing}}
+	result, err := opts.Run()
+	if err != nil || result.Protected || result.Operation == reconciliation.ReconcileNone {
+		// An error is impossible because the fake client does not fail.
+		return nil
+	}
+	return result.Role.GetObject().(api.Object)
+}
+
+func reconcileClusterRoleBinding(existing, wanted api.Object) api.Object {
+	return reconcileSubjects(
+		reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: existing.(*rbacv1.ClusterRoleBinding)},
+		reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: wanted.(*rbacv1.ClusterRoleBinding)})
+}
+
+func reconcileRoleBinding(existing, wanted api.Object) api.Object {
+	return reconcileSubjects(
+		reconciliation.RoleBindingAdapter{RoleBinding: existing.(*rbacv1.RoleBinding)},
+		reconciliation.RoleBindingAdapter{RoleBinding: wanted.(*rbacv1.RoleBinding)})
+}
+
+func reconcileSubjects(existing, wanted reconciliation.RoleBinding) api.Object {
+	opts := reconciliation.ReconcileRoleBindingOptions{RoleBinding: wanted, Client: oneBinding{existing}}
+	result, err := opts.Run()
+	if err != nil || result.Protected || result.Operation == reconciliation.ReconcileNone {
+		return nil
+	}
+	return result.RoleBinding.GetObject().(api.Object)
+}
+
+// oneRole is a read-only client that returns a single role.
+type oneRole struct{ reconciliation.RuleOwner }
+
+func (r oneRole) Get(_, _ string) (reconciliation.RuleOwner, error) { return r.RuleOwner, nil }
+
+func (oneRole) Create(reconciliation.RuleOwner) (reconciliation.RuleOwner, error) {
+	return nil, errReadOnly()
+}
+
+func (oneRole) Update(reconciliation.RuleOwner) (reconciliation.RuleOwner, error) {
+	return nil, errReadOnly()
+}
+
+// oneBinding is a read-only client that returns a single binding.
+type oneBinding struct{ reconciliation.RoleBinding }
+
+func (b oneBinding) Get(_, _ string) (reconciliation.RoleBinding, error) { return b.RoleBinding, nil }
+
+func (oneBinding) Create(reconciliation.RoleBinding) (reconciliation.RoleBinding, error) {
+	return nil, errReadOnly()
+}
+
+func (oneBinding) Update(reconciliation.RoleBinding) (reconciliation.RoleBinding, error) {
+	return nil, errReadOnly()
+}
+
+func (oneBinding) Delete(_, _ string, _ types.UID) error { return errReadOnly() }
+
+func errReadOnly() error { return apierrors.NewBadRequest("read only") }
+
+// reconcileServiceCIDR adds the second IP family when the cluster becomes dual-stack.
+func reconcileServiceCIDR(existing, wanted api.Object) api.Object {
+	is, want := existing.(*networkingv1.ServiceCIDR), wanted.(*networkingv1.ServiceCIDR)
+	if len(is.Spec.CIDRs) != 1 || len(want.Spec.CIDRs) != 2 || is.Spec.CIDRs[0] != want.Spec.CIDRs[0] {
+		return nil
+	}
+	out := is.DeepCopy()
+	out.Spec.CIDRs = slices.Clone(want.Spec.CIDRs)
+	return out
+}

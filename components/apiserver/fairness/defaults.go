@@ -1,0 +1,63 @@
+package fairness
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+)
+
+// DefaultsReconciler reconciles the default flow control objects: it calls Reconcile shortly after an object of
+// the group changes.
+type DefaultsReconciler struct {
+	// Informers of FlowSchemas and PriorityLevelConfigurations. The caller starts them.
+	Informers informers.SharedInformerFactory
+	// Reconcile writes objects that are missing or changed.
+	Reconcile func(ctx context.Context) error
+	Log       *slog.Logger
+}
+
+// retryInterval is the delay before Reconcile is called again after a failure.
+const retryInterval = 10 * time.Second
+
+// Run reconciles until ctx is canceled.
+func (k *DefaultsReconciler) Run(ctx context.Context) error {
+	changed := make(chan struct{}, 1)
+	mark := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	handler := cache.ResourceEventHandlerDetailedFuncs{
+		AddFunc:    func(any, bool) { mark() },
+		UpdateFunc: func(any, any) { mark() },
+		DeleteFunc: func(any) { mark() },
+	}
+	group := k.Informers.Flowcontrol().V1()
+	for _, i := range []cache.SharedIndexInformer{group.FlowSchemas().Informer(), group.PriorityLevelConfigurations().Informer()} {
+		registration, err := i.AddEventHandler(handler)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = i.RemoveEventHandler(registration) }() // it fails only if there is no handler
+	}
+	retry := time.NewTimer(retryInterval)
+	defer retry.Stop()
+	retry.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-retry.C:
+		}
+		if err := k.Reconcile(ctx); err != nil && !errors.Is(err, context.Canceled) {
+			k.Log.WarnContext(ctx, "reconciling default flow control configuration failed", "err", err)
+			retry.Reset(retryInterval)
+		}
+	}
+}

@@ -1,0 +1,174 @@
+package filters
+
+import (
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+
+	"hyperkube/components/apiserver/fairness"
+	"hyperkube/components/apiserver/request"
+)
+
+// Limits on what a user's requests may occupy while they hold no seats: request bodies that are
+// still being received or wait for seats, and responses that the client has not read yet. Seats are
+// for active work, so slow clients must not hold them. But waiting data occupies memory, so it is
+// limited per user.
+const (
+	// maxWaiting is the number of pending request bodies per user.
+	maxWaiting = 500
+	// maxWaitingBytes is the total size of their received parts.
+	maxWaitingBytes = 64 << 20
+	// slowAfter is the time after which sending a response counts as slow.
+	slowAfter = 5 * time.Second
+	// maxSlow is the number of slow responses per user.
+	maxSlow = 100
+	// maxSlowBytes is the memory that is exclusively held by them.
+	maxSlowBytes = 64 << 20
+	// maxBody is the maximum size of bodies that are read ahead. It is upstream's limit for
+	// resource requests.
+	maxBody = 3 << 20
+)
+
+// userLimits tracks the pending data of each API user: request bodies that are being received or wait
+// for seats, and slow responses. Seats are the units of concurrency of API Priority and Fairness. The
+// zero value is ready to use.
+type userLimits struct {
+	mu sync.Mutex
+	// users only contains users with pending data.
+	users map[string]*userUsage
+}
+
+// userUsage is the pending data of one user.
+type userUsage struct {
+	// bodies is the number of pending request bodies, bytes the total size of their received parts.
+	bodies int
+	bytes  int64
+	// slow responses, oldest first.
+	slow []*slowResponse
+}
+
+// slowResponse is a response that the client has not received after slowAfter.
+type slowResponse struct {
+	private int    // memory in bytes that only this response uses
+	cut     func() // aborts the response
+}
+
+// usageOf returns the share of a user, which the caller must pass to removeIfEmpty after changes. The
+// caller must hold the lock.
+func (s *userLimits) usageOf(name string) *userUsage {
+	u := s.users[name]
+	if u == nil {
+		if s.users == nil {
+			s.users = map[string]*userUsage{}
+		}
+		u = &userUsage{}
+		s.users[name] = u
+	}
+	return u
+}
+
+// removeIfEmpty removes an empty share. The caller must hold the lock.
+func (s *userLimits) removeIfEmpty(name string, u *userUsage) {
+	if u.bodies == 0 && len(u.slow) == 0 {
+		delete(s.users, name)
+	}
+}
+
+// tooManyBodies rejects a body. It is never sent to clients.
+type tooManyBodies struct{}
+
+func (tooManyBodies) Error() string { return "too many bodies are waited for" }
+
+// readAhead reads the request body before the request gets seats, and counts it until begun is called,
+// which may be called multiple times. It returns false if it has responded with 429. Bodies of
+// unauthenticated users are not read ahead, because most of these requests are rejected.
+func (s *userLimits) readAhead(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info) (begun func(), ok bool) {
+	if req.Body == nil || req.Body == http.NoBody || req.ContentLength == 0 || req.ContentLength > maxBody ||
+		!info.IsResourceRequest || request.LongRunning(info) || slices.Contains(u.GetGroups(), user.AllUnauthenticated) {
+		return func() {}, true
+	}
+	switch req.Method {
+	case http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
+	default:
+		return func() {}, true
+	}
+	name := u.GetName()
+	counted, held := false, int64(0)
+	err := request.ReadBody(req, maxBody, func(n int) error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		mine := s.usageOf(name)
+		if !counted && mine.bodies >= maxWaiting || mine.bytes+int64(n)-held > maxWaitingBytes {
+			s.removeIfEmpty(name, mine)
+			return tooManyBodies{}
+		}
+		if !counted {
+			counted = true
+			mine.bodies++
+		}
+		mine.bytes += int64(n) - held
+		held = int64(n)
+		return nil
+	})
+	begun = func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !counted {
+			return
+		}
+		counted = false
+		mine := s.usageOf(name)
+		mine.bodies--
+		mine.bytes -= held
+		s.removeIfEmpty(name, mine)
+	}
+	if err != nil {
+		begun()
+		fairness.TooMany(w, 1)
+		return nil, false
+	}
+	return begun, true
+}
+
+// send sends a response to a user. A slow response may be aborted if the user has too many of them.
+func (s *userLimits) send(w http.ResponseWriter, name string, private int, send func()) {
+	a := &slowResponse{private: private, cut: func() {
+		// in-process writers have no deadline and need none
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Unix(1, 0))
+	}}
+	done := false // guarded by s.mu
+	slow := time.AfterFunc(slowAfter, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if done {
+			return
+		}
+		mine := s.usageOf(name)
+		mine.slow = append(mine.slow, a)
+		sum := 0
+		for _, other := range mine.slow {
+			sum += other.private
+		}
+		// A single response may have any size.
+		for len(mine.slow) > 1 && (len(mine.slow) > maxSlow || sum > maxSlowBytes) {
+			sum -= mine.slow[0].private
+			mine.slow[0].cut()
+			mine.slow = mine.slow[1:]
+		}
+	})
+	defer func() {
+		slow.Stop()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		done = true
+		if mine := s.users[name]; mine != nil {
+			mine.slow = slices.DeleteFunc(mine.slow, func(other *slowResponse) bool { return other == a })
+			s.removeIfEmpty(name, mine)
+		}
+	}()
+	send()
+}

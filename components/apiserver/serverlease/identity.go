@@ -1,0 +1,161 @@
+// Package serverlease publishes the identities of the API servers: each server maintains a Lease in
+// kube-system, and deletes expired Leases of other servers.
+//
+// https://kubernetes.io/docs/concepts/architecture/leases/#api-server-identity
+package serverlease
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base32"
+	"errors"
+	"log/slog"
+	"maps"
+	"strings"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	coordination "k8s.io/client-go/kubernetes/typed/coordination/v1"
+)
+
+const (
+	// label of API server Leases, and its value for kube-apiserver.
+	label  = "apiserver.kubernetes.io/identity"
+	server = "kube-apiserver"
+
+	// duration is the validity of a Lease, interval the time between renewals, and sweep the
+	// interval at which expired Leases of other servers are deleted.
+	duration        = time.Hour
+	renewInterval   = 10 * time.Second
+	cleanupInterval = time.Hour
+)
+
+// Config is the configuration of a LeaseManager.
+type Config struct {
+	// Leases of the namespace kube-system.
+	Leases coordination.LeaseInterface
+	// Hostname of this host.
+	Hostname string
+	// Log receives errors. Nil means slog's default.
+	Log *slog.Logger
+}
+
+// LeaseManager maintains this server's Lease.
+type LeaseManager struct {
+	cfg    Config
+	name   string
+	holder string
+	// last is the last written Lease. Only Run uses it.
+	last *coordinationv1.Lease
+}
+
+// New validates cfg and returns a LeaseManager.
+func New(cfg Config) (*LeaseManager, error) {
+	if cfg.Leases == nil || cfg.Hostname == "" {
+		return nil, errors.New("API server identity requires a lease client and a hostname")
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	name := Name(cfg.Hostname)
+	return &LeaseManager{cfg: cfg, name: name, holder: name + "_" + string(uuid.NewUUID())}, nil
+}
+
+// Name returns the name of the Lease of the API server on a host.
+func Name(hostname string) string {
+	sum := sha256.Sum256([]byte(hostname))
+	return "apiserver-" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:16]))
+}
+
+// Run maintains the Lease until ctx is canceled.
+func (k *LeaseManager) Run(ctx context.Context) error {
+	renew, clean := time.NewTicker(renewInterval), time.NewTicker(cleanupInterval)
+	defer renew.Stop()
+	defer clean.Stop()
+	report := func(err error) {
+		if err != nil && ctx.Err() == nil {
+			k.cfg.Log.Warn("renewing API server lease failed", "lease", k.name, "err", err)
+		}
+	}
+	report(k.renew(ctx, time.Now()))
+	report(k.clean(ctx, time.Now()))
+	for {
+		select {
+		case <-renew.C:
+			report(k.renew(ctx, time.Now()))
+		case <-clean.C:
+			report(k.clean(ctx, time.Now()))
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// renew writes the Lease, and creates it again if it was deleted.
+func (k *LeaseManager) renew(ctx context.Context, now time.Time) error {
+	var err error
+	lease := k.last
+	if lease == nil {
+		lease, err = k.cfg.Leases.Get(ctx, k.name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			k.last, err = k.cfg.Leases.Create(ctx, k.desired(&coordinationv1.Lease{}, now), metav1.CreateOptions{})
+			return k.clearOnError(err)
+		case err != nil:
+			return err
+		}
+	}
+	k.last, err = k.cfg.Leases.Update(ctx, k.desired(lease, now), metav1.UpdateOptions{})
+	if k.clearOnError(err) != nil && (apierrors.IsConflict(err) || apierrors.IsNotFound(err)) {
+		return k.renew(ctx, now) // reads the Lease first
+	}
+	return err
+}
+
+// clearOnError clears the last written Lease if err means that it may be outdated.
+func (k *LeaseManager) clearOnError(err error) error {
+	if err != nil {
+		k.last = nil
+	}
+	return err
+}
+
+// desired returns the desired state of lease.
+func (k *LeaseManager) desired(lease *coordinationv1.Lease, now time.Time) *coordinationv1.Lease {
+	out := lease.DeepCopy()
+	out.Name = k.name
+	out.Labels = maps.Clone(out.Labels)
+	if out.Labels == nil {
+		out.Labels = map[string]string{}
+	}
+	out.Labels[label], out.Labels[corev1.LabelHostname] = server, k.cfg.Hostname
+	seconds, at := int32(duration/time.Second), metav1.NewMicroTime(now)
+	out.Spec.HolderIdentity, out.Spec.LeaseDurationSeconds, out.Spec.RenewTime = &k.holder, &seconds, &at
+	return out
+}
+
+// clean deletes the Leases of servers that have expired.
+func (k *LeaseManager) clean(ctx context.Context, now time.Time) error {
+	all, err := k.cfg.Leases.List(ctx, metav1.ListOptions{LabelSelector: labels.Set{label: server}.String()})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range all.Items {
+		l := &all.Items[i]
+		if l.Spec.RenewTime != nil && l.Spec.LeaseDurationSeconds != nil &&
+			!l.Spec.RenewTime.Add(time.Duration(*l.Spec.LeaseDurationSeconds)*time.Second).Before(now) {
+			continue
+		}
+		err := k.cfg.Leases.Delete(ctx, l.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &l.UID, ResourceVersion: &l.ResourceVersion}})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

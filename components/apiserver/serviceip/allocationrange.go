@@ -1,0 +1,99 @@
+package serviceip
+
+import (
+	"math/bits"
+	"math/rand/v2"
+	"net/netip"
+)
+
+// allocationRange is a range of addresses. Its lower part is reserved for explicitly requested addresses until
+// the upper part is exhausted. See
+// https://kubernetes.io/docs/concepts/services-networking/cluster-ip-allocation/
+type allocationRange struct {
+	prefix netip.Prefix
+	// size is the number of usable addresses. The first one follows the address of the prefix. At
+	// most maxSize addresses of a large range are used.
+	size uint64
+	// lower is the size of the lower part.
+	lower uint64
+}
+
+// maxSize is the maximum number of addresses that are used of a range, in both IP families. This
+// also limits how many addresses a search for a free one examines.
+const maxSize = 1 << 20
+
+func newAllocationRange(prefix netip.Prefix) allocationRange {
+	hostBits := prefix.Addr().BitLen() - prefix.Bits()
+	b := allocationRange{prefix: prefix, size: maxSize}
+	if hostBits < bits.Len(maxSize) {
+		total := uint64(1) << hostBits
+		b.size = total - min(total, 1)
+		if prefix.Addr().Is4() {
+			// without the broadcast address
+			b.size -= min(b.size, 1)
+		}
+		b.lower = reservedSize(total, 16, 256, 16)
+	} else {
+		b.lower = 256
+	}
+	b.lower = min(b.lower, b.size)
+	return b
+}
+
+// reservedSize returns the size of the lower part according to upstream's rule: size/step within bounds,
+// and zero if the range is small.
+func reservedSize(size, least, most, step uint64) uint64 {
+	if size < least {
+		return 0
+	}
+	return min(max(size/step, least), most)
+}
+
+// at returns the address with an index in [0, size).
+func (b allocationRange) at(n uint64) netip.Addr {
+	raw := b.prefix.Addr().As16()
+	carry := n + 1
+	for i := len(raw) - 1; carry > 0 && i >= 0; i-- {
+		carry += uint64(raw[i])
+		raw[i] = byte(carry)
+		carry >>= 8
+	}
+	return netip.AddrFrom16(raw).Unmap()
+}
+
+// usable reports whether an address in the prefix may be allocated. For a large range this includes
+// addresses that are never chosen at random.
+func (b allocationRange) usable(addr netip.Addr) bool {
+	if addr == b.prefix.Addr() {
+		return false
+	}
+	if !addr.Is4() {
+		return true
+	}
+	// The last IPv4 address has no successor in the prefix.
+	return b.prefix.Contains(addr.Next()) && addr.Next().IsValid()
+}
+
+// choose returns a random address for which free returns true, from the upper part if possible. It
+// returns false if there is none.
+func (b allocationRange) choose(free func(netip.Addr) bool) (netip.Addr, bool) {
+	if addr, ok := b.search(b.lower, b.size, free); ok {
+		return addr, true
+	}
+	return b.search(0, b.lower, free)
+}
+
+// search searches [from, to), starting at a random index.
+func (b allocationRange) search(from, to uint64, free func(netip.Addr) bool) (netip.Addr, bool) {
+	n := to - from
+	if to <= from {
+		return netip.Addr{}, false
+	}
+	start := rand.Uint64N(n)
+	for i := range n {
+		if addr := b.at(from + (start+i)%n); free(addr) {
+			return addr, true
+		}
+	}
+	return netip.Addr{}, false
+}

@@ -1,0 +1,88 @@
+package apiserver
+
+import (
+	"net/http"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
+)
+
+// Directly after startup, requests for custom resources and for resources of aggregated servers
+// must not fail with "not found": garbage collectors and operators would conclude that existing
+// objects have been deleted.
+
+// earlyTimeout is how long such a request waits before the server responds with a retry.
+const earlyTimeout = 5 * time.Second
+
+// errEarly returns the error for such a request.
+func errEarly() error {
+	err := apierrors.NewServiceUnavailable("the request has been made before all known HTTP paths have been installed, please try again")
+	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: int32(earlyTimeout / time.Second)}
+	return err
+}
+
+// waitComplete waits until the server knows all resources, its own and those of aggregated servers. It
+// returns false on timeout.
+func (s *Server) waitComplete(req *http.Request) bool {
+	if s.known.Load() {
+		return true
+	}
+	var missing []<-chan struct{}
+	if s.custom != nil {
+		missing = append(missing, s.custom.Ready())
+	}
+	if s.cfg.Aggregation != nil {
+		missing = append(missing, s.cfg.Aggregation.Ready())
+	}
+	timer := time.NewTimer(earlyTimeout)
+	defer timer.Stop()
+	for _, ready := range missing {
+		select {
+		case <-ready:
+		case <-timer.C:
+			return false
+		case <-req.Context().Done():
+			return false
+		case <-s.stopping.Done():
+			return false
+		}
+	}
+	s.known.Store(true)
+	return true
+}
+
+// checkKnown reports whether the resource of a request below /api or /apis is known to be served or not.
+// If that is unknown it sends an error response.
+func (s *Server) checkKnown(w http.ResponseWriter, req *http.Request) bool {
+	if s.known.Load() {
+		return true
+	}
+	if info, ok := apirequest.RequestInfoFrom(req.Context()); ok && info.IsResourceRequest {
+		gv := schema.GroupVersion{Group: info.APIGroup, Version: info.APIVersion}
+		if r := s.registry.Lookup(gv.WithResource(info.Resource)); r != nil && r.Custom == nil {
+			return true
+		}
+	} else if strings.HasPrefix(req.URL.Path, "/api/") {
+		return true // discovery of built-in groups
+	}
+	if s.waitComplete(req) {
+		return true
+	}
+	s.rest.Error(w, req, errEarly())
+	return false
+}
+
+// requireComplete wraps a handler whose response depends on all served resources.
+func (s *Server) requireComplete(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if !s.waitComplete(req) {
+			s.rest.Error(w, req, errEarly())
+			return
+		}
+		h.ServeHTTP(w, req)
+	})
+}

@@ -1,0 +1,38 @@
+package certrenewal
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"hyperkube/internal/base/lifecycle"
+)
+
+const (
+	// MaxCheckInterval is the maximum interval between two checks for due renewals. It is short because a
+	// machine may be suspended, or its clock may be set.
+	MaxCheckInterval = time.Hour
+	// retryInterval is the pause before a failed renewal is retried.
+	retryInterval = time.Minute
+)
+
+// RunRenewal calls renew until ctx is canceled: first immediately, then at the time that renew
+// returns, and after renewRetry if it fails. Errors are logged with message.
+func RunRenewal(ctx context.Context, log *slog.Logger, message string, renew func() (next time.Time, err error)) error {
+	var pause time.Duration
+	for {
+		if !lifecycle.Pause(ctx, pause) {
+			return nil
+		}
+		next, err := renew()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			log.Error(message, "err", err)
+			pause = retryInterval
+		default:
+			pause = min(MaxCheckInterval, max(time.Until(next), time.Second))
+		}
+	}
+}

@@ -1,0 +1,258 @@
+// Package clusterconfig contains the configuration of a cluster and of this machine in it: the
+// CIDRs and names that are chosen at the first start and saved, the addresses of the node, and
+// whether init or join has set up the machine.
+package clusterconfig
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"hyperkube/components/cluster/command"
+	"hyperkube/internal/host/atomicfile"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/netlinkutil"
+	"hyperkube/manifests"
+)
+
+// Cluster is the configuration that `up` chooses at the first start of a cluster and then keeps.
+type Cluster struct {
+	NodeName     string   `json:"nodeName"`
+	PodCIDRs     []string `json:"podCIDRs"`
+	ServiceCIDRs []string `json:"serviceCIDRs"`
+	DNSAddress   string   `json:"dnsAddress"`
+	Domain       string   `json:"domain"`
+	// OptionalAddons lists the enabled optional add-ons.
+	OptionalAddons []string `json:"with,omitempty"`
+	// Endpoint is the stable address of the control plane (`init --control-plane-endpoint`), if one
+	// is set.
+	Endpoint string `json:"controlPlaneEndpoint,omitempty"`
+}
+
+// Load reads the configuration saved in the data directory of l. It returns false if there is none.
+func Load(l layout.Node) (Cluster, bool, error) {
+	var id Cluster
+	data, err := os.ReadFile(File(l))
+	if errors.Is(err, os.ErrNotExist) {
+		return id, false, nil
+	}
+	if err != nil {
+		return id, false, fmt.Errorf("reading the cluster configuration: %w", err)
+	}
+	if err := json.Unmarshal(data, &id); err != nil {
+		return id, false, fmt.Errorf("reading the cluster configuration %s: %w", File(l), err)
+	}
+	return id, true, nil
+}
+
+// File returns the path of the saved configuration.
+func File(l layout.Node) string { return filepath.Join(l.Data, "cluster.json") }
+
+// New completes the requested configuration. Unset fields get their defaults; CIDRs that overlap with
+// routes of the host are avoided.
+func New(requested Cluster) (Cluster, error) {
+	id := requested
+	if id.NodeName == "" {
+		name, err := os.Hostname()
+		if err != nil {
+			return id, fmt.Errorf("getting the hostname: %w", err)
+		}
+		id.NodeName = strings.ToLower(name)
+	}
+	if err := CheckNodeName(id.NodeName); err != nil {
+		return id, err
+	}
+	if id.Domain == "" {
+		id.Domain = "cluster.local"
+	}
+	routes, err := HostRoutes()
+	if err != nil {
+		return id, err
+	}
+	if err := id.ChooseRanges(routes); err != nil {
+		return id, err
+	}
+	if id.DNSAddress == "" {
+		address, err := NthAddress(id.ServiceCIDRs[0], 10)
+		if err != nil {
+			return id, command.ConfigError(err)
+		}
+		id.DNSAddress = address.String()
+	}
+	return id, nil
+}
+
+// CheckNodeName returns an error if no Node can have the name. The name must also be a valid label
+// value, because it is the value of the label kubernetes.io/hostname. A hostname can be too long
+// for that: Linux allows 64 characters, a label value 63.
+func CheckNodeName(name string) error {
+	problems := validation.IsDNS1123Subdomain(name)
+	if len(problems) == 0 {
+		problems = validation.IsValidLabelValue(name)
+	}
+	if len(problems) == 0 {
+		return nil
+	}
+	return command.ConfigError(fmt.Errorf("invalid node name %q: %s; set another name with --node-name", name, strings.Join(problems, ", ")))
+}
+
+// ChooseRanges chooses the CIDRs that are not set, with the IP families of those that are, and
+// validates the others.
+func (id *Cluster) ChooseRanges(routes []netip.Prefix) error {
+	set := id.PodCIDRs
+	if len(set) == 0 {
+		set = id.ServiceCIDRs
+	}
+	families, err := familiesOf(set)
+	if err != nil {
+		return err
+	}
+	for _, r := range []struct {
+		ranges       *[]string
+		what         string
+		usual4, form string
+		from         int
+		usual6       string
+	}{
+		{&id.PodCIDRs, "pod", "10.244.0.0/16", "10.%d.0.0/16", 245, "fd00:10:244::/56"},
+		{&id.ServiceCIDRs, "service", "10.96.0.0/16", "10.%d.0.0/16", 97, "fd00:10:96::/112"},
+	} {
+		if len(*r.ranges) == 0 {
+			for _, family := range families {
+				cidr := r.usual6
+				if family == netlink.FAMILY_V4 {
+					if cidr, err = FreeRange(routes, r.usual4, r.form, r.from); err != nil {
+						return err
+					}
+				}
+				*r.ranges = append(*r.ranges, cidr)
+			}
+		}
+		has, err := familiesOf(*r.ranges)
+		if err != nil {
+			return err
+		}
+		if len(has) != len(*r.ranges) {
+			return command.ConfigError(fmt.Errorf("specify one %s CIDR, or one of each IP family: %s", r.what, strings.Join(*r.ranges, ",")))
+		}
+		if has[0] != families[0] {
+			return command.ConfigError(fmt.Errorf("the pod CIDRs and the service CIDRs must start with the same IP family: %s and %s",
+				strings.Join(id.PodCIDRs, ","), strings.Join(id.ServiceCIDRs, ",")))
+		}
+	}
+	return nil
+}
+
+// Save writes the configuration to disk and syncs it.
+func (id Cluster) Save(l layout.Node) error {
+	data, err := json.MarshalIndent(id, "", "  ")
+	if err != nil {
+		return fmt.Errorf("encoding the cluster configuration: %w", err)
+	}
+	if err := atomicfile.Write(atomicfile.File{Path: File(l), Data: append(data, '\n'), Mode: 0o644}); err != nil {
+		return fmt.Errorf("saving the cluster configuration: %w", err)
+	}
+	return nil
+}
+
+// HostRoutes returns the destinations of the host's routes. It omits default routes, and routes of
+// this program's links, which a crashed cluster may have left behind.
+func HostRoutes() ([]netip.Prefix, error) {
+	routes, err := netlinkutil.Routes(netlink.FAMILY_ALL)
+	if err != nil {
+		return nil, fmt.Errorf("listing the routes of the host: %w", err)
+	}
+	var prefixes []netip.Prefix
+	for _, r := range routes {
+		if r.Dst == nil || r.Dst.IP == nil {
+			continue
+		}
+		prefix := netlinkutil.Prefix(r.Dst)
+		if prefix.Bits() <= 0 {
+			continue
+		}
+		if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil && strings.HasPrefix(link.Attrs().Name, "hk") {
+			continue
+		}
+		prefixes = append(prefixes, prefix.Masked())
+	}
+	return prefixes, nil
+}
+
+// FreeRange returns usual if no route overlaps with it. Otherwise it returns the first CIDR without
+// overlap that pattern yields for the numbers from, from+1, and so on, up to 255.
+func FreeRange(routes []netip.Prefix, usual, pattern string, from int) (string, error) {
+	overlaps := func(cidr string) bool {
+		prefix := netip.MustParsePrefix(cidr)
+		for _, r := range routes {
+			if r.Overlaps(prefix) {
+				return true
+			}
+		}
+		return false
+	}
+	if !overlaps(usual) {
+		return usual, nil
+	}
+	for n := from; n < 256; n++ {
+		if cidr := fmt.Sprintf(pattern, n); !overlaps(cidr) {
+			return cidr, nil
+		}
+	}
+	return "", command.PreflightError(errors.New("all default CIDRs for pods or services overlap with routes of this host; set --cluster-cidr and --service-cidr"))
+}
+
+// EnableAddons enables optional add-ons.
+func (id *Cluster) EnableAddons(addons []string) error {
+	for _, name := range addons {
+		if !slices.Contains(manifests.Optional(), name) {
+			return command.ConfigError(fmt.Errorf("--with: unknown add-on %q, available add-ons are: %s", name, strings.Join(manifests.Optional(), ", ")))
+		}
+		if !slices.Contains(id.OptionalAddons, name) {
+			id.OptionalAddons = append(id.OptionalAddons, name)
+		}
+	}
+	return nil
+}
+
+// FirstPodCIDRs returns the pod CIDRs of the first Node, separated by commas: the first part of
+// each pod CIDR of the cluster.
+func FirstPodCIDRs(cluster []string) (string, error) {
+	var parts []string
+	for _, text := range cluster {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return "", fmt.Errorf("invalid CIDR %q: %w", text, err)
+		}
+		size := 24
+		if prefix.Addr().Is6() {
+			size = 64
+		}
+		parts = append(parts, netip.PrefixFrom(prefix.Masked().Addr(), max(size, prefix.Bits())).String())
+	}
+	return strings.Join(parts, ","), nil
+}
+
+// NthAddress returns the n-th address of a CIDR, counted from its base address.
+func NthAddress(cidr string, n int) (netip.Addr, error) {
+	prefix, err := netip.ParsePrefix(cidr)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("invalid CIDR %q: %w", cidr, err)
+	}
+	addr := prefix.Masked().Addr()
+	for range n {
+		addr = addr.Next()
+	}
+	if !prefix.Contains(addr) {
+		return netip.Addr{}, fmt.Errorf("CIDR %s is too small", cidr)
+	}
+	return addr, nil
+}

@@ -1,0 +1,37 @@
+package clusterconfig
+
+import (
+	"path/filepath"
+
+	"hyperkube/internal/host/layout"
+)
+
+// HasJoined reports whether init or join has set up this machine.
+func HasJoined(l layout.Node) bool { return layout.Exists(NodeFile(l)) }
+
+// IsControlPlane reports whether init or join has set up this machine as a control plane node.
+func IsControlPlane(l layout.Node) bool {
+	return HasJoined(l) && layout.Exists(filepath.Join(l.StaticPods(), "kube-apiserver.yaml"))
+}
+
+// HasExternalCA reports whether this machine has the certificate of the cluster's CA without its
+// key. Such a machine cannot sign certificates.
+func HasExternalCA(l layout.Node) bool {
+	authority := filepath.Join(l.Etc, "pki", "ca")
+	return layout.Exists(authority+".crt") && !layout.Exists(authority+".key")
+}
+
+// NodeFile returns the path of the file in which `init` and `join` save the options of the node.
+func NodeFile(l layout.Node) string { return filepath.Join(l.Data, "node.json") }
+
+// AdminKubeconfig returns the path of the kubeconfig that the commands use. A worker has only the
+// kubeconfig of its kubelet.
+func AdminKubeconfig(l layout.Node) string {
+	if !HasJoined(l) {
+		return filepath.Join(l.Data, "admin.conf")
+	}
+	if admin := filepath.Join(l.Etc, "admin.conf"); layout.Exists(admin) {
+		return admin
+	}
+	return filepath.Join(l.Etc, "kubelet.conf")
+}

@@ -1,0 +1,37 @@
+package controlplane
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"hyperkube/components/cluster/preflight"
+	"hyperkube/internal/host/layout"
+)
+
+// ignoredChecks lists the preflight checks whose errors are reported as warnings.
+type ignoredChecks []string
+
+// register adds kubeadm's flag.
+func (i *ignoredChecks) register(f *pflag.FlagSet) {
+	f.StringSliceVar((*[]string)(i), "ignore-preflight-errors", nil, "A list of checks whose errors will be shown as warnings. Example: 'Port-10250,DiskSpace'. Value 'all' ignores errors from all checks.")
+}
+
+// has reports whether the errors of a check are ignored.
+func (i ignoredChecks) has(check string) bool {
+	return slices.ContainsFunc(i, func(name string) bool { return strings.EqualFold(name, check) || strings.EqualFold(name, "all") })
+}
+
+// check runs the preflight checks of this machine. Errors of checks that are ignored by the flag or
+// by the configuration file are printed to out as warnings.
+func (i ignoredChecks) check(out io.Writer, l layout.Node, ports []int, file []string) error {
+	return preflight.CheckIgnoring(l, ports, slices.Concat(file, i), printWarning(out))
+}
+
+// printWarning returns a function that prints the error of an ignored check as a warning.
+func printWarning(out io.Writer) func(problem error) {
+	return func(problem error) { fmt.Fprintf(out, "\t[WARNING %s]: %v\n", preflight.CheckName(problem), problem) }
+}

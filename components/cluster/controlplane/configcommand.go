@@ -1,0 +1,182 @@
+package controlplane
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"hyperkube/components/cluster/clusterconfig"
+	"hyperkube/components/cluster/command"
+	"hyperkube/components/cluster/joindiscovery"
+	"hyperkube/components/kubelet"
+	"hyperkube/internal/base/version"
+	"hyperkube/internal/host/layout"
+)
+
+// NewConfig returns the command `config`.
+func NewConfig() *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "Print, validate and migrate configuration files of init and join", Args: cobra.NoArgs}
+	printing := &cobra.Command{Use: "print", Short: "Print configuration", Args: cobra.NoArgs}
+	for _, c := range []struct {
+		name, short string
+		documents   func() []any
+	}{
+		{"init-defaults", "Print default init configuration, that can be used for 'hyperkube init'", initDefaults},
+		{"join-defaults", "Print default join configuration, that can be used for 'hyperkube join'", joinDefaults},
+	} {
+		printing.AddCommand(&cobra.Command{
+			Use: c.name, Short: c.short, Args: cobra.NoArgs,
+			RunE: func(cmd *cobra.Command, _ []string) error { return printDocuments(cmd.OutOrStdout(), c.documents()) },
+		})
+	}
+	var file string
+	check := &cobra.Command{
+		Use: "validate", Short: "Read a configuration file of init or join and report errors", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if file == "" {
+				return command.ConfigError(errors.New("--config is required"))
+			}
+			data, err := os.ReadFile(file)
+			if err == nil {
+				err = validateConfig(data)
+			}
+			if err != nil {
+				return command.ConfigError(fmt.Errorf("--config %s: %w", file, err))
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), "ok")
+			return nil
+		},
+	}
+	check.Flags().StringVar(&file, "config", "", "Path to a configuration file.")
+	cmd.AddCommand(printing, check, newConfigMigrate(), newConfigImages())
+	return cmd
+}
+
+// exampleToken is the placeholder token in printed default configurations.
+const exampleToken = "abcdef.0123456789abcdef"
+
+func initDefaults() []any {
+	initConfig := initConfiguration{
+		TypeMeta:        metav1.TypeMeta{Kind: "InitConfiguration", APIVersion: kubeadmVersion},
+		BootstrapTokens: []bootstrapToken{{Token: exampleToken, TTL: &metav1.Duration{Duration: joindiscovery.DefaultTTL}}},
+	}
+	initConfig.LocalAPIEndpoint.AdvertiseAddress, initConfig.LocalAPIEndpoint.BindPort = "1.2.3.4", layout.PortAPIServer
+	initConfig.NodeRegistration.Name = "node"
+	cluster := clusterConfiguration{
+		TypeMeta:    metav1.TypeMeta{Kind: "ClusterConfiguration", APIVersion: kubeadmVersion},
+		ClusterName: "kubernetes", KubernetesVersion: version.Get().GitVersion,
+	}
+	cluster.Networking.ServiceSubnet, cluster.Networking.PodSubnet, cluster.Networking.DNSDomain = "10.96.0.0/16", "10.244.0.0/16", "cluster.local"
+	return []any{initConfig, cluster}
+}
+
+func joinDefaults() []any {
+	join := joinConfiguration{TypeMeta: metav1.TypeMeta{Kind: "JoinConfiguration", APIVersion: kubeadmVersion}}
+	join.Discovery.BootstrapToken = &tokenDiscovery{Token: exampleToken, APIServerEndpoint: "kube-apiserver:6443", UnsafeSkipCAVerification: true}
+	join.Discovery.TLSBootstrapToken = exampleToken
+	join.NodeRegistration.Name = "node"
+	return []any{join}
+}
+
+func printDocuments(out io.Writer, documents []any) error {
+	for i, d := range documents {
+		text, err := yaml.Marshal(d)
+		if err != nil {
+			return fmt.Errorf("encoding configuration: %w", err)
+		}
+		if i > 0 {
+			fmt.Fprintln(out, "---")
+		}
+		if _, err := out.Write(text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// validateConfig reports what init and join would refuse in a file, as far as this can be checked
+// without a cluster.
+func validateConfig(data []byte) error {
+	kinds, err := kubeadmKinds(data)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	if kinds["InitConfiguration"] || kinds["ClusterConfiguration"] {
+		s, err := decodeInit(data)
+		if err == nil {
+			err = s.validate()
+		}
+		errs = append(errs, err)
+		delete(kinds, "InitConfiguration")
+		delete(kinds, "ClusterConfiguration")
+	}
+	if kinds["JoinConfiguration"] {
+		o := &joinOptions{port: layout.PortAPIServer}
+		err := o.decode(data)
+		if err == nil && o.discoveryFile == "" { // the file may exist only on the joining machine
+			_, err = o.validate()
+		}
+		errs = append(errs, err)
+		delete(kinds, "JoinConfiguration")
+	}
+	for kind := range kinds {
+		errs = append(errs, fmt.Errorf("kind %s is not supported", kind))
+	}
+	return errors.Join(errs...)
+}
+
+// kubeadmKinds returns the kubeadm kinds in a file. It is an error if there is none.
+func kubeadmKinds(data []byte) (map[string]bool, error) {
+	kinds := map[string]bool{}
+	err := eachKubeadm(data, func(meta metav1.TypeMeta, _ []byte) error {
+		kinds[meta.Kind] = true
+		return nil
+	})
+	if err == nil && len(kinds) == 0 {
+		err = fmt.Errorf("no document of %s found", kubeadmVersion)
+	}
+	return kinds, err
+}
+
+// validate reports errors in the settings of a control plane node, as far as they can be detected
+// without changing anything.
+func (s *controlPlaneSettings) validate() error {
+	var errs []error
+	if s.NodeName != "" {
+		errs = append(errs, clusterconfig.CheckNodeName(s.NodeName))
+	}
+	if s.Advertise != "" {
+		if _, err := netip.ParseAddr(s.Advertise); err != nil {
+			errs = append(errs, fmt.Errorf("localAPIEndpoint.advertiseAddress: %w", err))
+		}
+	}
+	if s.Port < 1 || s.Port > 65535 {
+		errs = append(errs, fmt.Errorf("localAPIEndpoint.bindPort: %d is not a valid port", s.Port))
+	}
+	if s.Token != "" {
+		_, err := joindiscovery.ParseToken(s.Token)
+		errs = append(errs, err)
+	}
+	if s.CertificateKey != "" {
+		if _, err := joindiscovery.ParseCertificateKey(s.CertificateKey); err != nil {
+			errs = append(errs, fmt.Errorf("certificateKey: %w", err))
+		}
+	}
+	if _, err := kubelet.ParseTaints(s.Taints); err != nil {
+		errs = append(errs, fmt.Errorf("nodeRegistration.taints: %w", err))
+	}
+	if strings.Contains(s.Endpoint, "://") {
+		errs = append(errs, fmt.Errorf("controlPlaneEndpoint: %q: expected HOST[:PORT]", s.Endpoint))
+	}
+	ranges := clusterconfig.Cluster{PodCIDRs: s.PodCIDRs, ServiceCIDRs: s.ServiceCIDRs}
+	errs = append(errs, ranges.ChooseRanges(nil))
+	return errors.Join(errs...)
+}

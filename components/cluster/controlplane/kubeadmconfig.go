@@ -1,0 +1,379 @@
+package controlplane
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	apiversion "k8s.io/apimachinery/pkg/util/version"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+
+	"hyperkube/components/cluster/joindiscovery"
+	"hyperkube/components/kubelet"
+	"hyperkube/internal/base/version"
+	"hyperkube/internal/host/layout"
+	"hyperkube/manifests"
+)
+
+// The supported parts of kubeadm's configuration. Other fields are refused, so that a user does not
+// assume that they have an effect.
+//
+// https://kubernetes.io/docs/reference/config-api/kubeadm-config.v1beta4/
+type (
+	initConfiguration struct {
+		metav1.TypeMeta  `json:",inline"`
+		BootstrapTokens  []bootstrapToken `json:"bootstrapTokens,omitempty"`
+		LocalAPIEndpoint struct {
+			AdvertiseAddress string `json:"advertiseAddress,omitempty"`
+			BindPort         int    `json:"bindPort,omitempty"`
+		} `json:"localAPIEndpoint,omitempty"`
+		NodeRegistration nodeRegistration      `json:"nodeRegistration,omitempty"`
+		CertificateKey   string                `json:"certificateKey,omitempty"`
+		Patches          *patchesConfiguration `json:"patches,omitempty"`
+		SkipPhases       []string              `json:"skipPhases,omitempty"`
+		DryRun           bool                  `json:"dryRun,omitempty"`
+		Timeouts         *timeouts             `json:"timeouts,omitempty"`
+	}
+
+	patchesConfiguration struct {
+		Directory string `json:"directory,omitempty"`
+	}
+
+	bootstrapToken struct {
+		Token       string           `json:"token,omitempty"`
+		Description string           `json:"description,omitempty"`
+		TTL         *metav1.Duration `json:"ttl,omitempty"`
+		Usages      []string         `json:"usages,omitempty"`
+		Groups      []string         `json:"groups,omitempty"`
+	}
+
+	nodeRegistration struct {
+		Name             string          `json:"name,omitempty"`
+		Taints           *[]corev1.Taint `json:"taints,omitempty"`
+		KubeletExtraArgs []argument      `json:"kubeletExtraArgs,omitempty"`
+		// IgnorePreflightErrors lists preflight checks whose errors are reported as warnings.
+		IgnorePreflightErrors []string `json:"ignorePreflightErrors,omitempty"`
+	}
+
+	argument struct {
+		Name  string `json:"name"`
+		Value string `json:"value"`
+	}
+
+	clusterConfiguration struct {
+		metav1.TypeMeta      `json:",inline"`
+		ClusterName          string `json:"clusterName,omitempty"`
+		KubernetesVersion    string `json:"kubernetesVersion,omitempty"`
+		ControlPlaneEndpoint string `json:"controlPlaneEndpoint,omitempty"`
+		Networking           struct {
+			ServiceSubnet string `json:"serviceSubnet,omitempty"`
+			PodSubnet     string `json:"podSubnet,omitempty"`
+			DNSDomain     string `json:"dnsDomain,omitempty"`
+		} `json:"networking,omitempty"`
+		APIServer struct {
+			mountingComponent `json:",inline"`
+			CertSANs          []string `json:"certSANs,omitempty"`
+		} `json:"apiServer,omitempty"`
+		ControllerManager mountingComponent `json:"controllerManager,omitempty"`
+		Scheduler         mountingComponent `json:"scheduler,omitempty"`
+		Etcd              struct {
+			Local *component `json:"local,omitempty"`
+		} `json:"etcd,omitempty"`
+	}
+
+	component struct {
+		ExtraArgs []argument      `json:"extraArgs,omitempty"`
+		ExtraEnvs []corev1.EnvVar `json:"extraEnvs,omitempty"`
+	}
+
+	// mountingComponent is a component that can have extra volumes. This is every component except
+	// etcd.
+	mountingComponent struct {
+		component    `json:",inline"`
+		ExtraVolumes []manifests.Volume `json:"extraVolumes,omitempty"`
+	}
+
+	joinConfiguration struct {
+		metav1.TypeMeta  `json:",inline"`
+		NodeRegistration nodeRegistration `json:"nodeRegistration,omitempty"`
+		Discovery        struct {
+			BootstrapToken    *tokenDiscovery `json:"bootstrapToken,omitempty"`
+			File              *fileDiscovery  `json:"file,omitempty"`
+			TLSBootstrapToken string          `json:"tlsBootstrapToken,omitempty"`
+		} `json:"discovery,omitempty"`
+		ControlPlane *struct {
+			LocalAPIEndpoint struct {
+				AdvertiseAddress string `json:"advertiseAddress,omitempty"`
+				BindPort         int    `json:"bindPort,omitempty"`
+			} `json:"localAPIEndpoint,omitempty"`
+			CertificateKey string `json:"certificateKey,omitempty"`
+		} `json:"controlPlane,omitempty"`
+		Patches  *patchesConfiguration `json:"patches,omitempty"`
+		DryRun   bool                  `json:"dryRun,omitempty"`
+		Timeouts *timeouts             `json:"timeouts,omitempty"`
+	}
+)
+
+// tokenDiscovery configures discovery of the cluster by a bootstrap token.
+type tokenDiscovery struct {
+	Token                    string   `json:"token,omitempty"`
+	APIServerEndpoint        string   `json:"apiServerEndpoint,omitempty"`
+	CACertHashes             []string `json:"caCertHashes,omitempty"`
+	UnsafeSkipCAVerification bool     `json:"unsafeSkipCAVerification,omitempty"`
+}
+
+// fileDiscovery configures discovery of the cluster by a kubeconfig.
+type fileDiscovery struct {
+	KubeConfigPath string `json:"kubeConfigPath,omitempty"`
+}
+
+// kubeadmVersion is the supported version of the kubeadm configuration API.
+const kubeadmVersion = "kubeadm.k8s.io/v1beta4"
+
+// decodeKubeadm decodes each document of a file into the value for its kind. The error lists all
+// unknown and unsupported fields. Documents of other kinds are ignored.
+func decodeKubeadm(data []byte, into map[string]any) error {
+	return eachKubeadm(data, func(meta metav1.TypeMeta, doc []byte) error {
+		target, ok := into[meta.Kind]
+		if !ok {
+			return nil
+		}
+		text, err := yaml.YAMLToJSONStrict(doc)
+		if err != nil {
+			return fmt.Errorf("%s: %w", meta.Kind, err)
+		}
+		unknown, err := json.UnmarshalStrict(text, target)
+		for i := range unknown {
+			unknown[i] = withReason(unknown[i])
+		}
+		if err = errors.Join(append(unknown, err)...); err != nil {
+			return fmt.Errorf("%s: %w", meta.Kind, err)
+		}
+		return nil
+	})
+}
+
+// unsupportedFields maps kubeadm's fields that are not supported to the reason.
+var unsupportedFields = map[string]string{
+	"imageRepository":                  "no images are pulled, because all components run from the built-in image",
+	"featureGates":                     "they are feature gates of kubeadm itself; set those of a component with feature-gates in its extraArgs",
+	"dns":                              "DNS is built in",
+	"proxy":                            "the service proxy is part of the node",
+	"certificatesDir":                  "certificates are always in the directory pki beside the kubeconfigs",
+	"encryptionAlgorithm":              "new keys are ECDSA P-256; existing keys of any algorithm are used",
+	"etcd.external":                    "each control plane node runs an etcd member",
+	"etcd.local.dataDir":               "etcd data is always below /var/lib/hyperkube",
+	"nodeRegistration.criSocket":       "the container runtime is built in",
+	"nodeRegistration.imagePullPolicy": "no images are pulled",
+	"nodeRegistration.imagePullSerial": "no images are pulled",
+}
+
+// withReason adds the reason to the error about an unknown field, if kubeadm has this field.
+func withReason(err error) error {
+	_, field, ok := strings.Cut(err.Error(), "unknown field ")
+	if name, wrong := strconv.Unquote(field); ok && wrong == nil && unsupportedFields[name] != "" {
+		return fmt.Errorf("%w: %s", err, unsupportedFields[name])
+	}
+	return err
+}
+
+// eachKubeadm calls do for each kubeadm document in a file.
+func eachKubeadm(data []byte, do func(meta metav1.TypeMeta, doc []byte) error) error {
+	docs := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(data)))
+	for {
+		doc, err := docs.Read()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("reading YAML: %w", err)
+		}
+		var meta metav1.TypeMeta
+		if err := yaml.Unmarshal(doc, &meta); err != nil {
+			return fmt.Errorf("reading YAML: %w", err)
+		}
+		group, _, _ := strings.Cut(meta.APIVersion, "/")
+		if group != "kubeadm.k8s.io" {
+			continue
+		}
+		if meta.APIVersion != kubeadmVersion {
+			return fmt.Errorf("%s of %s is not supported: expected %s", meta.Kind, meta.APIVersion, kubeadmVersion)
+		}
+		if err := do(meta, doc); err != nil {
+			return err
+		}
+	}
+}
+
+// decodeInit decodes a configuration file of init.
+func decodeInit(data []byte) (controlPlaneSettings, error) {
+	var in initConfiguration
+	var cluster clusterConfiguration
+	s := controlPlaneSettings{Port: layout.PortAPIServer, TokenTTL: joindiscovery.DefaultTTL}
+	if err := decodeKubeadm(data, map[string]any{"InitConfiguration": &in, "ClusterConfiguration": &cluster}); err != nil {
+		return s, err
+	}
+	s.CertificateKey, s.Skip, s.DryRun, s.Ignored = in.CertificateKey, in.SkipPhases, in.DryRun, in.NodeRegistration.IgnorePreflightErrors
+	s.NodeName, s.Advertise = in.NodeRegistration.Name, in.LocalAPIEndpoint.AdvertiseAddress
+	if in.LocalAPIEndpoint.BindPort != 0 {
+		s.Port = in.LocalAPIEndpoint.BindPort
+	}
+	s.applyCluster(&cluster)
+	switch len(in.BootstrapTokens) {
+	case 0:
+	case 1:
+		t := in.BootstrapTokens[0]
+		s.Token, s.TokenDescription, s.TokenUsages, s.TokenGroups = t.Token, t.Description, t.Usages, t.Groups
+		if t.TTL != nil {
+			s.TokenTTL = t.TTL.Duration
+		}
+	default:
+		return s, errors.New("bootstrapTokens: only one token is supported; create others with `hyperkube token create`")
+	}
+	if in.Patches != nil {
+		s.Patches = in.Patches.Directory
+	}
+	var err error
+	if s.Taints, err = in.NodeRegistration.taints(); err != nil {
+		return s, err
+	}
+	if s.Waits, err = in.Timeouts.values(); err != nil {
+		return s, err
+	}
+	if err := checkVersion(cluster.KubernetesVersion); err != nil {
+		return s, fmt.Errorf("kubernetesVersion: %w", err)
+	}
+	return s, errors.Join(s.checkPods(), s.checkSkip())
+}
+
+// checkVersion refuses a Kubernetes version of another minor version than this program. Names that
+// are not versions are release channels, such as stable-1, and are accepted.
+func checkVersion(requested string) error {
+	own, parsed := apiversion.MustParseGeneric(version.Get().GitVersion), (*apiversion.Version)(nil)
+	if requested != "" {
+		parsed, _ = apiversion.ParseGeneric(requested)
+	}
+	if parsed != nil && (parsed.Major() != own.Major() || parsed.Minor() != own.Minor()) {
+		return fmt.Errorf("%s: this program is Kubernetes %s and supports no other minor version", requested, version.Get().GitVersion)
+	}
+	return nil
+}
+
+// checkPods validates the extra volumes and environment variables of static pods.
+func (s *controlPlaneSettings) checkPods() error {
+	var errs []error
+	for _, name := range manifests.Components() {
+		for _, v := range s.Volumes[name] {
+			if err := v.Validate(); err != nil {
+				errs = append(errs, fmt.Errorf("extraVolumes of %s: %w", name, err))
+			}
+		}
+		for _, e := range s.Envs[name] {
+			for _, problem := range validation.IsEnvVarName(e.Name) {
+				errs = append(errs, fmt.Errorf("extraEnvs of %s: %q: %s", name, e.Name, problem))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// applyCluster copies the settings that all control plane nodes of a cluster share.
+func (s *controlPlaneSettings) applyCluster(cluster *clusterConfiguration) {
+	s.ClusterName = cluster.ClusterName
+	s.Endpoint, s.SANs, s.Domain = cluster.ControlPlaneEndpoint, cluster.APIServer.CertSANs, cluster.Networking.DNSDomain
+	s.PodCIDRs, s.ServiceCIDRs = splitList(cluster.Networking.PodSubnet), splitList(cluster.Networking.ServiceSubnet)
+	components := map[string]*mountingComponent{
+		"kube-apiserver": &cluster.APIServer.mountingComponent, "kube-controller-manager": &cluster.ControllerManager,
+		"kube-scheduler": &cluster.Scheduler,
+	}
+	if cluster.Etcd.Local != nil {
+		components["etcd"] = &mountingComponent{component: *cluster.Etcd.Local}
+	}
+	s.Extra = map[string][]manifests.Flag{}
+	for name, c := range components {
+		for _, a := range c.ExtraArgs {
+			s.Extra[name] = append(s.Extra[name], manifests.Flag(a))
+		}
+		if len(c.ExtraVolumes) > 0 {
+			put(&s.Volumes, name, c.ExtraVolumes)
+		}
+		if len(c.ExtraEnvs) > 0 {
+			put(&s.Envs, name, c.ExtraEnvs)
+		}
+	}
+}
+
+// put sets m[key] = value and creates the map if it is nil.
+func put[T any](m *map[string]T, key string, value T) {
+	if *m == nil {
+		*m = map[string]T{}
+	}
+	(*m)[key] = value
+}
+
+// taints returns the configured taints of a node in the format of flags. It returns nil if none are
+// configured, and an empty list if the node should have no taints.
+func (r *nodeRegistration) taints() ([]string, error) {
+	if len(r.KubeletExtraArgs) > 0 {
+		return nil, errors.New("nodeRegistration.kubeletExtraArgs: not supported; configure the kubelet with the flags of `hyperkube node`")
+	}
+	if r.Taints == nil {
+		return nil, nil
+	}
+	taints := []string{}
+	for _, t := range *r.Taints {
+		taints = append(taints, fmt.Sprintf("%s=%s:%s", t.Key, t.Value, t.Effect))
+	}
+	return taints, nil
+}
+
+// taints returns the taints of this control plane node.
+func (m *controlPlaneNode) taints() ([]corev1.Taint, error) {
+	if m.settings.Taints == nil {
+		return []corev1.Taint{{Key: controlPlaneRole, Effect: corev1.TaintEffectNoSchedule}}, nil
+	}
+	return kubelet.ParseTaints(m.settings.Taints)
+}
+
+// clusterConfiguration returns the configuration that is stored in the cluster.
+func (m *controlPlaneNode) clusterConfiguration() clusterConfiguration {
+	c := clusterConfiguration{
+		TypeMeta:    metav1.TypeMeta{Kind: "ClusterConfiguration", APIVersion: kubeadmVersion},
+		ClusterName: m.settings.clusterName(), KubernetesVersion: version.Get().GitVersion,
+		ControlPlaneEndpoint: m.settings.Endpoint,
+	}
+	c.Networking.DNSDomain = m.identity.Domain
+	c.Networking.PodSubnet = strings.Join(m.identity.PodCIDRs, ",")
+	c.Networking.ServiceSubnet = strings.Join(m.identity.ServiceCIDRs, ",")
+	c.APIServer.CertSANs = m.settings.SANs
+	of := func(name string) mountingComponent {
+		c := mountingComponent{ExtraVolumes: m.settings.Volumes[name]}
+		c.ExtraEnvs = m.settings.Envs[name]
+		for _, f := range m.settings.Extra[name] {
+			c.ExtraArgs = append(c.ExtraArgs, argument(f))
+		}
+		return c
+	}
+	c.APIServer.mountingComponent, c.ControllerManager, c.Scheduler = of("kube-apiserver"), of("kube-controller-manager"), of("kube-scheduler")
+	if etcd := of("etcd").component; len(etcd.ExtraArgs) > 0 || len(etcd.ExtraEnvs) > 0 {
+		c.Etcd.Local = &etcd
+	}
+	return c
+}
+
+// splitList splits a comma-separated list. It returns nil for "".
+func splitList(text string) []string {
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text, ",")
+}

@@ -1,0 +1,190 @@
+package up
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"hyperkube/components/apiserver"
+	"hyperkube/components/apiserver/authn"
+	"hyperkube/components/apiserver/compose"
+	"hyperkube/components/cluster/command"
+	"hyperkube/components/cluster/node"
+	"hyperkube/components/controllers"
+	"hyperkube/components/controllers/nodelifecycle"
+	"hyperkube/components/etcd"
+	"hyperkube/components/scheduler"
+	"hyperkube/internal/client"
+	"hyperkube/internal/credentials/encryption"
+	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/credentials/tokens"
+	"hyperkube/internal/host/layout"
+)
+
+func (c *clusterRun) newEtcd(ctx context.Context) (*etcd.Server, error) {
+	url := func(port int) []string { return []string{fmt.Sprintf("https://127.0.0.1:%d", port)} }
+	secure := func(p *pki.Pair) etcd.TLS {
+		return etcd.TLS{CertFile: p.CertFile, KeyFile: p.KeyFile, TrustedCAFile: c.pki.EtcdCA.CertFile, ClientCertAuth: true}
+	}
+	return etcd.New(etcd.Config{
+		DataDir: c.layout.Etcd(), Name: c.cluster.NodeName,
+		ListenClientURLs: url(layout.PortEtcdClient), ListenPeerURLs: url(layout.PortEtcdPeer),
+		ClientTLS: secure(c.pki.EtcdServer), PeerTLS: secure(c.pki.EtcdPeer),
+		Log: c.log.With("component", "etcd"),
+		// It returns only if the process must exit.
+		DiskFull: func(err error) { _ = c.resumer.resume(ctx, err) },
+	})
+}
+
+func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compose.Server, error) {
+	secrets, err := encryption.Load(context.WithoutCancel(ctx), encryption.Config{Path: encryptionFile(c.layout)})
+	if err != nil {
+		return nil, err
+	}
+	keys, err := tokens.LoadKeySet(c.pki.ServiceAccountPubFile)
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", fmt.Sprintf(":%d", layout.PortAPIServer))
+	if err != nil {
+		return nil, fmt.Errorf("listening for API requests: %w", err)
+	}
+	cfg := compose.Config{
+		Etcd: db.Client(), Encryption: secrets,
+		Listener: listener, CertFile: c.pki.APIServer.CertFile, KeyFile: c.pki.APIServer.KeyFile,
+		ClientCAFile: c.pki.CA.CertFile, FrontProxyCAFile: c.pki.FrontProxyCA.CertFile,
+		FrontProxy:    authn.FrontProxy{AllowedNames: []string{"front-proxy-client"}},
+		ProxyCertFile: c.pki.FrontProxyClient.CertFile, ProxyKeyFile: c.pki.FrontProxyClient.KeyFile,
+		// Pod IPs are reachable from this process as soon as the pods run.
+		EndpointRouting: true,
+		BootstrapTokens: true,
+		Issuers:         []string{"https://kubernetes.default.svc." + c.cluster.Domain},
+		Key:             c.pki.ServiceAccountKey, Keys: keys,
+		Advertise: netip.AddrPortFrom(c.addresses[0], uint16(layout.PortAPIServer)),
+		Kubelet: apiserver.KubeletConfig{
+			ClientCertFile: c.pki.APIServerKubeletClient.CertFile, ClientKeyFile: c.pki.APIServerKubeletClient.KeyFile,
+			CAFile: c.pki.CA.CertFile, AddressTypes: []string{"InternalIP", "Hostname"},
+		},
+		Components: map[string]func(context.Context) (string, error){"scheduler": healthy, "controller-manager": healthy},
+		Profiling:  true,
+		Log:        c.log.With("component", "kube-apiserver"),
+	}
+	for _, text := range c.cluster.ServiceCIDRs {
+		prefix, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, command.ConfigError(fmt.Errorf("service CIDR: %w", err))
+		}
+		cfg.ServiceCIDRs = append(cfg.ServiceCIDRs, prefix.Masked())
+	}
+	return compose.New(cfg)
+}
+
+// healthy reports the health of a component in this process, which is always ok because the process
+// exits if the component fails.
+func healthy(context.Context) (string, error) { return "ok", nil }
+
+// parts are the components that use the API, and their clients. They share one set of informers.
+type parts struct {
+	admin, shared *client.Clients
+	controllers   *controllers.Manager
+	scheduler     *scheduler.Scheduler
+	node          node.Config
+}
+
+// clientBuilder creates the clients of the controllers, each with its service account.
+type clientBuilder struct {
+	api    *compose.Server
+	shared *client.Clients
+}
+
+// For implements client.Builder.
+func (b clientBuilder) For(name string) (*client.Clients, error) {
+	const agent = "kube-controller-manager"
+	clients, err := b.api.MeasuredClients(b.shared.Requests, agent, "system:serviceaccount:kube-system:"+name, "system:serviceaccounts", "system:serviceaccounts:kube-system")
+	if err != nil {
+		return nil, err
+	}
+	clients.Informers = b.shared.Informers
+	return clients, nil
+}
+
+// clientsAs returns clients of a user, with the shared informers.
+func (b clientBuilder) clientsAs(agent, user string, groups ...string) (*client.Clients, error) {
+	clients, err := b.api.Clients(agent, user, groups...)
+	if err != nil {
+		return nil, err
+	}
+	clients.Informers = b.shared.Informers
+	return clients, nil
+}
+
+func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts, error) {
+	p := &parts{}
+	var err error
+	if p.shared, err = api.Clients("kube-controller-manager", "system:kube-controller-manager"); err != nil {
+		return nil, err
+	}
+	b := clientBuilder{api: api, shared: p.shared}
+	if p.admin, err = b.clientsAs("hyperkube", "kubernetes-admin", "system:masters"); err != nil {
+		return nil, err
+	}
+	var podCIDRs, serviceCIDRs []netip.Prefix
+	for from, to := range map[*[]string]*[]netip.Prefix{&c.cluster.PodCIDRs: &podCIDRs, &c.cluster.ServiceCIDRs: &serviceCIDRs} {
+		for _, text := range *from {
+			prefix, err := netip.ParsePrefix(text)
+			if err != nil {
+				return nil, command.ConfigError(err)
+			}
+			*to = append(*to, prefix)
+		}
+	}
+	secretTokens, err := tokens.NewSecretSigner(c.pki.ServiceAccountKey)
+	if err != nil {
+		return nil, err
+	}
+	p.controllers, err = controllers.New(controllers.Config{
+		Clients: p.shared, Builder: b,
+		AllocateNodeCIDRs: true, ClusterCIDRs: podCIDRs, ServiceCIDRs: serviceCIDRs,
+		RootCA: c.pki.CA.CertPEM, SecretTokens: secretTokens,
+		Signing:       controllers.SignWith(c.pki.CA.Cert, c.pki.CA.Key),
+		NodeLifecycle: nodelifecycle.Config{GracePeriod: c.nodeMonitorGracePeriod},
+		Metadata:      controllers.SharedInformers(ctx, p.shared),
+		Log:           c.log.With("component", "kube-controller-manager"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	schedulerClients, err := b.clientsAs("kube-scheduler", "system:kube-scheduler")
+	if err != nil {
+		return nil, err
+	}
+	p.scheduler, err = scheduler.New(scheduler.Config{
+		Clients: schedulerClients,
+		// Pods that are created before the node otherwise wait a second for a retry.
+		InitialBackoff: 20 * time.Millisecond,
+		Log:            c.log.With("component", "kube-scheduler"),
+	})
+	if err != nil {
+		return nil, err
+	}
+	p.node = node.Config{
+		Layout: c.layout, Cluster: c.cluster, Addresses: c.addresses, SharedInformers: true,
+		NetworkMode: c.additional.Network,
+		ClusterDNS:  []string{c.cluster.DNSAddress}, ClientCA: c.pki.CA.Pool(), Journal: c.journal, Log: c.log,
+		KubeletConfig: c.kubeletConfig, CredentialProviders: c.credentialProviders,
+	}
+	if p.node.Kubelet, err = b.clientsAs("kubelet", "system:node:"+c.cluster.NodeName, "system:nodes"); err != nil {
+		return nil, err
+	}
+	if p.node.Proxy, err = b.clientsAs("kube-proxy", "system:kube-proxy"); err != nil {
+		return nil, err
+	}
+	if err := c.ensureServingCertificate(); err != nil {
+		return nil, err
+	}
+	p.node.Certificate = func() (*tls.Certificate, error) { return c.servingCert.Load(), nil }
+	return p, nil
+}

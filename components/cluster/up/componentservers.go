@@ -1,0 +1,56 @@
+package up
+
+import (
+	"context"
+	"crypto/tls"
+	"log/slog"
+	"net/netip"
+	"sync"
+
+	"k8s.io/client-go/kubernetes"
+
+	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/host/layout"
+	"hyperkube/internal/serving/debugserver"
+)
+
+// componentServers returns a function that serves the health and metrics endpoints of the controller manager
+// and the scheduler on the ports that these use as separate processes. Health is public; metrics
+// need authorization by the API server.
+func (c *clusterRun) componentServers(p *parts) lifecycle.Func {
+	conf := func(port int) debugserver.Config { return c.componentServer(port, p.admin.Kube) }
+	confs := []debugserver.Config{p.controllers.Server(conf(layout.PortControllerManager)), p.scheduler.Server(conf(layout.PortScheduler))}
+	return func(ctx context.Context) error {
+		serveComponents(ctx, c.log, confs...)
+		return nil
+	}
+}
+
+// componentServer returns the configuration of a component's server on port. The server
+// authenticates and authorizes requests with reviews.
+func (c *clusterRun) componentServer(port int, reviews kubernetes.Interface) debugserver.Config {
+	return debugserver.Config{
+		Addr:        netip.AddrPortFrom(c.bindAddress, uint16(port)).String(),
+		Certificate: func() (*tls.Certificate, error) { return c.servingCert.Load(), nil },
+		ClientCA:    c.pki.CA.Pool(), Reviews: reviews,
+	}
+}
+
+// serveComponents serves until ctx is done. A port that is in use is only logged, because only metrics and
+// health checks need it.
+func serveComponents(ctx context.Context, log *slog.Logger, confs ...debugserver.Config) {
+	var serving sync.WaitGroup
+	for _, conf := range confs {
+		serving.Go(func() {
+			s, err := debugserver.New(conf)
+			if err == nil {
+				err = s.Run(ctx)
+			}
+			if err != nil {
+				log.Warn("serving component metrics failed", "component", conf.Component, "address", conf.Addr, "err", err)
+			}
+		})
+	}
+	serving.Wait()
+	<-ctx.Done()
+}

@@ -1,0 +1,156 @@
+package up
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"hyperkube/components/cluster/pidlock"
+	"hyperkube/components/cluster/preflight"
+	"hyperkube/components/cluster/progress"
+	"hyperkube/components/etcd"
+	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/host/layout"
+)
+
+// On a full disk etcd fails. It cannot be restarted in the same process because it leaves
+// goroutines and files behind. So the main process executes its own binary again, with the same PID
+// and the lock of its PID file, waits for free space, and starts the cluster again. The runtime and
+// the pods are separate processes and keep running.
+
+// resumeEnv is the environment variable with the resumption, as JSON, for a main process that has
+// executed itself.
+const resumeEnv = "HYPERKUBE_RESUME"
+
+// resumption is the state that a main process passes to itself.
+type resumption struct {
+	// LockFD is the descriptor of the lock of the PID file.
+	LockFD int `json:"lockFD"`
+	// Reason is why the cluster stopped.
+	Reason string `json:"reason"`
+	// Attempt counts the starts since the cluster was last ready; the first is 1.
+	Attempt int `json:"attempt"`
+}
+
+// resumed returns the state that this process has passed to itself, or false if it has not executed
+// itself.
+func resumed() (resumption, bool, error) {
+	text, ok := os.LookupEnv(resumeEnv)
+	if !ok {
+		return resumption{}, false, nil
+	}
+	_ = os.Unsetenv(resumeEnv) // fails only for an invalid name
+	var r resumption
+	if err := json.Unmarshal([]byte(text), &r); err != nil {
+		return r, false, fmt.Errorf("reading %s: %w", resumeEnv, err)
+	}
+	return r, true, nil
+}
+
+// resumer restarts a cluster that was stopped by a full disk.
+type resumer struct {
+	layout layout.Node
+	log    *slog.Logger
+	steps  *progress.Steps
+	// resumption is the state passed to this process. Its Attempt is 0 if the process has not
+	// executed itself.
+	resumption
+	// service is true if the cluster is restarted even if it was never ready, because no user waits
+	// for the error.
+	service bool
+	// ready is set when the cluster is ready.
+	ready atomic.Bool
+	// checkDisk returns an error of a full disk while there is too little space. pause waits for
+	// the duration, or returns false when ctx is canceled.
+	checkDisk func() error
+	pause     func(context.Context, time.Duration) bool
+	// exec executes this program with the resumption. It returns only if that fails.
+	exec func(resumption) error
+}
+
+// newResumer returns the resumer of the main process that holds lock.
+func newResumer(l layout.Node, lock *pidlock.Lock, log *slog.Logger, steps *progress.Steps, from resumption, service bool) *resumer {
+	return &resumer{
+		layout: l, log: log, steps: steps, resumption: from, service: service || from.Attempt > 0,
+		checkDisk: func() error { return preflight.CheckDisk(l) }, pause: lifecycle.Pause,
+		exec: func(r resumption) error {
+			self, err := os.Executable()
+			if err != nil {
+				return fmt.Errorf("finding the hyperkube binary: %w", err)
+			}
+			return lock.Exec(self, os.Args, func(fd int) ([]string, error) {
+				r.LockFD = fd
+				data, err := json.Marshal(r)
+				return append(os.Environ(), resumeEnv+"="+string(data)), err
+			})
+		},
+	}
+}
+
+// backoff returns the delay before the n-th start: 1 s, 2 s, 4 s and so on, at most 30 s.
+func backoff(n int) time.Duration {
+	return min(time.Second<<min(max(n-1, 0), 5), 30*time.Second)
+}
+
+// wait blocks until the cluster may be started: after the back-off of this attempt, when there is
+// enough space. It returns false when ctx is canceled.
+func (r *resumer) wait(ctx context.Context) bool {
+	reported := r.Attempt > 0
+	if reported {
+		r.report(r.Reason)
+		if !r.pause(ctx, backoff(r.Attempt)) {
+			return false
+		}
+	}
+	for n := r.Attempt + 1; r.service; n++ {
+		err := r.checkDisk()
+		if !etcd.IsDiskFull(err) {
+			break
+		}
+		reported = true
+		r.report(err.Error())
+		if !r.pause(ctx, backoff(n)) {
+			return false
+		}
+	}
+	if reported {
+		progress.NotifySystemd("STATUS=starting")
+		_ = os.Remove(r.layout.Stopped()) // does not exist if it could not be written
+	}
+	return true
+}
+
+// report publishes why the cluster is not started: in the log, to systemd, and for `status`.
+func (r *resumer) report(reason string) {
+	r.log.Error("disk is full, waiting for free space to restart the cluster", "reason", reason)
+	r.steps.Send(progress.Step{Text: "waiting for free disk space: " + reason, Waiting: true})
+	progress.NotifySystemd("STATUS=waiting for free disk space: " + reason)
+	if err := os.WriteFile(r.layout.Stopped(), []byte(reason), 0o644); err != nil {
+		r.log.Warn("writing the reason for status failed", "err", err)
+	}
+}
+
+// setReady records that the cluster is ready. From now on, this process restarts it after a full
+// disk.
+func (r *resumer) setReady() { r.ready.Store(true) }
+
+// resume executes this program to restart the cluster, if err is caused by a full disk and ctx is
+// not canceled. Otherwise, or if executing fails, it returns err.
+func (r *resumer) resume(ctx context.Context, err error) error {
+	if ctx.Err() != nil || !etcd.IsDiskFull(err) || !r.service && !r.ready.Load() {
+		return err
+	}
+	next := resumption{Reason: err.Error(), Attempt: r.Attempt + 1}
+	if r.ready.Load() {
+		next.Attempt = 1
+	}
+	r.log.Error("disk is full, restarting the cluster when there is free space", "err", err)
+	if failed := r.exec(next); failed != nil {
+		r.log.Error("restarting the cluster failed", "err", failed)
+	}
+	return err
+}

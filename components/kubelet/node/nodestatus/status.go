@@ -1,0 +1,165 @@
+package nodestatus
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/internal/base/version"
+)
+
+// Pressure describes which resources are under pressure.
+type Pressure struct{ Memory, Disk, PID bool }
+
+// declaredFeatures are the declared node features that pods, and changes of pods, may require, in order
+// (KEP-5328).
+var declaredFeatures = []string{"InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers", "RestartAllContainersOnContainerExits"}
+
+// setStatus sets the status of n.
+func (k *Manager) setStatus(ctx context.Context, n *v1.Node, now time.Time) {
+	k.mu.Lock()
+	says := k.runtime
+	k.mu.Unlock()
+	s := &n.Status
+	announced := s.Capacity
+	s.Capacity, s.Allocatable = k.cfg.Capacity.DeepCopy(), k.cfg.Allocatable.DeepCopy()
+	// Extended resources that other components have set are kept. All of them are allocatable.
+	for name, quantity := range announced {
+		if _, own := s.Capacity[name]; !own && extended(name) {
+			s.Capacity[name], s.Allocatable[name] = quantity.DeepCopy(), quantity.DeepCopy()
+		}
+	}
+	if k.cfg.Devices != nil {
+		all, healthy := k.cfg.Devices()
+		maps.Copy(s.Capacity, all)
+		maps.Copy(s.Allocatable, healthy)
+	}
+	s.Addresses = nil
+	for _, ip := range k.cfg.IPs() {
+		s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: ip})
+	}
+	s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: k.cfg.Name})
+	s.DaemonEndpoints.KubeletEndpoint.Port = k.cfg.Port
+	m := k.cfg.Machine
+	s.NodeInfo = v1.NodeSystemInfo{
+		MachineID: m.MachineID, SystemUUID: m.SystemUUID, BootID: m.Boot, KernelVersion: m.Kernel, OSImage: m.OSImage,
+		ContainerRuntimeVersion: says.name + "://" + says.version,
+		KubeletVersion:          version.Get().GitVersion,
+		OperatingSystem:         osName, Architecture: archName,
+	}
+	inside := m.UserNamespace
+	s.NodeInfo.RunningInUserNamespace = &inside
+	if m.SwapBytes > 0 {
+		swap := m.SwapBytes
+		s.NodeInfo.Swap = &v1.NodeSwapStatus{Capacity: &swap}
+	}
+	s.RuntimeHandlers, s.Features = says.handlers, says.features
+	s.DeclaredFeatures = slices.Clone(declaredFeatures)
+	if k.cfg.VolumesInUse != nil {
+		s.VolumesInUse = k.cfg.VolumesInUse()
+	}
+	// Do not wait for a runtime that does not respond, so that the status is updated.
+	if says.down == "" {
+		if images, err := k.images(ctx); err == nil {
+			s.Images = images
+		}
+	}
+	k.conditions(s, says, metav1.NewTime(now.Truncate(time.Second)))
+}
+
+func (k *Manager) conditions(s *v1.NodeStatus, says runtimeStatus, now metav1.Time) {
+	var p Pressure
+	if k.cfg.Pressure != nil {
+		p = k.cfg.Pressure()
+	}
+	set := func(t v1.NodeConditionType, ok bool, reason, message string) {
+		c := v1.NodeCondition{Type: t, Status: v1.ConditionFalse, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now}
+		if ok {
+			c.Status = v1.ConditionTrue
+		}
+		for i := range s.Conditions {
+			if s.Conditions[i].Type == t {
+				if s.Conditions[i].Status == c.Status {
+					c.LastTransitionTime = s.Conditions[i].LastTransitionTime
+				}
+				s.Conditions[i] = c
+				return
+			}
+		}
+		s.Conditions = append(s.Conditions, c)
+	}
+	if p.Memory {
+		set(v1.NodeMemoryPressure, true, "KubeletHasInsufficientMemory", "kubelet has insufficient memory available")
+	} else {
+		set(v1.NodeMemoryPressure, false, "KubeletHasSufficientMemory", "kubelet has sufficient memory available")
+	}
+	if p.Disk {
+		set(v1.NodeDiskPressure, true, "KubeletHasDiskPressure", "kubelet has disk pressure")
+	} else {
+		set(v1.NodeDiskPressure, false, "KubeletHasNoDiskPressure", "kubelet has no disk pressure")
+	}
+	if p.PID {
+		set(v1.NodePIDPressure, true, "KubeletHasInsufficientPID", "kubelet has insufficient PID available")
+	} else {
+		set(v1.NodePIDPressure, false, "KubeletHasSufficientPID", "kubelet has sufficient PID available")
+	}
+	var wrong []string
+	switch {
+	case says.down != "":
+		wrong = append(wrong, "container runtime is down: "+says.down)
+	case !says.known:
+		wrong = append(wrong, "container runtime status check may not have completed yet")
+	default:
+		if !says.runtimeOK {
+			wrong = append(wrong, "container runtime not ready: "+says.runText)
+		}
+		if !says.netOK {
+			wrong = append(wrong, "container runtime network not ready: "+says.netText)
+		}
+	}
+	if k.cfg.NotReadyReasons != nil {
+		wrong = append(wrong, k.cfg.NotReadyReasons()...)
+	}
+	switch len(wrong) {
+	case 0:
+		set(v1.NodeReady, true, "KubeletReady", "kubelet is posting ready status")
+	case 1:
+		set(v1.NodeReady, false, "KubeletNotReady", wrong[0])
+	default:
+		set(v1.NodeReady, false, "KubeletNotReady", "["+strings.Join(wrong, ", ")+"]")
+	}
+}
+
+// images returns the largest images.
+func (k *Manager) images(ctx context.Context) ([]v1.ContainerImage, error) {
+	resp, err := k.cfg.CRI.Images.ListImages(ctx, &runtimeapi.ListImagesRequest{})
+	if err != nil {
+		return nil, err
+	}
+	list := slices.Clone(resp.Images)
+	slices.SortStableFunc(list, func(a, b *runtimeapi.Image) int {
+		if a.Size != b.Size {
+			return cmp.Compare(b.Size, a.Size)
+		}
+		return cmp.Compare(a.Id, b.Id)
+	})
+	if k.cfg.MaxImages >= 0 && len(list) > k.cfg.MaxImages {
+		list = list[:k.cfg.MaxImages]
+	}
+	out := make([]v1.ContainerImage, 0, len(list))
+	for _, i := range list {
+		names := append(slices.Clone(i.RepoDigests), i.RepoTags...)
+		if len(names) > 5 {
+			names = names[:5]
+		}
+		out = append(out, v1.ContainerImage{Names: names, SizeBytes: int64(i.Size)})
+	}
+	return out, nil
+}

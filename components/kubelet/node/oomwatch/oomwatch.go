@@ -1,0 +1,108 @@
+// Package oomwatch reads the kernel's log to find processes that the kernel has killed because the
+// whole machine was out of memory. The runtime reports processes that were killed because of a
+// cgroup limit.
+package oomwatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Victim is a killed process.
+type Victim struct {
+	// Process is the name of the process in the kernel. PID is its ID in the initial PID namespace.
+	Process string
+	PID     int
+}
+
+// Message returns the message of the SystemOOM event.
+func (v Victim) Message() string {
+	text := "System OOM encountered"
+	if v.Process != "" && v.PID != 0 {
+		text += fmt.Sprintf(", victim process: %s, pid: %d", v.Process, v.PID)
+	}
+	return text
+}
+
+// Log is the device of the kernel's log.
+const Log = "/dev/kmsg"
+
+// maxRecord exceeds the maximum size of a record.
+const maxRecord = 16 << 10
+
+// Watch reads new records of the kernel's log, file, until ctx is done. It calls report for each
+// process that was killed because the machine was out of memory.
+func Watch(ctx context.Context, file string, report func(Victim)) error {
+	fd, err := unix.Open(file, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("opening kernel log: %w", err)
+	}
+	if _, err := unix.Seek(fd, 0, io.SeekEnd); err != nil {
+		unix.Close(fd)
+		return fmt.Errorf("seeking to the end of the kernel log: %w", err)
+	}
+	log := os.NewFile(uintptr(fd), file)
+	var closing sync.WaitGroup
+	defer closing.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	closing.Go(func() {
+		<-ctx.Done()
+		log.Close()
+	})
+	buffer := make([]byte, maxRecord)
+	for {
+		n, err := log.Read(buffer)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, unix.EPIPE):
+			// Records were overwritten before they were read.
+			continue
+		case err != nil:
+			return fmt.Errorf("reading kernel log: %w", err)
+		}
+		if v, ok := parse(string(buffer[:n])); ok {
+			report(v)
+		}
+	}
+}
+
+// parse parses a record such as
+// "4,1,2,-;oom-kill:constraint=CONSTRAINT_NONE,…,global_oom,task_memcg=/,task=sh,pid=7,uid=0". ok
+// is true if the OOM was system-wide: no cgroup limit was met, or the victim is in the root cgroup.
+func parse(record string) (v Victim, ok bool) {
+	_, text, ok := strings.Cut(record, ";oom-kill:constraint=")
+	if !ok {
+		return v, false
+	}
+	text, _, _ = strings.Cut(text, "\n")
+	_, rest, found := strings.Cut(text, ",task_memcg=")
+	if !found {
+		return v, false
+	}
+	group, rest, found := strings.Cut(rest, ",task=")
+	if !found || group != "/" && !strings.Contains(text, ",global_oom,") {
+		return v, false
+	}
+	// The name may contain commas; the fields after it do not.
+	end := strings.LastIndex(rest, ",pid=")
+	if end < 0 {
+		return v, false
+	}
+	v.Process = rest[:end]
+	pid, _, _ := strings.Cut(rest[end+len(",pid="):], ",")
+	var err error
+	if v.PID, err = strconv.Atoi(pid); err != nil || v.PID < 0 {
+		return Victim{}, false
+	}
+	return v, true
+}

@@ -1,0 +1,123 @@
+package shutdown
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+
+	"hyperkube/internal/host/dbus"
+)
+
+// D-Bus names of logind.
+const (
+	loginName    = "org.freedesktop.login1"
+	loginPath    = "/org/freedesktop/login1"
+	loginManager = loginName + ".Manager"
+
+	prepare = "PrepareForShutdown"
+)
+
+// Logind reports the machine's shutdown and can delay it.
+//
+// https://systemd.io/INHIBITOR_LOCKS/
+type Logind interface {
+	// Delay returns the maximum time by which logind delays a shutdown.
+	Delay(ctx context.Context) (time.Duration, error)
+	// Reload makes logind reload its configuration.
+	Reload(ctx context.Context) error
+	// Inhibit delays a shutdown until the returned lock is closed.
+	Inhibit(ctx context.Context) (io.Closer, error)
+	// Events returns a channel that receives true when a shutdown begins and false when it is
+	// canceled. It is closed when the connection is closed.
+	Events(ctx context.Context) (<-chan bool, error)
+	io.Closer
+}
+
+// Connect connects to the machine's logind.
+func Connect(ctx context.Context) (Logind, error) {
+	conn, err := dbus.Dial(ctx, dbus.SystemBus())
+	if err != nil {
+		return nil, fmt.Errorf("connecting to the system bus: %w", err)
+	}
+	return &logind{conn: conn}, nil
+}
+
+// logind is a Logind over D-Bus.
+type logind struct{ conn *dbus.Conn }
+
+func (l *logind) Close() error { return l.conn.Close() }
+
+// call calls a method of logind that returns one value.
+func (l *logind) call(ctx context.Context, face, member string, args ...any) (any, error) {
+	out, err := l.conn.Call(ctx, dbus.Call{Destination: loginName, Path: loginPath, Interface: face, Member: member, Args: args})
+	if err == nil && len(out) != 1 {
+		err = fmt.Errorf("unexpected response %v", out)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return out[0], nil
+}
+
+func (l *logind) Delay(ctx context.Context) (time.Duration, error) {
+	out, err := l.call(ctx, "org.freedesktop.DBus.Properties", "Get", loginManager, "InhibitDelayMaxUSec")
+	n, ok := out.(uint64)
+	if err == nil && !ok {
+		err = fmt.Errorf("unexpected response %v", out)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("getting the maximum inhibit delay of logind: %w", err)
+	}
+	return time.Duration(n) * time.Microsecond, nil
+}
+
+func (l *logind) Reload(ctx context.Context) error {
+	_, err := l.conn.Call(ctx, dbus.Call{
+		Destination: "org.freedesktop.systemd1", Path: "/org/freedesktop/systemd1", Interface: "org.freedesktop.systemd1.Manager",
+		Member: "KillUnit", Args: []any{"systemd-logind.service", "all", int32(syscall.SIGHUP)},
+	})
+	if err != nil {
+		return fmt.Errorf("reloading the configuration of logind: %w", err)
+	}
+	return nil
+}
+
+func (l *logind) Inhibit(ctx context.Context) (io.Closer, error) {
+	out, err := l.call(ctx, loginManager, "Inhibit", "shutdown", "kubelet", "Kubelet needs time to handle node shutdown", "delay")
+	lock, ok := out.(*os.File)
+	if err == nil && !ok {
+		err = fmt.Errorf("unexpected response %v", out)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("taking the inhibitor lock of logind: %w", err)
+	}
+	return lock, nil
+}
+
+func (l *logind) Events(ctx context.Context) (<-chan bool, error) {
+	if err := l.conn.Match(ctx, "type='signal',path='"+loginPath+"',interface='"+loginManager+"',member='"+prepare+"'"); err != nil {
+		return nil, fmt.Errorf("subscribing to signals of logind: %w", err)
+	}
+	out := make(chan bool)
+	go func() {
+		defer close(out)
+		for s := range l.conn.Signals() {
+			if s.Interface != loginManager || s.Member != prepare || len(s.Body) != 1 {
+				continue
+			}
+			begins, ok := s.Body[0].(bool)
+			if !ok {
+				continue
+			}
+			select {
+			case out <- begins:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return out, nil
+}

@@ -1,0 +1,284 @@
+// Package shutdown implements graceful node shutdown: it makes logind delay the shutdown of the
+// machine, terminates pods by priority, and then lets the shutdown continue.
+//
+// https://kubernetes.io/docs/concepts/cluster-administration/node-shutdown/
+package shutdown
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/host/atomicfile"
+)
+
+// Reasons and messages of pods and the node.
+const (
+	Reason  = "Terminated"
+	Message = "Pod was terminated in response to imminent node shutdown."
+
+	RefusedReason  = "NodeShutdown"
+	RefusedMessage = "Pod was rejected as the node is shutting down."
+
+	// NodeMessage is the message of the Ready condition during a shutdown.
+	NodeMessage = "node is shutting down"
+)
+
+// Config is the configuration of a Manager. All fields are required unless their comment says
+// otherwise.
+type Config struct {
+	// Periods is the result of the function Periods. It must not be empty.
+	Periods []Period
+	// Connect connects to logind. The default is the function Connect.
+	Connect func(context.Context) (Logind, error)
+	// LogindConf is the directory of logind's drop-in configuration files. A file is written only
+	// if logind's maximum delay is too short. Recorded is called with its path before that; it may
+	// be nil.
+	LogindConf string
+	Recorded   func(path string) error
+	// Pods returns the pods that have not terminated. End terminates a pod with a grace period in
+	// seconds, and returns a channel that is closed when nothing of it runs and its volumes are
+	// removed.
+	Pods      func() []*v1.Pod
+	Terminate func(pod *v1.Pod, grace int64) <-chan struct{}
+	// Changed is called when a shutdown begins or is canceled.
+	Changed func()
+	// Event emits an event for the node.
+	Event func(reason, message string)
+	// State is the file that stores the times of the last shutdown.
+	State string
+	Log   *slog.Logger
+}
+
+// Manager handles the shutdown of the machine. Its methods are safe for concurrent use.
+type Manager struct {
+	cfg Config
+
+	mu    sync.Mutex // guards the following fields
+	down  bool
+	times times
+}
+
+// times are the times of the last shutdown.
+type times struct {
+	Start time.Time `json:"startTime"`
+	End   time.Time `json:"endTime"`
+}
+
+// New creates a Manager.
+func New(cfg Config) *Manager {
+	if cfg.Connect == nil {
+		cfg.Connect = Connect
+	}
+	m := &Manager{cfg: cfg}
+	if raw, err := os.ReadFile(cfg.State); err == nil {
+		if m.times, err = decode(raw); err != nil {
+			cfg.Log.Warn("decoding times of the last node shutdown failed", "err", err)
+		}
+	}
+	return m
+}
+
+func decode(raw []byte) (times, error) {
+	var t times
+	if err := json.Unmarshal(raw, &t); err != nil {
+		return times{}, fmt.Errorf("decoding shutdown record: %w", err)
+	}
+	return t, nil
+}
+
+// Down reports whether the machine is shutting down.
+func (m *Manager) Down() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.down
+}
+
+// Times returns when the last shutdown began and when all pods had terminated; zero for never.
+func (m *Manager) Times() (start, end time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.times.Start, m.times.End
+}
+
+// minReconnectBackoff is the initial back-off before logind is connected again. It doubles with each failure.
+const minReconnectBackoff = time.Second
+
+// Run handles shutdowns until ctx is done. It returns no error if there is no logind.
+func (m *Manager) Run(ctx context.Context) error {
+	pause := minReconnectBackoff
+	for {
+		began := time.Now()
+		err := m.watch(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if time.Since(began) > time.Minute {
+			pause = minReconnectBackoff
+		}
+		m.cfg.Log.Warn("watching for node shutdown failed, will retry", "err", err, "backoff", pause)
+		if !lifecycle.Pause(ctx, pause) {
+			return nil
+		}
+		pause = min(2*pause, time.Minute)
+	}
+}
+
+// watch handles the events of one connection.
+func (m *Manager) watch(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	login, err := m.cfg.Connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer login.Close()
+	if err := m.extendDelay(ctx, login); err != nil {
+		return err
+	}
+	// Subscribe before taking the lock, so that no event is lost.
+	events, err := login.Events(ctx)
+	if err != nil {
+		return err
+	}
+	lock, err := login.Inhibit(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { release(lock) }()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case begins, ok := <-events:
+			if !ok {
+				return errors.New("connection to logind closed")
+			}
+			m.set(begins)
+			if begins {
+				m.cfg.Event("Shutdown", "Shutdown manager detected shutdown event")
+				m.terminatePods(ctx)
+				release(lock)
+				lock = nil
+				continue
+			}
+			m.cfg.Event("Shutdown", "Shutdown manager detected shutdown cancellation")
+			if lock == nil {
+				if lock, err = login.Inhibit(ctx); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+func release(lock io.Closer) {
+	if lock != nil {
+		_ = lock.Close()
+	}
+}
+
+func (m *Manager) set(down bool) {
+	m.mu.Lock()
+	m.down = down
+	m.mu.Unlock()
+	m.cfg.Changed()
+}
+
+// extendDelay increases logind's maximum delay if necessary.
+func (m *Manager) extendDelay(ctx context.Context, login Logind) error {
+	have, err := login.Delay(ctx)
+	if err != nil {
+		return err
+	}
+	want := total(m.cfg.Periods)
+	if want <= have {
+		return nil
+	}
+	path := filepath.Join(m.cfg.LogindConf, "99-kubelet.conf")
+	if m.cfg.Recorded != nil {
+		if err := m.cfg.Recorded(path); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(m.cfg.LogindConf, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("unable to override inhibit delay by shutdown manager: %w", err)
+	}
+	text := fmt.Sprintf("# Kubelet logind override\n[Login]\nInhibitDelayMaxSec=%.0f\n", want.Seconds())
+	if err := atomicfile.Write(atomicfile.File{Path: path, Data: []byte(text), Mode: 0o644}); err != nil {
+		return fmt.Errorf("unable to override inhibit delay by shutdown manager: %w", err)
+	}
+	if err := login.Reload(ctx); err != nil {
+		return err
+	}
+	if have, err = login.Delay(ctx); err != nil {
+		return err
+	}
+	if want > have {
+		return fmt.Errorf("node shutdown manager was unable to update logind InhibitDelayMaxSec to %v (ShutdownGracePeriod), current value of InhibitDelayMaxSec (%v) is less than requested ShutdownGracePeriod", want, have)
+	}
+	return nil
+}
+
+// terminatePods terminates all pods, group by group.
+func (m *Manager) terminatePods(ctx context.Context) {
+	m.record(times{Start: time.Now()})
+	for i, group := range groups(m.cfg.Periods, m.cfg.Pods()) {
+		if len(group) == 0 {
+			continue
+		}
+		grace := int64(m.cfg.Periods[i].Grace / time.Second)
+		m.cfg.Log.Info("terminating pods for node shutdown", "pods", len(group), "priority", m.cfg.Periods[i].Priority, "gracePeriod", grace)
+		var ended []<-chan struct{}
+		for _, pod := range group {
+			g := grace
+			if own := pod.Spec.TerminationGracePeriodSeconds; own != nil {
+				g = min(g, *own)
+			}
+			ended = append(ended, m.cfg.Terminate(pod, g))
+		}
+		late := time.NewTimer(m.cfg.Periods[i].Grace)
+	group:
+		for _, done := range ended {
+			select {
+			case <-done:
+			case <-late.C:
+				m.cfg.Log.Warn("pods did not terminate within the shutdown grace period", "priority", m.cfg.Periods[i].Priority)
+				break group
+			case <-ctx.Done():
+				break group
+			}
+		}
+		late.Stop()
+		if ctx.Err() != nil {
+			return
+		}
+	}
+	start, _ := m.Times()
+	m.record(times{Start: start, End: time.Now()})
+}
+
+// record stores the times of a shutdown.
+func (m *Manager) record(t times) {
+	m.mu.Lock()
+	m.times = t
+	m.mu.Unlock()
+	raw, err := json.Marshal(t)
+	if err == nil {
+		err = atomicfile.Write(atomicfile.File{Path: m.cfg.State, Data: raw, Mode: 0o600})
+	}
+	if err != nil {
+		m.cfg.Log.Warn("recording shutdown failed", "err", err)
+	}
+}

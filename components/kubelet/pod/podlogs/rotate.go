@@ -1,0 +1,132 @@
+package podlogs
+
+import (
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Rotation configures the rotation of container logs.
+type Rotation struct {
+	// MaxSize is the maximum size of a file in bytes. 0 or less disables rotation.
+	MaxSize int64
+	// MaxFiles is the maximum number of files per container, including the current one. It is at
+	// least 2.
+	MaxFiles int
+	// Now returns the current time. It is time.Now except in tests.
+	Now func() time.Time
+}
+
+const (
+	gz   = ".gz"
+	temp = ".tmp"
+)
+
+// Rotate rotates the log at path if it is too large: it compresses old files, removes the oldest
+// ones, renames the current file, and calls reopen, which makes the runtime write to a new file. It
+// reports whether it rotated or must be called again soon. It must not be called concurrently for
+// the same path.
+func (r Rotation) Rotate(path string, reopen func() error) (bool, error) {
+	info, err := os.Stat(path)
+	if errors.Is(err, os.ErrNotExist) {
+		// An earlier rotation was interrupted: the runtime still writes to the renamed file.
+		return true, reopen()
+	}
+	if err != nil {
+		return false, fmt.Errorf("rotating log: %w", err)
+	}
+	if r.MaxSize <= 0 || info.Size() < r.MaxSize {
+		return false, nil
+	}
+	old, err := rotated(path)
+	if err != nil {
+		return false, err
+	}
+	// The limit includes the current file and the one that it is renamed to.
+	for len(old) > max(r.MaxFiles-2, 0) {
+		if err := os.Remove(old[0]); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return false, fmt.Errorf("removing old log: %w", err)
+		}
+		old = old[1:]
+	}
+	for _, f := range old {
+		if strings.HasSuffix(f, gz) {
+			continue
+		}
+		if err := compress(f); err != nil {
+			return false, err
+		}
+	}
+	now := time.Now
+	if r.Now != nil {
+		now = r.Now
+	}
+	rotated := path + "." + now().Format("20060102-150405")
+	for _, name := range []string{rotated, rotated + gz} {
+		if _, err := os.Lstat(name); err == nil {
+			return true, nil // rotated within this second; do not overwrite that file
+		}
+	}
+	if err := os.Rename(path, rotated); err != nil {
+		return false, fmt.Errorf("rotating log: %w", err)
+	}
+	if err := reopen(); err != nil {
+		if back := os.Rename(rotated, path); back != nil {
+			err = errors.Join(err, back)
+		}
+		return false, fmt.Errorf("reopening log: %w", err)
+	}
+	return true, nil
+}
+
+// rotated returns the rotated files of the log at path, oldest first.
+func rotated(path string) ([]string, error) {
+	all, err := filepath.Glob(path + ".*")
+	if err != nil {
+		return nil, fmt.Errorf("listing old logs: %w", err)
+	}
+	var out []string
+	for _, f := range all {
+		if strings.HasSuffix(f, temp) {
+			// A previous process was interrupted.
+			if err := os.Remove(f); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return nil, fmt.Errorf("removing incomplete log: %w", err)
+			}
+			continue
+		}
+		out = append(out, f)
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+func compress(path string) error {
+	in, err := os.Open(path)
+	if err != nil {
+		return fmt.Errorf("compressing log: %w", err)
+	}
+	defer in.Close()
+	out, err := os.OpenFile(path+temp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o640)
+	if err != nil {
+		return fmt.Errorf("compressing log: %w", err)
+	}
+	z := gzip.NewWriter(out)
+	_, err = io.Copy(z, in)
+	err = errors.Join(err, z.Close(), out.Close())
+	if err == nil {
+		err = os.Rename(path+temp, path+gz)
+	}
+	if err == nil {
+		err = os.Remove(path)
+	}
+	if err != nil {
+		return fmt.Errorf("compressing log: %w", err)
+	}
+	return nil
+}

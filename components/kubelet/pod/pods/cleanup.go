@@ -1,0 +1,119 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/pod/podlogs"
+	"hyperkube/components/kubelet/pod/podstate"
+)
+
+// DeadContainers configures how many exited containers are retained.
+type DeadContainers struct {
+	// MinAge is the minimum age before they are removed.
+	MinAge time.Duration
+	// PerContainer is the number of exited containers retained per container name in addition to the newest
+	// one, which determines the container's status. Nil means 1; a negative value means all.
+	PerContainer *int
+	// Total is the maximum number of exited containers on the node. Nil or a negative value means no
+	// limit.
+	Total *int
+}
+
+// CollectGarbage rotates the logs of running containers, and removes exited containers except those to
+// retain, and stopped sandboxes except the newest of each pod. It reports whether a log was
+// rotated: a log that grows fast must be checked again soon.
+func (m *Manager) CollectGarbage(ctx context.Context, rotation podlogs.Rotation) (rotated bool, err error) {
+	m.gcMu.Lock()
+	defer m.gcMu.Unlock()
+	workers := m.all()
+	var errs []error
+	each := 1
+	if n := m.host.DeadContainers.PerContainer; n != nil {
+		each = *n
+	}
+	if n := m.host.DeadContainers.Total; n != nil && *n >= 0 {
+		// The maximum is distributed evenly among all containers.
+		names := 0
+		for _, w := range workers {
+			w.mu.Lock()
+			names += len(w.pod.Spec.Containers) + len(w.pod.Spec.InitContainers)
+			w.mu.Unlock()
+		}
+		if part := *n / max(names, 1); each < 0 || part < each {
+			each = part
+		}
+	}
+	for _, w := range workers {
+		one, err := w.collectGarbage(ctx, rotation, each)
+		rotated, errs = rotated || one, append(errs, err)
+	}
+	return rotated, errors.Join(errs...)
+}
+
+func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, each int) (rotated bool, err error) {
+	w.mu.Lock()
+	// Everything of a terminating pod is removed soon. Only logs of running containers can fill the
+	// disk.
+	pod, busy := w.pod, w.op != nil || w.stage != syncing
+	containers := append([]podstate.Container(nil), w.obs.Containers...)
+	sandboxes := append([]podstate.Sandbox(nil), w.obs.Sandboxes...)
+	w.mu.Unlock()
+	var errs []error
+	seen := map[string]int{}
+	live := map[string]bool{}
+	for i := range containers {
+		c := &containers[i]
+		seen[c.Name]++
+		switch {
+		case c.State == podstate.Running:
+			live[c.SandboxID] = true
+			path := c.LogPath
+			if path == "" {
+				continue
+			}
+			if !filepath.IsAbs(path) {
+				path = filepath.Join(w.host.LogDir(pod), path)
+			}
+			one, err := rotation.Rotate(path, func() error {
+				_, err := w.host.CRI.Runtime.ReopenContainerLog(ctx, &runtimeapi.ReopenContainerLogRequest{ContainerId: c.ID})
+				return err
+			})
+			if err != nil && !cri.IsNotFound(err) {
+				errs = append(errs, err)
+			}
+			rotated = rotated || one
+		case c.State == podstate.Exited && each >= 0 && seen[c.Name] > 1+each && !busy && time.Since(c.FinishedAt) >= w.host.DeadContainers.MinAge, c.State == podstate.Created && seen[c.Name] > 1 && !busy:
+			// The newest container and the one of the last termination state are kept.
+			if _, err := w.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: c.ID}); err != nil && !cri.IsNotFound(err) {
+				errs = append(errs, fmt.Errorf("removing exited container: %w", err))
+				continue
+			}
+			w.host.unlinkLog(pod, c.Name, c.ID)
+			w.host.removeLog(pod, c)
+			w.update(func() { w.dirty = true })
+		default:
+			live[c.SandboxID] = true
+		}
+	}
+	if busy {
+		return rotated, errors.Join(errs...)
+	}
+	for i, s := range sandboxes {
+		if i == 0 || s.Ready || live[s.ID] {
+			continue
+		}
+		if _, err := w.host.CRI.Runtime.RemovePodSandbox(ctx, &runtimeapi.RemovePodSandboxRequest{PodSandboxId: s.ID}); err != nil && !cri.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("removing stopped sandbox: %w", err))
+			continue
+		}
+		w.update(func() { w.dirty = true })
+	}
+	return rotated, errors.Join(errs...)
+}

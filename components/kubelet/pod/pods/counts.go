@@ -1,0 +1,99 @@
+package pods
+
+import (
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/kubelet/pod/podstate"
+	"hyperkube/components/kubelet/telemetry"
+)
+
+// Counts is the number of pods and containers by state.
+type Counts struct {
+	// Sandboxes is the number of pods with a ready sandbox.
+	Sandboxes int
+	// Containers is the number of containers by state: created, running, exited, unknown.
+	Containers map[string]int
+	// Ephemeral is the number of ephemeral containers of desired pods.
+	Ephemeral int
+	// Desired is the number of desired pods, and Active the number of those that have not
+	// terminated. The first element counts pods from the API, the second one static pods.
+	Desired, Active [2]int
+	// Working is the number of pods by the work that is done for them.
+	Working map[WorkLabels]int
+	// Pending is the number of pending resizes, and InProgress that of resizes in progress.
+	Pending    map[ResizeLabels]int
+	InProgress int
+}
+
+// WorkLabels describes the work that is done for a pod, as metrics labels.
+type WorkLabels struct{ Lifecycle, Config, Static string }
+
+// ResizeLabels describes a pending resize: its reason and the priority of its pod.
+type ResizeLabels struct{ Reason, Priority string }
+
+// Count counts pods and containers.
+func (m *Manager) Count() Counts {
+	c := Counts{Containers: map[string]int{"created": 0, "running": 0, "exited": 0, "unknown": 0}, Working: map[WorkLabels]int{}, Pending: map[ResizeLabels]int{}}
+	for _, lifecycle := range []string{"sync", "terminating", "terminated"} {
+		for _, of := range [][2]string{{"desired", ""}, {"desired", "true"}, {"orphan", ""}, {"orphan", "true"}, {"runtime_only", "unknown"}} {
+			c.Working[WorkLabels{lifecycle, of[0], of[1]}] = 0
+		}
+	}
+	for _, w := range m.all() {
+		w.mu.Lock()
+		w.count(&c)
+		w.mu.Unlock()
+	}
+	return c
+}
+
+// count adds the worker's pod to c. The caller must hold mu.
+func (w *worker) count(c *Counts) {
+	for i := range w.obs.Containers {
+		switch w.obs.Containers[i].State {
+		case podstate.Created:
+			c.Containers["created"]++
+		case podstate.Running:
+			c.Containers["running"]++
+		case podstate.Exited:
+			c.Containers["exited"]++
+		default:
+			c.Containers["unknown"]++
+		}
+	}
+	if s := w.obs.Sandbox(); s != nil && s.Ready {
+		c.Sandboxes++
+	}
+	kind, work := 0, WorkLabels{Lifecycle: "sync", Config: "desired"}
+	if IsStatic(w.pod) {
+		kind, work.Static = 1, "true"
+	}
+	switch {
+	case w.orphan:
+		work.Config, work.Static = "runtime_only", "unknown"
+	case w.removed:
+		work.Config = "orphan"
+	default:
+		c.Ephemeral += len(w.pod.Spec.EphemeralContainers)
+		c.Desired[kind]++
+		if w.stage != stopped {
+			c.Active[kind]++
+		}
+	}
+	switch w.stage {
+	case terminating:
+		work.Lifecycle = "terminating"
+	case stopped:
+		work.Lifecycle = "terminated"
+	}
+	c.Working[work]++
+	if r := w.resize; r != nil && w.stage == syncing {
+		if r.kind == v1.PodResizePending {
+			c.Pending[ResizeLabels{strings.ToLower(r.reason), telemetry.PriorityBucket(w.pod)}]++
+		} else {
+			c.InProgress++
+		}
+	}
+}

@@ -1,0 +1,252 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/pod/podstate"
+	"hyperkube/internal/base/lifecycle"
+)
+
+// Exited returns a channel that is closed when the container has exited.
+func (m *Manager) Exited(ctx context.Context, id string) <-chan struct{} {
+	ch := make(chan struct{})
+	m.mu.Lock()
+	m.waiters[id] = append(m.waiters[id], ch)
+	m.mu.Unlock()
+	// It may have exited already.
+	if c, err := m.host.CRI.Container(ctx, id); err != nil || c.State == podstate.Exited {
+		m.notifyExited(id)
+	}
+	return ch
+}
+
+// CancelExited cancels a call of Ended whose channel is not needed any more.
+func (m *Manager) CancelExited(id string, ch <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := m.waiters[id]
+	for i := range list {
+		if list[i] == ch {
+			m.waiters[id] = append(list[:i:i], list[i+1:]...)
+			break
+		}
+	}
+	if len(m.waiters[id]) == 0 {
+		delete(m.waiters, id)
+	}
+}
+
+func (m *Manager) notifyExited(id string) {
+	m.mu.Lock()
+	list := m.waiters[id]
+	delete(m.waiters, id)
+	m.mu.Unlock()
+	for _, ch := range list {
+		close(ch)
+	}
+}
+
+// watchRuntime dispatches the runtime's events until ctx is done. A runtime without an event stream is
+// polled every second.
+func (m *Manager) watchRuntime(ctx context.Context) {
+	pause := 20 * time.Millisecond
+	first := true
+	for ctx.Err() == nil {
+		err := m.stream(ctx, func() {
+			pause = 20 * time.Millisecond
+			m.relistAll()
+			if first {
+				m.startAll()
+				first = false
+			}
+		})
+		if ctx.Err() != nil {
+			return
+		}
+		if cri.IsUnimplemented(err) {
+			m.host.Log.Info("container runtime has no event stream, polling instead")
+			if first {
+				m.startAll()
+			}
+			m.poll(ctx)
+			return
+		}
+		m.host.Log.Info("container event stream closed, reopening", "err", err)
+		lifecycle.Pause(ctx, pause)
+		pause = min(2*pause, time.Second)
+	}
+}
+
+// startAll starts the workers of pods that were set before Run.
+func (m *Manager) startAll() {
+	m.mu.Lock()
+	m.streamOpen = true
+	workers := slices.Collect(maps.Values(m.workers))
+	m.mu.Unlock()
+	for _, w := range workers {
+		m.start(w)
+	}
+}
+
+// stream dispatches the runtime's events until the stream is closed. It calls opened when the
+// stream is open.
+func (m *Manager) stream(ctx context.Context, opened func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	events, err := m.host.CRI.Runtime.GetContainerEvents(ctx, &runtimeapi.GetEventsRequest{})
+	m.host.Metrics.EventStreamOpened(err)
+	if err != nil {
+		return err
+	}
+	opened()
+	// The runtime does not report when the subscription is active, so list the containers once more
+	// to catch earlier events.
+	once := time.AfterFunc(time.Second, m.relistAll)
+	defer once.Stop()
+	for {
+		ev, err := events.Recv()
+		if errors.Is(err, io.EOF) {
+			return errors.New("closed by the runtime")
+		}
+		if err != nil {
+			return err
+		}
+		var happened time.Time
+		if ev.CreatedAt > 0 {
+			happened = time.Unix(0, ev.CreatedAt)
+		}
+		m.host.Metrics.EventReceived(happened)
+		m.dispatch(ev)
+	}
+}
+
+func (m *Manager) dispatch(ev *runtimeapi.ContainerEventResponse) {
+	if ev.ContainerEventType == runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT ||
+		ev.ContainerEventType == runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT {
+		m.notifyExited(ev.ContainerId)
+	}
+	uid := types.UID(ev.GetPodSandboxStatus().GetMetadata().GetUid())
+	m.mu.Lock()
+	w := m.workers[uid]
+	m.mu.Unlock()
+	if w != nil {
+		w.runtimeEvent(ev.ContainerId, ev.ContainerEventType)
+	}
+}
+
+func (m *Manager) relistAll() {
+	for _, w := range m.all() {
+		w.relist()
+	}
+}
+
+// poll replaces events by listing containers every second.
+func (m *Manager) poll(ctx context.Context) {
+	type seen struct {
+		uid   string
+		state int32
+	}
+	before := map[string]seen{}
+	ticker := time.NewTicker(time.Second)
+	defer ticker.Stop()
+	for {
+		now, err := m.list(ctx, func(id, uid string, state int32) any { return seen{uid, state} })
+		if err != nil {
+			m.host.Log.Warn("listing containers failed", "err", err)
+		} else {
+			dirty := map[string]bool{}
+			after := make(map[string]seen, len(now))
+			for id, v := range now {
+				s := v.(seen)
+				after[id] = s
+				if old, ok := before[id]; !ok || old != s {
+					dirty[s.uid] = true
+				}
+				if s.state == int32(runtimeapi.ContainerState_CONTAINER_EXITED) {
+					m.notifyExited(id)
+				}
+			}
+			for id, old := range before {
+				if _, ok := after[id]; !ok {
+					dirty[old.uid] = true
+					m.notifyExited(id)
+				}
+			}
+			before = after
+			for uid := range dirty {
+				m.mu.Lock()
+				w := m.workers[types.UID(uid)]
+				m.mu.Unlock()
+				if w != nil {
+					w.relist()
+				}
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+func (m *Manager) list(ctx context.Context, make_ func(id, uid string, state int32) any) (map[string]any, error) {
+	out := map[string]any{}
+	boxes, err := m.host.CRI.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range boxes.Items {
+		// Sandbox states are numbered separately and in reverse order.
+		out[b.Id] = make_(b.Id, b.Labels[cri.LabelPodUID], 100+int32(b.State))
+	}
+	containers, err := m.host.CRI.Runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{})
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range containers.Containers {
+		out[c.Id] = make_(c.Id, c.Labels[cri.LabelPodUID], int32(c.State))
+	}
+	return out, nil
+}
+
+// runtimeResponseThreshold is how long the runtime may not respond to calls about a pod before the node is not
+// ready.
+const runtimeResponseThreshold = 3 * time.Minute
+
+// RuntimeUnresponsive returns upstream's error if the runtime has not responded to calls about a pod for too
+// long, and nil otherwise.
+func (m *Manager) RuntimeUnresponsive(now time.Time) error {
+	var longest time.Duration
+	for _, w := range m.all() {
+		w.mu.Lock()
+		if !w.unresponsiveSince.IsZero() {
+			longest = max(longest, now.Sub(w.unresponsiveSince))
+		}
+		w.mu.Unlock()
+	}
+	if longest <= runtimeResponseThreshold {
+		return nil
+	}
+	return fmt.Errorf("PLEG is not healthy: pleg was last seen active %v ago; threshold is %v", longest, runtimeResponseThreshold)
+}
+
+// Healthy returns an error if the manager does not receive the runtime's events yet.
+func (m *Manager) Healthy() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.streamOpen {
+		return errors.New("the container runtime has not responded yet")
+	}
+	return nil
+}

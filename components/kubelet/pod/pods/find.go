@@ -1,0 +1,119 @@
+package pods
+
+import (
+	"errors"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"hyperkube/components/kubelet/pod/images"
+	"hyperkube/components/kubelet/pod/podstate"
+)
+
+// Pods returns the desired pods with their latest status.
+func (m *Manager) Pods() []*v1.Pod {
+	workers := m.all()
+	out := make([]*v1.Pod, 0, len(workers))
+	for _, w := range workers {
+		w.mu.Lock()
+		if !w.removed {
+			pod := *w.pod
+			if w.report.want.StartTime != nil {
+				pod.Status = w.report.want
+			}
+			out = append(out, &pod)
+		}
+		w.mu.Unlock()
+	}
+	return out
+}
+
+// Active returns the pods that have not terminated.
+func (m *Manager) Active() []*v1.Pod {
+	workers := m.all()
+	var out []*v1.Pod
+	for _, w := range workers {
+		out = append(out, w.active()...)
+	}
+	return out
+}
+
+// ErrNoPod is returned for a pod or container that does not exist on this node.
+var ErrNoPod = errors.New("not found on this node")
+
+// notFoundError is an ErrNoPod with upstream's message.
+type notFoundError string
+
+func (m notFoundError) Error() string { return string(m) }
+
+// Is implements errors.Is.
+func (notFoundError) Is(target error) bool { return target == ErrNoPod }
+
+// Container returns a container by pod and name: its latest attempt or, with previous, the one
+// before. uid may be empty.
+func (m *Manager) Container(namespace, name string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error) {
+	w := m.find(namespace, name, uid)
+	if w == nil {
+		return nil, podstate.Container{}, notFoundError(fmt.Sprintf("pod %q does not exist", name))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if c, _ := podstate.Find(w.pod, container); c == nil {
+		return w.pod, podstate.Container{}, notFoundError(fmt.Sprintf("container %q not found in pod %q", container, name))
+	}
+	st := w.obs.Latest(container)
+	if previous {
+		if st = w.obs.Previous(container); st == nil {
+			return w.pod, podstate.Container{}, fmt.Errorf("previous terminated container %q in pod %q not found", container, name)
+		}
+	}
+	if st == nil {
+		reason := "ContainerCreating"
+		if len(w.pod.Spec.InitContainers) > 0 {
+			reason = "PodInitializing"
+		}
+		if s := w.slots[container].Waiting; s != nil {
+			reason = s.Reason
+		}
+		switch reason {
+		case images.ErrImagePull:
+			reason = "image can't be pulled"
+		case images.ImagePullBackOff:
+			reason = "trying and failing to pull image"
+		}
+		return w.pod, podstate.Container{}, fmt.Errorf("container %q in pod %q is waiting to start: %s", container, name, reason)
+	}
+	return w.pod, *st, nil
+}
+
+// Sandbox returns the ID of the pod's running sandbox.
+func (m *Manager) Sandbox(namespace, name string, uid types.UID) (string, error) {
+	w := m.find(namespace, name, uid)
+	if w == nil {
+		return "", notFoundError(fmt.Sprintf("pod %q does not exist", name))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	box := w.obs.Sandbox()
+	if box == nil {
+		return "", fmt.Errorf("pod %q is not running", name)
+	}
+	return box.ID, nil
+}
+
+func (m *Manager) find(namespace, name string, uid types.UID) *worker {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var found *worker
+	for _, w := range m.workers {
+		w.mu.Lock()
+		fits := w.pod.Namespace == namespace && w.pod.Name == name && (uid == "" || w.uid == uid || string(uid) == w.pod.Annotations[AnnotationHash])
+		gone := w.removed
+		w.mu.Unlock()
+		if fits && (found == nil || !gone) {
+			found = w
+		}
+	}
+	return found
+}

@@ -1,0 +1,39 @@
+package pods
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func TestClearLogs(t *testing.T) {
+	dir := t.TempDir()
+	h := &Host{PodLogs: filepath.Join(dir, "pods"), ContainerLogs: filepath.Join(dir, "containers")}
+	m := &Manager{host: h, workers: map[types.UID]*worker{"here": {pod: &v1.Pod{}}}}
+	for _, name := range []string{"pods/a_b_here/c", "pods/a_b_gone/c", "pods/other", "containers"} {
+		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, to := range map[string]string{
+		"kept.log": filepath.Join(h.PodLogs, "a_b_here"), "dead.log": filepath.Join(h.PodLogs, "a_b_gone/c/0.log"), "foreign.log": "/nowhere/at/all",
+	} {
+		if err := os.Symlink(to, filepath.Join(h.ContainerLogs, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := m.RemoveOrphanedLogs(); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{
+		"pods/a_b_here/c": true, "pods/a_b_gone": false, "pods/other": true,
+		"containers/kept.log": true, "containers/dead.log": false, "containers/foreign.log": true,
+	} {
+		if _, err := os.Lstat(filepath.Join(dir, name)); (err == nil) != want {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

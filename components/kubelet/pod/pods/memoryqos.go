@@ -1,0 +1,75 @@
+package pods
+
+import (
+	"strconv"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/component-helpers/resource"
+)
+
+// Files of cgroup v2 that protect requested memory: memory.min is never reclaimed, memory.low only
+// if no unprotected memory is left. A cgroup that uses more than memory.high is throttled.
+//
+// https://kep.k8s.io/2570
+const (
+	memoryMin  = "memory.min"
+	memoryLow  = "memory.low"
+	memoryHigh = "memory.high"
+)
+
+// protection returns the cgroup files that protect the requested memory. Without Tiered all values
+// are zero, to reset what an earlier kubelet has set. It is nil without MemoryQoS.
+func (h *Host) protection(qos v1.PodQOSClass, request int64) map[string]string {
+	if !h.Limits.MemoryQoS {
+		return nil
+	}
+	out := map[string]string{memoryMin: "0", memoryLow: "0"}
+	switch {
+	case !h.Limits.Tiered || request <= 0:
+	case qos == v1.PodQOSGuaranteed:
+		out = map[string]string{memoryMin: strconv.FormatInt(request, 10)}
+	default:
+		out = map[string]string{memoryLow: strconv.FormatInt(request, 10)}
+	}
+	return out
+}
+
+// podMemoryProtection returns the cgroup files that protect the memory of a whole pod, and throttle it if it
+// has pod-level resources. It may be nil.
+func (h *Host) podMemoryProtection(pod *v1.Pod, request, limit int64, limited bool) map[string]string {
+	var out map[string]string
+	if h.Limits.Tiered && request > 0 {
+		out = h.protection(QOS(pod), request)
+	}
+	if h.Limits.Throttling == 0 || !resource.IsPodLevelResourcesSet(pod) || !limited || limit == 0 || request == limit {
+		return out
+	}
+	if high := h.memoryHighBytes(request, limit); high > request {
+		if out == nil {
+			out = map[string]string{}
+		}
+		out[memoryHigh] = strconv.FormatInt(high, 10)
+	}
+	return out
+}
+
+// memoryHighBytes returns memory.high for a memory request and a limit, in bytes.
+func (h *Host) memoryHighBytes(request, most int64) int64 {
+	const page = 4096
+	return int64(float64(request)+h.Limits.Throttling*float64(most-request)) / page * page
+}
+
+// protectedMemory returns the total memory requests of all Guaranteed and of all Burstable pods, in
+// bytes.
+func protectedMemory(pods []*v1.Pod) (guaranteed, burstable int64) {
+	for _, pod := range pods {
+		requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
+		switch QOS(pod) {
+		case v1.PodQOSGuaranteed:
+			guaranteed += requests.Memory().Value()
+		case v1.PodQOSBurstable:
+			burstable += requests.Memory().Value()
+		}
+	}
+	return guaranteed, burstable
+}

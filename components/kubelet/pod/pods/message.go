@@ -1,0 +1,67 @@
+package pods
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/kubelet/pod/podlogs"
+	"hyperkube/components/kubelet/pod/podstate"
+)
+
+// Maximum sizes of termination messages in bytes, and the number of log lines that are used
+// instead.
+const (
+	maxMessage    = 4096
+	maxMessageLog = 2048
+	maxLogLines   = 80
+)
+
+// fillMessage reads the termination message of an exited container. known is the container as last
+// observed, or nil.
+func (h *Host) fillMessage(pod *v1.Pod, c *podstate.Container, known *podstate.Container) {
+	if c.State != podstate.Exited {
+		return
+	}
+	if known != nil && known.State == podstate.Exited {
+		c.Message = known.Message
+		return
+	}
+	text := ""
+	if c.TerminationMessageFile != "" {
+		text = readHead(c.TerminationMessageFile, maxMessage)
+	}
+	if text == "" && c.TerminationMessagePolicy == string(v1.TerminationMessageFallbackToLogsOnError) && c.ExitCode != 0 && c.LogPath != "" {
+		path := c.LogPath
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(h.LogDir(pod), path)
+		}
+		text = podlogs.Tail(path, maxLogLines, maxMessageLog)
+	}
+	if text != "" {
+		c.Message = text
+	} else if known := podstate.StatusOf(&pod.Status, c.Name); known != nil && c.Message == "" {
+		// The file was removed with the pod's directory.
+		if t := known.State.Terminated; t != nil && t.ContainerID == h.RuntimeName+"://"+c.ID {
+			c.Message = t.Message
+		}
+	}
+}
+
+func readHead(path string, most int64) string {
+	f, err := os.OpenFile(path, os.O_RDONLY, 0)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		return ""
+	}
+	raw, err := io.ReadAll(io.LimitReader(f, most))
+	if err != nil {
+		return ""
+	}
+	return string(raw)
+}

@@ -1,0 +1,230 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/cri/crifake"
+	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/internal/pod/podutil"
+)
+
+// TestRuntimeCallsOfResize checks that the runtime gets the pod's new resources before its
+// containers are resized, that it may reject them, and that a runtime without the call is
+// supported.
+func TestRuntimeCallsOfResize(t *testing.T) {
+	list := func(restart bool) []containerResize {
+		return []containerResize{{id: "c", name: "main", want: &runtimeapi.LinuxContainerResources{}, restart: restart}}
+	}
+	for name, c := range map[string]struct {
+		box     string
+		restart bool
+		err     error
+		calls   []string
+		refused bool
+	}{
+		"sandbox and container":                      {box: "box", calls: []string{"UpdatePodSandboxResources box", "UpdateContainerResources c"}},
+		"refused":                                    {box: "box", err: errors.New("no room in the machine"), calls: []string{"UpdatePodSandboxResources box"}, refused: true},
+		"unsupported by the runtime":                 {box: "box", err: status.Error(codes.Unimplemented, "unknown method"), calls: []string{"UpdatePodSandboxResources box", "UpdateContainerResources c"}},
+		"unsupported by the runtime, with a sandbox": {box: "box", err: status.Error(codes.Unknown, "not implemented yet"), calls: []string{"UpdatePodSandboxResources box", "UpdateContainerResources c"}},
+		"no sandbox":                                 {calls: []string{"UpdateContainerResources c"}},
+		// The runtime gets them after the container, which uses more until then, has exited.
+		"restart": {box: "box", restart: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runtime := crifake.New()
+			runtime.Fail("UpdatePodSandboxResources", c.err)
+			h := newBench(t, runtime).host
+			p := newPod("a", func(p *v1.Pod) {
+				p.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1.ResourceMemory: resource.MustParse("64Mi")}
+				p.Spec.Overhead = v1.ResourceList{v1.ResourceMemory: resource.MustParse("8Mi")}
+			})
+			state := h.resize(t.Context(), p, c.box, list(c.restart), true, func() {})
+			if got := state.reason == v1.PodReasonError && strings.Contains(state.message, "no room in the machine"); got != c.refused || state.kind != v1.PodResizeInProgress {
+				t.Errorf("result %+v", state)
+			}
+			if got := runtime.Calls(); !slices.Equal(got, c.calls) {
+				t.Errorf("calls %v, want %v", got, c.calls)
+			}
+			if c.err != nil || c.box == "" || c.restart {
+				return
+			}
+			if got := runtime.Resized("box"); got.GetResources().GetMemoryLimitInBytes() != 64<<20 || got.GetOverhead().GetMemoryLimitInBytes() != 8<<20 {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+// TestResizeOrder checks that deferred resizes get free resources in their order, regardless of
+// which pod is checked.
+func TestResizeOrder(t *testing.T) {
+	h := &Host{Allocatable: func() v1.ResourceList { return v1.ResourceList{v1.ResourceCPU: resource.MustParse("4")} }}
+	m := NewManager(h)
+	now := time.Now()
+	cpu := func(n string) v1.ResourceRequirements {
+		return v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(n)}}
+	}
+	add := func(name, has, wants string, priority int32, since time.Duration) *v1.Pod {
+		p := &v1.Pod{}
+		p.UID, p.Spec.Priority = types.UID(name), &priority
+		p.Spec.Containers = []v1.Container{{Name: "c", Resources: cpu(wants)}}
+		w := &worker{uid: p.UID, pod: p}
+		if has != wants {
+			w.actuated = map[string]v1.ResourceRequirements{"c": cpu(has)}
+			w.resize = &resizeState{kind: v1.PodResizePending, reason: v1.PodReasonDeferred, since: now.Add(since)}
+		}
+		m.workers[p.UID] = w
+		return p
+	}
+	add("busy", "1", "1", 0, 0)
+	late := add("late", "500m", "1500m", 0, 2*time.Second)
+	early := add("early", "500m", "1500m", 0, time.Second)
+	high := add("high", "500m", "1", 100, 3*time.Second)
+	huge := add("huge", "500m", "4", 1000, 0)
+	// 3 of 4 CPUs are used. "huge" does not fit and does not block others; "high" gets 500m, and
+	// the rest is too small for the others.
+	for pod, want := range map[*v1.Pod]string{huge: v1.PodReasonDeferred, high: "", early: v1.PodReasonDeferred, late: v1.PodReasonDeferred} {
+		if reason, message := m.checkFit(pod); reason != want {
+			t.Errorf("%s: %q, %s; want %q", pod.UID, reason, message, want)
+		}
+	}
+	delete(m.workers, "busy")
+	for pod, want := range map[*v1.Pod]string{high: "", early: "", late: v1.PodReasonDeferred} {
+		if reason, message := m.checkFit(pod); reason != want {
+			t.Errorf("with more room, %s: %q, %s; want %q", pod.UID, reason, message, want)
+		}
+	}
+	if reason, message := m.checkFit(add("more than there is", "1", "5", 0, 0)); reason != v1.PodReasonDeferred || message != "Node didn't have enough resource: cpu, requested: 5000, used: 2500, capacity: 4000" {
+		t.Errorf("%q, %s", reason, message)
+	}
+	// The resources of a deferred resize are not reserved: a new pod may use them.
+	for _, o := range m.OtherPods(huge.UID) {
+		want := map[types.UID]string{"high": "500m", "early": "500m", "late": "500m", "more than there is": "1"}[o.UID]
+		if got := o.Spec.Containers[0].Resources.Requests.Cpu().String(); got != want {
+			t.Errorf("%s has %s, not %s", o.UID, got, want)
+		}
+	}
+}
+
+// TestResizeBesideThoseThatEnd checks that terminating pods do not get more resources, and that
+// force-deleted pods do not count.
+func TestResizeBesideThoseThatEnd(t *testing.T) {
+	m := NewManager(&Host{Allocatable: func() v1.ResourceList { return v1.ResourceList{v1.ResourceCPU: resource.MustParse("4")} }})
+	cpu := func(n string) v1.ResourceRequirements {
+		return v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(n)}}
+	}
+	add := func(name, has, wants string) *worker {
+		p := &v1.Pod{}
+		p.UID, p.Spec.Containers = types.UID(name), []v1.Container{{Name: "c", Resources: cpu(wants)}}
+		w := &worker{uid: p.UID, pod: p}
+		if has != wants {
+			w.actuated = map[string]v1.ResourceRequirements{"c": cpu(has)}
+			w.resize = &resizeState{kind: v1.PodResizePending, reason: v1.PodReasonDeferred}
+		}
+		m.workers[p.UID] = w
+		return w
+	}
+	first, second := add("first", "1", "3"), add("second", "1", "3")
+	second.resize.since = time.Now()
+	want := func(when, reason string) {
+		t.Helper()
+		if got, message := m.checkFit(second.pod); got != reason {
+			t.Errorf("%s: %q, %s", when, got, message)
+		}
+	}
+	want("with a resize of higher priority", v1.PodReasonDeferred)
+	first.stage = terminating
+	want("beside one that ends", "")
+	third := add("third", "2", "2")
+	want("with the room taken", v1.PodReasonDeferred)
+	third.removed = true
+	want("with the room of one that was deleted by force", "")
+}
+
+// TestResizeOfSwap checks that a memory request that determines the swap limit cannot be changed
+// while the container runs.
+func TestResizeOfSwap(t *testing.T) {
+	plenty := v1.ResourceList{v1.ResourceMemory: resource.MustParse("8Gi")}
+	memory := func(requests, limits string) v1.ResourceRequirements {
+		r := v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceMemory: resource.MustParse(requests)}}
+		if limits != "" {
+			r.Limits = v1.ResourceList{v1.ResourceMemory: resource.MustParse(limits)}
+		}
+		return r
+	}
+	again := []v1.ContainerResizePolicy{{ResourceName: v1.ResourceMemory, RestartPolicy: v1.RestartContainer}}
+	of := func(bytes int64) func() int64 { return func() int64 { return bytes } }
+	for name, c := range map[string]struct {
+		swap       func() int64
+		limited    bool
+		has, wants v1.ResourceRequirements
+		edit       func(*v1.Pod)
+		refused    bool
+	}{
+		"limited swap":           {swap: of(1 << 30), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), refused: true},
+		"no swap":                {swap: of(0), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), refused: true},
+		"swap disabled for pods": {swap: of(1 << 30), has: memory("1Gi", ""), wants: memory("500Mi", "")},
+		"no kernel support":      {limited: true, has: memory("1Gi", ""), wants: memory("500Mi", "")},
+		"only its limit changes": {swap: of(1 << 30), limited: true, has: memory("1Gi", "2Gi"), wants: memory("1Gi", "3Gi")},
+		"first limit":            {swap: of(1 << 30), limited: true, has: memory("1Gi", "1Gi"), wants: memory("500Mi", "1Gi"), refused: true},
+		"container restart":      {swap: of(1 << 30), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), edit: func(p *v1.Pod) { p.Spec.Containers[0].ResizePolicy = again }},
+		"critical":               {swap: of(1 << 30), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), edit: func(p *v1.Pod) { p.Spec.Priority = new(int32(podutil.SystemCritical)) }},
+	} {
+		m := NewManager(&Host{Allocatable: func() v1.ResourceList { return plenty }, Metrics: telemetry.New()})
+		m.host.Limits.Swap, m.host.Limits.LimitedSwap = c.swap, c.limited
+		p := newPod("a", func(p *v1.Pod) {
+			p.Spec.Containers[0].Resources = c.wants
+			if c.edit != nil {
+				c.edit(p)
+			}
+		})
+		m.workers[p.UID] = &worker{uid: p.UID, pod: p, actuated: map[string]v1.ResourceRequirements{p.Spec.Containers[0].Name: c.has}}
+		reason, message := m.checkFit(p)
+		if (reason == v1.PodReasonInfeasible) != c.refused || c.refused && message != "In-place resize of containers with swap is not supported." {
+			t.Errorf("%s: %q, %s", name, reason, message)
+		}
+	}
+}
+
+// TestRoomForResize checks that Preempt is called before a resize is deferred.
+func TestRoomForResize(t *testing.T) {
+	for name, c := range map[string]struct {
+		reason, why string
+		made        bool
+		asked       bool
+		want        resizeState
+	}{
+		"preemption":    {reason: v1.PodReasonDeferred, made: true, asked: true, want: resizeState{kind: v1.PodResizeInProgress}},
+		"no preemption": {reason: v1.PodReasonDeferred, why: "none found", asked: true, want: resizeState{kind: v1.PodResizePending, reason: v1.PodReasonDeferred, message: "none found"}},
+		"infeasible":    {reason: v1.PodReasonInfeasible, want: resizeState{kind: v1.PodResizePending, reason: v1.PodReasonInfeasible, message: "full"}},
+	} {
+		h := newBench(t, crifake.New()).host
+		asked := false
+		h.Resizing.Fits = func(*v1.Pod) (string, string) { return c.reason, "full" }
+		ctx, cancel := context.WithCancel(t.Context())
+		h.Resizing.Preempt = func(room context.Context, _ *v1.Pod, message string) (bool, string) {
+			asked = message == "full"
+			if cancel(); room.Err() == nil {
+				t.Errorf("%s: waits for other pods although the pod is terminating", name)
+			}
+			return c.made, c.why
+		}
+		got := h.resize(ctx, newPod("a", nil), "", nil, false, func() {})
+		cancel()
+		if got != c.want || asked != c.asked {
+			t.Errorf("%s: %+v, preempted %t", name, got, asked)
+		}
+	}
+}

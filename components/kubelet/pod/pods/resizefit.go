@@ -1,0 +1,200 @@
+package pods
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/resource"
+
+	"hyperkube/components/kubelet/pod/podstate"
+	"hyperkube/internal/pod/podutil"
+)
+
+// podResourceUse describes the resources that a pod uses and those that its resize requests.
+type podResourceUse struct {
+	pod       *v1.Pod
+	used      v1.ResourceList // used resources
+	requested v1.ResourceList // resources after the resize; nil without a resize
+	priority  int32
+	since     time.Time // when the resize was deferred
+}
+
+// resourceUse returns the claims of all pods that have not terminated and are not deleted. A pod with a
+// pending resize uses its actual resources. A resize counts only if the pod is not terminating.
+func (m *Manager) resourceUse() []podResourceUse {
+	workers := m.all()
+	var out []podResourceUse
+	for _, w := range workers {
+		w.mu.Lock()
+		if w.stage == stopped || w.removed {
+			w.mu.Unlock()
+			continue
+		}
+		c := podResourceUse{pod: w.pod, priority: podutil.Priority(w.pod)}
+		has := w.pod
+		if r := w.resize; r != nil && r.kind == v1.PodResizePending {
+			if has = w.actual(); has != w.pod && r.reason == v1.PodReasonDeferred && w.stage == syncing {
+				c.requested, c.since = resource.PodRequests(w.pod, resource.PodResourcesOptions{}), r.since
+			}
+		}
+		w.mu.Unlock()
+		c.used = resource.PodRequests(has, resource.PodResourcesOptions{})
+		out = append(out, c)
+	}
+	return out
+}
+
+// before compares deferred resizes: by priority, then by QoS class, then by time.
+func (c *podResourceUse) before(d *podResourceUse) int {
+	class := map[v1.PodQOSClass]int{v1.PodQOSGuaranteed: 0, v1.PodQOSBurstable: 1, v1.PodQOSBestEffort: 2}
+	return cmp.Or(cmp.Compare(d.priority, c.priority), cmp.Compare(class[QOS(c.pod)], class[QOS(d.pod)]), c.since.Compare(d.since), cmp.Compare(c.pod.UID, d.pod.UID))
+}
+
+// podWithActualResources returns a pod with its actual resources, or nil if it does not exist.
+func (m *Manager) podWithActualResources(uid types.UID) *v1.Pod {
+	m.mu.Lock()
+	w := m.workers[uid]
+	m.mu.Unlock()
+	if w == nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.actual()
+}
+
+// requestChanges reports whether the request of a resource changes for a container of the pod.
+func (m *Manager) requestChanges(pod *v1.Pod, name v1.ResourceName) bool {
+	has := m.podWithActualResources(pod.UID)
+	if has == nil {
+		return true
+	}
+	differs := func(want, has []v1.Container) bool {
+		for i := range min(len(want), len(has)) {
+			a, b := want[i].Resources.Requests[name], has[i].Resources.Requests[name]
+			if a.Cmp(b) != 0 {
+				return true
+			}
+		}
+		return false
+	}
+	return differs(pod.Spec.InitContainers, has.Spec.InitContainers) || differs(pod.Spec.Containers, has.Spec.Containers)
+}
+
+// swapLimitChanges reports whether the memory request of a running container changes and thereby its
+// swap limit. A container that is restarted for the resize is excluded, because it gets its new
+// limit then.
+func (m *Manager) swapLimitChanges(pod *v1.Pod) bool {
+	has := m.podWithActualResources(pod.UID)
+	if has == nil || !m.host.Limits.LimitedSwap {
+		return false
+	}
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		old, _ := podstate.Find(has, c.Name)
+		if old == nil || old.Resources.Requests.Memory().Equal(*c.Resources.Requests.Memory()) || resizeRequiresRestart(old, v1.ResourceMemory) {
+			continue
+		}
+		if m.host.swapDependsOnRequest(pod, &c) || m.host.swapDependsOnRequest(has, old) {
+			return true
+		}
+	}
+	return false
+}
+
+// resizeRequiresRestart reports whether a container must be restarted when a resource is resized.
+func resizeRequiresRestart(c *v1.Container, name v1.ResourceName) bool {
+	return slices.Contains(c.ResizePolicy, v1.ContainerResizePolicy{ResourceName: name, RestartPolicy: v1.RestartContainer})
+}
+
+// OtherPods returns the pods that have not terminated, except one, with their actual resources.
+// Pending resizes do not count.
+func (m *Manager) OtherPods(uid types.UID) []*v1.Pod {
+	var out []*v1.Pod
+	for _, w := range m.all() {
+		if w.uid != uid {
+			out = append(out, w.active()...)
+		}
+	}
+	return out
+}
+
+// resizable are the resources that a resize may change.
+var resizable = []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory}
+
+// checkFit returns why a resized pod does not fit on the node; reason is empty if it fits. Deferred
+// resizes that precede it get free resources first.
+func (m *Manager) checkFit(pod *v1.Pod) (reason, message string) {
+	if QOS(pod) == v1.PodQOSGuaranteed {
+		if m.host.Resizing.StaticCPUs && m.requestChanges(pod, v1.ResourceCPU) {
+			m.host.Metrics.ResizeInfeasible("guaranteed_pod_cpu_manager_static_policy")
+			return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\""
+		}
+		if m.host.Resizing.StaticMemory && m.requestChanges(pod, v1.ResourceMemory) {
+			m.host.Metrics.ResizeInfeasible("guaranteed_pod_memory_manager_static_policy")
+			return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\""
+		}
+	}
+	if m.swapLimitChanges(pod) {
+		m.host.Metrics.ResizeInfeasible("swap_limitation")
+		return v1.PodReasonInfeasible, "In-place resize of containers with swap is not supported."
+	}
+	allocatable := m.host.Allocatable()
+	want := resource.PodRequests(pod, resource.PodResourcesOptions{})
+	used := map[v1.ResourceName]int64{}
+	milli := func(l v1.ResourceList, name v1.ResourceName) int64 { q := l[name]; return q.MilliValue() }
+	var waiting []podResourceUse
+	mine := podResourceUse{pod: pod, priority: podutil.Priority(pod), since: time.Now()}
+	for _, c := range m.resourceUse() {
+		switch {
+		case c.pod.UID == pod.UID:
+			if mine.used = c.used; c.requested != nil {
+				mine.since = c.since
+			} else {
+				mine.used = nil // all of its resources are new
+			}
+			continue
+		case c.requested != nil:
+			waiting = append(waiting, c)
+		}
+		for _, name := range resizable {
+			used[name] += milli(c.used, name)
+		}
+	}
+	waiting = slices.DeleteFunc(waiting, func(c podResourceUse) bool { return c.before(&mine) > 0 })
+	slices.SortFunc(waiting, func(a, b podResourceUse) int { return a.before(&b) })
+	room := func(name v1.ResourceName, more int64) bool {
+		all, ok := allocatable[name]
+		return !ok || used[name]+more <= all.MilliValue()
+	}
+	for _, c := range waiting {
+		fit := true
+		for _, name := range resizable {
+			// This pod keeps its resources while it waits.
+			fit = fit && room(name, milli(mine.used, name)+milli(c.requested, name)-milli(c.used, name))
+		}
+		for _, name := range resizable {
+			if fit {
+				used[name] += milli(c.requested, name) - milli(c.used, name)
+			}
+		}
+	}
+	for _, name := range resizable {
+		if all, need := allocatable[name], milli(want, name); !room(name, need) {
+			return v1.PodReasonDeferred, fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d",
+				name, units(name, need), units(name, used[name]), units(name, all.MilliValue()))
+		}
+	}
+	return "", ""
+}
+
+// units converts to millicores or bytes.
+func units(name v1.ResourceName, milli int64) int64 {
+	if name == v1.ResourceCPU {
+		return milli
+	}
+	return milli / 1000
+}

@@ -1,0 +1,249 @@
+package pods
+
+import (
+	"maps"
+	"path"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/resource"
+
+	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/pod/podutil"
+)
+
+// QOS returns the pod's quality of service class.
+func QOS(pod *v1.Pod) v1.PodQOSClass {
+	if pod.Status.QOSClass != "" {
+		return pod.Status.QOSClass
+	}
+	some, guaranteed := false, true
+	check := func(r v1.ResourceRequirements) {
+		for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+			request, limit := r.Requests[name], r.Limits[name]
+			if !request.IsZero() || !limit.IsZero() {
+				some = true
+			}
+			if limit.IsZero() || (!request.IsZero() && request.Cmp(limit) != 0) {
+				guaranteed = false
+			}
+		}
+	}
+	if resource.IsPodLevelResourcesSet(pod) {
+		check(*pod.Spec.Resources)
+	} else {
+		for i := range pod.Spec.InitContainers {
+			check(pod.Spec.InitContainers[i].Resources)
+		}
+		for i := range pod.Spec.Containers {
+			check(pod.Spec.Containers[i].Resources)
+		}
+	}
+	switch {
+	case !some:
+		return v1.PodQOSBestEffort
+	case guaranteed:
+		return v1.PodQOSGuaranteed
+	}
+	return v1.PodQOSBurstable
+}
+
+const (
+	minShares  = 2
+	maxShares  = 262144
+	minQuota   = 1000
+	guaranteed = -997
+	bestEffort = 1000
+)
+
+// shares converts a CPU request to CPU shares.
+func shares(milli int64) int64 {
+	if milli == 0 {
+		return minShares
+	}
+	return min(max(milli*1024/1000, minShares), maxShares)
+}
+
+// quota converts a CPU limit to microseconds per period. 0 means no limit.
+func quota(milli, period int64) int64 {
+	if milli == 0 {
+		return 0
+	}
+	return max(milli*period/1000, minQuota)
+}
+
+// oomScore returns the oom_score_adj of a container, which determines the order in which the kernel
+// kills processes when memory is exhausted.
+func oomScore(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
+	if podutil.Priority(pod) >= podutil.SystemCritical {
+		return guaranteed
+	}
+	switch QOS(pod) {
+	case v1.PodQOSGuaranteed:
+		return guaranteed
+	case v1.PodQOSBestEffort:
+		return bestEffort
+	}
+	if capacity <= 0 {
+		return bestEffort - 1
+	}
+	// Pod-level requests beyond the containers' requests are distributed among the containers.
+	var share int64
+	if all := len(pod.Spec.Containers) + len(pod.Spec.InitContainers); all > 0 && resource.IsPodLevelRequestsSet(pod) {
+		if whole := pod.Spec.Resources.Requests.Memory().Value(); whole > 0 {
+			requests := resource.AggregateContainerRequests(pod, resource.PodResourcesOptions{})
+			share = max(whole-requests.Memory().Value(), 0) / int64(all)
+		}
+	}
+	score := 1000 - 1000*(c.Resources.Requests.Memory().Value()+share)/capacity
+	if podutil.Sidecar(c) && len(pod.Spec.Containers) > 0 {
+		// A sidecar must not be killed before the containers that it serves.
+		least := pod.Spec.Containers[0].Resources.Requests.Memory().Value()
+		for i := range pod.Spec.Containers {
+			least = min(least, pod.Spec.Containers[i].Resources.Requests.Memory().Value())
+		}
+		score = min(score, 1000-1000*(least+share)/capacity)
+	}
+	return min(max(score, 1000+guaranteed), bestEffort-1)
+}
+
+// limitsOf returns the limits of a container's cgroup. Pod-level limits apply to resources that the
+// container does not limit.
+//
+// https://kep.k8s.io/2837
+func limitsOf(pod *v1.Pod, c *v1.Container) v1.ResourceList {
+	if !resource.IsPodLevelLimitsSet(pod) {
+		return c.Resources.Limits
+	}
+	out := maps.Clone(c.Resources.Limits)
+	for name, q := range pod.Spec.Resources.Limits {
+		if own := c.Resources.Limits[name]; own.IsZero() && resource.IsSupportedPodLevelResource(name) {
+			if out == nil {
+				out = v1.ResourceList{}
+			}
+			out[name] = q
+		}
+	}
+	return out
+}
+
+// cgroupOf returns the pod's cgroup as a path from the root of the hierarchy.
+func (h *Host) cgroupOf(pod *v1.Pod) string {
+	return h.cgroup(pod.UID, QOS(pod))
+}
+
+// cgroupsOf returns the cgroups that the pod may have. The QoS class of a pod that is deleted from
+// the API is unknown.
+func (h *Host) cgroupsOf(pod *v1.Pod) []string {
+	if len(pod.Spec.Containers) > 0 || pod.Status.QOSClass != "" {
+		return []string{h.cgroupOf(pod)}
+	}
+	var out []string
+	for _, class := range []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort} {
+		out = append(out, h.cgroup(pod.UID, class))
+	}
+	return out
+}
+
+// CgroupOfClass returns the parent cgroup of the pods of a QoS class, as a path from the root of
+// the hierarchy. For Guaranteed pods it is the cgroup of all pods.
+func (h *Host) CgroupOfClass(class v1.PodQOSClass) string {
+	return path.Dir(h.cgroup("", class))
+}
+
+func (h *Host) cgroup(uid types.UID, qos v1.PodQOSClass) string {
+	parts := []string{"kubepods"}
+	switch qos {
+	case v1.PodQOSBurstable:
+		parts = append(parts, "burstable")
+	case v1.PodQOSBestEffort:
+		parts = append(parts, "besteffort")
+	}
+	parts = append(parts, "pod"+string(uid))
+	if h.Limits.Systemd.Load() {
+		out, prefix := h.Limits.Root, ""
+		for _, p := range parts {
+			prefix += strings.ReplaceAll(p, "-", "_")
+			out = path.Join("/", out, prefix+".slice")
+			prefix += "-"
+		}
+		return out
+	}
+	return path.Join(append([]string{"/", h.Limits.Root}, parts...)...)
+}
+
+// cgroupParent returns the pod's cgroup in the runtime's naming scheme.
+func (h *Host) cgroupParent(pod *v1.Pod) string {
+	full := h.cgroupOf(pod)
+	if h.Limits.Systemd.Load() {
+		return path.Base(full)
+	}
+	return full
+}
+
+// containerMemoryHigh returns memory.high of a container in bytes; 0 means that it is not set.
+//
+// https://kep.k8s.io/2570
+func (h *Host) containerMemoryHigh(pod *v1.Pod, c *v1.Container) int64 {
+	if h.Limits.Throttling == 0 || QOS(pod) == v1.PodQOSGuaranteed {
+		return 0
+	}
+	request, most := c.Resources.Requests.Memory().Value(), c.Resources.Limits.Memory().Value()
+	if most == 0 && resource.IsPodLevelLimitsSet(pod) && !pod.Spec.Resources.Limits.Memory().IsZero() {
+		return 0 // the pod-level limit applies
+	}
+	if most == 0 {
+		all := h.Allocatable()
+		most = all.Memory().Value()
+	}
+	if most <= request {
+		return 0
+	}
+	return h.memoryHighBytes(request, most)
+}
+
+// podResources returns the resources of the pod's cgroup. A limit is set only if every container
+// has one.
+func (h *Host) podResources(pod *v1.Pod) cgroup.Resources {
+	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
+	limits := resource.PodLimits(pod, resource.PodResourcesOptions{})
+	cpuLimited, memoryLimited := true, true
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			limits := limitsOf(pod, &list[i])
+			cpuLimited = cpuLimited && !limits.Cpu().IsZero()
+			memoryLimited = memoryLimited && !limits.Memory().IsZero()
+		}
+	}
+	r := cgroup.Resources{CPUShares: uint64(shares(requests.Cpu().MilliValue()))}
+	if QOS(pod) == v1.PodQOSBestEffort {
+		r.CPUShares = minShares
+	}
+	period := h.Limits.CPUQuotaPeriod.Microseconds()
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			// A container with exclusive CPUs must not be throttled.
+			cpuLimited = cpuLimited && (h.Limits.HasExclusiveCPUs == nil || !h.Limits.HasExclusiveCPUs(pod.UID, list[i].Name))
+		}
+	}
+	if cpuLimited && h.Limits.CPUQuota && !limits.Cpu().IsZero() {
+		r.CPUQuota, r.CPUPeriod = quota(limits.Cpu().MilliValue(), period), uint64(period)
+	}
+	if memoryLimited && !limits.Memory().IsZero() {
+		r.MemoryLimit = limits.Memory().Value()
+	}
+	r.Unified = h.podMemoryProtection(pod, requests.Memory().Value(), limits.Memory().Value(), memoryLimited)
+	if h.Limits.Pids > 0 {
+		r.PidsLimit = h.Limits.Pids
+	}
+	// If the machine has huge pages, pods are limited to those that they request.
+	for _, size := range h.Limits.Hugepages {
+		if r.HugepageLimits == nil {
+			r.HugepageLimits = map[string]uint64{}
+		}
+		q := limits[v1.ResourceName(v1.ResourceHugePagesPrefix+size)]
+		r.HugepageLimits[pageSize(size)] = uint64(q.Value())
+	}
+	return r
+}

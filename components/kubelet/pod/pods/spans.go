@@ -1,0 +1,47 @@
+package pods
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/kubelet/telemetry"
+)
+
+// Names of spans, as upstream.
+const (
+	spanSync        = "syncPod"
+	spanTerminating = "syncTerminatingPod"
+	spanTerminated  = "syncTerminatedPod"
+)
+
+// span starts a span of an operation on a pod that began at began; the zero time means now. Calls
+// with the returned context are part of the span. end must be called.
+func (h *Host) span(ctx context.Context, pod *v1.Pod, name string, kind telemetry.Operation, began time.Time) (spanned context.Context, end func(error)) {
+	if h.Tracer == nil {
+		return ctx, func(error) {}
+	}
+	about := []attribute.KeyValue{
+		attribute.String("k8s.pod.uid", string(pod.UID)), attribute.String("k8s.pod", pod.Namespace+"/"+pod.Name),
+		attribute.String("k8s.pod.name", pod.Name), attribute.String("k8s.namespace.name", pod.Namespace),
+	}
+	if kind != "" {
+		about = append(about, attribute.String("k8s.pod.update_type", string(kind)))
+	}
+	options := []trace.SpanStartOption{trace.WithAttributes(about...)}
+	if !began.IsZero() {
+		options = append(options, trace.WithTimestamp(began))
+	}
+	ctx, span := h.Tracer.Start(ctx, name, options...)
+	return ctx, func(err error) {
+		if err != nil {
+			span.RecordError(err)
+			span.SetStatus(codes.Error, err.Error())
+		}
+		span.End()
+	}
+}

@@ -1,0 +1,440 @@
+package pods
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/pod/images"
+	"hyperkube/components/kubelet/pod/podstate"
+	"hyperkube/components/kubelet/pod/probe"
+	"hyperkube/components/kubelet/pod/volume"
+)
+
+// Reasons of waiting containers.
+const (
+	crashLoopBackOff           = "CrashLoopBackOff"
+	createContainerConfigError = "CreateContainerConfigError"
+	createContainerError       = "CreateContainerError"
+	runContainerError          = "RunContainerError"
+	postStartHookError         = "PostStartHookError"
+)
+
+// startRetryInterval is the delay before the creation of a container is retried, unless a change triggers
+// it earlier.
+const startRetryInterval = 10 * time.Second
+
+// startContainer pulls the image, creates and starts one container, and runs its postStart hook. If
+// it returns an error, the container's slot has the reason.
+func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Start) error {
+	c, kind := podstate.Find(pod, s.Name)
+	if c == nil {
+		return fmt.Errorf("no container %s", s.Name)
+	}
+	err := (&attempt{worker: w, pod: pod, start: s, container: c, kind: kind}).run(ctx)
+	w.countStart(c, kind, err)
+	return err
+}
+
+// attempt is one attempt to create and start a container. Its steps return nil, the error of fail,
+// or an error that is not related to the container: the context is done or the runtime is
+// unavailable.
+type attempt struct {
+	*worker
+	pod       *v1.Pod
+	start     podstate.Start
+	container *v1.Container
+	kind      podstate.Kind
+}
+
+func (a *attempt) run(ctx context.Context) error {
+	a.mu.Lock()
+	box := a.obs.Sandbox()
+	ips := a.ips()
+	volumes := a.volumes
+	a.mu.Unlock()
+	if box == nil {
+		return errors.New("no sandbox exists")
+	}
+	id, cfg := a.start.Created, &runtimeapi.ContainerConfig{}
+	var err error
+	if id == "" {
+		id, cfg, err = a.createContainer(ctx, box, ips, volumes)
+	} else if err = a.host.waitForPolicies(ctx, a.pod, ips); err != nil {
+		err = a.failWithEvent(ctx, createContainerError, err.Error())
+	}
+	if err != nil {
+		return err
+	}
+	hook := a.container.Lifecycle != nil && a.container.Lifecycle.PostStart != nil && a.kind != podstate.Ephemeral
+	a.mu.Lock()
+	slot := a.slots[a.start.Name]
+	slot.RetryAt = time.Time{}
+	a.slots[a.start.Name] = slot
+	if hook {
+		a.hooks[id] = true
+	}
+	a.mu.Unlock()
+	ended, err := a.startCreated(ctx, id, box.ID, cfg)
+	if err != nil {
+		return err
+	}
+	a.update(func() {
+		slot := a.slots[a.start.Name]
+		slot.Waiting, slot.ForceRestart = nil, ""
+		a.slots[a.start.Name] = slot
+		if ended {
+			delete(a.hooks, id)
+		}
+	})
+	a.host.linkLog(a.pod, a.start.Name, id, a.start.Attempt)
+	if hook && !ended {
+		return a.postStart(ctx, id)
+	}
+	return nil
+}
+
+// createContainer creates the container, and returns its ID and configuration.
+func (a *attempt) createContainer(ctx context.Context, box *podstate.Sandbox, ips []string, volumes map[string]volume.Result) (string, *runtimeapi.ContainerConfig, error) {
+	sandbox, err := a.host.sandboxConfig(a.pod, box.Attempt)
+	if err != nil {
+		return "", nil, a.fail(ctx, createContainerConfigError, err.Error(), time.Now().Add(startRetryInterval))
+	}
+	image, err := a.image(ctx, sandbox, volumes)
+	if err != nil {
+		return "", nil, err
+	}
+	in := containerInput{container: a.container, attempt: a.start.Attempt, image: image, volumes: volumes, ips: ips}
+	if a.kind == podstate.Ephemeral {
+		in.target = a.targetOf(a.pod, a.start.Name)
+	}
+	cfg, err := a.host.containerConfig(ctx, a.pod, in)
+	if err != nil {
+		return "", nil, a.failWithEvent(ctx, createContainerConfigError, apiText(err))
+	}
+	if err := a.host.waitForPolicies(ctx, a.pod, ips); err != nil {
+		return "", nil, a.failWithEvent(ctx, createContainerError, err.Error())
+	}
+	call, cancel := uncancelled(ctx)
+	defer cancel()
+	if a.start.Stale != "" {
+		if err := a.removeStale(call, a.pod, a.start); cri.IsUnavailable(err) {
+			return "", nil, err
+		} else if err != nil {
+			return "", nil, a.failWithEvent(ctx, createContainerError, err.Error())
+		}
+	}
+	id, err := a.create(ctx, call, &runtimeapi.CreateContainerRequest{PodSandboxId: box.ID, Config: cfg, SandboxConfig: sandbox})
+	return id, cfg, err
+}
+
+// image makes the images present and returns that of the container.
+func (a *attempt) image(ctx context.Context, sandbox *runtimeapi.PodSandboxConfig, volumes map[string]volume.Result) (string, error) {
+	image, err := a.ensureImage(ctx, a.pod, a.container, sandbox, volumes)
+	var failed *images.Error
+	if err == nil || cri.IsUnavailable(err) || !errors.As(err, &failed) {
+		return image, err
+	}
+	a.host.event(a.pod, a.start.Name, true, "Failed", "Error: "+failed.Reason)
+	retry := failed.RetryAt
+	if retry.IsZero() {
+		retry = time.Now().Add(5 * time.Minute)
+	}
+	return "", a.fail(ctx, failed.Reason, failed.Message, retry)
+}
+
+// create creates the container and returns its ID. The call uses the context call, so that it
+// completes even if ctx is cancelled.
+func (a *attempt) create(ctx, call context.Context, req *runtimeapi.CreateContainerRequest) (string, error) {
+	created, err := a.host.CRI.Runtime.CreateContainer(call, req)
+	if err != nil {
+		if ctx.Err() != nil {
+			return "", ctx.Err()
+		}
+		if cri.IsUnavailable(err) {
+			return "", err
+		}
+		// The container may exist nevertheless or be created soon, if the runtime timed out or a
+		// call of an earlier kubelet is in progress.
+		refused := a.failWithEvent(ctx, createContainerError, cri.Message(err))
+		a.update(func() {
+			a.dirty = true
+			slot := a.slots[a.start.Name]
+			slot.CreateFailed = true
+			a.slots[a.start.Name] = slot
+		})
+		return "", refused
+	}
+	a.host.event(a.pod, a.start.Name, false, "Created", "Container created")
+	return created.ContainerId, nil
+}
+
+// startCreated starts the created container and gets its state. The call completes even if ctx is
+// cancelled. ended is true if an earlier kubelet has started the container and it has already
+// exited.
+func (a *attempt) startCreated(ctx context.Context, id, sandbox string, cfg *runtimeapi.ContainerConfig) (ended bool, err error) {
+	call, cancel := uncancelled(ctx)
+	defer cancel()
+	_, startErr := a.host.CRI.Runtime.StartContainer(call, &runtimeapi.StartContainerRequest{ContainerId: id})
+	if startErr == nil {
+		a.started(call, id, cfg)
+	}
+	if err := a.observeCreated(ctx, a.pod, a.start, id, sandbox); err != nil {
+		// It is unknown whether the container runs. If it does, its postStart hook is lost.
+		a.update(func() { delete(a.hooks, id) })
+		return false, err
+	}
+	if startErr == nil {
+		return false, nil
+	}
+	if ctx.Err() != nil {
+		return false, ctx.Err()
+	}
+	a.mu.Lock()
+	st := a.obs.ByID(id)
+	running := st != nil && st.State == podstate.Running
+	exited := st != nil && st.State == podstate.Exited
+	ended = exited && !st.StartedAt.IsZero()
+	a.mu.Unlock()
+	if a.start.Created == id && (running || ended) {
+		// A call of an earlier kubelet was in progress and has started the container.
+		a.started(call, id, cfg)
+		return ended, nil
+	}
+	a.update(func() { delete(a.hooks, id) })
+	if cri.IsUnavailable(startErr) {
+		// The next observation shows the result of the call.
+		return false, startErr
+	}
+	a.host.event(a.pod, a.start.Name, true, "Failed", "Error: "+cri.Message(startErr))
+	retry := time.Now().Add(startRetryInterval)
+	if exited {
+		// It counts as an exit, and the restart back-off applies.
+		retry = time.Time{}
+	}
+	return false, a.fail(ctx, runContainerError, cri.Message(startErr), retry)
+}
+
+// started emits the event and calls the hook of a started container.
+func (a *attempt) started(ctx context.Context, id string, cfg *runtimeapi.ContainerConfig) {
+	a.host.event(a.pod, a.start.Name, false, "Started", "Container started")
+	if a.host.Hooks.Started != nil {
+		a.host.Hooks.Started(ctx, a.pod, a.start.Name, id, cfg)
+	}
+}
+
+// fail records in the container's slot why and until when it waits; the zero time means
+// indefinitely. It returns an error with the same text.
+func (a *attempt) fail(ctx context.Context, reason, message string, retryAt time.Time) error {
+	if ctx.Err() == nil {
+		a.update(func() {
+			slot := a.slots[a.start.Name]
+			slot.Waiting = &v1.ContainerStateWaiting{Reason: reason, Message: message}
+			slot.RetryAt, slot.CreateFailed = retryAt, false
+			a.slots[a.start.Name] = slot
+		})
+	}
+	return &startFailure{reason, message}
+}
+
+// failWithEvent is fail with an event and a retry after retryStart. It returns ctx's error if ctx is done,
+// because the failure is not related to the container then.
+func (a *attempt) failWithEvent(ctx context.Context, reason, message string) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	a.host.event(a.pod, a.start.Name, true, "Failed", "Error: "+message)
+	return a.fail(ctx, reason, message, time.Now().Add(startRetryInterval))
+}
+
+// policyTimeout is how long a container waits for its pod's network policies to be in force.
+const policyTimeout = 30 * time.Second
+
+// waitForPolicies returns when the pod's network policies are in force for its addresses.
+func (h *Host) waitForPolicies(ctx context.Context, pod *v1.Pod, ips []string) error {
+	if h.Hooks.Network == nil || pod.Spec.HostNetwork {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, policyTimeout)
+	defer cancel()
+	return h.Hooks.Network(ctx, pod, ips)
+}
+
+// removeStale removes a container that was created but never started, so that it can be created again
+// with the same attempt number.
+func (w *worker) removeStale(ctx context.Context, pod *v1.Pod, s podstate.Start) error {
+	if _, err := w.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: s.Stale}); err != nil && !cri.IsNotFound(err) {
+		return fmt.Errorf("removing a container that was never started: %w", err)
+	}
+	w.host.unlinkLog(pod, s.Name, s.Stale)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.forgetContainer(s.Stale)
+	return nil
+}
+
+// observeCreated adds a container that was just created to the observed state. From then on the restart
+// back-off applies to that container; before, its start would be attributed to its predecessor.
+func (w *worker) observeCreated(ctx context.Context, pod *v1.Pod, s podstate.Start, id, sandbox string) error {
+	st, err := w.host.CRI.Container(ctx, id)
+	if err != nil {
+		w.update(func() { w.dirty = true })
+		return err
+	}
+	st.SandboxID = sandbox
+	w.host.fillMessage(pod, &st, nil)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.obsGeneration++
+	slot := w.slots[s.Name]
+	slot.Crash, slot.Next = s.Crash, 0
+	w.slots[s.Name] = slot
+	if old := w.obs.ByID(id); old != nil {
+		*old = st
+	} else {
+		w.obs.Containers = append([]podstate.Container{st}, w.obs.Containers...)
+	}
+	return nil
+}
+
+// postStart runs the postStart hook of the started container, and stops the container if it fails.
+func (a *attempt) postStart(ctx context.Context, id string) error {
+	c := a.container
+	a.mu.Lock()
+	ip := a.podIP()
+	a.mu.Unlock()
+	err := a.host.Prober.Hook(ctx, probe.Target{Pod: a.pod, Container: c, ContainerID: id, PodIP: ip, Warn: a.host.podWarner(a.pod)}, c.Lifecycle.PostStart)
+	a.update(func() { delete(a.hooks, id) })
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	a.log.Info("postStart hook failed", "container", c.Name, "err", err)
+	a.host.event(a.pod, c.Name, true, "FailedPostStartHook", "PostStartHook failed")
+	a.mu.Lock()
+	a.startKill(ctx, id, "FailedPostStartHook", a.killGrace(id))
+	k := a.kills[id]
+	a.mu.Unlock()
+	if k != nil {
+		select {
+		case <-k.done:
+		case <-ctx.Done():
+		}
+	}
+	return a.fail(ctx, postStartHookError, err.Error(), time.Time{})
+}
+
+// targetOf returns the ID of the target container of an ephemeral container.
+func (w *worker) targetOf(pod *v1.Pod, name string) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range pod.Spec.EphemeralContainers {
+		e := &pod.Spec.EphemeralContainers[i]
+		if e.Name == name && e.TargetContainerName != "" {
+			if st := w.obs.Latest(e.TargetContainerName); st != nil {
+				return st.ID
+			}
+		}
+	}
+	return ""
+}
+
+// ensureImage makes the container's image and the images of its image volumes present.
+func (w *worker) ensureImage(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig, volumes map[string]volume.Result) (string, error) {
+	var secrets []*v1.Secret
+	read := sync.OnceFunc(func() {
+		for _, ref := range pod.Spec.ImagePullSecrets {
+			s, err := w.host.Objects.Secret(ctx, pod.Namespace, ref.Name)
+			if err != nil {
+				w.host.event(pod, "", true, "FailedToRetrieveImagePullSecret",
+					fmt.Sprintf("Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", ref.Name))
+				continue
+			}
+			secrets = append(secrets, s)
+		}
+	})
+	ensure := func(image string, policy v1.PullPolicy) (string, error) {
+		own := func(ctx context.Context) ([]images.Credential, error) {
+			read()
+			list := images.Auths(image, secrets)
+			if w.host.Images.Providers.UsesServiceAccounts(image) {
+				account, err := w.host.Images.Providers.Account(ctx, pod)
+				if err != nil {
+					return nil, err
+				}
+				if account != nil {
+					list = append(list, images.Credential{Account: pullAccount(account)})
+				}
+			}
+			return list, nil
+		}
+		all := func(ctx context.Context) ([]images.Credential, error) {
+			read()
+			list := append(images.Auths(image, secrets), images.NodeAuths(image, w.host.Images.DockerConfigs)...)
+			for _, c := range w.host.Images.Providers.For(ctx, pod, image) {
+				one := images.Credential{Auth: c.Auth}
+				if c.Account != nil {
+					one.Account = pullAccount(c.Account)
+				}
+				list = append(list, one)
+			}
+			return list, nil
+		}
+		begin, end := w.pulling()
+		defer end()
+		return w.host.Images.Puller.Ensure(ctx, images.Request{
+			Pod: pod, Container: c.Name, Image: image, Policy: policy, PodCredentials: own, AllCredentials: all, Sandbox: sandbox,
+			Event: func(warning bool, reason, message string) { w.host.event(pod, c.Name, warning, reason, message) },
+			// A pull may take long, so the status is updated before.
+			Pulling: begin,
+		})
+	}
+	for i := range c.VolumeMounts {
+		if v, ok := volumes[c.VolumeMounts[i].Name]; ok && v.Image != nil {
+			if _, err := ensure(v.Image.Reference, v.Image.PullPolicy); err != nil {
+				return "", err
+			}
+		}
+	}
+	policy := c.ImagePullPolicy
+	if policy == "" {
+		policy = v1.PullIfNotPresent
+	}
+	return ensure(c.Image, policy)
+}
+
+func pullAccount(a *v1.ServiceAccount) *kubeletv1beta1.ImagePullServiceAccount {
+	return &kubeletv1beta1.ImagePullServiceAccount{UID: string(a.UID), Namespace: a.Namespace, Name: a.Name}
+}
+
+// linkLog creates the link by which log collectors find a container's log.
+func (h *Host) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
+	if h.ContainerLogs == "" {
+		return
+	}
+	if err := os.MkdirAll(h.ContainerLogs, 0o755); err != nil {
+		h.Log.Debug("creating the container log directory failed", "err", err)
+		return
+	}
+	target := filepath.Join(h.LogDir(pod), container, fmt.Sprintf("%d.log", attempt))
+	if err := os.Symlink(target, h.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrExist) {
+		h.Log.Debug("linking container log failed", "err", err)
+	}
+}
+
+func (h *Host) logLink(pod *v1.Pod, container, id string) string {
+	name := strings.Join([]string{pod.Name, pod.Namespace, container}, "_")
+	if len(name) > 250-len(id)-5 {
+		name = name[:250-len(id)-5]
+	}
+	return filepath.Join(h.ContainerLogs, name+"-"+id+".log")
+}

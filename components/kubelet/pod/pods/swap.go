@@ -1,0 +1,31 @@
+package pods
+
+import (
+	v1 "k8s.io/api/core/v1"
+)
+
+// swapFile limits the swap of a container in bytes. On cgroup v1 the limit of memory and swap
+// together defaults to the memory limit.
+const swapFile = "memory.swap.max"
+
+// swapLimit returns the swap limit of a container in bytes, and false if swap is not configured. A
+// container of a Burstable pod with LimitedSwap gets swap in proportion to its memory request; all
+// others get none.
+//
+// https://kubernetes.io/docs/concepts/cluster-administration/swap-memory-management/
+func (h *Host) swapLimit(pod *v1.Pod, c *v1.Container) (int64, bool) {
+	if h.Limits.Swap == nil {
+		return 0, false
+	}
+	if !h.swapDependsOnRequest(pod, c) || h.Limits.MemoryCapacity <= 0 {
+		return 0, true
+	}
+	request := c.Resources.Requests.Memory().Value()
+	return int64(float64(request) / float64(h.Limits.MemoryCapacity) * float64(h.Limits.Swap())), true
+}
+
+// swapDependsOnRequest reports whether a container's swap limit is determined by its memory request.
+func (h *Host) swapDependsOnRequest(pod *v1.Pod, c *v1.Container) bool {
+	return h.Limits.Swap != nil && !IsCritical(pod) && QOS(pod) == v1.PodQOSBurstable &&
+		!c.Resources.Requests.Memory().Equal(*c.Resources.Limits.Memory())
+}

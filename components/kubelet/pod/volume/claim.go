@@ -1,0 +1,229 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	volumehelpers "k8s.io/component-helpers/storage/volume"
+)
+
+// Claims gets claims and the volumes that they are bound to. Errors are those of the API.
+type Claims interface {
+	Claim(ctx context.Context, namespace, name string) (*v1.PersistentVolumeClaim, error)
+	Volume(ctx context.Context, name string) (*v1.PersistentVolume, error)
+}
+
+// PersistentRequest is a request to set up a persistent volume for a pod.
+type PersistentRequest struct {
+	Pod *v1.Pod
+	// Volume is the volume of the pod spec; Claim and PV are the objects that it refers to. They
+	// are shared and must not be modified.
+	Volume *v1.Volume
+	Claim  *v1.PersistentVolumeClaim
+	PV     *v1.PersistentVolume
+	// Dir is the pod's directory of the volume: …/volumes/NAME/PV. Its parent exists.
+	// SetUpPersistent must create Dir: its existence shows that the pod uses the volume, and
+	// everything that is mounted there is unmounted when the pod terminates.
+	Dir string
+	// Fresh means that the volume has not been set up for the pod before.
+	Fresh bool
+	// ReadOnly means that the pod mounts the volume read-only.
+	ReadOnly bool
+}
+
+// PersistentType is a type of persistent volumes, e.g. local or CSI.
+type PersistentType interface {
+	// Name is the name of the directory of these volumes below a pod's volumes directory, as
+	// upstream names its plugins.
+	Name() string
+	// IsPersistent reports whether the volume is of this type.
+	IsPersistent(pv *v1.PersistentVolume) bool
+	// SetUpPersistent makes the volume usable for the pod, or verifies that it is. It is
+	// idempotent.
+	SetUpPersistent(ctx context.Context, r PersistentRequest) (Result, error)
+}
+
+// BlockType is a PersistentType that supports block devices.
+type BlockType interface {
+	// SetUpBlock is like SetUpPersistent, for volumes of volumeMode Block: Dir is
+	// …/volumeDevices/NAME/PV, and the Result has a Device.
+	SetUpBlock(ctx context.Context, r PersistentRequest) (Result, error)
+}
+
+// Claim is the Type of volumes that refer to a PersistentVolumeClaim, including the claim of an
+// ephemeral volume.
+// https://kubernetes.io/docs/concepts/storage/persistent-volumes/
+type Claim struct {
+	Claims Claims
+	// Node returns the Node object, or nil while it is not known.
+	Node  func() *v1.Node
+	Types []PersistentType
+}
+
+// Name implements Type. It is empty because the directory is that of the persistent volume's type.
+func (Claim) Name() string { return "" }
+
+// Is implements Type.
+func (Claim) Is(v *v1.Volume) bool { return RefersToClaim(v) }
+
+// SetUp implements Type.
+func (t Claim) SetUp(ctx context.Context, r Request) (Result, error) {
+	name, readOnly := r.Pod.Name+"-"+r.Volume.Name, false
+	if src := r.Volume.PersistentVolumeClaim; src != nil {
+		name, readOnly = src.ClaimName, src.ReadOnly
+	}
+	pvc, err := t.Claims.Claim(ctx, r.Pod.Namespace, name)
+	if err != nil {
+		return Result{}, fmt.Errorf("error processing PVC %s/%s: failed to fetch PVC from API server: %w", r.Pod.Namespace, name, err)
+	}
+	fail := func(err error) (Result, error) {
+		return Result{}, fmt.Errorf("error processing PVC %s/%s: %w", r.Pod.Namespace, name, err)
+	}
+	if r.Volume.Ephemeral != nil && !metav1.IsControlledBy(pvc, r.Pod) {
+		return fail(fmt.Errorf("PVC %s/%s was not created for pod %s/%s (pod is not owner)", pvc.Namespace, pvc.Name, r.Pod.Namespace, r.Pod.Name))
+	}
+	if pvc.Status.Phase != v1.ClaimBound || pvc.Spec.VolumeName == "" {
+		return fail(errors.New("PVC is not bound"))
+	}
+	pv, err := t.Claims.Volume(ctx, pvc.Spec.VolumeName)
+	if err != nil {
+		return fail(fmt.Errorf("failed to fetch PV %s from API server: %w", pvc.Spec.VolumeName, err))
+	}
+	if ref := pv.Spec.ClaimRef; ref == nil || ref.UID != pvc.UID {
+		return fail(fmt.Errorf("PV %s is not bound to the claim", pv.Name))
+	}
+	block := pv.Spec.VolumeMode != nil && *pv.Spec.VolumeMode == v1.PersistentVolumeBlock
+	mounts, devices := usageModes(r.Pod, r.Volume.Name)
+	if mounts && block {
+		return Result{}, fmt.Errorf("volume %s has volumeMode Block, but is specified in volumeMounts", r.Volume.Name)
+	}
+	if devices && !block {
+		return Result{}, fmt.Errorf("volume %s has volumeMode Filesystem, but is specified in volumeDevices", r.Volume.Name)
+	}
+	node := t.Node()
+	if node == nil {
+		return fail(errors.New("the Node object is not available yet"))
+	}
+	if err := volumehelpers.CheckNodeAffinity(pv, node.Labels); err != nil {
+		return fail(fmt.Errorf("PV %s has a node affinity that this node does not match: %w", pv.Name, err))
+	}
+	for _, own := range t.Types {
+		if !own.IsPersistent(pv) {
+			continue
+		}
+		return t.setUp(ctx, own, PersistentRequest{Pod: r.Pod, Volume: r.Volume, Claim: pvc, PV: pv, ReadOnly: readOnly}, filepath.Dir(r.Dir), block)
+	}
+	return Result{}, ErrUnsupported
+}
+
+func (t Claim) setUp(ctx context.Context, own PersistentType, r PersistentRequest, volumes string, block bool) (Result, error) {
+	parent, setUp, operation := filepath.Join(volumes, own.Name()), own.SetUpPersistent, "MountVolume.SetUp"
+	if block {
+		device, ok := own.(BlockType)
+		if !ok {
+			return Result{}, fmt.Errorf("no volume plugin matched for block volume %s", r.PV.Name)
+		}
+		parent, setUp, operation = filepath.Join(filepath.Dir(volumes), devicesDir, own.Name()), device.SetUpBlock, "MapVolume.SetUpDevice"
+	}
+	if err := os.MkdirAll(parent, 0o750); err != nil {
+		return Result{}, fmt.Errorf("creating the volume's directory: %w", err)
+	}
+	r.Dir = filepath.Join(parent, r.PV.Name)
+	_, err := os.Lstat(r.Dir)
+	r.Fresh = errors.Is(err, os.ErrNotExist)
+	if r.Fresh {
+		// A claim with the finalizer continues to exist as long as the pod uses it.
+		if r.Claim.DeletionTimestamp != nil && !slices.Contains(r.Claim.Finalizers, pvcProtection) {
+			return Result{}, fmt.Errorf("can't start pod because PVC %s is being deleted", r.Claim.Name)
+		}
+		if err := checkSinglePodAccess(volumes, own.Name(), r.PV); err != nil {
+			return Result{}, err
+		}
+	}
+	result, err := setUp(ctx, r)
+	driver := ""
+	if r.PV.Spec.CSI != nil {
+		driver = r.PV.Spec.CSI.Driver
+	}
+	plugin := pluginName(own.Name(), driver)
+	if err != nil {
+		var failure *Failure
+		if !errors.As(err, &failure) && !errors.Is(err, context.DeadlineExceeded) {
+			err = &Failure{Operation: operation, Volume: r.PV.Name, Err: err}
+		}
+		return Result{Plugin: plugin}, err
+	}
+	result.Persistent, result.Name, result.Plugin = true, r.PV.Name, plugin
+	result.ReadOnly = result.ReadOnly || r.ReadOnly
+	return result, nil
+}
+
+// pvcProtection is the finalizer that protects claims in use by pods from deletion.
+const pvcProtection = "kubernetes.io/pvc-protection"
+
+// checkSinglePodAccess returns an error if a ReadWriteOncePod volume is already in use by another pod of this
+// node.
+func checkSinglePodAccess(volumes, kind string, pv *v1.PersistentVolume) error {
+	if len(pv.Spec.AccessModes) != 1 || pv.Spec.AccessModes[0] != v1.ReadWriteOncePod {
+		return nil
+	}
+	used, err := usedByOtherPod(volumes, kind, pv)
+	if err == nil && used {
+		err = errors.New("volume uses the ReadWriteOncePod access mode and is already in use by another pod")
+	}
+	return err
+}
+
+// usedByOtherPod reports whether another pod on this node uses a volume. volumes is the volumes
+// directory of the requesting pod.
+func usedByOtherPod(volumes, kind string, pv *v1.PersistentVolume) (bool, error) {
+	// …/pods/UID/volumes
+	own := filepath.Dir(volumes)
+	pods := filepath.Dir(own)
+	entries, err := os.ReadDir(pods)
+	if err != nil {
+		return false, fmt.Errorf("looking for other users of the volume: %w", err)
+	}
+	for _, e := range entries {
+		if e.Name() == filepath.Base(own) {
+			continue
+		}
+		for _, name := range []string{mountsDir, devicesDir} {
+			if _, err := os.Lstat(filepath.Join(pods, e.Name(), name, kind, pv.Name)); err == nil {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// usageModes reports whether the pod's containers use a volume as a file system, as a device, or both.
+func usageModes(pod *v1.Pod, name string) (mounts, devices bool) {
+	look := func(list []v1.Container) {
+		for i := range list {
+			for j := range list[i].VolumeMounts {
+				mounts = mounts || list[i].VolumeMounts[j].Name == name
+			}
+			for j := range list[i].VolumeDevices {
+				devices = devices || list[i].VolumeDevices[j].Name == name
+			}
+		}
+	}
+	look(pod.Spec.InitContainers)
+	look(pod.Spec.Containers)
+	return mounts, devices
+}
+
+// makeDir creates the pod's directory for a volume that is used at its original path.
+func (r PersistentRequest) makeDir() error {
+	if err := os.Mkdir(r.Dir, 0o750); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("creating the volume's directory: %w", err)
+	}
+	return nil
+}

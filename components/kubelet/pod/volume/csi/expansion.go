@@ -1,0 +1,244 @@
+package csi
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	csipb "github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/kubelet/pod/volume"
+)
+
+// noNodeExpansion is the annotation of claims whose volumes need not be expanded on other nodes
+// after the expansion on one node.
+const noNodeExpansion = "volume.kubernetes.io/node-expansion-not-required"
+
+// expansion is the state of expansion of a volume that pods on this node have mounted.
+type expansion struct {
+	// size is the current size on this node; zero before a pod has mounted the volume.
+	size resource.Quantity
+	// busy means that the driver does not expand volumes that are in use. The expansion is retried
+	// when another pod mounts the volume.
+	busy bool
+	// final means that the driver has rejected the expansion definitely.
+	final bool
+	// backoff is the last backoff and next the time of the next attempt, while attempts fail.
+	backoff     time.Duration
+	nextAttempt time.Time
+}
+
+// expansionPlan describes what to do with a volume that is smaller than requested.
+type expansionPlan struct {
+	size resource.Quantity // the size to request from the driver
+	// callDriver means that the driver is called; done means that nothing is left to do.
+	callDriver, done bool
+	// updateClaim means that the status of the claim is updated. It is not if another node has already
+	// expanded the volume and updated the claim.
+	updateClaim bool
+	// recordStates means that each step is recorded in the status of the claim because the resizer in the
+	// control plane uses allocatedResourceStatuses. Only then can an expansion be abandoned.
+	recordStates bool
+	// abandonOnFailure means that a rejection ends this expansion because the user has requested another
+	// size.
+	abandonOnFailure bool
+}
+
+// planExpansion decides what to do with a volume. refused means that the driver has rejected the
+// expansion before.
+// https://kubernetes.io/docs/concepts/storage/persistent-volumes/#recovering-from-failure-when-expanding-volumes
+func planExpansion(pvc *v1.PersistentVolumeClaim, pv *v1.PersistentVolume, refused bool) expansionPlan {
+	state := pvc.Status.AllocatedResourceStatuses[v1.ResourceStorage]
+	has := pvc.Status.Capacity[v1.ResourceStorage]
+	if state == "" && pvc.Status.AllocatedResources == nil {
+		size := pv.Spec.Capacity[v1.ResourceStorage]
+		return expansionPlan{size: size, callDriver: true, updateClaim: has.Cmp(size) < 0}
+	}
+	p := expansionPlan{size: pvc.Status.AllocatedResources[v1.ResourceStorage], recordStates: true}
+	wanted := pvc.Spec.Resources.Requests[v1.ResourceStorage]
+	p.abandonOnFailure = refused && wanted.Cmp(p.size) != 0
+	updated := state == "" && has.Cmp(p.size) >= 0
+	p.updateClaim = !updated
+	switch {
+	case updated && slices.Contains(pvc.Spec.AccessModes, v1.ReadWriteMany) && !metav1.HasAnnotation(pvc.ObjectMeta, noNodeExpansion):
+		p.callDriver = true
+	case updated:
+		p.done = true
+	default:
+		p.callDriver = state == v1.PersistentVolumeClaimNodeResizePending || state == v1.PersistentVolumeClaimNodeResizeInProgress
+	}
+	return p
+}
+
+// expandIfNeeded calls the driver to expand a published volume that is smaller than requested. mounting means
+// that the pod does not have the volume yet and does not get it unless grow succeeds. The expansion
+// of a volume in use is retried at growth.next, and its failures are reported as events. The caller
+// must hold the volume's lock.
+// https://kubernetes.io/docs/concepts/storage/persistent-volumes/#csi-volume-expansion
+func (p *Plugin) expandIfNeeded(ctx context.Context, d *driver, j *job, mounting bool) error {
+	if j.claim == nil || p.cfg.Kube == nil {
+		return nil
+	}
+	g := p.expansionOf(j.k)
+	if !mounting && (g.busy || time.Now().Before(g.nextAttempt)) {
+		return nil
+	}
+	has, should := j.claim.Status.Capacity[v1.ResourceStorage], j.pv.Spec.Capacity[v1.ResourceStorage]
+	if !mounting && !g.size.IsZero() {
+		has = g.size
+	}
+	if g.size.IsZero() {
+		g.size = has
+		p.setExpansion(j.k, g)
+	}
+	if has.IsZero() || should.Cmp(has) <= 0 {
+		return nil
+	}
+	if j.readOnly {
+		if mounting {
+			p.recordExpansionEvent(j, j.claim, v1.EventTypeWarning, "FileSystemResizeFailed", fmt.Sprintf("MountVolume.NodeExpandVolume failed for volume %q requested read-only file system", j.spec))
+		}
+		return nil
+	}
+	err := p.attemptExpansion(ctx, d, j, &g)
+	switch {
+	case err == nil:
+		g.backoff, g.nextAttempt = 0, time.Time{}
+	case !mounting:
+		p.event(j.pod, v1.EventTypeWarning, "VolumeResizeFailed", fmt.Sprintf("NodeExpandVolume.NodeExpandVolume failed for volume %q : %v", j.spec, err))
+		g.backoff = min(max(2*g.backoff, retryFirst), retryMax)
+		g.nextAttempt = time.Now().Add(g.backoff)
+		err = nil
+	}
+	p.setExpansion(j.k, g)
+	return err
+}
+
+// attemptExpansion makes one attempt to expand the volume and records the result in g.
+func (p *Plugin) attemptExpansion(ctx context.Context, d *driver, j *job, g *expansion) error {
+	// The claim may be outdated because attaching the volume takes time.
+	pvc, err := p.cfg.Kube.CoreV1().PersistentVolumeClaims(j.claim.Namespace).Get(ctx, j.claim.Name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("mountVolume.NodeExpandVolume get PVC failed : %w", err)
+	}
+	todo := planExpansion(pvc, j.pv, g.final)
+	switch {
+	case todo.done:
+		g.size = todo.size
+		return nil
+	case !todo.callDriver:
+		return nil
+	case !d.expands() && (!todo.recordStates || !todo.updateClaim):
+		g.size = todo.size
+		return nil
+	}
+	if todo.recordStates && todo.updateClaim {
+		if pvc, err = p.markExpanding(ctx, pvc); err != nil {
+			return err
+		}
+	}
+	if err = p.expand(ctx, d, j, todo.size); err != nil {
+		return p.handleExpansionError(ctx, pvc, todo, g, err)
+	}
+	p.recordExpansionEvent(j, pvc, v1.EventTypeNormal, "FileSystemResizeSuccessful", fmt.Sprintf("MountVolume.NodeExpandVolume succeeded for volume %q %s", j.spec, p.cfg.NodeName))
+	g.final = false
+	if todo.updateClaim {
+		if err := p.markExpanded(ctx, pvc, todo.size); err != nil {
+			return fmt.Errorf("mountVolume.NodeExpandVolume update pvc status failed: %w", err)
+		}
+	}
+	g.size = todo.size
+	return nil
+}
+
+// handleExpansionError handles the error of a call. A volume that cannot be expanded while it is in use does not
+// fail the mount.
+func (p *Plugin) handleExpansionError(ctx context.Context, pvc *v1.PersistentVolumeClaim, todo expansionPlan, g *expansion, err error) error {
+	code := status.Code(cause(err))
+	if todo.recordStates {
+		g.final = true
+		infeasible := code == codes.InvalidArgument || code == codes.OutOfRange || code == codes.NotFound
+		if e := p.markFailed(ctx, pvc, infeasible || todo.abandonOnFailure, err); e != nil {
+			p.cfg.Log.Warn("recording the failure of a volume expansion failed", "claim", pvc.Namespace+"/"+pvc.Name, "err", e)
+		}
+	}
+	if code == codes.FailedPrecondition {
+		g.busy = true
+		p.cfg.Log.Warn("volume cannot be expanded while it is in use", "claim", pvc.Namespace+"/"+pvc.Name, "err", err)
+		return nil
+	}
+	return err
+}
+
+// expand calls the driver to expand a volume to at least size.
+func (p *Plugin) expand(ctx context.Context, d *driver, j *job, size resource.Quantity) error {
+	if !d.expands() {
+		return fmt.Errorf("NodeExpand is not supported by the CSI driver %s", j.k.driver)
+	}
+	secrets, err := p.secret(ctx, j.expandRef)
+	if err != nil {
+		ref := j.expandRef
+		return fmt.Errorf("expander.NodeExpand failed to get NodeExpandSecretRef %s/%s: %w", ref.Namespace, ref.Name, err)
+	}
+	staging := ""
+	if d.stages() {
+		staging = globalMount(p.places.staged(j.k))
+	}
+	call, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	_, err = d.node.NodeExpandVolume(call, &csipb.NodeExpandVolumeRequest{
+		VolumeId: j.k.handle, VolumePath: j.target(), StagingTargetPath: staging, VolumeCapability: j.capability(d), Secrets: secrets,
+		CapacityRange: &csipb.CapacityRange{RequiredBytes: size.Value()},
+	})
+	switch status.Code(err) {
+	case codes.OK:
+		return nil
+	case codes.InvalidArgument, codes.OutOfRange, codes.NotFound:
+		return fmt.Errorf("Expander.NodeExpand failed to expand the volume %w", err) //nolint:staticcheck // upstream's words, which users see
+	}
+	return fmt.Errorf("Expander.NodeExpand failed to expand the volume : %w", err) //nolint:staticcheck // upstream's words, which users see
+}
+
+func (p *Plugin) expansionOf(k key) expansion {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.expansions[k]
+}
+
+func (p *Plugin) setExpansion(k key, g expansion) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.expansions[k] = g
+}
+
+// expansionFailure returns the error of a mount that failed because the volume could not be expanded.
+func (j *job) expansionFailure(err error) error {
+	op := "MountVolume.Setup failed while expanding volume"
+	if j.block {
+		op = "MapVolume.MarkVolumeAsMounted failed while expanding volume"
+	}
+	return &volume.Failure{Operation: op, Volume: j.spec, Err: err}
+}
+
+// recordExpansionEvent records an event for the pod and for the claim.
+func (p *Plugin) recordExpansionEvent(j *job, pvc *v1.PersistentVolumeClaim, kind, reason, message string) {
+	p.event(j.pod, kind, reason, message)
+	if p.cfg.Events != nil {
+		ref := &v1.ObjectReference{Kind: "PersistentVolumeClaim", APIVersion: "v1", Namespace: pvc.Namespace, Name: pvc.Name, UID: pvc.UID}
+		p.cfg.Events.Event(ref, kind, reason, message)
+	}
+}
+
+func (p *Plugin) event(pod *v1.Pod, kind, reason, message string) {
+	if p.cfg.Events == nil {
+		return
+	}
+	ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	p.cfg.Events.Event(ref, kind, reason, message)
+}

@@ -1,0 +1,162 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/internal/pod/localpath"
+)
+
+// Local is the type of persistent volumes that are paths of the node.
+type Local struct {
+	// Root is the directory of the volumes of the built-in provisioner. Each is a directory that
+	// is created on first use.
+	Root string
+	// Warn records a warning event for a pod; it may be nil.
+	Warn func(pod *v1.Pod, reason, message string)
+	// WarnVolume records a warning event for a volume; it may be nil.
+	WarnVolume func(pv *v1.PersistentVolume, reason, message string)
+}
+
+// slowChangeReporter returns a function that reports in an event that a change of the group takes long; nil
+// without events.
+func (t Local) slowChangeReporter(pod *v1.Pod) func(message string) {
+	if t.Warn == nil {
+		return nil
+	}
+	return func(message string) { t.Warn(pod, "VolumePermissionChangeInProgress", message) }
+}
+
+// Name implements PersistentType.
+func (Local) Name() string { return "kubernetes.io~local-volume" }
+
+// IsPersistent implements PersistentType.
+func (Local) IsPersistent(pv *v1.PersistentVolume) bool { return pv.Spec.Local != nil }
+
+// SetUpPersistent implements PersistentType. The pod uses the original path.
+func (t Local) SetUpPersistent(ctx context.Context, r PersistentRequest) (Result, error) {
+	path := r.PV.Spec.Local.Path
+	if localpath.IsManaged(r.PV) && filepath.Dir(path) == filepath.Clean(t.Root) {
+		if err := os.MkdirAll(t.Root, 0o700); err != nil {
+			return Result{}, fmt.Errorf("creating the directory of local volumes: %w", err)
+		}
+		if _, err := makeDir(path); err != nil {
+			return Result{}, err
+		}
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return Result{}, fmt.Errorf("path %q does not exist: %w", path, err)
+	}
+	if isBlock(info) {
+		if err := r.makeDir(); err != nil {
+			return Result{}, err
+		}
+		fsType := ""
+		if t := r.PV.Spec.Local.FSType; t != nil {
+			fsType = *t
+		}
+		if err := MountDevice(ctx, path, r.Dir, fsType, r.PV.Spec.MountOptions, r.ReadOnly); err != nil {
+			var other *contentMismatchError
+			unlike := errors.As(err, &other)
+			err = fmt.Errorf("local: failed to mount device %s at %s (fstype: %s), error %w", path, r.Dir, fsType, err)
+			if unlike && t.WarnVolume != nil {
+				t.WarnVolume(r.PV, "FailedMountOnFilesystemMismatch", fmt.Sprintf("MountVolume failed for volume %q %s", r.PV.Name, err))
+			}
+			return Result{}, &Failure{Operation: "MountVolume.MountDevice", Volume: r.PV.Name, Err: err}
+		}
+		path = r.Dir
+	} else if !info.IsDir() {
+		return Result{}, fmt.Errorf("only directory and block device are supported: %q is neither", path)
+	}
+	// An earlier attempt may have mounted the device in the pod's directory before the change of
+	// the group failed.
+	if group := FSGroup(r.Pod); group != nil && !r.ReadOnly && (r.Fresh || path == r.Dir && lacksGroup(path)) {
+		if err := t.changeGroup(r, path, *group); err != nil {
+			return Result{}, err
+		}
+	}
+	if err := r.makeDir(); err != nil {
+		return Result{}, err
+	}
+	return Result{Path: path, Relabel: !r.ReadOnly}, nil
+}
+
+// changeGroup changes the volume's group to the pod's fsGroup, unless another pod uses it. In that case it
+// records an event if the groups differ.
+func (t Local) changeGroup(r PersistentRequest, path string, group int64) error {
+	used, err := usedByOtherPod(filepath.Dir(filepath.Dir(r.Dir)), t.Name(), r.PV)
+	if err != nil {
+		return err
+	}
+	if !used {
+		return ChangeGroup(r.Pod, path, group, t.slowChangeReporter(r.Pod))
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return fmt.Errorf("failed to check fsGroup for %s (%w)", path, err)
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && int64(st.Gid) != group && t.Warn != nil {
+		t.Warn(r.Pod, "AlreadyMountedVolume", fmt.Sprintf("The requested fsGroup is %d, but the volume %s has GID %d. The volume may not be shareable.", group, r.PV.Name, st.Gid))
+	}
+	return nil
+}
+
+// SetUpBlock implements BlockType.
+func (Local) SetUpBlock(_ context.Context, r PersistentRequest) (Result, error) {
+	return r.device(r.PV.Spec.Local.Path)
+}
+
+// device creates the pod's directory for a block device of the host and resolves the device's path.
+func (r PersistentRequest) device(path string) (Result, error) {
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return Result{}, fmt.Errorf("path %q does not exist: %w", path, err)
+	}
+	info, err := os.Stat(real)
+	if err != nil {
+		return Result{}, fmt.Errorf("path %q does not exist: %w", path, err)
+	}
+	if !isBlock(info) {
+		return Result{}, fmt.Errorf("%q is not a block device", path)
+	}
+	if err := r.makeDir(); err != nil {
+		return Result{}, err
+	}
+	return Result{Device: real}, nil
+}
+
+func isBlock(info os.FileInfo) bool {
+	return info.Mode()&os.ModeDevice != 0 && info.Mode()&os.ModeCharDevice == 0
+}
+
+// IsPersistent implements PersistentType.
+func (HostPath) IsPersistent(pv *v1.PersistentVolume) bool { return pv.Spec.HostPath != nil }
+
+// SetUpPersistent implements PersistentType.
+func (HostPath) SetUpPersistent(_ context.Context, r PersistentRequest) (Result, error) {
+	src := r.PV.Spec.HostPath
+	kind := v1.HostPathUnset
+	if src.Type != nil {
+		kind = *src.Type
+	}
+	if err := checkHostPath(src.Path, kind); err != nil {
+		return Result{}, err
+	}
+	if _, err := os.Stat(src.Path); errors.Is(err, os.ErrNotExist) {
+		// The runtime would create it, but a subPath is resolved before that.
+		if err := os.MkdirAll(src.Path, 0o755); err != nil {
+			return Result{}, fmt.Errorf("creating the host path: %w", err)
+		}
+	}
+	if err := r.makeDir(); err != nil {
+		return Result{}, err
+	}
+	return Result{Path: src.Path}, nil
+}

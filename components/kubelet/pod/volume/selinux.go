@@ -1,0 +1,66 @@
+package volume
+
+import (
+	"path/filepath"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"github.com/opencontainers/selinux/go-selinux"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+)
+
+// HostHasSELinux reports whether SELinux is enabled on this host.
+func HostHasSELinux() bool {
+	var fs unix.Statfs_t
+	err := unix.Statfs("/sys/fs/selinux", &fs)
+	return err == nil && fs.Type == unix.SELINUX_MAGIC && fs.Flags&unix.ST_RDONLY == 0
+}
+
+// FileLabels returns a function that returns the label of a container's files for its SELinux
+// options; the label is empty if the runtime chooses the level. Without SELinux, FileLabels returns
+// nil.
+func FileLabels() func(*v1.SELinuxOptions) string {
+	if !HostHasSELinux() {
+		return nil
+	}
+	process, file := selinux.ContainerLabels()
+	selinux.ReleaseLabel(process)
+	return func(o *v1.SELinuxOptions) string { return fileLabel(file, o) }
+}
+
+// fileLabel applies options to the policy's label for files of containers.
+func fileLabel(file string, o *v1.SELinuxOptions) string {
+	parts := strings.SplitN(file, ":", 4)
+	if len(parts) != 4 || o.Level == "" {
+		return ""
+	}
+	if o.User != "" {
+		parts[0] = o.User
+	}
+	parts[3] = o.Level
+	return strings.Join(parts, ":")
+}
+
+// HasLabels reports whether the file system mounted at path supports SELinux labels per file. File
+// systems without labels or mounted with a single label do not.
+func HasLabels(path string) bool {
+	if !HostHasSELinux() {
+		return false
+	}
+	real, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return false
+	}
+	found, err := mountinfo.GetMounts(mountinfo.SingleEntryFilter(real))
+	return err == nil && len(found) > 0 && keepsLabels(found[len(found)-1])
+}
+
+func keepsLabels(m *mountinfo.Info) bool {
+	for option := range strings.SplitSeq(m.Options+","+m.VFSOptions, ",") {
+		if option == "seclabel" {
+			return true
+		}
+	}
+	return false
+}

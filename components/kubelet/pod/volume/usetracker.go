@@ -1,0 +1,74 @@
+package volume
+
+import (
+	"slices"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// UseTracker records which directories use a volume. Volumes in use must not be detached from the node.
+// Its methods are safe for concurrent use.
+type UseTracker struct {
+	// Changed is called without locks held when the result of InUse has changed. It must not block,
+	// and may be nil. It is set before the first use.
+	Changed func()
+
+	mu sync.Mutex
+	// usersOf maps each volume to the directories that use it; no set is empty. It is guarded by mu.
+	usersOf map[v1.UniqueVolumeName]map[string]bool
+}
+
+// Use records that the directory dir uses a volume, until Leave.
+func (u *UseTracker) Use(name v1.UniqueVolumeName, dir string) {
+	u.mu.Lock()
+	first := u.usersOf[name] == nil
+	if first {
+		if u.usersOf == nil {
+			u.usersOf = map[v1.UniqueVolumeName]map[string]bool{}
+		}
+		u.usersOf[name] = map[string]bool{}
+	}
+	u.usersOf[name][dir] = true
+	u.mu.Unlock()
+	u.notifyChanged(first)
+}
+
+// Release records that the directory dir no longer uses any volume.
+func (u *UseTracker) Release(dir string) {
+	u.mu.Lock()
+	last := false
+	for name, dirs := range u.usersOf {
+		if delete(dirs, dir); len(dirs) == 0 {
+			delete(u.usersOf, name)
+			last = true
+		}
+	}
+	u.mu.Unlock()
+	u.notifyChanged(last)
+}
+
+func (u *UseTracker) notifyChanged(changed bool) {
+	if changed && u.Changed != nil {
+		u.Changed()
+	}
+}
+
+// InUse returns the volumes in use, sorted. The caller owns the slice.
+func (u *UseTracker) InUse() []v1.UniqueVolumeName {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	var out []v1.UniqueVolumeName
+	for name := range u.usersOf {
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// Attached reports whether the node may use a volume: the controller has attached it, and the status
+// of the node reports it as in use, so that it will not be detached. n may be nil.
+func Attached(n *v1.Node, name v1.UniqueVolumeName) bool {
+	return n != nil && slices.Contains(n.Status.VolumesInUse, name) &&
+		slices.ContainsFunc(n.Status.VolumesAttached, func(a v1.AttachedVolume) bool { return a.Name == name })
+}

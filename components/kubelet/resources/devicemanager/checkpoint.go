@@ -1,0 +1,135 @@
+package devicemanager
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"k8s.io/apimachinery/pkg/types"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"hyperkube/components/kubelet/resources/devicemanager/checkpoint"
+	"hyperkube/internal/host/atomicfile"
+)
+
+// load reads the checkpoint. An unreadable checkpoint is ignored: devices are then allocated again
+// when their containers are created.
+func (m *Manager) load() error {
+	raw, err := os.ReadFile(m.checkpoint())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading device checkpoint: %w", err)
+	}
+	entries, known, err := checkpoint.Decode(raw)
+	if err != nil {
+		m.cfg.Log.Warn("device checkpoint is unreadable and ignored", "err", err)
+		return nil
+	}
+	for _, e := range entries {
+		resp := &api.ContainerAllocateResponse{}
+		if err := proto.Unmarshal(e.AllocResp, resp); err != nil {
+			m.cfg.Log.Warn("entry of the device checkpoint is unreadable and ignored", "err", err)
+			continue
+		}
+		uid := types.UID(e.PodUID)
+		if m.grants[uid] == nil {
+			m.grants[uid] = map[string]map[string]*Grant{}
+		}
+		if m.grants[uid][e.ContainerName] == nil {
+			m.grants[uid][e.ContainerName] = map[string]*Grant{}
+		}
+		// A device on several NUMA nodes is listed for each of them.
+		ids := slices.Sorted(slices.Values(slices.Concat(slices.Collect(maps.Values(e.DeviceIDs))...)))
+		m.grants[uid][e.ContainerName][e.ResourceName] = &Grant{IDs: slices.Compact(ids), Response: resp}
+	}
+	// Devices of plugins that have not registered again are reported as unhealthy, so that pods
+	// that use them are not rejected.
+	for name, ids := range known {
+		p := &registeredPlugin{devices: map[string]*api.Device{}, options: &api.DevicePluginOptions{}, stopped: time.Now()}
+		for _, id := range ids {
+			p.devices[id] = &api.Device{ID: id, Health: api.Unhealthy}
+		}
+		m.resources[name] = p
+	}
+	return nil
+}
+
+// saveIfChanged writes the checkpoint if the set of devices has changed. After a restart the kubelet
+// must know the resources before their plugins register, because it would otherwise start
+// containers without their devices. The caller must hold mu.
+func (m *Manager) saveIfChanged(before, now map[string]*api.Device) {
+	if maps.EqualFunc(before, now, func(*api.Device, *api.Device) bool { return true }) {
+		return
+	}
+	if err := m.save(); err != nil {
+		m.cfg.Log.Warn("writing device checkpoint failed", "err", err)
+	}
+}
+
+// Release records that nothing of a pod runs any more. After a restart the kubelet can then free
+// the devices before it has listed the pods.
+func (m *Manager) Release(pod types.UID) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.grants[pod] == nil || m.terminated[pod] {
+		return nil
+	}
+	m.terminated[pod] = true
+	return m.save()
+}
+
+// save writes the checkpoint. The caller must hold mu.
+func (m *Manager) save() error {
+	entries := []checkpoint.PodDevicesEntry{}
+	for _, uid := range slices.Sorted(maps.Keys(m.grants)) {
+		if m.terminated[uid] {
+			continue
+		}
+		for _, container := range slices.Sorted(maps.Keys(m.grants[uid])) {
+			for _, name := range slices.Sorted(maps.Keys(m.grants[uid][container])) {
+				g := m.grants[uid][container][name]
+				raw, err := proto.Marshal(g.Response)
+				if err != nil {
+					return fmt.Errorf("encoding device checkpoint: %w", err)
+				}
+				entries = append(entries, checkpoint.PodDevicesEntry{
+					PodUID: string(uid), ContainerName: container, ResourceName: name, DeviceIDs: m.byNode(name, g.IDs), AllocResp: raw,
+				})
+			}
+		}
+	}
+	known := map[string][]string{}
+	for name, p := range m.resources {
+		known[name] = slices.Sorted(maps.Keys(p.devices))
+	}
+	raw, err := checkpoint.Encode(entries, known)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(atomicfile.File{Path: m.checkpoint(), Data: raw, Mode: 0o600})
+}
+
+// byNode groups devices of a resource by their NUMA nodes. The caller must hold mu.
+func (m *Manager) byNode(name string, ids []string) checkpoint.DevicesPerNUMA {
+	out := checkpoint.DevicesPerNUMA{}
+	for _, id := range ids {
+		var d *api.Device
+		if p := m.resources[name]; p != nil {
+			d = p.devices[id]
+		}
+		nodes := d.GetTopology().GetNodes()
+		if len(nodes) == 0 {
+			out[checkpoint.NoNUMANode] = append(out[checkpoint.NoNUMANode], id)
+		}
+		for _, n := range nodes {
+			out[n.ID] = append(out[n.ID], id)
+		}
+	}
+	return out
+}

@@ -1,0 +1,272 @@
+package dra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
+	"google.golang.org/grpc/status"
+	resourcev1 "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	draapi "k8s.io/kubelet/pkg/apis/dra/v1"
+	drabeta "k8s.io/kubelet/pkg/apis/dra/v1beta1"
+
+	"hyperkube/components/kubelet/pluginwatch"
+)
+
+// driverGracePeriod is how long a driver may be disconnected before its ResourceSlices are removed.
+const driverGracePeriod = 30 * time.Second
+
+// driver is a registered driver. While a driver is being replaced it has two sockets; the newer one
+// is used.
+type driver struct {
+	sockets []*socket
+	// removal is the timer that removes the driver's ResourceSlices. It is nil while the driver is
+	// connected.
+	removal *time.Timer
+}
+
+// connected reports whether one of the sockets is connected.
+func (d *driver) connected() bool {
+	return slices.ContainsFunc(d.sockets, func(s *socket) bool { return s.connected })
+}
+
+type socket struct {
+	path   string
+	conn   *grpc.ClientConn
+	client draapi.DRAPluginClient
+	// connected: the driver accepts connections. Guarded by the manager's mu.
+	connected bool
+	// cancelWatch stops the watches of the connection and of device health.
+	cancelWatch context.CancelFunc
+}
+
+func (s *socket) close() {
+	s.cancelWatch()
+	_ = s.conn.Close()
+}
+
+var _ pluginwatch.Handler = (*Manager)(nil)
+
+// Register implements pluginwatch.Handler.
+func (m *Manager) Register(_ context.Context, p pluginwatch.Plugin) error {
+	if p.Name == "" {
+		return errors.New("DRA plugin name is empty")
+	}
+	current := slices.Contains(p.Versions, draapi.DRAPluginService)
+	if !current && !slices.Contains(p.Versions, drabeta.DRAPluginService) {
+		return fmt.Errorf("none of the DRA gRPC API versions are supported: %q, need %q or %q", p.Versions, draapi.DRAPluginService, drabeta.DRAPluginService)
+	}
+	conn, err := pluginwatch.Dial(p.Endpoint, grpc.WithIdleTimeout(0),
+		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+			began := time.Now()
+			err := call(ctx, method, req, reply, conn, opts...)
+			m.cfg.Metrics.ClaimCall(p.Name, method, status.Code(err).String(), time.Since(began))
+			return err
+		}))
+	if err != nil {
+		return fmt.Errorf("connecting to DRA driver: %w", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.drivers[p.Name]
+	if d == nil {
+		d = &driver{}
+		m.drivers[p.Name] = d
+	}
+	client := draapi.NewDRAPluginClient(conn)
+	if !current {
+		client = drabeta.V1Beta1ClientWrapper{DRAPluginClient: drabeta.NewDRAPluginClient(conn)}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &socket{path: p.Socket, conn: conn, client: client, cancelWatch: cancel}
+	d.sockets = append(d.sockets, s)
+	m.updateRemoval(p.Name, d)
+	m.watches.Go(func() { m.watchHealth(ctx, p.Name, conn, p.Versions) })
+	m.watches.Go(func() { m.watchConnection(ctx, p.Name, s) })
+	return nil
+}
+
+// watchConnection keeps the connection to a driver open and tracks its state until ctx is done: a
+// driver may serve some time after it registers, stop before its socket is removed, and restart.
+func (m *Manager) watchConnection(ctx context.Context, name string, s *socket) {
+	for {
+		state := s.conn.GetState()
+		m.mu.Lock()
+		s.connected = state == connectivity.Ready
+		if d := m.drivers[name]; d != nil {
+			m.updateRemoval(name, d)
+		}
+		m.mu.Unlock()
+		switch state {
+		case connectivity.Idle:
+			s.conn.Connect()
+		case connectivity.Shutdown:
+			return
+		}
+		if !s.conn.WaitForStateChange(ctx, state) {
+			return
+		}
+	}
+}
+
+// updateRemoval starts or stops the timer that removes a driver's ResourceSlices, depending on whether the
+// driver is connected. The caller must hold mu.
+func (m *Manager) updateRemoval(name string, d *driver) {
+	switch {
+	case d.connected():
+		if d.removal != nil {
+			d.removal.Stop()
+			d.removal = nil
+		}
+	case d.removal == nil && !m.stopped:
+		d.removal = time.AfterFunc(driverGracePeriod, func() { m.removeSlices(name) })
+	}
+}
+
+// Deregister implements pluginwatch.Handler.
+func (m *Manager) Deregister(p pluginwatch.Plugin) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.drivers[p.Name]
+	if d == nil {
+		return
+	}
+	d.sockets = slices.DeleteFunc(d.sockets, func(s *socket) bool {
+		if s.path == p.Socket {
+			s.close()
+			return true
+		}
+		return false
+	})
+	m.updateRemoval(p.Name, d)
+}
+
+// Bounds of the back-off for the removal of ResourceSlices.
+const (
+	minRemoveBackoff = time.Second
+	maxRemoveBackoff = 5 * time.Minute
+)
+
+// client returns the newest connection to a driver. It prefers connections that are ready.
+func (m *Manager) client(name string) (draapi.DRAPluginClient, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.drivers[name]
+	if d == nil || len(d.sockets) == 0 {
+		return nil, fmt.Errorf("DRA driver %s is not registered", name)
+	}
+	for _, s := range slices.Backward(d.sockets) {
+		if s.connected {
+			return s.client, nil
+		}
+	}
+	return d.sockets[len(d.sockets)-1].client, nil
+}
+
+// isRegistered reports whether a driver is registered.
+func (m *Manager) isRegistered(name string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := m.drivers[name]
+	return d != nil && len(d.sockets) > 0
+}
+
+// removeSlices removes the ResourceSlices of a driver, unless the driver is connected again. A failure is
+// retried, because the scheduler would otherwise allocate the devices.
+func (m *Manager) removeSlices(name string) { m.removeSlicesRetry(name, minRemoveBackoff) }
+
+func (m *Manager) removeSlicesRetry(name string, pause time.Duration) {
+	m.mu.Lock()
+	back := m.drivers[name] != nil && m.drivers[name].connected()
+	m.mu.Unlock()
+	if back || m.cfg.Kube == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), driverTimeout)
+	defer cancel()
+	err := m.cfg.Kube.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{
+		FieldSelector: fields.Set{resourcev1.ResourceSliceSelectorNodeName: m.cfg.NodeName, resourcev1.ResourceSliceSelectorDriver: name}.String(),
+	})
+	if err == nil {
+		return
+	}
+	m.cfg.Log.Warn("removing the resource slices of a stopped driver failed, will retry", "driver", name, "err", err)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if d := m.drivers[name]; !m.stopped && d != nil && !d.connected() {
+		d.removal = time.AfterFunc(pause, func() { m.removeSlicesRetry(name, min(2*pause, maxRemoveBackoff)) })
+	}
+}
+
+// Run removes the ResourceSlices of drivers that have not registered within 30 seconds after the
+// kubelet's start, and waits until ctx is done. Then it closes the connections to all drivers.
+func (m *Manager) Run(ctx context.Context) error {
+	timer := time.NewTimer(driverGracePeriod)
+	defer timer.Stop()
+	for pause := minRemoveBackoff; ctx.Err() == nil; pause = min(2*pause, maxRemoveBackoff) {
+		select {
+		case <-ctx.Done():
+			continue
+		case <-timer.C:
+		}
+		err := m.forgetOld(ctx)
+		if err == nil {
+			<-ctx.Done()
+			continue
+		}
+		if ctx.Err() == nil {
+			m.cfg.Log.Warn("removing the resource slices of stopped drivers failed, will retry", "err", err)
+		}
+		timer.Reset(pause)
+	}
+	m.mu.Lock()
+	m.stopped = true
+	for _, d := range m.drivers {
+		if d.removal != nil {
+			d.removal.Stop()
+		}
+		for _, s := range d.sockets {
+			s.close()
+		}
+		d.sockets = nil
+	}
+	m.mu.Unlock()
+	m.watches.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, t := range m.stale {
+		t.Stop()
+	}
+	return nil
+}
+
+func (m *Manager) forgetOld(ctx context.Context) error {
+	if m.cfg.Kube == nil {
+		return nil
+	}
+	list, err := m.cfg.Kube.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
+		FieldSelector: fields.Set{resourcev1.ResourceSliceSelectorNodeName: m.cfg.NodeName}.String(),
+	})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for i := range list.Items {
+		s := &list.Items[i]
+		if m.isRegistered(s.Spec.Driver) {
+			continue
+		}
+		err := m.cfg.Kube.ResourceV1().ResourceSlices().Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(s.UID))})
+		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,76 @@
+package dra
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"hyperkube/internal/host/atomicfile"
+)
+
+// state is persisted over restarts of the kubelet. Whether a claim is prepared is not persisted:
+// the drivers are called again because they may also have restarted.
+type state struct {
+	Version string   `json:"version"`
+	Claims  []*Claim `json:"claims"`
+}
+
+const stateVersion = "v1"
+
+// save writes the state file. The caller must hold mu.
+func (m *Manager) save() error {
+	s := state{Version: stateVersion, Claims: []*Claim{}}
+	for _, uid := range slices.Sorted(maps.Keys(m.claims)) {
+		s.Claims = append(s.Claims, m.claims[uid])
+	}
+	data, err := json.Marshal(s)
+	if err != nil {
+		return fmt.Errorf("encoding DRA manager state: %w", err)
+	}
+	if err := atomicfile.Write(atomicfile.File{Path: m.path, Data: data, Mode: 0o600}); err != nil {
+		return fmt.Errorf("writing DRA manager state: %w", err)
+	}
+	return nil
+}
+
+// load reads the state file. A file that does not exist means no claims.
+func load(path string) (map[types.UID]*Claim, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return map[types.UID]*Claim{}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading DRA manager state: %w", err)
+	}
+	claims, err := parse(data)
+	if err != nil {
+		return nil, fmt.Errorf("reading DRA manager state: %s: %w (remove the file once no pod with resource claims runs)", path, err)
+	}
+	return claims, nil
+}
+
+func parse(data []byte) (map[types.UID]*Claim, error) {
+	var s state
+	if err := json.Unmarshal(data, &s); err != nil {
+		return nil, err
+	}
+	if s.Version != stateVersion {
+		return nil, fmt.Errorf("unsupported version %q", s.Version)
+	}
+	out := map[types.UID]*Claim{}
+	for _, c := range s.Claims {
+		if c == nil || c.UID == "" {
+			return nil, errors.New("a claim has no UID")
+		}
+		if c.Devices == nil {
+			c.Devices = map[string][]Device{}
+		}
+		out[c.UID] = c
+	}
+	return out, nil
+}

@@ -1,0 +1,284 @@
+package topology
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/kubelet/resources/numa"
+	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/internal/pod/podutil"
+)
+
+// Admission policies and the scopes that they apply to.
+const (
+	None       = "none"
+	BestEffort = "best-effort"
+	Restricted = "restricted"
+	SingleNode = "single-numa-node"
+
+	ScopeContainer = "container"
+	ScopePod       = "pod"
+)
+
+// Policy options.
+const (
+	optionClosest  = "prefer-closest-numa-nodes"
+	optionMostNUMA = "max-allowable-numa-nodes"
+)
+
+// defaultMaxNodes is the maximum number of NUMA nodes of a machine unless an option allows more: the time to
+// merge hints grows exponentially with the number of nodes.
+const defaultMaxNodes = 8
+
+// Provider manages a resource that is assigned to containers exclusively. Its methods are not
+// called for two pods at the same time.
+type Provider interface {
+	// Hints returns the sets of nodes that can satisfy the request of a container; PodHints those
+	// that can satisfy the requests of all containers of a pod.
+	Hints(pod *v1.Pod, c *v1.Container) Hints
+	PodHints(pod *v1.Pod) Hints
+	// Allocate allocates the resource that a container requests, preferably on the given nodes; 0
+	// means no preference. It is called for the containers in their start order.
+	Allocate(ctx context.Context, pod *v1.Pod, c *v1.Container, nodes numa.Set) error
+	// Settle keeps the allocations of the pod or, if ok is false, reverts them.
+	Settle(pod *v1.Pod, ok bool) error
+}
+
+// Config is the configuration of a Manager.
+type Config struct {
+	// Policy and Scope are among the constants; empty means "none" and "container".
+	Policy, Scope string
+	Options       map[string]string
+	Machine       numa.Machine
+	Providers     []Provider
+	// Metrics counts admissions; it may be nil.
+	Metrics *telemetry.Metrics
+}
+
+// Manager admits pods. Its methods are safe for concurrent use.
+type Manager struct {
+	cfg     Config
+	closest bool
+
+	mu sync.Mutex // held during the admission of a pod
+}
+
+// ErrAffinity means that the policy rejects the pod.
+var ErrAffinity = errors.New("Resources cannot be allocated with Topology locality") //nolint:staticcheck // users see it
+
+// Check validates a policy, its scope and its options. It returns the maximum number of NUMA nodes
+// and whether closest nodes are preferred. It does not check the number of nodes of the machine.
+func Check(policy, scope string, options map[string]string) (most int, closest bool, err error) {
+	if !slices.Contains([]string{"", None, BestEffort, Restricted, SingleNode}, policy) {
+		return 0, false, fmt.Errorf("topologyManagerPolicy %q: want none, best-effort, restricted or single-numa-node", policy)
+	}
+	if !slices.Contains([]string{"", ScopeContainer, ScopePod}, scope) {
+		return 0, false, fmt.Errorf("topologyManagerScope %q: want container or pod", scope)
+	}
+	most = defaultMaxNodes
+	for _, name := range slices.Sorted(maps.Keys(options)) {
+		value := options[name]
+		switch name {
+		case optionClosest:
+			if closest, err = strconv.ParseBool(value); err != nil {
+				return 0, false, fmt.Errorf("topologyManagerPolicyOptions %s: %w", name, err)
+			}
+		case optionMostNUMA:
+			n, err := strconv.Atoi(value)
+			if err != nil {
+				return 0, false, fmt.Errorf("topologyManagerPolicyOptions %s: %w", name, err)
+			}
+			if n < defaultMaxNodes || n > numa.MaxNodes {
+				return 0, false, fmt.Errorf("topologyManagerPolicyOptions %s: want %d to %d", name, defaultMaxNodes, numa.MaxNodes)
+			}
+			most = n
+		default:
+			return 0, false, fmt.Errorf("topologyManagerPolicyOptions: %q is not supported", name)
+		}
+	}
+	return most, closest, nil
+}
+
+// New creates a Manager.
+func New(cfg Config) (*Manager, error) {
+	most, closest, err := Check(cfg.Policy, cfg.Scope, cfg.Options)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(cfg.Machine); n > most && cfg.Policy != None && cfg.Policy != "" {
+		return nil, fmt.Errorf("topology manager: unsupported on machines with more than %d NUMA nodes, this one has %d", most, n)
+	}
+	return &Manager{cfg: cfg, closest: closest}, nil
+}
+
+// Admit allocates the exclusive resources of a pod's containers. If it fails, it changes nothing.
+// An error that wraps ErrAffinity means that the policy rejects the pod; any other error is that of
+// a provider.
+func (m *Manager) Admit(ctx context.Context, pod *v1.Pod) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	began := time.Now()
+	err := m.admit(ctx, pod)
+	m.cfg.Metrics.TopologyAdmission(time.Since(began), err)
+	var errs []error
+	for _, p := range m.cfg.Providers {
+		errs = append(errs, p.Settle(pod, err == nil))
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(errs...)
+}
+
+func (m *Manager) admit(ctx context.Context, pod *v1.Pod) error {
+	var whole numa.Set
+	byPod := m.cfg.Scope == ScopePod && m.enabled()
+	if byPod {
+		var err error
+		if whole, err = m.place(func(p Provider) Hints { return p.PodHints(pod) }); err != nil {
+			m.countAlignment(ScopePod, false)
+			return err
+		}
+		m.countAlignment(ScopePod, true)
+	}
+	for c := range Containers(pod) {
+		nodes := whole
+		if !byPod && m.enabled() {
+			var err error
+			if nodes, err = m.place(func(p Provider) Hints { return p.Hints(pod, c) }); err != nil {
+				m.countAlignment(ScopeContainer, false)
+				return err
+			}
+		}
+		for _, p := range m.cfg.Providers {
+			if err := p.Allocate(ctx, pod, c, nodes); err != nil {
+				return err
+			}
+		}
+		if !byPod {
+			m.countAlignment(ScopeContainer, true)
+		}
+	}
+	return nil
+}
+
+// countAlignment counts the results of the policy single-numa-node.
+func (m *Manager) countAlignment(scope string, ok bool) {
+	if m.cfg.Policy == SingleNode {
+		m.cfg.Metrics.Aligned(scope, telemetry.OnNUMANode, ok)
+	}
+}
+
+// enabled reports whether a policy other than none is configured.
+func (m *Manager) enabled() bool { return m.cfg.Policy != "" && m.cfg.Policy != None }
+
+// place merges the hints of all providers for a container or a pod and returns the best nodes. It
+// returns ErrAffinity if the policy does not accept them.
+func (m *Manager) place(ask func(Provider) Hints) (numa.Set, error) {
+	var lists [][]Hint
+	for _, p := range m.cfg.Providers {
+		hints := ask(p)
+		if len(hints) == 0 {
+			lists = append(lists, []Hint{{Preferred: true}})
+			continue
+		}
+		for _, name := range slices.Sorted(maps.Keys(hints)) {
+			switch list := hints[name]; {
+			case list == nil:
+				lists = append(lists, []Hint{{Preferred: true}})
+			case len(list) == 0:
+				lists = append(lists, []Hint{{}})
+			default:
+				lists = append(lists, list)
+			}
+		}
+	}
+	merge := merger{all: m.cfg.Machine.All(), machine: m.cfg.Machine, closest: m.closest}
+	if m.cfg.Policy == SingleNode {
+		for i := range lists {
+			lists[i] = slices.DeleteFunc(slices.Clone(lists[i]), func(h Hint) bool { return !h.Preferred || h.Nodes.Count() > 1 })
+		}
+	}
+	best := merge.merge(lists)
+	if m.cfg.Policy == SingleNode && best.Nodes == merge.all {
+		best.Nodes = 0
+	}
+	ok := m.cfg.Policy == BestEffort || best.Preferred
+	if !ok {
+		return 0, ErrAffinity
+	}
+	return best.Nodes, nil
+}
+
+// Containers returns a pod's containers in their start order, init containers first.
+func Containers(pod *v1.Pod) func(yield func(*v1.Container) bool) {
+	return func(yield func(*v1.Container) bool) {
+		for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+			for i := range list {
+				if !yield(&list[i]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// TerminatesBeforeNext reports whether a container terminates before the next one starts, so that its resources
+// can be reused.
+func TerminatesBeforeNext(pod *v1.Pod, name string) bool {
+	for i := range pod.Spec.InitContainers {
+		if c := &pod.Spec.InitContainers[i]; c.Name == name {
+			return !podutil.Sidecar(c)
+		}
+	}
+	return false
+}
+
+// Request returns the amount of a resource that all of a pod's containers need together; need
+// returns the amount of one container. Later containers reuse the resources of init containers that
+// terminate, but not those of sidecars.
+func Request(pod *v1.Pod, need func(*v1.Container) int64) int64 {
+	var sidecars, most, sum int64
+	for i := range pod.Spec.InitContainers {
+		c := &pod.Spec.InitContainers[i]
+		if TerminatesBeforeNext(pod, c.Name) {
+			most = max(most, sidecars+need(c))
+		} else {
+			sidecars += need(c)
+			most = max(most, sidecars)
+		}
+	}
+	for i := range pod.Spec.Containers {
+		sum += need(&pod.Spec.Containers[i])
+	}
+	return max(most, sidecars+sum)
+}
+
+// NewHints creates the hints for all sets of nodes that have enough of a resource. Sets of the
+// smallest possible size are preferred. has returns the total amount on a set of nodes, the free
+// amount, and whether the set can be used at all.
+func NewHints(all numa.Set, need int64, has func(numa.Set) (could, free int64, ok bool)) []Hint {
+	least := all.Count()
+	out := []Hint{}
+	for s := range all.Subsets() {
+		could, free, ok := has(s)
+		if could >= need {
+			least = min(least, s.Count())
+		}
+		if ok && free >= need {
+			out = append(out, Hint{Nodes: s})
+		}
+	}
+	for i := range out {
+		out[i].Preferred = out[i].Nodes.Count() == least
+	}
+	return out
+}

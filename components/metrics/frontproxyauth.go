@@ -1,0 +1,90 @@
+package metrics
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// frontProxyAuth authenticates API servers by the client certificate of the front proxy. API servers
+// authorize requests before they proxy them.
+//
+// https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/
+type frontProxyAuth struct {
+	kube kubernetes.Interface
+
+	mu       sync.Mutex // guards the fields below
+	roots    *x509.CertPool
+	names    []string
+	lastRead time.Time
+}
+
+// reloadInterval is the minimum interval between reads of the ConfigMap after a certificate that it does not
+// verify.
+const reloadInterval = 10 * time.Second
+
+// check returns an error if req does not come from an API server.
+func (t *frontProxyAuth) check(req *http.Request) error {
+	if req.TLS == nil || len(req.TLS.PeerCertificates) == 0 {
+		return errors.New("no client certificate of an API server")
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	err := errors.New("the front proxy CA has not been read")
+	if t.roots != nil {
+		if err = t.verify(req.TLS.PeerCertificates); err == nil {
+			return nil
+		}
+	}
+	if time.Since(t.lastRead) < reloadInterval {
+		return err
+	}
+	if readErr := t.load(req.Context()); readErr != nil {
+		return readErr
+	}
+	return t.verify(req.TLS.PeerCertificates)
+}
+
+func (t *frontProxyAuth) verify(chain []*x509.Certificate) error {
+	between := x509.NewCertPool()
+	for _, c := range chain[1:] {
+		between.AddCert(c)
+	}
+	_, err := chain[0].Verify(x509.VerifyOptions{Roots: t.roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	if err != nil {
+		return err
+	}
+	if len(t.names) > 0 && !slices.Contains(t.names, chain[0].Subject.CommonName) {
+		return fmt.Errorf("%q is not an allowed front proxy", chain[0].Subject.CommonName)
+	}
+	return nil
+}
+
+func (t *frontProxyAuth) load(ctx context.Context) error {
+	t.lastRead = time.Now()
+	cm, err := t.kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, "extension-apiserver-authentication", metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("reading front proxy configuration: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM([]byte(cm.Data["requestheader-client-ca-file"])) {
+		return errors.New("the cluster has no front proxy CA")
+	}
+	var names []string
+	if text := cm.Data["requestheader-allowed-names"]; text != "" {
+		if err := json.Unmarshal([]byte(text), &names); err != nil {
+			return fmt.Errorf("parsing allowed front proxy names: %w", err)
+		}
+	}
+	t.roots, t.names = roots, names
+	return nil
+}

@@ -1,0 +1,190 @@
+//go:build cgo
+
+package container
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"hyperkube/components/runtime/container/initial"
+)
+
+// prestartPool keeps at most one pre-started process that can become the init process of a container (see
+// package initial). Pre-starting saves half of the time of a container start. A process is started
+// in the background when a container is expected and when the last one was used. If none is ready
+// because of concurrent starts, a container starts without it. The pre-started process exits when
+// this process exits.
+//
+// Its methods are safe for concurrent use.
+type prestartPool struct {
+	mu       sync.Mutex // guards the fields below
+	ready    *prestarted
+	starting bool
+	closed   bool
+	work     sync.WaitGroup
+
+	sealed func() bool
+}
+
+// prestarted is a pre-started process.
+type prestarted struct {
+	pid   int
+	pidfd int
+	// sock is the socket to the process. The process exits when it is closed.
+	sock *os.File
+}
+
+func newPrestartPool() *prestartPool { return &prestartPool{sealed: sync.OnceValue(isSealed)} }
+
+// isSealed reports whether this program runs from a sealed memfd, which containers cannot modify.
+// Otherwise libcontainer copies the program for each container.
+func isSealed() bool {
+	f, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	const all = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
+	seals, err := unix.FcntlInt(f.Fd(), unix.F_GET_SEALS, 0)
+	return err == nil && seals&all == all
+}
+
+// fill starts a process in the background, unless one is ready.
+func (s *prestartPool) fill() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.starting || s.ready != nil || !s.sealed() {
+		return
+	}
+	s.starting = true
+	s.work.Go(func() {
+		made, err := prestart()
+		s.mu.Lock()
+		s.starting = false
+		if err == nil && !s.closed {
+			s.ready, made = made, nil
+		}
+		s.mu.Unlock()
+		if err == nil && made != nil {
+			made.discard()
+		}
+	})
+}
+
+// take returns the pre-started process, or nil if none is ready.
+func (s *prestartPool) take() *prestarted {
+	s.mu.Lock()
+	one := s.ready
+	s.ready = nil
+	s.mu.Unlock()
+	if one != nil && one.exited() {
+		one.close()
+		return nil
+	}
+	return one
+}
+
+// close stops the pre-started process and prevents new ones.
+func (s *prestartPool) close() {
+	s.mu.Lock()
+	s.closed = true
+	one := s.ready
+	s.ready = nil
+	s.mu.Unlock()
+	if one != nil {
+		one.discard()
+	}
+	s.work.Wait()
+}
+
+func prestart() (*prestarted, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("pre-starting process: %w", err)
+	}
+	defer unix.Close(pair[1])
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		unix.Close(pair[0])
+		return nil, fmt.Errorf("pre-starting process: %w", err)
+	}
+	defer null.Close()
+	one := &prestarted{sock: os.NewFile(uintptr(pair[0]), "spare")}
+	one.pid, err = syscall.ForkExec("/proc/self/exe", []string{os.Args[0], "init"}, &syscall.ProcAttr{
+		Dir: "/", Env: []string{initial.PrestartEnv + "=1", "GOMAXPROCS=1"},
+		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), uintptr(pair[1])},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID, PidFD: &one.pidfd},
+	})
+	if err != nil {
+		one.sock.Close()
+		return nil, fmt.Errorf("pre-starting process: %w", err)
+	}
+	return one, nil
+}
+
+// exited reports whether the process has exited, and reaps it.
+func (s *prestarted) exited() bool {
+	var info unix.Siginfo
+	err := unix.Waitid(unix.P_PIDFD, s.pidfd, &info, unix.WEXITED|unix.WNOHANG, nil)
+	return err != nil || info.Signo != 0
+}
+
+// close releases a process that has become a container's.
+func (s *prestarted) close() {
+	s.sock.Close()
+	unix.Close(s.pidfd)
+}
+
+// discard kills and reaps the process.
+func (s *prestarted) discard() {
+	_ = unix.PidfdSendSignal(s.pidfd, unix.SIGKILL, nil, 0)
+	for {
+		err := unix.Waitid(unix.P_PIDFD, s.pidfd, nil, unix.WEXITED, nil)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	s.close()
+}
+
+// handOver makes libcontainer's next process of the container hand over to the pre-started process,
+// which joins the container's cgroups and mounts /proc in the root proc, unless proc is empty.
+func (s *prestarted) handOver(p *libcontainer.Process, c *libcontainer.Container, proc string) error {
+	state, err := c.State()
+	if err != nil {
+		return fmt.Errorf("preparing pre-started process: %w", err)
+	}
+	lines := []string{proc}
+	for _, dir := range state.CgroupPaths {
+		lines = append(lines, dir)
+	}
+	if _, err := s.sock.WriteString(strings.Join(lines, "\n")); err != nil {
+		return fmt.Errorf("preparing pre-started process: %w", err)
+	}
+	// The field has another purpose in libcontainer, but handover.c uses the socket.
+	p.PidfdSocket = s.sock
+	return nil
+}
+
+// canUsePrestarted reports whether a pre-started process can become the container's init process. It
+// must get a new PID namespace and must not use a user or time namespace.
+func canUsePrestarted(spec *specs.Spec) bool {
+	private := false
+	for _, n := range spec.Linux.Namespaces {
+		switch n.Type {
+		case specs.PIDNamespace:
+			private = n.Path == ""
+		case specs.UserNamespace, specs.TimeNamespace:
+			return false
+		}
+	}
+	return private && len(spec.Linux.NetDevices) == 0
+}

@@ -1,0 +1,183 @@
+package logs
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Spool is a file that buffers a stream of a container between its FIFO and its log. The kernel moves bytes from the
+// FIFO to the end of the file atomically, so that none are lost if this process is killed: each byte is either in the
+// FIFO or in the file. A mark at the beginning of the file records how much of its content has been written to the log.
+// The next runtime process continues there, and neither repeats nor splits a line.
+//
+// Content that has been written to the log is deallocated with a hole in the file, so offsets only grow. A Spool is not
+// safe for concurrent use.
+type Spool struct {
+	file *os.File
+	// Offsets into the content: all before logged is in the log, all before end has been moved from the FIFO; all
+	// before holed has been removed.
+	logged, end, holed int64
+}
+
+const (
+	// spoolContent is where the content begins.
+	spoolContent = 4 << 10
+	// spoolHole is how much is removed at a time.
+	spoolHole = 16 << 10
+	// spoolChunk is how much is moved at a time.
+	spoolChunk = 64 << 10
+)
+
+// mark is the beginning of a spool's file. It is written before entries are appended to the log, and says with which
+// size of the log they are complete.
+type mark struct {
+	// Before and After are the offset up to which the content is in the log, before the entries are appended and after.
+	Before, After int64
+	// Inode and Size are the log's before that, and Length is that of the entries.
+	Inode        uint64
+	Size, Length int64
+}
+
+// OpenSpool opens or creates the spool at path and finds out how much of it is in log, which must not be written
+// meanwhile. An entry that was cut short is removed from log.
+func OpenSpool(path string, log *Log) (*Spool, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("opening a spool: %w", err)
+	}
+	s := &Spool{file: f}
+	var m mark
+	if err := binary.Read(f, binary.NativeEndian, &m); err != nil && !errors.Is(err, io.EOF) {
+		f.Close()
+		return nil, fmt.Errorf("reading spool %s: %w", path, err)
+	}
+	size, err := f.Seek(0, io.SeekEnd)
+	if err == nil {
+		s.logged, s.end = m.Before, max(m.Before, size-spoolContent)
+		var complete bool
+		if complete, err = log.complete(m.Inode, m.Size, m.Length); complete {
+			s.logged = min(m.After, s.end)
+		} else if err == nil {
+			// The other stream's entries may soon take the place in the log of those that were not appended.
+			err = s.note(mark{After: s.logged})
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("reading spool %s: %w", path, err)
+	}
+	s.holed = s.logged &^ (spoolHole - 1)
+	return s, nil
+}
+
+// Copy carries a container's stream from fifo to its log and to the subscribers of hub, until the stream ends or fifo's
+// deadline expires. If fifo is closed, an unfinished line is left to the successor. Copy closes the spool.
+func (s *Spool) Copy(fifo *os.File, stream Stream, log *Log, hub *Hub) {
+	defer hub.close()
+	defer s.file.Close()
+	split := newSplitter(stream)
+	buf := make([]byte, 4<<10)
+	read := s.logged
+	for {
+		for read < s.end {
+			n, err := s.file.ReadAt(buf[:min(int64(len(buf)), s.end-read)], spoolContent+read)
+			if n == 0 {
+				log.complain(err)
+				read = s.end
+				break
+			}
+			read += int64(n)
+			wait := s.write(log, split.Add(time.Now(), buf[:n]), read-int64(len(split.pending)))
+			hub.write(buf[:n])
+			if wait > 0 {
+				time.Sleep(wait)
+			}
+			if n == len(buf) && n < spoolChunk {
+				buf = make([]byte, 4*n)
+			}
+		}
+		switch err := s.take(fifo); {
+		case err == nil:
+		case errors.Is(err, errClosed):
+			return
+		case errors.Is(err, io.EOF), errors.Is(err, os.ErrDeadlineExceeded):
+			s.write(log, split.Flush(time.Now()), read)
+			return
+		default:
+			// The disk or the memory is full. The container must not wait for that.
+			log.complain(err)
+			_ = s.note(mark{After: read})
+			copyTo(fifo, split, log, hub)
+			return
+		}
+	}
+}
+
+// errClosed reports that this process has closed the FIFO.
+var errClosed = errors.New("the FIFO is closed")
+
+// take moves what is in the FIFO to the end of the spool and waits until there is something. At the end of the stream
+// it returns io.EOF.
+func (s *Spool) take(fifo *os.File) error {
+	conn, err := fifo.SyscallConn()
+	if err != nil {
+		return errClosed
+	}
+	var n int64
+	var failed error
+	err = conn.Read(func(fd uintptr) bool {
+		for {
+			at := spoolContent + s.end
+			n, failed = unix.Splice(int(fd), nil, int(s.file.Fd()), &at, spoolChunk, unix.SPLICE_F_NONBLOCK)
+			if !errors.Is(failed, unix.EINTR) {
+				return !errors.Is(failed, unix.EAGAIN)
+			}
+		}
+	})
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return err
+	case err != nil:
+		return errClosed
+	case failed != nil:
+		return fmt.Errorf("writing to a spool: %w", failed)
+	case n == 0:
+		return io.EOF
+	}
+	s.end += n
+	return nil
+}
+
+// write appends entries to the log, after which the content of the spool up to offset is in the log. It returns how long
+// to wait before the next call.
+func (s *Spool) write(log *Log, entries []byte, offset int64) time.Duration {
+	if offset == s.logged {
+		return 0
+	}
+	wait := log.writeNoted(entries, func(inode uint64, size int64) {
+		// If this fails, a successor may repeat the entries.
+		_ = s.note(mark{Before: s.logged, After: offset, Inode: inode, Size: size, Length: int64(len(entries))})
+	})
+	s.logged = offset
+	if to := s.logged &^ (spoolHole - 1); to > s.holed {
+		// If it fails, the file is larger than it need be.
+		_ = unix.Fallocate(int(s.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, spoolContent+s.holed, to-s.holed)
+		s.holed = to
+	}
+	return wait
+}
+
+// note writes the mark.
+func (s *Spool) note(m mark) error {
+	data, err := binary.Append(nil, binary.NativeEndian, m)
+	if err == nil {
+		_, err = s.file.WriteAt(data, 0)
+	}
+	return err
+}

@@ -1,0 +1,134 @@
+package sandbox
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/host/process"
+)
+
+// Descriptors of the sandbox's process: the two ends of a socket pair. The process never uses them. Files that Keep
+// sends through the pair stay in its queue, and so stay open for as long as the process runs.
+const (
+	keepSendFD    = 3
+	keepReceiveFD = 4
+)
+
+// maxKept is the largest number of files in one message.
+const maxKept = 4
+
+// keepPair returns the socket pair that a sandbox's process starts with.
+func keepPair() (send, receive *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("creating a socket pair: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "send"), os.NewFile(uintptr(fds[1]), "receive"), nil
+}
+
+// Keep opens the files at paths for reading and hands them to the sandbox's process, which keeps them open under name
+// until Release is called or the process exits, whatever becomes of this process. It fails for a sandbox that a runtime
+// without Keep has started.
+func Keep(sandbox *process.Handle, name string, paths ...string) error {
+	if len(paths) > maxKept {
+		return fmt.Errorf("keeping files: %d are too many", len(paths))
+	}
+	var fds []int
+	defer func() { closeFDs(fds) }()
+	for _, path := range paths {
+		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("keeping files: opening %s: %w", path, err)
+		}
+		fds = append(fds, fd)
+	}
+	send, err := sandbox.File(keepSendFD)
+	if err != nil {
+		return fmt.Errorf("keeping files: %w", err)
+	}
+	defer unix.Close(send)
+	return sendKept(send, name, fds)
+}
+
+// Release closes the files that the sandbox's process keeps under name. Files that are not kept are no error. Calls for
+// the same sandbox must not overlap.
+func Release(sandbox *process.Handle, name string) error {
+	receive, err := sandbox.File(keepReceiveFD)
+	if err != nil {
+		return fmt.Errorf("releasing files: %w", err)
+	}
+	defer unix.Close(receive)
+	send, err := sandbox.File(keepSendFD)
+	if err != nil {
+		return fmt.Errorf("releasing files: %w", err)
+	}
+	defer unix.Close(send)
+	// The queue is read up to the mark, and all other files are queued again. A message is only removed after its
+	// copy is queued, so that no file is lost if this process is killed in between.
+	mark := rand.Text()
+	if err := sendKept(send, mark, nil); err != nil {
+		return err
+	}
+	for found := ""; found != mark; {
+		var fds []int
+		if found, fds, err = receiveKept(receive, unix.MSG_PEEK); err != nil {
+			return err
+		}
+		if found != name && len(fds) > 0 { // a message without files is a mark
+			err = sendKept(send, found, fds)
+		}
+		closeFDs(fds)
+		if err != nil {
+			return err
+		}
+		if _, fds, err = receiveKept(receive, 0); err != nil {
+			return err
+		}
+		closeFDs(fds)
+	}
+	return nil
+}
+
+func sendKept(socket int, name string, fds []int) error {
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	if err := unix.Sendmsg(socket, []byte(name), rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
+		return fmt.Errorf("queueing kept files: %w", err)
+	}
+	return nil
+}
+
+func receiveKept(socket, flags int) (name string, fds []int, err error) {
+	text, rights := make([]byte, 256), make([]byte, unix.CmsgSpace(maxKept*4))
+	n, rn, _, _, err := unix.Recvmsg(socket, text, rights, flags|unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+	if err == nil && n == 0 {
+		err = errors.New("the queue is closed")
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("reading kept files: %w", err)
+	}
+	messages, err := unix.ParseSocketControlMessage(rights[:rn])
+	if err != nil {
+		return "", nil, fmt.Errorf("reading kept files: %w", err)
+	}
+	for i := range messages {
+		got, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			continue // other information
+		}
+		fds = append(fds, got...)
+	}
+	return string(text[:n]), fds, nil
+}
+
+func closeFDs(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}

@@ -1,0 +1,194 @@
+package scheduler
+
+import (
+	"maps"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/informers"
+	appslisters "k8s.io/client-go/listers/apps/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	policylisters "k8s.io/client-go/listers/policy/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/scheduler/framework"
+)
+
+// message is an event for the goroutine of Run.
+type message struct {
+	pod    *corev1.Pod
+	node   *corev1.Node
+	gone   bool
+	failed *item // binding failed
+	// claim is the namespace/name of a changed claim; event is another change.
+	claim string
+	event framework.Event
+	// evicted is a pod whose preemption victims were evicted, or could not be if err is not nil.
+	evicted *corev1.Pod
+	err     error
+	// devices is an event about devices.
+	devices *devicesMessage
+}
+
+// inbox passes messages from many goroutines to one. The senders never block.
+type inbox struct {
+	mu       sync.Mutex // guards messages
+	messages []message
+	// signal contains an element when there may be messages.
+	signal chan struct{}
+}
+
+func newInbox() *inbox { return &inbox{signal: make(chan struct{}, 1)} }
+
+func (b *inbox) put(m message) {
+	b.mu.Lock()
+	b.messages = append(b.messages, m)
+	b.mu.Unlock()
+	select {
+	case b.signal <- struct{}{}:
+	default:
+	}
+}
+
+func (b *inbox) take() []message {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	messages := b.messages
+	b.messages = nil
+	return messages
+}
+
+// listers contains the scheduler's listers.
+type listers struct {
+	synced     []cache.DoneChecker
+	nodes      corelisters.NodeLister
+	namespaces corelisters.NamespaceLister
+	services   corelisters.ServiceLister
+	// Owners of pods, for default spreading.
+	controllers  corelisters.ReplicationControllerLister
+	replicaSets  appslisters.ReplicaSetLister
+	statefulSets appslisters.StatefulSetLister
+	budgets      policylisters.PodDisruptionBudgetLister
+}
+
+func newListers(factory informers.SharedInformerFactory, in *inbox) (*listers, error) {
+	core, apps, budgets := factory.Core().V1(), factory.Apps().V1(), factory.Policy().V1().PodDisruptionBudgets()
+	f := &listers{
+		nodes:        core.Nodes().Lister(),
+		namespaces:   core.Namespaces().Lister(),
+		services:     core.Services().Lister(),
+		controllers:  core.ReplicationControllers().Lister(),
+		replicaSets:  apps.ReplicaSets().Lister(),
+		statefulSets: apps.StatefulSets().Lister(),
+		budgets:      budgets.Lister(),
+	}
+	nodes, err := core.Nodes().Informer().AddEventHandler(handler(func(node *corev1.Node, gone bool) {
+		in.put(message{node: node, gone: gone})
+	}))
+	if err != nil {
+		return nil, err
+	}
+	pods, err := core.Pods().Informer().AddEventHandler(handler(func(pod *corev1.Pod, gone bool) {
+		in.put(message{pod: pod, gone: gone})
+	}))
+	if err != nil {
+		return nil, err
+	}
+	f.synced = []cache.DoneChecker{nodes.HasSyncedChecker(), pods.HasSyncedChecker()}
+	for _, informer := range []cache.SharedIndexInformer{
+		core.Namespaces().Informer(), core.Services().Informer(), core.ReplicationControllers().Informer(),
+		apps.ReplicaSets().Informer(), apps.StatefulSets().Informer(), budgets.Informer(),
+	} {
+		f.synced = append(f.synced, informer.HasSyncedChecker())
+	}
+	return f, nil
+}
+
+// handler returns an event handler that calls notify for added, updated, and deleted objects. If an
+// object was deleted and recreated between two lists, the informer sends an update. handler then
+// calls notify for the deleted object first.
+func handler[T metav1.Object](notify func(obj T, gone bool)) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) { notify(obj.(T), false) },
+		UpdateFunc: func(was, obj any) {
+			old, now := was.(T), obj.(T)
+			if old.GetUID() != now.GetUID() {
+				notify(old, true)
+			}
+			notify(now, false)
+		},
+		DeleteFunc: func(obj any) {
+			if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = unknown.Obj
+			}
+			if typed, ok := obj.(T); ok {
+				notify(typed, true)
+			}
+		},
+	}
+}
+
+// namespaceLabels is the function for framework.Cycle.Namespaces.
+func (f *listers) namespaceLabels(name string) map[string]string {
+	ns, err := f.namespaces.Get(name)
+	if err != nil {
+		return nil
+	}
+	return ns.Labels
+}
+
+// spreadSelector is the function for framework.Cycle.SpreadSelector.
+func (f *listers) spreadSelector(pod *corev1.Pod) labels.Selector {
+	selected := map[string]string{}
+	services, err := f.services.Services(pod.Namespace).List(labels.Everything())
+	if err == nil {
+		for _, svc := range services {
+			if len(svc.Spec.Selector) > 0 && labels.SelectorFromSet(svc.Spec.Selector).Matches(labels.Set(pod.Labels)) {
+				maps.Copy(selected, svc.Spec.Selector)
+			}
+		}
+	}
+	owner := metav1.GetControllerOfNoCopy(pod)
+	if owner == nil {
+		return labels.SelectorFromSet(selected)
+	}
+	var own *metav1.LabelSelector
+	switch owner.APIVersion + "/" + owner.Kind {
+	case "v1/ReplicationController":
+		if rc, err := f.controllers.ReplicationControllers(pod.Namespace).Get(owner.Name); err == nil {
+			maps.Copy(selected, rc.Spec.Selector)
+		}
+	case "apps/v1/ReplicaSet":
+		if rs, err := f.replicaSets.ReplicaSets(pod.Namespace).Get(owner.Name); err == nil {
+			own = rs.Spec.Selector
+		}
+	case "apps/v1/StatefulSet":
+		if set, err := f.statefulSets.StatefulSets(pod.Namespace).Get(owner.Name); err == nil {
+			own = set.Spec.Selector
+		}
+	}
+	selector := labels.SelectorFromSet(selected)
+	if own == nil {
+		return selector
+	}
+	if more, err := metav1.LabelSelectorAsSelector(own); err == nil {
+		if all, ok := more.Requirements(); ok {
+			selector = selector.Add(all...)
+		}
+	}
+	return selector
+}
+
+func resourcesEqual(a, b corev1.ResourceList) bool {
+	return maps.EqualFunc(a, b, func(x, y resource.Quantity) bool { return x.Cmp(y) == 0 })
+}
+
+func taintsEqual(a, b []corev1.Taint) bool {
+	return slices.EqualFunc(a, b, func(x, y corev1.Taint) bool {
+		return x.Key == y.Key && x.Value == y.Value && x.Effect == y.Effect
+	})
+}

@@ -1,0 +1,61 @@
+// Package configfile watches configuration files that can be replaced while the program runs.
+package configfile
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+// Follow calls look immediately, and then whenever the file may have changed, until ctx is done.
+// look reads the file and must detect by itself whether it has changed, because Follow also calls
+// it without a change. All calls are made by one goroutine.
+func Follow(ctx context.Context, path string, log *slog.Logger, look func()) error {
+	return FollowRetrying(ctx, path, log, func() bool { look(); return true })
+}
+
+// firstRetry and lastRetry are the minimum and maximum delay before FollowRetrying calls look
+// again. The delay doubles with each failure.
+const (
+	firstRetry = time.Second
+	lastRetry  = time.Minute
+)
+
+// FollowRetrying is like Follow, but look can fail for reasons other than the content of the file.
+// If it returns false, it is called again after a delay.
+func FollowRetrying(ctx context.Context, path string, log *slog.Logger, look func() (ok bool)) error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return fmt.Errorf("watching %s: %w", path, err)
+	}
+	defer func() { _ = watcher.Close() }()
+	// Watch the directory instead of the file: files are replaced by renaming, and files of mounted
+	// volumes by changing a symbolic link in the same directory.
+	if err := watcher.Add(filepath.Dir(path)); err != nil {
+		return fmt.Errorf("watching %s: %w", path, err)
+	}
+	again := time.NewTimer(0)
+	defer again.Stop()
+	wait := firstRetry
+	for {
+		again.Stop()
+		if look() {
+			wait = firstRetry
+		} else {
+			again.Reset(wait)
+			wait = min(2*wait, lastRetry)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-watcher.Errors:
+			log.ErrorContext(ctx, "file watch failed", "file", path, "err", err)
+		case <-watcher.Events:
+		case <-again.C:
+		}
+	}
+}

@@ -1,0 +1,111 @@
+package pki
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+
+	"k8s.io/client-go/util/keyutil"
+)
+
+// PEM block types.
+const (
+	certificateType = "CERTIFICATE"
+	ecKeyType       = "EC PRIVATE KEY"
+	publicKeyType   = "PUBLIC KEY"
+)
+
+func newPair(cert *x509.Certificate, key crypto.Signer) (*Pair, error) {
+	keyPEM, err := marshalKey(key)
+	if err != nil {
+		return nil, err
+	}
+	return &Pair{
+		Cert:    cert,
+		Key:     key,
+		CertPEM: pem.EncodeToMemory(&pem.Block{Type: certificateType, Bytes: cert.Raw}),
+		KeyPEM:  keyPEM,
+	}, nil
+}
+
+func marshalKey(key crypto.Signer) ([]byte, error) {
+	if ec, ok := key.(*ecdsa.PrivateKey); ok {
+		der, err := x509.MarshalECPrivateKey(ec)
+		if err != nil {
+			return nil, fmt.Errorf("encoding key: %w", err)
+		}
+		return pem.EncodeToMemory(&pem.Block{Type: ecKeyType, Bytes: der}), nil
+	}
+	data, err := keyutil.MarshalPrivateKeyToPEM(key)
+	if err != nil {
+		return nil, fmt.Errorf("encoding key: %w", err)
+	}
+	return data, nil
+}
+
+func marshalPublic(key crypto.PublicKey) ([]byte, error) {
+	der, err := x509.MarshalPKIXPublicKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encoding public key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: publicKeyType, Bytes: der}), nil
+}
+
+// loadPair loads a pair. A missing key file is not an error. If the certificate file is missing,
+// the error is fs.ErrNotExist. It is an error if the key does not match the certificate.
+func loadPair(certFile, keyFile string) (*Pair, error) {
+	p := &Pair{CertFile: certFile, KeyFile: keyFile}
+	var err error
+	if p.CertPEM, err = os.ReadFile(certFile); err != nil {
+		return nil, err
+	}
+	if p.Cert, err = ParseCertificate(p.CertPEM); err != nil {
+		return nil, fmt.Errorf("%s: %w", certFile, err)
+	}
+	p.KeyPEM, err = os.ReadFile(keyFile)
+	if errors.Is(err, os.ErrNotExist) {
+		return p, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if p.Key, err = parseKey(p.KeyPEM); err != nil {
+		return nil, fmt.Errorf("%s: %w", keyFile, err)
+	}
+	pub, ok := p.Key.Public().(interface{ Equal(crypto.PublicKey) bool })
+	if !ok || !pub.Equal(p.Cert.PublicKey) {
+		return nil, fmt.Errorf("%s does not match %s", keyFile, certFile)
+	}
+	return p, nil
+}
+
+// ParseCertificate parses the first certificate in PEM data.
+func ParseCertificate(data []byte) (*x509.Certificate, error) {
+	for {
+		var block *pem.Block
+		block, data = pem.Decode(data)
+		if block == nil {
+			return nil, errors.New("no certificate found")
+		}
+		if block.Type == certificateType {
+			return x509.ParseCertificate(block.Bytes)
+		}
+	}
+}
+
+func parseKey(data []byte) (crypto.Signer, error) {
+	key, err := keyutil.ParsePrivateKeyPEM(bytes.TrimSpace(data))
+	if err != nil {
+		return nil, err
+	}
+	signer, ok := key.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("key type %T cannot be used for signing", key)
+	}
+	return signer, nil
+}

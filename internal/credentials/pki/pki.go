@@ -1,0 +1,412 @@
+// Package pki creates and manages the keys and certificates of a cluster. The files have the names
+// of kubeadm, so that directories can be exchanged with kubeadm. All created keys are ECDSA P-256;
+// keys of other types can be read.
+//
+// CAs and the service account key are created once and never replaced. All other certificates are
+// recreated when they are missing, are not readable, do not match their key or CA, lack a required
+// name or address, or have reached two thirds of their validity. Therefore only CAs and the service
+// account key are synced to disk before they are used.
+//
+// https://kubernetes.io/docs/setup/best-practices/certificates/
+package pki
+
+import (
+	"crypto"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"time"
+
+	"hyperkube/internal/host/atomicfile"
+)
+
+// KubeletClientGroup is the group of the client certificate that API servers present to kubelets. The API server binds
+// it to a role that grants the kubelet API and nothing else.
+const KubeletClientGroup = "system:hyperkube:kubelet-clients"
+
+// Config specifies the names and addresses in the certificates.
+type Config struct {
+	// NodeName is the name of this machine's node. It may be empty.
+	NodeName string
+	// NodeAddresses are the addresses of the API server and etcd on this machine. Loopback
+	// addresses are always added.
+	NodeAddresses []net.IP
+	// ServiceAddresses are the addresses of the Service kubernetes.default, the first one of each
+	// service CIDR.
+	ServiceAddresses []net.IP
+	// ClusterDomain defaults to cluster.local.
+	ClusterDomain string
+	// ExtraNames are additional DNS names and addresses of the API server, such as those of a load
+	// balancer.
+	ExtraNames []string
+}
+
+// Set contains the keys and certificates of a control plane node. It is immutable after Ensure or
+// Load has returned it.
+type Set struct {
+	// Dir is the directory of the files.
+	Dir string
+
+	CA           *CA
+	FrontProxyCA *CA
+	EtcdCA       *CA
+
+	APIServer              *Pair
+	APIServerKubeletClient *Pair
+	FrontProxyClient       *Pair
+	EtcdServer             *Pair
+	EtcdPeer               *Pair
+	EtcdHealthcheckClient  *Pair
+	APIServerEtcdClient    *Pair
+
+	// ServiceAccountKey signs service account tokens.
+	ServiceAccountKey crypto.Signer
+	// ServiceAccountKeyFile and ServiceAccountPubFile are sa.key and sa.pub.
+	ServiceAccountKeyFile, ServiceAccountPubFile string
+}
+
+// authority is a CA with its file name and common name.
+type authority struct {
+	file, name string
+	dst        **CA
+}
+
+func (s *Set) authorities() []authority {
+	return []authority{
+		{"ca", "kubernetes", &s.CA},
+		{"front-proxy-ca", "front-proxy-ca", &s.FrontProxyCA},
+		{"etcd/ca", "etcd-ca", &s.EtcdCA},
+	}
+}
+
+// leaf is a leaf certificate with its file name and CA.
+type leaf struct {
+	file string
+	ca   *CA
+	spec Spec
+	dst  **Pair
+}
+
+// leaves returns the leaf certificates. The CAs of s must be set.
+func (s *Set) leaves(cfg Config) []leaf {
+	local := []string{cfg.NodeName, "localhost", "127.0.0.1", "::1"}
+	for _, ip := range cfg.NodeAddresses {
+		local = append(local, ip.String())
+	}
+	domain := cfg.ClusterDomain
+	if domain == "" {
+		domain = "cluster.local"
+	}
+	api := append([]string{
+		"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc." + domain,
+	}, local...)
+	for _, ip := range cfg.ServiceAddresses {
+		api = append(api, ip.String())
+	}
+	api = append(api, cfg.ExtraNames...)
+
+	etcdName := cfg.NodeName
+	if etcdName == "" {
+		etcdName = "etcd"
+	}
+	etcd := Server(etcdName, local...)
+	// etcd's gateway connects to the server with the server's own certificate, and members use one
+	// certificate for both roles.
+	etcd.Client = true
+	return []leaf{
+		{"apiserver", s.CA, Server("kube-apiserver", api...), &s.APIServer},
+		{"apiserver-kubelet-client", s.CA, Client("kube-apiserver-kubelet-client", KubeletClientGroup), &s.APIServerKubeletClient},
+		{"front-proxy-client", s.FrontProxyCA, Client("front-proxy-client"), &s.FrontProxyClient},
+		{"etcd/server", s.EtcdCA, etcd, &s.EtcdServer},
+		{"etcd/peer", s.EtcdCA, etcd, &s.EtcdPeer},
+		{"etcd/healthcheck-client", s.EtcdCA, Client("kube-etcd-healthcheck-client"), &s.EtcdHealthcheckClient},
+		{"apiserver-etcd-client", s.EtcdCA, Client("kube-apiserver-etcd-client"), &s.APIServerEtcdClient},
+	}
+}
+
+// Pairs returns all leaf certificates of the set.
+func (s *Set) Pairs() []*Pair {
+	return []*Pair{s.APIServer, s.APIServerKubeletClient, s.FrontProxyClient, s.EtcdServer, s.EtcdPeer, s.EtcdHealthcheckClient, s.APIServerEtcdClient}
+}
+
+// Ensure creates all missing and renews all invalid files in dir for cfg, and returns the Set.
+// Valid files are kept. Concurrent processes wait for each other. If certificates are missing that
+// cannot be signed here, Ensure returns a MissingError that lists all of them.
+func Ensure(dir string, cfg Config) (*Set, error) {
+	if err := os.MkdirAll(filepath.Join(dir, "etcd"), 0o755); err != nil {
+		return nil, fmt.Errorf("creating certificates directory: %w", err)
+	}
+	unlock, err := Lock(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+
+	set := &Set{Dir: dir}
+	var files []atomicfile.File
+	for _, a := range set.authorities() {
+		ca, fresh, err := ensureCA(filepath.Join(dir, a.file), a.name)
+		if err != nil {
+			return nil, err
+		}
+		*a.dst = ca
+		files = append(files, fresh...)
+	}
+	fresh, err := set.ensureServiceAccountKey()
+	if err != nil {
+		return nil, err
+	}
+	files = append(files, fresh...)
+	var missing []string
+	for _, l := range set.leaves(cfg) {
+		pair, fresh, err := l.ca.ensure(filepath.Join(dir, l.file), l.spec)
+		if errors.Is(err, errNoKey) {
+			missing = append(missing, filepath.Join(dir, l.file)+".crt")
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		*l.dst = pair
+		files = append(files, fresh...)
+	}
+	if len(missing) > 0 {
+		return nil, &MissingError{missing}
+	}
+	if err := atomicfile.Write(files...); err != nil {
+		return nil, fmt.Errorf("writing certificates: %w", err)
+	}
+	return set, nil
+}
+
+// Load loads the files that Ensure has created in dir and changes nothing. Only the keys of the CAs
+// may be missing.
+func Load(dir string) (*Set, error) {
+	set := &Set{Dir: dir}
+	for _, a := range set.authorities() {
+		ca, err := LoadCA(filepath.Join(dir, a.file))
+		if err != nil {
+			return nil, err
+		}
+		*a.dst = ca
+	}
+	for _, l := range set.leaves(Config{}) {
+		base := filepath.Join(dir, l.file)
+		pair, err := loadPair(base+".crt", base+".key")
+		if err != nil {
+			return nil, fmt.Errorf("reading certificates: %w", err)
+		}
+		*l.dst = pair
+	}
+	set.ServiceAccountKeyFile = filepath.Join(dir, "sa.key")
+	set.ServiceAccountPubFile = filepath.Join(dir, "sa.pub")
+	data, err := os.ReadFile(set.ServiceAccountKeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("reading service account key: %w", err)
+	}
+	if set.ServiceAccountKey, err = parseKey(data); err != nil {
+		return nil, fmt.Errorf("reading %s: %w", set.ServiceAccountKeyFile, err)
+	}
+	return set, nil
+}
+
+// LoadCA loads the CA in base.crt and base.key. Without a key file, the CA can verify but not sign.
+func LoadCA(base string) (*CA, error) {
+	pair, err := loadPair(base+".crt", base+".key")
+	if err != nil {
+		return nil, fmt.Errorf("reading certificate authority: %w", err)
+	}
+	if !pair.Cert.IsCA {
+		return nil, fmt.Errorf("%s.crt is not a CA certificate", base)
+	}
+	return &CA{Pair: *pair}, nil
+}
+
+// ensureCA returns the CA at base, and the files to write if it is new.
+func ensureCA(base, name string) (*CA, []atomicfile.File, error) {
+	ca, err := LoadCA(base)
+	if err == nil {
+		if time.Now().After(ca.Cert.NotAfter) {
+			return nil, nil, fmt.Errorf("certificate authority %s.crt expired on %s", base, ca.Cert.NotAfter.Format(time.DateOnly))
+		}
+		return ca, nil, nil
+	}
+	// An operator must handle all other errors, because clients that trust the existing CA would
+	// not trust a new one.
+	if !errors.Is(err, os.ErrNotExist) {
+		return nil, nil, err
+	}
+	// A key without a certificate is the result of a crash between the two renames, or the operator
+	// has provided the key.
+	var key crypto.Signer
+	data, err := os.ReadFile(base + ".key")
+	switch {
+	case err == nil:
+		if key, err = parseKey(data); err != nil {
+			return nil, nil, fmt.Errorf("reading %s.key: %w", base, err)
+		}
+	case !errors.Is(err, os.ErrNotExist):
+		return nil, nil, fmt.Errorf("reading certificate authority: %w", err)
+	}
+	if ca, err = newCA(name, key); err != nil {
+		return nil, nil, err
+	}
+	return ca, ca.files(base, false), nil
+}
+
+// EnsurePair ensures that base.crt and base.key contain a valid certificate of the CA for spec, as
+// described in the package documentation.
+func (ca *CA) EnsurePair(base string, spec Spec) (*Pair, error) {
+	if err := os.MkdirAll(filepath.Dir(base), 0o755); err != nil {
+		return nil, fmt.Errorf("creating certificate directory: %w", err)
+	}
+	pair, files, err := ca.ensure(base, spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := atomicfile.Write(files...); err != nil {
+		return nil, fmt.Errorf("writing certificate: %w", err)
+	}
+	return pair, nil
+}
+
+// RenewPair replaces base.crt and base.key by a new certificate with a new key for the same names
+// and usages.
+func (ca *CA) RenewPair(base string) (*Pair, error) {
+	data, err := os.ReadFile(base + ".crt")
+	if err != nil {
+		return nil, fmt.Errorf("reading certificate: %w", err)
+	}
+	old, err := ParseCertificate(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s.crt: %w", base, err)
+	}
+	pair, err := ca.NewPair(SpecOf(old))
+	if err != nil {
+		return nil, err
+	}
+	if err := atomicfile.Write(pair.files(base, false)...); err != nil {
+		return nil, fmt.Errorf("writing certificate: %w", err)
+	}
+	return pair, nil
+}
+
+func (ca *CA) ensure(base string, spec Spec) (*Pair, []atomicfile.File, error) {
+	pair, err := loadPair(base+".crt", base+".key")
+	if err == nil && pair.Key != nil && ca.valid(pair, spec) {
+		return pair, nil, nil
+	}
+	// Do not replace files that cannot be read because of missing permissions; this would hide the
+	// problem.
+	if errors.Is(err, os.ErrPermission) {
+		return nil, nil, fmt.Errorf("reading certificate: %w", err)
+	}
+	fresh, err := ca.NewPair(spec)
+	if err != nil {
+		if ca.Key == nil && pair != nil && pair.Key != nil && time.Now().Before(pair.Cert.NotAfter) {
+			// The key of the CA is not available: keep the existing certificate.
+			return pair, nil, nil
+		}
+		return nil, nil, err
+	}
+	return fresh, fresh.files(base, true), nil
+}
+
+// valid reports whether pair is valid for spec and not due for renewal.
+func (ca *CA) valid(pair *Pair, spec Spec) bool {
+	cert := pair.Cert
+	if now := time.Now(); now.After(pair.RenewAt()) && cert.NotAfter.Before(ca.Cert.NotAfter) || !now.Before(cert.NotAfter) {
+		return false
+	}
+	if cert.CheckSignatureFrom(ca.Cert) != nil {
+		return false
+	}
+	// The common name of a server certificate is not verified, and kubeadm uses other names. The
+	// common name of a client certificate is the user name.
+	if spec.Client && !spec.Server && cert.Subject.CommonName != spec.CommonName {
+		return false
+	}
+	for _, o := range spec.Organizations {
+		if !slices.Contains(cert.Subject.Organization, o) {
+			return false
+		}
+	}
+	for _, name := range spec.DNSNames {
+		if !slices.Contains(cert.DNSNames, name) {
+			return false
+		}
+	}
+	for _, ip := range spec.IPs {
+		if !slices.ContainsFunc(cert.IPAddresses, ip.Equal) {
+			return false
+		}
+	}
+	return true
+}
+
+// files sets the paths of the pair and returns its files. The key is first, so that a certificate
+// file only exists together with its key.
+func (p *Pair) files(base string, remakeable bool) []atomicfile.File {
+	p.CertFile, p.KeyFile = base+".crt", base+".key"
+	return []atomicfile.File{
+		{Path: p.KeyFile, Data: p.KeyPEM, Mode: 0o600, SkipSync: remakeable},
+		{Path: p.CertFile, Data: p.CertPEM, Mode: 0o644, SkipSync: remakeable},
+	}
+}
+
+func (s *Set) ensureServiceAccountKey() ([]atomicfile.File, error) {
+	s.ServiceAccountKeyFile = filepath.Join(s.Dir, "sa.key")
+	s.ServiceAccountPubFile = filepath.Join(s.Dir, "sa.pub")
+	var files []atomicfile.File
+	data, err := os.ReadFile(s.ServiceAccountKeyFile)
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		if s.ServiceAccountKey, err = newKey(); err != nil {
+			return nil, err
+		}
+		if data, err = marshalKey(s.ServiceAccountKey); err != nil {
+			return nil, err
+		}
+		files = append(files, atomicfile.File{Path: s.ServiceAccountKeyFile, Data: data, Mode: 0o600})
+	case err != nil:
+		return nil, fmt.Errorf("reading service account key: %w", err)
+	default:
+		if s.ServiceAccountKey, err = parseKey(data); err != nil {
+			return nil, fmt.Errorf("reading %s: %w", s.ServiceAccountKeyFile, err)
+		}
+	}
+	info, err := os.Stat(s.ServiceAccountPubFile)
+	if err == nil && info.Size() > 0 && len(files) == 0 {
+		// The file may also contain older keys, so it is not compared.
+		return nil, nil
+	}
+	pub, err := marshalPublic(s.ServiceAccountKey.Public())
+	if err != nil {
+		return nil, err
+	}
+	return append(files, atomicfile.File{Path: s.ServiceAccountPubFile, Data: pub, Mode: 0o600, SkipSync: true}), nil
+}
+
+// Lock acquires an exclusive lock for changing the certificates in dir. The returned function
+// releases it.
+func Lock(dir string) (func(), error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("locking certificates directory: %w", err)
+	}
+	for {
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX)
+		if !errors.Is(err, syscall.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("locking %s: %w", dir, err)
+	}
+	return func() { f.Close() }, nil
+}

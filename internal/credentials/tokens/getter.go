@@ -1,0 +1,74 @@
+package tokens
+
+import (
+	"context"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+)
+
+// live reads all objects from the API server.
+type live struct {
+	kube kubernetes.Interface
+}
+
+// LiveGetter returns a Getter that sees all previous writes. It is used for issuing tokens.
+func LiveGetter(kube kubernetes.Interface) Getter { return live{kube} }
+
+func (g live) ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
+	return g.kube.CoreV1().ServiceAccounts(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+func (g live) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	return g.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+func (g live) Secret(ctx context.Context, namespace, name string) (*corev1.Secret, error) {
+	return g.kube.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+func (g live) Node(ctx context.Context, name string) (*corev1.Node, error) {
+	return g.kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+}
+
+// cached reads objects that every request needs from informers.
+type cached struct {
+	live
+	accounts corelisters.ServiceAccountLister
+	pods     Pods
+}
+
+// Pods reads pods from a cache.
+type Pods interface {
+	// Pod returns a pod. It returns false if the cache does not contain it, for example because the
+	// cache is not up to date. The caller must not modify the pod.
+	Pod(namespace, name string) (*corev1.Pod, bool)
+}
+
+// CachedGetter reads service accounts from an informer and pods from a cache, and falls back to the
+// API server if they are missing there. It is used for verifying tokens. Secrets and nodes, to
+// which few tokens are bound, are always read from the API server.
+func CachedGetter(kube kubernetes.Interface, inf informers.SharedInformerFactory, pods Pods) Getter {
+	return cached{
+		live:     live{kube},
+		accounts: inf.Core().V1().ServiceAccounts().Lister(),
+		pods:     pods,
+	}
+}
+
+func (g cached) ServiceAccount(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
+	if sa, err := g.accounts.ServiceAccounts(namespace).Get(name); err == nil {
+		return sa, nil
+	}
+	return g.live.ServiceAccount(ctx, namespace, name)
+}
+
+func (g cached) Pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
+	if pod, ok := g.pods.Pod(namespace, name); ok {
+		return pod, nil
+	}
+	return g.live.Pod(ctx, namespace, name)
+}

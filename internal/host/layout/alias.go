@@ -1,0 +1,44 @@
+package layout
+
+import (
+	"path/filepath"
+	"strings"
+)
+
+// Alias maps the actual path of a directory to the path that is advertised to pods. The zero value
+// does not change paths.
+type Alias struct {
+	// Advertised is the path advertised to pods, Actual the actual path.
+	Advertised, Actual string
+}
+
+// KubeletAlias returns the alias of the kubelet's root directory. CSI drivers, device plugins and
+// other pods mount parts of it from the host by its conventional path. If several nodes share a
+// machine, that path belongs to another node or does not exist.
+func (n Node) KubeletAlias() Alias {
+	if n.AdvertisedKubelet == "" {
+		return Alias{}
+	}
+	return Alias{Advertised: n.AdvertisedKubelet, Actual: n.Kubelet}
+}
+
+// ToActual returns the actual path for a path advertised to pods.
+func (a Alias) ToActual(path string) string { return swap(path, a.Advertised, a.Actual) }
+
+// ToAdvertised returns the path advertised to pods for an actual path.
+func (a Alias) ToAdvertised(path string) string { return swap(path, a.Actual, a.Advertised) }
+
+// swap replaces the directory prefix from of path with to.
+func swap(path, from, to string) string {
+	if from == to {
+		return path
+	}
+	clean := filepath.Clean(path)
+	if clean == from {
+		return to
+	}
+	if rest, ok := strings.CutPrefix(clean, from+"/"); ok {
+		return filepath.Join(to, rest)
+	}
+	return path
+}

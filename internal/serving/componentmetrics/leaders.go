@@ -1,0 +1,29 @@
+package componentmetrics
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Leaders is the collector of the leader election status of this process.
+type Leaders struct{ status *prometheus.GaugeVec }
+
+// NewLeaders creates a Leaders without elections.
+func NewLeaders() *Leaders {
+	return &Leaders{prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "leader_election_master_status",
+		Help: "[ALPHA] Gauge of if the reporting system is master of the relevant lease, 0 indicates backup, 1 indicates master. 'name' is the string used to identify the lease. Please make sure to group by name.",
+	}, []string{"name"})}
+}
+
+// Describe implements prometheus.Collector.
+func (l *Leaders) Describe(ch chan<- *prometheus.Desc) { l.status.Describe(ch) }
+
+// Collect implements prometheus.Collector.
+func (l *Leaders) Collect(ch chan<- prometheus.Metric) { l.status.Collect(ch) }
+
+// SetLeader records whether this process holds the lease.
+func (l *Leaders) SetLeader(lease string, yes bool) {
+	value := 0.0
+	if yes {
+		value = 1
+	}
+	l.status.WithLabelValues(lease).Set(value)
+}

@@ -1,0 +1,345 @@
+package h2
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+const (
+	// receiveWindow is the number of body bytes that a client may send before the handlers read
+	// them, per connection and per stream.
+	receiveWindow = 1 << 20
+	// defaultWindow and defaultFrameSize are the defaults before settings are received.
+	defaultWindow, defaultFrameSize = 1<<16 - 1, 1 << 14
+	// maxFrame is the maximum size of received frames.
+	maxFrame = 1 << 16
+	// maxWindow is the maximum size of a flow control window.
+	maxWindow = 1<<31 - 1
+	// headerTable is the size of the header compression tables.
+	headerTable = 4096
+	// prefaceTimeout is the timeout for the client preface.
+	prefaceTimeout = 10 * time.Second
+	// closeDelay is the time for the client to read why the connection is closed.
+	closeDelay = time.Second
+)
+
+var (
+	errConnClosed = errors.New("h2: connection closed by client")
+	errReset      = errors.New("h2: stream reset by client")
+	errClosed     = errors.New("h2: stream closed")
+)
+
+// conn is a connection. Fields without a lock are used only by the reader goroutine.
+type conn struct {
+	server  *server
+	tls     *tls.Conn
+	corked  *corked // nil if the listener was not created by Listen
+	handler http.Handler
+	// base is the parent context of requests; cancel cancels it.
+	base   context.Context //nolint:containedctx // it is the connection's, and so is the struct
+	cancel context.CancelFunc
+	state  tls.ConnectionState
+	remote string
+
+	in     *bufio.Reader
+	frames frameReader
+	framer *http2.Framer
+	// ready contains new streams whose handlers are started before the reader blocks again, because
+	// the body usually follows the headers immediately.
+	ready    []*stream
+	settings bool // the first settings frame of the client was received
+
+	mu sync.Mutex // guards the fields below and those of streams whose comments name it
+
+	streams map[uint32]*stream
+	lastID  uint32 // highest stream ID opened by the client
+	// running is the number of handlers that have not returned, including those of closed streams.
+	// pending streams wait until a handler returns.
+	running int
+	pending []*stream
+	// idleSince is the time at which the last stream was closed.
+	idleSince time.Time
+	// draining is set when no new streams are accepted, failed when nothing more is written.
+	draining, failed bool
+	closeTimer       *time.Timer
+
+	// received is set when something was received since the last run of checkKeepalive. pingSent is
+	// set when checkKeepalive has sent a ping since.
+	received, pingSent bool
+	keepaliveTimer     *time.Timer
+
+	// earlyResets is the number of streams that were reset early, minus one for each earlyResetDecay
+	// since. earlyResetsAt is the time of the last update.
+	earlyResets   int
+	earlyResetsAt time.Time
+	// overheadFrames is how many overhead frames the client has sent, less those it was entitled to; overheadAt is when
+	// it was last reduced because of the time.
+	overheadFrames int
+	overheadAt     time.Time
+	// resets are the streams that this side has reset last.
+	resets recentIDs
+
+	// Flow control windows of the connection.
+	sendWindow    int64
+	receiveLeft   int64
+	windowUpdate  int64 // received bytes not yet reported in a WINDOW_UPDATE
+	initialWindow int64 // initial send window of streams
+	frame         int   // maximum frame size that the client accepts
+
+	output
+}
+
+func newConn(s *server, tc *tls.Conn, handler http.Handler, base context.Context) *conn {
+	c := &conn{
+		server: s, tls: tc, handler: handler, state: tc.ConnectionState(), remote: tc.RemoteAddr().String(),
+		streams: map[uint32]*stream{}, idleSince: time.Now(),
+		sendWindow: defaultWindow, receiveLeft: receiveWindow, initialWindow: defaultWindow, frame: defaultFrameSize,
+	}
+	c.corked, _ = tc.NetConn().(*corked)
+	c.base, c.cancel = context.WithCancel(base)
+	c.in = bufio.NewReader(tc)
+	c.frames.in = c.in
+	c.framer = http2.NewFramer(nil, &c.frames)
+	c.framer.SetReuseFrames()
+	c.framer.SetMaxReadFrameSize(maxFrame)
+	c.framer.ReadMetaHeaders = hpack.NewDecoder(headerTable, nil)
+	c.framer.MaxHeaderListSize = c.maxHeaders()
+	c.output.init()
+	return c
+}
+
+func (c *conn) maxHeaders() uint32 {
+	n := c.server.http.MaxHeaderBytes
+	if n <= 0 {
+		n = http.DefaultMaxHeaderBytes
+	}
+	// Accept as many bytes as HTTP/1 does, plus the HTTP/2 overhead of some fields.
+	return uint32(min(n+10*32, 1<<31-1))
+}
+
+// serve reads from the connection until it is closed.
+func (c *conn) serve() {
+	defer c.close()
+	_ = c.tls.SetDeadline(time.Time{}) // clears the deadline that net/http sets for the handshake
+	if err := c.preface(); err != nil {
+		c.debug("no HTTP/2 preface", err)
+		return
+	}
+	c.mu.Lock()
+	c.appendSettings()
+	c.sendSoon()
+	c.keepaliveTimer = time.AfterFunc(c.keepaliveInterval(), c.checkKeepalive)
+	c.mu.Unlock()
+	if c.server.isDraining() {
+		c.drain()
+	}
+	for {
+		if !c.wholeFrame() {
+			c.start()
+		}
+		f, err := c.framer.ReadFrame()
+		if err == nil {
+			err = c.process(f)
+		}
+		if err == nil {
+			continue
+		}
+		if stream, ok := errors.AsType[http2.StreamError](err); ok {
+			c.debug("stream error", err)
+			if err = c.refuse(stream); err == nil {
+				continue
+			}
+		}
+		c.start()
+		if errors.Is(err, http2.ErrFrameTooLarge) {
+			err = http2.ConnectionError(http2.ErrCodeFrameSize)
+		}
+		if broken, ok := errors.AsType[http2.ConnectionError](err); ok {
+			c.debug("connection error", err)
+			c.closeWithError(http2.ErrCode(broken))
+		}
+		return
+	}
+}
+
+func (c *conn) debug(what string, err error) {
+	c.server.cfg.Log.Debug("HTTP/2: "+what, "client", c.remote, "err", err)
+}
+
+// preface reads and checks the client preface.
+func (c *conn) preface() error {
+	if err := c.tls.SetReadDeadline(time.Now().Add(prefaceTimeout)); err != nil {
+		return err
+	}
+	var words [len(http2.ClientPreface)]byte
+	if _, err := io.ReadFull(c.in, words[:]); err != nil {
+		return err
+	}
+	if string(words[:]) != http2.ClientPreface {
+		return errors.New("unexpected preface")
+	}
+	return c.tls.SetReadDeadline(time.Time{})
+}
+
+// wholeFrame reports whether the next frame can be read without blocking.
+func (c *conn) wholeFrame() bool {
+	n := c.in.Buffered()
+	if n < frameHeader {
+		return false
+	}
+	head, err := c.in.Peek(3)
+	return err == nil && n >= frameHeader+(int(head[0])<<16|int(head[1])<<8|int(head[2]))
+}
+
+// start starts the handlers of the ready streams.
+func (c *conn) start() {
+	if len(c.ready) == 0 {
+		return
+	}
+	c.mu.Lock()
+	for i, st := range c.ready {
+		c.ready[i] = nil
+		if st.closed {
+			continue
+		}
+		if c.running < int(c.server.cfg.MaxStreams) {
+			c.running++
+			c.server.workers.run(st)
+		} else {
+			c.pending = append(c.pending, st)
+		}
+	}
+	c.ready = c.ready[:0]
+	c.mu.Unlock()
+}
+
+// handlerReturned is called when a handler has returned and starts the next pending stream. The
+// caller holds c.mu.
+func (c *conn) handlerReturned() {
+	c.running--
+	for len(c.pending) > 0 {
+		st := c.pending[0]
+		c.pending[0] = nil
+		c.pending = c.pending[1:]
+		if !st.closed {
+			c.running++
+			c.server.workers.run(st)
+			return
+		}
+	}
+	c.pending = nil
+}
+
+// drain stops accepting streams and closes the connection after the last one.
+func (c *conn) drain() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.draining || c.failed || c.keepaliveTimer == nil {
+		return // not served yet: serve checks server.draining itself
+	}
+	c.draining = true
+	c.appendGoAway(c.lastID, http2.ErrCodeNo)
+	c.sendSoon()
+}
+
+// maybeClose schedules the close of a connection that is draining and has no more work. The caller
+// holds c.mu.
+func (c *conn) maybeClose() {
+	if c.draining && len(c.streams) == 0 && !c.writing && len(c.out) == 0 && c.closeTimer == nil && !c.failed {
+		// Closing a connection with unread data can discard the last frames before the client has
+		// read them, so delay the close.
+		c.closeTimer = time.AfterFunc(closeDelay, func() { _ = c.tls.NetConn().Close() })
+	}
+}
+
+// closeWithError closes the connection because of a protocol error of the client.
+func (c *conn) closeWithError(code http2.ErrCode) {
+	c.mu.Lock()
+	c.draining = true
+	c.appendGoAway(c.lastID, code)
+	c.sendSoon()
+	c.mu.Unlock()
+	if c.tls.SetReadDeadline(time.Now().Add(closeDelay)) == nil {
+		_, _ = io.Copy(io.Discard, c.tls) // until the client closes the connection or the deadline expires
+	}
+}
+
+// close releases all resources when the reader has stopped.
+func (c *conn) close() {
+	c.mu.Lock()
+	c.fail()
+	if c.keepaliveTimer != nil {
+		c.keepaliveTimer.Stop()
+	}
+	if c.closeTimer != nil {
+		c.closeTimer.Stop()
+	}
+	c.mu.Unlock()
+	_ = c.tls.NetConn().Close()
+}
+
+// fail closes all streams. The caller holds c.mu.
+func (c *conn) fail() {
+	if c.failed {
+		return
+	}
+	c.failed = true
+	c.cancel()
+	for _, st := range c.streams {
+		st.close(errConnClosed)
+	}
+	c.pending = nil
+	c.discard()
+}
+
+func (c *conn) keepaliveInterval() time.Duration {
+	every := time.Minute
+	for _, d := range []time.Duration{c.server.cfg.PingAfter, c.server.http.IdleTimeout} {
+		if d > 0 {
+			every = min(every, d)
+		}
+	}
+	return every
+}
+
+// checkKeepalive closes connections that were idle for too long or do not respond to pings.
+func (c *conn) checkKeepalive() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failed {
+		return
+	}
+	next := c.keepaliveInterval()
+	if idle := c.server.http.IdleTimeout; idle > 0 && len(c.streams) == 0 && !c.draining {
+		left := idle - time.Since(c.idleSince)
+		if left <= 0 {
+			c.draining = true
+			c.appendGoAway(c.lastID, http2.ErrCodeNo)
+			c.sendSoon()
+			return
+		}
+		next = min(next, left)
+	}
+	switch {
+	case c.received || c.server.cfg.PingAfter == 0:
+		c.received, c.pingSent = false, false
+	case c.pingSent:
+		_ = c.tls.NetConn().Close() // makes the reader fail
+		return
+	default:
+		c.pingSent = true
+		c.appendPing(false, [8]byte{})
+		c.sendSoon()
+		next = c.server.cfg.PingTimeout
+	}
+	c.keepaliveTimer.Reset(next)
+}

@@ -1,0 +1,88 @@
+package h2
+
+import (
+	"errors"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"hyperkube/internal/serving/rawconn"
+)
+
+// Listen returns a listener whose connections collect the 16 KiB records that TLS writes while this
+// package writes one buffer. They are connections of package rawconn.
+func Listen(l net.Listener) net.Listener { return corking{new(rawconn.MonitorWaker).Listen(l)} }
+
+type corking struct{ net.Listener }
+
+// Accept implements net.Listener.
+func (l corking) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &corked{Conn: c}, nil
+}
+
+// collected is the pool of buffers of corked connections.
+var collected = sync.Pool{New: func() any { return new([]byte) }}
+
+// maxCollected is the maximum size of a buffer that is returned to the pool.
+const maxCollected = 512 << 10
+
+// corked is a connection that can buffer writes.
+type corked struct {
+	net.Conn
+
+	mu sync.Mutex
+	// held contains the bytes written since hold. It is nil when writes are not buffered.
+	held *[]byte
+}
+
+// Write implements net.Conn.
+func (c *corked) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.held == nil {
+		return c.Conn.Write(p)
+	}
+	*c.held = append(*c.held, p...)
+	return len(p), nil
+}
+
+// hold starts buffering writes.
+func (c *corked) hold() {
+	c.mu.Lock()
+	c.held = collected.Get().(*[]byte)
+	c.mu.Unlock()
+}
+
+// release writes the buffered bytes. It fails if the peer accepts no bytes for timeout; zero means
+// no timeout.
+func (c *corked) release(timeout time.Duration) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	held := c.held
+	c.held = nil
+	defer func() {
+		if cap(*held) <= maxCollected {
+			*held = (*held)[:0]
+			collected.Put(held)
+		}
+	}()
+	for rest := *held; len(rest) > 0; {
+		n, err := c.Conn.Write(rest)
+		rest = rest[n:]
+		if err == nil {
+			continue
+		}
+		if n == 0 || timeout == 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		if err := c.SetWriteDeadline(time.Now().Add(timeout)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+package h2
+
+import (
+	"bufio"
+	"time"
+
+	"golang.org/x/net/http2"
+)
+
+const (
+	// earlyPeriod is the maximum age of a stream at which a reset before the response counts as early.
+	earlyPeriod = time.Second
+	// maxEarlyResets is the number of streams that a client may reset early in a burst (or MaxStreams,
+	// if that is larger). One more is allowed per earlyResetDecay.
+	maxEarlyResets  = 250
+	earlyResetDecay = 40 * time.Millisecond
+
+	// maxOverhead is how many overhead frames a client may send in a burst,
+	// and one more for each overheadEvery.
+	maxOverhead   = 10_000
+	overheadEvery = time.Millisecond
+	// streamOverhead and dataOverhead are how many overhead frames each request,
+	// and each piece of a response, entitle the client to.
+	streamOverhead, dataOverhead = 8, 4
+	// maxContinuations is how many CONTINUATION frames a header block may have.
+	// Header blocks are limited to about 1 MiB, which is 64 frames of the
+	// smallest maximum size.
+	maxContinuations = 128
+)
+
+// resetEarly reports whether a stream that is being closed was opened only recently and has no
+// response yet. The caller holds c.mu.
+func (st *stream) resetEarly() bool {
+	return !st.answer.headerFramed && time.Since(st.opened) < earlyPeriod
+}
+
+// countEarlyReset counts a stream that the client reset early, or that the server reset because of
+// an invalid frame. It returns an error, which closes the connection, if there are too many such
+// streams in a short time. The limit of open streams does not protect the server against them: the
+// request is processed for a while after the reset, and the client may open the next stream
+// immediately. The caller holds c.mu.
+func (c *conn) countEarlyReset() error {
+	if past := time.Since(c.earlyResetsAt) / earlyResetDecay; past > 0 {
+		c.earlyResets = max(0, c.earlyResets-int(min(past, 1<<20)))
+		c.earlyResetsAt = time.Now()
+	}
+	if c.earlyResets++; c.earlyResets > max(maxEarlyResets, int(c.server.cfg.MaxStreams)) {
+		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
+	}
+	return nil
+}
+
+// overhead counts n overhead frames: frames that cost CPU but neither make a request nor carry a body, such as PING,
+// SETTINGS, PRIORITY, WINDOW_UPDATE, empty DATA frames, and frames on closed streams. It returns an error when the
+// client sends too many of them. The caller holds the lock.
+func (c *conn) overhead(n int) error {
+	c.overheadFrames += n
+	if c.overheadFrames <= maxOverhead {
+		return nil // the usual case does not read the clock
+	}
+	if past := time.Since(c.overheadAt) / overheadEvery; past > 0 {
+		c.overheadFrames = max(0, c.overheadFrames-int(min(past, 1<<20)))
+		c.overheadAt = time.Now()
+	}
+	if c.overheadFrames > maxOverhead {
+		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
+	}
+	return nil
+}
+
+// allowOverhead entitles the client to n overhead frames more, because of a request or a response. The caller holds the
+// lock.
+func (c *conn) allowOverhead(n int) { c.overheadFrames = max(0, c.overheadFrames-n) }
+
+// recentIDs remembers the stream identifiers that were added last.
+type recentIDs struct {
+	ids  [64]uint32
+	next int
+}
+
+func (r *recentIDs) add(id uint32) {
+	r.ids[r.next] = id
+	r.next = (r.next + 1) % len(r.ids)
+}
+
+func (r *recentIDs) has(id uint32) bool {
+	for _, known := range r.ids {
+		if known == id {
+			return true
+		}
+	}
+	return false
+}
+
+// frameReader reads for the framer, and limits the CONTINUATION frames of a header block. The framer reads all of them
+// before it returns a frame, and decodes from the start again whatever is incomplete after each.
+type frameReader struct {
+	in *bufio.Reader
+	// left is how much of the current frame has not been read.
+	left int
+	// kind is the type of the current frame.
+	kind http2.FrameType
+	// continuations is how many of the last frames were CONTINUATION frames.
+	continuations int
+}
+
+// Read implements io.Reader. It does not read beyond the end of a frame.
+func (r *frameReader) Read(p []byte) (int, error) {
+	if r.left == 0 {
+		head, err := r.in.Peek(frameHeader)
+		if err != nil {
+			return 0, err
+		}
+		r.left = frameHeader + (int(head[0])<<16 | int(head[1])<<8 | int(head[2]))
+		r.kind = http2.FrameType(head[3])
+		if r.kind != http2.FrameContinuation {
+			r.continuations = 0
+		} else if r.continuations++; r.continuations > maxContinuations {
+			return 0, http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
+		}
+	}
+	n, err := r.in.Read(p[:min(len(p), r.left)])
+	r.left -= n
+	return n, err
+}

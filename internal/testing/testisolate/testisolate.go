@@ -1,0 +1,52 @@
+// Package testisolate runs the tests of a package in separate namespaces, so that their mounts and
+// links are removed when they terminate, even if they crash.
+package testisolate
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"testing"
+)
+
+// isolatedEnv is the environment variable that is set in the re-executed test program.
+const isolatedEnv = "HYPERKUBE_TEST_APART"
+
+// The namespaces that a package can request.
+const (
+	Mounts  = syscall.CLONE_NEWNS
+	Network = syscall.CLONE_NEWNET
+)
+
+// Main runs m in new namespaces and exits. Call it from TestMain. Only root can create namespaces;
+// for other users, the tests run in the current namespaces, and tests that need root are skipped.
+func Main(m *testing.M, namespaces uintptr) {
+	if os.Geteuid() != 0 || os.Getenv(isolatedEnv) != "" {
+		os.Exit(m.Run())
+	}
+	os.Exit(reexec(namespaces))
+}
+
+// reexec re-executes this program and returns its exit code.
+func reexec(namespaces uintptr) int {
+	// The child must be killed when this process terminates. Pdeathsig depends on the thread that
+	// started it, so lock this thread.
+	runtime.LockOSThread()
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), isolatedEnv+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: namespaces, Pdeathsig: syscall.SIGKILL}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() > 0 {
+		return exit.ExitCode()
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,90 @@
+// Package testnetns provides separate network namespaces for tests, in which they can create links,
+// routes and rules without changing the machine.
+package testnetns
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// Enter moves the calling goroutine, which must be the test's, to a new network namespace.
+// Goroutines that it starts run in the machine's namespace. Without root, the test is skipped.
+func Enter(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root for network namespaces")
+	}
+	if err := unshare(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// unshare moves the calling thread to a new namespace. The thread is never unlocked, so it exits
+// together with its goroutine, and the namespace is removed.
+func unshare() error {
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("creating network namespace: %w", err)
+	}
+	return nil
+}
+
+// Namespace is an additional network namespace. A dedicated thread keeps it alive.
+type Namespace struct {
+	thread int
+	do     chan func()
+}
+
+// New creates a namespace that exists until the test is finished.
+func New(t *testing.T) *Namespace {
+	t.Helper()
+	n := &Namespace{do: make(chan func())}
+	made := make(chan error)
+	go func() {
+		err := unshare()
+		n.thread = unix.Gettid()
+		made <- err
+		for f := range n.do {
+			f()
+		}
+	}()
+	t.Cleanup(func() { close(n.do) })
+	if err := <-made; err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// Thread returns the ID of the thread in the namespace, which is needed to move links there.
+func (n *Namespace) Thread() int { return n.thread }
+
+// Path returns the path of the namespace file.
+func (n *Namespace) Path() string {
+	return fmt.Sprintf("/proc/%d/task/%d/ns/net", os.Getpid(), n.thread)
+}
+
+// Run runs f in the namespace and waits for it. f must not exit its goroutine, as the Fatal methods
+// of a test do.
+func (n *Namespace) Run(f func()) {
+	done := make(chan struct{})
+	n.do <- func() { defer close(done); f() }
+	<-done
+}
+
+// Serve sends reply(client address) on each connection to l, until l is closed.
+func Serve(l net.Listener, reply func(caller string) string) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		caller, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+		fmt.Fprint(conn, reply(caller))
+		conn.Close()
+	}
+}

@@ -1,0 +1,50 @@
+// Package testwait polls for conditions without an event, such as the state of another process, the
+// kernel or an informer. If there is an event, tests must wait for that instead.
+package testwait
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// timeout is the timeout after which the test fails. It is much longer than any condition should
+// take, because the machine may be busy. The interval between checks grows from minInterval to
+// maxInterval, so that early changes are detected fast, and late ones are not delayed by the
+// polling.
+const (
+	timeout     = 2 * time.Minute
+	minInterval = time.Millisecond
+	maxInterval = 20 * time.Millisecond
+)
+
+// Until returns when is returns true. After the timeout it fails t with a message that contains
+// what. Call it from the test's goroutine, like t.Fatal.
+func Until(t testing.TB, what string, is func() bool) {
+	t.Helper()
+	Succeed(t, what, func() error {
+		if is() {
+			return nil
+		}
+		return errNotYet
+	})
+}
+
+var errNotYet = errors.New("condition not met")
+
+// Succeed returns when f returns nil. After the timeout it fails t with the last error of f. Call
+// it from the test's goroutine, like t.Fatal.
+func Succeed(t testing.TB, what string, f func() error) {
+	t.Helper()
+	pause := minInterval
+	for end := time.Now().Add(timeout); ; time.Sleep(pause) {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("timed out waiting for %s: %v", what, err)
+		}
+		pause = min(2*pause, maxInterval)
+	}
+}
