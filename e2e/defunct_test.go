@@ -2,6 +2,8 @@ package e2e
 
 import (
 	"context"
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -46,22 +48,40 @@ func TestDefunctProcesses(t *testing.T) {
 		return out
 	}
 
-	up := a.command(a.binary, "up", "--foreground", "--nodes=2", "--root", root)
-	if err := up.Start(); err != nil {
-		t.Fatal(err)
+	kubectl := func(args ...string) *exec.Cmd {
+		return a.command(a.binary, append([]string{"kubectl", "--kubeconfig", filepath.Join(root, "var/lib/hyperkube/admin.conf")}, args...)...)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- up.Wait() }()
-	a.eventually(3*time.Minute, func() error {
-		return a.command(a.binary, "kubectl", "--kubeconfig", filepath.Join(root, "var/lib/hyperkube/admin.conf"), "wait", "--for=condition=Ready",
-			"--timeout=5s", "node", "--all").Run()
-	})
-	a.hyperkube("down", "--root", root)
-	if err := <-ended; err != nil {
-		t.Errorf("up in the foreground: %v", err)
-	}
-	if left := defunct(); len(left) > 0 {
-		t.Errorf("after a cluster in the foreground these processes are defunct: %v", left)
+	for _, c := range []struct {
+		name string
+		// ready reports whether the cluster is to be stopped.
+		ready func() error
+	}{
+		{"while the second node's runtime starts", func() error {
+			_, err := os.Stat(filepath.Join(root, "run/hyperkube/nodes/1/runtime.pid"))
+			return err
+		}},
+		{"with two ready nodes", func() error {
+			out, err := kubectl("get", "nodes", "--no-headers").Output()
+			if n := strings.Count(string(out), " Ready "); n != 2 {
+				return fmt.Errorf("%d nodes are ready (%v)", n, err)
+			}
+			return nil
+		}},
+	} {
+		up := a.command(a.binary, "up", "--foreground", "--nodes=2", "--root", root)
+		if err := up.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- up.Wait() }()
+		a.eventually(3*time.Minute, c.ready)
+		a.hyperkube("down", "--root", root)
+		if err := <-ended; err != nil && c.name == "with two ready nodes" {
+			t.Errorf("up in the foreground: %v", err)
+		}
+		if left := defunct(); len(left) > 0 {
+			t.Fatalf("down %s: these processes are defunct: %v", c.name, left)
+		}
 	}
 
 	a.hyperkube("up", "--root", root)

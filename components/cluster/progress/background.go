@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"hyperkube/internal/host/cgroup"
 )
 
@@ -80,6 +82,10 @@ func StartBackground(ctx context.Context, args []string, logFile string, send fu
 		_ = cmd.Wait()
 		return err
 	case <-ctx.Done():
+		// The background process may leave a container runtime running. If this process is stopping too,
+		// as a main process that starts additional nodes, it becomes the parent of the runtime and reaps
+		// it (see pidlock.ReapChildren), because process 1 may not.
+		_ = unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 		_ = cmd.Process.Signal(syscall.SIGTERM)
 		_ = cmd.Wait()
 		return fmt.Errorf("interrupted: %w", ctx.Err())
