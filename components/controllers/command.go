@@ -169,7 +169,7 @@ var unused = []compatflags.Flag{
 	{Name: "mirroring-max-endpoints-per-subset", Why: "at most 1000 addresses of a subset are mirrored"},
 	{Name: "cluster-name", Why: "it is not part of volume names"},
 	{Name: "enable-garbage-collector", Why: "use --controllers to disable the garbage collector", Only: []string{"true"}, Bool: true},
-	{Name: "cloud-provider", Why: "there are no built-in cloud providers", Only: []string{"", "external"}},
+	{Name: "cloud-provider", Why: "cloud controller managers are not supported", Only: []string{""}},
 	{Name: "cloud-config", Why: "there are no built-in cloud providers"},
 	{Name: "configure-cloud-routes", Why: "there are no built-in cloud providers", Bool: true},
 	{Name: "external-cloud-volume-plugin", Why: "there are no built-in cloud providers"},
