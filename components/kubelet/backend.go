@@ -49,8 +49,8 @@ func (k *Kubelet) newBackend() *backend {
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), kubeletMetrics{k}, k.metrics, componentmetrics.Build(k.cfg.Gates), b.volumes,
 	}
 	own = append(own, k.eviction.Metrics()...)
-	own = append(own, k.cfg.Metrics...)
-	if c := k.cfg.Clients; c != nil && c.Requests != nil {
+	own = append(own, k.deps.Metrics...)
+	if c := k.deps.Clients; c != nil && c.Requests != nil {
 		own = append(own, c.Requests)
 	}
 	if k.cri.Metrics != nil {
@@ -105,7 +105,7 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 	s := server.New(server.Config{
 		ReadOnly: readOnly,
 		NoDebug:  k.cfg.Server.NoDebug, NoProfiling: k.cfg.Server.NoProfiling, MinVersion: k.cfg.Server.TLSMinVersion, CipherSuites: k.cfg.Server.CipherSuites,
-		Curves: k.cfg.Server.Curves, StreamIdle: k.cfg.Server.StreamIdle, Flags: k.cfg.Flags, Level: k.cfg.Level,
+		Curves: k.cfg.Server.Curves, StreamIdle: k.cfg.Server.StreamIdle, Flags: k.deps.Flags, Level: k.deps.Level,
 		Listener: l, Certificate: certificate, ClientCA: k.cfg.Access.ClientCA, NodeLogs: logs, NodeLogQuery: k.cfg.Server.NodeLogQuery, Backend: b, Metrics: k.metrics, Log: k.log,
 		Wrap: func(h http.Handler) http.Handler { return withRequestTracing(h, k.tracing) },
 		Auth: &server.Auth{

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/record"
 
+	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/node/nodestatus"
 	"hyperkube/components/kubelet/pod/dnsconf"
 	"hyperkube/components/kubelet/pod/images"
@@ -32,8 +33,8 @@ import (
 // pods reach the other parts, is created in the middle; completeHost adds references to parts
 // created after it.
 func (k *Kubelet) compose() error {
-	capacity := k.capacity()
-	allocatable := nodestatus.Allocatable(capacity, k.reserved())
+	capacity := k.cfg.Capacity(k.machine)
+	allocatable := nodestatus.Allocatable(capacity, k.cfg.Unallocatable(k.machine))
 	k.events = record.NewBroadcaster()
 	recorder := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: k.cfg.NodeName})
 	k.objects = objectcache.New(k.kube, k.log)
@@ -96,7 +97,7 @@ func (k *Kubelet) newPuller() *images.Puller {
 	cfg := k.cfg
 	puller := images.NewPuller(k.cri.Images)
 	puller.Metrics = k.metrics
-	if cfg.Gates.Enabled(gatePulledImages, true) {
+	if cfg.Gates.Enabled(config.GatePulledImages, true) {
 		puller.Records = &images.Records{Dir: filepath.Join(cfg.Layout.Kubelet, "image_manager"), Policy: cfg.Images.Verification, Allowed: cfg.Images.Allowlist, Metrics: k.metrics, Log: k.log}
 	}
 	puller.Limit(cfg.Images.ParallelPulls)
@@ -175,8 +176,8 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 	if k.tracing != nil {
 		host.Tracer = k.tracing.Tracer(instrumentationScope)
 	}
-	if cfg.Policies != nil {
-		host.Hooks.Network = cfg.Policies.Expect
+	if k.deps.Policies != nil {
+		host.Hooks.Network = k.deps.Policies.Expect
 	}
 	if k.cgroups != nil {
 		k.configureCgroupLimits(host)
@@ -200,7 +201,7 @@ func (k *Kubelet) configureCgroupLimits(host *pods.Host) {
 	}
 	k.metrics.CgroupVersion(2)
 	host.Limits.WholeOOMKill = !cfg.Containers.SingleOOMKill
-	host.Limits.MemoryQoS = cfg.Gates.Enabled(gateMemoryQoS, true)
+	host.Limits.MemoryQoS = cfg.Gates.Enabled(config.GateMemoryQoS, true)
 	host.Limits.Tiered = host.Limits.MemoryQoS && cfg.Containers.TieredMemory
 	if cfg.Containers.MemoryThrottling != nil && host.Limits.MemoryQoS {
 		host.Limits.Throttling = *cfg.Containers.MemoryThrottling
@@ -230,7 +231,7 @@ func (k *Kubelet) completeHost() {
 	k.host.Hooks.DeviceHealth = func(pod *v1.Pod, container string) []v1.ResourceStatus {
 		return append(k.devices.Health(pod.UID, container), k.claims.Health(pod, container)...)
 	}
-	if k.cpus != nil && k.cfg.Gates.Enabled(gateNoQuota, true) {
+	if k.cpus != nil && k.cfg.Gates.Enabled(config.GateNoQuota, true) {
 		k.host.Limits.HasExclusiveCPUs = func(pod types.UID, container string) bool {
 			_, own := k.cpus.Get(pod, container)
 			return own

@@ -15,6 +15,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
+	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/node/eviction"
 	"hyperkube/components/kubelet/node/nodestatus"
@@ -26,7 +27,7 @@ import (
 
 // newEviction creates the manager of node-pressure eviction.
 func (k *Kubelet) newEviction(events record.EventRecorder) *eviction.Manager {
-	thresholds, ignored := eviction.WithoutContainerFs(k.cfg.Eviction.thresholds)
+	thresholds, ignored := eviction.WithoutContainerFs(k.cfg.Eviction.Thresholds())
 	if ignored {
 		k.log.Warn("containerfs eviction thresholds are ignored because those of nodefs or imagefs apply to writable layers")
 	}
@@ -43,8 +44,8 @@ func (k *Kubelet) newEviction(events record.EventRecorder) *eviction.Manager {
 		return eviction.New(cfg)
 	}
 	// The same amount of memory must be available within the memory limit of all pods.
-	for _, t := range k.cfg.Eviction.thresholds {
-		if t.Signal == eviction.MemoryAvailable && t.Grace == 0 && k.cfg.Reserved.enforces(enforcePods) {
+	for _, t := range k.cfg.Eviction.Thresholds() {
+		if t.Signal == eviction.MemoryAvailable && t.Grace == 0 && k.cfg.Reserved.Enforces(config.EnforcePods) {
 			t.Signal = eviction.AllocatableMemoryAvailable
 			cfg.Thresholds = append(cfg.Thresholds, t)
 		}
@@ -96,7 +97,7 @@ func (k *Kubelet) measure(ctx context.Context) (map[eviction.Signal]eviction.Obs
 		err = disk(images, eviction.ImageFsAvailable, eviction.ImageFsInodesFree)
 	}
 	err = errors.Join(err, disk(k.cfg.Layout.Kubelet, eviction.NodeFsAvailable, eviction.NodeFsInodesFree))
-	if k.cgroups != nil && k.cfg.Reserved.enforces(enforcePods) {
+	if k.cgroups != nil && k.cfg.Reserved.Enforces(config.EnforcePods) {
 		if s, err := k.cgroups.Stats(k.kubepods()); err == nil && s.MemoryLimit > 0 {
 			out[eviction.AllocatableMemoryAvailable] = eviction.Observation{
 				Available: int64(s.MemoryLimit) - int64(s.MemoryWorkingSet), Capacity: int64(s.MemoryLimit),

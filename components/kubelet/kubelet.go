@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -23,6 +23,7 @@ import (
 	"k8s.io/component-base/tracing"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/node/eviction"
 	"hyperkube/components/kubelet/node/nodestatus"
@@ -49,7 +50,8 @@ import (
 
 // Kubelet is the kubelet of one node.
 type Kubelet struct {
-	cfg             Config
+	cfg             config.Config
+	deps            Dependencies
 	log             *slog.Logger
 	kube            kubernetes.Interface // nil without an API server
 	cri             *cri.Client
@@ -89,13 +91,14 @@ type Kubelet struct {
 }
 
 // New completes and validates cfg, reads the machine's properties, and creates the kubelet's parts.
-func New(cfg Config) (*Kubelet, error) {
-	if err := cfg.complete(); err != nil {
+func New(cfg config.Config, deps Dependencies) (*Kubelet, error) {
+	if err := cfg.Complete(); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	k := &Kubelet{cfg: cfg, log: cfg.Log, metrics: telemetry.New(), started: time.Now()}
-	if cfg.Clients != nil {
-		k.kube = cfg.Clients.Kube
+	deps.Log = cmp.Or(deps.Log, slog.Default())
+	k := &Kubelet{cfg: cfg, deps: deps, log: deps.Log, metrics: telemetry.New(), started: time.Now()}
+	if deps.Clients != nil {
+		k.kube = deps.Clients.Kube
 	}
 	ips, err := nodeIPs(cfg.Node.IPs)
 	if err != nil {
@@ -113,13 +116,13 @@ func New(cfg Config) (*Kubelet, error) {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	k.machine = machine
-	if err := k.validateMachine(); err != nil {
+	if err := k.cfg.CheckMachine(k.machine); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	if k.tracing, err = newTracing(cfg.Tracing, cfg.NodeName); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	if k.cri, err = cri.Dial(cfg.Endpoint, cfg.RuntimeTimeout, tracingDialOptions(k.tracing)...); err != nil {
+	if k.cri, err = cri.Dial(cfg.Runtime.Endpoint, cfg.Runtime.Timeout, tracingDialOptions(k.tracing)...); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	if cfg.Images.Endpoint != "" {
@@ -139,30 +142,6 @@ func New(cfg Config) (*Kubelet, error) {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	return k, nil
-}
-
-// reserved returns the resources that are not allocatable: the reserved ones plus the hard eviction
-// thresholds.
-func (k *Kubelet) reserved() v1.ResourceList {
-	out := v1.ResourceList{}
-	for name, q := range k.cfg.Reserved.All {
-		out[name] = q.DeepCopy()
-	}
-	add := func(name v1.ResourceName, n int64) {
-		q := out[name]
-		q.Add(*resource.NewQuantity(n, resource.BinarySI))
-		out[name] = q
-	}
-	for _, t := range k.cfg.Eviction.thresholds {
-		switch {
-		case t.Grace > 0:
-		case t.Signal == eviction.MemoryAvailable:
-			add(v1.ResourceMemory, t.Value.Of(k.machine.MemoryBytes))
-		case t.Signal == eviction.NodeFsAvailable:
-			add(v1.ResourceEphemeralStorage, t.Value.Of(k.machine.DiskBytes))
-		}
-	}
-	return out
 }
 
 func (k *Kubelet) nodeIPs() []string {
@@ -234,7 +213,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	run("CSI volumes", k.csi.Run)
 	run("eviction manager", k.eviction.Run)
 	run("OOM watcher", k.watchOOM)
-	if k.cfg.ServicesReady != nil {
+	if k.deps.ServicesReady != nil {
 		run("service informer", k.waitForServices)
 	}
 	if k.shutdown != nil {

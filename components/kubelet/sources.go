@@ -57,7 +57,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	informer := k.cfg.Informers.Pods
+	informer := k.deps.Informers.Pods
 	if informer == nil {
 		own := newInformer(k.kube, &v1.Pod{}, k.kube.CoreV1().Pods(""), fields.OneTermEqualSelector("spec.nodeName", k.cfg.NodeName))
 		informer = own
@@ -68,7 +68,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 		return fmt.Errorf("watching pods: %w", err)
 	}
 	defer func() { _ = informer.RemoveEventHandler(reg) }()
-	nodes := k.cfg.Informers.Nodes
+	nodes := k.deps.Informers.Nodes
 	if nodes == nil {
 		own := newInformer(k.kube, &v1.Node{}, k.kube.CoreV1().Nodes(), fields.OneTermEqualSelector(metav1.ObjectNameField, k.cfg.NodeName))
 		nodes = own
@@ -183,7 +183,7 @@ func (k *Kubelet) nodeHandler() cache.ResourceEventHandler {
 
 // services starts the informer of services, which are needed for environment variables.
 func (k *Kubelet) services(ctx context.Context, start func(func())) {
-	informer := k.cfg.Informers.Services
+	informer := k.deps.Informers.Services
 	if informer == nil {
 		own := newInformer(k.kube, &v1.Service{}, k.kube.CoreV1().Services(""), fields.Everything())
 		informer = own

@@ -1,7 +1,8 @@
-package kubelet
+package config
 
 import (
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -10,12 +11,22 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/pflag"
+	"k8s.io/api/core/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
 	"hyperkube/components/kubelet/pod/dnsconf"
 )
 
 const fileHead = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+
+// newFlags returns registered flags and the set in which they are registered.
+func newFlags() (*Flags, *pflag.FlagSet) {
+	flags, set := &Flags{}, pflag.NewFlagSet("kubelet", pflag.ContinueOnError)
+	set.SetOutput(io.Discard)
+	flags.Register(set)
+	return flags, set
+}
 
 func TestLoadFiles(t *testing.T) {
 	dir := t.TempDir()
@@ -64,12 +75,11 @@ func TestFlagsGoFirst(t *testing.T) {
 	if err := os.WriteFile(path, []byte(fileHead+"maxPods: 10\nevictionHard: {memory.available: 1Gi, pid.available: 5%}\nimageMinimumGCAge: 1m\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var o options
-	cmd := newCommand(&o)
-	if err := cmd.ParseFlags([]string{"--config", path, "--max-pods=20", "--eviction-hard=memory.available<2Gi", "--kube-reserved=cpu=100m,memory=1Gi", "--hostname-override=n"}); err != nil {
+	flags, parsed := newFlags()
+	if err := parsed.Parse([]string{"--config", path, "--max-pods=20", "--eviction-hard=memory.available<2Gi", "--kube-reserved=cpu=100m,memory=1Gi", "--hostname-override=n"}); err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := o.build(cmd.Flags().Changed)
+	cfg, err := flags.Config(parsed.Changed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +87,7 @@ func TestFlagsGoFirst(t *testing.T) {
 	if early := cfg.Effective(); *early.OOMScoreAdj != defaultOOMScore || *early.KubeAPIQPS != 50 {
 		t.Errorf("before defaulting: %+v", early)
 	}
-	if err := cfg.complete(); err != nil {
+	if err := cfg.Complete(); err != nil {
 		t.Fatal(err)
 	}
 	f := cfg.Effective()
@@ -89,7 +99,7 @@ func TestFlagsGoFirst(t *testing.T) {
 
 func TestEffectiveText(t *testing.T) {
 	for _, given := range []string{"/run/cri.sock", "unix:///run/cri.sock"} {
-		if got := (&Config{Endpoint: given}).Effective().ContainerRuntimeEndpoint; got != "unix:///run/cri.sock" {
+		if got := (&Config{Runtime: Runtime{Endpoint: given}}).Effective().ContainerRuntimeEndpoint; got != "unix:///run/cri.sock" {
 			t.Errorf("runtime endpoint %s is reported as %s", given, got)
 		}
 	}
@@ -99,19 +109,18 @@ func TestEffectiveText(t *testing.T) {
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var o options
-	cmd := newCommand(&o)
-	if err := cmd.ParseFlags([]string{"--config", path, "--hostname-override=n"}); err != nil {
+	flags, parsed := newFlags()
+	if err := parsed.Parse([]string{"--config", path, "--hostname-override=n"}); err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := o.build(cmd.Flags().Changed)
+	cfg, err := flags.Config(parsed.Changed)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cfg.complete(); err != nil {
+	if err := cfg.Complete(); err != nil {
 		t.Fatal(err)
 	}
-	got, err := cfg.effectiveText()
+	got, err := cfg.EffectiveText()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +204,7 @@ func TestRefusedFiles(t *testing.T) {
 			err = cfg.Apply(f)
 		}
 		if err == nil {
-			err = cfg.complete()
+			err = cfg.Complete()
 		}
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", text, err, want)
@@ -217,7 +226,14 @@ var ignoredFields = []string{
 // the sources that apply the configuration, or in ignoredFields.
 func TestEveryField(t *testing.T) {
 	var sources strings.Builder
-	for _, name := range []string{"configapply.go", "configfile.go", "configlimits.go", "command.go"} {
+	names, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") || name == "effective.go" || name == "defaults.go" {
+			continue
+		}
 		raw, err := os.ReadFile(name)
 		if err != nil {
 			t.Fatal(err)
@@ -234,24 +250,23 @@ func TestEveryField(t *testing.T) {
 }
 
 func TestFlagsOfFields(t *testing.T) {
-	var o options
-	cmd := newCommand(&o)
-	if err := cmd.ParseFlags([]string{
+	flags, parsed := newFlags()
+	if err := parsed.Parse([]string{
 		"--hostname-override=n", "--manifest-url=http://x/y", "--manifest-url-header=a:b,a:c", "--feature-gates=MemoryQoS=true", "--registry-qps=0",
 		"--reserved-memory=0:memory=1Gi,hugepages-2Mi=2Mi;1:memory=2Gi", "--topology-manager-policy-options=prefer-closest-numa-nodes=true",
 		"--maximum-dead-containers-per-container=3", "--minimum-container-ttl-duration=1m", "--image-service-endpoint=unix:///x",
 	}); err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := o.build(cmd.Flags().Changed)
+	cfg, err := flags.Config(parsed.Changed)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cfg.complete(); err != nil {
+	if err := cfg.Complete(); err != nil {
 		t.Fatal(err)
 	}
-	if cfg.StaticPods.URL != "http://x/y" || len(cfg.StaticPods.Header["A"]) != 2 || !cfg.Gates["MemoryQoS"] || *cfg.Images.PullQPS != 0 || cfg.Memory.Reserved[1]["memory"] != 2<<30 ||
-		cfg.Memory.Reserved[0]["hugepages-2Mi"] != 2<<20 || cfg.Topology.Options["prefer-closest-numa-nodes"] != "true" || *cfg.Containers.DeadContainers.PerContainer != 3 ||
+	if cfg.StaticPods.URL != "http://x/y" || len(cfg.StaticPods.Header["A"]) != 2 || !cfg.Gates["MemoryQoS"] || *cfg.Images.PullQPS != 0 || cfg.Resources.Memory.Reserved[1]["memory"] != 2<<30 ||
+		cfg.Resources.Memory.Reserved[0]["hugepages-2Mi"] != 2<<20 || cfg.Resources.Topology.Options["prefer-closest-numa-nodes"] != "true" || *cfg.Containers.DeadContainers.PerContainer != 3 ||
 		cfg.Containers.DeadContainers.MinAge != time.Minute || cfg.Images.Endpoint != "unix:///x" {
 		t.Errorf("%+v", cfg)
 	}
@@ -262,7 +277,7 @@ func FuzzApplyFile(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, raw []byte) {
 		if file, err := decodeFile(raw); err == nil {
 			cfg := Config{NodeName: "n"}
-			if cfg.Apply(file) == nil && cfg.complete() == nil {
+			if cfg.Apply(file) == nil && cfg.Complete() == nil {
 				cfg.Effective()
 			}
 		}
@@ -278,7 +293,7 @@ func TestNoResolvConf(t *testing.T) {
 			t.Fatal(err)
 		}
 		cfg := Config{NodeName: "n"}
-		if err := errors.Join(cfg.Apply(f), cfg.complete()); err != nil {
+		if err := errors.Join(cfg.Apply(f), cfg.Complete()); err != nil {
 			t.Fatal(err)
 		}
 		return cfg.DNS.ResolvConf, cfg.Effective().ResolverConfig
@@ -288,5 +303,86 @@ func TestNoResolvConf(t *testing.T) {
 	}
 	if used, reported := of(""); used != dnsconf.Upstream() || *reported != used {
 		t.Errorf("default: %q is used, %q reported", used, *reported)
+	}
+}
+
+func FuzzDecodeFile(f *testing.F) {
+	f.Add([]byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 5\n"))
+	f.Add([]byte(`{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1","evictionHard":{"memory.available":"5%"}}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		file, err := decodeFile(raw)
+		if err != nil {
+			return
+		}
+		// A fuzzer must not open arbitrary files.
+		file.Authentication.X509.ClientCAFile, file.TLSCertFile, file.TLSPrivateKeyFile = "", "", ""
+		cfg := Config{NodeName: "n"}
+		if cfg.Apply(file) == nil {
+			_ = cfg.Complete()
+		}
+	})
+}
+
+func TestDecodeFile(t *testing.T) {
+	file, err := decodeFile([]byte(`
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+clusterDNS: [10.96.0.10]
+maxPods: 42
+containerLogMaxSize: 1Mi
+healthzPort: 0
+kubeReserved: {cpu: 100m}
+systemReserved: {cpu: 200m, memory: 1Gi}
+authorization: {mode: AlwaysAllow}
+imageMinimumGCAge: 7m
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := Config{NodeName: "n"}
+	if err := cfg.Apply(file); err != nil {
+		t.Fatal(err)
+	}
+	if err := cfg.Complete(); err != nil {
+		t.Fatal(err)
+	}
+	cpu := cfg.Reserved.All[v1.ResourceCPU]
+	if cfg.Node.MaxPods != 42 || cfg.Logs.MaxSize != 1<<20 || cfg.Server.HealthzPort != -1 || cpu.String() != "300m" || !cfg.Access.AlwaysAllow || cfg.Images.MinAge != 7*time.Minute {
+		t.Errorf("config: %+v", cfg)
+	}
+	for _, bad := range []string{
+		"kind: KubeletConfiguration", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnonsense: 1\n", "{",
+	} {
+		if _, err := decodeFile([]byte(bad)); err == nil {
+			t.Errorf("%q was accepted", bad)
+		}
+	}
+}
+
+func TestAllowable(t *testing.T) {
+	for name, want := range map[string]string{
+		"kernel.msg*": "", "net.core.somaxconn": "", "net/core/somaxconn": "", "fs.mqueue.*": "",
+		"kernel.pid_max": "not known to be namespaced", "vm.*": "not known to be namespaced", "net.*.x": "must have at most", "NET.CORE": "must have at most",
+	} {
+		err := validateAllowedSysctls([]string{name})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestSystemCgroupsRefused checks that errors are those of upstream.
+func TestSystemCgroupsRefused(t *testing.T) {
+	for root, c := range map[string]struct{ name, want string }{
+		"":  {"/system", "systemCgroups (--system-cgroups) was specified and cgroupRoot (--cgroup-root) was not specified"},
+		"/": {"/", `system container cannot be root ("/")`},
+	} {
+		cfg := Config{NodeName: "n"}
+		if err := cfg.Apply(&kubeletv1beta1.KubeletConfiguration{SystemCgroups: c.name, CgroupRoot: root}); err != nil {
+			t.Fatal(err)
+		}
+		if err := cfg.Complete(); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s below %q: %v", c.name, root, err)
+		}
 	}
 }

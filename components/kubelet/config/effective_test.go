@@ -1,4 +1,4 @@
-package kubelet
+package config
 
 import (
 	"reflect"
@@ -99,7 +99,7 @@ func TestFieldsInForce(t *testing.T) {
 	if err := cfg.Apply(f); err != nil {
 		t.Fatal(err)
 	}
-	if err := cfg.complete(); err != nil {
+	if err := cfg.Complete(); err != nil {
 		t.Fatal(err)
 	}
 	cfg.File = nil

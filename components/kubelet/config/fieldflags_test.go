@@ -1,4 +1,4 @@
-package kubelet
+package config
 
 import (
 	"testing"
@@ -7,16 +7,15 @@ import (
 
 // TestFieldFlags sets flags of nested fields.
 func TestFieldFlags(t *testing.T) {
-	o := &options{}
-	cmd := newCommand(o)
-	if err := cmd.ParseFlags([]string{
+	flags, parsed := newFlags()
+	if err := parsed.Parse([]string{
 		"--authentication-token-webhook=true", "--authentication-token-webhook-cache-ttl=7s", "--authorization-webhook-cache-authorized-ttl=8s",
 		"--rotate-certificates", "--rotate-server-certificates", "--cgroup-driver=systemd", "--healthz-bind-address=127.0.0.2", "--read-only-port=0",
 		"--sync-frequency=2m", "--fail-cgroupv1=false", "--cloud-provider=external", "--hairpin-mode=none",
 	}); err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := o.build(cmd.Flags().Changed)
+	cfg, err := flags.Config(parsed.Changed)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +27,7 @@ func TestFieldFlags(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	for _, wrong := range []string{"--cloud-provider=aws", "--lock-file=/x", "--qos-reserved=memory"} {
-		if err := newCommand(&options{}).ParseFlags([]string{wrong}); err == nil {
+		if _, set := newFlags(); set.Parse([]string{wrong}) == nil {
 			t.Errorf("%s was accepted", wrong)
 		}
 	}

@@ -1,4 +1,4 @@
-package kubelet
+package config
 
 import (
 	"fmt"
@@ -90,18 +90,18 @@ func (o *fieldFlags) register(f *pflag.FlagSet) {
 	}
 }
 
-// flagValues returns the values of the flags that were set, by field path, in the form of a configuration
+// values returns the values of the flags that were set, by field path, in the form of a configuration
 // file.
-func (o *options) flagValues(given func(string) bool) (map[string]any, error) {
+func (o *fieldFlags) values(isSet func(string) bool) (map[string]any, error) {
 	out := map[string]any{}
 	for name, field := range fieldOf {
-		if !given(name) {
+		if !isSet(name) {
 			continue
 		}
 		switch {
 		case name == "eviction-hard" || name == "eviction-soft":
 			list := map[string]any{}
-			for part := range strings.SplitSeq(*o.fields.texts[name], ",") {
+			for part := range strings.SplitSeq(*o.texts[name], ",") {
 				if signal, value, ok := strings.Cut(strings.TrimSpace(part), "<"); ok {
 					list[signal] = value
 				} else if part != "" {
@@ -110,14 +110,14 @@ func (o *options) flagValues(given func(string) bool) (map[string]any, error) {
 			}
 			out[field] = list
 		case name == "feature-gates":
-			gates, err := featuregates.Parse(*o.fields.texts[name])
+			gates, err := featuregates.Parse(*o.texts[name])
 			if err != nil {
 				return nil, fmt.Errorf("--feature-gates: %w", err)
 			}
 			out[field] = gates
 		case name == "manifest-url-header":
 			headers := map[string][]string{}
-			for part := range strings.SplitSeq(*o.fields.texts[name], ",") {
+			for part := range strings.SplitSeq(*o.texts[name], ",") {
 				key, value, ok := strings.Cut(part, ":")
 				if !ok {
 					return nil, fmt.Errorf("--manifest-url-header: %q is not of the form name:value", part)
@@ -126,27 +126,27 @@ func (o *options) flagValues(given func(string) bool) (map[string]any, error) {
 			}
 			out[field] = headers
 		case name == "reserved-memory":
-			list, err := reservedMemory(*o.fields.texts[name])
+			list, err := reservedMemory(*o.texts[name])
 			if err != nil {
 				return nil, fmt.Errorf("--reserved-memory: %w", err)
 			}
 			out[field] = list
-		case o.fields.lists[name] != nil:
-			out[field] = *o.fields.lists[name]
-		case o.fields.pairs[name] != nil:
+		case o.lists[name] != nil:
+			out[field] = *o.lists[name]
+		case o.pairs[name] != nil:
 			list := map[string]any{}
-			for k, v := range *o.fields.pairs[name] {
+			for k, v := range *o.pairs[name] {
 				list[k] = v
 			}
 			out[field] = list
-		case o.fields.texts[name] != nil:
-			out[field] = *o.fields.texts[name]
-		case o.fields.durations[name] != nil:
-			out[field] = *o.fields.durations[name]
-		case o.fields.numbers[name] != nil:
-			out[field] = *o.fields.numbers[name]
-		case o.fields.switches[name] != nil:
-			out[field] = *o.fields.switches[name]
+		case o.texts[name] != nil:
+			out[field] = *o.texts[name]
+		case o.durations[name] != nil:
+			out[field] = *o.durations[name]
+		case o.numbers[name] != nil:
+			out[field] = *o.numbers[name]
+		case o.switches[name] != nil:
+			out[field] = *o.switches[name]
 		}
 	}
 	return out, nil

@@ -1,4 +1,4 @@
-package kubelet
+package config
 
 import (
 	"errors"
@@ -10,7 +10,10 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	tracingapi "k8s.io/component-base/tracing/api/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
+	"k8s.io/utils/ptr"
 )
 
 // checkFile validates a configuration file, including fields that have no effect here. It rejects
@@ -38,10 +41,10 @@ func checkNumbers(f *kubeletv1beta1.KubeletConfiguration) error {
 	}{
 		{"healthzPort (--healthz-port)", derefOr(f.HealthzPort, 1), 0, 65535},
 		{"port (--port)", f.Port, 0, 65535},
-		{"imageGCHighThresholdPercent (--image-gc-high-threshold)", derefOr(f.ImageGCHighThresholdPercent, 85), 0, 100},
-		{"imageGCLowThresholdPercent (--image-gc-low-threshold)", derefOr(f.ImageGCLowThresholdPercent, 80), 0, 100},
-		{"iptablesDropBit (--iptables-drop-bit)", derefOr(f.IPTablesDropBit, 15), 0, 31},
-		{"iptablesMasqueradeBit (--iptables-masquerade-bit)", derefOr(f.IPTablesMasqueradeBit, 14), 0, 31},
+		{"imageGCHighThresholdPercent (--image-gc-high-threshold)", derefOr(f.ImageGCHighThresholdPercent, defaultImageGCHigh), 0, 100},
+		{"imageGCLowThresholdPercent (--image-gc-low-threshold)", derefOr(f.ImageGCLowThresholdPercent, defaultImageGCLow), 0, 100},
+		{"iptablesDropBit (--iptables-drop-bit)", derefOr(f.IPTablesDropBit, defaultIPTablesDropBit), 0, 31},
+		{"iptablesMasqueradeBit (--iptables-masquerade-bit)", derefOr(f.IPTablesMasqueradeBit, defaultIPTablesMasqueradeBit), 0, 31},
 	} {
 		if c.value < c.least || c.value > c.most {
 			least := c.least
@@ -55,7 +58,7 @@ func checkNumbers(f *kubeletv1beta1.KubeletConfiguration) error {
 		name  string
 		value int64
 	}{
-		{"kubeAPIBurst (--kube-api-burst)", int64(f.KubeAPIBurst)}, {"kubeAPIQPS (--kube-api-qps)", int64(derefOr(f.KubeAPIQPS, 50))},
+		{"kubeAPIBurst (--kube-api-burst)", int64(f.KubeAPIBurst)}, {"kubeAPIQPS (--kube-api-qps)", int64(derefOr(f.KubeAPIQPS, defaultAPIQPS))},
 		{"maxOpenFiles (--max-open-files)", f.MaxOpenFiles},
 	} {
 		if c.value < 0 {
@@ -71,7 +74,7 @@ func checkNumbers(f *kubeletv1beta1.KubeletConfiguration) error {
 // checkThresholds validates the settings of image garbage collection.
 func checkThresholds(f *kubeletv1beta1.KubeletConfiguration) error {
 	var errs []error
-	if low, high := derefOr(f.ImageGCLowThresholdPercent, 80), derefOr(f.ImageGCHighThresholdPercent, 85); low >= high {
+	if low, high := derefOr(f.ImageGCLowThresholdPercent, defaultImageGCLow), derefOr(f.ImageGCHighThresholdPercent, defaultImageGCHigh); low >= high {
 		errs = append(errs, fmt.Errorf("imageGCLowThresholdPercent (--image-gc-low-threshold) %d must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) %d", low, high))
 	}
 	if d := f.ImageMinimumGCAge.Duration; d < 0 {
@@ -156,6 +159,55 @@ func checkEnforced(f *kubeletv1beta1.KubeletConfiguration) error {
 	}
 	if f.ReservedSystemCPUs != "" && (f.SystemReservedCgroup != "" || f.KubeReservedCgroup != "") {
 		errs = append(errs, errors.New("can't use reservedSystemCPUs (--reserved-cpus) with systemReservedCgroup (--system-reserved-cgroup) or kubeReservedCgroup (--kube-reserved-cgroup)"))
+	}
+	return errors.Join(errs...)
+}
+
+// rejectUnsupported returns an error for each setting that is not supported and has an effect
+// upstream. Fields that are neither rejected here nor read have no effect, because this kubelet
+// reacts to events where upstream polls, or leaves the task to the runtime; docs/node-configuration.md lists
+// them.
+func rejectUnsupported(f *kubeletv1beta1.KubeletConfiguration) error {
+	var errs []error
+	no := func(asked bool, field string) {
+		if asked {
+			errs = append(errs, fmt.Errorf("%s is not supported", field))
+		}
+	}
+	unset := func(b *bool) bool { return b != nil && !*b }
+	if ptr.Deref(f.EnableSystemLogQuery, false) && unset(f.EnableSystemLogHandler) {
+		errs = append(errs, errors.New("enableSystemLogHandler is required for enableSystemLogQuery"))
+	}
+	if f.ReadOnlyPort < 0 || f.ReadOnlyPort > 65535 {
+		errs = append(errs, fmt.Errorf("readOnlyPort (--read-only-port) %d must be between 0 and 65535, inclusive", f.ReadOnlyPort))
+	}
+	if f.RunOnce {
+		errs = append(errs, errors.New("runOnce (--runOnce) true, Runonce mode has been deprecated and should not be set"))
+	}
+	no(len(f.QOSReserved) > 0, "qosReserved")
+	no(unset(f.EnableControllerAttachDetach), "enableControllerAttachDetach: false")
+	for _, err := range tracingapi.ValidateTracingConfiguration(f.Tracing, nil, field.NewPath("tracing")) {
+		errs = append(errs, err)
+	}
+	if p := f.MemoryReservationPolicy; p != "" && p != kubeletv1beta1.NoneMemoryReservationPolicy && p != kubeletv1beta1.TieredReservationMemoryReservationPolicy {
+		errs = append(errs, fmt.Errorf("option %q specified for memoryReservationPolicy. Valid options are %q or %q", p, kubeletv1beta1.NoneMemoryReservationPolicy, kubeletv1beta1.TieredReservationMemoryReservationPolicy))
+	}
+	no(f.UserNamespaces != nil && f.UserNamespaces.IDsPerPod != nil && *f.UserNamespaces.IDsPerPod != 65536, "userNamespaces.idsPerPod other than 65536")
+	if d := f.CgroupDriver; d != "" && d != "cgroupfs" && d != "systemd" {
+		errs = append(errs, fmt.Errorf("cgroupDriver %q: want cgroupfs or systemd", d))
+	}
+	if s := f.ConfigMapAndSecretChangeDetectionStrategy; s != "" && s != kubeletv1beta1.WatchChangeDetectionStrategy &&
+		s != kubeletv1beta1.TTLCacheChangeDetectionStrategy && s != kubeletv1beta1.GetChangeDetectionStrategy {
+		errs = append(errs, fmt.Errorf("configMapAndSecretChangeDetectionStrategy %q: want Watch, Cache or Get", s))
+	}
+	if m := f.HairpinMode; m != "" && m != kubeletv1beta1.HairpinNone && m != kubeletv1beta1.HairpinVeth && m != kubeletv1beta1.PromiscuousBridge {
+		errs = append(errs, fmt.Errorf("hairpinMode %q: want none, hairpin-veth or promiscuous-bridge", m))
+	}
+	if l := f.Logging.Format; l != "" && l != "text" && l != "json" {
+		errs = append(errs, fmt.Errorf("logging.format %q: want text or json", l))
+	}
+	if n := f.ContainerLogMaxWorkers; n != nil && *n < 1 {
+		errs = append(errs, errors.New("containerLogMaxWorkers must be greater than or equal to 1"))
 	}
 	return errors.Join(errs...)
 }
