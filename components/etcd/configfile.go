@@ -22,6 +22,11 @@ func readConfigFile(file string) (*options, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading the configuration file: %w", err)
 	}
+	return parseConfigFile(file, data)
+}
+
+// parseConfigFile parses the content of file.
+func parseConfigFile(file string, data []byte) (*options, error) {
 	// As floats, large numbers would lose digits.
 	var settings map[string]any
 	if err := yaml.UnmarshalStrict(data, &settings, func(d *json.Decoder) *json.Decoder { d.UseNumber(); return d }); err != nil {

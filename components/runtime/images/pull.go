@@ -95,23 +95,32 @@ type Auth struct {
 // LoadRegistries reads Registries from a YAML or JSON file. It returns the zero value if file is
 // empty or does not exist.
 func LoadRegistries(file string) (Registries, error) {
-	var r Registries
 	if file == "" {
-		return r, nil
+		return Registries{}, nil
 	}
 	data, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
-		return r, nil
+		return Registries{}, nil
 	}
+	var r Registries
 	if err == nil {
-		err = yaml.UnmarshalStrict(data, &r)
+		r, err = parseRegistries(data)
 	}
 	if err != nil {
-		return r, fmt.Errorf("reading registry configuration: %w", err)
+		return r, fmt.Errorf("reading registry configuration %s: %w", file, err)
 	}
-	for host, mirror := range r.Mirrors {
-		if _, err := mirror.rewriteRules(); err != nil {
-			return r, fmt.Errorf("reading registry configuration %s: mirror of %s: %w", file, host, err)
+	return r, nil
+}
+
+// parseRegistries parses and validates a registry configuration.
+func parseRegistries(data []byte) (Registries, error) {
+	var r Registries
+	if err := yaml.UnmarshalStrict(data, &r); err != nil {
+		return Registries{}, err
+	}
+	for _, host := range slices.Sorted(maps.Keys(r.Mirrors)) {
+		if _, err := r.Mirrors[host].rewriteRules(); err != nil {
+			return Registries{}, fmt.Errorf("mirror of %s: %w", host, err)
 		}
 	}
 	return r, nil
