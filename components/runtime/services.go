@@ -76,7 +76,7 @@ func (s *services) stop() {
 	s.background.goroutines.Wait()
 }
 
-// unimplemented rejects the calls that no service implements. It is a type of its own so that the
+// unimplemented rejects the calls that no service implements. It is a separate type so that the
 // services take precedence when criService embeds it.
 type unimplemented struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
