@@ -19,7 +19,7 @@ func TestReserve(t *testing.T) {
 		return &runtimeapi.CreateContainerRequest{PodSandboxId: "s", Config: &runtimeapi.ContainerConfig{Command: []string{command}}}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		r := &Runtime{names: map[string]string{}, creations: map[string]*creation{}}
+		r := newInventory()
 		reserve := func(ctx context.Context, id, command string) (string, error) {
 			return r.reserve(ctx, "container", "name", id, asked(command))
 		}
