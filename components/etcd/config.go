@@ -12,6 +12,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+
+	"hyperkube/internal/serving/tlsdefaults"
 )
 
 // TLS names the TLS files of one kind of listener. Without CertFile and KeyFile the listener is not
@@ -29,7 +31,7 @@ func (t TLS) enabled() bool { return t.CertFile != "" || t.KeyFile != "" }
 func (t TLS) info() transport.TLSInfo {
 	return transport.TLSInfo{
 		CertFile: t.CertFile, KeyFile: t.KeyFile,
-		TrustedCAFile: t.TrustedCAFile, ClientCertAuth: t.ClientCertAuth,
+		TrustedCAFile: t.TrustedCAFile, ClientCertAuth: t.ClientCertAuth, CipherSuites: tlsdefaults.CipherSuites(),
 	}
 }
 
