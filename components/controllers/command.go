@@ -211,6 +211,13 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	if cfg.LeaderElect {
 		conf.Live = []debugserver.Check{{Name: leaderelection.HealthName, Check: cfg.Election.Health.Check}}
 	}
+	if path := o.serving.ReviewKubeconfig(); path != "" {
+		reviewer, err := client.FromKubeconfig(path, component)
+		if err != nil {
+			return err
+		}
+		conf.Reviews = reviewer.Kube
+	}
 	err = o.serving.RunWith(ctx, m.Server(conf), func(ctx context.Context) error {
 		own.Informers.StartWithContext(ctx)
 		return m.Run(ctx)
