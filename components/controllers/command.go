@@ -29,6 +29,8 @@ import (
 
 // options are the flags of kube-controller-manager. Upstream's flags that have no effect here are
 // accepted and ignored, see unused.
+//
+// Size: one field for each flag of kube-controller-manager.
 type options struct {
 	kubeconfig             string
 	serving                debugserver.SecurePortFlags
