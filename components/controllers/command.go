@@ -29,6 +29,8 @@ import (
 
 // options are the flags of kube-controller-manager. Upstream's flags that have no effect here are
 // accepted and ignored, see unused.
+//
+// Size: one field for each flag of kube-controller-manager.
 type options struct {
 	kubeconfig             string
 	serving                debugserver.SecurePortFlags
@@ -210,6 +212,13 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	conf := debugserver.Config{Flags: flags, Level: level}
 	if cfg.LeaderElect {
 		conf.Live = []debugserver.Check{{Name: leaderelection.HealthName, Check: cfg.Election.Health.Check}}
+	}
+	if path := o.serving.ReviewKubeconfig(); path != "" {
+		reviewer, err := client.FromKubeconfig(path, component)
+		if err != nil {
+			return err
+		}
+		conf.Reviews = reviewer.Kube
 	}
 	err = o.serving.RunWith(ctx, m.Server(conf), func(ctx context.Context) error {
 		own.Informers.StartWithContext(ctx)

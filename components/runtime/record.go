@@ -44,6 +44,7 @@ type processID struct {
 	Start uint64 `json:"start,omitempty"`
 }
 
+// sandboxRecord is the record of a sandbox.
 type sandboxRecord struct {
 	ID string `json:"id"`
 	// Boot is the boot ID at the start of its process.
@@ -63,6 +64,9 @@ type sandboxRecord struct {
 	config *runtimeapi.PodSandboxConfig
 }
 
+// containerRecord is the record of a container.
+//
+// Size: one field for each property in a file format.
 type containerRecord struct {
 	ID       string    `json:"id"`
 	Sandbox  string    `json:"sandbox"`

@@ -34,6 +34,8 @@ import (
 )
 
 // options contains the flags of kube-apiserver, with upstream's names.
+//
+// Size: one field for each flag of kube-apiserver.
 type options struct {
 	etcdServers                []string
 	etcdCA, etcdCert, etcdKey  string

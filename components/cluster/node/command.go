@@ -37,6 +37,8 @@ import (
 
 // Options are the flags of `node`, under the names that the kubelet and kube-proxy use. `init` and
 // `join` save them to disk; `node` without flags reads them from there.
+//
+// Size: one field for each flag, and for each setting of the file format.
 type Options struct {
 	root, cgroupRoot string
 	verbose          bool
