@@ -10,21 +10,24 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/record"
 
 	"hyperkube/components/kubelet/config"
+	"hyperkube/components/kubelet/events"
 	"hyperkube/components/kubelet/node/nodestatus"
+	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pod/dnsconf"
 	"hyperkube/components/kubelet/pod/images"
 	"hyperkube/components/kubelet/pod/objectcache"
 	"hyperkube/components/kubelet/pod/podcerts"
 	"hyperkube/components/kubelet/pod/pods"
 	"hyperkube/components/kubelet/pod/probe"
+	"hyperkube/components/kubelet/pod/pullcredentials"
 	"hyperkube/components/kubelet/pod/staticpod"
+	"hyperkube/components/kubelet/pod/tokens"
+	"hyperkube/components/kubelet/pod/trustbundles"
 	"hyperkube/components/kubelet/pod/usernamespaces"
 	"hyperkube/components/kubelet/pod/volume"
-	"hyperkube/components/kubelet/server/stats"
 	"hyperkube/internal/host/cgroup"
 	"hyperkube/internal/pod/localpath"
 )
@@ -35,12 +38,12 @@ import (
 func (k *Kubelet) compose() error {
 	capacity := k.cfg.Capacity(k.machine)
 	allocatable := nodestatus.Allocatable(capacity, k.cfg.Unallocatable(k.machine))
-	k.events = record.NewBroadcaster()
-	recorder := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: k.cfg.NodeName})
+	k.events = events.New(k.cfg.NodeName)
+	recorder := k.events
 	k.objects = objectcache.New(k.kube, k.log)
-	k.tokens = newTokens(k.kube)
-	k.trust = &trustBundles{kube: k.kube, changed: func() { k.manager.Refresh(usesTrustBundles) }}
-	k.podCerts = &podcerts.Issuer{Kube: k.kube, Node: func() *v1.Node { return k.nodeStatus.Node() }, Warn: podWarner(recorder)}
+	k.tokens = tokens.New(k.kube)
+	k.trust = trustbundles.New(k.kube, func() { k.manager.Refresh(trustbundles.Uses) })
+	k.podCerts = &podcerts.Issuer{Kube: k.kube, Node: func() *v1.Node { return k.nodeStatus.Node() }, Warn: k.events.PodWarning}
 	var err error
 	if k.csi, err = k.newCSI(recorder); err != nil {
 		return err
@@ -69,14 +72,6 @@ func (k *Kubelet) compose() error {
 	}
 	k.completeHost()
 	return nil
-}
-
-// podWarner returns a function that emits a Warning event for a pod.
-func podWarner(recorder record.EventRecorder) func(pod *v1.Pod, reason, message string) {
-	return func(pod *v1.Pod, reason, message string) {
-		ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-		recorder.Event(ref, v1.EventTypeWarning, reason, message)
-	}
 }
 
 // newNodeStatus creates the manager of the Node object.
@@ -109,7 +104,7 @@ func (k *Kubelet) newPuller() *images.Puller {
 func (k *Kubelet) newVolumes(recorder record.EventRecorder, allocatable func() v1.ResourceList) *volume.Set {
 	layout := k.cfg.Layout
 	hostPaths := volume.HostPath{Alias: layout.KubeletAlias()}
-	local := volume.Local{Root: layout.Volumes(), Warn: podWarner(recorder), WarnVolume: func(pv *v1.PersistentVolume, reason, message string) {
+	local := volume.Local{Root: layout.Volumes(), Warn: k.events.PodWarning, WarnVolume: func(pv *v1.PersistentVolume, reason, message string) {
 		recorder.Event(pv, v1.EventTypeWarning, reason, message)
 	}}
 	return &volume.Set{Root: layout.Kubelet, SELinux: volume.HostHasSELinux(), Metrics: k.metrics, Types: []volume.Type{
@@ -120,7 +115,7 @@ func (k *Kubelet) newVolumes(recorder record.EventRecorder, allocatable func() v
 		volume.DownwardAPI{Allocatable: allocatable},
 		volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: allocatable, Trust: k.trust, Certificates: k.podCerts},
 		volume.Image{},
-		volume.Claim{Claims: apiClaims{k.kube}, Node: k.nodeStatus.Node, Types: []volume.PersistentType{hostPaths, local, volume.NFS{}, k.iscsi, k.csi}},
+		volume.Claim{Claims: objectcache.Claims{Kube: k.kube}, Node: k.nodeStatus.Node, Types: []volume.PersistentType{hostPaths, local, volume.NFS{}, k.iscsi, k.csi}},
 		volume.NFS{},
 		k.iscsi,
 		k.csi,
@@ -141,7 +136,7 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 		Volumes: k.newVolumes(recorder, getAllocatable),
 		Prober:  probe.New(k.execSync, "1.37"),
 		Events:  recorder,
-		Images:  pods.Images{Puller: puller, Providers: providers, DockerConfigs: dockerConfigs(cfg.Layout.Kubelet)},
+		Images:  pods.Images{Puller: puller, Providers: providers, DockerConfigs: pullcredentials.DockerConfigs(cfg.Layout.Kubelet)},
 		Limits: pods.Limits{
 			Root: cfg.Layout.CgroupRoot, MemoryCapacity: k.machine.MemoryBytes,
 			CPUQuota: !cfg.Containers.NoCPUQuota, CPUQuotaPeriod: cfg.Containers.CPUQuotaPeriod, Pids: cfg.Containers.PidsLimit,
@@ -173,9 +168,7 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 		return nil, err
 	}
 	host.Security.Users.Start = crc32.ChecksumIEEE([]byte(cfg.NodeName))
-	if k.tracing != nil {
-		host.Tracer = k.tracing.Tracer(instrumentationScope)
-	}
+	host.Tracer = k.traces.Tracer()
 	if k.deps.Policies != nil {
 		host.Hooks.Network = k.deps.Policies.Expect
 	}

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/record"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
@@ -20,9 +19,9 @@ import (
 	"hyperkube/components/kubelet/node/eviction"
 	"hyperkube/components/kubelet/node/nodestatus"
 	"hyperkube/components/kubelet/node/oomwatch"
+	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pod/podlogs"
 	"hyperkube/components/kubelet/pod/pods"
-	"hyperkube/components/kubelet/server/stats"
 )
 
 // newEviction creates the manager of node-pressure eviction.
@@ -243,7 +242,7 @@ func (k *Kubelet) freeDisk(ctx context.Context, what eviction.Reclaim) error {
 // watchOOM emits events for processes that the kernel kills because memory is exhausted. There are
 // no events if the kernel's log is not readable.
 func (k *Kubelet) watchOOM(ctx context.Context) error {
-	events := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: k.cfg.NodeName})
+	events := k.events
 	node := &v1.ObjectReference{Kind: "Node", Name: k.cfg.NodeName, UID: types.UID(k.cfg.NodeName)}
 	err := oomwatch.Watch(ctx, oomwatch.Log, func(v oomwatch.Victim) {
 		events.Event(node, v1.EventTypeWarning, "SystemOOM", v.Message())

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pod/pods"
-	"hyperkube/components/kubelet/server/stats"
 	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/internal/host/cgroup"
 )

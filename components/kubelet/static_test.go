@@ -12,6 +12,7 @@ import (
 	"hyperkube/components/kubelet/pod/podcerts"
 	"hyperkube/components/kubelet/pod/pods"
 	"hyperkube/components/kubelet/pod/staticpod"
+	"hyperkube/components/kubelet/pod/tokens"
 	"hyperkube/components/kubelet/telemetry"
 )
 
@@ -19,7 +20,7 @@ import (
 // removed exists until the pod has terminated.
 func TestMirrorOutlives(t *testing.T) {
 	k := &Kubelet{log: slog.New(slog.DiscardHandler)}
-	k.tokens, k.podCerts = newTokens(nil), &podcerts.Issuer{}
+	k.tokens, k.podCerts = tokens.New(nil), &podcerts.Issuer{}
 	k.manager = pods.NewManager(&pods.Host{Log: k.log})
 	var of types.UID // UID of the pod that the mirror pod belongs to
 	k.mirrors = staticpod.NewMirrors(fake.NewClientset(), func() *v1.Node { return nil }, func(uid types.UID) { of = uid }, k.log)
@@ -53,7 +54,7 @@ func TestMirrorOutlives(t *testing.T) {
 // pod terminates, only the last one is run, and not before the first pod has terminated.
 func TestChangedWhileEnding(t *testing.T) {
 	k := &Kubelet{log: slog.New(slog.DiscardHandler)}
-	k.tokens, k.podCerts = newTokens(nil), &podcerts.Issuer{}
+	k.tokens, k.podCerts = tokens.New(nil), &podcerts.Issuer{}
 	k.manager = pods.NewManager(&pods.Host{Log: k.log, Metrics: telemetry.New()})
 	stop := make(chan struct{})
 	var wait sync.WaitGroup
