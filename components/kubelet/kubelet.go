@@ -49,12 +49,16 @@ import (
 
 // Kubelet is the kubelet of one node.
 type Kubelet struct {
-	cfg             Config
-	log             *slog.Logger
-	kube            kubernetes.Interface // nil without an API server
-	cri             *cri.Client
+	cfg  Config
+	log  *slog.Logger
+	kube kubernetes.Interface // nil without an API server
+	cri  *cri.Client
+	// pods and platform are created before the parts that use them, and manager after them.
+	pods            *pods.Registry
+	platform        *pods.Platform
+	garbage         *pods.GarbageCollector
 	manager         *pods.Manager
-	host            *pods.Host
+	host            pods.Config // the configuration of manager
 	nodeStatus      *nodestatus.Manager
 	mirrors         *staticpod.Mirrors // nil without an API server
 	objects         *objectcache.Store

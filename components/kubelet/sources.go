@@ -24,7 +24,6 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	var wait sync.WaitGroup
 	defer wait.Wait()
 	start := wait.Go
-	k.manager.Admit = func(pod *v1.Pod, others []*v1.Pod) *pods.Verdict { return k.admit(ctx, pod, others) }
 	if err := k.getRuntimeInfo(ctx); err != nil {
 		return err
 	}
@@ -63,7 +62,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 		informer = own
 		start(func() { own.RunWithContext(ctx) })
 	}
-	reg, err := informer.AddEventHandler(k.podHandler())
+	reg, err := informer.AddEventHandler(k.podHandler(ctx))
 	if err != nil {
 		return fmt.Errorf("watching pods: %w", err)
 	}
@@ -116,7 +115,8 @@ func newInformer[L runtime.Object](kube kubernetes.Interface, example runtime.Ob
 	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, kube), example, 0, cache.Indexers{})
 }
 
-func (k *Kubelet) podHandler() cache.ResourceEventHandler {
+// podHandler handles pods of the API. Their admission does not wait any more when ctx is done.
+func (k *Kubelet) podHandler(ctx context.Context) cache.ResourceEventHandler {
 	set := func(obj any) {
 		pod, ok := obj.(*v1.Pod)
 		switch {
@@ -124,7 +124,7 @@ func (k *Kubelet) podHandler() cache.ResourceEventHandler {
 		case pods.IsMirror(pod):
 			k.mirrors.Observe(pod, false)
 		default:
-			k.manager.Set(pod)
+			k.manager.Set(ctx, pod)
 		}
 	}
 	gone := func(obj any) {
@@ -156,7 +156,7 @@ func (k *Kubelet) podHandler() cache.ResourceEventHandler {
 }
 
 func (k *Kubelet) removed(uid types.UID) {
-	k.manager.Remove(uid)
+	k.pods.Remove(uid)
 	k.tokens.forget(uid)
 	k.podCerts.Forget(uid)
 }
