@@ -38,7 +38,7 @@ type backend struct {
 
 func (k *Kubelet) newBackend() *backend {
 	b := &backend{k: k, stats: k.stats, metrics: map[string]prometheus.Gatherer{}}
-	b.volumes = stats.NewVolumes(k.manager)
+	b.volumes = stats.NewVolumes(k.pods)
 	registry := func(list ...prometheus.Collector) prometheus.Gatherer {
 		r := prometheus.NewRegistry()
 		r.MustRegister(list...)
@@ -67,7 +67,7 @@ func (k *Kubelet) hardware() stats.Hardware {
 	m := k.machine
 	h := stats.Hardware{
 		BootID: m.Boot, MachineID: m.MachineID, SystemUUID: m.SystemUUID, Kernel: m.Kernel, OS: m.OSImage, CPUs: m.CPUs, Cores: m.CPUs, Sockets: 1, MemoryBytes: m.MemoryBytes, SwapBytes: m.SwapBytes,
-		CgroupOf: func(uid string) string { return k.manager.Cgroup(types.UID(uid)) },
+		CgroupOf: func(uid string) string { return k.pods.Cgroup(types.UID(uid)) },
 	}
 	if top, err := cpumanager.Read("/sys/devices/system/cpu"); err == nil {
 		h.Cores, h.Sockets = top.Count()
@@ -141,7 +141,7 @@ func notFound(err error) error {
 	return err
 }
 
-func (b *backend) Pods() []*v1.Pod { return b.k.manager.Pods() }
+func (b *backend) Pods() []*v1.Pod { return b.k.pods.Pods() }
 
 func (b *backend) RunningPods(ctx context.Context) ([]*v1.Pod, error) {
 	boxes, err := b.k.cri.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{
@@ -171,9 +171,9 @@ func (b *backend) RunningPods(ctx context.Context) ([]*v1.Pod, error) {
 }
 
 func (b *backend) Container(namespace, pod string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error) {
-	p, c, err := b.k.manager.Container(namespace, pod, uid, container, previous)
+	p, c, err := b.k.pods.Container(namespace, pod, uid, container, previous)
 	if err == nil && c.LogPath != "" && !filepath.IsAbs(c.LogPath) {
-		c.LogPath = filepath.Join(b.k.host.LogDir(p), c.LogPath)
+		c.LogPath = filepath.Join(b.k.host.Logs.Dir(p), c.LogPath)
 	}
 	return p, c, notFound(err)
 }
@@ -215,7 +215,7 @@ func (b *backend) Attach(ctx context.Context, id string, o server.StreamOptions)
 }
 
 func (b *backend) PortForward(ctx context.Context, namespace, pod string, uid types.UID, ports []int32) (*url.URL, error) {
-	box, err := b.k.manager.Sandbox(namespace, pod, uid)
+	box, err := b.k.pods.Sandbox(namespace, pod, uid)
 	if err != nil {
 		return nil, notFound(err)
 	}
@@ -257,7 +257,7 @@ func (b *backend) Configz() any {
 	f := b.k.cfg.Effective()
 	// The cgroup driver of the runtime overrides the configured one.
 	f.CgroupDriver = "cgroupfs"
-	if b.k.host.Limits.Systemd.Load() {
+	if b.k.platform.Systemd() {
 		f.CgroupDriver = "systemd"
 	}
 	return f

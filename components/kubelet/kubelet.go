@@ -50,13 +50,17 @@ import (
 
 // Kubelet is the kubelet of one node.
 type Kubelet struct {
-	cfg             config.Config
-	deps            Dependencies
-	log             *slog.Logger
-	kube            kubernetes.Interface // nil without an API server
-	cri             *cri.Client
+	cfg  config.Config
+	deps Dependencies
+	log  *slog.Logger
+	kube kubernetes.Interface // nil without an API server
+	cri  *cri.Client
+	// pods and platform are created before the parts that use them, and manager after them.
+	pods            *pods.Registry
+	platform        *pods.Platform
+	garbage         *pods.GarbageCollector
 	manager         *pods.Manager
-	host            *pods.Host
+	host            pods.Config // the configuration of manager
 	nodeStatus      *nodestatus.Manager
 	mirrors         *staticpod.Mirrors // nil without an API server
 	objects         *objectcache.Store

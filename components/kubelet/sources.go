@@ -22,7 +22,6 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	var wait sync.WaitGroup
 	defer wait.Wait()
 	start := wait.Go
-	k.manager.Admit = func(pod *v1.Pod, others []*v1.Pod) *pods.Verdict { return k.admit(ctx, pod, others) }
 	if err := k.getRuntimeInfo(ctx); err != nil {
 		return err
 	}
@@ -61,7 +60,7 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 		informer = own
 		start(func() { own.RunWithContext(ctx) })
 	}
-	reg, err := informer.AddEventHandler(k.podHandler())
+	reg, err := informer.AddEventHandler(k.podHandler(ctx))
 	if err != nil {
 		return fmt.Errorf("watching pods: %w", err)
 	}
@@ -96,7 +95,8 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	return nil
 }
 
-func (k *Kubelet) podHandler() cache.ResourceEventHandler {
+// podHandler handles pods of the API. Their admission does not wait any more when ctx is done.
+func (k *Kubelet) podHandler(ctx context.Context) cache.ResourceEventHandler {
 	set := func(obj any) {
 		pod, ok := obj.(*v1.Pod)
 		switch {
@@ -104,7 +104,7 @@ func (k *Kubelet) podHandler() cache.ResourceEventHandler {
 		case pods.IsMirror(pod):
 			k.mirrors.Observe(pod, false)
 		default:
-			k.manager.Set(pod)
+			k.manager.Set(ctx, pod)
 		}
 	}
 	gone := func(obj any) {
@@ -136,7 +136,7 @@ func (k *Kubelet) podHandler() cache.ResourceEventHandler {
 }
 
 func (k *Kubelet) removed(uid types.UID) {
-	k.manager.Remove(uid)
+	k.pods.Remove(uid)
 	k.tokens.Forget(uid)
 	k.podCerts.Forget(uid)
 }
