@@ -179,7 +179,7 @@ func (k *Kubelet) insufficientResources(pod *v1.Pod, others []*v1.Pod) []insuffi
 			out = append(out, insufficientResource{preemption.Requirement{Name: name, Quantity: lacks}, requested, used, capacity})
 		}
 	}
-	allocatable := k.host.Allocatable()
+	allocatable := k.host.Node.Allocatable()
 	look(v1.ResourcePods, 1, int64(len(others)), allocatable.Pods().Value())
 	want := corev1helpers.PodRequests(pod, corev1helpers.PodResourcesOptions{})
 	for _, name := range slices.Sorted(maps.Keys(want)) {
@@ -231,12 +231,23 @@ func providedByClaim(pod *v1.Pod, name v1.ResourceName) bool {
 // preemptionFailedPrefix is the prefix of the message for a critical pod for which preemption fails.
 const preemptionFailedPrefix = "Unexpected error while attempting to recover from admission failure: "
 
-// preemptForResize implements pods.Resizing.Preempt.
+// admitter implements pods.Admitter.
+type admitter struct{ k *Kubelet }
+
+func (a admitter) Admit(ctx context.Context, pod *v1.Pod, others []*v1.Pod) *pods.Verdict {
+	return a.k.admit(ctx, pod, others)
+}
+
+func (a admitter) PreemptForResize(ctx context.Context, pod *v1.Pod, message string) (freed bool, why string) {
+	return a.k.preemptForResize(ctx, pod, message)
+}
+
+// preemptForResize implements pods.Admitter.
 func (k *Kubelet) preemptForResize(ctx context.Context, pod *v1.Pod, message string) (made bool, why string) {
 	if !pods.IsCritical(pod) {
 		return false, message
 	}
-	others := k.manager.OtherPods(pod.UID)
+	others := k.pods.OtherPods(pod.UID)
 	missing := k.insufficientResources(pod, others)
 	if len(missing) == 0 {
 		return false, message // other pods with higher precedence use the freed resources
@@ -269,7 +280,7 @@ func (k *Kubelet) preempt(ctx context.Context, pod *v1.Pod, others []*v1.Pod, mi
 		k.log.Info("preempting pod for a critical pod", "pod", v.Namespace+"/"+v.Name, "preemptor", pod.Namespace+"/"+pod.Name)
 		k.host.Events.Event(v, v1.EventTypeWarning, preemption.Reason, preemption.Message)
 		k.metrics.Preempted(string(need[0].Name))
-		k.manager.Terminate(v.UID, &pods.Verdict{Reason: preemption.Reason, Message: preemption.Message, Discard: true, Conditions: []v1.PodCondition{{
+		k.pods.Terminate(v.UID, &pods.Verdict{Reason: preemption.Reason, Message: preemption.Message, Discard: true, Conditions: []v1.PodCondition{{
 			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet,
 			Message: "Pod was preempted by Kubelet to accommodate a critical pod.",
 		}}})
@@ -282,7 +293,7 @@ func (k *Kubelet) preempt(ctx context.Context, pod *v1.Pod, others []*v1.Pod, mi
 		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-		case <-k.manager.Cleaned(v.UID):
+		case <-k.pods.Cleaned(v.UID):
 		case <-timer.C:
 			k.log.Warn("preemption victim did not terminate in time", "pod", v.Namespace+"/"+v.Name)
 		}

@@ -171,8 +171,10 @@ func TestPreemptForResizeCanceled(t *testing.T) {
 	}
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
 	k := idle(t, node, node)
-	// The victim never terminates because nothing runs it.
-	k.manager.Set(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "victim", Namespace: "ns", UID: "victim"}, Spec: v1.PodSpec{Containers: asks("1Ei")}})
+	// The victim was admitted by an earlier kubelet. It never terminates because nothing runs it.
+	victim := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "victim", Namespace: "ns", UID: "victim"}, Spec: v1.PodSpec{Containers: asks("1Ei")}}
+	victim.Status.StartTime = &metav1.Time{}
+	k.manager.Set(t.Context(), victim)
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "critical"}, Spec: v1.PodSpec{Priority: new(int32(2000000000)), Containers: asks("1Mi")}}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -20,11 +19,11 @@ import (
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pod/pods"
 	"hyperkube/components/kubelet/pod/podstate"
 	"hyperkube/components/kubelet/resources/cpumanager"
 	"hyperkube/components/kubelet/server"
-	"hyperkube/components/kubelet/server/stats"
 	"hyperkube/internal/serving/componentmetrics"
 	"hyperkube/internal/serving/plainhttp"
 )
@@ -33,13 +32,13 @@ import (
 type backend struct {
 	k       *Kubelet
 	stats   *stats.Provider
-	volumes *volumeStats
+	volumes *stats.Volumes
 	metrics map[string]prometheus.Gatherer
 }
 
 func (k *Kubelet) newBackend() *backend {
 	b := &backend{k: k, stats: k.stats, metrics: map[string]prometheus.Gatherer{}}
-	b.volumes = &volumeStats{pods: k.manager.Pods, volumesOf: k.manager.Volumes}
+	b.volumes = stats.NewVolumes(k.pods)
 	registry := func(list ...prometheus.Collector) prometheus.Gatherer {
 		r := prometheus.NewRegistry()
 		r.MustRegister(list...)
@@ -68,7 +67,7 @@ func (k *Kubelet) hardware() stats.Hardware {
 	m := k.machine
 	h := stats.Hardware{
 		BootID: m.Boot, MachineID: m.MachineID, SystemUUID: m.SystemUUID, Kernel: m.Kernel, OS: m.OSImage, CPUs: m.CPUs, Cores: m.CPUs, Sockets: 1, MemoryBytes: m.MemoryBytes, SwapBytes: m.SwapBytes,
-		CgroupOf: func(uid string) string { return k.manager.Cgroup(types.UID(uid)) },
+		CgroupOf: func(uid string) string { return k.pods.Cgroup(types.UID(uid)) },
 	}
 	if top, err := cpumanager.Read("/sys/devices/system/cpu"); err == nil {
 		h.Cores, h.Sockets = top.Count()
@@ -80,11 +79,11 @@ func (k *Kubelet) hardware() stats.Hardware {
 func (k *Kubelet) server() (func(context.Context) error, error) {
 	certificate := k.cfg.Server.Certificate
 	if certificate == nil {
-		self := &selfSigned{name: k.cfg.NodeName, addresses: k.ips, now: time.Now}
-		if _, err := self.certificate(); err != nil {
+		self := server.NewSelfSigned(k.cfg.NodeName, k.ips)
+		if _, err := self.Certificate(); err != nil {
 			return nil, err
 		}
-		certificate = self.certificate
+		certificate = self.Certificate
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(k.cfg.Server.Address, strconv.Itoa(k.cfg.Server.Port)))
 	if err != nil {
@@ -107,7 +106,7 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 		NoDebug:  k.cfg.Server.NoDebug, NoProfiling: k.cfg.Server.NoProfiling, MinVersion: k.cfg.Server.TLSMinVersion, CipherSuites: k.cfg.Server.CipherSuites,
 		Curves: k.cfg.Server.Curves, StreamIdle: k.cfg.Server.StreamIdle, Flags: k.deps.Flags, Level: k.deps.Level,
 		Listener: l, Certificate: certificate, ClientCA: k.cfg.Access.ClientCA, NodeLogs: logs, NodeLogQuery: k.cfg.Server.NodeLogQuery, Backend: b, Metrics: k.metrics, Log: k.log,
-		Wrap: func(h http.Handler) http.Handler { return withRequestTracing(h, k.tracing) },
+		Wrap: func(h http.Handler) http.Handler { return k.traces.Handler(h) },
 		Auth: &server.Auth{
 			Kube: k.kube, NodeName: k.cfg.NodeName, Anonymous: k.cfg.Access.Anonymous, AlwaysAllow: k.cfg.Access.AlwaysAllow, NoTokens: k.cfg.Access.NoTokens,
 			TokenTTL: k.cfg.Access.TokenTTL, AllowTTL: k.cfg.Access.AllowTTL, DenyTTL: k.cfg.Access.DenyTTL,
@@ -142,7 +141,7 @@ func notFound(err error) error {
 	return err
 }
 
-func (b *backend) Pods() []*v1.Pod { return b.k.manager.Pods() }
+func (b *backend) Pods() []*v1.Pod { return b.k.pods.Pods() }
 
 func (b *backend) RunningPods(ctx context.Context) ([]*v1.Pod, error) {
 	boxes, err := b.k.cri.Runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{
@@ -172,9 +171,9 @@ func (b *backend) RunningPods(ctx context.Context) ([]*v1.Pod, error) {
 }
 
 func (b *backend) Container(namespace, pod string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error) {
-	p, c, err := b.k.manager.Container(namespace, pod, uid, container, previous)
+	p, c, err := b.k.pods.Container(namespace, pod, uid, container, previous)
 	if err == nil && c.LogPath != "" && !filepath.IsAbs(c.LogPath) {
-		c.LogPath = filepath.Join(b.k.host.LogDir(p), c.LogPath)
+		c.LogPath = filepath.Join(b.k.host.Logs.Dir(p), c.LogPath)
 	}
 	return p, c, notFound(err)
 }
@@ -216,7 +215,7 @@ func (b *backend) Attach(ctx context.Context, id string, o server.StreamOptions)
 }
 
 func (b *backend) PortForward(ctx context.Context, namespace, pod string, uid types.UID, ports []int32) (*url.URL, error) {
-	box, err := b.k.manager.Sandbox(namespace, pod, uid)
+	box, err := b.k.pods.Sandbox(namespace, pod, uid)
 	if err != nil {
 		return nil, notFound(err)
 	}
@@ -246,7 +245,7 @@ func (b *backend) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
 	if err := b.stats.SetImageUsage(ctx, out); err != nil {
 		return nil, err
 	}
-	volumes := b.volumes.all(ctx)
+	volumes := b.volumes.All(ctx)
 	for i := range out.Pods {
 		out.Pods[i].VolumeStats = volumes[types.UID(out.Pods[i].PodRef.UID)]
 	}
@@ -258,7 +257,7 @@ func (b *backend) Configz() any {
 	f := b.k.cfg.Effective()
 	// The cgroup driver of the runtime overrides the configured one.
 	f.CgroupDriver = "cgroupfs"
-	if b.k.host.Limits.Systemd.Load() {
+	if b.k.platform.Systemd() {
 		f.CgroupDriver = "systemd"
 	}
 	return f

@@ -14,6 +14,7 @@ import (
 
 	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/node/kubeletcerts"
+	"hyperkube/components/kubelet/node/nodestatus"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/base/logging"
 	"hyperkube/internal/client"
@@ -65,7 +66,7 @@ func setUpCertificates(ctx context.Context, flags *config.Flags, cfg *config.Con
 	if cfg.Server.Certificate != nil || cfg.File == nil || !cfg.File.ServerTLSBootstrap {
 		return nil
 	}
-	ips, err := nodeIPs(cfg.Node.IPs)
+	ips, err := nodestatus.Addresses(cfg.Node.IPs)
 	if err != nil {
 		return err
 	}

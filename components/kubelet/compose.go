@@ -10,37 +10,41 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/record"
 
 	"hyperkube/components/kubelet/config"
+	"hyperkube/components/kubelet/events"
 	"hyperkube/components/kubelet/node/nodestatus"
+	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pod/dnsconf"
 	"hyperkube/components/kubelet/pod/images"
 	"hyperkube/components/kubelet/pod/objectcache"
 	"hyperkube/components/kubelet/pod/podcerts"
 	"hyperkube/components/kubelet/pod/pods"
 	"hyperkube/components/kubelet/pod/probe"
+	"hyperkube/components/kubelet/pod/pullcredentials"
 	"hyperkube/components/kubelet/pod/staticpod"
+	"hyperkube/components/kubelet/pod/tokens"
+	"hyperkube/components/kubelet/pod/trustbundles"
 	"hyperkube/components/kubelet/pod/usernamespaces"
 	"hyperkube/components/kubelet/pod/volume"
-	"hyperkube/components/kubelet/server/stats"
 	"hyperkube/internal/host/cgroup"
 	"hyperkube/internal/pod/localpath"
 )
 
-// compose creates the kubelet's parts in the order of their dependencies. The host, through which
-// pods reach the other parts, is created in the middle; completeHost adds references to parts
-// created after it.
+// compose creates the kubelet's parts in the order of their dependencies. The registry of pods comes
+// first: the parts that the pod manager depends on use it to list and terminate pods. The manager
+// comes last.
 func (k *Kubelet) compose() error {
 	capacity := k.cfg.Capacity(k.machine)
 	allocatable := nodestatus.Allocatable(capacity, k.cfg.Unallocatable(k.machine))
-	k.events = record.NewBroadcaster()
-	recorder := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: k.cfg.NodeName})
+	k.pods, k.platform = pods.NewRegistry(), &pods.Platform{}
+	k.events = events.New(k.cfg.NodeName)
+	recorder := k.events
 	k.objects = objectcache.New(k.kube, k.log)
-	k.tokens = newTokens(k.kube)
-	k.trust = &trustBundles{kube: k.kube, changed: func() { k.manager.Refresh(usesTrustBundles) }}
-	k.podCerts = &podcerts.Issuer{Kube: k.kube, Node: func() *v1.Node { return k.nodeStatus.Node() }, Warn: podWarner(recorder)}
+	k.tokens = tokens.New(k.kube)
+	k.trust = trustbundles.New(k.kube, func() { k.pods.Refresh(trustbundles.Uses) })
+	k.podCerts = &podcerts.Issuer{Kube: k.kube, Node: func() *v1.Node { return k.nodeStatus.Node() }, Warn: k.events.PodWarning}
 	var err error
 	if k.csi, err = k.newCSI(recorder); err != nil {
 		return err
@@ -48,10 +52,8 @@ func (k *Kubelet) compose() error {
 	k.iscsi = k.newISCSI()
 	k.nodeStatus = k.newNodeStatus(recorder, capacity, allocatable)
 	puller := k.newPuller()
-	if k.host, err = k.newHost(recorder, puller, allocatable); err != nil {
-		return err
-	}
-	k.manager = pods.NewManager(k.host)
+	logs := pods.Logs{Pods: k.cfg.Layout.PodLogs, Containers: k.cfg.Layout.ContainerLogs}
+	k.garbage = pods.NewGarbageCollector(k.pods, logs, k.cfg.Containers.DeadContainers)
 	k.disks = k.newDisks()
 	k.collector = &images.Collector{
 		CRI: k.cri, High: k.cfg.Images.GCHigh, Low: k.cfg.Images.GCLow, MinAge: k.cfg.Images.MinAge, MaxAge: k.cfg.Images.MaxAge,
@@ -65,18 +67,13 @@ func (k *Kubelet) compose() error {
 	}
 	k.plugins = k.newPlugins()
 	if k.kube != nil {
-		k.mirrors = staticpod.NewMirrors(k.kube, k.nodeStatus.Node, k.manager.Changed, k.log)
+		k.mirrors = staticpod.NewMirrors(k.kube, k.nodeStatus.Node, k.pods.Changed, k.log)
 	}
-	k.completeHost()
+	if k.host, err = k.newHost(recorder, puller, logs, allocatable); err != nil {
+		return err
+	}
+	k.manager = pods.NewManager(k.host)
 	return nil
-}
-
-// podWarner returns a function that emits a Warning event for a pod.
-func podWarner(recorder record.EventRecorder) func(pod *v1.Pod, reason, message string) {
-	return func(pod *v1.Pod, reason, message string) {
-		ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-		recorder.Event(ref, v1.EventTypeWarning, reason, message)
-	}
 }
 
 // newNodeStatus creates the manager of the Node object.
@@ -109,7 +106,7 @@ func (k *Kubelet) newPuller() *images.Puller {
 func (k *Kubelet) newVolumes(recorder record.EventRecorder, allocatable func() v1.ResourceList) *volume.Set {
 	layout := k.cfg.Layout
 	hostPaths := volume.HostPath{Alias: layout.KubeletAlias()}
-	local := volume.Local{Root: layout.Volumes(), Warn: podWarner(recorder), WarnVolume: func(pv *v1.PersistentVolume, reason, message string) {
+	local := volume.Local{Root: layout.Volumes(), Warn: k.events.PodWarning, WarnVolume: func(pv *v1.PersistentVolume, reason, message string) {
 		recorder.Event(pv, v1.EventTypeWarning, reason, message)
 	}}
 	return &volume.Set{Root: layout.Kubelet, SELinux: volume.HostHasSELinux(), Metrics: k.metrics, Types: []volume.Type{
@@ -120,96 +117,119 @@ func (k *Kubelet) newVolumes(recorder record.EventRecorder, allocatable func() v
 		volume.DownwardAPI{Allocatable: allocatable},
 		volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: allocatable, Trust: k.trust, Certificates: k.podCerts},
 		volume.Image{},
-		volume.Claim{Claims: apiClaims{k.kube}, Node: k.nodeStatus.Node, Types: []volume.PersistentType{hostPaths, local, volume.NFS{}, k.iscsi, k.csi}},
+		volume.Claim{Claims: objectcache.Claims{Kube: k.kube}, Node: k.nodeStatus.Node, Types: []volume.PersistentType{hostPaths, local, volume.NFS{}, k.iscsi, k.csi}},
 		volume.NFS{},
 		k.iscsi,
 		k.csi,
 	}}
 }
 
-// newHost creates the pods.Host, except for the fields that completeHost sets.
-func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, allocatable v1.ResourceList) (*pods.Host, error) {
+// newHost returns the configuration of the pod manager.
+func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, logs pods.Logs, allocatable v1.ResourceList) (pods.Config, error) {
 	cfg := k.cfg
 	providers, err := k.newProviders()
 	if err != nil {
-		return nil, err
+		return pods.Config{}, err
+	}
+	users := &usernamespaces.Allocator{Start: crc32.ChecksumIEEE([]byte(cfg.NodeName))}
+	if users.Ranges, err = usernamespaces.Configured(context.Background(), cfg.Node.MaxPods); err != nil {
+		return pods.Config{}, err
 	}
 	getAllocatable := func() v1.ResourceList { return allocatable }
-	host := &pods.Host{
-		Log: k.log, NodeName: cfg.NodeName, CRI: k.cri, Kube: k.kube, Objects: k.objects,
+	host := pods.Config{
+		Log: k.log, Registry: k.pods, Platform: k.platform, CRI: k.cri, Kube: k.kube, Objects: k.objects,
 		Metrics: k.metrics,
 		Volumes: k.newVolumes(recorder, getAllocatable),
 		Prober:  probe.New(k.execSync, "1.37"),
 		Events:  recorder,
-		Images:  pods.Images{Puller: puller, Providers: providers, DockerConfigs: dockerConfigs(cfg.Layout.Kubelet)},
-		Limits: pods.Limits{
-			Root: cfg.Layout.CgroupRoot, MemoryCapacity: k.machine.MemoryBytes,
-			CPUQuota: !cfg.Containers.NoCPUQuota, CPUQuotaPeriod: cfg.Containers.CPUQuotaPeriod, Pids: cfg.Containers.PidsLimit,
-		},
+		Images:  pods.Images{Puller: puller, Providers: providers, DockerConfigs: pullcredentials.DockerConfigs(cfg.Layout.Kubelet)},
+		Limits:  k.cgroupLimits(),
 		Security: pods.Security{
 			SeccompDefault: cfg.Containers.SeccompDefault, SeccompRoot: filepath.Join(cfg.Layout.Kubelet, "seccomp"),
-			Sysctls: cfg.Containers.Sysctls, AllowedUnsafeSysctls: cfg.Containers.AllowedUnsafeSysctls,
+			Sysctls: cfg.Containers.Sysctls, Users: users,
 		},
-		Hooks: pods.Hooks{Extend: k.extend, NetworkProblem: func() string {
-			problem := k.nodeStatus.NetworkProblem()
-			if problem != "" {
-				// The problem may have been resolved since.
-				k.nodeStatus.Changed()
-			}
-			return problem
-		}},
-		DNS: dnsconf.Node{
-			ClusterDNS: cfg.DNS.Servers, ClusterDomain: cfg.DNS.Domain, ResolvConf: cfg.DNS.ResolvConf, Addresses: k.nodeIPs,
-			Warn: func(reason, message string) { k.nodeEvent(v1.EventTypeWarning, reason, message) },
+		Node: pods.Node{
+			DNS: dnsconf.Node{
+				ClusterDNS: cfg.DNS.Servers, ClusterDomain: cfg.DNS.Domain, ResolvConf: cfg.DNS.ResolvConf, Addresses: k.nodeIPs,
+				Warn: func(reason, message string) {
+					recorder.Event(nodestatus.Reference(cfg.NodeName), v1.EventTypeWarning, reason, message)
+				},
+			},
+			IPs: k.nodeIPs, Object: k.nodeStatus.Node, Allocatable: getAllocatable, Services: k.listServices,
 		},
-		NodeIPs: k.nodeIPs, Node: k.nodeStatus.Node, Allocatable: getAllocatable,
-		RuntimeName: "hyperkube", PodLogs: cfg.Layout.PodLogs, ContainerLogs: cfg.Layout.ContainerLogs,
-		Services:       k.listServices,
-		CrashMax:       cfg.Containers.CrashMax,
-		DeadContainers: cfg.Containers.DeadContainers,
+		Logs: logs,
+		Collaborators: pods.Collaborators{
+			Admitter: admitter{k}, Resources: resources{k}, Claims: k.claims, Network: podNetwork{k.nodeStatus},
+		},
+		CrashMax: cfg.Containers.CrashMax,
 	}
 	host.Prober.Metrics, host.Prober.HookMetrics = probe.NewMetrics(), k.metrics
-	if host.Security.Users.Ranges, err = usernamespaces.Configured(context.Background(), cfg.Node.MaxPods); err != nil {
-		return nil, err
-	}
-	host.Security.Users.Start = crc32.ChecksumIEEE([]byte(cfg.NodeName))
-	if k.tracing != nil {
-		host.Tracer = k.tracing.Tracer(instrumentationScope)
-	}
+	host.Tracer = k.traces.Tracer()
 	if k.deps.Policies != nil {
-		host.Hooks.Network = k.deps.Policies.Expect
+		host.Policies = k.deps.Policies
 	}
-	if k.cgroups != nil {
-		k.configureCgroupLimits(host)
+	if k.podsAPI != nil {
+		host.Observer = k.podsAPI
+	}
+	if k.mirrors != nil {
+		host.Mirror = k.mirrors
 	}
 	return host, nil
 }
 
-// configureCgroupLimits configures the cgroup limits of host as far as the machine's cgroups support them.
-func (k *Kubelet) configureCgroupLimits(host *pods.Host) {
+// podNetwork implements pods.Network.
+type podNetwork struct{ node *nodestatus.Manager }
+
+func (n podNetwork) NetworkProblem() string {
+	problem := n.node.NetworkProblem()
+	if problem != "" {
+		// The problem may have been resolved since.
+		n.node.Changed()
+	}
+	return problem
+}
+
+// cgroupLimits returns the configuration of the cgroup limits of pods, as far as the machine's
+// cgroups support them.
+func (k *Kubelet) cgroupLimits() pods.Limits {
 	cfg := k.cfg
-	host.Limits.Cgroups = timedCgroups{k.cgroups, k.metrics}
+	limits := pods.Limits{
+		Root: cfg.Layout.CgroupRoot, MemoryCapacity: k.machine.MemoryBytes,
+		CPUQuota: !cfg.Containers.NoCPUQuota, CPUQuotaPeriod: cfg.Containers.CPUQuotaPeriod, Pids: cfg.Containers.PidsLimit,
+		StaticCPUs: k.cpus != nil, StaticMemory: k.memory != nil,
+	}
+	if k.cpus != nil && cfg.Gates.Enabled(config.GateNoQuota, true) {
+		limits.HasExclusiveCPUs = func(pod types.UID, container string) bool {
+			_, own := k.cpus.Get(pod, container)
+			return own
+		}
+	}
+	if k.cgroups == nil {
+		return limits
+	}
+	limits.Cgroups = timedCgroups{k.cgroups, k.metrics}
 	k.metrics.CgroupVersion(1)
 	// Without the controller the kernel cannot limit huge pages per pod.
 	for _, size := range slices.Sorted(maps.Keys(k.machine.Hugepages)) {
 		if k.machine.Hugepages[size] > 0 && slices.Contains(k.cgroups.Controllers(), "hugetlb") {
-			host.Limits.Hugepages = append(host.Limits.Hugepages, size)
+			limits.Hugepages = append(limits.Hugepages, size)
 		}
 	}
 	if !k.cgroups.Unified() {
-		return
+		return limits
 	}
 	k.metrics.CgroupVersion(2)
-	host.Limits.WholeOOMKill = !cfg.Containers.SingleOOMKill
-	host.Limits.MemoryQoS = cfg.Gates.Enabled(config.GateMemoryQoS, true)
-	host.Limits.Tiered = host.Limits.MemoryQoS && cfg.Containers.TieredMemory
-	if cfg.Containers.MemoryThrottling != nil && host.Limits.MemoryQoS {
-		host.Limits.Throttling = *cfg.Containers.MemoryThrottling
+	limits.WholeOOMKill = !cfg.Containers.SingleOOMKill
+	limits.MemoryQoS = cfg.Gates.Enabled(config.GateMemoryQoS, true)
+	limits.Tiered = limits.MemoryQoS && cfg.Containers.TieredMemory
+	if cfg.Containers.MemoryThrottling != nil && limits.MemoryQoS {
+		limits.Throttling = *cfg.Containers.MemoryThrottling
 	}
-	host.Limits.Swap = func() int64 { return 0 }
-	if host.Limits.LimitedSwap = cfg.Containers.LimitedSwap; host.Limits.LimitedSwap {
-		host.Limits.Swap = func() int64 { return k.machine.SwapBytes }
+	limits.Swap = func() int64 { return 0 }
+	if limits.LimitedSwap = cfg.Containers.LimitedSwap; limits.LimitedSwap {
+		limits.Swap = func() int64 { return k.machine.SwapBytes }
 	}
+	return limits
 }
 
 // newStats creates the provider of pod and node statistics.
@@ -217,31 +237,11 @@ func (k *Kubelet) newStats() *stats.Provider {
 	provider := &stats.Provider{
 		CRI: k.cri, NodeName: k.cfg.NodeName, Root: k.cfg.Layout.Kubelet, Logs: k.cfg.Layout.PodLogs, Images: k.disks.imagePath,
 		RuntimePID: k.runtimePID,
-		Pods:       k.manager.Pods, Boot: time.Now(), PodInterfacePrefix: k.cfg.Layout.LinkPrefix + "v",
+		Pods:       k.pods.Pods, Boot: time.Now(), PodInterfacePrefix: k.cfg.Layout.LinkPrefix + "v",
 	}
 	if k.cgroups != nil {
 		provider.PodsCgroup = func() (cgroup.Stats, error) { return k.cgroups.Stats(k.kubepods()) }
 		provider.Pressures = func() cgroup.Pressures { return k.cgroups.Pressures("/") }
 	}
 	return provider
-}
-
-// completeHost sets the fields of the host that refer to parts created after it.
-func (k *Kubelet) completeHost() {
-	k.host.Hooks.DeviceHealth = func(pod *v1.Pod, container string) []v1.ResourceStatus {
-		return append(k.devices.Health(pod.UID, container), k.claims.Health(pod, container)...)
-	}
-	if k.cpus != nil && k.cfg.Gates.Enabled(config.GateNoQuota, true) {
-		k.host.Limits.HasExclusiveCPUs = func(pod types.UID, container string) bool {
-			_, own := k.cpus.Get(pod, container)
-			return own
-		}
-	}
-	k.host.Claims = k.claims
-	k.host.Resizing.Preempt = k.preemptForResize
-	k.host.Resizing.StaticCPUs, k.host.Resizing.StaticMemory = k.cpus != nil, k.memory != nil
-	k.host.Hooks.Terminated = k.release
-	if k.mirrors != nil {
-		k.host.Mirror = k.mirrors
-	}
 }

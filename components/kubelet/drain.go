@@ -26,7 +26,7 @@ func (k *Kubelet) newShutdown(events record.EventRecorder) *shutdown.Manager {
 		Recorded: func(path string) error {
 			return k.deps.Journal.Record(hostjournal.Change{Kind: hostjournal.Dir, Name: path})
 		},
-		Pods: k.manager.Active, Terminate: k.terminateForShutdown, Changed: k.nodeStatus.Changed,
+		Pods: k.pods.Active, Terminate: k.terminateForShutdown, Changed: k.nodeStatus.Changed,
 		Event: func(reason, message string) { events.Event(ref, v1.EventTypeNormal, reason, message) },
 		State: filepath.Join(k.cfg.Layout.Kubelet, "graceful_node_shutdown_state"), Log: k.log,
 	})
@@ -34,21 +34,19 @@ func (k *Kubelet) newShutdown(events record.EventRecorder) *shutdown.Manager {
 
 // terminateForShutdown terminates a pod because of a node shutdown.
 func (k *Kubelet) terminateForShutdown(pod *v1.Pod, grace int64) <-chan struct{} {
-	k.manager.Terminate(pod.UID, &pods.Verdict{
+	k.pods.Terminate(pod.UID, &pods.Verdict{
 		Reason: shutdown.Reason, Message: shutdown.Message, Grace: &grace,
 		Conditions: []v1.PodCondition{{
 			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: shutdown.Message,
 		}},
 	})
-	return k.manager.Cleaned(pod.UID)
+	return k.pods.Cleaned(pod.UID)
 }
 
 // notReadyReasons returns reasons why the node is not ready even if its runtime is.
 func (k *Kubelet) notReadyReasons() []string {
-	if k.manager != nil {
-		if err := k.manager.RuntimeUnresponsive(time.Now()); err != nil {
-			return []string{err.Error()}
-		}
+	if err := k.pods.RuntimeUnresponsive(time.Now()); err != nil {
+		return []string{err.Error()}
 	}
 	if k.shutdown != nil && k.shutdown.Down() {
 		return []string{shutdown.NodeMessage}

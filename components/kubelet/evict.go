@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/record"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
@@ -20,9 +19,9 @@ import (
 	"hyperkube/components/kubelet/node/eviction"
 	"hyperkube/components/kubelet/node/nodestatus"
 	"hyperkube/components/kubelet/node/oomwatch"
+	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pod/podlogs"
 	"hyperkube/components/kubelet/pod/pods"
-	"hyperkube/components/kubelet/server/stats"
 )
 
 // newEviction creates the manager of node-pressure eviction.
@@ -34,7 +33,7 @@ func (k *Kubelet) newEviction(events record.EventRecorder) *eviction.Manager {
 	cfg := eviction.Config{
 		NodeName: k.cfg.NodeName, Thresholds: thresholds, Disks: k.disks.compare,
 		Transition: k.cfg.Eviction.Transition, MaxGrace: k.cfg.Eviction.MaxGrace,
-		Measure: k.measure, Pods: k.manager.Active, Critical: pods.IsCritical, Usage: k.usage, Storage: k.storage,
+		Measure: k.measure, Pods: k.pods.Active, Critical: pods.IsCritical, Usage: k.usage, Storage: k.storage,
 		Evict: k.evict, FreeDisk: k.freeDisk, Changed: k.nodeStatus.Changed, Events: events, Log: k.log,
 	}
 	if k.cfg.Eviction.NoStorageLimits {
@@ -66,7 +65,12 @@ func (k *Kubelet) pressure() nodestatus.Pressure {
 }
 
 // kubepods returns the cgroup of all pods.
-func (k *Kubelet) kubepods() string { return k.host.CgroupOfClass(v1.PodQOSGuaranteed) }
+func (k *Kubelet) kubepods() string { return k.cgroupNames().OfClass(v1.PodQOSGuaranteed) }
+
+// cgroupNames returns the names of the cgroups of pods.
+func (k *Kubelet) cgroupNames() pods.CgroupNames {
+	return pods.CgroupNames{Root: k.cfg.Layout.CgroupRoot, Platform: k.platform}
+}
 
 // measure returns the observed value of each eviction signal.
 func (k *Kubelet) measure(ctx context.Context) (map[eviction.Signal]eviction.Observation, error) {
@@ -218,8 +222,8 @@ func (k *Kubelet) evict(pod *v1.Pod, grace int64, message string, disrupted bool
 			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: message,
 		}}
 	}
-	k.manager.Terminate(pod.UID, verdict)
-	return k.manager.Emptied(pod.UID)
+	k.pods.Terminate(pod.UID, verdict)
+	return k.pods.Emptied(pod.UID)
 }
 
 // discardTimeout is the timeout for the removal of the containers of terminated pods.
@@ -229,9 +233,9 @@ const discardTimeout = 30 * time.Second
 func (k *Kubelet) freeDisk(ctx context.Context, what eviction.Reclaim) error {
 	var err error
 	if what.Containers {
-		_, err = k.manager.CollectGarbage(ctx, podlogs.Rotation{MaxSize: k.cfg.Logs.MaxSize, MaxFiles: k.cfg.Logs.MaxFiles})
+		_, err = k.garbage.Collect(ctx, podlogs.Rotation{MaxSize: k.cfg.Logs.MaxSize, MaxFiles: k.cfg.Logs.MaxFiles})
 		ctx, cancel := context.WithTimeout(ctx, discardTimeout)
-		err = errors.Join(err, k.manager.Discard(ctx))
+		err = errors.Join(err, k.pods.Discard(ctx))
 		cancel()
 	}
 	if what.Images {
@@ -243,7 +247,7 @@ func (k *Kubelet) freeDisk(ctx context.Context, what eviction.Reclaim) error {
 // watchOOM emits events for processes that the kernel kills because memory is exhausted. There are
 // no events if the kernel's log is not readable.
 func (k *Kubelet) watchOOM(ctx context.Context) error {
-	events := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: k.cfg.NodeName})
+	events := k.events
 	node := &v1.ObjectReference{Kind: "Node", Name: k.cfg.NodeName, UID: types.UID(k.cfg.NodeName)}
 	err := oomwatch.Watch(ctx, oomwatch.Log, func(v oomwatch.Victim) {
 		events.Event(node, v1.EventTypeWarning, "SystemOOM", v.Message())

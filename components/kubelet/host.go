@@ -54,7 +54,7 @@ func (k *Kubelet) prepareCgroups() error {
 		return fmt.Errorf("creating the cgroup of all pods: %w", err)
 	}
 	for _, class := range []v1.PodQOSClass{v1.PodQOSBurstable, v1.PodQOSBestEffort} {
-		name, r := k.host.CgroupOfClass(class), cgroup.Resources{CPUShares: 2}
+		name, r := k.cgroupNames().OfClass(class), cgroup.Resources{CPUShares: 2}
 		if k.cgroups.Exists(name) {
 			r.CPUShares = 0 // keep the weight, which is updated soon for the running pods
 		}
@@ -66,7 +66,7 @@ func (k *Kubelet) prepareCgroups() error {
 		}
 	}
 	if _, err := os.Stat(filepath.Join(k.cgroups.Dir("memory", kubepods), "memory.swap.max")); err != nil {
-		k.host.Limits.Swap = nil // the kernel does not account for swap
+		k.platform.DisableSwapAccounting()
 	}
 	if err := k.enforceReserved(); err != nil {
 		return err

@@ -44,7 +44,7 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case now := <-ticker.C:
-			rotated, err := k.manager.CollectGarbage(ctx, rotation)
+			rotated, err := k.garbage.Collect(ctx, rotation)
 			if err != nil && ctx.Err() == nil {
 				k.log.Warn("garbage collection of containers failed", "err", err)
 				k.nodeEvent(v1.EventTypeWarning, "ContainerGCFailed", err.Error())
@@ -57,7 +57,7 @@ func (k *Kubelet) housekeep(ctx context.Context) error {
 			if now.Sub(lastImages) >= imageGCInterval {
 				lastImages = now
 				if k.sourcesKnown.Load() {
-					if err := k.manager.RemoveOrphanedLogs(); err != nil {
+					if err := k.garbage.RemoveOrphanedLogs(); err != nil {
 						k.log.Warn("removing logs of deleted pods failed", "err", err)
 					}
 				}
@@ -88,7 +88,7 @@ const cgroupV1 = "cgroup v1 detected. cgroup v1 support is deprecated and will b
 // emitStartEvents emits events about the start of the kubelet and the state of its node.
 func (k *Kubelet) emitStartEvents() {
 	k.nodeEvent(v1.EventTypeNormal, "Starting", "Starting kubelet.")
-	if why := k.host.DNS.Check(); why != "" {
+	if why := k.host.Node.DNS.Check(); why != "" {
 		k.nodeEvent(v1.EventTypeWarning, "CheckLimitsForResolvConf", why)
 	}
 	if k.machine.SwapBytes > 0 {
@@ -113,7 +113,7 @@ const runtimeConfigAttempts = 3
 // getCgroupDriver gets the cgroup driver from the runtime. For an older runtime without RuntimeConfig,
 // the configured driver is used.
 func (k *Kubelet) getCgroupDriver(ctx context.Context) error {
-	k.host.Limits.Systemd.Store(k.cfg.Cgroups.Systemd)
+	k.platform.SetSystemd(k.cfg.Cgroups.Systemd)
 	var err error
 	for range runtimeConfigAttempts {
 		var resp *runtimeapi.RuntimeConfigResponse
@@ -124,7 +124,7 @@ func (k *Kubelet) getCgroupDriver(ctx context.Context) error {
 		}
 		if err == nil {
 			if resp.Linux != nil {
-				k.host.Limits.Systemd.Store(resp.Linux.CgroupDriver == runtimeapi.CgroupDriver_SYSTEMD)
+				k.platform.SetSystemd(resp.Linux.CgroupDriver == runtimeapi.CgroupDriver_SYSTEMD)
 			}
 			return nil
 		}
@@ -138,6 +138,6 @@ func (k *Kubelet) getRuntimeInfo(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("getting the version of the runtime: %w", err)
 	}
-	k.host.RuntimeName = v.RuntimeName
+	k.platform.SetRuntimeName(v.RuntimeName)
 	return k.getCgroupDriver(ctx)
 }

@@ -16,18 +16,16 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/flowcontrol"
-	"k8s.io/component-base/tracing"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/events"
 	"hyperkube/components/kubelet/node/eviction"
 	"hyperkube/components/kubelet/node/nodestatus"
 	"hyperkube/components/kubelet/node/shutdown"
+	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/pod/images"
 	"hyperkube/components/kubelet/pod/objectcache"
@@ -35,6 +33,8 @@ import (
 	"hyperkube/components/kubelet/pod/pods"
 	"hyperkube/components/kubelet/pod/probe"
 	"hyperkube/components/kubelet/pod/staticpod"
+	"hyperkube/components/kubelet/pod/tokens"
+	"hyperkube/components/kubelet/pod/trustbundles"
 	"hyperkube/components/kubelet/pod/volume/csi"
 	"hyperkube/components/kubelet/pod/volume/iscsi"
 	"hyperkube/components/kubelet/resources/cpumanager"
@@ -43,29 +43,33 @@ import (
 	"hyperkube/components/kubelet/resources/memorymanager"
 	"hyperkube/components/kubelet/resources/topology"
 	"hyperkube/components/kubelet/server/podsapi"
-	"hyperkube/components/kubelet/server/stats"
 	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/components/kubelet/traces"
 	"hyperkube/internal/host/cgroup"
 )
 
 // Kubelet is the kubelet of one node.
 type Kubelet struct {
-	cfg             config.Config
-	deps            Dependencies
-	log             *slog.Logger
-	kube            kubernetes.Interface // nil without an API server
-	cri             *cri.Client
+	cfg  config.Config
+	deps Dependencies
+	log  *slog.Logger
+	kube kubernetes.Interface // nil without an API server
+	cri  *cri.Client
+	// pods and platform are created before the parts that use them, and manager after them.
+	pods            *pods.Registry
+	platform        *pods.Platform
+	garbage         *pods.GarbageCollector
 	manager         *pods.Manager
-	host            *pods.Host
+	host            pods.Config // the configuration of manager
 	nodeStatus      *nodestatus.Manager
 	mirrors         *staticpod.Mirrors // nil without an API server
 	objects         *objectcache.Store
-	tokens          *tokens
+	tokens          *tokens.Cache
 	csi             *csi.Plugin
 	iscsi           *iscsi.Plugin
-	trust           *trustBundles
+	trust           *trustbundles.Watcher
 	podCerts        *podcerts.Issuer
-	events          record.EventBroadcaster
+	events          *events.Recorder
 	cgroups         *cgroup.Manager // nil if CgroupConfig.Off is set
 	ips             []netip.Addr
 	machine         nodestatus.Machine
@@ -84,8 +88,8 @@ type Kubelet struct {
 	topology        *topology.Manager
 	shutdown        *shutdown.Manager // nil if graceful node shutdown is disabled
 	metrics         *telemetry.Metrics
-	tracing         tracing.TracerProvider // nil if tracing is disabled
-	started         time.Time              // when New was called
+	traces          *traces.Provider
+	started         time.Time // when New was called
 	// sourcesKnown is set when all pod sources have delivered their pods.
 	sourcesKnown atomic.Bool
 }
@@ -100,7 +104,7 @@ func New(cfg config.Config, deps Dependencies) (*Kubelet, error) {
 	if deps.Clients != nil {
 		k.kube = deps.Clients.Kube
 	}
-	ips, err := nodeIPs(cfg.Node.IPs)
+	ips, err := nodestatus.Addresses(cfg.Node.IPs)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
@@ -119,10 +123,10 @@ func New(cfg config.Config, deps Dependencies) (*Kubelet, error) {
 	if err := k.cfg.CheckMachine(k.machine); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	if k.tracing, err = newTracing(cfg.Tracing, cfg.NodeName); err != nil {
+	if k.traces, err = traces.New(cfg.Tracing, cfg.NodeName); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	if k.cri, err = cri.Dial(cfg.Runtime.Endpoint, cfg.Runtime.Timeout, tracingDialOptions(k.tracing)...); err != nil {
+	if k.cri, err = cri.Dial(cfg.Runtime.Endpoint, cfg.Runtime.Timeout, k.traces.DialOptions()...); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	if cfg.Images.Endpoint != "" {
@@ -164,15 +168,11 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer k.cri.Close()
-	defer k.flushTraces()
+	defer k.traces.Flush(k.log)
 	defer k.objects.Close()
-	defer k.trust.close()
+	defer k.trust.Close()
 	if k.kube != nil {
-		var sink record.EventSink = &typedcorev1.EventSinkImpl{Interface: k.kube.CoreV1().Events("")}
-		if n := *k.cfg.Events.QPS; n > 0 {
-			sink = &limitedSink{EventSink: sink, limit: flowcontrol.NewTokenBucketRateLimiter(float32(n), k.cfg.Events.Burst)}
-		}
-		k.events.StartRecordingToSink(sink)
+		k.events.Start(k.kube, *k.cfg.Events.QPS, k.cfg.Events.Burst)
 	}
 	defer k.events.Shutdown()
 	if err := k.prepareHost(); err != nil {

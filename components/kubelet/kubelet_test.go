@@ -153,7 +153,7 @@ func TestNodeAndPod(t *testing.T) {
 		return err == nil && p.Status.Phase == v1.PodRunning
 	})
 
-	log := filepath.Join(k.host.LogDir(pod), "main", "0.log")
+	log := filepath.Join(k.host.Logs.Dir(pod), "main", "0.log")
 	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
 		t.Fatal(err)
 	}

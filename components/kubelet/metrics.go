@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pod/pods"
-	"hyperkube/components/kubelet/server/stats"
 	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/internal/host/cgroup"
 )
@@ -131,7 +131,7 @@ type gauges func(name, help string, value float64, pairs ...string)
 
 // podCounts reports the number of pods and containers.
 func (m kubeletMetrics) podCounts(gauge gauges) {
-	c := m.k.manager.Count()
+	c := m.k.pods.Count()
 	gauge("kubelet_running_pods", "Number of pods that have a running pod sandbox", float64(c.Sandboxes))
 	for state, n := range c.Containers {
 		gauge("kubelet_running_containers", "Number of containers currently running", float64(n), "container_state", state)
@@ -143,7 +143,7 @@ func (m kubeletMetrics) podCounts(gauge gauges) {
 	}
 	mirrors := 0
 	if m.k.mirrors != nil {
-		for _, pod := range m.k.manager.Active() {
+		for _, pod := range m.k.pods.Active() {
 			if pods.IsStatic(pod) && m.k.mirrors.Of(pod) != nil {
 				mirrors++
 			}
@@ -162,7 +162,7 @@ func (m kubeletMetrics) podCounts(gauge gauges) {
 
 // logs reports the disk usage of container logs.
 func (m kubeletMetrics) logs(gauge gauges) {
-	for _, pod := range m.k.manager.Active() {
+	for _, pod := range m.k.pods.Active() {
 		for _, list := range [][]v1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses} {
 			for i := range list {
 				used, _ := stats.DiskUsage(m.k.stats.LogDir(pod.Namespace, pod.Name, string(pod.UID), list[i].Name))
@@ -177,8 +177,8 @@ func (m kubeletMetrics) logs(gauge gauges) {
 func (m kubeletMetrics) volumes(gauge gauges) {
 	type key struct{ plugin, state string }
 	count := map[key]int{}
-	for _, pod := range m.k.manager.Active() {
-		made := m.k.manager.Volumes(pod.UID)
+	for _, pod := range m.k.pods.Active() {
+		made := m.k.pods.Volumes(pod.UID)
 		for i := range pod.Spec.Volumes {
 			v := &pod.Spec.Volumes[i]
 			r, there := made[v.Name]
@@ -244,7 +244,7 @@ func (m kubeletMetrics) records(gauge gauges) {
 func (m kubeletMetrics) podCertificates(gauge gauges) {
 	type key struct{ signer, state string }
 	count, now := map[key]int{}, time.Now()
-	for _, pod := range m.k.manager.Pods() {
+	for _, pod := range m.k.pods.Pods() {
 		for i := range pod.Spec.Volumes {
 			v := &pod.Spec.Volumes[i]
 			if v.Projected == nil {

@@ -25,7 +25,7 @@ func (k *Kubelet) newCSI(events record.EventRecorder) (*csi.Plugin, error) {
 		Node:       func() *v1.Node { return k.nodeStatus.Node() },
 		FileLabel:  volume.FileLabels(),
 		InUse:      k.volumesInUseChanged,
-		Registered: func() { k.manager.RetryVolumes() },
+		Registered: func() { k.pods.RetryVolumes() },
 	})
 }
 
@@ -86,7 +86,7 @@ const (
 func (k *Kubelet) reconcileClaims(ctx context.Context) {
 	there := func(uid types.UID) bool {
 		select {
-		case <-k.manager.Cleaned(uid):
+		case <-k.pods.Cleaned(uid):
 			return false
 		default:
 			return true

@@ -15,8 +15,8 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 	podresourcesalpha "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
+	"hyperkube/components/kubelet/grpcsocket"
 	"hyperkube/components/kubelet/resources/memorymanager"
-	"hyperkube/components/kubelet/server/grpcsocket"
 	"hyperkube/internal/pod/podutil"
 )
 
@@ -27,7 +27,7 @@ func (k *Kubelet) deviceCapacity() (all, healthy v1.ResourceList) { return k.dev
 func (k *Kubelet) devicesChanged(list []types.UID) {
 	k.nodeStatus.Changed()
 	for _, uid := range list {
-		k.manager.Changed(uid)
+		k.pods.Changed(uid)
 	}
 }
 
@@ -90,7 +90,7 @@ type alphaLister struct {
 // List implements podresourcesalpha.PodResourcesListerServer.
 func (l *alphaLister) List(context.Context, *podresourcesalpha.ListPodResourcesRequest) (*podresourcesalpha.ListPodResourcesResponse, error) {
 	out := &podresourcesalpha.ListPodResourcesResponse{}
-	for _, pod := range l.k.manager.Active() {
+	for _, pod := range l.k.pods.Active() {
 		one := &podresourcesalpha.PodResources{Name: pod.Name, Namespace: pod.Namespace}
 		for i := range pod.Spec.Containers {
 			c := &podresourcesalpha.ContainerResources{Name: pod.Spec.Containers[i].Name}
@@ -116,7 +116,7 @@ type lister struct {
 // List implements podresourcesapi.PodResourcesListerServer.
 func (l *lister) List(context.Context, *podresourcesapi.ListPodResourcesRequest) (*podresourcesapi.ListPodResourcesResponse, error) {
 	out := &podresourcesapi.ListPodResourcesResponse{}
-	for _, pod := range l.k.manager.Active() {
+	for _, pod := range l.k.pods.Active() {
 		out.PodResources = append(out.PodResources, l.of(pod))
 	}
 	return out, nil
@@ -124,7 +124,7 @@ func (l *lister) List(context.Context, *podresourcesapi.ListPodResourcesRequest)
 
 // Get implements podresourcesapi.PodResourcesListerServer.
 func (l *lister) Get(_ context.Context, r *podresourcesapi.GetPodResourcesRequest) (*podresourcesapi.GetPodResourcesResponse, error) {
-	for _, pod := range l.k.manager.Active() {
+	for _, pod := range l.k.pods.Active() {
 		if pod.Name == r.PodName && pod.Namespace == r.PodNamespace {
 			return &podresourcesapi.GetPodResourcesResponse{PodResources: l.of(pod)}, nil
 		}

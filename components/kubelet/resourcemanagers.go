@@ -11,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/utils/cpuset"
 
 	"hyperkube/components/kubelet/config"
@@ -37,13 +38,12 @@ func (k *Kubelet) newResourceManagers() error {
 	}
 	known := k.sourcesKnown.Load
 	if k.cfg.Gates.Enabled(config.GatePodsAPI, true) {
-		if k.podsAPI, err = podsapi.New(podsapi.Config{Pods: k.manager.Pods, Known: known, Count: k.metrics, Log: k.log}); err != nil {
+		if k.podsAPI, err = podsapi.New(podsapi.Config{Pods: k.pods.Pods, Known: known, Count: k.metrics, Log: k.log}); err != nil {
 			return err
 		}
-		k.host.Hooks.StatusChanged, k.host.Hooks.Removed = k.podsAPI.Updated, k.podsAPI.Removed
 	}
 	if k.devices, err = devicemanager.New(devicemanager.Config{
-		Dir: filepath.Join(k.cfg.Layout.Kubelet, "device-plugins"), Nodes: machine.All(), Active: k.manager.Active, Known: known,
+		Dir: filepath.Join(k.cfg.Layout.Kubelet, "device-plugins"), Nodes: machine.All(), Active: k.pods.Active, Known: known,
 		Changed: k.devicesChanged, Log: k.log, Metrics: k.metrics,
 	}); err != nil {
 		return err
@@ -58,7 +58,6 @@ func (k *Kubelet) newResourceManagers() error {
 	if k.cpus != nil {
 		providers = append(providers, k.cpus)
 		k.cpuSetUpdater = newCPUSetUpdater(k.cri.Runtime, k.cpus.Get, k.log)
-		k.host.Hooks.Started = k.cpuSetUpdater.containerStarted
 	}
 	if k.memory, err = k.newMemory(machine); err != nil {
 		return err
@@ -101,7 +100,7 @@ func (k *Kubelet) newCPUs(nodes numa.Machine) (*cpumanager.Manager, error) {
 	return cpumanager.New(cpumanager.Config{
 		Machine: machine, Reserved: reserved, StrictReservation: k.cfg.Resources.CPUs.Strict, FullPCPUsOnly: k.cfg.Resources.CPUs.Whole, AlignByUncoreCache: k.cfg.Resources.CPUs.ByCache, DistributeAcrossNUMA: k.cfg.Resources.CPUs.Spread,
 		File:       file,
-		Guaranteed: guaranteed, Active: k.manager.Active, Known: k.sourcesKnown.Load, Log: k.log, Metrics: k.metrics,
+		Guaranteed: guaranteed, Active: k.pods.Active, Known: k.sourcesKnown.Load, Log: k.log, Metrics: k.metrics,
 	})
 }
 
@@ -127,7 +126,7 @@ func (k *Kubelet) newMemory(machine numa.Machine) (*memorymanager.Manager, error
 	}
 	return memorymanager.New(memorymanager.Config{
 		Machine: machine, Reserved: reserved, File: file,
-		Guaranteed: guaranteed, Active: k.manager.Active, Known: k.sourcesKnown.Load, Log: k.log, Metrics: k.metrics,
+		Guaranteed: guaranteed, Active: k.pods.Active, Known: k.sourcesKnown.Load, Log: k.log, Metrics: k.metrics,
 	})
 }
 
@@ -151,6 +150,25 @@ func (k *Kubelet) allocate(ctx context.Context, pod *v1.Pod) *pods.Verdict {
 		k.cpuSetUpdater.updateAll(ctx)
 	}
 	return nil
+}
+
+// resources implements pods.ResourceManager.
+type resources struct{ k *Kubelet }
+
+func (r resources) PrepareContainer(ctx context.Context, pod *v1.Pod, c *v1.Container, cfg *runtimeapi.ContainerConfig) error {
+	return r.k.extend(ctx, pod, c, cfg)
+}
+
+func (r resources) ContainerStarted(ctx context.Context, pod *v1.Pod, container, id string, cfg *runtimeapi.ContainerConfig) {
+	if r.k.cpuSetUpdater != nil {
+		r.k.cpuSetUpdater.containerStarted(ctx, pod, container, id, cfg)
+	}
+}
+
+func (r resources) PodTerminated(pod types.UID) { r.k.release(pod) }
+
+func (r resources) DeviceHealth(pod *v1.Pod, container string) []v1.ResourceStatus {
+	return append(r.k.devices.Health(pod.UID, container), r.k.claims.Health(pod, container)...)
 }
 
 // release frees what was allocated to a terminated pod.

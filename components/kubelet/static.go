@@ -23,7 +23,7 @@ func (k *Kubelet) staticPods(ctx context.Context, start func(func())) <-chan str
 			close(delivered)
 		}
 	}
-	sink := &staticSink{k: k, stop: ctx.Done(), start: start}
+	sink := &staticSink{k: k, stop: ctx.Done(), start: start, set: func(p *v1.Pod) { k.manager.Set(ctx, p) }}
 	follow := func(what string, run func(context.Context, func()) error) {
 		left.Add(1)
 		start(func() {
@@ -33,7 +33,7 @@ func (k *Kubelet) staticPods(ctx context.Context, start func(func())) <-chan str
 		})
 	}
 	if dir := k.cfg.StaticPods.Dir; dir != "" {
-		source := &staticpod.Source{Dir: dir, NodeName: k.cfg.NodeName, Sink: sink, Log: k.log, Ignored: k.emitDuplicateName}
+		source := &staticpod.Source{Dir: dir, NodeName: k.cfg.NodeName, Sink: sink, Log: k.log, Ignored: k.events.DuplicateStaticPod}
 		follow(dir, source.Run)
 	}
 	if url := k.cfg.StaticPods.URL; url != "" {
@@ -44,12 +44,6 @@ func (k *Kubelet) staticPods(ctx context.Context, start func(func())) <-chan str
 	return delivered
 }
 
-// emitDuplicateName emits an event for a static pod that is ignored because another one has the same name.
-func (k *Kubelet) emitDuplicateName(p *v1.Pod) {
-	ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: p.UID}
-	k.host.Events.Eventf(ref, v1.EventTypeWarning, "FailedValidation", "Error validating pod %s_%s(%s) from %s due to duplicate pod name %q, ignoring", p.Name, p.Namespace, p.UID, "file", p.Name)
-}
-
 // staticSink receives static pods. A pod whose manifest has changed is a new pod. It starts after
 // the old pod of its name has terminated, because both may need the same host ports. Until then the
 // API has the mirror pod of the old one.
@@ -57,6 +51,7 @@ type staticSink struct {
 	k     *Kubelet
 	stop  <-chan struct{} // closed when the kubelet stops
 	start func(func())
+	set   func(*v1.Pod) // starts or updates a pod
 
 	mu    sync.Mutex // guards the following fields
 	names map[string]*staticName
@@ -99,9 +94,9 @@ func (s *staticSink) Set(p *v1.Pod) {
 // blockers returns channels that are closed when the desired pod may run. The caller must hold mu.
 func (s *staticSink) blockers(n *staticName) []<-chan struct{} {
 	// A terminating pod cannot be run again before it has terminated.
-	out := []<-chan struct{}{s.k.manager.RestartRemoved(n.desired.UID)}
+	out := []<-chan struct{}{s.k.pods.RestartRemoved(n.desired.UID)}
 	if n.lastStarted != n.desired.UID {
-		out = append(out, s.k.manager.Done(n.lastStarted))
+		out = append(out, s.k.pods.Done(n.lastStarted))
 	}
 	return slices.DeleteFunc(out, func(done <-chan struct{}) bool { return done == nil })
 }
@@ -127,7 +122,7 @@ func (s *staticSink) run(n *staticName) {
 			s.k.mirrors.Set(p) // before mu is unlocked, so that a concurrent Remove finds it
 		}
 		s.mu.Unlock()
-		s.k.manager.Set(p)
+		s.set(p)
 		s.mu.Lock()
 		if n.desired == p {
 			return
@@ -159,7 +154,7 @@ func (s *staticSink) Remove(uid types.UID) {
 		}
 	}
 	s.mu.Unlock()
-	done := s.k.manager.Done(uid)
+	done := s.k.pods.Done(uid)
 	s.k.removed(uid)
 	switch {
 	case s.k.mirrors == nil:

@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"context"
 	"log/slog"
 	"sync"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"hyperkube/components/kubelet/pod/podcerts"
 	"hyperkube/components/kubelet/pod/pods"
 	"hyperkube/components/kubelet/pod/staticpod"
+	"hyperkube/components/kubelet/pod/tokens"
 	"hyperkube/components/kubelet/telemetry"
 )
 
@@ -19,13 +21,14 @@ import (
 // removed exists until the pod has terminated.
 func TestMirrorOutlives(t *testing.T) {
 	k := &Kubelet{log: slog.New(slog.DiscardHandler)}
-	k.tokens, k.podCerts = newTokens(nil), &podcerts.Issuer{}
-	k.manager = pods.NewManager(&pods.Host{Log: k.log})
+	k.tokens, k.podCerts = tokens.New(nil), &podcerts.Issuer{}
+	k.pods = pods.NewRegistry()
+	k.manager = pods.NewManager(pods.Config{Log: k.log, Registry: k.pods})
 	var of types.UID // UID of the pod that the mirror pod belongs to
 	k.mirrors = staticpod.NewMirrors(fake.NewClientset(), func() *v1.Node { return nil }, func(uid types.UID) { of = uid }, k.log)
-	stop := make(chan struct{})
-	close(stop)
-	sink := &staticSink{k: k, stop: stop, start: func(f func()) { f() }}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	sink := &staticSink{k: k, stop: ctx.Done(), start: func(f func()) { f() }, set: func(p *v1.Pod) { k.manager.Set(ctx, p) }}
 	pod := func(uid types.UID) *v1.Pod {
 		p := &v1.Pod{}
 		p.Name, p.Namespace, p.UID = "s", "default", uid
@@ -53,13 +56,14 @@ func TestMirrorOutlives(t *testing.T) {
 // pod terminates, only the last one is run, and not before the first pod has terminated.
 func TestChangedWhileEnding(t *testing.T) {
 	k := &Kubelet{log: slog.New(slog.DiscardHandler)}
-	k.tokens, k.podCerts = newTokens(nil), &podcerts.Issuer{}
-	k.manager = pods.NewManager(&pods.Host{Log: k.log, Metrics: telemetry.New()})
-	stop := make(chan struct{})
+	k.tokens, k.podCerts = tokens.New(nil), &podcerts.Issuer{}
+	k.pods = pods.NewRegistry()
+	k.manager = pods.NewManager(pods.Config{Log: k.log, Registry: k.pods, Metrics: telemetry.New()})
+	ctx, cancel := context.WithCancel(t.Context())
 	var wait sync.WaitGroup
 	t.Cleanup(wait.Wait)
-	t.Cleanup(func() { close(stop) })
-	sink := &staticSink{k: k, stop: stop, start: wait.Go}
+	t.Cleanup(cancel)
+	sink := &staticSink{k: k, stop: ctx.Done(), start: wait.Go, set: func(p *v1.Pod) { k.manager.Set(ctx, p) }}
 	set := func(uid types.UID) {
 		p := &v1.Pod{}
 		p.Name, p.Namespace, p.UID = "s", "default", uid
@@ -72,7 +76,7 @@ func TestChangedWhileEnding(t *testing.T) {
 	}
 	// Workers are not started, so that the first pod does not terminate.
 	for _, uid := range []types.UID{"2", "3", "4"} {
-		if k.manager.Done(uid) != nil {
+		if k.pods.Done(uid) != nil {
 			t.Errorf("%s runs in addition to the first", uid)
 		}
 	}

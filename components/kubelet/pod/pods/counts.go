@@ -34,14 +34,14 @@ type WorkLabels struct{ Lifecycle, Config, Static string }
 type ResizeLabels struct{ Reason, Priority string }
 
 // Count counts pods and containers.
-func (m *Manager) Count() Counts {
+func (r *Registry) Count() Counts {
 	c := Counts{Containers: map[string]int{"created": 0, "running": 0, "exited": 0, "unknown": 0}, Working: map[WorkLabels]int{}, Pending: map[ResizeLabels]int{}}
 	for _, lifecycle := range []string{"sync", "terminating", "terminated"} {
 		for _, of := range [][2]string{{"desired", ""}, {"desired", "true"}, {"orphan", ""}, {"orphan", "true"}, {"runtime_only", "unknown"}} {
 			c.Working[WorkLabels{lifecycle, of[0], of[1]}] = 0
 		}
 	}
-	for _, w := range m.all() {
+	for _, w := range r.all() {
 		w.mu.Lock()
 		w.count(&c)
 		w.mu.Unlock()

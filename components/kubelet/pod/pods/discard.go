@@ -34,8 +34,8 @@ func (w *worker) discard(ctx context.Context, pod *v1.Pod) error {
 
 // Emptied returns a channel that is closed when the containers and logs of a pod that was
 // terminated with Verdict.Discard are removed, or if there is no such pod.
-func (m *Manager) Emptied(uid types.UID) <-chan struct{} {
-	if w := m.worker(uid); w != nil {
+func (r *Registry) Emptied(uid types.UID) <-chan struct{} {
+	if w := r.worker(uid); w != nil {
 		return w.emptiedCh
 	}
 	none := make(chan struct{})
@@ -46,9 +46,9 @@ func (m *Manager) Emptied(uid types.UID) <-chan struct{} {
 // Discard removes the containers and logs of all terminated pods and waits until they are removed.
 // Their status in the API does not change. Static pods are excluded, because only their containers
 // show that they have terminated.
-func (m *Manager) Discard(ctx context.Context) error {
+func (r *Registry) Discard(ctx context.Context) error {
 	var waits []<-chan struct{}
-	for _, w := range m.all() {
+	for _, w := range r.all() {
 		w.mu.Lock()
 		if w.stage == stopped && w.final == deleteObject && w.host.Kube != nil && !IsStatic(w.pod) && w.discards != discardDone {
 			w.discards = max(w.discards, discardRequested)

@@ -42,7 +42,7 @@ func TestLate(t *testing.T) {
 		"pod grace period":         {Verdict{}, 90 * time.Second},
 		"minimal grace period":     {Verdict{Grace: new(int64(1))}, 10 * time.Second},
 	} {
-		w := newWorker(&Host{Log: slog.New(slog.DiscardHandler), Events: events}, &v1.Pod{Spec: v1.PodSpec{TerminationGracePeriodSeconds: &grace}})
+		w := newWorker(newHost(Config{Log: slog.New(slog.DiscardHandler), Events: events}), &v1.Pod{Spec: v1.PodSpec{TerminationGracePeriodSeconds: &grace}})
 		began := time.Now()
 		w.setVerdict(&tc.verdict)
 		w.stage = terminating
@@ -61,7 +61,7 @@ func TestLate(t *testing.T) {
 			t.Errorf("%s: event %q", name, e)
 		}
 	}
-	w := newWorker(&Host{Log: slog.New(slog.DiscardHandler), Events: events}, &v1.Pod{})
+	w := newWorker(newHost(Config{Log: slog.New(slog.DiscardHandler), Events: events}), &v1.Pod{})
 	w.setVerdict(&Verdict{Rejected: true})
 	if !w.overdueAt.IsZero() {
 		t.Error("a pod that never ran is overdue")
@@ -70,7 +70,7 @@ func TestLate(t *testing.T) {
 
 func TestFamilies(t *testing.T) {
 	events := record.NewFakeRecorder(10)
-	w := newWorker(&Host{Log: slog.New(slog.DiscardHandler), Events: events}, &v1.Pod{})
+	w := newWorker(newHost(Config{Log: slog.New(slog.DiscardHandler), Events: events}), &v1.Pod{})
 	w.reportIPFamilyChange("", "192.0.2.1")
 	w.reportIPFamilyChange("192.0.2.1", "192.0.2.2")
 	w.reportIPFamilyChange("2001:db8::1", "192.0.2.1")
@@ -102,7 +102,7 @@ func TestSandboxWithoutAddress(t *testing.T) {
 	p := newPod("a", nil)
 	b.add(p)
 	b.waitForEvent("FailedCreatePodSandBox Failed to create pod sandbox: the sandbox has no IP address")
-	w := b.manager.worker(p.UID)
+	w := b.registry.worker(p.UID)
 	w.mu.Lock()
 	if w.mountGap == 0 {
 		t.Error("retried without backoff")

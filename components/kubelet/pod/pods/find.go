@@ -12,8 +12,8 @@ import (
 )
 
 // Pods returns the desired pods with their latest status.
-func (m *Manager) Pods() []*v1.Pod {
-	workers := m.all()
+func (r *Registry) Pods() []*v1.Pod {
+	workers := r.all()
 	out := make([]*v1.Pod, 0, len(workers))
 	for _, w := range workers {
 		w.mu.Lock()
@@ -30,8 +30,8 @@ func (m *Manager) Pods() []*v1.Pod {
 }
 
 // Active returns the pods that have not terminated.
-func (m *Manager) Active() []*v1.Pod {
-	workers := m.all()
+func (r *Registry) Active() []*v1.Pod {
+	workers := r.all()
 	var out []*v1.Pod
 	for _, w := range workers {
 		out = append(out, w.active()...)
@@ -52,8 +52,8 @@ func (notFoundError) Is(target error) bool { return target == ErrNoPod }
 
 // Container returns a container by pod and name: its latest attempt or, with previous, the one
 // before. uid may be empty.
-func (m *Manager) Container(namespace, name string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error) {
-	w := m.find(namespace, name, uid)
+func (r *Registry) Container(namespace, name string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error) {
+	w := r.find(namespace, name, uid)
 	if w == nil {
 		return nil, podstate.Container{}, notFoundError(fmt.Sprintf("pod %q does not exist", name))
 	}
@@ -88,8 +88,8 @@ func (m *Manager) Container(namespace, name string, uid types.UID, container str
 }
 
 // Sandbox returns the ID of the pod's running sandbox.
-func (m *Manager) Sandbox(namespace, name string, uid types.UID) (string, error) {
-	w := m.find(namespace, name, uid)
+func (r *Registry) Sandbox(namespace, name string, uid types.UID) (string, error) {
+	w := r.find(namespace, name, uid)
 	if w == nil {
 		return "", notFoundError(fmt.Sprintf("pod %q does not exist", name))
 	}
@@ -102,11 +102,11 @@ func (m *Manager) Sandbox(namespace, name string, uid types.UID) (string, error)
 	return box.ID, nil
 }
 
-func (m *Manager) find(namespace, name string, uid types.UID) *worker {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+func (r *Registry) find(namespace, name string, uid types.UID) *worker {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var found *worker
-	for _, w := range m.workers {
+	for _, w := range r.workers {
 		w.mu.Lock()
 		fits := w.pod.Namespace == namespace && w.pod.Name == name && (uid == "" || w.uid == uid || string(uid) == w.pod.Annotations[AnnotationHash])
 		gone := w.removed

@@ -33,7 +33,7 @@ func (w *worker) adopt() {
 	}
 }
 
-func (h *Host) refs(pod *v1.Pod) []objectcache.Ref { return objectcache.Of(pod) }
+func (h *host) refs(pod *v1.Pod) []objectcache.Ref { return objectcache.Of(pod) }
 
 // decideVerdict decides whether the pod must be terminated.
 func (w *worker) decideVerdict(now time.Time) {
@@ -199,7 +199,7 @@ func (w *worker) input(now time.Time) podstate.Input {
 // ips returns the pod's IP addresses. The caller must hold mu.
 func (w *worker) ips() []string {
 	if w.pod.Spec.HostNetwork {
-		return w.host.NodeIPs()
+		return w.host.Node.IPs()
 	}
 	if s := w.obs.Sandbox(); s != nil {
 		return s.IPs

@@ -100,8 +100,8 @@ func (w *worker) startRemove(ctx context.Context, ids []string) {
 // operate sets up the volumes, creates the sandbox if required, and starts containers in order.
 // Failures are recorded in the worker's state for the next step.
 func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, starts []podstate.Start) error {
-	if h := w.host; h.Hooks.NetworkProblem != nil && !pod.Spec.HostNetwork {
-		if problem := h.Hooks.NetworkProblem(); problem != "" {
+	if h := w.host; h.Network != nil && !pod.Spec.HostNetwork {
+		if problem := h.Network.NetworkProblem(); problem != "" {
 			h.event(pod, "", true, "NetworkNotReady", "network is not ready: "+problem)
 			w.failMount()
 			return errors.New("network is not ready: " + problem)
@@ -192,7 +192,7 @@ func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
 		return err
 	}
 	if w.host.Limits.Cgroups != nil {
-		if err := w.host.Limits.Cgroups.Create(w.host.cgroupOf(pod), w.host.podResources(pod)); err != nil {
+		if err := w.host.Limits.Cgroups.Create(w.host.cgroups.ofPod(pod), w.host.podResources(pod)); err != nil {
 			w.host.event(pod, "", true, "FailedCreatePodContainer", "unable to ensure pod container exists: "+err.Error())
 			return err
 		}
@@ -206,10 +206,10 @@ func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
 	return w.mount(ctx, pod, true)
 }
 
-func (h *Host) makeDirs(pod *v1.Pod) error {
-	for _, dir := range []string{filepath.Join(h.Volumes.PodDir(pod.UID), "volumes"), h.LogDir(pod)} {
+func (h *host) makeDirs(pod *v1.Pod) error {
+	for _, dir := range []string{filepath.Join(h.Volumes.PodDir(pod.UID), "volumes"), h.Logs.Dir(pod)} {
 		mode := os.FileMode(0o750)
-		if dir == h.LogDir(pod) {
+		if dir == h.Logs.Dir(pod) {
 			mode = 0o755
 		}
 		if err := os.MkdirAll(dir, mode); err != nil {
@@ -324,7 +324,7 @@ func (u *sandboxStatusError) Error() string { return u.err.Error() }
 func (u *sandboxStatusError) Unwrap() error { return u.err }
 
 // runtimeHandler returns the runtime handler of the pod's RuntimeClass.
-func (h *Host) runtimeHandler(ctx context.Context, pod *v1.Pod) (string, error) {
+func (h *host) runtimeHandler(ctx context.Context, pod *v1.Pod) (string, error) {
 	name := pod.Spec.RuntimeClassName
 	if name == nil || *name == "" {
 		return "", nil
@@ -339,7 +339,7 @@ func (h *Host) runtimeHandler(ctx context.Context, pod *v1.Pod) (string, error) 
 	return class.Handler, nil
 }
 
-func (h *Host) stopSandbox(ctx context.Context, id string) error {
+func (h *host) stopSandbox(ctx context.Context, id string) error {
 	_, err := h.CRI.Runtime.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
 	if err != nil && !cri.IsNotFound(err) {
 		return fmt.Errorf("stopping sandbox: %w", err)

@@ -34,7 +34,7 @@ type reporter struct {
 	// rejection was caused by the content in refused, until the status changes.
 	halted  bool
 	refused *v1.PodStatus
-	// reportedPod is the pod last passed to Hooks.StatusChanged.
+	// reportedPod is the pod last passed to the Observer.
 	reportedPod *v1.Pod
 	// wait waits for all goroutines of the worker.
 	wait sync.WaitGroup
@@ -56,8 +56,8 @@ func (w *worker) statusInput(now time.Time) podstate.StatusInput {
 	in := podstate.StatusInput{
 		Input:       w.input(now),
 		Last:        w.report.last,
-		RuntimeName: w.host.RuntimeName,
-		HostIPs:     w.host.NodeIPs(),
+		RuntimeName: w.host.Platform.RuntimeName(),
+		HostIPs:     w.host.Node.IPs(),
 		Terminating: w.stage != syncing,
 		Stopped:     w.stage == stopped,
 		QOS:         QOS(w.pod),
@@ -67,8 +67,8 @@ func (w *worker) statusInput(now time.Time) podstate.StatusInput {
 			return err == nil && all
 		},
 	}
-	if w.host.Hooks.DeviceHealth != nil {
-		in.Devices = func(container string) []v1.ResourceStatus { return w.host.Hooks.DeviceHealth(w.pod, container) }
+	if w.host.Resources != nil {
+		in.Devices = func(container string) []v1.ResourceStatus { return w.host.Resources.DeviceHealth(w.pod, container) }
 	}
 	if w.resize != nil {
 		in.Conditions = append(in.Conditions, w.resize.condition())
@@ -120,10 +120,10 @@ func (w *worker) updateStatus(ctx context.Context, now time.Time) {
 	w.report.want = podstate.Status(w.statusInput(now))
 	w.timeStatus(&before, &w.report.want, now)
 	w.reportIPFamilyChange(before.HostIP, w.report.want.HostIP)
-	if changed := w.host.Hooks.StatusChanged; changed != nil && !w.removed && (w.report.reportedPod != w.pod || !apiequality.Semantic.DeepEqual(&w.report.want, &before)) {
+	if observer := w.host.Observer; observer != nil && !w.removed && (w.report.reportedPod != w.pod || !apiequality.Semantic.DeepEqual(&w.report.want, &before)) {
 		w.report.reportedPod = w.pod
 		now := w.report.want
-		changed(w.pod, &now)
+		observer.Updated(w.pod, &now)
 	}
 	if w.host.Kube == nil || w.removed {
 		// Without the API, the worker itself must remember the transition times.

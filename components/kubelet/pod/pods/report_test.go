@@ -51,7 +51,7 @@ func (m *fakeMirror) Of(*v1.Pod) *v1.Pod { return m.pod }
 // recreated.
 func TestMirrorPodRecreated(t *testing.T) {
 	mirror := &fakeMirror{}
-	w := newWorker(&Host{Log: slog.New(slog.DiscardHandler), Mirror: mirror}, &v1.Pod{})
+	w := newWorker(newHost(Config{Log: slog.New(slog.DiscardHandler), Collaborators: Collaborators{Mirror: mirror}}), &v1.Pod{})
 	if w.mirrorPod() != nil {
 		t.Error("unexpected mirror pod")
 	}
@@ -76,7 +76,7 @@ func TestRefusedStatus(t *testing.T) {
 		return false, nil, nil
 	})
 	b.add(newPod("a", func(p *v1.Pod) { p.Spec.RestartPolicy = v1.RestartPolicyNever }))
-	worker := b.manager.worker("uid-a")
+	worker := b.registry.worker("uid-a")
 	for !worker.halted() {
 		time.Sleep(time.Millisecond)
 	}

@@ -156,9 +156,9 @@ func (w *worker) startResize(ctx context.Context, now time.Time) time.Time {
 		if state.kind == v1.PodResizeInProgress {
 			w.host.Metrics.Resized(time.Since(began), state.reason == "")
 		}
-		if state.kind == v1.PodResizeInProgress && state.reason == "" && w.host.Resizing.Resized != nil {
+		if state.kind == v1.PodResizeInProgress && state.reason == "" {
 			// Other pending resizes may fit now.
-			defer w.host.Resizing.Resized()
+			defer w.host.Registry.retryResizes("pod_resized")
 		}
 		w.update(func() {
 			w.op = nil
@@ -219,12 +219,12 @@ func (s *resizeState) condition() v1.PodCondition {
 // pod limit is only increased, because they use more until they have exited. The runtime gets the
 // new resources of the sandbox box and may reject them. begins is called when the resize is known
 // to fit. granted means that it was found to fit before.
-func (h *Host) resize(ctx context.Context, pod *v1.Pod, box string, list []containerResize, granted bool, begins func()) resizeState {
-	if h.Resizing.Fits != nil && !granted {
-		reason, message := h.Resizing.Fits(pod)
-		if reason == v1.PodReasonDeferred && h.Resizing.Preempt != nil {
-			var made bool
-			if made, message = h.Resizing.Preempt(ctx, pod, message); made {
+func (h *host) resize(ctx context.Context, pod *v1.Pod, box string, list []containerResize, granted bool, begins func()) resizeState {
+	if !granted {
+		reason, message := h.checkFit(pod)
+		if reason == v1.PodReasonDeferred && h.Admitter != nil {
+			var freed bool
+			if freed, message = h.Admitter.PreemptForResize(ctx, pod, message); freed {
 				reason = ""
 			}
 		}
@@ -244,7 +244,7 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, box string, list []conta
 	shrinks := restart // unless known otherwise
 	open := cgroup.Resources{CPUShares: final.CPUShares, CPUQuota: cgroup.Unlimited, MemoryLimit: cgroup.Unlimited}
 	if restart && h.Limits.Cgroups != nil {
-		if now, err := h.Limits.Cgroups.Stats(h.cgroupOf(pod)); err == nil && now.MemoryLimit > 0 && final.MemoryLimit > 0 {
+		if now, err := h.Limits.Cgroups.Stats(h.cgroups.ofPod(pod)); err == nil && now.MemoryLimit > 0 && final.MemoryLimit > 0 {
 			open.MemoryLimit = max(int64(now.MemoryLimit), final.MemoryLimit)
 			shrinks = open.MemoryLimit > final.MemoryLimit
 		}
@@ -255,7 +255,7 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, box string, list []conta
 		}
 	}
 	if h.Limits.Cgroups != nil {
-		if err := h.Limits.Cgroups.Set(h.cgroupOf(pod), open); err != nil {
+		if err := h.Limits.Cgroups.Set(h.cgroups.ofPod(pod), open); err != nil {
 			return failed(fmt.Errorf("resizing the pod: %w", err))
 		}
 	}
@@ -269,17 +269,17 @@ func (h *Host) resize(ctx context.Context, pod *v1.Pod, box string, list []conta
 		}
 	}
 	if h.Limits.Cgroups != nil && !restart {
-		if err := h.Limits.Cgroups.Set(h.cgroupOf(pod), final); err != nil {
+		if err := h.Limits.Cgroups.Set(h.cgroups.ofPod(pod), final); err != nil {
 			return failed(fmt.Errorf("resizing the pod: %w", err))
 		}
-		h.Hooks.updateWeights()
+		h.weights.update()
 	}
 	return resizeState{kind: v1.PodResizeInProgress}
 }
 
 // updateSandboxResources passes the new resources of a pod to the runtime: a runtime that runs the pod in a
 // virtual machine must resize it. Runtimes need not support the call.
-func (h *Host) updateSandboxResources(ctx context.Context, pod *v1.Pod, box string) error {
+func (h *host) updateSandboxResources(ctx context.Context, pod *v1.Pod, box string) error {
 	if box == "" {
 		return nil
 	}
@@ -294,8 +294,8 @@ func (h *Host) updateSandboxResources(ctx context.Context, pod *v1.Pod, box stri
 
 // retryResizes immediately retries deferred resizes because resources were freed. trigger is the
 // reason for metrics.
-func (m *Manager) retryResizes(trigger string) {
-	m.retry(func(w *worker) bool {
+func (r *Registry) retryResizes(trigger string) {
+	r.retry(func(w *worker) bool {
 		waits := w.op == nil && w.resize != nil && w.resize.kind == v1.PodResizePending && w.resize.reason == v1.PodReasonDeferred
 		if waits {
 			w.resize.retry, w.resize.trigger = time.Time{}, trigger

@@ -129,11 +129,11 @@ func (w *worker) statusResources() (has *v1.ResourceRequirements, given v1.Resou
 // checkMemoryUsage checks that no memory limit is decreased below the current usage, because the kernel would
 // kill the container. With restart, the pod is checked only after the containers to restart have
 // exited.
-func (h *Host) checkMemoryUsage(ctx context.Context, pod *v1.Pod, final cgroup.Resources, list []containerResize, restart bool) error {
+func (h *host) checkMemoryUsage(ctx context.Context, pod *v1.Pod, final cgroup.Resources, list []containerResize, restart bool) error {
 	var errs []error
 	if h.Limits.Cgroups != nil && final.MemoryLimit > 0 && !restart {
 		// If the usage is unknown, the kernel enforces the limit.
-		now, err := h.Limits.Cgroups.Stats(h.cgroupOf(pod))
+		now, err := h.Limits.Cgroups.Stats(h.cgroups.ofPod(pod))
 		shrinks := err == nil && (now.MemoryLimit == 0 || uint64(final.MemoryLimit) < now.MemoryLimit)
 		if shrinks && now.MemoryUsage >= uint64(final.MemoryLimit) {
 			errs = append(errs, fmt.Errorf("attempting to set pod memory limit (%d) below current usage (%d)", final.MemoryLimit, now.MemoryUsage))

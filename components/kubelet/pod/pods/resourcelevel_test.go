@@ -39,7 +39,7 @@ func podWithLevel(whole *v1.ResourceRequirements, each ...v1.ResourceRequirement
 // TestContainersOfLimitedPod checks that a container without a limit is bounded by the pod-level
 // limit.
 func TestContainersOfLimitedPod(t *testing.T) {
-	h := &Host{Limits: Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond, MemoryCapacity: 1000 << 20}}
+	h := newHost(Config{Limits: Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond, MemoryCapacity: 1000 << 20}})
 	pod := podWithLevel(&v1.ResourceRequirements{Requests: cpuMemory("", "300Mi"), Limits: cpuMemory("500m", "400Mi")},
 		v1.ResourceRequirements{}, v1.ResourceRequirements{Requests: cpuMemory("100m", "100Mi"), Limits: cpuMemory("200m", "100Mi")})
 	for i, want := range []struct{ shares, quota, memory, oom int64 }{{512, 50000, 400 << 20, 900}, {102, 20000, 100 << 20, 800}} {
@@ -70,7 +70,7 @@ func TestOOMScoreOfSidecar(t *testing.T) {
 }
 
 func TestPodLevelStatus(t *testing.T) {
-	h := &Host{Limits: Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond}}
+	h := newHost(Config{Limits: Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond}})
 	whole := &v1.ResourceRequirements{Requests: cpuMemory("100m", "50Mi"), Limits: cpuMemory("200m", "80Mi")}
 	larger := &v1.ResourceRequirements{Requests: cpuMemory("150m", "50Mi"), Limits: cpuMemory("300m", "80Mi")}
 	some := v1.ResourceRequirements{Requests: cpuMemory("10m", "20Mi"), Limits: cpuMemory("", "30Mi")}
@@ -91,7 +91,7 @@ func TestPodLevelStatus(t *testing.T) {
 		"deferred":    {pod: podWithLevel(larger, some), last: v1.PodStatus{Phase: v1.PodRunning, Resources: whole}, kind: v1.PodResizePending, has: *whole, given: whole.Requests, off: true},
 	} {
 		tc.pod.Status = tc.last
-		w := newWorker(&Host{Log: slog.New(slog.DiscardHandler), Limits: Limits{CPUQuota: h.Limits.CPUQuota, CPUQuotaPeriod: h.Limits.CPUQuotaPeriod}}, tc.pod)
+		w := newWorker(newHost(Config{Log: slog.New(slog.DiscardHandler), Limits: Limits{CPUQuota: h.Limits.CPUQuota, CPUQuotaPeriod: h.Limits.CPUQuotaPeriod}}), tc.pod)
 		if tc.kind != "" {
 			w.resize = &resizeState{kind: tc.kind}
 		}
@@ -114,7 +114,7 @@ func TestMemoryRequested(t *testing.T) {
 		return []v1.ContainerStatus{{Name: "a", ContainerID: "rt://" + id, Resources: &v1.ResourceRequirements{Requests: cpuMemory("", "10")}}}
 	}
 	pod.Status.ContainerStatuses = status("before")
-	w := newWorker(&Host{Log: slog.New(slog.DiscardHandler)}, pod)
+	w := newWorker(newHost(Config{Log: slog.New(slog.DiscardHandler)}), pod)
 	w.report.last.ContainerStatuses = status("later")
 	for id, want := range map[string]int64{"before": 10, "later": 20} {
 		for range 2 {
@@ -144,7 +144,7 @@ func TestShrinkBelowUsage(t *testing.T) {
 		"enough":              {had: 100, used: 40},
 		"more":                {had: 40, used: 60},
 	} {
-		h := &Host{Limits: Limits{Cgroups: measured{stats: cgroup.Stats{MemoryLimit: tc.had, MemoryUsage: tc.used}}}}
+		h := newHost(Config{Limits: Limits{Cgroups: measured{stats: cgroup.Stats{MemoryLimit: tc.had, MemoryUsage: tc.used}}}})
 		err := h.checkMemoryUsage(context.Background(), &v1.Pod{}, cgroup.Resources{MemoryLimit: 50}, nil, false)
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v", name, err)

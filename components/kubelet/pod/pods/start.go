@@ -228,8 +228,8 @@ func (a *attempt) startCreated(ctx context.Context, id, sandbox string, cfg *run
 // started emits the event and calls the hook of a started container.
 func (a *attempt) started(ctx context.Context, id string, cfg *runtimeapi.ContainerConfig) {
 	a.host.event(a.pod, a.start.Name, false, "Started", "Container started")
-	if a.host.Hooks.Started != nil {
-		a.host.Hooks.Started(ctx, a.pod, a.start.Name, id, cfg)
+	if a.host.Resources != nil {
+		a.host.Resources.ContainerStarted(ctx, a.pod, a.start.Name, id, cfg)
 	}
 }
 
@@ -261,13 +261,13 @@ func (a *attempt) failWithEvent(ctx context.Context, reason, message string) err
 const policyTimeout = 30 * time.Second
 
 // waitForPolicies returns when the pod's network policies are in force for its addresses.
-func (h *Host) waitForPolicies(ctx context.Context, pod *v1.Pod, ips []string) error {
-	if h.Hooks.Network == nil || pod.Spec.HostNetwork {
+func (h *host) waitForPolicies(ctx context.Context, pod *v1.Pod, ips []string) error {
+	if h.Policies == nil || pod.Spec.HostNetwork {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, policyTimeout)
 	defer cancel()
-	return h.Hooks.Network(ctx, pod, ips)
+	return h.Policies.Expect(ctx, pod, ips)
 }
 
 // removeStale removes a container that was created but never started, so that it can be created again
@@ -417,24 +417,24 @@ func pullAccount(a *v1.ServiceAccount) *kubeletv1beta1.ImagePullServiceAccount {
 }
 
 // linkLog creates the link by which log collectors find a container's log.
-func (h *Host) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
-	if h.ContainerLogs == "" {
+func (h *host) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
+	if h.Logs.Containers == "" {
 		return
 	}
-	if err := os.MkdirAll(h.ContainerLogs, 0o755); err != nil {
+	if err := os.MkdirAll(h.Logs.Containers, 0o755); err != nil {
 		h.Log.Debug("creating the container log directory failed", "err", err)
 		return
 	}
-	target := filepath.Join(h.LogDir(pod), container, fmt.Sprintf("%d.log", attempt))
+	target := filepath.Join(h.Logs.Dir(pod), container, fmt.Sprintf("%d.log", attempt))
 	if err := os.Symlink(target, h.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrExist) {
 		h.Log.Debug("linking container log failed", "err", err)
 	}
 }
 
-func (h *Host) logLink(pod *v1.Pod, container, id string) string {
+func (h *host) logLink(pod *v1.Pod, container, id string) string {
 	name := strings.Join([]string{pod.Name, pod.Namespace, container}, "_")
 	if len(name) > 250-len(id)-5 {
 		name = name[:250-len(id)-5]
 	}
-	return filepath.Join(h.ContainerLogs, name+"-"+id+".log")
+	return filepath.Join(h.Logs.Containers, name+"-"+id+".log")
 }

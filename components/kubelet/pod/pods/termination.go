@@ -248,20 +248,20 @@ func (w *worker) tearDown(ctx context.Context, pod *v1.Pod) (err error) {
 	if w.host.Limits.Cgroups != nil {
 		ctx, cancel := context.WithTimeout(ctx, cgroupRemovalTimeout)
 		defer cancel()
-		for _, cgroup := range w.host.cgroupsOf(pod) {
+		for _, cgroup := range w.host.cgroups.candidates(pod) {
 			if err := w.host.Limits.Cgroups.Remove(ctx, cgroup); err != nil {
 				// The cgroup is still in use. Start again with the containers.
 				w.update(func() { w.stage, w.final, w.dirty = terminating, stopSandboxes, true })
 				return err
 			}
 		}
-		w.host.Hooks.updateWeights()
+		w.host.weights.update()
 	}
 	w.update(func() { w.final = deleteObject })
 	w.clean()
 	w.host.Metrics.OperationFinished(telemetry.Terminated, time.Since(began))
-	if w.host.Hooks.Terminated != nil {
-		w.host.Hooks.Terminated(w.uid)
+	if w.host.Resources != nil {
+		w.host.Resources.PodTerminated(w.uid)
 	}
 	return nil
 }
@@ -316,14 +316,14 @@ func (w *worker) removeContainersAndLogs(ctx context.Context, pod *v1.Pod) error
 			return fmt.Errorf("removing sandbox: %w", err)
 		}
 	}
-	if err := os.RemoveAll(w.host.LogDir(pod)); err != nil {
+	if err := os.RemoveAll(w.host.Logs.Dir(pod)); err != nil {
 		return fmt.Errorf("removing pod logs: %w", err)
 	}
 	return nil
 }
 
-func (h *Host) unlinkLog(pod *v1.Pod, container, id string) {
-	if h.ContainerLogs == "" {
+func (h *host) unlinkLog(pod *v1.Pod, container, id string) {
+	if h.Logs.Containers == "" {
 		return
 	}
 	if err := os.Remove(h.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -332,13 +332,13 @@ func (h *Host) unlinkLog(pod *v1.Pod, container, id string) {
 }
 
 // removeLog removes the log files of one attempt of a container.
-func (h *Host) removeLog(pod *v1.Pod, c *podstate.Container) {
+func (h *host) removeLog(pod *v1.Pod, c *podstate.Container) {
 	path := c.LogPath
 	if path == "" {
 		return
 	}
 	if !filepath.IsAbs(path) {
-		path = filepath.Join(h.LogDir(pod), path)
+		path = filepath.Join(h.Logs.Dir(pod), path)
 	}
 	old, err := filepath.Glob(path + ".*")
 	if err != nil {

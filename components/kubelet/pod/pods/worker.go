@@ -38,7 +38,7 @@ type Verdict struct {
 // goroutines: at most one operation that starts things (op), and one for each container that is
 // being stopped.
 type worker struct {
-	host *Host
+	host *host
 	uid  types.UID
 	log  *slog.Logger
 	wake chan struct{} // has capacity 1
@@ -132,7 +132,7 @@ type operation struct {
 	end bool
 }
 
-func newWorker(h *Host, pod *v1.Pod) *worker {
+func newWorker(h *host, pod *v1.Pod) *worker {
 	w := &worker{
 		host: h, uid: pod.UID, pod: pod, dirty: true,
 		log:               h.Log.With("pod", pod.Namespace+"/"+pod.Name),
@@ -464,7 +464,7 @@ func (w *worker) syncProbes() {
 				w.host.event(pod, name, warning, reason, message)
 			},
 		}
-		if known := podstate.StatusOf(w.report.last, name); known != nil && known.ContainerID == w.host.RuntimeName+"://"+st.ID {
+		if known := podstate.StatusOf(w.report.last, name); known != nil && known.ContainerID == w.host.Platform.RuntimeName()+"://"+st.ID {
 			o.KnownStarted = ptr.Deref(known.Started, false)
 			o.KnownReady = known.Ready
 		}

@@ -1,4 +1,4 @@
-package kubelet
+package traces
 
 import (
 	"context"
@@ -45,19 +45,19 @@ func TestTracing(t *testing.T) {
 	collector.RegisterTraceServiceServer(server, got)
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(server.Stop)
-	if p, err := newTracing(nil, "n"); p != nil || err != nil || tracingDialOptions(nil) != nil {
+	if p, err := New(nil, "n"); p != nil || err != nil || p.DialOptions() != nil || p.Tracer() != nil {
 		t.Errorf("without a configuration: %v, %v", p, err)
 	}
 	endpoint, all := l.Addr().String(), int32(1000000)
-	p, err := newTracing(&tracingapi.TracingConfiguration{Endpoint: &endpoint, SamplingRatePerMillion: &all}, "n")
+	p, err := New(&tracingapi.TracingConfiguration{Endpoint: &endpoint, SamplingRatePerMillion: &all}, "n")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, span := p.Tracer(instrumentationScope).Start(t.Context(), "syncPod")
+	_, span := p.Tracer().Start(t.Context(), "syncPod")
 	span.End()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := p.Shutdown(ctx); err != nil {
+	if err := p.provider.Shutdown(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if text := <-got.received; text != "n kubelet syncPod" && text != "kubelet n syncPod" {

@@ -1,4 +1,4 @@
-package kubelet
+package server
 
 import (
 	"crypto/ecdsa"
@@ -15,12 +15,17 @@ import (
 	"time"
 )
 
+// NewSelfSigned creates the provider of the certificate for a node name and addresses.
+func NewSelfSigned(name string, addresses []netip.Addr) *SelfSigned {
+	return &SelfSigned{name: name, addresses: addresses, now: time.Now}
+}
+
 // renewBefore is how long before its expiry a self-signed certificate is replaced.
 const renewBefore = 30 * 24 * time.Hour
 
-// selfSigned provides a self-signed serving certificate for a kubelet without a configured one. It
+// SelfSigned provides a self-signed serving certificate for a kubelet without a configured one. It
 // is safe for concurrent use.
-type selfSigned struct {
+type SelfSigned struct {
 	name      string
 	addresses []netip.Addr
 	now       func() time.Time
@@ -30,9 +35,9 @@ type selfSigned struct {
 	renew   time.Time
 }
 
-// certificate returns the current certificate. It creates a new one when the previous one is about
+// Certificate returns the current certificate. It creates a new one when the previous one is about
 // to expire.
-func (s *selfSigned) certificate() (*tls.Certificate, error) {
+func (s *SelfSigned) Certificate() (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := s.now()

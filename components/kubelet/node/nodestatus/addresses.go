@@ -1,4 +1,4 @@
-package kubelet
+package nodestatus
 
 import (
 	"errors"
@@ -8,12 +8,12 @@ import (
 	"hyperkube/internal/host/hostaddress"
 )
 
-// nodeIPs returns the node's IP addresses: the configured ones, or all addresses of the machine
+// Addresses returns the node's IP addresses: the configured ones, or all addresses of the machine
 // when none are configured. An unspecified address, 0.0.0.0 or ::, is replaced by the machine's
 // address of that family.
-func nodeIPs(given []netip.Addr) ([]netip.Addr, error) {
-	out := make([]netip.Addr, 0, len(given))
-	for _, addr := range given {
+func Addresses(configured []netip.Addr) ([]netip.Addr, error) {
+	out := make([]netip.Addr, 0, len(configured))
+	for _, addr := range configured {
 		addr, err := hostaddress.Resolve(addr)
 		if err != nil {
 			return nil, fmt.Errorf("--node-ip: %w", err)

@@ -1,4 +1,4 @@
-package kubelet
+package nodestatus
 
 import (
 	"fmt"
@@ -13,7 +13,7 @@ import (
 // replaced by one of the machine's.
 func TestNodeIPs(t *testing.T) {
 	given := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}
-	if got, err := nodeIPs(given); err != nil || fmt.Sprint(got) != fmt.Sprint(given) {
+	if got, err := Addresses(given); err != nil || fmt.Sprint(got) != fmt.Sprint(given) {
 		t.Errorf("%v: %v, %v", given, got, err)
 	}
 	for _, any := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {
@@ -21,7 +21,7 @@ func TestNodeIPs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := nodeIPs([]netip.Addr{any})
+		got, err := Addresses([]netip.Addr{any})
 		if own.IsValid() && (err != nil || len(got) != 1 || got[0] != own) {
 			t.Errorf("%v: %v, %v; want %v", any, got, err, own)
 		}

@@ -1,4 +1,5 @@
-package kubelet
+// Package tokens provides the service account tokens of pods.
+package tokens
 
 import (
 	"context"
@@ -16,8 +17,8 @@ import (
 	"hyperkube/components/kubelet/pod/objectcache"
 )
 
-// tokens requests service account tokens and caches them until they must be renewed.
-type tokens struct {
+// Cache requests service account tokens and caches them until they must be renewed. Its methods are safe for concurrent use.
+type Cache struct {
 	kube kubernetes.Interface // may be nil
 
 	mu    sync.Mutex // guards cache
@@ -36,18 +37,19 @@ type token struct {
 	refresh, expires time.Time
 }
 
-func newTokens(kube kubernetes.Interface) *tokens {
-	return &tokens{kube: kube, cache: map[tokenKey]token{}}
+// New creates a Cache. kube may be nil; then there are no tokens.
+func New(kube kubernetes.Interface) *Cache {
+	return &Cache{kube: kube, cache: map[tokenKey]token{}}
 }
 
 // Token implements volume.Tokens.
-func (t *tokens) Token(ctx context.Context, pod *v1.Pod, p *v1.ServiceAccountTokenProjection) (string, time.Time, error) {
+func (t *Cache) Token(ctx context.Context, pod *v1.Pod, p *v1.ServiceAccountTokenProjection) (string, time.Time, error) {
 	text, _, refresh, err := t.Bound(ctx, pod, p.Audience, p.ExpirationSeconds)
 	return text, refresh, err
 }
 
 // Bound implements csi.Tokens.
-func (t *tokens) Bound(ctx context.Context, pod *v1.Pod, audience string, lifetime *int64) (text string, expires, refresh time.Time, err error) {
+func (t *Cache) Bound(ctx context.Context, pod *v1.Pod, audience string, lifetime *int64) (text string, expires, refresh time.Time, err error) {
 	none := time.Time{}
 	if t.kube == nil {
 		return "", none, none, fmt.Errorf("requesting token of service account %s: %w", pod.Spec.ServiceAccountName, objectcache.ErrNoAPI)
@@ -93,8 +95,8 @@ func (t *tokens) Bound(ctx context.Context, pod *v1.Pod, audience string, lifeti
 	return fresh.text, fresh.expires, fresh.refresh, nil
 }
 
-// forget removes the tokens of a deleted pod.
-func (t *tokens) forget(pod types.UID) {
+// Forget removes the tokens of a deleted pod.
+func (t *Cache) Forget(pod types.UID) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for k := range t.cache {

@@ -1,4 +1,4 @@
-package kubelet
+package stats
 
 import (
 	"context"
@@ -12,44 +12,52 @@ import (
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"hyperkube/components/kubelet/pod/volume"
-	"hyperkube/components/kubelet/server/stats"
 	"hyperkube/internal/api/podrefs"
 )
 
-// volumeStatsTTL is how long a measurement of a pod's volumes is cached: it reads files and calls
+// volumesTTL is how long a measurement of a pod's volumes is cached: it reads files and calls
 // drivers.
-const volumeStatsTTL = time.Minute
+const volumesTTL = time.Minute
 
-// volumeStats measures the volumes of pods on demand. Its methods are safe for concurrent use.
-type volumeStats struct {
-	pods func() []*v1.Pod
-	// volumesOf returns the volumes of a pod by name.
-	volumesOf func(uid types.UID) map[string]volume.Result
-
-	mu    sync.Mutex // guards held and serializes measurements
-	cache map[types.UID]measured
+// VolumePods finds the volumes of pods. Its methods must be safe for concurrent use.
+type VolumePods interface {
+	// Pods returns all pods of the node.
+	Pods() []*v1.Pod
+	// Volumes returns the volumes of a pod by name.
+	Volumes(uid types.UID) map[string]volume.Result
 }
 
-type measured struct {
+// Volumes measures the volumes of pods on demand. Its methods are safe for concurrent use.
+type Volumes struct {
+	pods VolumePods
+
+	mu    sync.Mutex // guards cache and serializes measurements
+	cache map[types.UID]measuredVolumes
+}
+
+// NewVolumes creates Volumes of the pods that pods returns.
+func NewVolumes(pods VolumePods) *Volumes { return &Volumes{pods: pods} }
+
+type measuredVolumes struct {
 	at      time.Time
 	volumes []statsv1alpha1.VolumeStats
 }
 
-// all returns the statistics of the volumes of all pods.
-func (s *volumeStats) all(ctx context.Context) map[types.UID][]statsv1alpha1.VolumeStats {
+// All returns the statistics of the volumes of all pods.
+func (s *Volumes) All(ctx context.Context) map[types.UID][]statsv1alpha1.VolumeStats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
-	fresh := map[types.UID]measured{}
+	fresh := map[types.UID]measuredVolumes{}
 	out := map[types.UID][]statsv1alpha1.VolumeStats{}
-	for _, pod := range s.pods() {
-		made := s.volumesOf(pod.UID)
+	for _, pod := range s.pods.Pods() {
+		made := s.pods.Volumes(pod.UID)
 		if len(made) == 0 {
 			continue
 		}
 		m, ok := s.cache[pod.UID]
-		if !ok || now.Sub(m.at) >= volumeStatsTTL {
-			m = measured{at: now, volumes: measureVolumes(ctx, pod, made, now)}
+		if !ok || now.Sub(m.at) >= volumesTTL {
+			m = measuredVolumes{at: now, volumes: measureVolumes(ctx, pod, made, now)}
 		}
 		fresh[pod.UID], out[pod.UID] = m, m.volumes
 	}
@@ -77,7 +85,7 @@ func measureVolumes(ctx context.Context, pod *v1.Pod, made map[string]volume.Res
 		case r.Path == "" || v.HostPath != nil || v.CSI != nil:
 			continue
 		default:
-			fs := stats.FileSystem(r.Path, now)
+			fs := FileSystem(r.Path, now)
 			if fs == nil {
 				continue
 			}
@@ -85,7 +93,7 @@ func measureVolumes(ctx context.Context, pod *v1.Pod, made map[string]volume.Res
 			if !r.Persistent {
 				// The capacity is that of the node's file system, the usage that of the volume's
 				// files.
-				used, inodes := stats.DiskUsage(r.Path)
+				used, inodes := DiskUsage(r.Path)
 				one.UsedBytes, one.InodesUsed = &used, &inodes
 			}
 		}
@@ -99,16 +107,16 @@ func measureVolumes(ctx context.Context, pod *v1.Pod, made map[string]volume.Res
 
 // Describe implements prometheus.Collector. It sends nothing because the metrics are not known in
 // advance.
-func (s *volumeStats) Describe(chan<- *prometheus.Desc) {}
+func (s *Volumes) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector. It sends the metrics of volumes by claim, each claim
 // once.
-func (s *volumeStats) Collect(ch chan<- prometheus.Metric) {
+func (s *Volumes) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	labels := []string{"namespace", "persistentvolumeclaim"}
 	seen := map[statsv1alpha1.PVCReference]bool{}
-	for _, list := range s.all(ctx) {
+	for _, list := range s.All(ctx) {
 		for i := range list {
 			v := &list[i]
 			if v.PVCRef == nil || seen[*v.PVCRef] {

@@ -1,4 +1,4 @@
-package kubelet
+package server
 
 import (
 	"bytes"
@@ -11,10 +11,10 @@ import (
 // TestSelfSigned checks that the self-signed certificate is replaced before it expires.
 func TestSelfSigned(t *testing.T) {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	s := &selfSigned{name: "n", addresses: []netip.Addr{netip.MustParseAddr("192.0.2.7")}, now: func() time.Time { return now }}
+	s := &SelfSigned{name: "n", addresses: []netip.Addr{netip.MustParseAddr("192.0.2.7")}, now: func() time.Time { return now }}
 	read := func() (*x509.Certificate, []byte) {
 		t.Helper()
-		c, err := s.certificate()
+		c, err := s.Certificate()
 		if err != nil {
 			t.Fatal(err)
 		}

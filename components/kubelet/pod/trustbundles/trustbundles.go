@@ -1,4 +1,5 @@
-package kubelet
+// Package trustbundles provides the ClusterTrustBundles of projected volumes.
+package trustbundles
 
 import (
 	"context"
@@ -13,11 +14,12 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/kubelet/pod/objectcache"
+	"hyperkube/internal/client"
 )
 
-// trustBundles watches ClusterTrustBundles as soon as the first pod uses one: on most nodes no pod
+// Watcher watches ClusterTrustBundles as soon as the first pod uses one: on most nodes no pod
 // does. Its methods are safe for concurrent use.
-type trustBundles struct {
+type Watcher struct {
 	kube kubernetes.Interface // may be nil
 	// changed is called after a bundle has changed.
 	changed func()
@@ -29,8 +31,14 @@ type trustBundles struct {
 	closed   bool
 }
 
+// New creates a Watcher. kube may be nil; then there are no bundles. changed is called after a bundle has
+// changed.
+func New(kube kubernetes.Interface, changed func()) *Watcher {
+	return &Watcher{kube: kube, changed: changed}
+}
+
 // Bundles implements volume.Trust.
-func (t *trustBundles) Bundles(ctx context.Context) ([]*certificatesv1.ClusterTrustBundle, error) {
+func (t *Watcher) Bundles(ctx context.Context) ([]*certificatesv1.ClusterTrustBundle, error) {
 	if t.kube == nil {
 		return nil, objectcache.ErrNoAPI
 	}
@@ -52,7 +60,7 @@ func (t *trustBundles) Bundles(ctx context.Context) ([]*certificatesv1.ClusterTr
 	return out, nil
 }
 
-func (t *trustBundles) start() (cache.SharedIndexInformer, error) {
+func (t *Watcher) start() (cache.SharedIndexInformer, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
@@ -61,7 +69,7 @@ func (t *trustBundles) start() (cache.SharedIndexInformer, error) {
 	if t.informer != nil {
 		return t.informer, nil
 	}
-	informer := newInformer(t.kube, &certificatesv1.ClusterTrustBundle{}, t.kube.CertificatesV1().ClusterTrustBundles(), fields.Everything())
+	informer := client.NewInformer(t.kube, &certificatesv1.ClusterTrustBundle{}, t.kube.CertificatesV1().ClusterTrustBundles(), fields.Everything())
 	handler := cache.ResourceEventHandlerDetailedFuncs{
 		AddFunc: func(_ any, initial bool) {
 			if !initial {
@@ -83,8 +91,8 @@ func (t *trustBundles) start() (cache.SharedIndexInformer, error) {
 	return informer, nil
 }
 
-// close stops the watch and returns when it has stopped.
-func (t *trustBundles) close() {
+// Close stops the watch and returns when it has stopped.
+func (t *Watcher) Close() {
 	t.mu.Lock()
 	t.closed = true
 	stop, done := t.stop, t.done
@@ -95,8 +103,8 @@ func (t *trustBundles) close() {
 	}
 }
 
-// usesTrustBundles reports whether a pod has a projected volume with ClusterTrustBundles.
-func usesTrustBundles(pod *v1.Pod) bool {
+// Uses reports whether a pod has a projected volume with ClusterTrustBundles.
+func Uses(pod *v1.Pod) bool {
 	for i := range pod.Spec.Volumes {
 		if p := pod.Spec.Volumes[i].Projected; p != nil {
 			for j := range p.Sources {
