@@ -2,11 +2,9 @@ package kubelet
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"maps"
-	"regexp"
 	goruntime "runtime"
 	"slices"
 	"strings"
@@ -383,21 +381,3 @@ func (k *Kubelet) forbiddenSysctl(pod *v1.Pod, name string) string {
 	}
 	return ""
 }
-
-// validateAllowedSysctls validates allowedUnsafeSysctls: each entry must be a namespaced sysctl, or a prefix of
-// some.
-func validateAllowedSysctls(names []string) error {
-	var errs []error
-	for _, name := range names {
-		if len(name) > maxSysctlLength || !sysctlPattern.MatchString(name) {
-			errs = append(errs, fmt.Errorf("allowedUnsafeSysctls: sysctl %q must have at most %d characters and match regex %s", name, maxSysctlLength, sysctlPattern))
-		} else if space, prefix, _ := sysctl.GetNamespace(name); space == sysctl.UnknownNamespace {
-			errs = append(errs, fmt.Errorf("allowedUnsafeSysctls: the sysctls %q are not known to be namespaced", prefix))
-		}
-	}
-	return errors.Join(errs...)
-}
-
-const maxSysctlLength = 253
-
-var sysctlPattern = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*([a-z0-9][-_a-z0-9]*)?[a-z0-9*]$`)

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/pod/pods"
 	"hyperkube/internal/client"
 	"hyperkube/internal/host/layout"
@@ -72,11 +73,11 @@ func TestUnbearable(t *testing.T) {
 // idle returns a kubelet that does not run. Its cached Node is node, and the API server has newest.
 func idle(t *testing.T, node, newest *v1.Node) *Kubelet {
 	t.Helper()
-	k, err := New(Config{
-		NodeName: "node", Layout: layout.Under(t.TempDir()), Clients: &client.Clients{Kube: fake.NewClientset(newest)},
-		Node: NodeConfig{IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, Cgroups: CgroupConfig{Off: true}, Log: slog.New(slog.DiscardHandler),
-		Containers: ContainerConfig{AllowedUnsafeSysctls: []string{"kernel.shm*", "user.max_pid_namespaces"}},
-	})
+	k, err := New(config.Config{
+		NodeName: "node", Layout: layout.Under(t.TempDir()),
+		Node: config.Node{IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, Cgroups: config.Cgroups{Off: true},
+		Containers: config.Containers{AllowedUnsafeSysctls: []string{"kernel.shm*", "user.max_pid_namespaces"}},
+	}, Dependencies{Clients: &client.Clients{Kube: fake.NewClientset(newest)}, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,17 +180,5 @@ func TestPreemptForResizeCanceled(t *testing.T) {
 	cancel()
 	if made, why := k.preemptForResize(ctx, pod, "full"); made || why != "full" {
 		t.Errorf("%t, %q", made, why)
-	}
-}
-
-func TestAllowable(t *testing.T) {
-	for name, want := range map[string]string{
-		"kernel.msg*": "", "net.core.somaxconn": "", "net/core/somaxconn": "", "fs.mqueue.*": "",
-		"kernel.pid_max": "not known to be namespaced", "vm.*": "not known to be namespaced", "net.*.x": "must have at most", "NET.CORE": "must have at most",
-	} {
-		err := validateAllowedSysctls([]string{name})
-		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v", name, err)
-		}
 	}
 }

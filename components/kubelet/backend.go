@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -20,11 +19,11 @@ import (
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pod/pods"
 	"hyperkube/components/kubelet/pod/podstate"
 	"hyperkube/components/kubelet/resources/cpumanager"
 	"hyperkube/components/kubelet/server"
-	"hyperkube/components/kubelet/server/stats"
 	"hyperkube/internal/serving/componentmetrics"
 	"hyperkube/internal/serving/plainhttp"
 )
@@ -33,13 +32,13 @@ import (
 type backend struct {
 	k       *Kubelet
 	stats   *stats.Provider
-	volumes *volumeStats
+	volumes *stats.Volumes
 	metrics map[string]prometheus.Gatherer
 }
 
 func (k *Kubelet) newBackend() *backend {
 	b := &backend{k: k, stats: k.stats, metrics: map[string]prometheus.Gatherer{}}
-	b.volumes = &volumeStats{pods: k.pods.Pods, volumesOf: k.pods.Volumes}
+	b.volumes = stats.NewVolumes(k.pods)
 	registry := func(list ...prometheus.Collector) prometheus.Gatherer {
 		r := prometheus.NewRegistry()
 		r.MustRegister(list...)
@@ -49,8 +48,8 @@ func (k *Kubelet) newBackend() *backend {
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), kubeletMetrics{k}, k.metrics, componentmetrics.Build(k.cfg.Gates), b.volumes,
 	}
 	own = append(own, k.eviction.Metrics()...)
-	own = append(own, k.cfg.Metrics...)
-	if c := k.cfg.Clients; c != nil && c.Requests != nil {
+	own = append(own, k.deps.Metrics...)
+	if c := k.deps.Clients; c != nil && c.Requests != nil {
 		own = append(own, c.Requests)
 	}
 	if k.cri.Metrics != nil {
@@ -80,11 +79,11 @@ func (k *Kubelet) hardware() stats.Hardware {
 func (k *Kubelet) server() (func(context.Context) error, error) {
 	certificate := k.cfg.Server.Certificate
 	if certificate == nil {
-		self := &selfSigned{name: k.cfg.NodeName, addresses: k.ips, now: time.Now}
-		if _, err := self.certificate(); err != nil {
+		self := server.NewSelfSigned(k.cfg.NodeName, k.ips)
+		if _, err := self.Certificate(); err != nil {
 			return nil, err
 		}
-		certificate = self.certificate
+		certificate = self.Certificate
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(k.cfg.Server.Address, strconv.Itoa(k.cfg.Server.Port)))
 	if err != nil {
@@ -105,9 +104,9 @@ func (k *Kubelet) server() (func(context.Context) error, error) {
 	s := server.New(server.Config{
 		ReadOnly: readOnly,
 		NoDebug:  k.cfg.Server.NoDebug, NoProfiling: k.cfg.Server.NoProfiling, MinVersion: k.cfg.Server.TLSMinVersion, CipherSuites: k.cfg.Server.CipherSuites,
-		Curves: k.cfg.Server.Curves, StreamIdle: k.cfg.Server.StreamIdle, Flags: k.cfg.Flags, Level: k.cfg.Level,
+		Curves: k.cfg.Server.Curves, StreamIdle: k.cfg.Server.StreamIdle, Flags: k.deps.Flags, Level: k.deps.Level,
 		Listener: l, Certificate: certificate, ClientCA: k.cfg.Access.ClientCA, NodeLogs: logs, NodeLogQuery: k.cfg.Server.NodeLogQuery, Backend: b, Metrics: k.metrics, Log: k.log,
-		Wrap: func(h http.Handler) http.Handler { return withRequestTracing(h, k.tracing) },
+		Wrap: func(h http.Handler) http.Handler { return k.traces.Handler(h) },
 		Auth: &server.Auth{
 			Kube: k.kube, NodeName: k.cfg.NodeName, Anonymous: k.cfg.Access.Anonymous, AlwaysAllow: k.cfg.Access.AlwaysAllow, NoTokens: k.cfg.Access.NoTokens,
 			TokenTTL: k.cfg.Access.TokenTTL, AllowTTL: k.cfg.Access.AllowTTL, DenyTTL: k.cfg.Access.DenyTTL,
@@ -246,7 +245,7 @@ func (b *backend) Summary(ctx context.Context) (*statsv1alpha1.Summary, error) {
 	if err := b.stats.SetImageUsage(ctx, out); err != nil {
 		return nil, err
 	}
-	volumes := b.volumes.all(ctx)
+	volumes := b.volumes.All(ctx)
 	for i := range out.Pods {
 		out.Pods[i].VolumeStats = volumes[types.UID(out.Pods[i].PodRef.UID)]
 	}

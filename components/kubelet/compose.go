@@ -10,20 +10,24 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/record"
 
+	"hyperkube/components/kubelet/config"
+	"hyperkube/components/kubelet/events"
 	"hyperkube/components/kubelet/node/nodestatus"
+	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pod/dnsconf"
 	"hyperkube/components/kubelet/pod/images"
 	"hyperkube/components/kubelet/pod/objectcache"
 	"hyperkube/components/kubelet/pod/podcerts"
 	"hyperkube/components/kubelet/pod/pods"
 	"hyperkube/components/kubelet/pod/probe"
+	"hyperkube/components/kubelet/pod/pullcredentials"
 	"hyperkube/components/kubelet/pod/staticpod"
+	"hyperkube/components/kubelet/pod/tokens"
+	"hyperkube/components/kubelet/pod/trustbundles"
 	"hyperkube/components/kubelet/pod/usernamespaces"
 	"hyperkube/components/kubelet/pod/volume"
-	"hyperkube/components/kubelet/server/stats"
 	"hyperkube/internal/host/cgroup"
 	"hyperkube/internal/pod/localpath"
 )
@@ -32,15 +36,15 @@ import (
 // first: the parts that the pod manager depends on use it to list and terminate pods. The manager
 // comes last.
 func (k *Kubelet) compose() error {
-	capacity := k.capacity()
-	allocatable := nodestatus.Allocatable(capacity, k.reserved())
+	capacity := k.cfg.Capacity(k.machine)
+	allocatable := nodestatus.Allocatable(capacity, k.cfg.Unallocatable(k.machine))
 	k.pods, k.platform = pods.NewRegistry(), &pods.Platform{}
-	k.events = record.NewBroadcaster()
-	recorder := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: k.cfg.NodeName})
+	k.events = events.New(k.cfg.NodeName)
+	recorder := k.events
 	k.objects = objectcache.New(k.kube, k.log)
-	k.tokens = newTokens(k.kube)
-	k.trust = &trustBundles{kube: k.kube, changed: func() { k.pods.Refresh(usesTrustBundles) }}
-	k.podCerts = &podcerts.Issuer{Kube: k.kube, Node: func() *v1.Node { return k.nodeStatus.Node() }, Warn: podWarner(recorder)}
+	k.tokens = tokens.New(k.kube)
+	k.trust = trustbundles.New(k.kube, func() { k.pods.Refresh(trustbundles.Uses) })
+	k.podCerts = &podcerts.Issuer{Kube: k.kube, Node: func() *v1.Node { return k.nodeStatus.Node() }, Warn: k.events.PodWarning}
 	var err error
 	if k.csi, err = k.newCSI(recorder); err != nil {
 		return err
@@ -72,14 +76,6 @@ func (k *Kubelet) compose() error {
 	return nil
 }
 
-// podWarner returns a function that emits a Warning event for a pod.
-func podWarner(recorder record.EventRecorder) func(pod *v1.Pod, reason, message string) {
-	return func(pod *v1.Pod, reason, message string) {
-		ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-		recorder.Event(ref, v1.EventTypeWarning, reason, message)
-	}
-}
-
 // newNodeStatus creates the manager of the Node object.
 func (k *Kubelet) newNodeStatus(recorder record.EventRecorder, capacity, allocatable v1.ResourceList) *nodestatus.Manager {
 	cfg := k.cfg
@@ -98,7 +94,7 @@ func (k *Kubelet) newPuller() *images.Puller {
 	cfg := k.cfg
 	puller := images.NewPuller(k.cri.Images)
 	puller.Metrics = k.metrics
-	if cfg.Gates.Enabled(gatePulledImages, true) {
+	if cfg.Gates.Enabled(config.GatePulledImages, true) {
 		puller.Records = &images.Records{Dir: filepath.Join(cfg.Layout.Kubelet, "image_manager"), Policy: cfg.Images.Verification, Allowed: cfg.Images.Allowlist, Metrics: k.metrics, Log: k.log}
 	}
 	puller.Limit(cfg.Images.ParallelPulls)
@@ -110,7 +106,7 @@ func (k *Kubelet) newPuller() *images.Puller {
 func (k *Kubelet) newVolumes(recorder record.EventRecorder, allocatable func() v1.ResourceList) *volume.Set {
 	layout := k.cfg.Layout
 	hostPaths := volume.HostPath{Alias: layout.KubeletAlias()}
-	local := volume.Local{Root: layout.Volumes(), Warn: podWarner(recorder), WarnVolume: func(pv *v1.PersistentVolume, reason, message string) {
+	local := volume.Local{Root: layout.Volumes(), Warn: k.events.PodWarning, WarnVolume: func(pv *v1.PersistentVolume, reason, message string) {
 		recorder.Event(pv, v1.EventTypeWarning, reason, message)
 	}}
 	return &volume.Set{Root: layout.Kubelet, SELinux: volume.HostHasSELinux(), Metrics: k.metrics, Types: []volume.Type{
@@ -121,7 +117,7 @@ func (k *Kubelet) newVolumes(recorder record.EventRecorder, allocatable func() v
 		volume.DownwardAPI{Allocatable: allocatable},
 		volume.Projected{Objects: k.objects, Tokens: k.tokens, Allocatable: allocatable, Trust: k.trust, Certificates: k.podCerts},
 		volume.Image{},
-		volume.Claim{Claims: apiClaims{k.kube}, Node: k.nodeStatus.Node, Types: []volume.PersistentType{hostPaths, local, volume.NFS{}, k.iscsi, k.csi}},
+		volume.Claim{Claims: objectcache.Claims{Kube: k.kube}, Node: k.nodeStatus.Node, Types: []volume.PersistentType{hostPaths, local, volume.NFS{}, k.iscsi, k.csi}},
 		volume.NFS{},
 		k.iscsi,
 		k.csi,
@@ -146,7 +142,7 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 		Volumes: k.newVolumes(recorder, getAllocatable),
 		Prober:  probe.New(k.execSync, "1.37"),
 		Events:  recorder,
-		Images:  pods.Images{Puller: puller, Providers: providers, DockerConfigs: dockerConfigs(cfg.Layout.Kubelet)},
+		Images:  pods.Images{Puller: puller, Providers: providers, DockerConfigs: pullcredentials.DockerConfigs(cfg.Layout.Kubelet)},
 		Limits:  k.cgroupLimits(),
 		Security: pods.Security{
 			SeccompDefault: cfg.Containers.SeccompDefault, SeccompRoot: filepath.Join(cfg.Layout.Kubelet, "seccomp"),
@@ -168,11 +164,9 @@ func (k *Kubelet) newHost(recorder record.EventRecorder, puller *images.Puller, 
 		CrashMax: cfg.Containers.CrashMax,
 	}
 	host.Prober.Metrics, host.Prober.HookMetrics = probe.NewMetrics(), k.metrics
-	if k.tracing != nil {
-		host.Tracer = k.tracing.Tracer(instrumentationScope)
-	}
-	if cfg.Policies != nil {
-		host.Policies = cfg.Policies
+	host.Tracer = k.traces.Tracer()
+	if k.deps.Policies != nil {
+		host.Policies = k.deps.Policies
 	}
 	if k.podsAPI != nil {
 		host.Observer = k.podsAPI
@@ -204,7 +198,7 @@ func (k *Kubelet) cgroupLimits() pods.Limits {
 		CPUQuota: !cfg.Containers.NoCPUQuota, CPUQuotaPeriod: cfg.Containers.CPUQuotaPeriod, Pids: cfg.Containers.PidsLimit,
 		StaticCPUs: k.cpus != nil, StaticMemory: k.memory != nil,
 	}
-	if k.cpus != nil && cfg.Gates.Enabled(gateNoQuota, true) {
+	if k.cpus != nil && cfg.Gates.Enabled(config.GateNoQuota, true) {
 		limits.HasExclusiveCPUs = func(pod types.UID, container string) bool {
 			_, own := k.cpus.Get(pod, container)
 			return own
@@ -226,7 +220,7 @@ func (k *Kubelet) cgroupLimits() pods.Limits {
 	}
 	k.metrics.CgroupVersion(2)
 	limits.WholeOOMKill = !cfg.Containers.SingleOOMKill
-	limits.MemoryQoS = cfg.Gates.Enabled(gateMemoryQoS, true)
+	limits.MemoryQoS = cfg.Gates.Enabled(config.GateMemoryQoS, true)
 	limits.Tiered = limits.MemoryQoS && cfg.Containers.TieredMemory
 	if cfg.Containers.MemoryThrottling != nil && limits.MemoryQoS {
 		limits.Throttling = *cfg.Containers.MemoryThrottling

@@ -28,7 +28,7 @@ type disks struct {
 // project's runtime uses the directory of Layout.
 func (k *Kubelet) newDisks() *disks {
 	d := &disks{root: k.cfg.Layout.Kubelet, dataDir: k.cfg.Layout.Data}
-	if strings.TrimPrefix(k.cfg.Endpoint, "unix://") != k.cfg.Layout.RuntimeSocket() {
+	if strings.TrimPrefix(k.cfg.Runtime.Endpoint, "unix://") != k.cfg.Layout.RuntimeSocket() {
 		d.imageFsInfo = func(ctx context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
 			return k.cri.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{})
 		}

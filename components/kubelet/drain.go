@@ -24,7 +24,7 @@ func (k *Kubelet) newShutdown(events record.EventRecorder) *shutdown.Manager {
 	return shutdown.New(shutdown.Config{
 		Periods: k.cfg.Machine.Shutdown, LogindConf: "/etc/systemd/logind.conf.d",
 		Recorded: func(path string) error {
-			return k.cfg.Journal.Record(hostjournal.Change{Kind: hostjournal.Dir, Name: path})
+			return k.deps.Journal.Record(hostjournal.Change{Kind: hostjournal.Dir, Name: path})
 		},
 		Pods: k.pods.Active, Terminate: k.terminateForShutdown, Changed: k.nodeStatus.Changed,
 		Event: func(reason, message string) { events.Event(ref, v1.EventTypeNormal, reason, message) },
@@ -51,7 +51,7 @@ func (k *Kubelet) notReadyReasons() []string {
 	if k.shutdown != nil && k.shutdown.Down() {
 		return []string{shutdown.NodeMessage}
 	}
-	if ready := k.cfg.ServicesReady; ready != nil {
+	if ready := k.deps.ServicesReady; ready != nil {
 		select {
 		case <-ready:
 		default:
@@ -64,7 +64,7 @@ func (k *Kubelet) notReadyReasons() []string {
 // waitForServices updates the node's status when pods can reach services.
 func (k *Kubelet) waitForServices(ctx context.Context) error {
 	select {
-	case <-k.cfg.ServicesReady:
+	case <-k.deps.ServicesReady:
 		k.nodeStatus.Changed()
 	case <-ctx.Done():
 	}

@@ -10,23 +10,23 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/record"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	statsv1alpha1 "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
+	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/node/eviction"
 	"hyperkube/components/kubelet/node/nodestatus"
 	"hyperkube/components/kubelet/node/oomwatch"
+	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pod/podlogs"
 	"hyperkube/components/kubelet/pod/pods"
-	"hyperkube/components/kubelet/server/stats"
 )
 
 // newEviction creates the manager of node-pressure eviction.
 func (k *Kubelet) newEviction(events record.EventRecorder) *eviction.Manager {
-	thresholds, ignored := eviction.WithoutContainerFs(k.cfg.Eviction.thresholds)
+	thresholds, ignored := eviction.WithoutContainerFs(k.cfg.Eviction.Thresholds())
 	if ignored {
 		k.log.Warn("containerfs eviction thresholds are ignored because those of nodefs or imagefs apply to writable layers")
 	}
@@ -43,8 +43,8 @@ func (k *Kubelet) newEviction(events record.EventRecorder) *eviction.Manager {
 		return eviction.New(cfg)
 	}
 	// The same amount of memory must be available within the memory limit of all pods.
-	for _, t := range k.cfg.Eviction.thresholds {
-		if t.Signal == eviction.MemoryAvailable && t.Grace == 0 && k.cfg.Reserved.enforces(enforcePods) {
+	for _, t := range k.cfg.Eviction.Thresholds() {
+		if t.Signal == eviction.MemoryAvailable && t.Grace == 0 && k.cfg.Reserved.Enforces(config.EnforcePods) {
 			t.Signal = eviction.AllocatableMemoryAvailable
 			cfg.Thresholds = append(cfg.Thresholds, t)
 		}
@@ -101,7 +101,7 @@ func (k *Kubelet) measure(ctx context.Context) (map[eviction.Signal]eviction.Obs
 		err = disk(images, eviction.ImageFsAvailable, eviction.ImageFsInodesFree)
 	}
 	err = errors.Join(err, disk(k.cfg.Layout.Kubelet, eviction.NodeFsAvailable, eviction.NodeFsInodesFree))
-	if k.cgroups != nil && k.cfg.Reserved.enforces(enforcePods) {
+	if k.cgroups != nil && k.cfg.Reserved.Enforces(config.EnforcePods) {
 		if s, err := k.cgroups.Stats(k.kubepods()); err == nil && s.MemoryLimit > 0 {
 			out[eviction.AllocatableMemoryAvailable] = eviction.Observation{
 				Available: int64(s.MemoryLimit) - int64(s.MemoryWorkingSet), Capacity: int64(s.MemoryLimit),
@@ -247,7 +247,7 @@ func (k *Kubelet) freeDisk(ctx context.Context, what eviction.Reclaim) error {
 // watchOOM emits events for processes that the kernel kills because memory is exhausted. There are
 // no events if the kernel's log is not readable.
 func (k *Kubelet) watchOOM(ctx context.Context) error {
-	events := k.events.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: k.cfg.NodeName})
+	events := k.events
 	node := &v1.ObjectReference{Kind: "Node", Name: k.cfg.NodeName, UID: types.UID(k.cfg.NodeName)}
 	err := oomwatch.Watch(ctx, oomwatch.Log, func(v oomwatch.Victim) {
 		events.Event(node, v1.EventTypeWarning, "SystemOOM", v.Message())

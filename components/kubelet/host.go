@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/pod/volume"
 	"hyperkube/internal/host/cgroup"
 	"hyperkube/internal/host/hostjournal"
@@ -23,7 +24,7 @@ func (k *Kubelet) prepareHost() error {
 	if sharing.Bind {
 		changes = append(changes, hostjournal.Change{Kind: hostjournal.Mount, Name: root})
 	}
-	if err := k.cfg.Journal.Record(changes...); err != nil {
+	if err := k.deps.Journal.Record(changes...); err != nil {
 		return err
 	}
 	return sharing.Apply()
@@ -38,12 +39,12 @@ func (k *Kubelet) prepareCgroups() error {
 		return nil
 	}
 	kubepods := k.kubepods()
-	if err := k.cfg.Journal.Record(hostjournal.Change{Kind: hostjournal.Cgroup, Name: kubepods}); err != nil {
+	if err := k.deps.Journal.Record(hostjournal.Change{Kind: hostjournal.Cgroup, Name: kubepods}); err != nil {
 		return err
 	}
 	all := cgroup.Resources{CPUShares: uint64(k.machine.CPUs * 1024), MemoryLimit: cgroup.Unlimited}
-	if k.cfg.Reserved.enforces(enforcePods) {
-		all.MemoryLimit = k.podsMemoryLimit()
+	if k.cfg.Reserved.Enforces(config.EnforcePods) {
+		all.MemoryLimit = k.cfg.PodsMemoryLimit(k.machine)
 	}
 	if k.cgroups.Unified() && !k.host.Limits.Tiered {
 		// An earlier kubelet may have set memory protection.
@@ -70,7 +71,7 @@ func (k *Kubelet) prepareCgroups() error {
 	if err := k.enforceReserved(); err != nil {
 		return err
 	}
-	if k.kube != nil && k.cfg.Reserved.enforces(enforcePods) {
+	if k.kube != nil && k.cfg.Reserved.Enforces(config.EnforcePods) {
 		k.nodeEvent(v1.EventTypeNormal, "NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
 	}
 	return nil

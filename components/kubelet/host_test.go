@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
+	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/cri/crifake"
 	"hyperkube/internal/host/cgroup"
 	"hyperkube/internal/testing/testwait"
@@ -49,8 +50,8 @@ func TestSlices(t *testing.T) {
 	})
 	systemd := func(rt *crifake.Runtime) { rt.Systemd = true }
 	var log lines
-	k, kube, _ := startWith(t, systemd, func(c *Config) {
-		c.Cgroups.Off, c.Layout.CgroupRoot, c.Log = false, root, slog.New(slog.NewTextHandler(&log, nil))
+	k, kube, _ := startWith(t, systemd, func(c *config.Config, deps *Dependencies) {
+		c.Cgroups.Off, c.Layout.CgroupRoot, deps.Log = false, root, slog.New(slog.NewTextHandler(&log, nil))
 	})
 	want := path.Join(root, "kubepods.slice")
 	testwait.Until(t, "the cgroups were created", func() bool { return groups.Exists(path.Join(want, "kubepods-besteffort.slice")) })
@@ -77,7 +78,7 @@ func TestDriverOfTheConfiguration(t *testing.T) {
 	old := func(rt *crifake.Runtime) {
 		rt.Fail("RuntimeConfig", status.Error(codes.Unimplemented, "unknown method"))
 	}
-	k, _, _ := startWith(t, old, func(c *Config) {
+	k, _, _ := startWith(t, old, func(c *config.Config, _ *Dependencies) {
 		if err := c.Apply(&kubeletv1beta1.KubeletConfiguration{CgroupDriver: "systemd"}); err != nil {
 			t.Fatal(err)
 		}

@@ -37,7 +37,7 @@ func (k *Kubelet) enterCgroup() error {
 		if made.Name == "" || groups.Exists(made.Name) {
 			continue
 		}
-		if err := k.cfg.Journal.Record(made); err != nil {
+		if err := k.deps.Journal.Record(made); err != nil {
 			return err
 		}
 		if err := groups.Create(made.Name, cgroup.Resources{}); err != nil {

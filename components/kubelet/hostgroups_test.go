@@ -13,8 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
-
+	"hyperkube/components/kubelet/config"
 	"hyperkube/internal/host/cgroup"
 	"hyperkube/internal/host/layout"
 )
@@ -89,7 +88,7 @@ func TestGatherSystem(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	k := &Kubelet{cfg: Config{Endpoint: "unix://" + socket, Cgroups: CgroupConfig{Off: true, System: root + "/system"}}}
+	k := &Kubelet{cfg: config.Config{Runtime: config.Runtime{Endpoint: "unix://" + socket}, Cgroups: config.Cgroups{Off: true, System: root + "/system"}}}
 	if err := k.enterCgroup(); err != nil {
 		t.Fatal(err)
 	}
@@ -120,21 +119,5 @@ func TestGatherSystem(t *testing.T) {
 	}
 	if got, err := groups.Pids(root + "/root"); err != nil || len(got) != 2 {
 		t.Errorf("left %v, %v; want %d and %d", got, err, child.Process.Pid, kept)
-	}
-}
-
-// TestSystemCgroupsRefused checks that errors are those of upstream.
-func TestSystemCgroupsRefused(t *testing.T) {
-	for root, c := range map[string]struct{ name, want string }{
-		"":  {"/system", "systemCgroups (--system-cgroups) was specified and cgroupRoot (--cgroup-root) was not specified"},
-		"/": {"/", `system container cannot be root ("/")`},
-	} {
-		cfg := Config{NodeName: "n"}
-		if err := cfg.Apply(&kubeletv1beta1.KubeletConfiguration{SystemCgroups: c.name, CgroupRoot: root}); err != nil {
-			t.Fatal(err)
-		}
-		if err := cfg.complete(); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%s below %q: %v", c.name, root, err)
-		}
 	}
 }

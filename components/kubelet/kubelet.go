@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,19 +15,17 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/kubernetes"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/flowcontrol"
-	"k8s.io/component-base/tracing"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/events"
 	"hyperkube/components/kubelet/node/eviction"
 	"hyperkube/components/kubelet/node/nodestatus"
 	"hyperkube/components/kubelet/node/shutdown"
+	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/pod/images"
 	"hyperkube/components/kubelet/pod/objectcache"
@@ -34,6 +33,8 @@ import (
 	"hyperkube/components/kubelet/pod/pods"
 	"hyperkube/components/kubelet/pod/probe"
 	"hyperkube/components/kubelet/pod/staticpod"
+	"hyperkube/components/kubelet/pod/tokens"
+	"hyperkube/components/kubelet/pod/trustbundles"
 	"hyperkube/components/kubelet/pod/volume/csi"
 	"hyperkube/components/kubelet/pod/volume/iscsi"
 	"hyperkube/components/kubelet/resources/cpumanager"
@@ -42,14 +43,15 @@ import (
 	"hyperkube/components/kubelet/resources/memorymanager"
 	"hyperkube/components/kubelet/resources/topology"
 	"hyperkube/components/kubelet/server/podsapi"
-	"hyperkube/components/kubelet/server/stats"
 	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/components/kubelet/traces"
 	"hyperkube/internal/host/cgroup"
 )
 
 // Kubelet is the kubelet of one node.
 type Kubelet struct {
-	cfg  Config
+	cfg  config.Config
+	deps Dependencies
 	log  *slog.Logger
 	kube kubernetes.Interface // nil without an API server
 	cri  *cri.Client
@@ -62,12 +64,12 @@ type Kubelet struct {
 	nodeStatus      *nodestatus.Manager
 	mirrors         *staticpod.Mirrors // nil without an API server
 	objects         *objectcache.Store
-	tokens          *tokens
+	tokens          *tokens.Cache
 	csi             *csi.Plugin
 	iscsi           *iscsi.Plugin
-	trust           *trustBundles
+	trust           *trustbundles.Watcher
 	podCerts        *podcerts.Issuer
-	events          record.EventBroadcaster
+	events          *events.Recorder
 	cgroups         *cgroup.Manager // nil if CgroupConfig.Off is set
 	ips             []netip.Addr
 	machine         nodestatus.Machine
@@ -86,22 +88,23 @@ type Kubelet struct {
 	topology        *topology.Manager
 	shutdown        *shutdown.Manager // nil if graceful node shutdown is disabled
 	metrics         *telemetry.Metrics
-	tracing         tracing.TracerProvider // nil if tracing is disabled
-	started         time.Time              // when New was called
+	traces          *traces.Provider
+	started         time.Time // when New was called
 	// sourcesKnown is set when all pod sources have delivered their pods.
 	sourcesKnown atomic.Bool
 }
 
 // New completes and validates cfg, reads the machine's properties, and creates the kubelet's parts.
-func New(cfg Config) (*Kubelet, error) {
-	if err := cfg.complete(); err != nil {
+func New(cfg config.Config, deps Dependencies) (*Kubelet, error) {
+	if err := cfg.Complete(); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	k := &Kubelet{cfg: cfg, log: cfg.Log, metrics: telemetry.New(), started: time.Now()}
-	if cfg.Clients != nil {
-		k.kube = cfg.Clients.Kube
+	deps.Log = cmp.Or(deps.Log, slog.Default())
+	k := &Kubelet{cfg: cfg, deps: deps, log: deps.Log, metrics: telemetry.New(), started: time.Now()}
+	if deps.Clients != nil {
+		k.kube = deps.Clients.Kube
 	}
-	ips, err := nodeIPs(cfg.Node.IPs)
+	ips, err := nodestatus.Addresses(cfg.Node.IPs)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
@@ -117,13 +120,13 @@ func New(cfg Config) (*Kubelet, error) {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	k.machine = machine
-	if err := k.validateMachine(); err != nil {
+	if err := k.cfg.CheckMachine(k.machine); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	if k.tracing, err = newTracing(cfg.Tracing, cfg.NodeName); err != nil {
+	if k.traces, err = traces.New(cfg.Tracing, cfg.NodeName); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
-	if k.cri, err = cri.Dial(cfg.Endpoint, cfg.RuntimeTimeout, tracingDialOptions(k.tracing)...); err != nil {
+	if k.cri, err = cri.Dial(cfg.Runtime.Endpoint, cfg.Runtime.Timeout, k.traces.DialOptions()...); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	if cfg.Images.Endpoint != "" {
@@ -143,30 +146,6 @@ func New(cfg Config) (*Kubelet, error) {
 		return nil, fmt.Errorf("kubelet: %w", err)
 	}
 	return k, nil
-}
-
-// reserved returns the resources that are not allocatable: the reserved ones plus the hard eviction
-// thresholds.
-func (k *Kubelet) reserved() v1.ResourceList {
-	out := v1.ResourceList{}
-	for name, q := range k.cfg.Reserved.All {
-		out[name] = q.DeepCopy()
-	}
-	add := func(name v1.ResourceName, n int64) {
-		q := out[name]
-		q.Add(*resource.NewQuantity(n, resource.BinarySI))
-		out[name] = q
-	}
-	for _, t := range k.cfg.Eviction.thresholds {
-		switch {
-		case t.Grace > 0:
-		case t.Signal == eviction.MemoryAvailable:
-			add(v1.ResourceMemory, t.Value.Of(k.machine.MemoryBytes))
-		case t.Signal == eviction.NodeFsAvailable:
-			add(v1.ResourceEphemeralStorage, t.Value.Of(k.machine.DiskBytes))
-		}
-	}
-	return out
 }
 
 func (k *Kubelet) nodeIPs() []string {
@@ -189,15 +168,11 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer k.cri.Close()
-	defer k.flushTraces()
+	defer k.traces.Flush(k.log)
 	defer k.objects.Close()
-	defer k.trust.close()
+	defer k.trust.Close()
 	if k.kube != nil {
-		var sink record.EventSink = &typedcorev1.EventSinkImpl{Interface: k.kube.CoreV1().Events("")}
-		if n := *k.cfg.Events.QPS; n > 0 {
-			sink = &limitedSink{EventSink: sink, limit: flowcontrol.NewTokenBucketRateLimiter(float32(n), k.cfg.Events.Burst)}
-		}
-		k.events.StartRecordingToSink(sink)
+		k.events.Start(k.kube, *k.cfg.Events.QPS, k.cfg.Events.Burst)
 	}
 	defer k.events.Shutdown()
 	if err := k.prepareHost(); err != nil {
@@ -238,7 +213,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	run("CSI volumes", k.csi.Run)
 	run("eviction manager", k.eviction.Run)
 	run("OOM watcher", k.watchOOM)
-	if k.cfg.ServicesReady != nil {
+	if k.deps.ServicesReady != nil {
 		run("service informer", k.waitForServices)
 	}
 	if k.shutdown != nil {

@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 
+	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pod/pods"
-	"hyperkube/components/kubelet/server/stats"
 	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/internal/host/cgroup"
 )
@@ -50,7 +50,7 @@ func (t timedCgroups) Remove(ctx context.Context, name string) error {
 
 // runtimePID returns the ID of the process that listens on the runtime's socket.
 func (k *Kubelet) runtimePID() (pid int, err error) {
-	conn, err := net.DialTimeout("unix", strings.TrimPrefix(k.cfg.Endpoint, "unix://"), time.Second)
+	conn, err := net.DialTimeout("unix", strings.TrimPrefix(k.cfg.Runtime.Endpoint, "unix://"), time.Second)
 	if err != nil {
 		return 0, fmt.Errorf("getting the process ID of the runtime: %w", err)
 	}

@@ -15,8 +15,8 @@ import (
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 	podresourcesalpha "k8s.io/kubelet/pkg/apis/podresources/v1alpha1"
 
+	"hyperkube/components/kubelet/grpcsocket"
 	"hyperkube/components/kubelet/resources/memorymanager"
-	"hyperkube/components/kubelet/server/grpcsocket"
 	"hyperkube/internal/pod/podutil"
 )
 

@@ -2,8 +2,6 @@ package kubelet
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,13 +33,4 @@ func (k *Kubelet) newProviders() (*pullcredentials.Providers, error) {
 			return text, err
 		},
 	})
-}
-
-// dockerConfigs returns the paths of the node's Docker configuration files.
-func dockerConfigs(root string) []string {
-	out := []string{filepath.Join(root, "config.json")}
-	if home, err := os.UserHomeDir(); err == nil {
-		out = append(out, filepath.Join(home, ".docker", "config.json"))
-	}
-	return append(out, "/.docker/config.json")
 }

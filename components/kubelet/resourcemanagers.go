@@ -14,6 +14,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/utils/cpuset"
 
+	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/pod/pods"
 	"hyperkube/components/kubelet/resources/cpumanager"
 	"hyperkube/components/kubelet/resources/devicemanager"
@@ -36,7 +37,7 @@ func (k *Kubelet) newResourceManagers() error {
 		return err
 	}
 	known := k.sourcesKnown.Load
-	if k.cfg.Gates.Enabled(gatePodsAPI, true) {
+	if k.cfg.Gates.Enabled(config.GatePodsAPI, true) {
 		if k.podsAPI, err = podsapi.New(podsapi.Config{Pods: k.pods.Pods, Known: known, Count: k.metrics, Log: k.log}); err != nil {
 			return err
 		}
@@ -65,7 +66,7 @@ func (k *Kubelet) newResourceManagers() error {
 		providers = append(providers, k.memory)
 	}
 	k.topology, err = topology.New(topology.Config{
-		Policy: k.cfg.Topology.Policy, Scope: k.cfg.Topology.Scope, Options: k.cfg.Topology.Options, Machine: machine, Providers: providers, Metrics: k.metrics,
+		Policy: k.cfg.Resources.Topology.Policy, Scope: k.cfg.Resources.Topology.Scope, Options: k.cfg.Resources.Topology.Options, Machine: machine, Providers: providers, Metrics: k.metrics,
 	})
 	return err
 }
@@ -75,7 +76,7 @@ func guaranteed(p *v1.Pod) bool { return pods.QOS(p) == v1.PodQOSGuaranteed }
 // newCPUs creates the CPU manager. It returns nil without the static policy.
 func (k *Kubelet) newCPUs(nodes numa.Machine) (*cpumanager.Manager, error) {
 	file := filepath.Join(k.cfg.Layout.Kubelet, "cpu_manager_state")
-	if !k.cfg.CPUs.Static {
+	if !k.cfg.Resources.CPUs.Static {
 		some, err := cpumanager.HasAllocations(file)
 		if err == nil && some {
 			err = fmt.Errorf(`could not restore state from checkpoint: configured policy "none" differs from state checkpoint policy "static", please drain this node and delete the CPU manager checkpoint file %q before restarting Kubelet`, file)
@@ -87,7 +88,7 @@ func (k *Kubelet) newCPUs(nodes numa.Machine) (*cpumanager.Manager, error) {
 		return nil, err
 	}
 	machine = machine.WithNUMANodes(nodes)
-	reserved := k.cfg.CPUs.Reserved
+	reserved := k.cfg.Resources.CPUs.Reserved
 	if reserved.IsEmpty() {
 		cpu := k.cfg.Reserved.All[v1.ResourceCPU]
 		n := int((cpu.MilliValue() + 999) / 1000)
@@ -97,7 +98,7 @@ func (k *Kubelet) newCPUs(nodes numa.Machine) (*cpumanager.Manager, error) {
 		reserved = machine.Choose(machine.All(), n, false)
 	}
 	return cpumanager.New(cpumanager.Config{
-		Machine: machine, Reserved: reserved, StrictReservation: k.cfg.CPUs.Strict, FullPCPUsOnly: k.cfg.CPUs.Whole, AlignByUncoreCache: k.cfg.CPUs.ByCache, DistributeAcrossNUMA: k.cfg.CPUs.Spread,
+		Machine: machine, Reserved: reserved, StrictReservation: k.cfg.Resources.CPUs.Strict, FullPCPUsOnly: k.cfg.Resources.CPUs.Whole, AlignByUncoreCache: k.cfg.Resources.CPUs.ByCache, DistributeAcrossNUMA: k.cfg.Resources.CPUs.Spread,
 		File:       file,
 		Guaranteed: guaranteed, Active: k.pods.Active, Known: k.sourcesKnown.Load, Log: k.log, Metrics: k.metrics,
 	})
@@ -106,7 +107,7 @@ func (k *Kubelet) newCPUs(nodes numa.Machine) (*cpumanager.Manager, error) {
 // newMemory creates the memory manager. It returns nil without the Static policy.
 func (k *Kubelet) newMemory(machine numa.Machine) (*memorymanager.Manager, error) {
 	file := filepath.Join(k.cfg.Layout.Kubelet, "memory_manager_state")
-	if !k.cfg.Memory.Static {
+	if !k.cfg.Resources.Memory.Static {
 		some, err := memorymanager.HasAllocations(file)
 		if err == nil && some {
 			err = fmt.Errorf(`could not restore state from checkpoint: [memorymanager] configured policy "None" differs from state checkpoint policy "Static", please drain this node and delete the memory manager checkpoint file %q before restarting Kubelet`, file)
@@ -114,12 +115,12 @@ func (k *Kubelet) newMemory(machine numa.Machine) (*memorymanager.Manager, error
 		return nil, err
 	}
 	all := map[v1.ResourceName]int64{}
-	for name, q := range k.reserved() {
+	for name, q := range k.cfg.Unallocatable(k.machine) {
 		if name == v1.ResourceMemory || strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix) {
 			all[name] = q.Value()
 		}
 	}
-	reserved, err := memorymanager.Reserve(machine, k.cfg.Memory.Reserved, all)
+	reserved, err := memorymanager.Reserve(machine, k.cfg.Resources.Memory.Reserved, all)
 	if err != nil {
 		return nil, err
 	}
@@ -172,8 +173,8 @@ func (r resources) DeviceHealth(pod *v1.Pod, container string) []v1.ResourceStat
 
 // release frees what was allocated to a terminated pod.
 func (k *Kubelet) release(uid types.UID) {
-	if k.cfg.Policies != nil {
-		k.cfg.Policies.Forget(uid)
+	if k.deps.Policies != nil {
+		k.deps.Policies.Forget(uid)
 	}
 	if err := k.devices.Release(uid); err != nil {
 		k.log.Warn("releasing device plugin devices of pod failed", "uid", uid, "err", err)

@@ -10,13 +10,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/components/kubelet/pod/pods"
+	"hyperkube/internal/client"
 )
 
 // runPods watches the sources of pods.
@@ -56,9 +54,9 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	informer := k.cfg.Informers.Pods
+	informer := k.deps.Informers.Pods
 	if informer == nil {
-		own := newInformer(k.kube, &v1.Pod{}, k.kube.CoreV1().Pods(""), fields.OneTermEqualSelector("spec.nodeName", k.cfg.NodeName))
+		own := client.NewInformer(k.kube, &v1.Pod{}, k.kube.CoreV1().Pods(""), fields.OneTermEqualSelector("spec.nodeName", k.cfg.NodeName))
 		informer = own
 		start(func() { own.RunWithContext(ctx) })
 	}
@@ -67,9 +65,9 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 		return fmt.Errorf("watching pods: %w", err)
 	}
 	defer func() { _ = informer.RemoveEventHandler(reg) }()
-	nodes := k.cfg.Informers.Nodes
+	nodes := k.deps.Informers.Nodes
 	if nodes == nil {
-		own := newInformer(k.kube, &v1.Node{}, k.kube.CoreV1().Nodes(), fields.OneTermEqualSelector(metav1.ObjectNameField, k.cfg.NodeName))
+		own := client.NewInformer(k.kube, &v1.Node{}, k.kube.CoreV1().Nodes(), fields.OneTermEqualSelector(metav1.ObjectNameField, k.cfg.NodeName))
 		nodes = own
 		start(func() { own.RunWithContext(ctx) })
 	}
@@ -95,24 +93,6 @@ func (k *Kubelet) runPods(ctx context.Context) error {
 	k.reconcileClaims(ctx)
 	<-ctx.Done()
 	return nil
-}
-
-// newInformer returns an informer of the type of example for the objects that the selector selects.
-func newInformer[L runtime.Object](kube kubernetes.Interface, example runtime.Object, client interface {
-	List(context.Context, metav1.ListOptions) (L, error)
-	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
-}, selector fields.Selector) cache.SharedIndexInformer {
-	lw := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = selector.String()
-			return client.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = selector.String()
-			return client.Watch(ctx, o)
-		},
-	}
-	return cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lw, kube), example, 0, cache.Indexers{})
 }
 
 // podHandler handles pods of the API. Their admission does not wait any more when ctx is done.
@@ -157,7 +137,7 @@ func (k *Kubelet) podHandler(ctx context.Context) cache.ResourceEventHandler {
 
 func (k *Kubelet) removed(uid types.UID) {
 	k.pods.Remove(uid)
-	k.tokens.forget(uid)
+	k.tokens.Forget(uid)
 	k.podCerts.Forget(uid)
 }
 
@@ -183,9 +163,9 @@ func (k *Kubelet) nodeHandler() cache.ResourceEventHandler {
 
 // services starts the informer of services, which are needed for environment variables.
 func (k *Kubelet) services(ctx context.Context, start func(func())) {
-	informer := k.cfg.Informers.Services
+	informer := k.deps.Informers.Services
 	if informer == nil {
-		own := newInformer(k.kube, &v1.Service{}, k.kube.CoreV1().Services(""), fields.Everything())
+		own := client.NewInformer(k.kube, &v1.Service{}, k.kube.CoreV1().Services(""), fields.Everything())
 		informer = own
 		start(func() { own.RunWithContext(ctx) })
 	}

@@ -33,7 +33,7 @@ func (k *Kubelet) staticPods(ctx context.Context, start func(func())) <-chan str
 		})
 	}
 	if dir := k.cfg.StaticPods.Dir; dir != "" {
-		source := &staticpod.Source{Dir: dir, NodeName: k.cfg.NodeName, Sink: sink, Log: k.log, Ignored: k.emitDuplicateName}
+		source := &staticpod.Source{Dir: dir, NodeName: k.cfg.NodeName, Sink: sink, Log: k.log, Ignored: k.events.DuplicateStaticPod}
 		follow(dir, source.Run)
 	}
 	if url := k.cfg.StaticPods.URL; url != "" {
@@ -42,12 +42,6 @@ func (k *Kubelet) staticPods(ctx context.Context, start func(func())) <-chan str
 	}
 	one()
 	return delivered
-}
-
-// emitDuplicateName emits an event for a static pod that is ignored because another one has the same name.
-func (k *Kubelet) emitDuplicateName(p *v1.Pod) {
-	ref := &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: p.UID}
-	k.host.Events.Eventf(ref, v1.EventTypeWarning, "FailedValidation", "Error validating pod %s_%s(%s) from %s due to duplicate pod name %q, ignoring", p.Name, p.Namespace, p.UID, "file", p.Name)
 }
 
 // staticSink receives static pods. A pod whose manifest has changed is a new pod. It starts after

@@ -13,6 +13,7 @@ import (
 	"hyperkube/components/kubelet/pod/podcerts"
 	"hyperkube/components/kubelet/pod/pods"
 	"hyperkube/components/kubelet/pod/staticpod"
+	"hyperkube/components/kubelet/pod/tokens"
 	"hyperkube/components/kubelet/telemetry"
 )
 
@@ -20,7 +21,7 @@ import (
 // removed exists until the pod has terminated.
 func TestMirrorOutlives(t *testing.T) {
 	k := &Kubelet{log: slog.New(slog.DiscardHandler)}
-	k.tokens, k.podCerts = newTokens(nil), &podcerts.Issuer{}
+	k.tokens, k.podCerts = tokens.New(nil), &podcerts.Issuer{}
 	k.pods = pods.NewRegistry()
 	k.manager = pods.NewManager(pods.Config{Log: k.log, Registry: k.pods})
 	var of types.UID // UID of the pod that the mirror pod belongs to
@@ -55,7 +56,7 @@ func TestMirrorOutlives(t *testing.T) {
 // pod terminates, only the last one is run, and not before the first pod has terminated.
 func TestChangedWhileEnding(t *testing.T) {
 	k := &Kubelet{log: slog.New(slog.DiscardHandler)}
-	k.tokens, k.podCerts = newTokens(nil), &podcerts.Issuer{}
+	k.tokens, k.podCerts = tokens.New(nil), &podcerts.Issuer{}
 	k.pods = pods.NewRegistry()
 	k.manager = pods.NewManager(pods.Config{Log: k.log, Registry: k.pods, Metrics: telemetry.New()})
 	ctx, cancel := context.WithCancel(t.Context())

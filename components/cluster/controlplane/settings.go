@@ -167,6 +167,8 @@ func (m *controlPlaneNode) saveSettings() error {
 
 // controlPlaneSettings are the settings of a control plane node. They are stored as JSON, so that field
 // names cannot change.
+//
+// Size: one field for each setting of a file format.
 type controlPlaneSettings struct {
 	NodeName               string
 	Advertise              string

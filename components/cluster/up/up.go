@@ -24,7 +24,7 @@ import (
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
-	"hyperkube/components/kubelet"
+	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/components/network"
 	"hyperkube/internal/base/logging"
 	"hyperkube/internal/base/version"
@@ -225,7 +225,7 @@ func (o *upOptions) runWithProgress(ctx context.Context, l layout.Node, from res
 // serve runs the cluster until ctx is done.
 func (o *upOptions) serve(ctx context.Context, l layout.Node, from resumption, s *progress.Steps) error {
 	// Validate the configuration before stopping another process.
-	file, err := kubelet.LoadFiles(o.config, o.configDir, nil)
+	file, err := kubeletconfig.LoadFiles(o.config, o.configDir, nil)
 	if err != nil {
 		return command.ConfigError(err)
 	}
