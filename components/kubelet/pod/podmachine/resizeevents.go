@@ -1,4 +1,4 @@
-package pods
+package podmachine
 
 import (
 	"encoding/json"
@@ -7,30 +7,27 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// emitResizeStarted emits an event that a resize was started, once for each generation.
-func (w *worker) emitResizeStarted(pod *v1.Pod) {
-	w.mu.Lock()
-	recorded := w.resizeStartedGeneration == pod.Generation
-	w.resizeStartedGeneration = pod.Generation
-	w.mu.Unlock()
-	if !recorded {
-		w.host.event(pod, "", false, "ResizeStarted", resizeMessage(pod, "started", pod.Generation, ""))
+// Started is called when a resize is known to fit. It decides on an event once for each generation.
+func (r *Resize) Started(req *ResizeRequest) (d Decision) {
+	if r.startedGeneration != req.Pod.Generation {
+		r.startedGeneration = req.Pod.Generation
+		d.event("", false, "ResizeStarted", resizeMessage(req.Pod, "started", req.Pod.Generation, ""))
 	}
+	return d
 }
 
-// emitResizeState emits an event if the state of a pending or failed resize has changed. The caller must
-// hold mu.
-func (w *worker) emitResizeState(pod *v1.Pod, now *resizeState) {
-	if old := w.resize; old != nil && old.kind == now.kind && old.reason == now.reason && old.generation == now.generation {
+// stateChanged decides on an event if the state of a pending or failed resize has changed.
+func (r *Resize) stateChanged(pod *v1.Pod, now *ResizeState, d *Decision) {
+	if old := r.State; old != nil && old.Kind == now.Kind && old.Reason == now.Reason && old.Generation == now.Generation {
 		return
 	}
 	switch {
-	case now.kind == v1.PodResizePending && now.reason == v1.PodReasonInfeasible:
-		w.host.event(pod, "", true, "ResizeInfeasible", resizeMessage(pod, now.reason, now.generation, now.message))
-	case now.kind == v1.PodResizePending:
-		w.host.event(pod, "", true, "ResizeDeferred", resizeMessage(pod, now.reason, now.generation, now.message))
-	case now.reason == v1.PodReasonError:
-		w.host.event(pod, "", true, "ResizeError", resizeMessage(pod, "error", now.generation, now.message))
+	case now.Kind == v1.PodResizePending && now.Reason == v1.PodReasonInfeasible:
+		d.event("", true, "ResizeInfeasible", resizeMessage(pod, now.Reason, now.Generation, now.Message))
+	case now.Kind == v1.PodResizePending:
+		d.event("", true, "ResizeDeferred", resizeMessage(pod, now.Reason, now.Generation, now.Message))
+	case now.Reason == v1.PodReasonError:
+		d.event("", true, "ResizeError", resizeMessage(pod, "error", now.Generation, now.Message))
 	}
 }
 
