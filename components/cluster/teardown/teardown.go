@@ -22,6 +22,7 @@ import (
 	"hyperkube/internal/credentials/kubeconfig"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // journals are the names of the journals of host changes: those of the kubelet and kube-proxy,
@@ -137,7 +138,7 @@ func down(ctx context.Context, out io.Writer, l layout.Node, leave func()) error
 		errs = append(errs, err)
 	}
 	for _, process := range append([]string{"nodes"}, journals...) {
-		if err := hostjournal.Undo(ctx, l.Journal(process)); err != nil {
+		if err := hostjournal.Undo(ctx, l.Journal(process), packetfilter.Undo()); err != nil {
 			errs = append(errs, err)
 		}
 	}

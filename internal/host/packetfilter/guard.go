@@ -1,10 +1,11 @@
-package iptables
+package packetfilter
 
 import (
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -14,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/base/lifecycle"
 )
 
 // Guard detects that another program may have removed rules: for example, reloading a firewall
@@ -26,17 +29,17 @@ type Guard struct {
 	// chains contains chain names, or prefixes with a trailing "*".
 	chains []string
 	ready  chan struct{}
-	socket *os.File // set between Listen and Run
+	socket io.ReadCloser // set between Listen and Run
 
 	mu sync.Mutex // guards the fields below
 	// writers are the last processes that wrote rules for the guard's owner.
 	writers []int
 }
 
-// NewGuard returns a guard of chains, where a trailing "*" matches all chains with that prefix, and
+// newGuard returns a guard of chains, where a trailing "*" matches all chains with that prefix, and
 // of the jumps to them in built-in chains. If the kernel does not report changes, Run signals once
 // per period; zero means 30 s. If log is nil, slog.Default() is used.
-func NewGuard(period time.Duration, log *slog.Logger, chains ...string) *Guard {
+func newGuard(period time.Duration, log *slog.Logger, chains ...string) *Guard {
 	if period <= 0 {
 		period = 30 * time.Second
 	}
@@ -49,9 +52,9 @@ func NewGuard(period time.Duration, log *slog.Logger, chains ...string) *Guard {
 // Ready returns a channel that is closed when Run listens for changes or has found that it cannot.
 func (g *Guard) Ready() <-chan struct{} { return g.ready }
 
-// Start starts a command that writes rules for the guard's owner. The guard ignores changes made by
+// start starts a command that writes rules for the guard's owner. The guard ignores changes made by
 // that process. A nil guard only starts the command.
-func (g *Guard) Start(cmd *exec.Cmd) error {
+func (g *Guard) start(cmd *exec.Cmd) error {
 	if g == nil {
 		return cmd.Start()
 	}
@@ -74,8 +77,11 @@ func (g *Guard) isOwn(pid int) bool {
 
 // Listen starts listening in the network namespace of the calling thread. If it was not called, Run
 // does it.
-func (g *Guard) Listen() (err error) {
-	g.socket, err = listenToRules()
+func (g *Guard) Listen() error {
+	socket, err := listenToRules()
+	if err == nil {
+		g.socket = socket
+	}
 	return err
 }
 
@@ -99,7 +105,7 @@ func (g *Guard) Run(ctx context.Context, suspect chan<- struct{}) {
 		var reading sync.WaitGroup
 		defer reading.Wait()
 		defer socket.Close()
-		reading.Go(func() { g.follow(socket, received, notify) })
+		reading.Go(func() { g.follow(ctx, socket, received, notify) })
 	}
 	close(g.ready)
 	ticker := time.NewTicker(g.period)
@@ -118,24 +124,36 @@ func (g *Guard) Run(ctx context.Context, suspect chan<- struct{}) {
 	}
 }
 
-// follow reads change notifications until the socket is closed. It closes received at the first
-// message.
-func (g *Guard) follow(socket *os.File, received chan<- struct{}, notify func()) {
+// The delay after a failed read doubles with each failure, up to the period of the guard.
+const minReadDelay = 100 * time.Millisecond
+
+// follow reads change notifications until the socket is closed or ctx is done. It closes received at the
+// first message. A failed read means that changes may be unknown, so follow calls notify and
+// continues. If the socket never recovers, this checks the rules periodically.
+func (g *Guard) follow(ctx context.Context, socket io.Reader, received chan<- struct{}, notify func()) {
 	buffer := make([]byte, 64<<10)
-	removed, first := false, true
+	removed, first, delay := false, true, time.Duration(0)
 	for {
 		n, err := socket.Read(buffer)
-		switch {
-		case errors.Is(err, unix.ENOBUFS):
-			// The receive buffer overflowed, so some changes are unknown.
-			notify()
-			continue
-		case errors.Is(err, os.ErrClosed):
-			return
-		case err != nil:
-			g.log.Warn("reading iptables rule change notifications failed, no longer watching", "err", err)
+		if errors.Is(err, os.ErrClosed) || ctx.Err() != nil {
 			return
 		}
+		if err != nil {
+			removed = false
+			notify()
+			if errors.Is(err, unix.ENOBUFS) {
+				continue // the receive buffer overflowed, and the next read succeeds
+			}
+			if delay == 0 {
+				g.log.Warn("reading iptables rule change notifications failed, retrying", "err", err)
+			}
+			delay = min(max(2*delay, minReadDelay), g.period)
+			if !lifecycle.Pause(ctx, delay) {
+				return
+			}
+			continue
+		}
+		delay = 0
 		eachRuleChange(buffer[:n], func(c ruleChange) {
 			if first {
 				close(received)

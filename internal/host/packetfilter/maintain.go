@@ -1,4 +1,4 @@
-package iptables
+package packetfilter
 
 import (
 	"context"
@@ -14,14 +14,14 @@ const (
 )
 
 // Maintain runs the guard until ctx is done, and calls restore when another program may have removed
-// rules of owner, for example by reloading a firewall. restore restores missing rules and reports
-// whether any were missing. If it fails, it is called again after a delay. Call Maintain once,
-// instead of Run.
-func (g *Guard) Maintain(ctx context.Context, owner string, restore func(context.Context) (lost bool, err error)) {
+// rules of the owner, for example by reloading a firewall. restore restores missing rules and
+// reports whether any were missing. If it fails, it is called again after a delay. Call Maintain
+// once, instead of Run.
+func (w *Writer) Maintain(ctx context.Context, restore func(context.Context) (lost bool, err error)) {
 	suspect := make(chan struct{}, 1)
 	var watching sync.WaitGroup
 	defer watching.Wait()
-	watching.Go(func() { g.Run(ctx, suspect) })
+	watching.Go(func() { w.Run(ctx, suspect) })
 	timer := time.NewTimer(0)
 	timer.Stop()
 	defer timer.Stop()
@@ -36,10 +36,10 @@ func (g *Guard) Maintain(ctx context.Context, owner string, restore func(context
 		}
 		lost, err := restore(ctx)
 		if err != nil && ctx.Err() == nil {
-			g.log.Warn("restoring removed rules failed, retrying", "owner", owner, "err", err)
+			w.log.Warn("restoring removed rules failed, retrying", "owner", w.cfg.Owner, "err", err)
 			timer.Reset(restoreRetry)
 		} else if lost {
-			g.log.Info("restored rules removed by another program", "owner", owner)
+			w.log.Info("restored rules removed by another program", "owner", w.cfg.Owner)
 		}
 	}
 }
