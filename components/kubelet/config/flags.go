@@ -166,7 +166,7 @@ func (o *Flags) registerServer(f *pflag.FlagSet) {
 
 // unused are upstream's flags that have no effect here, with the values that are accepted.
 var unused = []compatflags.Flag{
-	{Name: "cloud-provider", Why: "in-tree cloud providers do not exist", Only: []string{"", "external"}},
+	{Name: "cloud-provider", Why: "cloud controller managers are not supported", Only: []string{""}},
 	{Name: "runtime-cgroups", Why: "the runtime stays in the cgroup in which it was started"},
 	{Name: "experimental-mounter-path", Why: "no external mounter is used", Only: []string{""}},
 	{Name: "experimental-allocatable-ignore-eviction", Why: "eviction thresholds always count towards node allocatable", Only: []string{"false"}, Bool: true},

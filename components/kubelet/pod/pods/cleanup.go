@@ -12,6 +12,7 @@ import (
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/pod/podlogs"
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/podstate"
 )
 
@@ -57,7 +58,7 @@ func (g *GarbageCollector) Collect(ctx context.Context, rotation podlogs.Rotatio
 		names := 0
 		for _, w := range workers {
 			w.mu.Lock()
-			names += len(w.pod.Spec.Containers) + len(w.pod.Spec.InitContainers)
+			names += len(w.machine.Pod.Spec.Containers) + len(w.machine.Pod.Spec.InitContainers)
 			w.mu.Unlock()
 		}
 		if part := *n / max(names, 1); each < 0 || part < each {
@@ -75,9 +76,10 @@ func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, 
 	w.mu.Lock()
 	// Everything of a terminating pod is removed soon. Only logs of running containers can fill the
 	// disk.
-	pod, busy := w.pod, w.op != nil || w.stage != syncing
-	containers := append([]podstate.Container(nil), w.obs.Containers...)
-	sandboxes := append([]podstate.Sandbox(nil), w.obs.Sandboxes...)
+	m := w.machine
+	pod, busy := m.Pod, m.Operation != podmachine.None || m.Stage != podmachine.Syncing
+	containers := append([]podstate.Container(nil), m.Containers.Observed.Containers...)
+	sandboxes := append([]podstate.Sandbox(nil), m.Containers.Observed.Sandboxes...)
 	w.mu.Unlock()
 	var errs []error
 	seen := map[string]int{}
@@ -111,7 +113,7 @@ func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, 
 			}
 			w.host.unlinkLog(pod, c.Name, c.ID)
 			w.host.removeLog(pod, c)
-			w.update(func() { w.dirty = true })
+			w.update(func() { w.fresh.all = true })
 		default:
 			live[c.SandboxID] = true
 		}
@@ -127,7 +129,7 @@ func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, 
 			errs = append(errs, fmt.Errorf("removing stopped sandbox: %w", err))
 			continue
 		}
-		w.update(func() { w.dirty = true })
+		w.update(func() { w.fresh.all = true })
 	}
 	return rotated, errors.Join(errs...)
 }

@@ -69,9 +69,9 @@ func TestCreatedByOther(t *testing.T) {
 	})
 	w := b.registry.worker(p.UID)
 	w.mu.Lock()
-	slot := w.slots["main"]
+	slot := w.machine.Containers.Slots["main"]
 	slot.RetryAt = time.Now().Add(time.Hour)
-	w.slots["main"] = slot
+	w.machine.Containers.Slots["main"] = slot
 	w.mu.Unlock()
 	if _, err := runtime.CreateContainer(b.ctx, asked); err != nil {
 		t.Fatal(err)
@@ -120,13 +120,13 @@ func TestForeignMirrorPodRemains(t *testing.T) {
 	for slot.RetryAt.IsZero() && next.ctx.Err() == nil { // the status is updated before
 		time.Sleep(time.Millisecond)
 		w.mu.Lock()
-		slot = w.slots["main"]
+		slot = w.machine.Containers.Slots["main"]
 		w.mu.Unlock()
 	}
 	runtime.Fail("RemoveContainer", nil)
 	w.update(func() {
 		slot.RetryAt = time.Time{}
-		w.slots["main"] = slot
+		w.machine.Containers.Slots["main"] = slot
 	})
 	next.await("a", "ready", ready)
 }

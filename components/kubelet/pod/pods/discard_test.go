@@ -62,12 +62,12 @@ func TestDiscard(t *testing.T) {
 		t.Helper()
 		w := b.registry.worker(types.UID("uid-" + name))
 		w.mu.Lock()
-		w.dirty = true
+		w.fresh.all = true
 		w.mu.Unlock()
 		w.step(b.ctx)
 		p := b.await(name, string(phase), func(p *v1.Pod) bool { return p.Status.Phase == phase })
 		w.mu.Lock()
-		next := podstate.Status(w.statusInput(time.Now()))
+		next := podstate.Status(w.report.statusInput(time.Now()))
 		w.mu.Unlock()
 		if !apiequality.Semantic.DeepEqual(next.ContainerStatuses, p.Status.ContainerStatuses) {
 			t.Errorf("%s: first %+v, then %+v", name, p.Status.ContainerStatuses, next.ContainerStatuses)

@@ -242,8 +242,8 @@ func (r *Registry) RuntimeUnresponsive(now time.Time) error {
 	var longest time.Duration
 	for _, w := range r.all() {
 		w.mu.Lock()
-		if !w.unresponsiveSince.IsZero() {
-			longest = max(longest, now.Sub(w.unresponsiveSince))
+		if !w.fresh.unresponsiveSince.IsZero() {
+			longest = max(longest, now.Sub(w.fresh.unresponsiveSince))
 		}
 		w.mu.Unlock()
 	}

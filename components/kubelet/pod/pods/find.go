@@ -17,8 +17,8 @@ func (r *Registry) Pods() []*v1.Pod {
 	out := make([]*v1.Pod, 0, len(workers))
 	for _, w := range workers {
 		w.mu.Lock()
-		if !w.removed {
-			pod := *w.pod
+		if !w.machine.Removed {
+			pod := *w.machine.Pod
 			if w.report.want.StartTime != nil {
 				pod.Status = w.report.want
 			}
@@ -59,21 +59,21 @@ func (r *Registry) Container(namespace, name string, uid types.UID, container st
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if c, _ := podstate.Find(w.pod, container); c == nil {
-		return w.pod, podstate.Container{}, notFoundError(fmt.Sprintf("container %q not found in pod %q", container, name))
+	if c, _ := podstate.Find(w.machine.Pod, container); c == nil {
+		return w.machine.Pod, podstate.Container{}, notFoundError(fmt.Sprintf("container %q not found in pod %q", container, name))
 	}
-	st := w.obs.Latest(container)
+	st := w.machine.Containers.Observed.Latest(container)
 	if previous {
-		if st = w.obs.Previous(container); st == nil {
-			return w.pod, podstate.Container{}, fmt.Errorf("previous terminated container %q in pod %q not found", container, name)
+		if st = w.machine.Containers.Observed.Previous(container); st == nil {
+			return w.machine.Pod, podstate.Container{}, fmt.Errorf("previous terminated container %q in pod %q not found", container, name)
 		}
 	}
 	if st == nil {
 		reason := "ContainerCreating"
-		if len(w.pod.Spec.InitContainers) > 0 {
+		if len(w.machine.Pod.Spec.InitContainers) > 0 {
 			reason = "PodInitializing"
 		}
-		if s := w.slots[container].Waiting; s != nil {
+		if s := w.machine.Containers.Slots[container].Waiting; s != nil {
 			reason = s.Reason
 		}
 		switch reason {
@@ -82,9 +82,9 @@ func (r *Registry) Container(namespace, name string, uid types.UID, container st
 		case images.ImagePullBackOff:
 			reason = "trying and failing to pull image"
 		}
-		return w.pod, podstate.Container{}, fmt.Errorf("container %q in pod %q is waiting to start: %s", container, name, reason)
+		return w.machine.Pod, podstate.Container{}, fmt.Errorf("container %q in pod %q is waiting to start: %s", container, name, reason)
 	}
-	return w.pod, *st, nil
+	return w.machine.Pod, *st, nil
 }
 
 // Sandbox returns the ID of the pod's running sandbox.
@@ -95,7 +95,7 @@ func (r *Registry) Sandbox(namespace, name string, uid types.UID) (string, error
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	box := w.obs.Sandbox()
+	box := w.machine.Containers.Observed.Sandbox()
 	if box == nil {
 		return "", fmt.Errorf("pod %q is not running", name)
 	}
@@ -108,8 +108,8 @@ func (r *Registry) find(namespace, name string, uid types.UID) *worker {
 	var found *worker
 	for _, w := range r.workers {
 		w.mu.Lock()
-		fits := w.pod.Namespace == namespace && w.pod.Name == name && (uid == "" || w.uid == uid || string(uid) == w.pod.Annotations[AnnotationHash])
-		gone := w.removed
+		fits := w.machine.Pod.Namespace == namespace && w.machine.Pod.Name == name && (uid == "" || w.uid == uid || string(uid) == w.machine.Pod.Annotations[AnnotationHash])
+		gone := w.machine.Removed
 		w.mu.Unlock()
 		if fits && (found == nil || !gone) {
 			found = w

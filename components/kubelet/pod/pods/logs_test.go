@@ -1,17 +1,19 @@
 package pods
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func TestClearLogs(t *testing.T) {
 	dir := t.TempDir()
-	h := newHost(Config{Logs: Logs{Pods: filepath.Join(dir, "pods"), Containers: filepath.Join(dir, "containers")}})
-	h.Registry.add(&worker{uid: "here", pod: &v1.Pod{}})
+	h := newHost(Config{Log: slog.New(slog.DiscardHandler), Logs: Logs{Pods: filepath.Join(dir, "pods"), Containers: filepath.Join(dir, "containers")}})
+	h.Registry.add(newWorker(h, &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "here"}}))
 	garbage := NewGarbageCollector(h.Registry, h.Logs, DeadContainers{})
 	for _, name := range []string{"pods/a_b_here/c", "pods/a_b_gone/c", "pods/other", "containers"} {
 		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {

@@ -39,14 +39,11 @@ func (m *Manager) Run(ctx context.Context) error {
 		if ctx.Err() == nil {
 			m.host.Registry.remove(w)
 			if m.host.Observer != nil {
-				w.mu.Lock()
-				pod := w.pod
-				w.mu.Unlock()
-				m.host.Observer.Removed(pod)
+				m.host.Observer.Removed(w.pod())
 			}
-			w.clean()
-			w.emptied()
-			close(w.done)
+			w.ends.clean()
+			w.ends.empty()
+			close(w.ends.done)
 			// Pending resizes may fit now.
 			m.host.Registry.retryResizes("pods_removed")
 		}
@@ -162,7 +159,8 @@ func (m *Manager) TerminateOrphans(ctx context.Context) error {
 	for _, pod := range orphans {
 		m.host.Log.Info("terminating orphaned pod", "pod", pod.Namespace+"/"+pod.Name)
 		w := newWorker(m.host, pod)
-		w.removed, w.orphan = true, true
+		w.machine.Remove()
+		w.orphan = true
 		if pod.Name != "" {
 			m.host.Metrics.Orphaned()
 		}

@@ -45,7 +45,7 @@ func TestCgroupOfOrphan(t *testing.T) {
 	defer store.Close()
 	h := newHost(Config{Log: log, Objects: store, Volumes: &volume.Set{Root: t.TempDir()}, Limits: Limits{Cgroups: groups}})
 	orphan := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "n", UID: "u"}}
-	if err := newWorker(h, orphan).tearDown(t.Context(), orphan); err != nil {
+	if err := (&terminator{worker: newWorker(h, orphan), pod: orphan}).tearDown(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"/kubepods/podu", "/kubepods/burstable/podu", "/kubepods/besteffort/podu"} {
@@ -55,7 +55,7 @@ func TestCgroupOfOrphan(t *testing.T) {
 	}
 	groups.gone = nil
 	known := asking("u", "1", "", "")
-	if err := newWorker(h, known).tearDown(t.Context(), known); err != nil || !slices.Equal(groups.gone, []string{"/kubepods/burstable/podu"}) {
+	if err := (&terminator{worker: newWorker(h, known), pod: known}).tearDown(t.Context()); err != nil || !slices.Equal(groups.gone, []string{"/kubepods/burstable/podu"}) {
 		t.Errorf("%v, %v", groups.gone, err)
 	}
 }

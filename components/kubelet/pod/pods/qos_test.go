@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"hyperkube/components/kubelet/cri/crifake"
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/internal/host/cgroup"
 	"hyperkube/internal/pod/podutil"
 )
@@ -65,7 +66,7 @@ func TestBurstableWeight(t *testing.T) {
 	guaranteed := asking("e", "2", "1Gi", "1Gi")
 	guaranteed.Spec.Containers[0].Resources.Limits[v1.ResourceCPU] = resource.MustParse("2")
 	add(guaranteed)
-	h.Registry.worker("b").stage = stopped
+	h.Registry.worker("b").machine.Stage = podmachine.Stopped
 	h.weights.update()
 	want := []string{"/below/kubepods/burstable 2", "/below/kubepods/burstable 256", "/below/kubepods/burstable 1024", "/below/kubepods/burstable 256"}
 	if !slices.Equal(groups.sets, want) {

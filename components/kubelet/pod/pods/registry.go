@@ -4,11 +4,11 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/volume"
 )
 
@@ -58,11 +58,7 @@ func (r *Registry) Changed(uid types.UID) {
 // failures may have been removed.
 func (r *Registry) RetryVolumes() {
 	r.retry(func(w *worker) bool {
-		waits := w.op == nil && !w.mountAt.IsZero()
-		if waits {
-			w.mountAt = time.Time{}
-		}
-		return waits
+		return w.machine.RetryNow()
 	})
 }
 
@@ -96,10 +92,7 @@ func (r *Registry) all() []*worker {
 // Refresh updates the volumes of the pods for which uses returns true.
 func (r *Registry) Refresh(uses func(*v1.Pod) bool) {
 	for _, w := range r.all() {
-		w.mu.Lock()
-		pod := w.pod
-		w.mu.Unlock()
-		if uses(pod) {
+		if uses(w.pod()) {
 			w.objectsChanged()
 		}
 	}
@@ -114,10 +107,10 @@ func (r *Registry) Volumes(uid types.UID) map[string]volume.Result {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.stage != syncing || !w.mounted {
+	if w.machine.Stage != podmachine.Syncing || !w.machine.Volumes.Mounted {
 		return nil
 	}
-	return w.volumes
+	return w.volumes.byName
 }
 
 // Cgroup returns a pod's cgroup as a path from the root of the hierarchy, or "" if there is no such
@@ -127,16 +120,14 @@ func (r *Registry) Cgroup(uid types.UID) string {
 	if w == nil {
 		return ""
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.host.cgroups.ofPod(w.pod)
+	return w.host.cgroups.ofPod(w.pod())
 }
 
 // Done returns a channel that is closed when nothing is left of the pod, or nil if there is no such
 // pod.
 func (r *Registry) Done(uid types.UID) <-chan struct{} {
 	if w := r.worker(uid); w != nil {
-		return w.done
+		return w.ends.done
 	}
 	return nil
 }
@@ -145,7 +136,7 @@ func (r *Registry) Done(uid types.UID) <-chan struct{} {
 // removed, or if there is no such pod.
 func (r *Registry) Cleaned(uid types.UID) <-chan struct{} {
 	if w := r.worker(uid); w != nil {
-		return w.cleaned
+		return w.ends.cleaned
 	}
 	none := make(chan struct{})
 	close(none)
@@ -156,7 +147,7 @@ func (r *Registry) Cleaned(uid types.UID) <-chan struct{} {
 func (r *Registry) Remove(uid types.UID) {
 	w := r.worker(uid)
 	if w != nil {
-		w.setRemoved()
+		w.update(w.machine.Remove)
 	}
 }
 
@@ -171,14 +162,14 @@ func (r *Registry) RestartRemoved(uid types.UID) <-chan struct{} {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.removed {
+	if !w.machine.Removed {
 		return nil
 	}
-	if !w.runAgain {
-		w.host.Metrics.Restarted(IsStatic(w.pod))
+	if !w.machine.RunAgain {
+		w.host.Metrics.Restarted(IsStatic(w.machine.Pod))
 	}
-	w.runAgain = true
-	return w.done
+	w.machine.RunAgain = true
+	return w.ends.done
 }
 
 // Terminate terminates a pod by a decision of the kubelet, such as an eviction.
@@ -195,11 +186,12 @@ func (r *Registry) Terminate(uid types.UID, v *Verdict) {
 func (w *worker) active() []*v1.Pod {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.stage == stopped || w.removed {
+	m := w.machine
+	if m.Stage == podmachine.Stopped || m.Removed {
 		return nil
 	}
-	if w.resize != nil && w.resize.kind == v1.PodResizePending {
-		return []*v1.Pod{w.actual()}
+	if s := m.Resize.State; s != nil && s.Kind == v1.PodResizePending {
+		return []*v1.Pod{m.Resize.Actual(m.Pod)}
 	}
-	return []*v1.Pod{w.pod}
+	return []*v1.Pod{m.Pod}
 }

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/resource"
 
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/podstate"
 	"hyperkube/internal/pod/podutil"
 )
@@ -30,15 +31,16 @@ func (r *Registry) resourceUse() []podResourceUse {
 	var out []podResourceUse
 	for _, w := range workers {
 		w.mu.Lock()
-		if w.stage == stopped || w.removed {
+		m := w.machine
+		if m.Stage == podmachine.Stopped || m.Removed {
 			w.mu.Unlock()
 			continue
 		}
-		c := podResourceUse{pod: w.pod, priority: podutil.Priority(w.pod)}
-		has := w.pod
-		if r := w.resize; r != nil && r.kind == v1.PodResizePending {
-			if has = w.actual(); has != w.pod && r.reason == v1.PodReasonDeferred && w.stage == syncing {
-				c.requested, c.since = resource.PodRequests(w.pod, resource.PodResourcesOptions{}), r.since
+		c := podResourceUse{pod: m.Pod, priority: podutil.Priority(m.Pod)}
+		has := m.Pod
+		if r := m.Resize.State; r != nil && r.Kind == v1.PodResizePending {
+			if has = m.Resize.Actual(m.Pod); has != m.Pod && r.Deferred() && m.Stage == podmachine.Syncing {
+				c.requested, c.since = resource.PodRequests(m.Pod, resource.PodResourcesOptions{}), r.Since
 			}
 		}
 		w.mu.Unlock()
@@ -62,7 +64,7 @@ func (r *Registry) podWithActualResources(uid types.UID) *v1.Pod {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.actual()
+	return w.machine.Resize.Actual(w.machine.Pod)
 }
 
 // requestChanges reports whether the request of a resource changes for a container of the pod.
@@ -120,9 +122,6 @@ func (r *Registry) OtherPods(uid types.UID) []*v1.Pod {
 	return out
 }
 
-// resizable are the resources that a resize may change.
-var resizable = []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory}
-
 // checkFit returns why a resized pod does not fit on the node; reason is empty if it fits. Deferred
 // resizes that precede it get free resources first.
 func (h *host) checkFit(pod *v1.Pod) (reason, message string) {
@@ -158,7 +157,7 @@ func (h *host) checkFit(pod *v1.Pod) (reason, message string) {
 		case c.requested != nil:
 			waiting = append(waiting, c)
 		}
-		for _, name := range resizable {
+		for _, name := range podmachine.Resizable {
 			used[name] += milli(c.used, name)
 		}
 	}
@@ -170,17 +169,17 @@ func (h *host) checkFit(pod *v1.Pod) (reason, message string) {
 	}
 	for _, c := range waiting {
 		fit := true
-		for _, name := range resizable {
+		for _, name := range podmachine.Resizable {
 			// This pod keeps its resources while it waits.
 			fit = fit && room(name, milli(mine.used, name)+milli(c.requested, name)-milli(c.used, name))
 		}
-		for _, name := range resizable {
+		for _, name := range podmachine.Resizable {
 			if fit {
 				used[name] += milli(c.requested, name) - milli(c.used, name)
 			}
 		}
 	}
-	for _, name := range resizable {
+	for _, name := range podmachine.Resizable {
 		if all, need := allocatable[name], milli(want, name); !room(name, need) {
 			return v1.PodReasonDeferred, fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d",
 				name, units(name, need), units(name, used[name]), units(name, all.MilliValue()))

@@ -11,7 +11,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"hyperkube/components/kubelet/pod/podstate"
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/internal/host/cgroup"
 )
 
@@ -93,34 +93,14 @@ func TestPodLevelStatus(t *testing.T) {
 		tc.pod.Status = tc.last
 		w := newWorker(newHost(Config{Log: slog.New(slog.DiscardHandler), Limits: Limits{CPUQuota: h.Limits.CPUQuota, CPUQuotaPeriod: h.Limits.CPUQuotaPeriod}}), tc.pod)
 		if tc.kind != "" {
-			w.resize = &resizeState{kind: tc.kind}
+			w.machine.Resize.State = &podmachine.ResizeState{Kind: tc.kind}
 		}
-		has, given := w.statusResources()
+		has, given := w.report.statusResources()
 		if !apiequality.Semantic.DeepEqual(*has, tc.has) || !apiequality.Semantic.DeepEqual(given, tc.given) {
 			t.Errorf("%s: actual %v, allocated %v; want %v and %v", name, has, given, tc.has, tc.given)
 		}
-		if w.levelDiffers() != tc.off {
+		if off := w.machine.Resize.Actual(tc.pod) != tc.pod; off != tc.off {
 			t.Errorf("%s: to be resized: %v", name, !tc.off)
-		}
-	}
-}
-
-// TestMemoryRequested checks that the applied memory request of a container is known from its first
-// observation and from the status after a restart, and that the status of a later container is not
-// used.
-func TestMemoryRequested(t *testing.T) {
-	pod := podWithLevel(nil, v1.ResourceRequirements{Requests: cpuMemory("", "20")})
-	status := func(id string) []v1.ContainerStatus {
-		return []v1.ContainerStatus{{Name: "a", ContainerID: "rt://" + id, Resources: &v1.ResourceRequirements{Requests: cpuMemory("", "10")}}}
-	}
-	pod.Status.ContainerStatuses = status("before")
-	w := newWorker(newHost(Config{Log: slog.New(slog.DiscardHandler)}), pod)
-	w.report.last.ContainerStatuses = status("later")
-	for id, want := range map[string]int64{"before": 10, "later": 20} {
-		for range 2 {
-			if got := w.appliedMemory(&podstate.Container{ID: id, Name: "a"}, &pod.Spec.Containers[0]); got != want {
-				t.Errorf("%s: %d", id, got)
-			}
 		}
 	}
 }

@@ -13,32 +13,6 @@ import (
 	"hyperkube/components/kubelet/cri/crifake"
 )
 
-// TestSidecarToStop checks that sidecars are stopped one by one after the app containers.
-func TestSidecarToStop(t *testing.T) {
-	pod := &v1.Pod{}
-	for _, name := range []string{"first", "second", "third"} {
-		pod.Spec.InitContainers = append(pod.Spec.InitContainers, v1.Container{Name: name})
-	}
-	for name, tc := range map[string]struct {
-		running string
-		apps    bool
-		want    string
-	}{
-		"app containers first": {running: "first third second", apps: true},
-		"last sidecar":         {running: "first third second", want: "third"},
-		"previous sidecar":     {running: "first second", want: "second"},
-		"none":                 {},
-	} {
-		ids := map[string]string{}
-		for n := range strings.FieldsSeq(tc.running) {
-			ids[n] = "id-" + n
-		}
-		if got := sidecarToStop(pod, ids, tc.apps); got != tc.want {
-			t.Errorf("%s: %q, want %q", name, got, tc.want)
-		}
-	}
-}
-
 // TestHooksOfSidecars checks that the preStop hooks of all containers run concurrently, and that
 // the containers are then stopped in order.
 func TestHooksOfSidecars(t *testing.T) {
@@ -230,7 +204,7 @@ func TestRenew(t *testing.T) {
 	// Set both before the worker checks them.
 	w := b.registry.all()[0]
 	w.mu.Lock()
-	w.removed, w.runAgain = true, true
+	w.machine.Removed, w.machine.RunAgain = true, true
 	w.mu.Unlock()
 	done := b.registry.RestartRemoved("uid-a")
 	if done == nil {
