@@ -1,12 +1,14 @@
 package kubelet
 
 import (
+	"net/netip"
 	"path/filepath"
+	"slices"
 
 	"k8s.io/api/core/v1"
 
 	"hyperkube/components/kubelet/config"
-	"hyperkube/components/kubelet/events"
+	"hyperkube/components/kubelet/node/events"
 	"hyperkube/components/kubelet/node/nodestatus"
 	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/pod/pods"
@@ -28,13 +30,14 @@ func (k *Kubelet) compose() error {
 	if k.resources, err = k.newResources(object); err != nil {
 		return err
 	}
-	k.node = k.newNodeParts(object)
+	limits := k.cgroupLimits()
+	k.node = k.newNodeParts(object, limits)
 	if k.cfg.Gates.Enabled(config.GatePodsAPI, true) {
 		if k.podsAPI, err = podsapi.New(podsapi.Config{Pods: k.pods.registry.Pods, Known: k.pods.synced.Known, Count: k.metrics, Log: k.log}); err != nil {
 			return err
 		}
 	}
-	if k.workers, err = k.newWorkers(); err != nil {
+	if k.workers, err = k.newWorkers(limits); err != nil {
 		return err
 	}
 	// The sources start pods, and the plugins volumes and devices of pods, so they come last.
@@ -46,13 +49,13 @@ func (k *Kubelet) compose() error {
 	return nil
 }
 
-// nodeIPs returns the node's addresses, the primary one first.
-func (k *Kubelet) nodeIPs() []string {
-	out := make([]string, len(k.ips))
-	for i, ip := range k.ips {
+// addresses returns a function that returns the text of addresses.
+func addresses(ips []netip.Addr) func() []string {
+	out := make([]string, len(ips))
+	for i, ip := range ips {
 		out[i] = ip.String()
 	}
-	return out
+	return func() []string { return slices.Clone(out) }
 }
 
 // allocatable returns the allocatable resources of the node.

@@ -1,7 +1,6 @@
 package kubelet
 
 import (
-	"context"
 	"path/filepath"
 	"strings"
 	"time"
@@ -42,11 +41,11 @@ type nodeParts struct {
 }
 
 // newNodeParts creates the parts of the node. The status comes last, because the others contribute to it.
-func (k *Kubelet) newNodeParts(object *nodestatus.Object) nodeParts {
+func (k *Kubelet) newNodeParts(object *nodestatus.Object, limits pods.Limits) nodeParts {
 	cfg := k.cfg
 	rotation := podlogs.Rotation{MaxSize: cfg.Logs.MaxSize, MaxFiles: cfg.Logs.MaxFiles}
 	garbage := pods.NewGarbageCollector(k.pods.registry, k.logs(), cfg.Containers.DeadContainers)
-	n := nodeParts{object: object, cgroups: hostcgroups.New(k.cgroupConfig()), shutdown: k.newShutdown(object)}
+	n := nodeParts{object: object, cgroups: hostcgroups.New(k.cgroupConfig(limits)), shutdown: k.newShutdown(object)}
 	n.collector = &images.Collector{
 		CRI: k.cri, High: cfg.Images.GCHigh, Low: cfg.Images.GCLow, MinAge: cfg.Images.MinAge, MaxAge: cfg.Images.MaxAge,
 		Log: k.log, Path: cfg.Layout.Data, Records: k.pods.puller.Records, Metrics: k.metrics,
@@ -55,7 +54,12 @@ func (k *Kubelet) newNodeParts(object *nodestatus.Object) nodeParts {
 		Containers: garbage, Images: n.collector, Records: k.pods.puller.Records, ImageService: k.cri.Images,
 		Interval: cfg.Logs.Interval, Rotation: rotation, PodsKnown: k.pods.synced.Known, Warn: k.events.NodeWarning, Log: k.log,
 	}
-	n.fileSystems = k.newFileSystems()
+	// This project's runtime keeps all files in the node's data directory.
+	var imageService runtimeapi.ImageServiceClient
+	if strings.TrimPrefix(cfg.Runtime.Endpoint, "unix://") != cfg.Layout.RuntimeSocket() {
+		imageService = k.cri.Images
+	}
+	n.fileSystems = stats.NewFileSystems(cfg.Layout.Kubelet, cfg.Layout.Data, imageService)
 	n.stats = k.newStats(n.fileSystems)
 	n.eviction = pressure.New(pressure.Config{
 		NodeName: cfg.NodeName, Root: cfg.Layout.Kubelet, Thresholds: cfg.Eviction.Thresholds(), Transition: cfg.Eviction.Transition, MaxGrace: cfg.Eviction.MaxGrace,
@@ -75,7 +79,7 @@ func (k *Kubelet) newStatus(n nodeParts) *nodestatus.Manager {
 	return nodestatus.New(nodestatus.Config{
 		Name: cfg.NodeName, Object: n.object, Kube: k.kube, CRI: k.cri, Events: k.events, Log: k.log,
 		Register: !cfg.Node.NoRegister, Labels: cfg.Node.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Node.Taints, Unschedulable: cfg.Node.Unschedulable,
-		IPs: k.nodeIPs, ProviderID: cfg.Node.ProviderID, Port: int32(cfg.Server.Port), Machine: k.machine,
+		IPs: addresses(k.ips), ProviderID: cfg.Node.ProviderID, Port: int32(cfg.Server.Port), Machine: k.machine,
 		Capacity: cfg.Capacity(k.machine), Allocatable: k.allocatable(), Devices: k.resources.Capacity, IsReinstalled: k.resources.IsReinstalled,
 		Pressure: func() nodestatus.Pressure { return pressure.Conditions(n.eviction) }, NotReadyReasons: n.readiness.Reasons,
 		PodCIDR: cfg.Node.PodCIDR, Lease: cfg.Node.Lease, Renew: cfg.Node.Lease / 4, Update: cfg.Node.Update, Report: cfg.Node.Report, MaxImages: int(*cfg.Node.MaxImages),
@@ -88,17 +92,6 @@ func (k *Kubelet) newStatus(n nodeParts) *nodestatus.Manager {
 			k.metrics.NodeStarted(telemetry.Startup{Boot: nodestatus.BootTime(), Kubelet: k.started, RegistrationStarted: asked, Registered: registered, Ready: ready})
 		},
 	})
-}
-
-// newFileSystems returns the file systems of the node.
-func (k *Kubelet) newFileSystems() *stats.FileSystems {
-	var info func(context.Context) (*runtimeapi.ImageFsInfoResponse, error)
-	if strings.TrimPrefix(k.cfg.Runtime.Endpoint, "unix://") != k.cfg.Layout.RuntimeSocket() {
-		info = func(ctx context.Context) (*runtimeapi.ImageFsInfoResponse, error) {
-			return k.cri.Images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{})
-		}
-	}
-	return stats.NewFileSystems(k.cfg.Layout.Kubelet, k.cfg.Layout.Data, info)
 }
 
 // newStats creates the provider of pod and node statistics.
@@ -127,31 +120,19 @@ func (k *Kubelet) newShutdown(object *nodestatus.Object) *shutdown.Manager {
 		Recorded: func(path string) error {
 			return k.deps.Journal.Record(hostjournal.Change{Kind: hostjournal.Dir, Name: path})
 		},
-		Pods: k.pods.registry.Active, Terminate: k.terminateForShutdown, Changed: object.Changed,
+		Pods: k.pods.registry.Active, Terminate: shutdown.Terminator(k.pods.registry), Changed: object.Changed,
 		Event: k.events.NodeNormal,
 		State: filepath.Join(k.cfg.Layout.Kubelet, "graceful_node_shutdown_state"), Log: k.log,
 	})
 }
 
-// terminateForShutdown terminates a pod because of a node shutdown.
-func (k *Kubelet) terminateForShutdown(pod *v1.Pod, grace int64) <-chan struct{} {
-	k.pods.registry.Terminate(pod.UID, &pods.Verdict{
-		Reason: shutdown.Reason, Message: shutdown.Message, Grace: &grace,
-		Conditions: []v1.PodCondition{{
-			Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: shutdown.Message,
-		}},
-	})
-	return k.pods.registry.Cleaned(pod.UID)
-}
-
 // cgroupConfig returns the configuration of the node's cgroups.
-func (k *Kubelet) cgroupConfig() hostcgroups.Config {
+func (k *Kubelet) cgroupConfig(limits pods.Limits) hostcgroups.Config {
 	cfg, reserved := k.cfg, k.cfg.Reserved
-	qos, tiered := k.memoryQoS()
 	groups := hostcgroups.Config{
 		Pods: k.cgroups, Names: k.cgroupNames(), Kubelet: cfg.Cgroups.Kubelet, System: cfg.Cgroups.System, RuntimeEndpoint: cfg.Runtime.Endpoint,
 		CPUs: k.machine.CPUs, EnforcePods: reserved.Enforces(config.EnforcePods), PodsMemoryLimit: cfg.PodsMemoryLimit(k.machine),
-		MemoryQoS: qos, TieredMemory: tiered, OOMScore: *cfg.Machine.OOMScore, Journal: k.deps.Journal, Log: k.log,
+		MemoryQoS: limits.MemoryQoS, TieredMemory: limits.Tiered, OOMScore: *cfg.Machine.OOMScore, Journal: k.deps.Journal, Log: k.log,
 	}
 	for _, r := range []hostcgroups.Reservation{
 		{Name: config.EnforceKube, Cgroup: reserved.KubeCgroup, Resources: reserved.Kube},
@@ -164,20 +145,4 @@ func (k *Kubelet) cgroupConfig() hostcgroups.Config {
 		}
 	}
 	return groups
-}
-
-// detector returns the detector of the runtime's properties.
-func (k *Kubelet) detector() hostcgroups.Detector {
-	return hostcgroups.Detector{Runtime: k.cri.Runtime, Platform: k.pods.platform, Systemd: k.cfg.Cgroups.Systemd, LosingSupport: k.metrics.LosingSupport}
-}
-
-// prepareCgroups creates the cgroups that pods share.
-func (k *Kubelet) prepareCgroups() error {
-	if err := k.node.cgroups.Prepare(); err != nil {
-		return err
-	}
-	if k.kube != nil && k.cgroups != nil && k.cfg.Reserved.Enforces(config.EnforcePods) {
-		k.events.NodeNormal("NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
-	}
-	return nil
 }

@@ -75,7 +75,7 @@ func (k *Kubelet) newPodParts(object *nodestatus.Object) (podParts, error) {
 		puller:       k.newPuller(),
 		prober:       probe.New(probe.RuntimeExec(k.cri), "1.37"),
 		dns: dnsconf.Node{
-			ClusterDNS: k.cfg.DNS.Servers, ClusterDomain: k.cfg.DNS.Domain, ResolvConf: k.cfg.DNS.ResolvConf, Addresses: k.nodeIPs,
+			ClusterDNS: k.cfg.DNS.Servers, ClusterDomain: k.cfg.DNS.Domain, ResolvConf: k.cfg.DNS.ResolvConf, Addresses: addresses(k.ips),
 			Warn: k.events.NodeWarning,
 		},
 	}
@@ -150,7 +150,7 @@ func (k *Kubelet) newProviders() (*pullcredentials.Providers, error) {
 }
 
 // newWorkers creates the workers of pods.
-func (k *Kubelet) newWorkers() (*pods.Manager, error) {
+func (k *Kubelet) newWorkers(limits pods.Limits) (*pods.Manager, error) {
 	cfg, p := k.cfg, k.pods
 	providers, err := k.newProviders()
 	if err != nil {
@@ -165,13 +165,13 @@ func (k *Kubelet) newWorkers() (*pods.Manager, error) {
 		Log: k.log, Registry: p.registry, Platform: p.platform, CRI: k.cri, Kube: k.kube, Objects: p.objects,
 		Volumes: p.volumes, Prober: p.prober, Events: k.events, Metrics: k.metrics, Tracer: k.traces.Tracer(),
 		Images: pods.Images{Puller: p.puller, Providers: providers, DockerConfigs: pullcredentials.DockerConfigs(cfg.Layout.Kubelet)},
-		Limits: k.cgroupLimits(),
+		Limits: limits,
 		Security: pods.Security{
 			SeccompDefault: cfg.Containers.SeccompDefault, SeccompRoot: filepath.Join(cfg.Layout.Kubelet, "seccomp"),
 			Sysctls: cfg.Containers.Sysctls, Users: users,
 		},
 		Node: pods.Node{
-			DNS: p.dns, IPs: k.nodeIPs, Object: k.node.object.Node, Services: p.services.List,
+			DNS: p.dns, IPs: addresses(k.ips), Object: k.node.object.Node, Services: p.services.List,
 			Allocatable: func() v1.ResourceList { return allocatable },
 		},
 		Logs: k.logs(),
@@ -243,7 +243,8 @@ func (k *Kubelet) cgroupLimits() pods.Limits {
 	}
 	k.metrics.CgroupVersion(2)
 	limits.WholeOOMKill = !cfg.Containers.SingleOOMKill
-	limits.MemoryQoS, limits.Tiered = k.memoryQoS()
+	limits.MemoryQoS = cfg.Gates.Enabled(config.GateMemoryQoS, true)
+	limits.Tiered = limits.MemoryQoS && cfg.Containers.TieredMemory
 	if cfg.Containers.MemoryThrottling != nil && limits.MemoryQoS {
 		limits.Throttling = *cfg.Containers.MemoryThrottling
 	}
@@ -252,12 +253,6 @@ func (k *Kubelet) cgroupLimits() pods.Limits {
 		limits.Swap = func() int64 { return k.machine.SwapBytes }
 	}
 	return limits
-}
-
-// memoryQoS reports whether memory is protected, and whether the requests of pods are. Both need cgroup v2.
-func (k *Kubelet) memoryQoS() (enabled, tiered bool) {
-	enabled = k.cgroups != nil && k.cgroups.Unified() && k.cfg.Gates.Enabled(config.GateMemoryQoS, true)
-	return enabled, enabled && k.cfg.Containers.TieredMemory
 }
 
 // newSources creates the sources of pods.

@@ -8,13 +8,13 @@ import (
 	"k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"hyperkube/components/kubelet/node/nodestatus"
 	"hyperkube/components/kubelet/node/stats"
 	"hyperkube/components/kubelet/pod/probe"
 	"hyperkube/components/kubelet/resources/cpumanager"
 	"hyperkube/components/kubelet/server"
 	"hyperkube/components/kubelet/server/backend"
 	"hyperkube/components/kubelet/server/kubeletmetrics"
-	"hyperkube/components/kubelet/server/podresources"
 	"hyperkube/internal/serving/componentmetrics"
 )
 
@@ -77,7 +77,7 @@ func (k *Kubelet) newBackend() *backend.Backend {
 		Metrics: map[string]prometheus.Gatherer{
 			"/metrics":          registry(all...),
 			"/metrics/resource": registry(k.node.stats.Resource()),
-			"/metrics/cadvisor": registry(k.node.stats.Cadvisor(k.hardware())),
+			"/metrics/cadvisor": registry(k.node.stats.Cadvisor(hardware(k.machine, k.pods.registry.Cgroup))),
 			"/metrics/probes":   registry(k.pods.prober.Metrics),
 		},
 	})
@@ -107,20 +107,14 @@ func (k *Kubelet) configz() any {
 	return f
 }
 
-// hardware returns the machine's properties for the stats endpoints.
-func (k *Kubelet) hardware() stats.Hardware {
-	m := k.machine
+// hardware returns the machine's properties for the stats endpoints. cgroupOf returns the cgroup of a pod.
+func hardware(m nodestatus.Machine, cgroupOf func(types.UID) string) stats.Hardware {
 	h := stats.Hardware{
 		BootID: m.Boot, MachineID: m.MachineID, SystemUUID: m.SystemUUID, Kernel: m.Kernel, OS: m.OSImage, CPUs: m.CPUs, Cores: m.CPUs, Sockets: 1, MemoryBytes: m.MemoryBytes, SwapBytes: m.SwapBytes,
-		CgroupOf: func(uid string) string { return k.pods.registry.Cgroup(types.UID(uid)) },
+		CgroupOf: func(uid string) string { return cgroupOf(types.UID(uid)) },
 	}
 	if top, err := cpumanager.Read("/sys/devices/system/cpu"); err == nil {
 		h.Cores, h.Sockets = top.Count()
 	}
 	return h
-}
-
-// podResources returns the server of the PodResources API.
-func (k *Kubelet) podResources() *podresources.Server {
-	return &podresources.Server{Root: k.cfg.Layout.Kubelet, Pods: k.pods.registry, Resources: k.resources, Count: k.metrics.PodResourcesRequest}
 }

@@ -16,7 +16,8 @@ import (
 
 	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/cri"
-	"hyperkube/components/kubelet/events"
+	"hyperkube/components/kubelet/node/events"
+	"hyperkube/components/kubelet/node/hostcgroups"
 	"hyperkube/components/kubelet/node/nodestatus"
 	"hyperkube/components/kubelet/node/oomwatch"
 	"hyperkube/components/kubelet/pluginwatch"
@@ -24,6 +25,7 @@ import (
 	"hyperkube/components/kubelet/pod/podsource"
 	"hyperkube/components/kubelet/pod/volume"
 	"hyperkube/components/kubelet/resources"
+	"hyperkube/components/kubelet/server/podresources"
 	"hyperkube/components/kubelet/server/podsapi"
 	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/traces"
@@ -147,6 +149,10 @@ func (k *Kubelet) Run(ctx context.Context) error {
 
 	// The server comes first, then what makes the node ready, then pods. All stop together when ctx is
 	// done or one of them fails.
+	podAllocations := &podresources.Server{Root: k.cfg.Layout.Kubelet, Pods: k.pods.registry, Resources: k.resources, Count: k.metrics.PodResourcesRequest}
+	watchOOM := func(ctx context.Context) error {
+		return oomwatch.Report(ctx, func(message string) { k.events.NodeWarning("SystemOOM", message) }, k.log)
+	}
 	var parts []part
 	if !k.cfg.Server.Off {
 		serve, err := k.server()
@@ -162,10 +168,10 @@ func (k *Kubelet) Run(ctx context.Context) error {
 		part{"housekeeping", k.node.housekeeper.Run},
 		part{"plugin watcher", k.plugins.Run},
 		part{"resources", k.resources.Run},
-		part{"PodResources API", k.podResources().Run},
+		part{"PodResources API", podAllocations.Run},
 		part{"CSI volumes", k.pods.csi.Run},
 		part{"eviction manager", k.node.eviction.Run},
-		part{"OOM watcher", k.watchOOM},
+		part{"OOM watcher", watchOOM},
 	)
 	if k.podsAPI != nil {
 		parts = append(parts, part{"pods API", func(ctx context.Context) error { return k.podsAPI.Serve(ctx, k.cfg.Layout.Kubelet) }})
@@ -182,12 +188,16 @@ func (k *Kubelet) Run(ctx context.Context) error {
 // runPods runs the pods until ctx is done. Pods need the name and the cgroup driver of the runtime, so
 // it waits for the runtime first.
 func (k *Kubelet) runPods(ctx context.Context) error {
-	if err := k.detector().Detect(ctx); err != nil {
+	detector := hostcgroups.Detector{Runtime: k.cri.Runtime, Platform: k.pods.platform, Systemd: k.cfg.Cgroups.Systemd, LosingSupport: k.metrics.LosingSupport}
+	if err := detector.Detect(ctx); err != nil {
 		return err
 	}
-	if err := k.prepareCgroups(); err != nil {
+	if err := k.node.cgroups.Prepare(); err != nil {
 		k.events.NodeWarning("KubeletSetupFailed", err.Error())
 		return err
+	}
+	if k.kube != nil && k.cgroups != nil && k.cfg.Reserved.Enforces(config.EnforcePods) {
+		k.events.NodeNormal("NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
 	}
 	// Containers that run already may have an outdated CPU set.
 	k.resources.UpdateCPUSets(ctx)
@@ -220,11 +230,6 @@ func (k *Kubelet) cleanUp(ctx context.Context) error {
 		k.resources.ReconcileClaims(ctx)
 	}
 	return nil
-}
-
-// watchOOM emits events for processes that the kernel kills because memory is exhausted.
-func (k *Kubelet) watchOOM(ctx context.Context) error {
-	return oomwatch.Report(ctx, func(message string) { k.events.NodeWarning("SystemOOM", message) }, k.log)
 }
 
 // part is a part of the kubelet that runs until its context is done.

@@ -14,31 +14,29 @@ import (
 type FileSystems struct {
 	// root is the kubelet's root directory. dataDir is the data directory of this project's runtime.
 	root, dataDir string
-	// imageFsInfo calls ImageFsInfo of another runtime. It is nil for this project's runtime.
-	imageFsInfo func(context.Context) (*runtimeapi.ImageFsInfoResponse, error)
+	images        runtimeapi.ImageServiceClient // nil if all files are in dataDir
 
-	mu                 sync.Mutex // guards the following fields, which are cached
-	images, containers string
+	mu                       sync.Mutex // guards the following fields, which are cached
+	imagePath, containerPath string
 }
 
-// NewFileSystems returns the FileSystems of a node whose kubelet has the root directory root. Only for a
-// runtime other than this project's it calls ImageFsInfo, which is nil otherwise; this project's runtime
-// uses dataDir.
-func NewFileSystems(root, dataDir string, imageFsInfo func(context.Context) (*runtimeapi.ImageFsInfoResponse, error)) *FileSystems {
-	return &FileSystems{root: root, dataDir: dataDir, imageFsInfo: imageFsInfo}
+// NewFileSystems returns the FileSystems of a node whose kubelet has the root directory root. images is the image
+// service of the runtime, or nil if the runtime keeps all files in dataDir.
+func NewFileSystems(root, dataDir string, images runtimeapi.ImageServiceClient) *FileSystems {
+	return &FileSystems{root: root, dataDir: dataDir, images: images}
 }
 
 // Paths returns a path on the file system of images and one on that of writable layers.
 func (d *FileSystems) Paths(ctx context.Context) (images, containers string, err error) {
-	if d.imageFsInfo == nil {
+	if d.images == nil {
 		return d.dataDir, d.dataDir, nil
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.images != "" {
-		return d.images, d.containers, nil
+	if d.imagePath != "" {
+		return d.imagePath, d.containerPath, nil
 	}
-	info, err := d.imageFsInfo(ctx)
+	info, err := d.images.ImageFsInfo(ctx, &runtimeapi.ImageFsInfoRequest{})
 	if err != nil {
 		return "", "", fmt.Errorf("getting image file system from runtime: %w", err)
 	}
@@ -54,7 +52,7 @@ func (d *FileSystems) Paths(ctx context.Context) (images, containers string, err
 	if containers = first(info.GetContainerFilesystems()); containers == "" {
 		containers = images
 	}
-	d.images, d.containers = images, containers
+	d.imagePath, d.containerPath = images, containers
 	return images, containers, nil
 }
 
