@@ -29,10 +29,10 @@ export CGO_ENABLED := 0
 # which may not exist anymore.
 RUNTIME_GO := CGO_ENABLED=1 GOFLAGS=-buildvcs=false go
 
-.PHONY: help build setup up test unit e2e lint generate bench bench-scale install clean runtime
+.PHONY: help build setup up test unit e2e upgrade-test fuzz lint generate bench bench-scale install clean runtime
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ifeq ($(ARCH),$(shell go env GOARCH 2>/dev/null))
 build: setup runtime ## build bin/hyperkube and its symlinks; ARCH=arm64 for another architecture
@@ -66,6 +66,12 @@ unit: ## unit tests, the concurrent packages under the race detector
 
 e2e: build ## run e2e tests of clusters on this machine; needs root
 	$(SUDO) env "PATH=$$PATH" HYPERKUBE_E2E=$(CURDIR)/bin/hyperkube go test -count=1 -timeout 40m -v ./e2e/...
+
+upgrade-test: build ## upgrade clusters of an earlier build, FROM=COMMIT, to this one; needs root
+	@scripts/upgrade-test $(FROM)
+
+fuzz: setup ## run each fuzz target for FUZZTIME (10s); FUZZ=REGEXP selects targets
+	@scripts/fuzz $(or $(FUZZTIME),10s) '$(or $(FUZZ),.)'
 
 lint: ## run golangci-lint (pinned version)
 	@scripts/lint

@@ -24,6 +24,8 @@ import (
 )
 
 // Config is the configuration of a Server.
+//
+// Size: one field for each setting or collaborator of the API server, which compose passes on once.
 type Config struct {
 	// Etcd is the client of the main etcd, over the network or in process. The server does not
 	// close it.

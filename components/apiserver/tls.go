@@ -8,13 +8,14 @@ import (
 	"sync"
 
 	"hyperkube/internal/credentials/pki"
+	"hyperkube/internal/serving/tlsdefaults"
 )
 
 // TLSConfig contains TLS settings besides the serving certificate.
 type TLSConfig struct {
 	// MinVersion, for example tls.VersionTLS13. Zero means TLS 1.2.
 	MinVersion uint16
-	// CipherSuites for TLS 1.2. Nil means Go's defaults.
+	// CipherSuites for TLS 1.2. Nil means tlsdefaults.CipherSuites.
 	CipherSuites []uint16
 	// NoHTTP2 disables HTTP/2.
 	NoHTTP2 bool
@@ -48,6 +49,9 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 		MinVersion:     max(own.MinVersion, tls.VersionTLS12),
 		CipherSuites:   own.CipherSuites,
 		NextProtos:     []string{"h2", "http/1.1"},
+	}
+	if base.CipherSuites == nil {
+		base.CipherSuites = tlsdefaults.CipherSuites()
 	}
 	if own.NoHTTP2 {
 		base.NextProtos = []string{"http/1.1"}

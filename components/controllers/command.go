@@ -29,6 +29,8 @@ import (
 
 // options are the flags of kube-controller-manager. Upstream's flags that have no effect here are
 // accepted and ignored, see unused.
+//
+// Size: one field for each flag of kube-controller-manager.
 type options struct {
 	kubeconfig             string
 	serving                debugserver.SecurePortFlags
@@ -169,7 +171,7 @@ var unused = []compatflags.Flag{
 	{Name: "mirroring-max-endpoints-per-subset", Why: "at most 1000 addresses of a subset are mirrored"},
 	{Name: "cluster-name", Why: "it is not part of volume names"},
 	{Name: "enable-garbage-collector", Why: "use --controllers to disable the garbage collector", Only: []string{"true"}, Bool: true},
-	{Name: "cloud-provider", Why: "there are no built-in cloud providers", Only: []string{"", "external"}},
+	{Name: "cloud-provider", Why: "cloud controller managers are not supported", Only: []string{""}},
 	{Name: "cloud-config", Why: "there are no built-in cloud providers"},
 	{Name: "configure-cloud-routes", Why: "there are no built-in cloud providers", Bool: true},
 	{Name: "external-cloud-volume-plugin", Why: "there are no built-in cloud providers"},
@@ -210,6 +212,13 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	conf := debugserver.Config{Flags: flags, Level: level}
 	if cfg.LeaderElect {
 		conf.Live = []debugserver.Check{{Name: leaderelection.HealthName, Check: cfg.Election.Health.Check}}
+	}
+	if path := o.serving.ReviewKubeconfig(); path != "" {
+		reviewer, err := client.FromKubeconfig(path, component)
+		if err != nil {
+			return err
+		}
+		conf.Reviews = reviewer.Kube
 	}
 	err = o.serving.RunWith(ctx, m.Server(conf), func(ctx context.Context) error {
 		own.Informers.StartWithContext(ctx)

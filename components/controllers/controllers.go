@@ -29,6 +29,8 @@ import (
 )
 
 // Config selects the controllers to run and configures them.
+//
+// Size: one field for each setting of kube-controller-manager that configures a controller.
 type Config struct {
 	// Clients are the controller manager's clients. All controllers use their Informers, which the
 	// caller starts after New.

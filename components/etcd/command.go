@@ -2,17 +2,19 @@ package etcd
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.etcd.io/etcd/server/v3/embed"
 )
 
 // NewCommand returns the `hyperkube etcd` command, which runs a member as a separate process. It
 // has the flags of etcd that Kubernetes installers use.
 func NewCommand() *cobra.Command {
-	cfg := Config{}
-	var heartbeat, election uint
+	var o options
 	cmd := &cobra.Command{
 		Use:   "etcd",
 		Short: "Run an etcd member",
@@ -22,9 +24,10 @@ func NewCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg.HeartbeatInterval = time.Duration(heartbeat) * time.Millisecond
-			cfg.ElectionTimeout = time.Duration(election) * time.Millisecond
-			cfg.Log = slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			cfg, err := o.config(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
 			server, err := New(cfg)
 			if err != nil {
 				return err
@@ -32,7 +35,22 @@ func NewCommand() *cobra.Command {
 			return server.Run(cmd.Context())
 		},
 	}
-	flags := cmd.Flags()
+	o.addFlags(cmd.Flags())
+	cmd.Flags().StringVar(&o.file, "config-file", "", "Path to the server configuration file. If it is set, the other flags are ignored.")
+	return cmd
+}
+
+// options are the flags of the command.
+type options struct {
+	cfg                 Config
+	heartbeat, election uint // in milliseconds
+	logger              string
+	file                string
+}
+
+// addFlags adds all flags except for --config-file.
+func (o *options) addFlags(flags *pflag.FlagSet) {
+	cfg := &o.cfg
 	flags.StringVar(&cfg.DataDir, "data-dir", "default.etcd", "Path to the data directory.")
 	flags.StringVar(&cfg.Name, "name", defaultName, "Human-readable name for this member.")
 	flags.StringSliceVar(&cfg.ListenClientURLs, "listen-client-urls", nil, fmt.Sprintf("List of URLs to listen on for client traffic. (default %s)", local(TLS{}, 2379)))
@@ -53,9 +71,42 @@ func NewCommand() *cobra.Command {
 	flags.StringVar(&cfg.PeerTLS.TrustedCAFile, "peer-trusted-ca-file", "", "Path to the peer server TLS trusted CA file.")
 	flags.BoolVar(&cfg.PeerTLS.ClientCertAuth, "peer-client-cert-auth", false, "Enable peer client cert authentication.")
 	flags.Uint64Var(&cfg.SnapshotCount, "snapshot-count", defaultSnapshotCount, "Number of committed transactions to trigger a snapshot to disk.")
-	flags.UintVar(&heartbeat, "heartbeat-interval", 0, fmt.Sprintf("Time (in milliseconds) of a heartbeat interval. (default %d, %d for a single-member cluster)", defaultHeartbeat.Milliseconds(), singleHeartbeat.Milliseconds()))
-	flags.UintVar(&election, "election-timeout", 0, fmt.Sprintf("Time (in milliseconds) for an election to timeout. (default %d, %d for a single-member cluster)", defaultElection.Milliseconds(), singleElection.Milliseconds()))
+	flags.UintVar(&o.heartbeat, "heartbeat-interval", 0, fmt.Sprintf("Time (in milliseconds) of a heartbeat interval. (default %d, %d for a single-member cluster)", defaultHeartbeat.Milliseconds(), singleHeartbeat.Milliseconds()))
+	flags.UintVar(&o.election, "election-timeout", 0, fmt.Sprintf("Time (in milliseconds) for an election to timeout. (default %d, %d for a single-member cluster)", defaultElection.Milliseconds(), singleElection.Milliseconds()))
 	flags.Int64Var(&cfg.QuotaBackendBytes, "quota-backend-bytes", 0, "Maximum size of the database in bytes. (default 2 GiB)")
+	flags.StringVar(&cfg.AutoCompactionMode, "auto-compaction-mode", "periodic", "Interpret 'auto-compaction-retention' as 'periodic' (a duration) or 'revision' (a number of revisions).")
+	flags.StringVar(&cfg.AutoCompactionRetention, "auto-compaction-retention", "0", "Auto compaction retention: a duration, in hours without a unit, or a number of revisions. 0 disables auto compaction. kube-apiserver compacts by itself.")
+	flags.UintVar(&cfg.MaxRequestBytes, "max-request-bytes", embed.DefaultMaxRequestBytes, "Maximum client request size in bytes the server will accept.")
+	flags.BoolVar(&cfg.ForceNewCluster, "force-new-cluster", false, "Force to create a new one-member cluster from the data directory, after a permanent loss of the majority of members.")
+	flags.StringVar(&cfg.Metrics, "metrics", "basic", "Level of detail for exported metrics: 'basic', or 'extensive' to include histograms of gRPC calls.")
+	flags.StringVar(&o.logger, "logger", "zap", "Accepted for compatibility: only 'zap'. Logs are written as text to standard error.")
+	flags.StringVar(&cfg.LogLevel, "log-level", "warn", "Log level: debug, info, warn, error, panic or fatal.")
 	flags.BoolVar(&cfg.NoSync, "unsafe-no-fsync", false, "Disable fsync: faster, for tests. A power failure may lose data or corrupt the member.")
-	return cmd
+}
+
+// config returns the configuration of the flags, or that of the configuration file if there is one.
+// Logs are written to out.
+func (o *options) config(out io.Writer) (Config, error) {
+	if o.file != "" {
+		fromFile, err := readConfigFile(o.file)
+		if err != nil {
+			return Config{}, err
+		}
+		return fromFile.config(out)
+	}
+	if o.logger != "zap" {
+		return Config{}, fmt.Errorf("--logger %q is not supported: only zap is", o.logger)
+	}
+	cfg := o.cfg
+	cfg.HeartbeatInterval = time.Duration(o.heartbeat) * time.Millisecond
+	cfg.ElectionTimeout = time.Duration(o.election) * time.Millisecond
+	level := slog.LevelInfo
+	switch cfg.LogLevel {
+	case "debug":
+		level = slog.LevelDebug
+	case "error", "panic", "fatal":
+		level = slog.LevelError
+	}
+	cfg.Log = slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: level}))
+	return cfg, nil
 }

@@ -12,6 +12,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+
+	"hyperkube/internal/serving/tlsdefaults"
 )
 
 // TLS names the TLS files of one kind of listener. Without CertFile and KeyFile the listener is not
@@ -29,7 +31,7 @@ func (t TLS) enabled() bool { return t.CertFile != "" || t.KeyFile != "" }
 func (t TLS) info() transport.TLSInfo {
 	return transport.TLSInfo{
 		CertFile: t.CertFile, KeyFile: t.KeyFile,
-		TrustedCAFile: t.TrustedCAFile, ClientCertAuth: t.ClientCertAuth,
+		TrustedCAFile: t.TrustedCAFile, ClientCertAuth: t.ClientCertAuth, CipherSuites: tlsdefaults.CipherSuites(),
 	}
 }
 
@@ -72,11 +74,27 @@ type Config struct {
 	// QuotaBackendBytes is the maximum size of the database. Zero means 2 GiB.
 	QuotaBackendBytes int64
 
+	// AutoCompactionMode is "periodic" (or empty) or "revision". AutoCompactionRetention is what
+	// etcd keeps of the history in that mode: a duration, where a plain number means hours, or a
+	// number of revisions. Empty or "0" disables automatic compaction; the API server compacts by
+	// itself.
+	AutoCompactionMode, AutoCompactionRetention string
+	// MaxRequestBytes is the maximum size of a client request. Zero means 1.5 MiB.
+	MaxRequestBytes uint
+	// ForceNewCluster starts a cluster with this member only from the existing data directory, to
+	// recover from the permanent loss of a majority of members.
+	ForceNewCluster bool
+	// Metrics is "basic" (or empty), or "extensive" for additional histograms of gRPC calls.
+	Metrics string
+
 	// NoSync disables fsync, for disposable data.
 	NoSync bool
 
-	// Log receives etcd's warnings and errors. Nil discards them.
+	// Log receives messages of etcd at LogLevel and above, and all warnings and errors. Nil discards
+	// them.
 	Log *slog.Logger
+	// LogLevel is debug, info, warn, error, panic or fatal. Empty means warn.
+	LogLevel string
 
 	// DiskFull is called with the error when a running member cannot go on because its disk is full, from a goroutine
 	// of etcd. The process exits with code 1 when it returns. Nil: the process exits.
@@ -178,6 +196,16 @@ func (c *Config) embed(logger *zap.Logger) (*embed.Config, error) {
 	}
 	out.TickMs = uint(cmp.Or(c.HeartbeatInterval, heartbeat).Milliseconds())
 	out.ElectionMs = uint(cmp.Or(c.ElectionTimeout, election).Milliseconds())
+	out.AutoCompactionMode = cmp.Or(c.AutoCompactionMode, out.AutoCompactionMode)
+	out.AutoCompactionRetention = cmp.Or(c.AutoCompactionRetention, "0")
+	out.MaxRequestBytes = cmp.Or(c.MaxRequestBytes, out.MaxRequestBytes)
+	out.ForceNewCluster = c.ForceNewCluster
+	switch c.Metrics {
+	case "", "basic", "extensive":
+		out.Metrics = cmp.Or(c.Metrics, out.Metrics)
+	default:
+		return nil, fmt.Errorf("etcd: metrics %q: must be basic or extensive", c.Metrics)
+	}
 	out.UnsafeNoFsync = c.NoSync
 	out.BackendFreelistType = "map"
 	// The gateway would run an additional client, and Kubernetes does not use it.

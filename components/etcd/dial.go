@@ -10,6 +10,7 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 )
 
 // DialConfig configures a client of an external etcd cluster.
@@ -56,7 +57,7 @@ func Dial(cfg DialConfig) (*clientv3.Client, error) {
 		DialTimeout:          dialTimeout,
 		DialKeepAliveTime:    keepaliveTime,
 		DialKeepAliveTimeout: keepaliveTimeout,
-		Logger:               zapLogger(cfg.Log, new(atomic.Bool), nil),
+		Logger:               zapLogger(cfg.Log, zap.WarnLevel, new(atomic.Bool), nil),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connecting to etcd: %w", err)

@@ -20,15 +20,15 @@ var ignoredWarnings = map[string]bool{
 	"failed to update storage version": true,
 }
 
-// zapLogger forwards log entries of etcd at warning level and above to a slog.Logger until silent
-// is set. Entries below are never formatted.
-func zapLogger(log *slog.Logger, silent *atomic.Bool, diskFull func(error)) *zap.Logger {
+// zapLogger forwards log entries of etcd at level and above to a slog.Logger until silent is set.
+// Entries below are never formatted. Warnings are always forwarded, because detectRemoval needs them.
+func zapLogger(log *slog.Logger, level zapcore.Level, silent *atomic.Bool, diskFull func(error)) *zap.Logger {
 	drop := func(message string) bool { return silent.Load() || ignoredWarnings[message] }
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
 	end := fatalHook{log, diskFull}
-	return logging.Zap(log, drop).WithOptions(zap.WithFatalHook(end), zap.WithPanicHook(panicHook{end}))
+	return logging.Zap(log, min(level, zapcore.WarnLevel), drop).WithOptions(zap.WithFatalHook(end), zap.WithPanicHook(panicHook{end}))
 }
 
 // removedMessage is the message that etcd logs when other members reject it as removed. There is no

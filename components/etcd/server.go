@@ -3,6 +3,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
 )
 
@@ -39,7 +41,11 @@ func New(cfg Config) (*Server, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	out, err := cfg.embed(detectRemoval(zapLogger(log, stopping, cfg.DiskFull), removed))
+	level, err := zapcore.ParseLevel(cmp.Or(cfg.LogLevel, zapcore.WarnLevel.String()))
+	if err != nil {
+		return nil, fmt.Errorf("etcd: log level %q: must be debug, info, warn, error, panic or fatal", cfg.LogLevel)
+	}
+	out, err := cfg.embed(detectRemoval(zapLogger(log, level, stopping, cfg.DiskFull), removed))
 	if err != nil {
 		return nil, err
 	}

@@ -336,6 +336,9 @@ func TestConfigErrors(t *testing.T) {
 		"HTTP, no URL":   {Config{DataDir: "d", ListenClientHTTPURLs: []string{"localhost"}}, "client HTTP URL"},
 		"plain with TLS": {Config{DataDir: "d", ListenClientURLs: []string{"http://127.0.0.1:1"}, ClientTLS: TLS{CertFile: "c", KeyFile: "k"}}, "scheme"},
 		"TLS, no files":  {Config{DataDir: "d", ListenPeerURLs: []string{"https://127.0.0.1:1"}}, "scheme"},
+		"bad metrics":    {Config{DataDir: "d", Metrics: "some"}, "basic or extensive"},
+		"bad log level":  {Config{DataDir: "d", LogLevel: "loud"}, "log level"},
+		"bad mode":       {Config{DataDir: "d", AutoCompactionMode: "odd", AutoCompactionRetention: "1"}, "auto-compaction-mode"},
 		"bad state":      {Config{DataDir: "d", InitialClusterState: "odd"}, "unexpected clusterState"},
 		"hasty election": {Config{DataDir: "d", HeartbeatInterval: time.Second, ElectionTimeout: time.Second}, "election"},
 	} {
@@ -350,7 +353,7 @@ func TestCommandFlags(t *testing.T) {
 	cmd := NewCommand()
 	for _, flag := range strings.Fields(`data-dir name listen-client-urls listen-client-http-urls advertise-client-urls listen-peer-urls
 		initial-advertise-peer-urls initial-cluster initial-cluster-state cert-file key-file trusted-ca-file
-		client-cert-auth peer-cert-file peer-key-file peer-trusted-ca-file peer-client-cert-auth snapshot-count
+		client-cert-auth auto-compaction-mode auto-compaction-retention max-request-bytes force-new-cluster metrics logger log-level config-file peer-cert-file peer-key-file peer-trusted-ca-file peer-client-cert-auth snapshot-count
 		heartbeat-interval election-timeout quota-backend-bytes listen-metrics-urls`) {
 		if cmd.Flags().Lookup(flag) == nil {
 			t.Errorf("no flag --%s", flag)
@@ -379,7 +382,7 @@ func TestCommandFlags(t *testing.T) {
 func TestLog(t *testing.T) {
 	var out strings.Builder
 	silent := new(atomic.Bool)
-	log := zapLogger(slog.New(slog.NewTextHandler(&out, nil)), silent, nil)
+	log := zapLogger(slog.New(slog.NewTextHandler(&out, nil)), zap.WarnLevel, silent, nil)
 	log.With(zap.String("member", "m")).Warn("slow", zap.Duration("took", time.Second), zap.Error(errors.New("why")))
 	log.Info("dropped: below warning")
 	log.Warn("simple token is not cryptographically signed")

@@ -13,6 +13,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
+	"go.uber.org/zap"
 )
 
 // TestSpace checks that a member whose quota is exhausted by old revisions accepts writes again
@@ -22,7 +23,7 @@ func TestSpace(t *testing.T) {
 	config := localConfig(t)
 	config.DataDir = filepath.Join(t.TempDir(), "data")
 	config.QuotaBackendBytes = 24 << 20
-	cfg, err := config.embed(zapLogger(nil, nil, nil))
+	cfg, err := config.embed(zapLogger(nil, zap.WarnLevel, nil, nil))
 	if err != nil {
 		t.Fatal(err)
 	}

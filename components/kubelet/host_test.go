@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeletv1beta1 "k8s.io/kubelet/config/v1beta1"
 
+	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/cri/crifake"
 	"hyperkube/internal/host/cgroup"
 	"hyperkube/internal/testing/testwait"
@@ -49,15 +50,15 @@ func TestSlices(t *testing.T) {
 	})
 	systemd := func(rt *crifake.Runtime) { rt.Systemd = true }
 	var log lines
-	k, kube, _ := startWith(t, systemd, func(c *Config) {
-		c.Cgroups.Off, c.Layout.CgroupRoot, c.Log = false, root, slog.New(slog.NewTextHandler(&log, nil))
+	k, kube, _ := startWith(t, systemd, func(c *config.Config, deps *Dependencies) {
+		c.Cgroups.Off, c.Layout.CgroupRoot, deps.Log = false, root, slog.New(slog.NewTextHandler(&log, nil))
 	})
 	want := path.Join(root, "kubepods.slice")
 	testwait.Until(t, "the cgroups were created", func() bool { return groups.Exists(path.Join(want, "kubepods-besteffort.slice")) })
 	if !groups.Exists(path.Join(want, "kubepods-burstable.slice")) || groups.Exists(path.Join(root, "kubepods")) {
 		t.Errorf("want slices only in %s", root)
 	}
-	if got := k.kubepods(); got != want {
+	if got := k.cgroupNames().OfClass(v1.PodQOSGuaranteed); got != want {
 		t.Errorf("all pods are in %s, want %s", got, want)
 	}
 	// This event is emitted after the last cgroup operation. If the kubelet may not create cgroups,
@@ -77,16 +78,16 @@ func TestDriverOfTheConfiguration(t *testing.T) {
 	old := func(rt *crifake.Runtime) {
 		rt.Fail("RuntimeConfig", status.Error(codes.Unimplemented, "unknown method"))
 	}
-	k, _, _ := startWith(t, old, func(c *Config) {
+	k, _, _ := startWith(t, old, func(c *config.Config, _ *Dependencies) {
 		if err := c.Apply(&kubeletv1beta1.KubeletConfiguration{CgroupDriver: "systemd"}); err != nil {
 			t.Fatal(err)
 		}
 	})
-	testwait.Until(t, "the runtime was called", k.sourcesKnown.Load)
+	testwait.Until(t, "the runtime was called", k.pods.synced.Known)
 	if got := k.newBackend().Configz().(*kubeletv1beta1.KubeletConfiguration).CgroupDriver; got != "systemd" {
 		t.Errorf("in force is %q", got)
 	}
-	if got := path.Base(k.kubepods()); got != "kubepods.slice" {
+	if got := path.Base(k.cgroupNames().OfClass(v1.PodQOSGuaranteed)); got != "kubepods.slice" {
 		t.Errorf("all pods are in %s", got)
 	}
 	metrics := make(chan prometheus.Metric, 10000)

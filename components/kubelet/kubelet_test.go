@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/cri/crifake"
 	"hyperkube/internal/client"
 	"hyperkube/internal/host/layout"
@@ -31,28 +32,29 @@ import (
 )
 
 // start runs a kubelet with a fake runtime and a fake API server.
-func start(t *testing.T, change func(*Config)) (*Kubelet, *fake.Clientset, *crifake.Runtime) {
+func start(t *testing.T, change func(*config.Config, *Dependencies)) (*Kubelet, *fake.Clientset, *crifake.Runtime) {
 	t.Helper()
 	return startWith(t, nil, change)
 }
 
 // startWith is start with a runtime that prepare has configured.
-func startWith(t *testing.T, prepare func(*crifake.Runtime), change func(*Config)) (*Kubelet, *fake.Clientset, *crifake.Runtime) {
+func startWith(t *testing.T, prepare func(*crifake.Runtime), change func(*config.Config, *Dependencies)) (*Kubelet, *fake.Clientset, *crifake.Runtime) {
 	t.Helper()
 	kube := fake.NewClientset()
 	kube.PrependReactor("create", "subjectaccessreviews", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		return true, &authorizationv1.SubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: true}}, nil
 	})
-	cfg := Config{
-		NodeName: "node", Layout: layout.Under(t.TempDir()), Clients: &client.Clients{Kube: kube},
-		Node: NodeConfig{IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, Cgroups: CgroupConfig{Off: true},
-		Server: ServerConfig{Address: "127.0.0.1", Port: testport.Port(t), HealthzPort: testport.Port(t)},
-		Access: AccessConfig{Anonymous: true}, Log: slog.New(slog.DiscardHandler),
+	cfg := config.Config{
+		NodeName: "node", Layout: layout.Under(t.TempDir()),
+		Node: config.Node{IPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, Cgroups: config.Cgroups{Off: true},
+		Server: config.Server{Address: "127.0.0.1", Port: testport.Port(t), HealthzPort: testport.Port(t)},
+		Access: config.Access{Anonymous: true},
 	}
+	deps := Dependencies{Clients: &client.Clients{Kube: kube}, Log: slog.New(slog.DiscardHandler)}
 	if change != nil {
-		change(&cfg)
+		change(&cfg, &deps)
 	}
-	k, err := New(cfg)
+	k, err := connect(cfg, deps)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +91,7 @@ func startWith(t *testing.T, prepare func(*crifake.Runtime), change func(*Config
 // and nothing else.
 func TestReadOnlyPort(t *testing.T) {
 	port := testport.Port(t)
-	start(t, func(c *Config) { c.Server.ReadOnlyPort = port })
+	start(t, func(c *config.Config, _ *Dependencies) { c.Server.ReadOnlyPort = port })
 	answers := func(path string) int {
 		t.Helper()
 		resp, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d%s", port, path)) //nolint:noctx // a test
@@ -151,7 +153,7 @@ func TestNodeAndPod(t *testing.T) {
 		return err == nil && p.Status.Phase == v1.PodRunning
 	})
 
-	log := filepath.Join(k.host.LogDir(pod), "main", "0.log")
+	log := filepath.Join(k.logs().Dir(pod), "main", "0.log")
 	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -208,59 +210,6 @@ func TestNodeAndPod(t *testing.T) {
 	}
 }
 
-func FuzzDecodeFile(f *testing.F) {
-	f.Add([]byte("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 5\n"))
-	f.Add([]byte(`{"kind":"KubeletConfiguration","apiVersion":"kubelet.config.k8s.io/v1beta1","evictionHard":{"memory.available":"5%"}}`))
-	f.Fuzz(func(t *testing.T, raw []byte) {
-		file, err := decodeFile(raw)
-		if err != nil {
-			return
-		}
-		// A fuzzer must not open arbitrary files.
-		file.Authentication.X509.ClientCAFile, file.TLSCertFile, file.TLSPrivateKeyFile = "", "", ""
-		cfg := Config{NodeName: "n"}
-		if cfg.Apply(file) == nil {
-			_ = cfg.complete()
-		}
-	})
-}
-
-func TestDecodeFile(t *testing.T) {
-	file, err := decodeFile([]byte(`
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-clusterDNS: [10.96.0.10]
-maxPods: 42
-containerLogMaxSize: 1Mi
-healthzPort: 0
-kubeReserved: {cpu: 100m}
-systemReserved: {cpu: 200m, memory: 1Gi}
-authorization: {mode: AlwaysAllow}
-imageMinimumGCAge: 7m
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := Config{NodeName: "n"}
-	if err := cfg.Apply(file); err != nil {
-		t.Fatal(err)
-	}
-	if err := cfg.complete(); err != nil {
-		t.Fatal(err)
-	}
-	cpu := cfg.Reserved.All[v1.ResourceCPU]
-	if cfg.Node.MaxPods != 42 || cfg.Logs.MaxSize != 1<<20 || cfg.Server.HealthzPort != -1 || cpu.String() != "300m" || !cfg.Access.AlwaysAllow || cfg.Images.MinAge != 7*time.Minute {
-		t.Errorf("config: %+v", cfg)
-	}
-	for _, bad := range []string{
-		"kind: KubeletConfiguration", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nnonsense: 1\n", "{",
-	} {
-		if _, err := decodeFile([]byte(bad)); err == nil {
-			t.Errorf("%q was accepted", bad)
-		}
-	}
-}
-
 func TestStaticPod(t *testing.T) {
 	dir := t.TempDir()
 	manifest := func(image string) {
@@ -271,7 +220,7 @@ func TestStaticPod(t *testing.T) {
 		}
 	}
 	manifest("busybox:1")
-	_, kube, rt := start(t, func(c *Config) { c.StaticPods.Dir = dir })
+	_, kube, rt := start(t, func(c *config.Config, _ *Dependencies) { c.StaticPods.Dir = dir })
 	// The fake API server sets no UIDs, but the kubelet distinguishes pods by UID.
 	running := func(image string) func() bool {
 		return func() bool {

@@ -20,6 +20,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 
 	"hyperkube/internal/client"
+	"hyperkube/internal/serving/tlsdefaults"
 )
 
 // Config configures a Server.
@@ -119,7 +120,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	server := &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
-		TLSConfig: &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12},
+		TLSConfig: &tls.Config{Certificates: []tls.Certificate{pair}, ClientAuth: tls.RequestClientCert, MinVersion: tls.VersionTLS12, CipherSuites: tlsdefaults.CipherSuites()},
 		ErrorLog:  slog.NewLogLogger(s.cfg.Log.Handler(), slog.LevelDebug),
 	}
 	served := make(chan error, 1)

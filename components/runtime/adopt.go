@@ -14,7 +14,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/container"
-	"hyperkube/components/runtime/logs"
 	"hyperkube/components/runtime/sandbox"
 	"hyperkube/internal/host/process"
 )
@@ -22,48 +21,48 @@ import (
 // adopt takes over the sandboxes and containers of a previous runtime process. It reads their
 // records from disk and reattaches to their processes if the boot ID is unchanged. Partially
 // created sandboxes and containers are removed.
-func (r *Runtime) adopt() error {
-	sandboxes, err := subdirectories(r.path("sandboxes"))
+func (s *services) adopt() error {
+	sandboxes, err := subdirectories(s.path("sandboxes"))
 	if err != nil {
 		return err
 	}
 	for _, id := range sandboxes {
-		rec, err := loadSandbox(r.sandboxDir(id))
+		rec, err := loadSandbox(s.sandboxDir(id))
 		if err != nil {
-			r.log.Warn("sandbox has no valid record, removing it", "sandbox", id, "err", err)
-			r.removeLeftoverSandbox(id)
+			s.log.Warn("sandbox has no valid record, removing it", "sandbox", id, "err", err)
+			s.sandboxes.removeLeftover(id)
 			continue
 		}
-		r.adoptSandbox(rec)
+		s.sandboxes.adopt(rec)
 	}
-	containers, err := subdirectories(r.path("containers"))
+	containers, err := subdirectories(s.path("containers"))
 	if err != nil {
 		return err
 	}
 	for _, id := range containers {
-		rec, err := loadContainer(r.containerDir(id))
-		if err != nil || r.sandboxes[rec.Sandbox] == nil {
-			r.log.Warn("container has no valid record or no sandbox, removing it", "container", id, "err", err)
-			c := &containerState{id: id}
+		rec, err := loadContainer(s.containerDir(id))
+		if err != nil || !s.inventory.hasSandbox(rec.Sandbox) {
+			s.log.Warn("container has no valid record or no sandbox, removing it", "container", id, "err", err)
+			c := &containerState{id: id, dir: s.containerDir(id)}
 			if rec != nil {
 				c.record = *rec
 			} else {
-				c.record = containerRecord{ID: id, config: &runtimeapi.ContainerConfig{}, Cgroup: filepath.Join(r.defaultCgroup(), id)}
+				c.record = containerRecord{ID: id, config: &runtimeapi.ContainerConfig{}, Cgroup: filepath.Join(s.defaultCgroup(), id)}
 			}
-			if err := errors.Join(sandbox.KillOrphans(id), r.tearDownContainer(context.Background(), c)); err != nil {
-				r.log.Warn("removing leftover container failed", "container", id, "err", err)
+			if err := errors.Join(sandbox.KillOrphans(id), s.containers.tearDown(context.Background(), c)); err != nil {
+				s.log.Warn("removing leftover container failed", "container", id, "err", err)
 			}
 			continue
 		}
-		r.adoptContainer(rec)
+		s.containers.adopt(rec)
 	}
-	if err := r.removeOrphanedState(); err != nil {
+	if err := s.removeOrphanedState(); err != nil {
 		return err
 	}
-	r.reapUntracked()
-	return r.network.Reconcile(func(id string) bool {
-		s := r.sandboxes[id]
-		return s != nil && s.get().Phase == phaseRunning
+	s.reapUntracked()
+	return s.network.builtin.Reconcile(func(id string) bool {
+		sandbox, err := s.inventory.findSandbox(id)
+		return err == nil && sandbox.id == id && sandbox.get().Phase == phaseRunning
 	})
 }
 
@@ -81,250 +80,192 @@ func subdirectories(dir string) ([]string, error) {
 	return names, nil
 }
 
-func (r *Runtime) adoptSandbox(rec *sandboxRecord) {
-	s := &sandboxState{id: rec.ID, record: *rec}
-	if rec.Boot != r.boot {
+// adopt takes over a sandbox of the previous process.
+func (ss *sandboxService) adopt(rec *sandboxRecord) {
+	s := &sandboxState{id: rec.ID, dir: ss.sandboxDir(rec.ID), record: *rec}
+	if rec.Boot != ss.boot {
 		// Processes and network state do not survive a reboot.
-		r.recordSandboxExit(s, func(rec *sandboxRecord) {
-			rec.Phase, rec.Process, rec.IPs, rec.Boot = phaseExited, processID{}, nil, r.boot
+		s.recordExit(ss.log, func(rec *sandboxRecord) {
+			rec.Phase, rec.Process, rec.IPs, rec.Boot = phaseExited, processID{}, nil, ss.boot
 		})
 	}
 	if rec.Phase == phaseCreating {
-		if err := errors.Join(sandbox.KillOrphans(rec.ID), r.tearDownSandbox(context.Background(), s), os.RemoveAll(r.sandboxDir(rec.ID))); err != nil {
-			r.log.Warn("removing sandbox after interrupted creation failed", "sandbox", rec.ID, "err", err)
+		if err := errors.Join(sandbox.KillOrphans(rec.ID), ss.tearDown(context.Background(), s), os.RemoveAll(ss.sandboxDir(rec.ID))); err != nil {
+			ss.log.Warn("removing sandbox after interrupted creation failed", "sandbox", rec.ID, "err", err)
 		}
 		return
 	}
 	if s.get().Phase == phaseRunning {
 		h, err := process.Open(rec.Process.PID, rec.Process.Start)
 		if err != nil {
-			r.recordSandboxExit(s, func(rec *sandboxRecord) { rec.Phase, rec.Process = phaseExited, processID{} })
+			s.recordExit(ss.log, func(rec *sandboxRecord) { rec.Phase, rec.Process = phaseExited, processID{} })
 		} else {
 			s.handle = h
 		}
 	}
-	r.sandboxes[rec.ID] = s
-	r.selinux.Adopt(rec.Labels)
-	r.names["sandbox"+sandboxName(rec.config.GetMetadata())] = rec.ID
-	r.watchSandbox(s)
+	ss.inventory.adoptSandbox(s)
+	ss.selinux.Adopt(rec.Labels)
+	ss.watch(s)
 }
 
-func (r *Runtime) adoptContainer(rec *containerRecord) {
-	c := &containerState{id: rec.ID, sandbox: rec.Sandbox, record: *rec}
+// adopt takes over a container of the previous process.
+func (cs *containerService) adopt(rec *containerRecord) {
+	c := &containerState{id: rec.ID, sandbox: rec.Sandbox, dir: cs.containerDir(rec.ID), record: *rec}
 	if rec.Phase == phaseCreating {
-		if err := r.tearDownContainer(context.Background(), c); err != nil {
-			r.log.Warn("removing partially created container failed", "container", rec.ID, "err", err)
+		if err := cs.tearDown(context.Background(), c); err != nil {
+			cs.log.Warn("removing partially created container failed", "container", rec.ID, "err", err)
 		}
 		return
 	}
-	r.containers[rec.ID] = c
-	r.selinux.Adopt(rec.Labels)
-	pod := r.sandboxes[rec.Sandbox].get().config
-	r.names["container"+containerName(rec.config.GetMetadata(), pod.GetMetadata())] = rec.ID
+	cs.inventory.adoptContainer(c)
+	cs.selinux.Adopt(rec.Labels)
 	switch rec.Phase {
 	case phaseCreated:
-		if rec.Boot == r.boot {
+		if rec.Boot == cs.boot {
 			return
 		}
 	case phaseExited:
-		r.drainOutput(c) // the predecessor was stopped or killed before it had read everything
+		cs.stdio.drainOutput(c) // the predecessor was stopped or killed before it had read everything
 		return
 	case phaseStarting:
-		if rec.Boot == r.boot && r.resume(c) {
+		if rec.Boot == cs.boot && cs.resume(c) {
 			return
 		}
 	case phaseRunning:
-		if rec.Boot != r.boot {
+		if rec.Boot != cs.boot {
 			break
 		}
-		live, err := r.reattach(c)
+		live, err := cs.reattach(c)
 		if err == nil {
-			r.watchContainer(c, live)
+			cs.watch(c, live)
 			return
 		}
-		r.log.Info("container exited while the runtime was not running", "container", rec.ID, "reason", err)
+		cs.log.Info("container exited while the runtime was not running", "container", rec.ID, "reason", err)
 	}
-	r.recordLostExit(c)
+	cs.recordLostExit(c)
 }
 
 // resume continues with a container whose start was interrupted. If its program runs, the container
 // is adopted. If its program was never executed, the start is undone. Otherwise resume returns
 // false.
-func (r *Runtime) resume(c *containerState) bool {
+func (cs *containerService) resume(c *containerState) bool {
 	rec := c.get()
-	h, progress := r.engineOf(rec).Resume(c.id)
+	h, progress := cs.engines.of(rec).Resume(c.id)
 	if h != nil {
 		defer h.Close()
 	}
 	switch {
 	case progress == container.StartPending:
-		err := errors.Join(r.engineOf(rec).KillAll(rec.Cgroup), r.engineOf(rec).Delete(context.Background(), c.id, rec.Cgroup))
+		err := errors.Join(cs.engines.of(rec).KillAll(rec.Cgroup), cs.engines.of(rec).Delete(context.Background(), c.id, rec.Cgroup))
 		if err == nil {
-			r.releaseOutput(c)
-			err = r.changeContainer(c, func(rec *containerRecord) { rec.Phase = phaseCreated })
+			cs.stdio.releaseOutput(c)
+			err = c.change(func(rec *containerRecord) { rec.Phase = phaseCreated })
 		}
 		if err != nil {
-			r.log.Warn("undoing interrupted container start failed", "container", c.id, "err", err)
+			cs.log.Warn("undoing interrupted container start failed", "container", c.id, "err", err)
 		}
 		return err == nil
 	case progress == container.StartCompleted && !rec.config.GetTty() && !rec.config.GetStdin():
 		// Without a terminal and stdin, no state was lost with the previous process.
 		now := time.Now().UnixNano()
-		err := r.changeContainer(c, func(rec *containerRecord) {
+		err := c.change(func(rec *containerRecord) {
 			rec.Phase, rec.Started, rec.Process = phaseRunning, now, processID{h.PID(), h.Start()}
 		})
 		if err != nil {
 			return false
 		}
-		live, err := r.reattach(c)
+		live, err := cs.reattach(c)
 		if err != nil {
 			return false
 		}
-		r.watchContainer(c, live)
+		cs.watch(c, live)
 		return true
 	}
 	return false
 }
 
 // reattach opens the process of a running container, its log and its streams.
-func (r *Runtime) reattach(c *containerState) (*liveContainer, error) {
+func (cs *containerService) reattach(c *containerState) (*liveContainer, error) {
 	rec := c.get()
 	h, err := process.Open(rec.Process.PID, rec.Process.Start)
 	if err != nil {
 		return nil, err
 	}
 	live := &liveContainer{handle: h, exited: make(chan struct{}), drained: make(chan struct{})}
-	r.openStreams(c, live)
+	cs.stdio.openStreams(c, live)
 	return live, nil
 }
 
-// openStreams opens the log of an adopted container and this side of its streams.
-func (r *Runtime) openStreams(c *containerState, live *liveContainer) {
-	rec := c.get()
-	// A container whose log or streams are lost runs all the same.
-	complain := func(what string, err error) {
-		if err != nil {
-			r.log.Warn("opening log or stream of adopted container failed", "container", c.id, "stream", what, "err", err)
-		}
-	}
-	var err error
-	live.log, err = logs.Open(rec.LogPath, r.log)
-	complain("log", err)
-	if rec.Holder.PID != 0 {
-		live.holder, err = process.Open(rec.Holder.PID, rec.Holder.Start)
-		complain("holder", err)
-	}
-	if live.holder != nil {
-		file, err := sandbox.HeldFile(live.holder)
-		complain("held", err)
-		if rec.config.GetTty() {
-			live.console = file
-		} else {
-			live.stdin = file
-		}
-	}
-	if !rec.config.GetTty() {
-		live.stdout, err = openReader(r.fifo(c.id, "stdout"))
-		complain("stdout", err)
-		live.stderr, err = openReader(r.fifo(c.id, "stderr"))
-		complain("stderr", err)
-	}
-}
-
 // recordLostExit records the exit of a container that was not observed, and cleans up after it.
-func (r *Runtime) recordLostExit(c *containerState) {
+func (cs *containerService) recordLostExit(c *containerState) {
 	rec := c.get()
-	if err := errors.Join(r.engineOf(rec).KillAll(rec.Cgroup), r.engineOf(rec).Delete(context.Background(), c.id, rec.Cgroup), r.unmount(c)); err != nil {
-		r.log.Warn("cleaning up exited container failed", "container", c.id, "err", err)
+	if err := errors.Join(cs.engines.of(rec).KillAll(rec.Cgroup), cs.engines.of(rec).Delete(context.Background(), c.id, rec.Cgroup), cs.unmount(c)); err != nil {
+		cs.log.Warn("cleaning up exited container failed", "container", c.id, "err", err)
 	}
-	r.drainOutput(c)
+	cs.stdio.drainOutput(c)
 	if rec.Phase == phaseStarting {
 		if err := sandbox.KillOrphans(c.id); err != nil {
-			r.log.Warn("killing the process that holds the stdin or terminal of an exited container failed", "container", c.id, "err", err)
+			cs.log.Warn("killing the process that holds the stdin or terminal of an exited container failed", "container", c.id, "err", err)
 		}
 	}
 	if h, err := process.Open(rec.Holder.PID, rec.Holder.Start); err == nil && rec.Holder.PID != 0 {
 		killHolder(h)
 	}
-	r.recordContainerExit(c, func(rec *containerRecord) {
+	c.recordExit(cs.log, func(rec *containerRecord) {
 		rec.Phase, rec.Finished, rec.ExitCode, rec.Reason = phaseExited, time.Now().UnixNano(), int32(process.UnknownStatus.Code), "Unknown"
 		rec.Process, rec.Holder = processID{}, processID{}
 	})
 }
 
-// removeLeftoverSandbox removes the leftovers of a sandbox without a record.
-func (r *Runtime) removeLeftoverSandbox(id string) {
-	cg := filepath.Join(r.defaultCgroup(), id)
+// removeLeftover removes the leftovers of a sandbox without a record.
+func (ss *sandboxService) removeLeftover(id string) {
+	cg := filepath.Join(ss.defaultCgroup(), id)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	if err := errors.Join(sandbox.KillOrphans(id), r.cgroups.Kill(cg), r.cgroups.Remove(ctx, cg),
-		container.Unmount(r.shm(id)), os.RemoveAll(r.state("sandboxes", id)), os.RemoveAll(r.sandboxDir(id))); err != nil {
-		r.log.Warn("removing leftover sandbox failed", "sandbox", id, "err", err)
+	if err := errors.Join(sandbox.KillOrphans(id), ss.cgroups.Kill(cg), ss.cgroups.Remove(ctx, cg),
+		container.Unmount(ss.shm(id)), os.RemoveAll(ss.state("sandboxes", id)), os.RemoveAll(ss.sandboxDir(id))); err != nil {
+		ss.log.Warn("removing leftover sandbox failed", "sandbox", id, "err", err)
 	}
 }
 
 // removeOrphanedState removes state directories without a record.
-func (r *Runtime) removeOrphanedState() error {
-	ids, err := subdirectories(r.state("containers"))
+func (s *services) removeOrphanedState() error {
+	ids, err := subdirectories(s.state("containers"))
 	if err != nil {
 		return err
 	}
 	for _, id := range ids {
-		if r.containers[id] != nil {
+		if s.inventory.hasContainer(id) {
 			continue
 		}
-		if err := container.UnmountIn(r.layersDir(id)); err != nil {
+		if err := container.UnmountIn(s.layersDir(id)); err != nil {
 			return err
 		}
-		mounts, err := subdirectories(r.state("containers", id))
+		mounts, err := subdirectories(s.state("containers", id))
 		if err != nil {
 			return err
 		}
 		for _, m := range mounts {
-			if err := container.Unmount(r.state("containers", id, m)); err != nil {
+			if err := container.Unmount(s.state("containers", id, m)); err != nil {
 				return err
 			}
 		}
-		if err := os.RemoveAll(r.state("containers", id)); err != nil {
+		if err := os.RemoveAll(s.state("containers", id)); err != nil {
 			return fmt.Errorf("removing the state of a deleted container: %w", err)
 		}
 	}
-	if ids, err = subdirectories(r.state("sandboxes")); err != nil {
+	if ids, err = subdirectories(s.state("sandboxes")); err != nil {
 		return err
 	}
 	for _, id := range ids {
-		if r.sandboxes[id] != nil {
+		if s.inventory.hasSandbox(id) {
 			continue
 		}
-		if err := container.Unmount(r.shm(id)); err != nil {
+		if err := container.Unmount(s.shm(id)); err != nil {
 			return err
 		}
-		if err := os.RemoveAll(r.state("sandboxes", id)); err != nil {
+		if err := os.RemoveAll(s.state("sandboxes", id)); err != nil {
 			return fmt.Errorf("removing the state of a deleted sandbox: %w", err)
-		}
-	}
-	return nil
-}
-
-// publishAdoptedPorts publishes the host ports of adopted pods again.
-func (r *Runtime) publishAdoptedPorts(ctx context.Context) error {
-	r.mu.Lock()
-	var list []*sandboxState
-	for _, s := range r.sandboxes {
-		list = append(list, s)
-	}
-	r.mu.Unlock()
-	for _, s := range list {
-		rec := s.get()
-		if rec.Phase != phaseRunning || hostNetwork(rec.config) || len(rec.CNI) > 0 {
-			continue
-		}
-		ports, err := portMappings(rec.config.GetPortMappings())
-		if err != nil || len(ports) == 0 {
-			continue
-		}
-		if err := r.network.SetPorts(ctx, rec.ID, r.network.Addresses(rec.ID), ports); err != nil {
-			return err
 		}
 	}
 	return nil
@@ -332,12 +273,12 @@ func (r *Runtime) publishAdoptedPorts(ctx context.Context) error {
 
 // reapUntracked reaps zombie children that were started before this process was re-executed and are
 // not tracked any more, such as processes of exec requests.
-func (r *Runtime) reapUntracked() {
+func (s *services) reapUntracked() {
 	known := map[int]bool{}
-	for _, s := range r.sandboxes {
-		known[s.get().Process.PID] = true
+	for _, sandbox := range s.inventory.allSandboxes() {
+		known[sandbox.get().Process.PID] = true
 	}
-	for _, c := range r.containers {
+	for _, c := range s.inventory.allContainers() {
 		rec := c.get()
 		known[rec.Process.PID], known[rec.Holder.PID] = true, true
 	}

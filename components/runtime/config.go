@@ -27,6 +27,8 @@ import (
 )
 
 // Config configures a runtime.
+//
+// Size: one field for each flag of the runtime's program.
 type Config struct {
 	// Root is the directory of images and containers, which persists across reboots. Its file
 	// system must support overlayfs upper directories.

@@ -15,26 +15,38 @@ import (
 	"hyperkube/components/runtime/container"
 	"hyperkube/components/runtime/images"
 	"hyperkube/components/runtime/sandbox"
+	"hyperkube/internal/host/layout"
 )
 
 // serviceAccountDir is the directory of the service account token in most containers.
 const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
+// specBuilder mounts the file systems of containers and builds their specifications.
+type specBuilder struct {
+	*host
+	inventory *inventory
+	images    *images.Store
+	apparmor  container.AppArmor
+	// cdiDirs are the directories of CDI files. Empty means the default directories.
+	cdiDirs []string
+	kubelet layout.Alias
+}
+
 // mountRoot mounts the container's root: mount points, the image's layers and the container's
 // writable layer.
-func (r *Runtime) mountRoot(c *containerState, pod sandboxRecord) error {
-	dir, layers := r.containerDir(c.id), c.get().Layers
-	overlay := container.Overlay{Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Target: r.containerRoot(c.id),
-		UserNS: r.mappedUsers(c, pod), Label: c.get().Labels.ForMount()}
+func (b *specBuilder) mountRoot(c *containerState, pod sandboxRecord) error {
+	dir, layers := b.containerDir(c.id), c.get().Layers
+	overlay := container.Overlay{Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Target: b.containerRoot(c.id),
+		UserNS: b.mappedUsers(c, pod), Label: c.get().Labels.ForMount()}
 	for _, layer := range layers {
-		overlay.Lower = append(overlay.Lower, r.images.LayerDir(layer))
+		overlay.Lower = append(overlay.Lower, b.images.LayerDir(layer))
 	}
 	return overlay.Mount()
 }
 
 // resolveMounts returns the mounts with host directories as sources. It mounts image volumes first,
 // unless again is set, which means that they are mounted already.
-func (r *Runtime) resolveMounts(c *containerState, pod sandboxRecord, config images.Config, again bool) ([]*runtimeapi.Mount, error) {
+func (b *specBuilder) resolveMounts(c *containerState, pod sandboxRecord, config images.Config, again bool) ([]*runtimeapi.Mount, error) {
 	var out []*runtimeapi.Mount
 	covered := map[string]bool{}
 	for i, m := range c.get().config.GetMounts() {
@@ -46,13 +58,13 @@ func (r *Runtime) resolveMounts(c *containerState, pod sandboxRecord, config ima
 		if !m.GetReadonly() {
 			return nil, fmt.Errorf("failed to mount image volume at %q: image volumes must be read-only", m.GetContainerPath())
 		}
-		image, err := r.images.Verify(m.GetImage().GetImage())
+		image, err := b.images.Verify(m.GetImage().GetImage())
 		if err != nil {
 			return nil, fmt.Errorf("failed to resolve image %q of a mount: %w", m.GetImage().GetImage(), err)
 		}
-		target := r.state("containers", c.id, fmt.Sprintf("image-%d", i))
+		target := b.state("containers", c.id, fmt.Sprintf("image-%d", i))
 		if !again {
-			if err := r.mountImage(c, pod, image, target, i); err != nil {
+			if err := b.mountImage(c, pod, image, target, i); err != nil {
 				return nil, err
 			}
 		}
@@ -71,15 +83,15 @@ func (r *Runtime) resolveMounts(c *containerState, pod sandboxRecord, config ima
 			if covered[filepath.Clean(path)] || !filepath.IsAbs(path) {
 				continue
 			}
-			dir := filepath.Join(r.containerDir(c.id), "volumes", fmt.Sprint(n))
+			dir := filepath.Join(b.containerDir(c.id), "volumes", fmt.Sprint(n))
 			n++
 			if err := os.MkdirAll(dir, 0o755); err != nil {
 				return nil, fmt.Errorf("creating volume: %w", err)
 			}
-			if err := r.selinux.Label(dir, c.get().Labels); err != nil {
+			if err := b.selinux.Label(dir, c.get().Labels); err != nil {
 				return nil, fmt.Errorf("creating volume: %w", err)
 			}
-			if u := r.mappedUsers(c, pod); u != nil {
+			if u := b.mappedUsers(c, pod); u != nil {
 				if err := os.Chown(dir, u.UID, u.GID); err != nil {
 					return nil, fmt.Errorf("creating volume: %w", err)
 				}
@@ -92,25 +104,25 @@ func (r *Runtime) resolveMounts(c *containerState, pod sandboxRecord, config ima
 
 // mappedUsers returns the ID mapping of the container's user namespace, or nil for the host's user
 // namespace.
-func (r *Runtime) mappedUsers(c *containerState, pod sandboxRecord) *container.MappedUsers {
+func (b *specBuilder) mappedUsers(c *containerState, pod sandboxRecord) *container.MappedUsers {
 	u, err := userNS(pod.config)
 	if err != nil || u == nil {
 		return nil // it was validated when the sandbox was created
 	}
 	return &container.MappedUsers{
 		File: fmt.Sprintf("/proc/%d/ns/user", pod.Process.PID), UID: u.HostUID, GID: u.HostGID,
-		Dir: r.layersDir(c.id),
+		Dir: b.layersDir(c.id),
 	}
 }
 
 // mountImage mounts the files of an image for one of the container's mounts. It records the image,
 // so that garbage collection keeps it and the container status reports it.
-func (r *Runtime) mountImage(c *containerState, pod sandboxRecord, image *images.Image, target string, mount int) error {
-	overlay := container.Overlay{Target: target, UserNS: r.mappedUsers(c, pod), Label: c.get().Labels.ForMount()}
+func (b *specBuilder) mountImage(c *containerState, pod sandboxRecord, image *images.Image, target string, mount int) error {
+	overlay := container.Overlay{Target: target, UserNS: b.mappedUsers(c, pod), Label: c.get().Labels.ForMount()}
 	for _, layer := range image.Layers {
-		overlay.Lower = append(overlay.Lower, r.images.LayerDir(layer))
+		overlay.Lower = append(overlay.Lower, b.images.LayerDir(layer))
 	}
-	err := r.changeContainer(c, func(rec *containerRecord) {
+	err := c.change(func(rec *containerRecord) {
 		rec.Layers = append(slices.Clone(rec.Layers), image.Layers...)
 		rec.Volumes = append(slices.Clone(rec.Volumes), target)
 		rec.config = proto.Clone(rec.config).(*runtimeapi.ContainerConfig)
@@ -123,7 +135,7 @@ func (r *Runtime) mountImage(c *containerState, pod sandboxRecord, image *images
 	return overlay.Mount()
 }
 
-func (r *Runtime) buildSpec(c *containerState, pod sandboxRecord, image images.Config, mounts []*runtimeapi.Mount) (*specs.Spec, error) {
+func (b *specBuilder) build(c *containerState, pod sandboxRecord, image images.Config, mounts []*runtimeapi.Mount) (*specs.Spec, error) {
 	hostname := pod.config.GetHostname()
 	if hostNetwork(pod.config) || hostname == "" {
 		var err error
@@ -132,24 +144,24 @@ func (r *Runtime) buildSpec(c *containerState, pod sandboxRecord, image images.C
 		}
 	}
 	rec := c.get()
-	shm := r.shm(pod.ID)
+	shm := b.shm(pod.ID)
 	if hostIPC(pod.config) {
 		shm = "/dev/shm"
 	}
 	in := container.Input{
-		ID: c.id, Config: rec.config, Image: image, Rootfs: r.containerRoot(c.id), Mounts: mounts,
-		Cgroup: rec.Cgroup, UnifiedCgroups: r.cgroups.Unified(),
-		SandboxPID: pod.Process.PID, SandboxFiles: sandbox.PathsIn(r.sandboxDir(pod.ID)), SHM: shm, Hostname: hostname,
-		UserNS:            r.mappedUsers(c, pod) != nil,
-		SandboxPrivileged: pod.config.GetLinux().GetSecurityContext().GetPrivileged(), AppArmor: r.apparmor,
-		CDIDirs: r.cfg.CDIDirs, Kubelet: r.cfg.Kubelet,
+		ID: c.id, Config: rec.config, Image: image, Rootfs: b.containerRoot(c.id), Mounts: mounts,
+		Cgroup: rec.Cgroup, UnifiedCgroups: b.cgroups.Unified(),
+		SandboxPID: pod.Process.PID, SandboxFiles: sandbox.PathsIn(b.sandboxDir(pod.ID)), SHM: shm, Hostname: hostname,
+		UserNS:            b.mappedUsers(c, pod) != nil,
+		SandboxPrivileged: pod.config.GetLinux().GetSecurityContext().GetPrivileged(), AppArmor: b.apparmor,
+		CDIDirs: b.cdiDirs, Kubelet: b.kubelet,
 	}
-	if r.selinux != nil {
+	if b.selinux != nil {
 		in.Labels = rec.Labels
 	}
 	options := rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	if options.GetPid() == runtimeapi.NamespaceMode_TARGET {
-		target, err := r.findContainer(options.GetTargetId())
+		target, err := b.inventory.findContainer(options.GetTargetId())
 		if err != nil {
 			return nil, fmt.Errorf("invalid target container: %w", err)
 		}

@@ -7,17 +7,19 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/host/cgroup"
 )
 
 // cgroupHierarchyName is the name of the empty cgroup hierarchy that favorDynamicCgroups creates.
 const cgroupHierarchyName = "hyperkube"
 
-// favorsDynamicCgroups reports whether favorDynamicCgroups should be called. It should not with
+// favorsDynamicCgroups reports whether favorDynamicCgroups should be called. slow is Config.SlowCgroups. It should not with
 // cgroup v2: there, starting a container moves a process once instead of once per controller. In
 // addition, another hierarchy would add a line to /proc/PID/cgroup of all processes, before the
 // line of the unified hierarchy that programs and scripts expect to be the only one.
-func (r *Runtime) favorsDynamicCgroups() bool {
-	return !r.cfg.SlowCgroups && !r.cgroups.Unified()
+func favorsDynamicCgroups(cgroups *cgroup.Manager, slow bool) bool {
+	return !slow && !cgroups.Unified()
 }
 
 // favorDynamicCgroups makes the kernel move processes between cgroups faster. By default, each move

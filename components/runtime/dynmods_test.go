@@ -36,8 +36,7 @@ func TestFavorsDynamicCgroups(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := &Runtime{cgroups: groups, cfg: Config{SlowCgroups: test.slow}}
-			if got := r.favorsDynamicCgroups(); got != test.want {
+			if got := favorsDynamicCgroups(groups, test.slow); got != test.want {
 				t.Errorf("favorsDynamicCgroups() = %v, want %v", got, test.want)
 			}
 		})

@@ -55,27 +55,34 @@ func (b *broker) publish(e *runtimeapi.ContainerEventResponse) {
 	}
 }
 
+// eventService streams the events of sandboxes and containers to CRI clients.
+type eventService struct {
+	broker
+	inventory  *inventory
+	background *background
+}
+
 // emit broadcasts an event of a container or sandbox with the status of its pod. s is nil if the
 // sandbox was deleted.
-func (r *Runtime) emit(id string, kind runtimeapi.ContainerEventType, s *sandboxState) {
-	if r.events.idle() {
+func (es *eventService) emit(id string, kind runtimeapi.ContainerEventType, s *sandboxState) {
+	if es.idle() {
 		return
 	}
 	e := &runtimeapi.ContainerEventResponse{ContainerId: id, ContainerEventType: kind, CreatedAt: time.Now().UnixNano()}
 	if s != nil {
 		rec := s.get()
 		e.PodSandboxStatus = sandboxStatus(rec)
-		for _, c := range r.containersOf(rec.ID) {
+		for _, c := range es.inventory.containersOf(rec.ID) {
 			e.ContainersStatuses = append(e.ContainersStatuses, containerStatus(c.get()))
 		}
 	}
-	r.events.publish(e)
+	es.publish(e)
 }
 
 // GetContainerEvents streams events, starting now.
-func (r *Runtime) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
-	ch := r.events.subscribe()
-	defer r.events.unsubscribe(ch)
+func (es *eventService) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
+	ch := es.subscribe()
+	defer es.unsubscribe(ch)
 	// The header signals the client that all events from now on are delivered.
 	if err := stream.SendHeader(nil); err != nil {
 		return err
@@ -91,7 +98,7 @@ func (r *Runtime) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runt
 			}
 		case <-stream.Context().Done():
 			return stream.Context().Err()
-		case <-r.quit:
+		case <-es.background.quit:
 			return nil
 		}
 	}

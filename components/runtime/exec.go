@@ -43,8 +43,8 @@ func (l *limitedBuffer) bytes() []byte {
 }
 
 // runningContainer returns a running container for exec and attach.
-func (r *Runtime) runningContainer(id string) (*containerState, *liveContainer, error) {
-	c, err := r.findContainer(id)
+func (s *streamRunner) runningContainer(id string) (*containerState, *liveContainer, error) {
+	c, err := s.inventory.findContainer(id)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -56,11 +56,11 @@ func (r *Runtime) runningContainer(id string) (*containerState, *liveContainer, 
 }
 
 // ExecSync runs a command in a container and returns its output.
-func (r *Runtime) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest) (*runtimeapi.ExecSyncResponse, error) {
+func (ss *streamService) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest) (*runtimeapi.ExecSyncResponse, error) {
 	if len(req.GetCmd()) == 0 {
 		return nil, errors.New("failed to exec in container: no command")
 	}
-	c, _, err := r.runningContainer(req.GetContainerId())
+	c, _, err := ss.runner.runningContainer(req.GetContainerId())
 	if err != nil {
 		return nil, fmt.Errorf("failed to exec in container: %w", err)
 	}
@@ -70,7 +70,7 @@ func (r *Runtime) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest)
 		defer cancel()
 	}
 	var stdout, stderr limitedBuffer
-	code, err := r.exec(ctx, c, execRequest{args: req.GetCmd(), stdout: &stdout, stderr: &stderr})
+	code, err := ss.runner.exec(ctx, c, execRequest{args: req.GetCmd(), stdout: &stdout, stderr: &stderr})
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil, status.Errorf(codes.DeadlineExceeded, "failed to exec in container: timeout %ds exceeded: context deadline exceeded", req.GetTimeout())
 	}
@@ -81,13 +81,13 @@ func (r *Runtime) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest)
 }
 
 // exec runs a command and returns its exit code. The command is killed when ctx is cancelled.
-func (r *Runtime) exec(ctx context.Context, c *containerState, req execRequest) (int, error) {
+func (s *streamRunner) exec(ctx context.Context, c *containerState, req execRequest) (int, error) {
 	streams, err := openExecStreams(req)
 	if err != nil {
 		return 0, err
 	}
 	defer streams.Close()
-	p, err := r.engineOf(c.get()).Exec(c.id, container.ExecOptions{Args: req.args, Terminal: req.tty, IO: streams.child})
+	p, err := s.engines.of(c.get()).Exec(c.id, container.ExecOptions{Args: req.args, Terminal: req.tty, IO: streams.child})
 	if err != nil {
 		return 0, err
 	}
@@ -104,7 +104,7 @@ func (r *Runtime) exec(ctx context.Context, c *containerState, req execRequest) 
 		_ = p.Signal(unix.SIGKILL)
 		<-p.Done()
 		return 0, ctx.Err()
-	case <-r.quit:
+	case <-s.background.quit:
 		return 0, errors.New("the container runtime is stopping")
 	}
 	streams.drain(ctx)

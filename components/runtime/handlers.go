@@ -70,31 +70,43 @@ func checkHandlers(handlers map[string]Handler) error {
 	return nil
 }
 
-// createEngines creates the engines of all handlers.
-func (r *Runtime) createEngines() {
-	r.runner = &container.Runner{State: r.state("libcontainer"), Cgroups: r.cgroups, Spaces: mountspace.New(r.state("root")), Log: r.log}
-	r.engines = map[string]engine{"": r.runner, runtimeName: r.runner}
-	for name, h := range r.cfg.Handlers {
-		r.engines[name] = &container.OCI{Binary: h.Binary, State: r.handlerState(name), Cgroups: r.cgroups}
-	}
+// engines contains the engines of all handlers. It does not change after newEngines.
+type engines struct {
+	builtin   *container.Runner
+	byHandler map[string]engine
+	handlers  map[string]Handler // the additional handlers
 }
 
-func (r *Runtime) handlerState(name string) string { return r.state("handlers", name) }
+// newEngines creates the engines of the built-in handler and of the additional handlers.
+func newEngines(h *host, handlers map[string]Handler) *engines {
+	e := &engines{
+		builtin:  &container.Runner{State: h.state("libcontainer"), Cgroups: h.cgroups, Spaces: mountspace.New(h.state("root")), Log: h.log},
+		handlers: handlers,
+	}
+	e.byHandler = map[string]engine{"": e.builtin, runtimeName: e.builtin}
+	for name, handler := range handlers {
+		e.byHandler[name] = &container.OCI{Binary: handler.Binary, State: h.handlerState(name), Cgroups: h.cgroups}
+	}
+	return e
+}
 
-// engineOf returns the engine of a container. If its handler is no longer configured, it returns
+// has reports whether the handler is configured.
+func (e *engines) has(handler string) bool { return e.byHandler[handler] != nil }
+
+// of returns the engine of a container. If its handler is no longer configured, it returns
 // the built-in engine, which can stop the container and remove most of it.
-func (r *Runtime) engineOf(rec containerRecord) engine {
-	if e, ok := r.engines[rec.Handler]; ok {
+func (e *engines) of(rec containerRecord) engine {
+	if e, ok := e.byHandler[rec.Handler]; ok {
 		return e
 	}
-	return r.runner
+	return e.builtin
 }
 
-// handlerFeatures returns the features of each handler for the kubelet.
-func (r *Runtime) handlerFeatures() []*runtimeapi.RuntimeHandler {
+// features returns the features of each handler for the kubelet.
+func (e *engines) features() []*runtimeapi.RuntimeHandler {
 	builtin := &runtimeapi.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: true, UserNamespaces: userNamespaces()}
 	list := []*runtimeapi.RuntimeHandler{{Name: "", Features: builtin}, {Name: runtimeName, Features: builtin}}
-	for name, h := range r.cfg.Handlers {
+	for name, h := range e.handlers {
 		list = append(list, &runtimeapi.RuntimeHandler{Name: name, Features: &runtimeapi.RuntimeHandlerFeatures{
 			RecursiveReadOnlyMounts: h.RecursiveReadOnlyMounts, UserNamespaces: h.UserNamespaces && userNamespaces()}})
 	}

@@ -43,22 +43,9 @@ type liveContainer struct {
 	exited chan struct{}
 }
 
-// closeFiles closes all files of a container that keeps running without this process.
-func (c *containerState) closeFiles() {
-	live := c.running()
-	if live == nil {
-		return
-	}
-	live.handle.Close()
-	live.closeStreams()
-	if live.holder != nil {
-		live.holder.Close()
-	}
-}
-
 // StartContainer starts a created container.
-func (r *Runtime) StartContainer(ctx context.Context, req *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
-	c, err := r.findContainer(req.GetContainerId())
+func (cs *containerService) StartContainer(ctx context.Context, req *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
+	c, err := cs.inventory.findContainer(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
@@ -67,26 +54,26 @@ func (r *Runtime) StartContainer(ctx context.Context, req *runtimeapi.StartConta
 	if p := c.get().Phase; p != phaseCreated {
 		return nil, fmt.Errorf("container is in %s state", containerPhase(p))
 	}
-	s, err := r.findSandbox(c.sandbox)
+	s, err := cs.inventory.findSandbox(c.sandbox)
 	if err != nil {
 		return nil, fmt.Errorf("sandbox %q not found: %w", c.sandbox, err)
 	}
 	if !s.acceptsContainers() {
 		return nil, fmt.Errorf("sandbox container %q is not running", c.sandbox)
 	}
-	if err := r.startContainer(c, s.get()); err != nil {
+	if err := cs.start(c, s.get()); err != nil {
 		now := time.Now().UnixNano()
-		r.recordContainerExit(c, func(rec *containerRecord) {
+		c.recordExit(cs.log, func(rec *containerRecord) {
 			rec.Phase, rec.Finished, rec.ExitCode = phaseExited, now, 128
 			rec.Reason, rec.Message = "StartError", err.Error()
 		})
 		return nil, fmt.Errorf("failed to start container %q: %w", c.id, err)
 	}
-	r.emit(c.id, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT, s)
+	cs.events.emit(c.id, runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT, s)
 	return &runtimeapi.StartContainerResponse{}, nil
 }
 
-func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err error) {
+func (cs *containerService) start(c *containerState, pod sandboxRecord) (err error) {
 	c.mu.Lock()
 	spec := c.spec
 	c.spec = nil
@@ -94,19 +81,19 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 	rec := c.get()
 	config := rec.config
 	if spec == nil {
-		image, err := r.images.Get(rec.ImageID)
+		image, err := cs.images.Get(rec.ImageID)
 		if err != nil {
 			return err
 		}
-		mounts, err := r.resolveMounts(c, pod, image.Config, true)
+		mounts, err := cs.specs.resolveMounts(c, pod, image.Config, true)
 		if err != nil {
 			return err
 		}
-		if spec, err = r.buildSpec(c, pod, image.Config, mounts); err != nil {
+		if spec, err = cs.specs.build(c, pod, image.Config, mounts); err != nil {
 			return err
 		}
 	}
-	if err := r.changeContainer(c, func(rec *containerRecord) { rec.Phase = phaseStarting }); err != nil {
+	if err := c.change(func(rec *containerRecord) { rec.Phase = phaseStarting }); err != nil {
 		return err
 	}
 	live := &liveContainer{exited: make(chan struct{}), drained: make(chan struct{})}
@@ -114,7 +101,7 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 	opened := make(chan error, 1)
 	go func() {
 		var err error
-		live.log, err = logs.Open(rec.LogPath, r.log)
+		live.log, err = logs.Open(rec.LogPath, cs.log)
 		opened <- err
 	}()
 	logOpen := sync.OnceValue(func() error { return <-opened })
@@ -134,32 +121,32 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 	if !config.GetTty() {
 		defer func() {
 			if err != nil {
-				r.releaseOutput(c)
+				cs.stdio.releaseOutput(c)
 			}
 		}()
-		if live.stdout, child.Stdout, err = r.outputFIFO(rec, "stdout"); err != nil {
+		if live.stdout, child.Stdout, err = cs.stdio.outputFIFO(rec, "stdout"); err != nil {
 			return err
 		}
-		if live.stderr, child.Stderr, err = r.outputFIFO(rec, "stderr"); err != nil {
+		if live.stderr, child.Stderr, err = cs.stdio.outputFIFO(rec, "stderr"); err != nil {
 			return err
 		}
-		r.keepOutput(c)
+		cs.stdio.keepOutput(c)
 		if config.GetStdin() {
-			if child.Stdin, live.stdin, err = r.inputFIFO(rec); err != nil {
+			if child.Stdin, live.stdin, err = cs.stdio.inputFIFO(rec); err != nil {
 				return err
 			}
 		}
 	}
-	running, err := r.engineOf(rec).Start(c.id, spec, child)
+	running, err := cs.engines.of(rec).Start(c.id, spec, child)
 	if err != nil {
 		return err
 	}
 	live.handle, live.console = running.Handle, running.Console
 	now := time.Now().UnixNano()
-	err = r.startHolder(c.id, pod, live)
+	err = cs.stdio.startHolder(c.id, pod, live)
 	if err == nil {
-		err = r.changeContainer(c, func(rec *containerRecord) {
-			rec.Phase, rec.Started, rec.Boot = phaseRunning, now, r.boot
+		err = c.change(func(rec *containerRecord) {
+			rec.Phase, rec.Started, rec.Boot = phaseRunning, now, cs.boot
 			rec.Process = processID{running.PID(), running.Start()}
 			if live.holder != nil {
 				rec.Holder = processID{live.holder.PID(), live.holder.Start()}
@@ -168,61 +155,34 @@ func (r *Runtime) startContainer(c *containerState, pod sandboxRecord) (err erro
 	}
 	if err != nil {
 		// The container would not be recorded as running.
-		_ = r.engineOf(rec).KillAll(rec.Cgroup)
+		_ = cs.engines.of(rec).KillAll(rec.Cgroup)
 		_ = live.handle.Signal(unix.SIGKILL)
 		<-live.handle.Done()
 		return err
 	}
-	r.watchContainer(c, live)
+	cs.watch(c, live)
 	return nil
 }
 
 // watchContainer starts copying a running container's output and waits for its exit.
-func (r *Runtime) watchContainer(c *containerState, live *liveContainer) {
+func (cs *containerService) watch(c *containerState, live *liveContainer) {
 	c.mu.Lock()
 	c.live = live
 	c.mu.Unlock()
-	r.carry(c, live)
+	cs.stdio.carry(c, live)
 	done := live.handle.Done()
-	r.watchers.Go(func() {
+	cs.background.Go(func() {
 		select {
 		case <-done:
-		case <-r.quit:
+		case <-cs.background.quit:
 		}
 		select {
-		case <-r.quit: // closing the handle also closes Done
+		case <-cs.background.quit: // closing the handle also closes Done
 			return
 		default:
 		}
-		r.handleContainerExit(c, live, live.handle.Status())
+		cs.handleExit(c, live, live.handle.Status())
 	})
-}
-
-// carry starts to copy the container's output to its log.
-func (r *Runtime) carry(c *containerState, live *liveContainer) {
-	// Both spools are opened before either stream is copied: they find out what is in the log.
-	stdout, stderr := r.openSpool(c, live.log, "stdout", live.stdout), r.openSpool(c, live.log, "stderr", live.stderr)
-	start := func(f *os.File, spool *logs.Spool, stream logs.Stream, hub *logs.Hub) {
-		if f == nil {
-			return
-		}
-		live.copies.Add(1)
-		r.watchers.Go(func() {
-			defer live.copies.Done()
-			if spool != nil {
-				spool.Copy(f, stream, live.log, hub)
-			} else {
-				logs.Copy(f, stream, live.log, hub)
-			}
-		})
-	}
-	start(live.console, nil, logs.Stdout, &live.out)
-	start(live.stdout, stdout, logs.Stdout, &live.out)
-	start(live.stderr, stderr, logs.Stderr, &live.err)
-	go func() {
-		live.copies.Wait()
-		close(live.drained)
-	}()
 }
 
 // drainTimeout bounds the wait for the rest of a dead container's output, which
@@ -230,34 +190,34 @@ func (r *Runtime) carry(c *containerState, live *liveContainer) {
 const drainTimeout = 2 * time.Second
 
 // handleContainerExit records the exit of a container and deletes its runtime resources.
-func (r *Runtime) handleContainerExit(c *containerState, live *liveContainer, how process.Status) {
+func (cs *containerService) handleExit(c *containerState, live *liveContainer, how process.Status) {
 	rec := c.get()
 	now := time.Now().UnixNano()
 	if rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() != runtimeapi.NamespaceMode_CONTAINER {
 		// In a private PID namespace the kernel has killed all other processes.
-		if err := r.engineOf(rec).KillAll(rec.Cgroup); err != nil {
-			r.log.Warn("killing processes of exited container failed", "container", c.id, "err", err)
+		if err := cs.engines.of(rec).KillAll(rec.Cgroup); err != nil {
+			cs.log.Warn("killing processes of exited container failed", "container", c.id, "err", err)
 		}
 	}
-	drained := r.awaitOutput(live) // if not, what is known is still recorded
+	drained := cs.stdio.awaitOutput(live) // if not, what is known is still recorded
 	reason, note := "Completed", ""
 	switch {
 	case !how.Known:
 		reason = "Unknown"
 	case how.Code == 0:
-	case r.cgroups.OOMKills(rec.Cgroup) > 0:
+	case cs.cgroups.OOMKills(rec.Cgroup) > 0:
 		reason = "OOMKilled"
 	default:
 		reason = "Error"
 	}
-	r.recordContainerExit(c, func(rec *containerRecord) {
+	c.recordExit(cs.log, func(rec *containerRecord) {
 		rec.Phase, rec.Finished, rec.ExitCode = phaseExited, now, int32(how.Code)
 		rec.Reason, rec.Message = reason, note
 		rec.Process = processID{}
 	})
 	live.closeStreams()
 	if drained {
-		r.releaseOutput(c)
+		cs.stdio.releaseOutput(c)
 	}
 	if live.holder != nil {
 		if drained {
@@ -272,27 +232,27 @@ func (r *Runtime) handleContainerExit(c *containerState, live *liveContainer, ho
 	c.live = nil
 	c.mu.Unlock()
 	close(live.exited)
-	s, _ := r.findSandbox(c.sandbox)
-	r.emit(c.id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, s)
+	s, _ := cs.inventory.findSandbox(c.sandbox)
+	cs.events.emit(c.id, runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT, s)
 	// No caller waits for the rest.
 	c.lifecycleMu.Lock()
 	defer c.lifecycleMu.Unlock()
-	if err := errors.Join(r.engineOf(rec).Delete(context.Background(), c.id, rec.Cgroup), r.unmount(c)); err != nil {
-		r.log.Warn("cleaning up exited container failed", "container", c.id, "err", err)
+	if err := errors.Join(cs.engines.of(rec).Delete(context.Background(), c.id, rec.Cgroup), cs.unmount(c)); err != nil {
+		cs.log.Warn("cleaning up exited container failed", "container", c.id, "err", err)
 	}
 }
 
 // StopContainer stops a container and kills it after the timeout. It is not an error if it does not
 // run.
-func (r *Runtime) StopContainer(ctx context.Context, req *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
-	c, err := r.findContainer(req.GetContainerId())
+func (cs *containerService) StopContainer(ctx context.Context, req *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
+	c, err := cs.inventory.findContainer(req.GetContainerId())
 	if errors.Is(err, errNotFound) {
 		return &runtimeapi.StopContainerResponse{}, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := r.stopContainer(ctx, c, time.Duration(req.GetTimeout())*time.Second); err != nil {
+	if err := cs.stop(ctx, c, time.Duration(req.GetTimeout())*time.Second); err != nil {
 		return nil, err
 	}
 	return &runtimeapi.StopContainerResponse{}, nil
@@ -301,7 +261,7 @@ func (r *Runtime) StopContainer(ctx context.Context, req *runtimeapi.StopContain
 // killTimeout is how long a process may take to exit after SIGKILL.
 const killTimeout = 2 * time.Minute
 
-func (r *Runtime) stopContainer(ctx context.Context, c *containerState, timeout time.Duration) error {
+func (cs *containerService) stop(ctx context.Context, c *containerState, timeout time.Duration) error {
 	live := c.running()
 	if live == nil {
 		// Wait for a start in progress.
@@ -343,8 +303,8 @@ func (r *Runtime) stopContainer(ctx context.Context, c *containerState, timeout 
 }
 
 // ReopenContainerLog opens a new log file after the old one was rotated.
-func (r *Runtime) ReopenContainerLog(_ context.Context, req *runtimeapi.ReopenContainerLogRequest) (*runtimeapi.ReopenContainerLogResponse, error) {
-	c, err := r.findContainer(req.GetContainerId())
+func (cs *containerService) ReopenContainerLog(_ context.Context, req *runtimeapi.ReopenContainerLogRequest) (*runtimeapi.ReopenContainerLogResponse, error) {
+	c, err := cs.inventory.findContainer(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}

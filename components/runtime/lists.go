@@ -24,29 +24,29 @@ func sendChunks[T any](items []T, send func([]T) error) error {
 }
 
 // StreamPodSandboxes is the streaming variant of ListPodSandbox.
-func (r *Runtime) StreamPodSandboxes(req *runtimeapi.StreamPodSandboxesRequest, stream runtimeapi.RuntimeService_StreamPodSandboxesServer) error {
-	return sendChunks(r.listSandboxes(req.GetFilter()), func(items []*runtimeapi.PodSandbox) error {
+func (ss *sandboxService) StreamPodSandboxes(req *runtimeapi.StreamPodSandboxesRequest, stream runtimeapi.RuntimeService_StreamPodSandboxesServer) error {
+	return sendChunks(ss.list(req.GetFilter()), func(items []*runtimeapi.PodSandbox) error {
 		return stream.Send(&runtimeapi.StreamPodSandboxesResponse{PodSandboxes: items})
 	})
 }
 
 // StreamContainers is the streaming variant of ListContainers.
-func (r *Runtime) StreamContainers(req *runtimeapi.StreamContainersRequest, stream runtimeapi.RuntimeService_StreamContainersServer) error {
-	return sendChunks(r.listContainers(req.GetFilter()), func(items []*runtimeapi.Container) error {
+func (cs *containerService) StreamContainers(req *runtimeapi.StreamContainersRequest, stream runtimeapi.RuntimeService_StreamContainersServer) error {
+	return sendChunks(cs.list(req.GetFilter()), func(items []*runtimeapi.Container) error {
 		return stream.Send(&runtimeapi.StreamContainersResponse{Containers: items})
 	})
 }
 
 // StreamImages is the streaming variant of ListImages.
-func (r *Runtime) StreamImages(req *runtimeapi.StreamImagesRequest, stream runtimeapi.ImageService_StreamImagesServer) error {
-	return sendChunks(r.listImages(req.GetFilter()), func(items []*runtimeapi.Image) error {
+func (is *imageService) StreamImages(req *runtimeapi.StreamImagesRequest, stream runtimeapi.ImageService_StreamImagesServer) error {
+	return sendChunks(is.list(req.GetFilter()), func(items []*runtimeapi.Image) error {
 		return stream.Send(&runtimeapi.StreamImagesResponse{Images: items})
 	})
 }
 
 // StreamContainerStats is the streaming variant of ListContainerStats.
-func (r *Runtime) StreamContainerStats(req *runtimeapi.StreamContainerStatsRequest, stream runtimeapi.RuntimeService_StreamContainerStatsServer) error {
-	list, err := r.listContainerStats(req.GetFilter())
+func (ss *statsService) StreamContainerStats(req *runtimeapi.StreamContainerStatsRequest, stream runtimeapi.RuntimeService_StreamContainerStatsServer) error {
+	list, err := ss.listContainerStats(req.GetFilter())
 	if err != nil {
 		return err
 	}
@@ -56,8 +56,8 @@ func (r *Runtime) StreamContainerStats(req *runtimeapi.StreamContainerStatsReque
 }
 
 // StreamPodSandboxStats is the streaming variant of ListPodSandboxStats.
-func (r *Runtime) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxStatsServer) error {
-	list, err := r.listPodStats(req.GetFilter())
+func (ss *statsService) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxStatsServer) error {
+	list, err := ss.listPodStats(req.GetFilter())
 	if err != nil {
 		return err
 	}
@@ -67,8 +67,8 @@ func (r *Runtime) StreamPodSandboxStats(req *runtimeapi.StreamPodSandboxStatsReq
 }
 
 // StreamPodSandboxMetrics is the streaming variant of ListPodSandboxMetrics.
-func (r *Runtime) StreamPodSandboxMetrics(_ *runtimeapi.StreamPodSandboxMetricsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxMetricsServer) error {
-	return sendChunks(r.podMetrics(), func(items []*runtimeapi.PodSandboxMetrics) error {
+func (ms *metricsService) StreamPodSandboxMetrics(_ *runtimeapi.StreamPodSandboxMetricsRequest, stream runtimeapi.RuntimeService_StreamPodSandboxMetricsServer) error {
+	return sendChunks(ms.podMetrics(), func(items []*runtimeapi.PodSandboxMetrics) error {
 		return stream.Send(&runtimeapi.StreamPodSandboxMetricsResponse{PodSandboxMetrics: items})
 	})
 }

@@ -18,7 +18,7 @@ import (
 // TestLogged checks that a request for a missing object returns an error but is not logged.
 func TestLogged(t *testing.T) {
 	var log bytes.Buffer
-	r := &Runtime{log: slog.New(slog.NewTextHandler(&log, nil))}
+	intercept := logErrors(slog.New(slog.NewTextHandler(&log, nil)))
 	for _, c := range []struct {
 		err    error
 		code   codes.Code
@@ -29,7 +29,7 @@ func TestLogged(t *testing.T) {
 		{errors.New("the disk is full"), codes.Unknown, true},
 	} {
 		log.Reset()
-		_, err := r.logErrors(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/runtime.v1.RuntimeService/ContainerStatus"},
+		_, err := intercept(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/runtime.v1.RuntimeService/ContainerStatus"},
 			func(context.Context, any) (any, error) { return nil, c.err })
 		if status.Code(err) != c.code || log.Len() > 0 != c.logged {
 			t.Errorf("%v: code %v, log %q", c.err, status.Code(err), log.String())

@@ -177,8 +177,15 @@ func networkMetrics() []metric {
 	}
 }
 
+// metricsService implements the CRI calls for container metrics.
+type metricsService struct {
+	*host
+	inventory *inventory
+	network   trafficCounter
+}
+
 // ListMetricDescriptors describes the metrics of ListPodSandboxMetrics.
-func (r *Runtime) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
+func (ms *metricsService) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
 	resp := &runtimeapi.ListMetricDescriptorsResponse{}
 	for _, m := range append(containerMetrics(), networkMetrics()...) {
 		resp.Descriptors = append(resp.Descriptors, &runtimeapi.MetricDescriptor{
@@ -204,39 +211,33 @@ func metricValues(metrics []metric, m *measurement, common []string, now time.Ti
 }
 
 // ListPodSandboxMetrics returns the metrics of all running pods.
-func (r *Runtime) ListPodSandboxMetrics(context.Context, *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
-	return &runtimeapi.ListPodSandboxMetricsResponse{PodMetrics: r.podMetrics()}, nil
+func (ms *metricsService) ListPodSandboxMetrics(context.Context, *runtimeapi.ListPodSandboxMetricsRequest) (*runtimeapi.ListPodSandboxMetricsResponse, error) {
+	return &runtimeapi.ListPodSandboxMetricsResponse{PodMetrics: ms.podMetrics()}, nil
 }
 
-func (r *Runtime) podMetrics() []*runtimeapi.PodSandboxMetrics {
-	r.mu.Lock()
-	var all []*sandboxState
-	for _, s := range r.sandboxes {
-		all = append(all, s)
-	}
-	r.mu.Unlock()
+func (ms *metricsService) podMetrics() []*runtimeapi.PodSandboxMetrics {
 	now := time.Now()
 	var out []*runtimeapi.PodSandboxMetrics
 	ofContainer, ofNetwork := containerMetrics(), networkMetrics()
-	for _, s := range all {
+	for _, s := range ms.inventory.allSandboxes() {
 		rec := s.get()
 		if rec.Phase != phaseRunning {
 			continue
 		}
 		meta := rec.config.GetMetadata()
 		pod := &runtimeapi.PodSandboxMetrics{PodSandboxId: rec.ID}
-		cg := r.podCgroup(rec.config)
-		if cg == r.defaultCgroup() { // shared by several pods
-			cg = r.sandboxCgroup(rec.config, rec.ID)
+		cg := ms.podCgroup(rec.config)
+		if cg == ms.defaultCgroup() { // shared by several pods
+			cg = ms.sandboxCgroup(rec.config, rec.ID)
 		}
 		if !hostNetwork(rec.config) {
-			if t, err := r.network.Traffic(rec.ID); err == nil {
+			if t, err := ms.network.Traffic(rec.ID); err == nil {
 				pod.Metrics = metricValues(ofNetwork, &measurement{traffic: t},
 					[]string{"POD", cg, sandboxImage, rec.ID, meta.GetNamespace(), meta.GetName()}, now)
 			}
 		}
-		for _, c := range r.containersOf(rec.ID) {
-			m := r.measure(c)
+		for _, c := range ms.inventory.containersOf(rec.ID) {
+			m := ms.measure(c)
 			if m == nil {
 				continue
 			}
@@ -250,17 +251,17 @@ func (r *Runtime) podMetrics() []*runtimeapi.PodSandboxMetrics {
 }
 
 // measure measures a container. It returns nil if the container does not run.
-func (r *Runtime) measure(c *containerState) *measurement {
+func (ms *metricsService) measure(c *containerState) *measurement {
 	rec := c.get()
 	if rec.Phase != phaseRunning {
 		return nil
 	}
-	stats, err := r.cgroups.Stats(rec.Cgroup)
+	stats, err := ms.cgroups.Stats(rec.Cgroup)
 	if err != nil {
 		return nil // it exited in the meantime
 	}
-	m := &measurement{stats: stats, details: r.cgroups.Details(rec.Cgroup), started: rec.Started}
-	upper := filepath.Join(r.containerDir(c.id), "upper")
+	m := &measurement{stats: stats, details: ms.cgroups.Details(rec.Cgroup), started: rec.Started}
+	upper := filepath.Join(ms.containerDir(c.id), "upper")
 	usage, _ := c.diskUsage.get(upper)
 	m.used = usage.Bytes
 	var st unix.Stat_t
@@ -268,14 +269,14 @@ func (r *Runtime) measure(c *containerState) *measurement {
 		m.device = fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
 	}
 	_ = unix.Statfs(upper, &m.disk) // zero values mean unknown
-	m.processes = r.countProcesses(rec.Cgroup)
+	m.processes = countProcesses(ms.cgroups, rec.Cgroup)
 	return m
 }
 
 // countProcesses counts the processes of a container and what they have open. Processes that exit
 // in the meantime are counted partially.
-func (r *Runtime) countProcesses(cgroupPath string) processes {
-	pids, err := r.cgroups.Pids(cgroupPath)
+func countProcesses(cgroups *cgroup.Manager, cgroupPath string) processes {
+	pids, err := cgroups.Pids(cgroupPath)
 	if err != nil {
 		return processes{}
 	}

@@ -19,7 +19,6 @@ func TestNetworkOfAnother(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	r := &Runtime{}
 	sandbox := func(pid int) *sandboxState {
 		h, err := process.Open(pid, 0)
 		if err != nil {
@@ -35,7 +34,7 @@ func TestNetworkOfAnother(t *testing.T) {
 		}
 		pid := first.Process.Pid
 		s := sandbox(pid)
-		if pod, err := r.cniPod(s); err != nil || pod.Netns != fmt.Sprintf("/proc/%d/ns/net", pid) {
+		if pod, err := cniPod(s); err != nil || pod.Netns != fmt.Sprintf("/proc/%d/ns/net", pid) {
 			t.Errorf("while it runs: %q, %v", pod.Netns, err)
 		}
 		_ = first.Process.Kill()
@@ -49,7 +48,7 @@ func TestNetworkOfAnother(t *testing.T) {
 			t.Fatal(err)
 		}
 		same := second.Process.Pid == pid
-		pod, err := r.cniPod(s)
+		pod, err := cniPod(s)
 		_ = second.Process.Kill()
 		_ = second.Wait()
 		if err != nil || pod.Netns != "" {
@@ -77,7 +76,8 @@ func TestMeasuringDoesNotBlockReads(t *testing.T) {
 // TestForgetSandbox checks that a sandbox with containers is not forgotten until they are removed.
 func TestForgetSandbox(t *testing.T) {
 	s, c := &sandboxState{id: "s", record: sandboxRecord{config: &runtimeapi.PodSandboxConfig{}}}, &containerState{id: "c", sandbox: "s"}
-	r := &Runtime{sandboxes: map[string]*sandboxState{"s": s}, containers: map[string]*containerState{"c": c}, names: map[string]string{}}
+	r := newInventory()
+	r.sandboxes["s"], r.containers["c"] = s, c
 	if left, _ := r.forgetSandbox(s); left != c || r.sandboxes["s"] == nil {
 		t.Error("forgotten with a container in it")
 	}

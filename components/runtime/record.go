@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -45,6 +44,7 @@ type processID struct {
 	Start uint64 `json:"start,omitempty"`
 }
 
+// sandboxRecord is the record of a sandbox.
 type sandboxRecord struct {
 	ID string `json:"id"`
 	// Boot is the boot ID at the start of its process.
@@ -64,6 +64,9 @@ type sandboxRecord struct {
 	config *runtimeapi.PodSandboxConfig
 }
 
+// containerRecord is the record of a container.
+//
+// Size: one field for each property in a file format.
 type containerRecord struct {
 	ID       string    `json:"id"`
 	Sandbox  string    `json:"sandbox"`
@@ -211,34 +214,4 @@ func newID() string {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
-}
-
-// bootID returns the boot ID of the machine.
-func bootID() (string, error) {
-	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "", fmt.Errorf("reading boot ID: %w", err)
-	}
-	return strings.TrimSpace(string(data)), nil
-}
-
-// find looks up an object by its ID or an unambiguous prefix of it. what is the kind of object for
-// errors. The caller must hold the lock that guards all.
-func find[S any](what string, all map[string]*S, id string) (*S, error) {
-	if s := all[id]; s != nil {
-		return s, nil
-	}
-	var found *S
-	for full, s := range all {
-		if id != "" && strings.HasPrefix(full, id) {
-			if found != nil {
-				return nil, fmt.Errorf("%s id %q is ambiguous", what, id)
-			}
-			found = s
-		}
-	}
-	if found == nil {
-		return nil, fmt.Errorf("an error occurred when try to find %s %q: %w", what, id, errNotFound)
-	}
-	return found, nil
 }

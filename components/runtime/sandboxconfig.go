@@ -5,7 +5,6 @@ package runtime
 import (
 	"fmt"
 	"net/netip"
-	"path/filepath"
 	"strings"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -24,19 +23,6 @@ func hostNetwork(c *runtimeapi.PodSandboxConfig) bool {
 
 func hostIPC(c *runtimeapi.PodSandboxConfig) bool {
 	return namespaceOptions(c).GetIpc() == runtimeapi.NamespaceMode_NODE
-}
-
-// sandboxCgroup returns the cgroup of a sandbox's pause process.
-func (r *Runtime) sandboxCgroup(c *runtimeapi.PodSandboxConfig, id string) string {
-	return filepath.Join(r.podCgroup(c), id)
-}
-
-// podCgroup returns the parent cgroup of a pod's containers.
-func (r *Runtime) podCgroup(c *runtimeapi.PodSandboxConfig) string {
-	if parent := c.GetLinux().GetCgroupParent(); parent != "" {
-		return filepath.Join("/", parent)
-	}
-	return r.defaultCgroup()
 }
 
 func portMappings(list []*runtimeapi.PortMapping) ([]podnet.PortMapping, error) {

@@ -40,36 +40,30 @@ func sandboxPhase(rec sandboxRecord) runtimeapi.PodSandboxState {
 }
 
 // PodSandboxStatus returns the status of a sandbox and its containers.
-func (r *Runtime) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
-	s, err := r.findSandbox(req.GetPodSandboxId())
+func (ss *sandboxService) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
+	s, err := ss.inventory.findSandbox(req.GetPodSandboxId())
 	if err != nil {
 		return nil, err
 	}
 	rec := s.get()
 	resp := &runtimeapi.PodSandboxStatusResponse{Status: sandboxStatus(rec), Timestamp: time.Now().UnixNano()}
-	for _, c := range r.containersOf(rec.ID) {
+	for _, c := range ss.inventory.containersOf(rec.ID) {
 		resp.ContainersStatuses = append(resp.ContainersStatuses, containerStatus(c.get()))
 	}
 	if req.GetVerbose() {
-		resp.Info, err = encodeVerbose(r.sandboxInfo(rec))
+		resp.Info, err = encodeVerbose(ss.info(rec))
 	}
 	return resp, err
 }
 
 // ListPodSandbox lists the sandboxes that match the filter, newest first.
-func (r *Runtime) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
-	return &runtimeapi.ListPodSandboxResponse{Items: r.listSandboxes(req.GetFilter())}, nil
+func (ss *sandboxService) ListPodSandbox(_ context.Context, req *runtimeapi.ListPodSandboxRequest) (*runtimeapi.ListPodSandboxResponse, error) {
+	return &runtimeapi.ListPodSandboxResponse{Items: ss.list(req.GetFilter())}, nil
 }
 
-func (r *Runtime) listSandboxes(filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
+func (ss *sandboxService) list(filter *runtimeapi.PodSandboxFilter) []*runtimeapi.PodSandbox {
 	var items []*runtimeapi.PodSandbox
-	r.mu.Lock()
-	all := make([]*sandboxState, 0, len(r.sandboxes))
-	for _, s := range r.sandboxes {
-		all = append(all, s)
-	}
-	r.mu.Unlock()
-	for _, s := range all {
+	for _, s := range ss.inventory.allSandboxes() {
 		rec := s.get()
 		if !strings.HasPrefix(rec.ID, filter.GetId()) || !labelsMatch(filter.GetLabelSelector(), rec.config.GetLabels()) ||
 			filter.GetState() != nil && filter.GetState().GetState() != sandboxPhase(rec) {

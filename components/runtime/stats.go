@@ -15,6 +15,7 @@ import (
 
 	"hyperkube/components/runtime/images"
 	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/pod/podnet"
 )
 
 // cpuSample stores a sample of CPU time, to compute a rate.
@@ -102,22 +103,35 @@ func memoryUsage(s cgroup.Stats, p *cgroup.Pressure) *runtimeapi.MemoryUsage {
 	return m
 }
 
+// trafficCounter counts the traffic of pods.
+type trafficCounter interface {
+	// Traffic returns the traffic of the pod with this sandbox ID.
+	Traffic(id string) (podnet.Traffic, error)
+}
+
+// statsService implements the CRI calls for the resource usage of containers and pods.
+type statsService struct {
+	*host
+	inventory *inventory
+	network   trafficCounter
+}
+
 // containerStats returns the stats of a container. For a container that does not run, they contain
 // the disk usage and zero CPU time.
-func (r *Runtime) containerStats(c *containerState) (*runtimeapi.ContainerStats, error) {
+func (ss *statsService) containerStats(c *containerState) (*runtimeapi.ContainerStats, error) {
 	rec := c.get()
-	usage, taken := c.diskUsage.get(filepath.Join(r.containerDir(c.id), "upper"))
+	usage, taken := c.diskUsage.get(filepath.Join(ss.containerDir(c.id), "upper"))
 	out := &runtimeapi.ContainerStats{
 		Attributes: &runtimeapi.ContainerAttributes{Id: rec.ID, Metadata: rec.config.GetMetadata(), Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations()},
 		WritableLayer: &runtimeapi.FilesystemUsage{
-			Timestamp: taken.UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: r.path("containers")},
+			Timestamp: taken.UnixNano(), FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: ss.path("containers")},
 			UsedBytes: value(usage.Bytes), InodesUsed: value(usage.Inodes),
 		},
 	}
 	if rec.Phase != phaseRunning {
 		return out, nil
 	}
-	s, err := r.cgroups.Stats(rec.Cgroup)
+	s, err := ss.cgroups.Stats(rec.Cgroup)
 	if errors.Is(err, cgroup.ErrNotExist) {
 		return out, nil // it exited in the meantime
 	}
@@ -127,19 +141,19 @@ func (r *Runtime) containerStats(c *containerState) (*runtimeapi.ContainerStats,
 	c.mu.Lock()
 	rate := c.cpu.next(s.Time, s.CPUNanoseconds)
 	c.mu.Unlock()
-	p := r.cgroups.Pressures(rec.Cgroup)
+	p := ss.cgroups.Pressures(rec.Cgroup)
 	out.Cpu, out.Memory, out.Io = cpuUsage(s, rate, p.CPU), memoryUsage(s, p.Memory), ioUsage(s, p.IO)
 	out.Swap = &runtimeapi.SwapUsage{Timestamp: s.Time.UnixNano(), SwapUsageBytes: value(s.SwapUsage)}
 	return out, nil
 }
 
 // ContainerStats returns the stats of a container.
-func (r *Runtime) ContainerStats(_ context.Context, req *runtimeapi.ContainerStatsRequest) (*runtimeapi.ContainerStatsResponse, error) {
-	c, err := r.findContainer(req.GetContainerId())
+func (ss *statsService) ContainerStats(_ context.Context, req *runtimeapi.ContainerStatsRequest) (*runtimeapi.ContainerStatsResponse, error) {
+	c, err := ss.inventory.findContainer(req.GetContainerId())
 	if err != nil {
 		return nil, err
 	}
-	s, err := r.containerStats(c)
+	s, err := ss.containerStats(c)
 	if err != nil {
 		return nil, err
 	}
@@ -147,19 +161,19 @@ func (r *Runtime) ContainerStats(_ context.Context, req *runtimeapi.ContainerSta
 }
 
 // ListContainerStats returns the stats of the containers that match the filter.
-func (r *Runtime) ListContainerStats(_ context.Context, req *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
-	list, err := r.listContainerStats(req.GetFilter())
+func (ss *statsService) ListContainerStats(_ context.Context, req *runtimeapi.ListContainerStatsRequest) (*runtimeapi.ListContainerStatsResponse, error) {
+	list, err := ss.listContainerStats(req.GetFilter())
 	return &runtimeapi.ListContainerStatsResponse{Stats: list}, err
 }
 
-func (r *Runtime) listContainerStats(filter *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
+func (ss *statsService) listContainerStats(filter *runtimeapi.ContainerStatsFilter) ([]*runtimeapi.ContainerStats, error) {
 	var list []*runtimeapi.ContainerStats
-	for _, c := range r.allContainers() {
+	for _, c := range ss.inventory.allContainers() {
 		if !strings.HasPrefix(c.id, filter.GetId()) || !strings.HasPrefix(c.sandbox, filter.GetPodSandboxId()) ||
 			!labelsMatch(filter.GetLabelSelector(), c.get().config.GetLabels()) {
 			continue
 		}
-		s, err := r.containerStats(c)
+		s, err := ss.containerStats(c)
 		if err != nil {
 			return nil, err
 		}
@@ -169,7 +183,7 @@ func (r *Runtime) listContainerStats(filter *runtimeapi.ContainerStatsFilter) ([
 }
 
 // podStats returns the stats of a pod, or nil if it does not run.
-func (r *Runtime) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error) {
+func (ss *statsService) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error) {
 	rec := s.get()
 	if rec.Phase != phaseRunning {
 		return nil, nil
@@ -178,7 +192,7 @@ func (r *Runtime) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error)
 		Attributes: &runtimeapi.PodSandboxAttributes{Id: rec.ID, Metadata: rec.config.GetMetadata(), Labels: rec.config.GetLabels(), Annotations: rec.config.GetAnnotations()},
 		Linux:      &runtimeapi.LinuxPodSandboxStats{},
 	}
-	st, p, err := r.podUsage(rec)
+	st, p, err := ss.podUsage(rec)
 	if errors.Is(err, cgroup.ErrNotExist) {
 		return nil, nil
 	}
@@ -191,17 +205,17 @@ func (r *Runtime) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error)
 	out.Linux.Cpu, out.Linux.Memory, out.Linux.Io = cpuUsage(st, rate, p.CPU), memoryUsage(st, p.Memory), ioUsage(st, p.IO)
 	out.Linux.Process = &runtimeapi.ProcessUsage{Timestamp: st.Time.UnixNano(), ProcessCount: value(st.Pids)}
 	if !hostNetwork(rec.config) {
-		if t, err := r.network.Traffic(rec.ID); err == nil {
+		if t, err := ss.network.Traffic(rec.ID); err == nil {
 			link := &runtimeapi.NetworkInterfaceUsage{Name: "eth0", RxBytes: value(t.RxBytes), RxErrors: value(t.RxErrors),
 				TxBytes: value(t.TxBytes), TxErrors: value(t.TxErrors)}
 			out.Linux.Network = &runtimeapi.NetworkUsage{Timestamp: time.Now().UnixNano(), DefaultInterface: link}
 		}
 	}
-	for _, c := range r.containersOf(rec.ID) {
+	for _, c := range ss.inventory.containersOf(rec.ID) {
 		if c.get().Phase != phaseRunning {
 			continue
 		}
-		st, err := r.containerStats(c)
+		st, err := ss.containerStats(c)
 		if err != nil {
 			return nil, err
 		}
@@ -214,20 +228,20 @@ func (r *Runtime) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error)
 
 // podUsage returns the usage of all processes of a pod. For a pod without its own cgroup, as
 // created by `crictl runp`, it returns the sum of its sandbox and containers, without pressure.
-func (r *Runtime) podUsage(rec sandboxRecord) (cgroup.Stats, cgroup.Pressures, error) {
-	if pod := r.podCgroup(rec.config); pod != r.defaultCgroup() {
-		st, err := r.cgroups.Stats(pod)
+func (ss *statsService) podUsage(rec sandboxRecord) (cgroup.Stats, cgroup.Pressures, error) {
+	if pod := ss.podCgroup(rec.config); pod != ss.defaultCgroup() {
+		st, err := ss.cgroups.Stats(pod)
 		if err != nil {
 			return cgroup.Stats{}, cgroup.Pressures{}, err
 		}
-		return st, r.cgroups.Pressures(pod), nil
+		return st, ss.cgroups.Pressures(pod), nil
 	}
-	sum, err := r.cgroups.Stats(r.sandboxCgroup(rec.config, rec.ID))
+	sum, err := ss.cgroups.Stats(ss.sandboxCgroup(rec.config, rec.ID))
 	if err != nil {
 		return cgroup.Stats{}, cgroup.Pressures{}, err
 	}
-	for _, c := range r.containersOf(rec.ID) {
-		st, err := r.cgroups.Stats(c.get().Cgroup)
+	for _, c := range ss.inventory.containersOf(rec.ID) {
+		st, err := ss.cgroups.Stats(c.get().Cgroup)
 		if errors.Is(err, cgroup.ErrNotExist) {
 			continue // it has exited
 		}
@@ -248,35 +262,29 @@ func (r *Runtime) podUsage(rec sandboxRecord) (cgroup.Stats, cgroup.Pressures, e
 }
 
 // PodSandboxStats returns the stats of a pod.
-func (r *Runtime) PodSandboxStats(_ context.Context, req *runtimeapi.PodSandboxStatsRequest) (*runtimeapi.PodSandboxStatsResponse, error) {
-	s, err := r.findSandbox(req.GetPodSandboxId())
+func (ss *statsService) PodSandboxStats(_ context.Context, req *runtimeapi.PodSandboxStatsRequest) (*runtimeapi.PodSandboxStatsResponse, error) {
+	s, err := ss.inventory.findSandbox(req.GetPodSandboxId())
 	if err != nil {
 		return nil, err
 	}
-	st, err := r.podStats(s)
+	st, err := ss.podStats(s)
 	return &runtimeapi.PodSandboxStatsResponse{Stats: st}, err
 }
 
 // ListPodSandboxStats returns the stats of the running pods that match the filter.
-func (r *Runtime) ListPodSandboxStats(_ context.Context, req *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
-	list, err := r.listPodStats(req.GetFilter())
+func (ss *statsService) ListPodSandboxStats(_ context.Context, req *runtimeapi.ListPodSandboxStatsRequest) (*runtimeapi.ListPodSandboxStatsResponse, error) {
+	list, err := ss.listPodStats(req.GetFilter())
 	return &runtimeapi.ListPodSandboxStatsResponse{Stats: list}, err
 }
 
-func (r *Runtime) listPodStats(filter *runtimeapi.PodSandboxStatsFilter) ([]*runtimeapi.PodSandboxStats, error) {
-	r.mu.Lock()
-	var all []*sandboxState
-	for _, s := range r.sandboxes {
-		all = append(all, s)
-	}
-	r.mu.Unlock()
-	all = slices.DeleteFunc(all, func(s *sandboxState) bool {
+func (ss *statsService) listPodStats(filter *runtimeapi.PodSandboxStatsFilter) ([]*runtimeapi.PodSandboxStats, error) {
+	all := slices.DeleteFunc(ss.inventory.allSandboxes(), func(s *sandboxState) bool {
 		rec := s.get()
 		return !strings.HasPrefix(rec.ID, filter.GetId()) || !labelsMatch(filter.GetLabelSelector(), rec.config.GetLabels())
 	})
 	var list []*runtimeapi.PodSandboxStats
 	for _, s := range all {
-		st, err := r.podStats(s)
+		st, err := ss.podStats(s)
 		if err != nil {
 			return nil, err
 		}

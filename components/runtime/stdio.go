@@ -102,11 +102,17 @@ func killHolder(h *process.Handle) {
 	h.Close()
 }
 
-func (r *Runtime) fifo(id, name string) string { return r.state("containers", id, name) }
+// stdioFiles manages the files behind the streams of containers: FIFOs, spools, logs, and the processes
+// that keep them open while no runtime runs.
+type stdioFiles struct {
+	*host
+	inventory  *inventory
+	background *background
+}
 
 // startHolder starts the container's holder: a process that keeps its terminal or stdin open when this
 // process exits. It does nothing if the container has neither.
-func (r *Runtime) startHolder(id string, pod sandboxRecord, live *liveContainer) error {
+func (sf *stdioFiles) startHolder(id string, pod sandboxRecord, live *liveContainer) error {
 	file := live.console
 	if file == nil {
 		file = live.stdin
@@ -115,12 +121,12 @@ func (r *Runtime) startHolder(id string, pod sandboxRecord, live *liveContainer)
 		return nil
 	}
 	// Passing the file to the holder makes it blocking here too. It is replaced by a duplicate below.
-	h, err := sandbox.StartHolder(r.pauseProgram(), id, file)
+	h, err := sandbox.StartHolder(sf.pauseProgram(), id, file)
 	if err != nil {
 		return err
 	}
 	live.holder = h
-	if err := r.cgroups.AddProcess(r.sandboxCgroup(pod.config, pod.ID), h.PID()); err != nil {
+	if err := sf.cgroups.AddProcess(sf.sandboxCgroup(pod.config, pod.ID), h.PID()); err != nil {
 		return err
 	}
 	ours, err := sandbox.HeldFile(h)
@@ -137,14 +143,14 @@ func (r *Runtime) startHolder(id string, pod sandboxRecord, live *liveContainer)
 }
 
 // createFIFO creates a FIFO for the container, unless it exists.
-func (r *Runtime) createFIFO(rec containerRecord, name string) (path string, err error) {
-	path = r.fifo(rec.ID, name)
+func (sf *stdioFiles) createFIFO(rec containerRecord, name string) (path string, err error) {
+	path = sf.fifo(rec.ID, name)
 	err = unix.Mkfifo(path, 0o600)
 	if errors.Is(err, unix.EEXIST) {
 		err = nil
 	}
 	if err == nil {
-		err = r.selinux.Label(path, rec.Labels)
+		err = sf.selinux.Label(path, rec.Labels)
 	}
 	if err != nil {
 		return "", fmt.Errorf("creating the container's %s: %w", name, err)
@@ -154,8 +160,8 @@ func (r *Runtime) createFIFO(rec containerRecord, name string) (path string, err
 
 // outputFIFO creates a FIFO and opens both ends. The container's end is also opened for reading, so
 // that a write never fails for lack of a reader.
-func (r *Runtime) outputFIFO(rec containerRecord, name string) (ours, theirs *os.File, err error) {
-	path, err := r.createFIFO(rec, name)
+func (sf *stdioFiles) outputFIFO(rec containerRecord, name string) (ours, theirs *os.File, err error) {
+	path, err := sf.createFIFO(rec, name)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -170,8 +176,8 @@ func (r *Runtime) outputFIFO(rec containerRecord, name string) (ours, theirs *os
 }
 
 // inputFIFO creates a FIFO for stdin and opens both ends.
-func (r *Runtime) inputFIFO(rec containerRecord) (theirs, ours *os.File, err error) {
-	path, err := r.createFIFO(rec, "stdin")
+func (sf *stdioFiles) inputFIFO(rec containerRecord) (theirs, ours *os.File, err error) {
+	path, err := sf.createFIFO(rec, "stdin")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -197,13 +203,13 @@ func spoolOf(stream string) string { return stream + ".spool" }
 // openSpool opens the spool of a container's stream: the file that buffers output before it is written
 // to the log. It returns nil if there is no stream or the spool cannot be opened. Without a spool,
 // lines are lost if this process is killed while it writes them to the log.
-func (r *Runtime) openSpool(c *containerState, log *logs.Log, stream string, fifo *os.File) *logs.Spool {
+func (sf *stdioFiles) openSpool(c *containerState, log *logs.Log, stream string, fifo *os.File) *logs.Spool {
 	if fifo == nil {
 		return nil
 	}
-	spool, err := logs.OpenSpool(r.fifo(c.id, spoolOf(stream)), log)
+	spool, err := logs.OpenSpool(sf.fifo(c.id, spoolOf(stream)), log)
 	if err != nil {
-		r.log.Warn("spooling container output failed, copying directly", "container", c.id, "stream", stream, "err", err)
+		sf.log.Warn("spooling container output failed, copying directly", "container", c.id, "stream", stream, "err", err)
 		return nil
 	}
 	return spool
@@ -212,59 +218,59 @@ func (r *Runtime) openSpool(c *containerState, log *logs.Log, stream string, fif
 // keepOutput has the sandbox's process keep the container's output FIFOs open. What the
 // container has written is then read by a successor even if this process is killed and
 // the container exits.
-func (r *Runtime) keepOutput(c *containerState) {
-	s, err := r.findSandbox(c.sandbox)
+func (sf *stdioFiles) keepOutput(c *containerState) {
+	s, err := sf.inventory.findSandbox(c.sandbox)
 	if err == nil && s.handle == nil {
 		err = process.ErrNotFound
 	}
 	if err == nil {
 		s.keep.Lock()
-		err = sandbox.Keep(s.handle, c.id, r.fifo(c.id, "stdout"), r.fifo(c.id, "stderr"))
+		err = sandbox.Keep(s.handle, c.id, sf.fifo(c.id, "stdout"), sf.fifo(c.id, "stderr"))
 		s.keep.Unlock()
 	}
 	if err != nil {
-		r.log.Warn("container output will be lost while the runtime is not running", "container", c.id, "err", err)
+		sf.log.Warn("container output will be lost while the runtime is not running", "container", c.id, "err", err)
 	}
 }
 
 // releaseOutput removes the container's output FIFOs, of which everything has been read
 // or which were never used.
-func (r *Runtime) releaseOutput(c *containerState) {
-	if !r.hasOutput(c) {
+func (sf *stdioFiles) releaseOutput(c *containerState) {
+	if !sf.hasOutput(c) {
 		return
 	}
-	if s, err := r.findSandbox(c.sandbox); err == nil && s.handle != nil {
+	if s, err := sf.inventory.findSandbox(c.sandbox); err == nil && s.handle != nil {
 		s.keep.Lock()
 		err = sandbox.Release(s.handle, c.id)
 		s.keep.Unlock()
 		// Nothing is kept by a sandbox that has ended or that an earlier version has started.
 		if err != nil && !errors.Is(err, process.ErrNotFound) && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EBADF) {
-			r.log.Warn("releasing container output failed", "container", c.id, "err", err)
+			sf.log.Warn("releasing container output failed", "container", c.id, "err", err)
 		}
 	}
 	for _, name := range []string{spoolOf("stdout"), spoolOf("stderr"), "stderr", "stdout"} {
-		if err := os.Remove(r.fifo(c.id, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			r.log.Warn("releasing container output failed", "container", c.id, "err", err)
+		if err := os.Remove(sf.fifo(c.id, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			sf.log.Warn("releasing container output failed", "container", c.id, "err", err)
 		}
 	}
 }
 
 // hasOutput reports whether the container has output FIFOs that were not released.
-func (r *Runtime) hasOutput(c *containerState) bool {
-	_, err := os.Lstat(r.fifo(c.id, "stdout"))
+func (sf *stdioFiles) hasOutput(c *containerState) bool {
+	_, err := os.Lstat(sf.fifo(c.id, "stdout"))
 	return err == nil
 }
 
 // awaitOutput waits until the output of a container whose processes have exited is in its
 // log, and reports whether it is. It is not if this process is stopped before.
-func (r *Runtime) awaitOutput(live *liveContainer) bool {
+func (sf *stdioFiles) awaitOutput(live *liveContainer) bool {
 	timer := time.NewTimer(drainTimeout)
 	defer timer.Stop()
 	select {
 	case <-live.drained:
 		return true
 	case <-timer.C:
-	case <-r.quit:
+	case <-sf.background.quit:
 		return false
 	}
 	// Another process keeps the streams open: what was written until now is all.
@@ -278,21 +284,21 @@ func (r *Runtime) awaitOutput(live *liveContainer) bool {
 		return true
 	case <-timer.C: // the log's disk does not respond
 		return false
-	case <-r.quit:
+	case <-sf.background.quit:
 		return false
 	}
 }
 
 // drainOutput writes to the log what a container that has exited has left in its streams.
-func (r *Runtime) drainOutput(c *containerState) {
-	if rec := c.get(); rec.Boot != r.boot || !r.hasOutput(c) && !runs(rec.Holder) {
+func (sf *stdioFiles) drainOutput(c *containerState) {
+	if rec := c.get(); rec.Boot != sf.boot || !sf.hasOutput(c) && !runs(rec.Holder) {
 		return
 	}
 	live := &liveContainer{drained: make(chan struct{})}
-	r.openStreams(c, live)
-	r.carry(c, live)
-	if r.awaitOutput(live) {
-		r.releaseOutput(c)
+	sf.openStreams(c, live)
+	sf.carry(c, live)
+	if sf.awaitOutput(live) {
+		sf.releaseOutput(c)
 	}
 	live.closeStreams()
 	live.log.Close()
@@ -328,4 +334,64 @@ func openBlocking(path string, flags int) (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), path), nil
+}
+
+// openStreams opens the log of an adopted container and this side of its streams.
+func (sf *stdioFiles) openStreams(c *containerState, live *liveContainer) {
+	rec := c.get()
+	// A container whose log or streams are lost runs all the same.
+	complain := func(what string, err error) {
+		if err != nil {
+			sf.log.Warn("opening log or stream of adopted container failed", "container", c.id, "stream", what, "err", err)
+		}
+	}
+	var err error
+	live.log, err = logs.Open(rec.LogPath, sf.log)
+	complain("log", err)
+	if rec.Holder.PID != 0 {
+		live.holder, err = process.Open(rec.Holder.PID, rec.Holder.Start)
+		complain("holder", err)
+	}
+	if live.holder != nil {
+		file, err := sandbox.HeldFile(live.holder)
+		complain("held", err)
+		if rec.config.GetTty() {
+			live.console = file
+		} else {
+			live.stdin = file
+		}
+	}
+	if !rec.config.GetTty() {
+		live.stdout, err = openReader(sf.fifo(c.id, "stdout"))
+		complain("stdout", err)
+		live.stderr, err = openReader(sf.fifo(c.id, "stderr"))
+		complain("stderr", err)
+	}
+}
+
+// carry starts to copy the container's output to its log.
+func (sf *stdioFiles) carry(c *containerState, live *liveContainer) {
+	// Both spools are opened before either stream is copied: they find out what is in the log.
+	stdout, stderr := sf.openSpool(c, live.log, "stdout", live.stdout), sf.openSpool(c, live.log, "stderr", live.stderr)
+	start := func(f *os.File, spool *logs.Spool, stream logs.Stream, hub *logs.Hub) {
+		if f == nil {
+			return
+		}
+		live.copies.Add(1)
+		sf.background.Go(func() {
+			defer live.copies.Done()
+			if spool != nil {
+				spool.Copy(f, stream, live.log, hub)
+			} else {
+				logs.Copy(f, stream, live.log, hub)
+			}
+		})
+	}
+	start(live.console, nil, logs.Stdout, &live.out)
+	start(live.stdout, stdout, logs.Stdout, &live.out)
+	start(live.stderr, stderr, logs.Stderr, &live.err)
+	go func() {
+		live.copies.Wait()
+		close(live.drained)
+	}()
 }

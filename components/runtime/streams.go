@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -26,65 +27,83 @@ import (
 // errSlowWatcher terminates an event stream whose client did not keep up.
 var errSlowWatcher = errors.New("the watcher of container events is too slow")
 
-// startStreaming starts the server for exec, attach and port-forward. Each request needs a token
-// from a CRI call, which is valid once and for one minute.
-func (r *Runtime) startStreaming(ctx context.Context) error {
-	listener, err := net.Listen("tcp", r.cfg.StreamAddress)
+// streamService implements the CRI calls for commands in containers and for streams. It returns the URLs
+// of a streaming server, which connects clients with the containers.
+type streamService struct {
+	inventory *inventory
+	runner    *streamRunner
+	server    streaming.Server
+}
+
+// startStreamService starts the server for exec, attach and port-forward at address. Each request
+// needs a token from a CRI call, which is valid once and for one minute. The server stops when ctx is
+// cancelled. The caller must call close.
+func startStreamService(ctx context.Context, address string, runner *streamRunner, log *slog.Logger) (*streamService, error) {
+	listener, err := net.Listen("tcp", address)
 	if err != nil {
-		return fmt.Errorf("starting streaming server: %w", err)
+		return nil, fmt.Errorf("starting streaming server: %w", err)
 	}
 	config := streaming.DefaultConfig
 	config.Addr = listener.Addr().String()
 	config.BaseURL = &url.URL{Scheme: "http", Host: config.Addr, Path: "/"}
-	if r.stream, err = streaming.NewServer(config, (*streamer)(r)); err != nil {
+	handler, err := streaming.NewServer(config, runner)
+	if err != nil {
 		listener.Close()
-		return fmt.Errorf("starting streaming server: %w", err)
+		return nil, fmt.Errorf("starting streaming server: %w", err)
 	}
-	server := &http.Server{Handler: r.stream, ReadHeaderTimeout: 30 * time.Second}
-	r.watchers.Go(func() {
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 30 * time.Second}
+	runner.background.Go(func() {
 		<-ctx.Done()
 		server.Close()
 	})
-	r.watchers.Go(func() {
+	runner.background.Go(func() {
 		if err := server.Serve(gracefulclose.Listener(listener)); err != nil && !errors.Is(err, http.ErrServerClosed) {
-			r.log.Error("streaming server failed", "err", err)
+			log.Error("streaming server failed", "err", err)
 		}
 	})
-	return nil
+	return &streamService{inventory: runner.inventory, runner: runner, server: handler}, nil
 }
 
+// close releases the resources of the streaming server.
+func (ss *streamService) close() { _ = ss.server.Stop() }
+
 // Exec returns the URL of a command with streams.
-func (r *Runtime) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
-	if _, _, err := r.runningContainer(req.GetContainerId()); err != nil {
+func (ss *streamService) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
+	if _, _, err := ss.runner.runningContainer(req.GetContainerId()); err != nil {
 		return nil, err
 	}
-	return r.stream.GetExec(req)
+	return ss.server.GetExec(req)
 }
 
 // Attach returns the URL of the streams of a container's first process.
-func (r *Runtime) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
-	if _, _, err := r.runningContainer(req.GetContainerId()); err != nil {
+func (ss *streamService) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
+	if _, _, err := ss.runner.runningContainer(req.GetContainerId()); err != nil {
 		return nil, err
 	}
-	return r.stream.GetAttach(req)
+	return ss.server.GetAttach(req)
 }
 
 // PortForward returns the URL of streams to ports of a pod.
-func (r *Runtime) PortForward(_ context.Context, req *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
-	s, err := r.findSandbox(req.GetPodSandboxId())
+func (ss *streamService) PortForward(_ context.Context, req *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
+	s, err := ss.inventory.findSandbox(req.GetPodSandboxId())
 	if err != nil {
 		return nil, err
 	}
 	if s.get().Phase != phaseRunning {
 		return nil, fmt.Errorf("sandbox container %q is not running", s.id)
 	}
-	return r.stream.GetPortForward(req)
+	return ss.server.GetPortForward(req)
 }
 
-// streamer implements streaming.Runtime for a Runtime.
-type streamer Runtime
+// streamRunner connects the streams of clients with containers and pods. It implements
+// streaming.Runtime.
+type streamRunner struct {
+	inventory  *inventory
+	engines    *engines
+	background *background
+}
 
-var _ streaming.Runtime = (*streamer)(nil)
+var _ streaming.Runtime = (*streamRunner)(nil)
 
 // exitError returns an exit code to the streaming server.
 type exitError struct{ code int }
@@ -95,9 +114,8 @@ func (e exitError) Exited() bool    { return true }
 func (e exitError) ExitStatus() int { return e.code }
 
 // Exec implements streaming.Runtime.
-func (s *streamer) Exec(ctx context.Context, id string, cmd []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
-	r := (*Runtime)(s)
-	c, _, err := r.runningContainer(id)
+func (s *streamRunner) Exec(ctx context.Context, id string, cmd []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
+	c, _, err := s.runningContainer(id)
 	if err != nil {
 		return err
 	}
@@ -111,7 +129,7 @@ func (s *streamer) Exec(ctx context.Context, id string, cmd []string, in io.Read
 	if errs != nil {
 		req.stderr = errs
 	}
-	code, err := r.exec(ctx, c, req)
+	code, err := s.exec(ctx, c, req)
 	if err != nil {
 		return fmt.Errorf("failed to exec in container: %w", err)
 	}
@@ -122,9 +140,8 @@ func (s *streamer) Exec(ctx context.Context, id string, cmd []string, in io.Read
 }
 
 // Attach implements streaming.Runtime.
-func (s *streamer) Attach(ctx context.Context, id string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
-	r := (*Runtime)(s)
-	c, live, err := r.runningContainer(id)
+func (s *streamRunner) Attach(ctx context.Context, id string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
+	c, live, err := s.runningContainer(id)
 	if err != nil {
 		return err
 	}
@@ -183,7 +200,7 @@ func (s *streamer) Attach(ctx context.Context, id string, in io.Reader, out, err
 			<-drained
 		}
 	case <-ctx.Done():
-	case <-r.quit:
+	case <-s.background.quit:
 	case <-receiveIf(in != nil && (out == nil && errs == nil || !tty && !config.GetStdinOnce()), inputOver):
 		// A client whose input has ended detaches from a container that keeps stdin open, as with
 		// `kubectl run --stdin --leave-stdin-open`.
@@ -201,7 +218,7 @@ func receiveIf(enabled bool, ch <-chan struct{}) <-chan struct{} {
 
 // copyStdin copies input to a container until the input ends or stdin is closed. stdin is from
 // liveContainer.attachStdin and may be nil.
-func (s *streamer) copyStdin(live *liveContainer, stdin *os.File, in io.Reader, config *runtimeapi.ContainerConfig) {
+func (s *streamRunner) copyStdin(live *liveContainer, stdin *os.File, in io.Reader, config *runtimeapi.ContainerConfig) {
 	if stdin == nil {
 		return
 	}
@@ -210,7 +227,7 @@ func (s *streamer) copyStdin(live *liveContainer, stdin *os.File, in io.Reader, 
 		return
 	}
 	select {
-	case <-s.quit: // the container and its stdin outlive this process
+	case <-s.background.quit: // the container and its stdin outlive this process
 		return
 	default:
 	}
@@ -222,10 +239,9 @@ func (s *streamer) copyStdin(live *liveContainer, stdin *os.File, in io.Reader, 
 }
 
 // PortForward implements streaming.Runtime. It connects to the pod's loopback address.
-func (s *streamer) PortForward(ctx context.Context, id string, port int32, stream io.ReadWriteCloser) error {
-	r := (*Runtime)(s)
+func (s *streamRunner) PortForward(ctx context.Context, id string, port int32, stream io.ReadWriteCloser) error {
 	defer stream.Close()
-	sandbox, err := r.findSandbox(id)
+	sandbox, err := s.inventory.findSandbox(id)
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ func TestFeedEnds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := (*streamer)(&Runtime{quit: make(chan struct{})})
+		s := &streamRunner{background: newBackground()}
 		over := make(chan struct{})
 		go func() {
 			defer close(over)
@@ -91,7 +91,9 @@ func TestNoStartInWhatIsStopped(t *testing.T) {
 		t.Error("a sandbox that runs takes no containers")
 	}
 	c := &containerState{id: "c", sandbox: "s", record: containerRecord{Phase: phaseCreated}}
-	r := &Runtime{sandboxes: map[string]*sandboxState{"s": s}, containers: map[string]*containerState{"c": c}}
+	inventory := newInventory()
+	inventory.sandboxes["s"], inventory.containers["c"] = s, c
+	r := &containerService{inventory: inventory}
 	s.setStopping(true)
 	if _, err := r.StartContainer(t.Context(), &runtimeapi.StartContainerRequest{ContainerId: "c"}); err == nil || c.get().Phase != phaseCreated {
 		t.Errorf("%v, phase %v", err, c.get().Phase)

@@ -69,8 +69,8 @@ func encodeVerbose(info any) (map[string]string, error) {
 	return map[string]string{"info": string(data)}, nil
 }
 
-func (r *Runtime) sandboxInfo(rec sandboxRecord) sandboxInfo {
-	info := sandboxInfo{PID: rec.Process.PID, ProcessStatus: "stopped", NetNSClosed: true, Cgroup: r.sandboxCgroup(rec.config, rec.ID),
+func (ss *sandboxService) info(rec sandboxRecord) sandboxInfo {
+	info := sandboxInfo{PID: rec.Process.PID, ProcessStatus: "stopped", NetNSClosed: true, Cgroup: ss.sandboxCgroup(rec.config, rec.ID),
 		Handler: rec.Handler, Config: rec.config, Labels: rec.Labels}
 	if rec.Phase != phaseRunning {
 		return info
@@ -99,15 +99,15 @@ func (r *Runtime) sandboxInfo(rec sandboxRecord) sandboxInfo {
 	return info
 }
 
-func (r *Runtime) containerInfo(c *containerState) containerInfo {
+func (cs *containerService) info(c *containerState) containerInfo {
 	rec := c.get()
-	return containerInfo{SandboxID: rec.Sandbox, PID: rec.Process.PID, Cgroup: rec.Cgroup, Handler: rec.Handler, Config: rec.config, Labels: rec.Labels, Spec: r.specOf(c)}
+	return containerInfo{SandboxID: rec.Sandbox, PID: rec.Process.PID, Cgroup: rec.Cgroup, Handler: rec.Handler, Config: rec.config, Labels: rec.Labels, Spec: cs.specOf(c)}
 }
 
 // specOf builds the specification of a container. It is not stored, because it is larger than the
 // rest of the container's state. It returns nil if it cannot be built, for example because the
 // container's root or the source of a volume does not exist any more.
-func (r *Runtime) specOf(c *containerState) *specs.Spec {
+func (cs *containerService) specOf(c *containerState) *specs.Spec {
 	rec := c.get()
 	if rec.Phase != phaseCreated && rec.Phase != phaseRunning {
 		return nil
@@ -118,19 +118,19 @@ func (r *Runtime) specOf(c *containerState) *specs.Spec {
 			return nil
 		}
 	}
-	s, err := r.findSandbox(rec.Sandbox)
+	s, err := cs.inventory.findSandbox(rec.Sandbox)
 	if err != nil {
 		return nil
 	}
-	image, err := r.images.Get(rec.ImageID)
+	image, err := cs.images.Get(rec.ImageID)
 	if err != nil {
 		return nil
 	}
-	mounts, err := r.resolveMounts(c, s.get(), image.Config, true)
+	mounts, err := cs.specs.resolveMounts(c, s.get(), image.Config, true)
 	if err != nil {
 		return nil
 	}
-	spec, err := r.buildSpec(c, s.get(), image.Config, mounts)
+	spec, err := cs.specs.build(c, s.get(), image.Config, mounts)
 	if err != nil {
 		return nil
 	}

@@ -127,6 +127,13 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 		o.election.Health = leaderelection.NewHealth()
 		conf.Live = []debugserver.Check{{Name: leaderelection.HealthName, Check: o.election.Health.Check}}
 	}
+	if path := o.serving.ReviewKubeconfig(); path != "" {
+		reviewer, err := client.FromKubeconfig(path, component)
+		if err != nil {
+			return err
+		}
+		conf.Reviews = reviewer.Kube
+	}
 	err = o.serving.RunWith(ctx, s.Server(conf), func(ctx context.Context) error {
 		clients.Informers.StartWithContext(ctx)
 		return o.lead(ctx, s, clients)

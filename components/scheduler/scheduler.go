@@ -67,8 +67,6 @@ type Scheduler struct {
 	// registry contains the metrics; nil if they are registered elsewhere.
 	registry *prometheus.Registry
 	extended []*extender
-	// reserving are the pods whose reservations are being written.
-	reserving reserving
 
 	// The fields below belong to the goroutine of Run.
 	state   *state.State

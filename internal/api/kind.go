@@ -20,6 +20,9 @@ var AllVerbs = []string{"create", "delete", "deletecollection", "get", "list", "
 // Kind describes a built-in kind whose published Go type is T, a pointer such as *corev1.ConfigMap.
 // All functions except New and NewList may be nil. The comments of Resource and Update describe the
 // fields.
+//
+// Size: one field for each property of a kind that differs between kinds. Definitions of kinds are tables
+// that set a few of them.
 type Kind[T Object] struct {
 	Names
 	Group, Version string

@@ -55,6 +55,8 @@ type Names struct {
 //
 // The functions only access their arguments, are safe for concurrent use, and are not nil unless
 // their comment says so. Objects named old are shared and must not be modified.
+//
+// Size: one field for each property of a kind, as in Kind.
 type Resource struct {
 	Names
 	Group, Version string

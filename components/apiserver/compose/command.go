@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 
@@ -33,6 +34,8 @@ import (
 )
 
 // options contains the flags of kube-apiserver, with upstream's names.
+//
+// Size: one field for each flag of kube-apiserver.
 type options struct {
 	etcdServers                []string
 	etcdCA, etcdCert, etcdKey  string
@@ -318,7 +321,7 @@ func (o *options) dialTo(servers []string) (*clientv3.Client, error) {
 		DialTimeout:          20 * time.Second,
 		DialKeepAliveTime:    30 * time.Second,
 		DialKeepAliveTimeout: etcdTimeout,
-		Logger:               logging.Zap(slog.Default(), nil),
+		Logger:               logging.Zap(slog.Default(), zap.WarnLevel, nil),
 	}
 	if isDirect(servers) {
 		cfg.DialOptions = []grpc.DialOption{grpc.WithContextDialer(new(rawconn.MonitorWaker).Dialer(etcdTimeout))}

@@ -100,9 +100,15 @@ func TestFlags(t *testing.T) {
 			t.Errorf("%s is left out: %v", text, got)
 		}
 	}
+	for _, fine := range []string{"--runtime-config=api/beta=false,api/alpha=false", "--runtime-config=resource.k8s.io/v1beta1=false", "--runtime-config=batch/v1=true,apps/v1/deployments=true,v1=true"} {
+		if _, err := read(fine); err != nil {
+			t.Errorf("%s: %v", fine, err)
+		}
+	}
 	for _, wrong := range []string{"--goaway-chance=0.5", "--endpoint-reconciler-type=master-count", "--endpoint-reconciler-type=x",
 		"--default-not-ready-toleration-seconds=-1", "--kubernetes-service-node-port=70000", "--tls-min-version=VersionTLS9", "--tls-cipher-suites=NONE",
-		"--runtime-config=v1=false", "--runtime-config=api/all=false", "--runtime-config=batch/v1=maybe"} {
+		"--runtime-config=v1=false", "--runtime-config=api/all=false", "--runtime-config=batch/v1=maybe",
+		"--runtime-config=api/beta=true", "--runtime-config=resource.k8s.io/v1beta1=true", "--runtime-config=api/alpha", "--runtime-config=batch/v1/jobz=true"} {
 		if _, err := read(wrong); err == nil {
 			t.Errorf("%s is accepted", wrong)
 		}

@@ -49,6 +49,9 @@ import (
 
 // Config is the configuration of a Server. Empty fields disable a feature, or select upstream's
 // default where the field's comment mentions it.
+//
+// Size: one field for each setting of the API server that a flag of kube-apiserver or the cluster command
+// selects.
 type Config struct {
 	// Etcd is the client of the main etcd. The server does not close it.
 	Etcd *clientv3.Client

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"runtime"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	cliflag "k8s.io/component-base/cli/flag"
 
 	"hyperkube/components/apiserver/admission"
+	"hyperkube/internal/api/catalog"
 	"hyperkube/internal/base/compatflags"
 )
 
@@ -45,7 +47,7 @@ func (o *moreOptions) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.shareAddress, "permit-address-sharing", false, "If true, SO_REUSEADDR is used when binding the port.")
 	f.BoolVar(&o.sharePort, "permit-port-sharing", false, "If true, SO_REUSEPORT is used when binding the port, which allows more than one instance to bind on the same address and port.")
 	f.BoolVar(&o.contention, "contention-profiling", false, "Enable block profiling, if profiling is enabled.")
-	f.Var(&o.runtimeConfig, "runtime-config", "A set of key=value pairs that disable built-in APIs: group/version=false or group/version/resource=false, with v1=... for the core group. APIs that this server does not have cannot be enabled.")
+	f.Var(&o.runtimeConfig, "runtime-config", "A set of key=value pairs that disable built-in APIs: group/version=false or group/version/resource=false, with v1=... for the core group. This server has stable versions of APIs only, so alpha and beta versions cannot be enabled.")
 	compatflags.Add(f, slices.Concat(compatflags.Logging(), compatflags.Metrics(), compatflags.Versions(), acceptedFlags)...)
 }
 
@@ -118,9 +120,14 @@ func (o *moreOptions) apply(cfg *Config) error {
 	return err
 }
 
-// disabledResources parses --runtime-config. Only stable versions are served, so enabling others individually
-// is an error, while api/all=true is accepted.
+// disabledResources parses --runtime-config. It returns an error if an API is enabled that this server
+// does not have, because clients would not find it: only stable versions are served.
 func disabledResources(asked map[string]string) (func(schema.GroupVersionResource) bool, error) {
+	served := map[string]bool{}
+	for _, r := range catalog.Resources() {
+		gv := r.GroupVersion().String()
+		served[gv], served[gv+"/"+r.Plural] = true, true
+	}
 	off := map[string]bool{} // "group/version" or "group/version/resource"
 	for key, text := range asked {
 		on := true
@@ -136,17 +143,20 @@ func disabledResources(asked map[string]string) (func(schema.GroupVersionResourc
 				return nil, fmt.Errorf("--runtime-config: api/%s=false is not supported: disable versions by name", key)
 			}
 		case "beta", "alpha", "legacy":
-			// None of these is served regardless of the value.
-		default:
-			if !on {
-				off[key] = true
+			if on {
+				return nil, fmt.Errorf("--runtime-config: api/%s=true is not supported: this server has stable versions of APIs only", key)
 			}
+		default:
+			if on && !served[key] {
+				return nil, fmt.Errorf("--runtime-config: %s cannot be enabled: this server does not have it (it has stable versions of APIs only)", key)
+			}
+			off[key] = off[key] || !on
 		}
 	}
 	if off["v1"] {
 		return nil, errors.New("--runtime-config: v1=false is not supported: the core group is required")
 	}
-	if len(off) == 0 {
+	if !slices.Contains(slices.Collect(maps.Values(off)), true) {
 		return nil, nil
 	}
 	return func(gvr schema.GroupVersionResource) bool {

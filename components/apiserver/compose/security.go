@@ -84,7 +84,7 @@ func (o *securityOptions) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.extendExpiration, "service-account-extend-token-expiration", true, "Turns on projected service account expiration extension during token generation, which extends the lifetime of tokens that admission adds to pods from one hour to one year.")
 	f.BoolVar(&o.lookup, "service-account-lookup", true, "Validate that the objects to which ServiceAccount tokens are bound exist. It must be true.")
 	f.StringVar(&o.minVersion, "tls-min-version", "", "Minimum TLS version supported. Possible values: "+strings.Join(cliflag.TLSPossibleVersions(), ", ")+".")
-	f.StringSliceVar(&o.ciphers, "tls-cipher-suites", nil, "Comma-separated list of cipher suites for TLS 1.2. If omitted, the default Go cipher suites will be used. The cipher suites of TLS 1.3 are not configurable.")
+	f.StringSliceVar(&o.ciphers, "tls-cipher-suites", nil, "Comma-separated list of cipher suites for TLS 1.2. If omitted, the cipher suites with forward secrecy and authenticated encryption (AEAD) are used. The cipher suites of TLS 1.3 are not configurable.")
 	f.Var(cliflag.NewNamedCertKeyArray(&o.sni), "tls-sni-cert-key", "A pair of x509 certificate and private key file paths, optionally suffixed with a list of domain patterns: cert,key[:name,name]. If no domain patterns are provided, the names of the certificate are used. Can be specified multiple times.")
 }
 

@@ -23,8 +23,11 @@ import (
 	"hyperkube/internal/api"
 )
 
+// actor handles creates of what is not stored, and subresources that handle HTTP themselves.
+type actor struct{ *call }
+
 // action handles a create of something that is not stored.
-func (c *call) action(a *registry.Action) error {
+func (c actor) action(a *registry.Action) error {
 	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true, Metadata: true, Tableless: true, Routed: true})
 	if err != nil {
 		return err
@@ -33,7 +36,7 @@ func (c *call) action(a *registry.Action) error {
 	if err != nil {
 		return err
 	}
-	body, err := c.readBody()
+	body, err := c.bodyDecoder().readBody()
 	if err != nil {
 		return err
 	}
@@ -41,7 +44,7 @@ func (c *call) action(a *registry.Action) error {
 	if a.FormerVersion != "" {
 		c.former = schema.GroupVersionKind{Group: a.Kind.Group, Version: a.FormerVersion, Kind: a.Kind.Kind}
 	}
-	if err := c.decode(body, obj, a.Kind, fieldValidation(opts.FieldValidation)); err != nil {
+	if err := c.bodyDecoder().decode(body, obj, a.Kind, fieldValidation(opts.FieldValidation)); err != nil {
 		return err
 	}
 	if a.Default != nil {
@@ -76,7 +79,7 @@ func (c *call) action(a *registry.Action) error {
 		}
 	}
 	r := review{operation: admission.Create, kind: a.Kind, obj: obj, name: name, options: opts, dryRun: dryRun(opts.DryRun)}
-	if err := c.runMutating(c.ctx, r); err != nil {
+	if err := c.admitter().runMutating(c.ctx, r); err != nil {
 		return err
 	}
 	out, err := a.Run(c.ctx, registry.ActionCall{
@@ -88,7 +91,7 @@ func (c *call) action(a *registry.Action) error {
 		DryRuns:   opts.DryRun,
 		Validate: func(ctx context.Context, obj runtime.Object) error {
 			r.obj = obj
-			return c.runValidating(ctx, r)
+			return c.admitter().runValidating(ctx, r)
 		},
 		Change: c.changeFor,
 		Delete: c.deleteFor,
@@ -106,27 +109,12 @@ func (c *call) action(a *registry.Action) error {
 	} else if out.GetObjectKind().GroupVersionKind().Kind == "" {
 		out.GetObjectKind().SetGroupVersionKind(a.Kind)
 	}
-	return c.sendOutcome(format, code, out)
-}
-
-// sendOutcome sends the result of an action. A Status is never converted to partial metadata.
-func (c *call) sendOutcome(format negotiate.Format, code int, out runtime.Object) error {
-	meta, ok := out.(metav1.Object)
-	switch {
-	case !ok || format.As == negotiate.Object:
-	case format.As == negotiate.MetadataList:
-		return c.objectNotList()
-	default:
-		partial := registry.PartialMetadata(meta)
-		partial.SetGroupVersionKind(partialKind(format.Version).GroupVersionKind)
-		out = partial
-	}
-	return c.SendObject(c.w, c.req, format, code, out)
+	return c.responder().sendOutcome(format, code, out)
 }
 
 // changeFor implements registry.ActionCall.Change.
-func (c *call) changeFor(ctx context.Context, what registry.ServerChange, f func(obj api.Object) error) (version string, err error) {
-	inner := *c
+func (c actor) changeFor(ctx context.Context, what registry.ServerChange, f func(obj api.Object) error) (version string, err error) {
+	inner := *c.call
 	inner.ctx, inner.name = ctx, what.Name
 	if inner.res = c.cfg.Registry.Lookup(what.Resource); inner.res == nil {
 		return "", apierrors.NewNotFound(what.Resource.GroupResource(), what.Name)
@@ -139,7 +127,7 @@ func (c *call) changeFor(ctx context.Context, what registry.ServerChange, f func
 	if what.DryRun {
 		opts.DryRun = []string{metav1.DryRunAll}
 	}
-	out, err := inner.change(change{
+	out, err := inner.changer().change(change{
 		way: &api.Update{
 			Prepare:  func(context.Context, api.Object, api.Object) {},
 			Validate: func(context.Context, api.Object, api.Object) field.ErrorList { return nil },
@@ -171,15 +159,15 @@ func (c *call) changeFor(ctx context.Context, what registry.ServerChange, f func
 }
 
 // deleteFor implements registry.ActionCall.Delete. It does not call admission for the deletion.
-func (c *call) deleteFor(ctx context.Context, opts *metav1.DeleteOptions) error {
-	inner := *c
+func (c actor) deleteFor(ctx context.Context, opts *metav1.DeleteOptions) error {
+	inner := *c.call
 	inner.ctx, inner.byServer = ctx, true
-	_, err := inner.remove(c.name, opts)
+	_, err := inner.deleter().remove(c.name, opts)
 	return err
 }
 
 // stream passes the request to a subresource that handles HTTP itself.
-func (c *call) stream(s *registry.Stream) error {
+func (c actor) stream(s *registry.Stream) error {
 	switch {
 	case len(c.info.Parts) > 3 && !s.Proxy:
 		return errNoRoute
@@ -207,10 +195,10 @@ func (c *call) stream(s *registry.Stream) error {
 		}
 		ctx := apirequest.WithNamespace(c.ctx, c.namespace)
 		r := review{operation: admission.Connect, kind: s.Kind, obj: call.Options, name: c.name}
-		if err := c.runMutating(ctx, r); err != nil {
+		if err := c.admitter().runMutating(ctx, r); err != nil {
 			return err
 		}
-		if err := c.runValidating(ctx, r); err != nil {
+		if err := c.admitter().runValidating(ctx, r); err != nil {
 			return err
 		}
 	}

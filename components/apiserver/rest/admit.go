@@ -21,7 +21,10 @@ type review struct {
 	dryRun    bool
 }
 
-func (c *call) attributes(r review) admission.Attributes {
+// admitter calls admission for the writes of a request.
+type admitter struct{ *call }
+
+func (c admitter) attributes(r review) admission.Attributes {
 	user, _ := apirequest.UserFrom(c.ctx)
 	if r.kind.Kind == "" {
 		r.kind = c.res.GVK()
@@ -31,7 +34,7 @@ func (c *call) attributes(r review) admission.Attributes {
 }
 
 // runMutating calls mutating admission, which may change or reject r.obj.
-func (c *call) runMutating(ctx context.Context, r review) error {
+func (c admitter) runMutating(ctx context.Context, r review) error {
 	if c.mutate == nil || !c.mutate.Handles(r.operation) {
 		return nil
 	}
@@ -39,7 +42,7 @@ func (c *call) runMutating(ctx context.Context, r review) error {
 }
 
 // runValidating calls validating admission, which may reject the write.
-func (c *call) runValidating(ctx context.Context, r review) error {
+func (c admitter) runValidating(ctx context.Context, r review) error {
 	if c.validate == nil || !c.validate.Handles(r.operation) {
 		return nil
 	}

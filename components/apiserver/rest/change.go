@@ -15,7 +15,6 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 
-	"hyperkube/components/apiserver/fieldmanager"
 	"hyperkube/components/apiserver/request"
 	"hyperkube/internal/api"
 	"hyperkube/internal/store"
@@ -48,8 +47,11 @@ type changed struct {
 	created bool
 }
 
+// changer handles updates and patches of one object.
+type changer struct{ *call }
+
 // change makes a change, and retries it after conflicts.
-func (c *call) change(ch change) (changed, error) {
+func (c changer) change(ch change) (changed, error) {
 	key := c.res.Key(c.namespace, c.name)
 	var current *store.Entry
 	if !dryRun(ch.options.DryRun) {
@@ -121,12 +123,12 @@ func revisionOf(e *store.Entry) int64 {
 
 // otherUID returns the error for a UID precondition that is not met. is may be empty if there is no
 // object.
-func (c *call) otherUID(key string, ch change, is types.UID) error {
+func (c changer) otherUID(key string, ch change, is types.UID) error {
 	return c.preconditionFailed(key, ch, fmt.Sprintf("UID in precondition: %v, UID in object meta: %v", ch.uid, is))
 }
 
 // preconditionFailed returns the error of upstream's storage for a precondition that is not met.
-func (c *call) preconditionFailed(key string, ch change, what string) error {
+func (c changer) preconditionFailed(key string, ch change, what string) error {
 	full := c.res.Collection.FullKey(key)
 	if dryRun(ch.options.DryRun) {
 		full = c.res.Collection.PathOf(key)
@@ -136,7 +138,7 @@ func (c *call) preconditionFailed(key string, ch change, what string) error {
 			"Precondition failed: %s", full, what))
 }
 
-func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err error) {
+func (c changer) try(ch change, key string, entry *store.Entry) (_ changed, err error) {
 	if entry == nil {
 		if ch.create && ch.uid != "" {
 			return changed{}, c.otherUID(key, ch, "")
@@ -159,7 +161,7 @@ func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err er
 	}
 	r := review{operation: admission.Update, obj: obj, old: current, name: c.name, options: ch.options, dryRun: dryRun(ch.options.DryRun)}
 	if !ch.skipAdmission {
-		if err := c.runMutating(c.ctx, r); err != nil {
+		if err := c.admitter().runMutating(c.ctx, r); err != nil {
 			return changed{}, err
 		}
 	}
@@ -176,7 +178,7 @@ func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err er
 	var w pendingWrite
 	if !last {
 		// Admission must see values that hooks allocate. They only take effect with the commit.
-		if w, err = c.prepareWrite(obj, current); err != nil {
+		if w, err = c.committer().prepareWrite(obj, current); err != nil {
 			return changed{}, err
 		}
 	}
@@ -188,18 +190,18 @@ func (c *call) try(ch change, key string, entry *store.Entry) (_ changed, err er
 	}()
 	if !ch.skipAdmission {
 		obj.SetResourceVersion(current.GetResourceVersion())
-		if err := c.runValidating(ctx, r); err != nil {
+		if err := c.admitter().runValidating(ctx, r); err != nil {
 			return changed{}, err
 		}
 	}
 	if last {
-		return c.tryRemove(r, entry, obj, current)
+		return c.committer().tryRemove(r, entry, obj, current)
 	}
-	return c.tryStore(r, entry, w, obj, current)
+	return c.committer().tryStore(r, entry, w, obj, current)
 }
 
 // checkVersion compares the resource version in the client's object with the current one.
-func (c *call) checkVersion(obj api.Object, revision int64) error {
+func (c changer) checkVersion(obj api.Object, revision int64) error {
 	given, err := parseRevision(obj.GetResourceVersion())
 	switch {
 	case err != nil:
@@ -216,61 +218,6 @@ func (c *call) checkVersion(obj api.Object, revision int64) error {
 	return nil
 }
 
-// pendingWrite is an object as it will be stored, and the operations of its transaction, of which the
-// first is reserved for the object itself.
-type pendingWrite struct {
-	stored api.Object
-	ops    []store.Op
-	// same means that only the times of managed fields have changed. times are the new managed
-	// fields.
-	same  bool
-	times []metav1.ManagedFieldsEntry
-}
-
-func (c *call) prepareWrite(obj, current api.Object) (w pendingWrite, err error) {
-	before := current.GetManagedFields()
-	w.times = obj.GetManagedFields()
-	if w.same = onlyTimesChanged(w.times, before); w.same {
-		obj.SetManagedFields(before)
-	}
-	w.stored, w.ops, err = c.runHooks(obj, current)
-	return w, err
-}
-
-// tryStore writes obj in place of entry. If only the times of managed fields would change, it
-// writes nothing.
-func (c *call) tryStore(r review, entry *store.Entry, w pendingWrite, obj, current api.Object) (changed, error) {
-	if r.dryRun {
-		obj.SetResourceVersion(current.GetResourceVersion())
-		obj, err := c.asStored(obj)
-		return changed{obj: obj}, err
-	}
-	w.stored.SetResourceVersion("") // admission has seen one
-	if w.same && !c.unchanged(w.stored, entry) {
-		w.stored.SetManagedFields(w.times)
-	}
-	if err := c.checkReplaced(); err != nil {
-		return changed{}, err
-	}
-	w.ops[0] = c.res.Collection.Update(entry, w.stored, c.res.TTL)
-	entries, _, err := c.res.Collection.Store().Commit(c.ctx, w.ops...)
-	if err != nil {
-		return changed{}, markUncertain(err)
-	}
-	return changed{entry: entries[0]}, nil
-}
-
-// onlyTimesChanged reports whether managed fields differ only in times. In that case the object must be
-// encoded to find out whether it has changed.
-func onlyTimesChanged(now, before []metav1.ManagedFieldsEntry) bool {
-	return fieldmanager.SameButTimes(now, before) && !fieldmanager.SameTimes(now, before)
-}
-
-// unchanged reports whether the encoding of stored equals the stored bytes of entry.
-func (c *call) unchanged(stored api.Object, entry *store.Entry) bool {
-	return c.res.SameBytes(stored, entry)
-}
-
 // deletionCompletes reports whether this update removes the last obstacle to a deletion in progress.
 func deletionCompletes(res *api.Resource, obj, old api.Object) bool {
 	if len(obj.GetFinalizers()) > 0 || old.GetDeletionTimestamp() == nil || res.Retain != nil && res.Retain(obj) {
@@ -280,26 +227,8 @@ func deletionCompletes(res *api.Resource, obj, old api.Object) bool {
 	return grace == nil || *grace == 0
 }
 
-// tryRemove completes a deletion. The response has the resource version on which the change is
-// based, because the changed object was never stored.
-func (c *call) tryRemove(r review, entry *store.Entry, obj, current api.Object) (changed, error) {
-	_, ops, err := c.runHooks(nil, current)
-	if err != nil {
-		return changed{}, err
-	}
-	obj.SetResourceVersion(current.GetResourceVersion())
-	if r.dryRun {
-		return changed{obj: obj}, nil
-	}
-	ops[0] = c.res.Collection.Delete(entry)
-	if _, _, err := c.res.Collection.Store().Commit(c.ctx, ops...); err != nil {
-		return changed{}, markUncertain(err)
-	}
-	return changed{obj: obj}, nil
-}
-
 // tryCreate handles an update of an object that does not exist.
-func (c *call) tryCreate(ch change) (changed, error) {
+func (c changer) tryCreate(ch change) (changed, error) {
 	if !ch.create {
 		return changed{}, apierrors.NewNotFound(c.res.GroupResource(), c.name)
 	}
@@ -321,17 +250,17 @@ func (c *call) tryCreate(ch change) (changed, error) {
 	}
 	wipe(obj)
 	r := review{operation: admission.Create, obj: obj, name: c.name, options: createOptionsOf(ch.options), dryRun: dryRun(ch.options.DryRun)}
-	if err := c.runMutating(c.ctx, r); err != nil {
+	if err := c.admitter().runMutating(c.ctx, r); err != nil {
 		return changed{}, err
 	}
 	uniqueOwners(c.ctx, obj, true)
 	obj.SetResourceVersion("")
-	entry, err := c.insertOnce(obj, r)
+	entry, err := c.creator().insertOnce(obj, r)
 	if err != nil {
 		return changed{}, err
 	}
 	if entry == nil {
-		if obj, err = c.asStored(obj); err != nil {
+		if obj, err = c.committer().asStored(obj); err != nil {
 			return changed{}, err
 		}
 	}
@@ -340,7 +269,7 @@ func (c *call) tryCreate(ch change) (changed, error) {
 
 // rejectUID rejects the creation of an object with a UID, because the client wanted to update an
 // existing one.
-func (c *call) rejectUID(obj api.Object) error {
+func (c changer) rejectUID(obj api.Object) error {
 	uid := obj.GetUID()
 	if uid == "" {
 		return nil
@@ -350,7 +279,7 @@ func (c *call) rejectUID(obj api.Object) error {
 }
 
 // mayCreate checks whether a user who may update may also create.
-func (c *call) mayCreate() error {
+func (c changer) mayCreate() error {
 	user, _ := apirequest.UserFrom(c.ctx)
 	attributes := authorizer.AttributesRecord{
 		User:            user,

@@ -10,7 +10,7 @@ import (
 )
 
 // computed returns the objects of a computed resource: all, or the one with the given name.
-func (c *call) computed(ctx context.Context, name string) ([]*store.Entry, error) {
+func (c reader) computed(ctx context.Context, name string) ([]*store.Entry, error) {
 	objects, err := c.res.Computed()(ctx)
 	if err != nil {
 		return nil, err
@@ -33,7 +33,7 @@ func (c *call) computed(ctx context.Context, name string) ([]*store.Entry, error
 }
 
 // computedPage returns all selected objects of a computed resource.
-func (c *call) computedPage(s selected) (*store.Page, error) {
+func (c reader) computedPage(s selected) (*store.Page, error) {
 	all, err := c.computed(c.ctx, "")
 	if err != nil {
 		return nil, err

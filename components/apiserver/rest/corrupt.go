@@ -129,7 +129,7 @@ func errUnsafeCollection() error {
 
 // deleteCorrupt deletes an undecodable object without checking admission, finalizers and
 // preconditions, which would need the decoded object.
-func (c *call) deleteCorrupt(opts *metav1.DeleteOptions) error {
+func (c deleter) deleteCorrupt(opts *metav1.DeleteOptions) error {
 	audit.AddAuditAnnotation(c.ctx, "apiserver.k8s.io/unsafe-delete-ignore-read-error", "")
 	if err := c.authorizeUnsafeDelete(c.ctx, opts); err != nil {
 		return err
@@ -172,7 +172,7 @@ func (c *call) deleteCorrupt(opts *metav1.DeleteOptions) error {
 }
 
 // authorizeUnsafeDelete checks the permission for unsafe deletion.
-func (c *call) authorizeUnsafeDelete(ctx context.Context, opts *metav1.DeleteOptions) error {
+func (c deleter) authorizeUnsafeDelete(ctx context.Context, opts *metav1.DeleteOptions) error {
 	const verb = "unsafe-delete-ignore-read-errors"
 	u, _ := apirequest.UserFrom(ctx)
 	a := &authorizer.AttributesRecord{
@@ -189,5 +189,5 @@ func (c *call) authorizeUnsafeDelete(ctx context.Context, opts *metav1.DeleteOpt
 		err = fmt.Errorf("not permitted to do %q, reason: %s", verb, reason)
 	}
 	r := review{operation: admission.Delete, name: c.name, options: opts}
-	return admission.NewForbidden(c.attributes(r), err)
+	return admission.NewForbidden(c.admitter().attributes(r), err)
 }

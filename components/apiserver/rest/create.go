@@ -25,8 +25,11 @@ const (
 	maxAttempts = 100
 )
 
+// creator handles creates.
+type creator struct{ *call }
+
 // create handles a create request.
-func (c *call) create() error {
+func (c creator) create() error {
 	format, err := c.format()
 	if err != nil {
 		return err
@@ -35,12 +38,12 @@ func (c *call) create() error {
 	if err != nil {
 		return err
 	}
-	body, err := c.readBody()
+	body, err := c.bodyDecoder().readBody()
 	if err != nil {
 		return err
 	}
 	obj := c.res.New()
-	if err := c.decode(body, obj, c.res.GVK(), fieldValidation(opts.FieldValidation)); err != nil {
+	if err := c.bodyDecoder().decode(body, obj, c.res.GVK(), fieldValidation(opts.FieldValidation)); err != nil {
 		return err
 	}
 	c.res.Default(obj)
@@ -62,7 +65,7 @@ func (c *call) create() error {
 		return err
 	}
 	r := review{operation: admission.Create, obj: obj, name: name, options: opts, dryRun: dryRun(opts.DryRun)}
-	if err := c.runMutating(c.ctx, r); err != nil {
+	if err := c.admitter().runMutating(c.ctx, r); err != nil {
 		return err
 	}
 	uniqueOwners(c.ctx, obj, true)
@@ -72,35 +75,17 @@ func (c *call) create() error {
 		return err
 	}
 	if entry == nil {
-		if made, err = c.asStored(made); err != nil {
+		if made, err = c.committer().asStored(made); err != nil {
 			return err
 		}
-		return c.sendAPIObject(format, http.StatusCreated, made)
+		return c.responder().sendAPIObject(format, http.StatusCreated, made)
 	}
-	return c.sendEntry(format, http.StatusCreated, entry)
-}
-
-// asStored returns the result of a dry run as it would be after reading it from storage: an object
-// that is stored in another version may get default values, and a custom resource is pruned.
-func (c *call) asStored(obj api.Object) (api.Object, error) {
-	if c.res.StoredAs == nil {
-		return obj, nil
-	}
-	stored, err := c.res.StoredAs.ToStored(obj.DeepCopyObject().(api.Object))
-	if err != nil {
-		return nil, err
-	}
-	if c.res.Custom != nil {
-		if err := c.res.Custom.Load(stored); err != nil {
-			return nil, err
-		}
-	}
-	return c.res.StoredAs.FromStored(stored)
+	return c.responder().sendEntry(format, http.StatusCreated, entry)
 }
 
 // insert stores a new object after the final checks. entry is nil on a dry run. made is the object
 // as it would be stored.
-func (c *call) insert(obj api.Object, r review) (entry *store.Entry, made api.Object, err error) {
+func (c creator) insert(obj api.Object, r review) (entry *store.Entry, made api.Object, err error) {
 	generated := obj.GetName() == "" && obj.GetGenerateName() != ""
 	hooks := c.res.Hooks()
 	names := 0
@@ -137,7 +122,7 @@ func (c *call) insert(obj api.Object, r review) (entry *store.Entry, made api.Ob
 
 // createError converts the error of a create. If an object with the same name exists and is being
 // deleted, the message says so.
-func (c *call) createError(err error, obj api.Object) error {
+func (c creator) createError(err error, obj api.Object) error {
 	result := c.storeError(err, obj.GetName())
 	if !apierrors.IsAlreadyExists(result) {
 		return result
@@ -159,7 +144,7 @@ func (c *call) createError(err error, obj api.Object) error {
 	return result
 }
 
-func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) {
+func (c creator) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) {
 	if err := c.prepareNew(c.ctx, obj); err != nil {
 		return nil, err
 	}
@@ -169,7 +154,7 @@ func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) 
 	}
 	// Admission must see values that hooks allocate. They only take effect with the commit.
 	version := obj.GetResourceVersion()
-	stored, ops, err := c.runHooks(obj, nil)
+	stored, ops, err := c.committer().runHooks(obj, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +164,7 @@ func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) 
 			undo()
 		}
 	}()
-	if err := c.runValidating(ctx, r); err != nil {
+	if err := c.admitter().runValidating(ctx, r); err != nil {
 		return nil, err
 	}
 	// This check follows admission, whose errors take precedence.
@@ -195,7 +180,7 @@ func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) 
 		}
 		return nil, nil
 	}
-	if err := c.checkReplaced(); err != nil {
+	if err := c.committer().checkReplaced(); err != nil {
 		return nil, err
 	}
 	ops[0] = c.res.Collection.Create(key, stored, c.res.TTL)
@@ -204,52 +189,4 @@ func (c *call) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) 
 		return nil, markUncertain(err)
 	}
 	return entries[0], nil
-}
-
-// maybeWrittenError wraps the error of a write that may have succeeded.
-type maybeWrittenError struct{ error }
-
-func (e maybeWrittenError) Unwrap() error { return e.error }
-
-// markUncertain wraps the error of a commit in maybeWrittenError, except for conflicts: only those
-// guarantee that nothing was written.
-func markUncertain(err error) error {
-	if _, ok := errors.AsType[*store.ConflictError](err); ok {
-		return err
-	}
-	return maybeWrittenError{err}
-}
-
-func uncertain(err error) bool {
-	var u maybeWrittenError
-	return errors.As(err, &u)
-}
-
-// runHooks calls the hooks. It returns obj in its stored form and the operations of its transaction,
-// of which the first is reserved for the object itself. Values that hooks allocate are also set in
-// obj unless the stored form is different. The resource version of the stored form is cleared.
-func (c *call) runHooks(obj, old api.Object) (stored api.Object, ops []store.Op, err error) {
-	ops = make([]store.Op, 1, 4)
-	if obj != nil {
-		if stored, err = c.res.Stored(obj); err != nil {
-			return nil, nil, err
-		}
-	}
-	hooks := c.res.Hooks()
-	if len(hooks) == 0 {
-		return stored, ops, nil
-	}
-	if old != nil && c.res.StoredAs != nil {
-		if old, err = c.res.StoredAs.ToStored(old); err != nil {
-			return nil, nil, err
-		}
-	}
-	for _, hook := range hooks {
-		more, err := hook(c.ctx, stored, old)
-		if err != nil {
-			return nil, nil, err
-		}
-		ops = append(ops, more...)
-	}
-	return stored, ops, nil
 }

@@ -44,15 +44,6 @@ func (c *call) checkTerminating(name string) error {
 	return nil
 }
 
-// checkReplaced returns an error if the definition of a custom resource has changed since the request
-// started. Objects made with a previous definition must not be stored.
-func (c *call) checkReplaced() error {
-	if c.res.Custom != nil && c.cfg.Registry.Lookup(c.res.GVR()) != c.res {
-		return errStopped
-	}
-	return nil
-}
-
 // decodeUnstructured decodes a JSON object into an unstructured object.
 func decodeUnstructured(data []byte, into *unstructured.Unstructured, strict strictness) (schema.GroupVersionKind, []error, error) {
 	var strictErrs []error
@@ -85,7 +76,7 @@ func decodeUnstructured(data []byte, into *unstructured.Unstructured, strict str
 
 // coerce coerces a decoded unstructured object to the schema, and returns the strict decoding
 // errors.
-func (c *call) coerce(into runtime.Object, strict strictness) ([]error, error) {
+func (c bodyDecoder) coerce(into runtime.Object, strict strictness) ([]error, error) {
 	obj, ok := into.(*unstructured.Unstructured)
 	if !ok || c.res.Custom == nil {
 		return nil, nil
@@ -117,7 +108,7 @@ func checkCustomKind(obj *unstructured.Unstructured, want schema.GroupVersionKin
 }
 
 // objects returns the functions with which admission creates, converts and defaults objects.
-func (c *call) objects() admission.ObjectInterfaces {
+func (c admitter) objects() admission.ObjectInterfaces {
 	if c.res.Custom == nil {
 		return c.cfg.Objects
 	}

@@ -35,9 +35,12 @@ type readBody struct {
 	err  error
 }
 
+// bodyDecoder reads and decodes the body of a request.
+type bodyDecoder struct{ *call }
+
 // readBody returns the request body, up to the size limit. It reads the body only once, because
 // requests may be restarted.
-func (c *call) readBody() ([]byte, error) {
+func (c bodyDecoder) readBody() ([]byte, error) {
 	if c.body == nil {
 		data, err := c.readAll()
 		c.body = &readBody{data, err}
@@ -48,7 +51,7 @@ func (c *call) readBody() ([]byte, error) {
 	return c.body.data, c.body.err
 }
 
-func (c *call) readAll() ([]byte, error) {
+func (c bodyDecoder) readAll() ([]byte, error) {
 	limit := c.cfg.MaxBody
 	if b, ok := c.req.Body.(*request.Body); ok && int64(len(b.Data)) <= limit {
 		if b.Err != nil {
@@ -96,7 +99,7 @@ func (s strictness) enabled() bool { return s != metav1.FieldValidationIgnore }
 
 // decode decodes a body of a known kind into the empty object into, and sets its kind. It does not
 // set default values.
-func (c *call) decode(data []byte, into runtime.Object, gvk schema.GroupVersionKind, strict strictness) error {
+func (c bodyDecoder) decode(data []byte, into runtime.Object, gvk schema.GroupVersionKind, strict strictness) error {
 	media, err := negotiate.Body(c.req, true)
 	if err != nil {
 		return err
@@ -104,7 +107,7 @@ func (c *call) decode(data []byte, into runtime.Object, gvk schema.GroupVersionK
 	return c.decodeAs(media, data, into, gvk, strict)
 }
 
-func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object, gvk schema.GroupVersionKind, strict strictness) error {
+func (c bodyDecoder) decodeAs(media negotiate.Media, data []byte, into runtime.Object, gvk schema.GroupVersionKind, strict strictness) error {
 	if len(data) > slotThreshold {
 		done, err := c.cpuSlots.acquire(c.ctx)
 		if err != nil {
@@ -176,7 +179,7 @@ func (c *call) decodeAs(media negotiate.Media, data []byte, into runtime.Object,
 }
 
 // readable validates a decoded object of the resource's kind with Resource.Readable.
-func (c *call) readable(obj runtime.Object, gvk schema.GroupVersionKind) error {
+func (c bodyDecoder) readable(obj runtime.Object, gvk schema.GroupVersionKind) error {
 	if c.res == nil || c.res.Readable == nil || gvk != c.res.GVK() {
 		return nil
 	}
@@ -354,7 +357,7 @@ func decodeJSON(data []byte, into runtime.Object, strict strictness) (schema.Gro
 }
 
 // warnStrict adds a warning for each strict decoding error.
-func (c *call) warnStrict(errs []error) {
+func (c bodyDecoder) warnStrict(errs []error) {
 	for _, err := range errs {
 		// A YAML error may contain several lines.
 		text := strings.TrimPrefix(err.Error(), "error converting YAML to JSON: ")

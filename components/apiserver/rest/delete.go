@@ -26,9 +26,12 @@ import (
 	"hyperkube/internal/store"
 )
 
+// deleter handles deletions of objects and of collections.
+type deleter struct{ *call }
+
 // deleteOptions parses the delete options from the body or the query.
-func (c *call) deleteOptions() (*metav1.DeleteOptions, error) {
-	body, err := c.readBody()
+func (c deleter) deleteOptions() (*metav1.DeleteOptions, error) {
+	body, err := c.bodyDecoder().readBody()
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +86,7 @@ func decodeDeleteOptions(media negotiate.Media, body []byte) (*metav1.DeleteOpti
 }
 
 // delete handles the deletion of one object.
-func (c *call) delete() error {
+func (c deleter) delete() error {
 	format, err := c.format()
 	if err != nil {
 		return err
@@ -109,9 +112,9 @@ func (c *call) delete() error {
 	}
 	switch {
 	case !out.deleted && out.entry != nil:
-		return c.sendEntry(format, code, out.entry)
+		return c.responder().sendEntry(format, code, out.entry)
 	case !out.deleted || registry.ReturnsDeleted(c.res.GroupResource()):
-		return c.sendAPIObject(format, code, out.obj)
+		return c.responder().sendAPIObject(format, code, out.obj)
 	}
 	status := &metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
@@ -136,7 +139,7 @@ type removed struct {
 }
 
 // remove deletes an object, or sets its deletion timestamp if something must happen before.
-func (c *call) remove(name string, opts *metav1.DeleteOptions) (removed, error) {
+func (c deleter) remove(name string, opts *metav1.DeleteOptions) (removed, error) {
 	key := c.res.Key(c.namespace, name)
 	var entry *store.Entry
 	if !dryRun(opts.DryRun) {
@@ -199,7 +202,7 @@ func (c *call) remove(name string, opts *metav1.DeleteOptions) (removed, error) 
 
 // tryDelete is one attempt, based on entry. If it fails after it has set the deletion timestamp,
 // the result contains that state of the object.
-func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.Entry) (removed, error) {
+func (c deleter) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.Entry) (removed, error) {
 	current, err := c.res.Read(entry)
 	if err != nil {
 		return removed{}, err
@@ -217,10 +220,10 @@ func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.E
 		return removed{entry: entry, obj: current}, nil
 	}
 	if !c.byServer {
-		if err := c.runMutating(c.ctx, r); err != nil {
+		if err := c.admitter().runMutating(c.ctx, r); err != nil {
 			return removed{}, err
 		}
-		if err := c.runValidating(c.ctx, r); err != nil {
+		if err := c.admitter().runValidating(c.ctx, r); err != nil {
 			return removed{}, err
 		}
 	}
@@ -236,11 +239,11 @@ func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.E
 		markDeleting(obj)
 	}
 	if stay {
-		return c.tryMark(r, entry, obj, current)
+		return c.committer().tryMark(r, entry, obj, current)
 	}
 	var marked api.Object
 	if graceful && !r.dryRun && !c.deletedByNode() {
-		first, err := c.tryMark(r, entry, obj, current)
+		first, err := c.committer().tryMark(r, entry, obj, current)
 		if err != nil {
 			return removed{}, err
 		}
@@ -255,7 +258,7 @@ func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.E
 		// that the options remove.
 		obj = current.DeepCopyObject().(api.Object)
 	}
-	out, err := c.tryRemove(r, entry, obj, current)
+	out, err := c.committer().tryRemove(r, entry, obj, current)
 	if err != nil {
 		return removed{obj: marked}, err
 	}
@@ -266,34 +269,16 @@ func (c *call) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.E
 // terminated. For other clients, an immediate deletion first sets the deletion timestamp in a
 // separate write. Without it the kubelet would not know that the grace period is zero, and would
 // use the pod's own grace period.
-func (c *call) deletedByNode() bool {
+func (c deleter) deletedByNode() bool {
 	u, ok := apirequest.UserFrom(c.ctx)
 	return ok && slices.Contains(u.GetGroups(), user.NodesGroup)
-}
-
-// tryMark stores an object with a deletion timestamp.
-func (c *call) tryMark(r review, entry *store.Entry, obj, current api.Object) (removed, error) {
-	stored, ops, err := c.runHooks(obj, current)
-	if err != nil {
-		return removed{}, err
-	}
-	if r.dryRun {
-		obj.SetResourceVersion(current.GetResourceVersion())
-		return removed{obj: obj}, nil
-	}
-	ops[0] = c.res.Collection.Update(entry, stored, c.res.TTL)
-	entries, _, err := c.res.Collection.Store().Commit(c.ctx, ops...)
-	if err != nil {
-		return removed{}, markUncertain(err)
-	}
-	return removed{entry: entries[0]}, nil
 }
 
 // preconditionMessage is upstream's message for unmet preconditions on custom resource definitions and, with
 // a capital letter, on namespaces.
 const preconditionMessage = "recondition failed: %[1]s in precondition: %[2]s, %[1]s in object meta: %[3]s"
 
-func (c *call) checkPreconditions(obj api.Object, opts *metav1.DeleteOptions) error {
+func (c deleter) checkPreconditions(obj api.Object, opts *metav1.DeleteOptions) error {
 	if opts.Preconditions == nil {
 		return nil
 	}
@@ -318,7 +303,7 @@ func (c *call) checkPreconditions(obj api.Object, opts *metav1.DeleteOptions) er
 
 // grace determines the grace period and sets it in obj. pending means that the object is already
 // being deleted and needs no change.
-func (c *call) grace(ctx context.Context, obj api.Object, opts *metav1.DeleteOptions) (graceful, pending bool) {
+func (c deleter) grace(ctx context.Context, obj api.Object, opts *metav1.DeleteOptions) (graceful, pending bool) {
 	if g := opts.GracePeriodSeconds; g != nil && *g < 0 {
 		opts.GracePeriodSeconds = new(int64)
 		*opts.GracePeriodSeconds = 1
@@ -416,7 +401,7 @@ func dependentFinalizers(res *api.Resource, obj api.Object, opts *metav1.DeleteO
 }
 
 // warnDefault adds a warning about the default propagation policy where it may be unexpected.
-func (c *call) warnDefault(opts *metav1.DeleteOptions) {
+func (c deleter) warnDefault(opts *metav1.DeleteOptions) {
 	if c.res.DeleteWarning != "" && opts.PropagationPolicy == nil && opts.OrphanDependents == nil { //nolint:staticcheck // old clients still set it
 		warning.AddWarning(c.ctx, "", c.res.DeleteWarning)
 	}

@@ -18,7 +18,7 @@ import (
 )
 
 // deleteCollection deletes all selected objects and responds with their list.
-func (c *call) deleteCollection() error {
+func (c deleter) deleteCollection() error {
 	format, err := c.format()
 	if err != nil {
 		return err
@@ -42,7 +42,7 @@ func (c *call) deleteCollection() error {
 	if err != nil {
 		return err
 	}
-	page, err := c.page(listOpts, s)
+	page, err := c.reader().page(listOpts, s)
 	if err != nil {
 		return err
 	}
@@ -54,9 +54,9 @@ func (c *call) deleteCollection() error {
 		return err
 	}
 	if format.As == negotiate.Metadata {
-		return c.listNotObject()
+		return c.responder().listNotObject()
 	}
-	return c.answerList(format, page, meta)
+	return c.lister().answerList(format, page, meta)
 }
 
 // deletionConcurrency limits the number of concurrent deletions of one collection: enough for etcd to
@@ -67,7 +67,7 @@ var errPanicked = errors.New("deletion panicked")
 
 // removeAll deletes entries concurrently and in no particular order. After the first failure it
 // starts no more deletions. Objects that no longer exist are not an error.
-func (c *call) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) error {
+func (c deleter) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) error {
 	var panicked atomic.Value // contains a string
 	group, ctx := errgroup.WithContext(c.ctx)
 	// The stack of a goroutine must grow for writes to etcd, so each goroutine deletes many
@@ -104,19 +104,19 @@ func (c *call) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) err
 }
 
 // removeOne deletes one object of a list. It is no error if the object no longer exists.
-func (c *call) removeOne(ctx context.Context, e *store.Entry, opts *metav1.DeleteOptions) error {
+func (c deleter) removeOne(ctx context.Context, e *store.Entry, opts *metav1.DeleteOptions) error {
 	obj, err := c.res.Read(e)
 	if err != nil {
 		return err
 	}
-	one := *c
+	one := *c.call
 	one.namespace = obj.GetNamespace()
 	one.name = obj.GetName()
 	info := *c.info
 	info.Namespace, info.Name = one.namespace, one.name
 	one.info = &info
 	one.ctx = apirequest.WithNamespace(ctx, one.namespace)
-	if _, err := one.remove(one.name, opts.DeepCopy()); err != nil && !apierrors.IsNotFound(err) {
+	if _, err := one.deleter().remove(one.name, opts.DeepCopy()); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	return nil

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/url"
 	"runtime"
-	"slices"
 	"strings"
 	"time"
 
@@ -26,8 +25,6 @@ import (
 	"hyperkube/components/apiserver/metrics"
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/registry"
-	"hyperkube/components/apiserver/request"
-	"hyperkube/internal/store"
 )
 
 // Config is the configuration of a Handler.
@@ -103,7 +100,8 @@ func New(cfg Config) (*Handler, error) {
 	return h, nil
 }
 
-// call is a request for a resource.
+// call is a request for a resource: the context that its handlers share. Each handler is a separate type, for a
+// verb or for a step of several verbs, which only contains a pointer to the call.
 type call struct {
 	*Handler
 	ctx   context.Context //nolint:containedctx // the struct lives as long as the request
@@ -124,6 +122,22 @@ type call struct {
 	// body is the request body, or nil before it has been read.
 	body *readBody
 }
+
+// The handlers of a call. They are values, so creating one allocates nothing.
+
+func (c *call) router() router           { return router{c} }
+func (c *call) reader() reader           { return reader{c} }
+func (c *call) lister() lister           { return lister{c} }
+func (c *call) watchServer() watchServer { return watchServer{c} }
+func (c *call) creator() creator         { return creator{c} }
+func (c *call) changer() changer         { return changer{c} }
+func (c *call) deleter() deleter         { return deleter{c} }
+func (c *call) scaler() scaler           { return scaler{c} }
+func (c *call) actor() actor             { return actor{c} }
+func (c *call) bodyDecoder() bodyDecoder { return bodyDecoder{c} }
+func (c *call) admitter() admitter       { return admitter{c} }
+func (c *call) committer() committer     { return committer{c} }
+func (c *call) responder() responder     { return responder{c} }
 
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -152,12 +166,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		h.NotFound(w, req)
 		return
 	}
-	if err := c.route(); err != nil {
+	if err := c.router().route(); err != nil {
 		h.Error(w, req, err)
 		return
 	}
 	c.warnDeprecated()
-	err := c.dispatch()
+	err := c.router().dispatch()
 	// Each iteration means that the definition has changed once more.
 	for errors.Is(err, errStopped) {
 		now := h.cfg.Registry.LookupSettled(gvr)
@@ -175,7 +189,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		// A retry is safe because nothing has been written: a dropped collection is detected when
 		// reading, or right before writing.
 		c.res = now
-		err = c.dispatch()
+		err = c.router().dispatch()
 	}
 	if err != nil {
 		h.Error(w, req, err)
@@ -238,152 +252,6 @@ var errNoMethod = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Message: "the server does not allow this method on the requested resource",
 	Details: &metav1.StatusDetails{},
 }}
-
-func (c *call) dispatch() error {
-	if c.info.Verb != "update" { // decodeUpdate checks the name
-		if err := c.checkPathName(); err != nil {
-			return err
-		}
-	}
-	if len(c.info.Parts) > 2 {
-		if s := c.res.Stream(c.info.Subresource); s != nil {
-			return c.stream(s)
-		}
-	}
-	if c.info.Subresource != "" {
-		if len(c.info.Parts) > 3 {
-			return errNoRoute
-		}
-		return c.subresource()
-	}
-	verb := c.info.Verb
-	if c.res.Review {
-		a := c.res.Action("")
-		if a == nil || verb != "create" {
-			return c.notAllowed()
-		}
-		return c.action(a)
-	}
-	if !slices.Contains(c.res.Verbs, verb) {
-		if verb == "watch" && c.res.Computed() != nil {
-			return apierrors.NewMethodNotSupported(c.res.GroupResource(), verb)
-		}
-		return c.notAllowed()
-	}
-	namespaced := bool(c.res.Scope) && c.namespace == ""
-	switch verb {
-	case "list":
-		return c.list()
-	case "watch":
-		return c.watch()
-	}
-	if namespaced {
-		// An object, a create or a deletecollection of a namespaced resource without a namespace.
-		return c.notAllowed()
-	}
-	switch verb {
-	case "get":
-		return c.get()
-	case "create":
-		if len(c.info.Parts) > 1 {
-			return c.notAllowed()
-		}
-		return c.create()
-	case "update":
-		if c.name == "" {
-			return c.notAllowed()
-		}
-		return c.update("", &c.res.Update)
-	case "patch":
-		if c.name == "" {
-			return c.notAllowed()
-		}
-		return c.patch("", &c.res.Update)
-	case "delete":
-		return c.delete()
-	case "deletecollection":
-		return c.deleteCollection()
-	}
-	return c.notAllowed()
-}
-
-func (c *call) subresource() error {
-	if c.name == "" {
-		return errNoRoute
-	}
-	name := c.info.Subresource
-	verb := c.info.Verb
-	if v, ok := c.res.Views[name]; ok {
-		if !slices.Contains(v.Verbs, verb) {
-			return c.notAllowed()
-		}
-		switch verb {
-		case "get":
-			return c.get()
-		case "update":
-			return c.update(name, &v)
-		case "patch":
-			return c.patch(name, &v)
-		}
-		return c.notAllowed()
-	}
-	if name == "scale" && c.res.Scale != nil {
-		return c.scale()
-	}
-	if a := c.res.Action(name); a != nil {
-		if verb != "create" {
-			return c.notAllowed()
-		}
-		return c.action(a)
-	}
-	if c.res.Custom != nil {
-		return apierrors.NewNotFound(c.res.GroupResource(), c.name)
-	}
-	return errNoRoute
-}
-
-func (c *call) notAllowed() error {
-	if c.res.Custom != nil {
-		if c.name == "" && (c.info.Verb == "update" || c.info.Verb == "patch") {
-			return apierrors.NewBadRequest("name must be provided")
-		}
-		return apierrors.NewMethodNotSupported(c.res.GroupResource(), c.info.Verb)
-	}
-	return errNoMethod
-}
-
-// get handles a get request.
-func (c *call) get() error {
-	format, err := c.format()
-	if err != nil {
-		return err
-	}
-	revision, err := request.ResourceVersion(c.query.Get("resourceVersion"))
-	if err != nil {
-		return err
-	}
-	ctx := c.ctx
-	if revision > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, revisionTimeout)
-		defer cancel()
-	}
-	if c.res.Computed() != nil {
-		entry, err := c.computed(ctx, c.name)
-		if err != nil {
-			return err
-		}
-		return c.sendEntry(format, http.StatusOK, entry[0])
-	}
-	entry, err := c.res.Collection.Get(ctx, c.res.Key(c.namespace, c.name), revision)
-	if err = tooNewOnTimeout(ctx, err); errors.Is(err, store.ErrTooNew) && revision > 0 {
-		return c.tooNew(revision)
-	}
-	if err != nil {
-		return c.storeError(err, c.name)
-	}
-	return c.sendEntry(format, http.StatusOK, entry)
-}
 
 // format negotiates the format of a response with objects of the resource's kind.
 func (c *call) format() (negotiate.Format, error) {

@@ -2,18 +2,11 @@ package rest
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"slices"
 	"strconv"
 	"sync"
-	"time"
-
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/apis/meta/internalversion"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/request"
@@ -21,8 +14,11 @@ import (
 	"hyperkube/internal/store"
 )
 
+// lister handles lists and sends them.
+type lister struct{ *call }
+
 // list handles a list request.
-func (c *call) list() error {
+func (c lister) list() error {
 	format, err := c.format()
 	if err != nil {
 		return err
@@ -43,7 +39,7 @@ func (c *call) list() error {
 	if err != nil {
 		return err
 	}
-	page, err := c.selectedPage(opts, s)
+	page, err := c.reader().selectedPage(opts, s)
 	if err != nil {
 		return err
 	}
@@ -52,7 +48,7 @@ func (c *call) list() error {
 		return err
 	}
 	if format.As == negotiate.Metadata {
-		return c.listNotObject()
+		return c.responder().listNotObject()
 	}
 	size := c.sizeOf(len(page.Entries))
 	if size <= deferThreshold {
@@ -87,35 +83,8 @@ func metaOf(page *store.Page, s selected) (tableMeta, error) {
 	return meta, nil
 }
 
-// typeName returns upstream's Go type of a kind, which occurs in the errors of negotiation.
-func (c *call) typeName(kind string) string {
-	if c.res.Custom != nil {
-		if kind == c.res.ListKind {
-			return "*unstructured.UnstructuredList"
-		}
-		return "*unstructured.Unstructured"
-	}
-	return "*" + internalPackage(c.res.Group) + "." + kind
-}
-
-// listNotObject returns the error for requesting a list as the metadata of a single object.
-func (c *call) listNotObject() error {
-	return negotiate.NotAcceptable(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", c.typeName(c.res.ListKind)))
-}
-
-// objectNotList returns the error for requesting a single object as a list of metadata.
-func (c *call) objectNotList() error {
-	if c.res.Custom != nil {
-		return errNotList
-	}
-	return negotiate.NotAcceptable(fmt.Sprintf("you requested PartialObjectMetadataList, but the requested object is not a list (%s)", c.typeName(c.res.Kind)))
-}
-
-// errNotList is upstream's error.
-var errNotList = errors.New("content is not a list")
-
 // sizeOf estimates the size of n objects of the resource in bytes.
-func (c *call) sizeOf(n int) int {
+func (c lister) sizeOf(n int) int {
 	_, average, ok := c.res.Collection.Stats()
 	if !ok {
 		average = 1 << 10
@@ -123,33 +92,8 @@ func (c *call) sizeOf(n int) int {
 	return n * average
 }
 
-// selectedPage waits for a slot if necessary, and reads the objects of a list.
-func (c *call) selectedPage(opts *internalversion.ListOptions, s selected) (*store.Page, error) {
-	done, err := c.waitToSelect(opts)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	if c.res.Computed() != nil {
-		return c.computedPage(s)
-	}
-	return c.page(opts, s)
-}
-
-// waitToSelect waits for a slot if selecting the objects takes long. The caller must call done
-// afterwards.
-func (c *call) waitToSelect(opts *internalversion.ListOptions) (done func(), err error) {
-	const long = 100_000 // evaluated requirements, about five milliseconds
-	requirements, _ := opts.LabelSelector.Requirements()
-	n, _, _ := c.res.Collection.Stats()
-	if n*(len(requirements)+len(opts.FieldSelector.Requirements())) < long {
-		return func() {}, nil
-	}
-	return c.cpuSlots.acquire(c.ctx)
-}
-
 // answerList sends a page, in chunks if possible.
-func (c *call) answerList(format negotiate.Format, page *store.Page, meta tableMeta) error {
+func (c lister) answerList(format negotiate.Format, page *store.Page, meta tableMeta) error {
 	if format.As != negotiate.Table {
 		return corruptList(c.res, page.Entries, c.sendList(format, page.Entries, meta))
 	}
@@ -157,10 +101,10 @@ func (c *call) answerList(format negotiate.Format, page *store.Page, meta tableM
 	if err != nil {
 		return corruptList(c.res, page.Entries, err)
 	}
-	return c.write(format, http.StatusOK, data)
+	return c.responder().write(format, http.StatusOK, data)
 }
 
-func (c *call) tableOf(format negotiate.Format, page *store.Page, meta tableMeta) ([]byte, error) {
+func (c lister) tableOf(format negotiate.Format, page *store.Page, meta tableMeta) ([]byte, error) {
 	done, err := c.waitToEncode(len(page.Entries))
 	if err != nil {
 		return nil, err
@@ -174,112 +118,21 @@ func (c *call) tableOf(format negotiate.Format, page *store.Page, meta tableMeta
 		}
 		rows[i] = tableRow{obj: obj, entry: e}
 	}
-	return c.appendTable(nil, format, rows, meta, true)
+	return c.responder().appendTable(nil, format, rows, meta, true)
 }
 
 // waitToEncode waits for a slot if encoding n objects as JSON takes long. The caller must call done
 // afterwards.
-func (c *call) waitToEncode(n int) (done func(), err error) {
+func (c lister) waitToEncode(n int) (done func(), err error) {
 	if c.sizeOf(n) < slotThreshold {
 		return func() {}, nil
 	}
 	return c.cpuSlots.acquire(c.ctx)
 }
 
-// page reads the objects of a list.
-//
-// https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list
-func (c *call) page(opts *internalversion.ListOptions, s selected) (*store.Page, error) {
-	lo := store.ListOptions{Prefix: s.listPrefix(), Match: s.listMatch(), Index: s.index, Value: s.value, Limit: int(opts.Limit)}
-	if opts.Limit < 0 {
-		lo.Limit = 0
-	}
-	revision, err := request.ResourceVersion(opts.ResourceVersion)
-	if err != nil {
-		return nil, err
-	}
-	if opts.Continue != "" {
-		if lo.From, lo.Revision, err = request.DecodeContinue(opts.Continue, s.prefix); err != nil {
-			return nil, apierrors.NewBadRequest(fmt.Sprintf("invalid continue token: %v", err))
-		}
-		if revision > 0 {
-			return nil, apierrors.NewBadRequest("specifying resource version is not allowed when using continue")
-		}
-		lo.Exact = lo.Revision > 0
-		if revision == 0 {
-			lo.Limit = 0 // see below
-		}
-	} else {
-		lo.Revision = revision
-		switch {
-		case revision == 0:
-			// A list of any version ignores the limit.
-			lo.Limit = 0
-		case revision > 0:
-			lo.Exact = opts.ResourceVersionMatch == metav1.ResourceVersionMatchExact ||
-				opts.ResourceVersionMatch == "" && opts.Limit > 0
-		}
-	}
-	page, err := c.listSoon(c.ctx, lo)
-	switch {
-	case errors.Is(err, store.ErrTooOld) && opts.Continue != "":
-		return nil, c.continueExpired(lo.From, s.prefix)
-	case errors.Is(err, store.ErrTooNew):
-		return nil, c.tooNew(lo.Revision)
-	case err != nil:
-		return nil, c.storeError(err, "")
-	}
-	return page, nil
-}
-
-// revisionTimeout is how long a read waits for a revision that does not exist yet.
-const revisionTimeout = 3 * time.Second
-
-// listSoon is List with a timeout for revisions that do not exist yet.
-func (c *call) listSoon(ctx context.Context, lo store.ListOptions) (*store.Page, error) {
-	if lo.Revision <= 0 {
-		return c.res.Collection.List(ctx, lo)
-	}
-	soon, cancel := context.WithTimeout(ctx, revisionTimeout)
-	defer cancel()
-	page, err := c.res.Collection.List(soon, lo)
-	return page, tooNewOnTimeout(soon, err)
-}
-
-// tooNewOnTimeout converts the timeout of soon to ErrTooNew.
-func tooNewOnTimeout(soon context.Context, err error) error {
-	if err != nil && errors.Is(soon.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("%w: %w", store.ErrTooNew, err)
-	}
-	return err
-}
-
-// continueExpired returns the error for an expired continue token, with a token for the rest of the
-// list at the latest version.
-func (c *call) continueExpired(key, prefix string) error {
-	token, err := request.EncodeContinue(key, prefix, -1)
-	if err != nil {
-		return apierrors.NewResourceExpired("The provided continue parameter is too old to display a consistent list result. You must start a new list without the continue parameter.")
-	}
-	expired := apierrors.NewResourceExpired("The provided continue parameter is too old to display a consistent list result. You can start a new list without the continue parameter, or use the continue token in this response to retrieve the remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were created, modified, or deleted between the time the first chunk was returned and now may show up in the list.")
-	expired.ErrStatus.ListMeta.Continue = token
-	return expired
-}
-
-func (c *call) tooNew(wanted int64) error {
-	// The request's deadline may have passed.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), revisionTimeout)
-	defer cancel()
-	current, err := c.res.Collection.Store().CurrentRevision(ctx)
-	if err != nil {
-		current = 0
-	}
-	return tooNew(wanted, current)
-}
-
 // sendList sends entries as a list. It encodes all items first, so that errors can still be
 // reported, and then writes the list in chunks.
-func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta tableMeta) error {
+func (c lister) sendList(format negotiate.Format, entries []*store.Entry, meta tableMeta) error {
 	kind := c.res.List
 	metadata := format.As == negotiate.MetadataList
 	if metadata {
@@ -293,7 +146,7 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 		list := wire.NewProtoList(kind, wire.ListMeta(nil, meta.revision, meta.next, meta.remaining))
 		for i, e := range entries {
 			item := &items[i]
-			if item.data, err = c.rawOf(e, metadata); err != nil {
+			if item.data, err = c.responder().rawOf(e, metadata); err != nil {
 				return err
 			}
 			item.revision = e.Revision()
@@ -361,21 +214,21 @@ func (c *call) sendList(format negotiate.Format, entries []*store.Entry, meta ta
 		// These formats need the complete list.
 		p := &chunkWriter{data: make([]byte, 0, size)}
 		write(p)
-		return c.write(format, http.StatusOK, p.data)
+		return c.responder().write(format, http.StatusOK, p.data)
 	}
 	return c.writePieces(format, size, write)
 }
 
 // fillJSON encodes entries as JSON, after waiting for a slot if necessary. It returns the total
 // size, including a comma after each item.
-func (c *call) fillJSON(items []item, entries []*store.Entry, metadata bool) (size int, err error) {
+func (c lister) fillJSON(items []item, entries []*store.Entry, metadata bool) (size int, err error) {
 	done, err := c.waitToEncode(len(entries))
 	if err != nil {
 		return 0, err
 	}
 	defer done()
 	for i, e := range entries {
-		if items[i].data, err = c.jsonOf(e, metadata); err != nil {
+		if items[i].data, err = c.responder().jsonOf(e, metadata); err != nil {
 			return 0, err
 		}
 		size += len(items[i].data) + 1
@@ -443,11 +296,11 @@ func (p *chunkWriter) send() {
 
 // writePieces sends a response of a known size. Once it has started, errors cannot be reported to
 // the client.
-func (c *call) writePieces(format negotiate.Format, size int, write func(*chunkWriter)) error {
+func (c lister) writePieces(format negotiate.Format, size int, write func(*chunkWriter)) error {
 	if size > compressThreshold && wantsGzip(c.req) && !local(c.req) {
 		p := &chunkWriter{data: make([]byte, 0, size)}
 		write(p)
-		return c.write(format, http.StatusOK, p.data)
+		return c.responder().write(format, http.StatusOK, p.data)
 	}
 	header := c.w.Header()
 	header.Set("Content-Type", format.Media.String())

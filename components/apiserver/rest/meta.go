@@ -58,7 +58,7 @@ func wipe(obj metav1.Object) {
 }
 
 // prepareNew completes and validates obj as a new object.
-func (c *call) prepareNew(ctx context.Context, obj api.Object) error {
+func (c creator) prepareNew(ctx context.Context, obj api.Object) error {
 	obj.SetDeletionTimestamp(nil)
 	obj.SetDeletionGracePeriodSeconds(nil)
 	obj.SetSelfLink("")

@@ -38,7 +38,7 @@ const maxPatchOperations = 10000
 // patch handles a PATCH of an object or of a subresource view.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#patch-and-apply
-func (c *call) patch(subresource string, way *api.Update) error {
+func (c changer) patch(subresource string, way *api.Update) error {
 	kindOf, err := c.patchType()
 	if err != nil {
 		return err
@@ -81,7 +81,7 @@ func (c *call) patch(subresource string, way *api.Update) error {
 	if err != nil {
 		return err
 	}
-	return c.sendChanged(format, out)
+	return c.responder().sendChanged(format, out)
 }
 
 // patcher applies one patch to objects of one kind.
@@ -103,7 +103,7 @@ type patcher struct {
 }
 
 // patchType returns the type of the patch.
-func (c *call) patchType() (types.PatchType, error) {
+func (c changer) patchType() (types.PatchType, error) {
 	taken := []string{string(types.JSONPatchType), string(types.MergePatchType)}
 	if c.res.Custom == nil {
 		taken = append(taken, string(types.StrategicMergePatchType))
@@ -114,10 +114,10 @@ func (c *call) patchType() (types.PatchType, error) {
 }
 
 // newPatcher reads the patch of a request.
-func (c *call) newPatcher(kindOf types.PatchType) (*patcher, error) {
-	p := &patcher{call: c, kindOf: kindOf}
+func (c changer) newPatcher(kindOf types.PatchType) (*patcher, error) {
+	p := &patcher{call: c.call, kindOf: kindOf}
 	var err error
-	if p.body, err = c.readBody(); err != nil {
+	if p.body, err = c.bodyDecoder().readBody(); err != nil {
 		return nil, err
 	}
 	if p.options, err = request.PatchOptions(c.query, p.kindOf); err != nil {
@@ -210,9 +210,9 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 			return nil, invalidPatch(string(patched), err)
 		}
 	}
-	unknown, err := p.coerce(obj, p.strict)
+	unknown, err := p.bodyDecoder().coerce(obj, p.strict)
 	if err == nil {
-		err = p.readable(obj, p.kind)
+		err = p.bodyDecoder().readable(obj, p.kind)
 	}
 	if err != nil {
 		return nil, invalidPatch(string(patched), err)
@@ -244,7 +244,7 @@ func (p *patcher) reportStrict(errs []error, patched string) error {
 		return nil
 	}
 	if p.strict == metav1.FieldValidationWarn {
-		p.warnStrict(errs)
+		p.bodyDecoder().warnStrict(errs)
 		return nil
 	}
 	return invalidPatch(patched, runtime.NewStrictDecodingError(errs))
@@ -352,7 +352,7 @@ func (p *patcher) strategic(current api.Object) (api.Object, error) {
 		return nil, err
 	}
 	obj = touched.with(current, obj)
-	return obj, p.readable(obj, p.kind)
+	return obj, p.bodyDecoder().readable(obj, p.kind)
 }
 
 // mergeStrategic applies a strategic merge patch to an object of the type of schema. The library panics on some patches
@@ -402,7 +402,7 @@ func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 			if p.strict == metav1.FieldValidationStrict {
 				return nil, apierrors.NewBadRequest(fmt.Sprintf("error strict decoding patch: %v", err))
 			}
-			p.warnStrict([]error{err})
+			p.bodyDecoder().warnStrict([]error{err})
 		}
 	}
 	obj, err := asObject(applied)
@@ -410,7 +410,7 @@ func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 		return nil, err
 	}
 	obj.GetObjectKind().SetGroupVersionKind(p.kind)
-	if err := p.readable(obj, p.kind); err != nil {
+	if err := p.bodyDecoder().readable(obj, p.kind); err != nil {
 		return nil, fmt.Errorf("failed to convert to unversioned (%s/%s; %v): %w", config.GetNamespace(), config.GetName(), p.kind, err)
 	}
 	return obj, nil

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -50,8 +51,11 @@ func (b *buffer) free() {
 	}
 }
 
+// responder sends objects of the resource.
+type responder struct{ *call }
+
 // sendEntry sends a stored object.
-func (c *call) sendEntry(format negotiate.Format, code int, e *store.Entry) error {
+func (c responder) sendEntry(format negotiate.Format, code int, e *store.Entry) error {
 	switch format.As {
 	case negotiate.Table:
 		obj, err := c.res.Read(e)
@@ -74,7 +78,7 @@ func (c *call) sendEntry(format negotiate.Format, code int, e *store.Entry) erro
 }
 
 // appendEntry appends a stored object in the form of a complete response.
-func (c *call) appendEntry(dst []byte, format negotiate.Format, e *store.Entry) ([]byte, error) {
+func (c responder) appendEntry(dst []byte, format negotiate.Format, e *store.Entry) ([]byte, error) {
 	kind := c.res.Object
 	if format.As == negotiate.Metadata {
 		kind = partialKind(format.Version)
@@ -94,7 +98,7 @@ func (c *call) appendEntry(dst []byte, format negotiate.Format, e *store.Entry) 
 }
 
 // rawOf returns the raw protobuf of an entry, or only that of its metadata.
-func (c *call) rawOf(e *store.Entry, metadata bool) ([]byte, error) {
+func (c responder) rawOf(e *store.Entry, metadata bool) ([]byte, error) {
 	if metadata && !c.res.HasProtobuf() {
 		obj, err := c.res.Read(e)
 		if err != nil {
@@ -111,7 +115,7 @@ func (c *call) rawOf(e *store.Entry, metadata bool) ([]byte, error) {
 	return raw, err
 }
 
-func (c *call) jsonOf(e *store.Entry, metadata bool) ([]byte, error) {
+func (c responder) jsonOf(e *store.Entry, metadata bool) ([]byte, error) {
 	if metadata {
 		return c.res.MetadataJSON(e, 0)
 	}
@@ -120,7 +124,7 @@ func (c *call) jsonOf(e *store.Entry, metadata bool) ([]byte, error) {
 
 // sendAPIObject sends an object of the resource that is not stored: the result of a dry run, or a
 // deleted object.
-func (c *call) sendAPIObject(format negotiate.Format, code int, obj api.Object) error {
+func (c responder) sendAPIObject(format negotiate.Format, code int, obj api.Object) error {
 	switch format.As {
 	case negotiate.Table:
 		revision, _ := strconv.ParseInt(obj.GetResourceVersion(), 10, 64)
@@ -134,6 +138,59 @@ func (c *call) sendAPIObject(format negotiate.Format, code int, obj api.Object) 
 	}
 	return c.SendObject(c.w, c.req, format, code, c.res.Reread(obj))
 }
+
+// sendOutcome sends the result of an action. A Status is never converted to partial metadata.
+func (c responder) sendOutcome(format negotiate.Format, code int, out runtime.Object) error {
+	meta, ok := out.(metav1.Object)
+	switch {
+	case !ok || format.As == negotiate.Object:
+	case format.As == negotiate.MetadataList:
+		return c.objectNotList()
+	default:
+		partial := registry.PartialMetadata(meta)
+		partial.SetGroupVersionKind(partialKind(format.Version).GroupVersionKind)
+		out = partial
+	}
+	return c.SendObject(c.w, c.req, format, code, out)
+}
+
+func (c responder) sendChanged(format negotiate.Format, out changed) error {
+	code := http.StatusOK
+	if out.created {
+		code = http.StatusCreated
+	}
+	if out.entry != nil {
+		return c.sendEntry(format, code, out.entry)
+	}
+	return c.sendAPIObject(format, code, out.obj)
+}
+
+// typeName returns upstream's Go type of a kind, which occurs in the errors of negotiation.
+func (c responder) typeName(kind string) string {
+	if c.res.Custom != nil {
+		if kind == c.res.ListKind {
+			return "*unstructured.UnstructuredList"
+		}
+		return "*unstructured.Unstructured"
+	}
+	return "*" + internalPackage(c.res.Group) + "." + kind
+}
+
+// listNotObject returns the error for requesting a list as the metadata of a single object.
+func (c responder) listNotObject() error {
+	return negotiate.NotAcceptable(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", c.typeName(c.res.ListKind)))
+}
+
+// objectNotList returns the error for requesting a single object as a list of metadata.
+func (c responder) objectNotList() error {
+	if c.res.Custom != nil {
+		return errNotList
+	}
+	return negotiate.NotAcceptable(fmt.Sprintf("you requested PartialObjectMetadataList, but the requested object is not a list (%s)", c.typeName(c.res.Kind)))
+}
+
+// errNotList is upstream's error.
+var errNotList = errors.New("content is not a list")
 
 var (
 	partialKinds     = metaKinds("PartialObjectMetadata")
@@ -191,7 +248,7 @@ func encode(format negotiate.Format, obj runtime.Object) ([]byte, error) {
 	return data, nil
 }
 
-func (c *call) write(format negotiate.Format, code int, data []byte) error {
+func (c responder) write(format negotiate.Format, code int, data []byte) error {
 	return c.Handler.write(c.w, c.req, format, code, data)
 }
 

@@ -10,11 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation/path"
 )
 
+// router selects the handler of a request.
+type router struct{ *call }
+
 // route checks whether the path of a built-in resource exists and supports the method. There are no
 // paths with names for resources that can only be created, or with names but without the namespace,
 // and HEAD is only supported by proxies. It checks subresources before the name of the object is
 // validated.
-func (c *call) route() error {
+func (c router) route() error {
 	if c.res.Custom != nil {
 		return nil
 	}
@@ -43,7 +46,7 @@ func (c *call) route() error {
 }
 
 // routeSubresource is route for subresources. Streams check their paths and methods themselves.
-func (c *call) routeSubresource() error {
+func (c router) routeSubresource() error {
 	name := c.info.Subresource
 	if c.res.Stream(name) != nil {
 		return nil
@@ -69,4 +72,117 @@ func (c *call) checkPathName() error {
 		return apierrors.NewBadRequest(fmt.Sprintf("Name parameter invalid: %q: %s", c.name, strings.Join(msgs, ";")))
 	}
 	return nil
+}
+
+func (c router) dispatch() error {
+	if c.info.Verb != "update" { // decodeUpdate checks the name
+		if err := c.checkPathName(); err != nil {
+			return err
+		}
+	}
+	if len(c.info.Parts) > 2 {
+		if s := c.res.Stream(c.info.Subresource); s != nil {
+			return c.actor().stream(s)
+		}
+	}
+	if c.info.Subresource != "" {
+		if len(c.info.Parts) > 3 {
+			return errNoRoute
+		}
+		return c.subresource()
+	}
+	verb := c.info.Verb
+	if c.res.Review {
+		a := c.res.Action("")
+		if a == nil || verb != "create" {
+			return c.notAllowed()
+		}
+		return c.actor().action(a)
+	}
+	if !slices.Contains(c.res.Verbs, verb) {
+		if verb == "watch" && c.res.Computed() != nil {
+			return apierrors.NewMethodNotSupported(c.res.GroupResource(), verb)
+		}
+		return c.notAllowed()
+	}
+	namespaced := bool(c.res.Scope) && c.namespace == ""
+	switch verb {
+	case "list":
+		return c.lister().list()
+	case "watch":
+		return c.watchServer().watch()
+	}
+	if namespaced {
+		// An object, a create or a deletecollection of a namespaced resource without a namespace.
+		return c.notAllowed()
+	}
+	switch verb {
+	case "get":
+		return c.reader().get()
+	case "create":
+		if len(c.info.Parts) > 1 {
+			return c.notAllowed()
+		}
+		return c.creator().create()
+	case "update":
+		if c.name == "" {
+			return c.notAllowed()
+		}
+		return c.changer().update("", &c.res.Update)
+	case "patch":
+		if c.name == "" {
+			return c.notAllowed()
+		}
+		return c.changer().patch("", &c.res.Update)
+	case "delete":
+		return c.deleter().delete()
+	case "deletecollection":
+		return c.deleter().deleteCollection()
+	}
+	return c.notAllowed()
+}
+
+func (c router) subresource() error {
+	if c.name == "" {
+		return errNoRoute
+	}
+	name := c.info.Subresource
+	verb := c.info.Verb
+	if v, ok := c.res.Views[name]; ok {
+		if !slices.Contains(v.Verbs, verb) {
+			return c.notAllowed()
+		}
+		switch verb {
+		case "get":
+			return c.reader().get()
+		case "update":
+			return c.changer().update(name, &v)
+		case "patch":
+			return c.changer().patch(name, &v)
+		}
+		return c.notAllowed()
+	}
+	if name == "scale" && c.res.Scale != nil {
+		return c.scaler().scale()
+	}
+	if a := c.res.Action(name); a != nil {
+		if verb != "create" {
+			return c.notAllowed()
+		}
+		return c.actor().action(a)
+	}
+	if c.res.Custom != nil {
+		return apierrors.NewNotFound(c.res.GroupResource(), c.name)
+	}
+	return errNoRoute
+}
+
+func (c *call) notAllowed() error {
+	if c.res.Custom != nil {
+		if c.name == "" && (c.info.Verb == "update" || c.info.Verb == "patch") {
+			return apierrors.NewBadRequest("name must be provided")
+		}
+		return apierrors.NewMethodNotSupported(c.res.GroupResource(), c.info.Verb)
+	}
+	return errNoMethod
 }

@@ -62,8 +62,11 @@ func customScaleRow(obj api.Object) []any {
 	return cells
 }
 
+// scaler handles the scale subresource.
+type scaler struct{ *call }
+
 // scale handles the scale subresource, which reads and changes the number of replicas.
-func (c *call) scale() error {
+func (c scaler) scale() error {
 	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true, Metadata: true, Routed: c.res.Custom == nil})
 	if err != nil {
 		return err
@@ -100,12 +103,12 @@ func (c *call) scale() error {
 }
 
 // sendScale sends a Scale, as an object, partial metadata or a table.
-func (c *call) sendScale(format negotiate.Format, s *autoscalingv1.Scale) error {
+func (c scaler) sendScale(format negotiate.Format, s *autoscalingv1.Scale) error {
 	s.ManagedFields = nil // they belong to the scaled object
 	if format.As == negotiate.Object {
 		return c.SendObject(c.w, c.req, format, http.StatusOK, s)
 	}
-	as := *c
+	as := *c.call
 	res := scaleResource
 	if c.res.Custom != nil {
 		own := *scaleResource
@@ -113,11 +116,11 @@ func (c *call) sendScale(format negotiate.Format, s *autoscalingv1.Scale) error 
 		res = &own
 	}
 	as.res = &registry.Resource{Resource: res, Object: wire.NewKind(scaleKind)}
-	return as.sendAPIObject(format, http.StatusOK, s)
+	return as.responder().sendAPIObject(format, http.StatusOK, s)
 }
 
 // scalable returns an error if an object cannot be represented as a Scale.
-func (c *call) scalable(obj api.Object) error {
+func (c scaler) scalable(obj api.Object) error {
 	if c.res.Scale.Unreadable == nil {
 		return nil
 	}
@@ -126,7 +129,7 @@ func (c *call) scalable(obj api.Object) error {
 
 // scaleOf returns the Scale of an object with the relevant managed fields, and the handler that
 // maps those back.
-func (c *call) scaleOf(obj api.Object) (*autoscalingv1.Scale, *managedfields.ScaleHandler, error) {
+func (c scaler) scaleOf(obj api.Object) (*autoscalingv1.Scale, *managedfields.ScaleHandler, error) {
 	spec, status, selector := c.res.Scale.Get(obj)
 	parts := make([]any, len(c.res.Scale.SpecReplicasPath))
 	for i, p := range c.res.Scale.SpecReplicasPath {
@@ -169,17 +172,17 @@ func fieldPath(names []string) fieldpath.Path {
 	return path
 }
 
-func (c *call) updateScale(format negotiate.Format) error {
+func (c scaler) updateScale(format negotiate.Format) error {
 	opts, err := request.UpdateOptions(c.query)
 	if err != nil {
 		return err
 	}
-	body, err := c.readBody()
+	body, err := c.bodyDecoder().readBody()
 	if err != nil {
 		return err
 	}
 	wish := &autoscalingv1.Scale{}
-	if err := c.decode(body, wish, scaleKind, fieldValidation(opts.FieldValidation)); err != nil {
+	if err := c.bodyDecoder().decode(body, wish, scaleKind, fieldValidation(opts.FieldValidation)); err != nil {
 		return err
 	}
 	audit.Requested(c.ctx, wish, scaleKind.GroupVersion())
@@ -203,12 +206,12 @@ func (c *call) updateScale(format negotiate.Format) error {
 	})
 }
 
-func (c *call) patchScale(format negotiate.Format) error {
-	kindOf, err := c.patchType()
+func (c scaler) patchScale(format negotiate.Format) error {
+	kindOf, err := c.changer().patchType()
 	if err != nil {
 		return err
 	}
-	p, err := c.newPatcher(kindOf)
+	p, err := c.changer().newPatcher(kindOf)
 	if err != nil {
 		return err
 	}
@@ -245,9 +248,9 @@ func asScale(obj any, errs ...error) (*autoscalingv1.Scale, error) {
 }
 
 // changeScale updates an object through its Scale. uid is a precondition unless it is empty.
-func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, uid types.UID, f func(*autoscalingv1.Scale) (*autoscalingv1.Scale, error)) error {
+func (c scaler) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, uid types.UID, f func(*autoscalingv1.Scale) (*autoscalingv1.Scale, error)) error {
 	way := c.res.Update
-	out, err := c.change(change{
+	out, err := c.changer().change(change{
 		way:           &way,
 		options:       opts,
 		uid:           uid,
@@ -265,7 +268,7 @@ func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, 
 				return nil, err
 			}
 			r := review{operation: "UPDATE", kind: scaleKind, obj: after, old: before, name: c.name, options: opts, dryRun: dryRun(opts.DryRun)}
-			if err := c.runMutating(ctx, r); err != nil {
+			if err := c.admitter().runMutating(ctx, r); err != nil {
 				return nil, err
 			}
 			if !c.res.Scale.Custom {
@@ -307,7 +310,7 @@ func (c *call) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, 
 }
 
 // confirmScale calls validating admission with the Scales of the new and the old object.
-func (c *call) confirmScale(ctx context.Context, r review, obj, current api.Object) error {
+func (c scaler) confirmScale(ctx context.Context, r review, obj, current api.Object) error {
 	after, _, err := c.scaleOf(obj)
 	if err != nil {
 		return err
@@ -318,7 +321,7 @@ func (c *call) confirmScale(ctx context.Context, r review, obj, current api.Obje
 	}
 	after.ManagedFields, before.ManagedFields = nil, nil
 	r.obj, r.old = after, before
-	return c.runValidating(ctx, r)
+	return c.admitter().runValidating(ctx, r)
 }
 
 func validateScale(s *autoscalingv1.Scale) error {

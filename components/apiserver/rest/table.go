@@ -33,7 +33,7 @@ type tableRow struct {
 // sendTable sends a table.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables
-func (c *call) sendTable(format negotiate.Format, code int, rows []tableRow, meta tableMeta) error {
+func (c responder) sendTable(format negotiate.Format, code int, rows []tableRow, meta tableMeta) error {
 	data, err := c.appendTable(nil, format, rows, meta, true)
 	if err != nil {
 		return err
@@ -42,11 +42,11 @@ func (c *call) sendTable(format negotiate.Format, code int, rows []tableRow, met
 }
 
 // include returns which part of the object each row includes.
-func (c *call) include() metav1.IncludeObjectPolicy {
+func (c responder) include() metav1.IncludeObjectPolicy {
 	return metav1.IncludeObjectPolicy(c.query.Get("includeObject"))
 }
 
-func (c *call) checkInclude() error {
+func (c responder) checkInclude() error {
 	switch include := c.include(); include {
 	case metav1.IncludeNone, metav1.IncludeMetadata, metav1.IncludeObject, "":
 		return nil
@@ -55,7 +55,7 @@ func (c *call) checkInclude() error {
 	}
 }
 
-func (c *call) appendTable(dst []byte, format negotiate.Format, rows []tableRow, meta tableMeta, headers bool) ([]byte, error) {
+func (c responder) appendTable(dst []byte, format negotiate.Format, rows []tableRow, meta tableMeta, headers bool) ([]byte, error) {
 	if err := c.checkInclude(); err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func isGenericTable(columns []metav1.TableColumnDefinition) bool {
 }
 
 // appendRowConditions appends the conditions of a row, which most rows do not have.
-func (c *call) appendRowConditions(dst []byte, obj api.Object) ([]byte, error) {
+func (c responder) appendRowConditions(dst []byte, obj api.Object) ([]byte, error) {
 	if c.res.RowConditions == nil {
 		return dst, nil
 	}
@@ -139,7 +139,7 @@ func (c *call) appendRowConditions(dst []byte, obj api.Object) ([]byte, error) {
 	return append(append(dst, `,"conditions":`...), data...), nil
 }
 
-func (c *call) appendRowObject(dst []byte, format negotiate.Format, include metav1.IncludeObjectPolicy, row tableRow) ([]byte, error) {
+func (c responder) appendRowObject(dst []byte, format negotiate.Format, include metav1.IncludeObjectPolicy, row tableRow) ([]byte, error) {
 	switch include {
 	case metav1.IncludeNone:
 		return append(dst, "null"...), nil

@@ -3,19 +3,17 @@ package rest
 import (
 	"context"
 	"fmt"
-	"net/http"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"hyperkube/components/apiserver/audit"
 	"hyperkube/components/apiserver/fieldmanager"
-	"hyperkube/components/apiserver/negotiate"
 	"hyperkube/components/apiserver/request"
 	"hyperkube/internal/api"
 )
 
 // update handles a PUT of an object or of a subresource view.
-func (c *call) update(subresource string, way *api.Update) error {
+func (c changer) update(subresource string, way *api.Update) error {
 	format, err := c.format()
 	if err != nil {
 		return err
@@ -24,7 +22,7 @@ func (c *call) update(subresource string, way *api.Update) error {
 	if err != nil {
 		return err
 	}
-	body, err := c.readBody()
+	body, err := c.bodyDecoder().readBody()
 	if err != nil {
 		return err
 	}
@@ -71,20 +69,20 @@ func (c *call) update(subresource string, way *api.Update) error {
 	if err != nil {
 		return err
 	}
-	return c.sendChanged(format, out)
+	return c.responder().sendChanged(format, out)
 }
 
 // mayCreateBy reports whether a PUT creates a missing object. As in upstream, this includes a PUT
 // to the status, for example of Services.
-func (c *call) mayCreateBy(subresource string) bool {
+func (c changer) mayCreateBy(subresource string) bool {
 	return c.res.AllowCreateOnUpdate && (subresource == "" || subresource == "status")
 }
 
 // decodeUpdate decodes the desired object from the body of a PUT, applies its defaults, and checks its
 // name and namespace against those of the request.
-func (c *call) decodeUpdate(body []byte, strict strictness) (api.Object, error) {
+func (c changer) decodeUpdate(body []byte, strict strictness) (api.Object, error) {
 	obj := c.res.New()
-	if err := c.decode(body, obj, c.res.GVK(), strict); err != nil {
+	if err := c.bodyDecoder().decode(body, obj, c.res.GVK(), strict); err != nil {
 		return nil, err
 	}
 	c.res.Default(obj)
@@ -99,17 +97,6 @@ func (c *call) decodeUpdate(body []byte, strict strictness) (api.Object, error) 
 	}
 	uniqueOwners(c.ctx, obj, false)
 	return obj, nil
-}
-
-func (c *call) sendChanged(format negotiate.Format, out changed) error {
-	code := http.StatusOK
-	if out.created {
-		code = http.StatusCreated
-	}
-	if out.entry != nil {
-		return c.sendEntry(format, code, out.entry)
-	}
-	return c.sendAPIObject(format, code, out.obj)
 }
 
 func asObject(obj any) (api.Object, error) {

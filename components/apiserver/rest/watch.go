@@ -33,10 +33,13 @@ import (
 // duration is random up to twice that, so that they do not all end together.
 const minWatch = 30 * time.Minute
 
+// watchServer handles watches.
+type watchServer struct{ *call }
+
 // watch handles a watch request.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
-func (c *call) watch() error {
+func (c watchServer) watch() error {
 	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{
 		Protobuf: c.res.HasProtobuf(), Metadata: true, Watch: true,
 		Routed: c.res.Custom == nil, Streams: true,
@@ -58,7 +61,7 @@ func (c *call) watch() error {
 		return err
 	}
 	if format.As == negotiate.Table {
-		if err := c.checkInclude(); err != nil {
+		if err := c.responder().checkInclude(); err != nil {
 			return err
 		}
 	}
@@ -94,7 +97,7 @@ func seconds(n int64) time.Duration {
 }
 
 // follow starts the watch and sends events until it ends.
-func (c *call) follow(ctx context.Context, format negotiate.Format, opts *internalversion.ListOptions, s selected) error {
+func (c watchServer) follow(ctx context.Context, format negotiate.Format, opts *internalversion.ListOptions, s selected) error {
 	revision, err := request.ResourceVersion(opts.ResourceVersion)
 	if err != nil {
 		return err
@@ -107,15 +110,15 @@ func (c *call) follow(ctx context.Context, format negotiate.Format, opts *intern
 	since := revision
 	switch {
 	case initial:
-		page, err = c.listSoon(ctx, store.ListOptions{Prefix: s.listPrefix(), Match: s.listMatch(), Index: s.index, Value: s.value, Revision: revision})
+		page, err = c.reader().listSoon(ctx, store.ListOptions{Prefix: s.listPrefix(), Match: s.listMatch(), Index: s.index, Value: s.value, Revision: revision})
 		if errors.Is(err, store.ErrTooNew) {
 			if opts.SendInitialEvents == nil {
-				return c.tooNew(revision)
+				return c.reader().tooNew(revision)
 			}
 			// For a streaming list, the error is sent as an event.
 			w := c.newEventWriter(format)
 			w.begin()
-			w.status(c.tooNew(revision))
+			w.status(c.reader().tooNew(revision))
 			w.flush()
 			return nil
 		}
@@ -136,7 +139,7 @@ func (c *call) follow(ctx context.Context, format negotiate.Format, opts *intern
 }
 
 // followSocket serves a watch over a WebSocket, with one message per event.
-func (c *call) followSocket(ctx context.Context, format negotiate.Format, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
+func (c watchServer) followSocket(ctx context.Context, format negotiate.Format, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
 	websocket.Handler(func(conn *websocket.Conn) {
 		defer func() { _ = conn.Close() }() // the client may have closed it first
 		ctx, cancel := context.WithCancel(ctx)
@@ -157,7 +160,7 @@ func (c *call) followSocket(ctx context.Context, format negotiate.Format, opts *
 }
 
 // events sends the entries of page and then all changes after since.
-func (c *call) events(ctx context.Context, w *eventWriter, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
+func (c watchServer) events(ctx context.Context, w *eventWriter, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
 	watcher, err := c.res.Collection.Watch(ctx, store.WatchOptions{Since: since, Prefix: s.prefix, Key: s.key, Match: s.match, Index: s.index, Value: s.value, Narrow: s.direct})
 	if err != nil {
 		if errors.Is(err, store.ErrTooOld) {
@@ -241,9 +244,9 @@ type eventWriter struct {
 	watchdog *watchdog
 }
 
-func (c *call) newEventWriter(format negotiate.Format) *eventWriter {
+func (c watchServer) newEventWriter(format negotiate.Format) *eventWriter {
 	f, _ := c.w.(http.Flusher)
-	return &eventWriter{call: c, format: format, flusher: f, headers: true, metrics: c.cfg.Metrics.Watch(c.info), watchdog: newWatchdog(c.w, c.cfg.SlowReader)}
+	return &eventWriter{call: c.call, format: format, flusher: f, headers: true, metrics: c.cfg.Metrics.Watch(c.info), watchdog: newWatchdog(c.w, c.cfg.SlowReader)}
 }
 
 func (w *eventWriter) begin() {
@@ -345,7 +348,7 @@ func (w *eventWriter) append(event watch.EventType, e *store.Entry, gone int64) 
 		}
 		return w.table(event, []tableRow{{obj: obj, entry: e, deletedRevision: gone}}, revision)
 	case w.format.Media == negotiate.Protobuf:
-		raw, err := w.rawOf(e, metadata)
+		raw, err := w.responder().rawOf(e, metadata)
 		if err != nil {
 			return err
 		}
@@ -370,7 +373,7 @@ func (w *eventWriter) append(event watch.EventType, e *store.Entry, gone int64) 
 }
 
 func (w *eventWriter) table(event watch.EventType, rows []tableRow, revision int64) error {
-	table, err := w.appendTable(nil, w.format, rows, tableMeta{revision: revision, remaining: -1}, w.headers)
+	table, err := w.responder().appendTable(nil, w.format, rows, tableMeta{revision: revision, remaining: -1}, w.headers)
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,7 @@ import (
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/joindiscovery"
-	"hyperkube/components/kubelet"
+	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/layout"
 )
@@ -170,7 +170,7 @@ func (s *controlPlaneSettings) validate() error {
 			errs = append(errs, fmt.Errorf("certificateKey: %w", err))
 		}
 	}
-	if _, err := kubelet.ParseTaints(s.Taints); err != nil {
+	if _, err := kubeletconfig.ParseTaints(s.Taints); err != nil {
 		errs = append(errs, fmt.Errorf("nodeRegistration.taints: %w", err))
 	}
 	if strings.Contains(s.Endpoint, "://") {

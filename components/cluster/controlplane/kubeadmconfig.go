@@ -18,7 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/components/cluster/joindiscovery"
-	"hyperkube/components/kubelet"
+	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/layout"
 	"hyperkube/manifests"
@@ -341,7 +341,7 @@ func (m *controlPlaneNode) taints() ([]corev1.Taint, error) {
 	if m.settings.Taints == nil {
 		return []corev1.Taint{{Key: controlPlaneRole, Effect: corev1.TaintEffectNoSchedule}}, nil
 	}
-	return kubelet.ParseTaints(m.settings.Taints)
+	return kubeletconfig.ParseTaints(m.settings.Taints)
 }
 
 // clusterConfiguration returns the configuration that is stored in the cluster.

@@ -23,7 +23,7 @@ import (
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
-	"hyperkube/components/kubelet"
+	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/node/kubeletcerts"
 	"hyperkube/components/network"
 	"hyperkube/internal/base/lifecycle"
@@ -37,6 +37,8 @@ import (
 
 // Options are the flags of `node`, under the names that the kubelet and kube-proxy use. `init` and
 // `join` save them to disk; `node` without flags reads them from there.
+//
+// Size: one field for each flag, and for each setting of the file format.
 type Options struct {
 	root, cgroupRoot string
 	verbose          bool
@@ -63,6 +65,9 @@ type Options struct {
 	Network             string              `json:"podNetwork,omitempty"`
 	Config              string              `json:"config,omitempty"`
 	ConfigDir           string              `json:"configDir,omitempty"`
+	// NoSeccompDefault is the inverse of --seccomp-default, so that seccompDefault is on after an
+	// upgrade from a version without the flag.
+	NoSeccompDefault bool `json:"noSeccompDefault,omitempty"`
 	// BootstrapTimeout is how long to wait for the first client certificate of the kubelet; 0 means
 	// progress.DefaultTimeout.
 	BootstrapTimeout time.Duration `json:"enterWithin,omitempty"`
@@ -101,6 +106,7 @@ func NewCommand() *cobra.Command {
 	flags.StringVar(&o.Config, "config", "", "Path to a KubeletConfiguration file.")
 	flags.StringVar(&o.ConfigDir, "config-dir", "", "Path to a directory of drop-in files (*.conf) for the KubeletConfiguration, applied in the order of their names.")
 	o.CredentialProviders.Register(flags)
+	RegisterSeccompDefault(flags, &o.NoSeccompDefault)
 	flags.StringVar(&o.cgroupRoot, "cgroup-root", "", "Parent cgroup of all cgroups of the node.")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Also log debug messages.")
 	flags.IntVar(&o.additional, "further", 0, "Run the additional node with this number, created by up --nodes on this machine, in the network namespace of the caller.")
@@ -415,27 +421,27 @@ func (o *Options) config(l layout.Node) (Config, error) {
 		}
 		cfg.Labels[key] = value
 	}
-	if cfg.Taints, err = kubelet.ParseTaints(o.Taints); err != nil {
+	if cfg.Taints, err = kubeletconfig.ParseTaints(o.Taints); err != nil {
 		return cfg, fmt.Errorf("--register-with-taints: %w", err)
 	}
 	if cfg.Addresses, err = o.Addresses(); err != nil {
 		return cfg, err
 	}
-	cfg.CredentialProviders = o.CredentialProviders
-	if cfg.KubeletConfig, err = kubelet.LoadFiles(o.Config, o.ConfigDir, nil); err != nil {
+	cfg.CredentialProviders, cfg.NoSeccompDefault = o.CredentialProviders, o.NoSeccompDefault
+	if cfg.KubeletConfig, err = kubeletconfig.LoadFiles(o.Config, o.ConfigDir, nil); err != nil {
 		return cfg, err
 	}
 	if (o.CertFile == "") != (o.KeyFile == "") {
 		return cfg, errors.New("--tls-cert-file and --tls-private-key-file must be set together")
 	}
 	if o.CertFile != "" {
-		cfg.Certificate = kubelet.CertificateFiles(o.CertFile, o.KeyFile)
+		cfg.Certificate = kubeletconfig.CertificateFiles(o.CertFile, o.KeyFile)
 		if _, err := cfg.Certificate(); err != nil {
 			return cfg, err
 		}
 	}
 	if o.ClientCA != "" {
-		if cfg.ClientCA, err = kubelet.ReadPool(o.ClientCA); err != nil {
+		if cfg.ClientCA, err = kubeletconfig.ReadPool(o.ClientCA); err != nil {
 			return cfg, err
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/localnodes"
 	"hyperkube/components/kubelet"
+	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/components/network"
 	"hyperkube/components/network/policy"
 	"hyperkube/components/proxy"
@@ -50,6 +51,8 @@ type Config struct {
 	StaticPods string
 	// KubeletConfig is a KubeletConfiguration, which takes precedence over the other fields; may be nil.
 	KubeletConfig *kubeletv1beta1.KubeletConfiguration
+	// NoSeccompDefault disables seccompDefault of KubeletConfiguration, which is on otherwise.
+	NoSeccompDefault bool
 	// CredentialProviders configures the credential providers for image pulls.
 	CredentialProviders CredentialProviders
 	// Labels and Taints are set when the node is registered.
@@ -69,6 +72,10 @@ type Config struct {
 	Log         *slog.Logger
 }
 
+// podPIDsLimit is the maximum number of processes and threads of a pod, unless podPidsLimit of
+// KubeletConfiguration specifies another, so that a pod cannot exhaust the process IDs of the machine.
+const podPIDsLimit = 4096
+
 // Node runs the kubelet, kube-proxy, the pod network and the host's routes to services.
 type Node struct {
 	cfg     Config
@@ -81,23 +88,21 @@ type Node struct {
 
 // New returns a Node with the components that cfg configures.
 func New(cfg Config) (*Node, error) {
-	kc := kubelet.Config{
+	kc := kubeletconfig.Config{
 		NodeName:   cfg.Cluster.NodeName,
 		Layout:     cfg.Layout,
-		Clients:    cfg.Kubelet,
-		Node:       kubelet.NodeConfig{IPs: cfg.Addresses, Labels: cfg.Labels, Taints: cfg.Taints},
-		DNS:        kubelet.DNSConfig{Servers: cfg.ClusterDNS, Domain: cfg.Cluster.Domain},
-		StaticPods: kubelet.StaticPodConfig{Dir: cfg.StaticPods},
-		Images:     kubelet.ImageConfig{CredentialProviders: cfg.CredentialProviders.Config, CredentialProviderDir: cfg.CredentialProviders.Dir},
-		Server:     kubelet.ServerConfig{Certificate: cfg.Certificate, CertificateHasMetrics: cfg.CertificateHasMetrics},
-		Access:     kubelet.AccessConfig{ClientCA: cfg.ClientCA},
-		Metrics:    cfg.Metrics,
-		Journal:    cfg.Journal,
-		Log:        cfg.Log.With("component", "kubelet"),
+		Node:       kubeletconfig.Node{IPs: cfg.Addresses, Labels: cfg.Labels, Taints: cfg.Taints},
+		DNS:        kubeletconfig.DNS{Servers: cfg.ClusterDNS, Domain: cfg.Cluster.Domain},
+		StaticPods: kubeletconfig.StaticPods{Dir: cfg.StaticPods},
+		Images:     kubeletconfig.Images{CredentialProviders: cfg.CredentialProviders.Config, CredentialProviderDir: cfg.CredentialProviders.Dir},
+		Server:     kubeletconfig.Server{Certificate: cfg.Certificate, CertificateHasMetrics: cfg.CertificateHasMetrics},
+		Access:     kubeletconfig.Access{ClientCA: cfg.ClientCA},
+		Containers: kubeletconfig.Containers{SeccompDefault: !cfg.NoSeccompDefault, PidsLimit: podPIDsLimit},
 	}
+	deps := kubelet.Dependencies{Clients: cfg.Kubelet, Metrics: cfg.Metrics, Journal: cfg.Journal, Log: cfg.Log.With("component", "kubelet")}
 	if cfg.SharedInformers {
 		core := cfg.Kubelet.Informers.Core().V1()
-		kc.Informers.Pods, kc.Informers.Services, kc.Informers.Nodes = shared(core.Pods().Informer()), shared(core.Services().Informer()), shared(core.Nodes().Informer())
+		deps.Informers.Pods, deps.Informers.Services, deps.Informers.Nodes = shared(core.Pods().Informer()), shared(core.Services().Informer()), shared(core.Nodes().Informer())
 	}
 	if cfg.KubeletConfig != nil {
 		if err := kc.Apply(cfg.KubeletConfig); err != nil {
@@ -105,7 +110,7 @@ func New(cfg Config) (*Node, error) {
 		}
 	}
 	if kc.Eviction.Settings.Hard == nil {
-		kc.Eviction.Settings.Hard = evictionHard()
+		kc.Eviction.Settings.Hard = kubeletconfig.EvictionHardFullDisk()
 	}
 	pc := proxy.Config{
 		Clients: cfg.Proxy, NodeName: cfg.Cluster.NodeName, LocalhostNodePorts: true,
@@ -125,15 +130,15 @@ func New(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	kc.ServicesReady = p.Ready()
+	deps.ServicesReady = p.Ready()
 	enforcer, err := policy.New(policy.Config{
 		NodeName: cfg.Cluster.NodeName, Bridge: cfg.Layout.Bridge(), Informers: cfg.Proxy.Informers, Log: cfg.Log.With("component", "network"),
 	})
 	if err != nil {
 		return nil, err
 	}
-	kc.Policies = enforcer
-	k, err := kubelet.New(kc)
+	deps.Policies = enforcer
+	k, err := kubelet.New(kc, deps)
 	if err != nil {
 		return nil, err
 	}
@@ -154,16 +159,6 @@ func New(cfg Config) (*Node, error) {
 		return nil, err
 	}
 	return &Node{cfg: cfg, kubelet: k, proxy: p, routes: routes, network: between, policy: enforcer}, nil
-}
-
-// evictionHard returns the default eviction thresholds. They are those of upstream except for
-// disks: the disk of a developer machine is often nearly full, and 15 % of a large disk is enough
-// free space.
-func evictionHard() map[string]string {
-	return map[string]string{
-		"memory.available": "100Mi", "nodefs.available": "5%", "nodefs.inodesFree": "5%",
-		"imagefs.available": "5%", "imagefs.inodesFree": "5%",
-	}
 }
 
 // RecordCgroupRoot records the cgroup root of the node in the journal if the node has to create it.

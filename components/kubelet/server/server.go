@@ -27,6 +27,7 @@ import (
 	"hyperkube/components/kubelet/pod/podstate"
 	"hyperkube/components/kubelet/server/nodelogs"
 	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/internal/serving/tlsdefaults"
 	"hyperkube/internal/serving/zpages"
 )
 
@@ -94,7 +95,8 @@ type Config struct {
 	// Level is the log level that /debug/flags/v changes, unless NoDebug is set. If it is nil, the
 	// level cannot be changed.
 	Level *slog.LevelVar
-	// MinVersion and CipherSuites configure TLS. The zero values mean TLS 1.2 and Go's default.
+	// MinVersion and CipherSuites configure TLS. The zero values mean TLS 1.2 and
+	// tlsdefaults.CipherSuites.
 	MinVersion   uint16
 	CipherSuites []uint16
 	// Curves are the key exchange mechanisms. Empty means Go's default.
@@ -122,6 +124,10 @@ type Server struct {
 // New creates a Server.
 func New(cfg Config) *Server {
 	s := &Server{cfg: cfg}
+	suites := cfg.CipherSuites
+	if suites == nil {
+		suites = tlsdefaults.CipherSuites()
+	}
 	handler := s.handler()
 	if cfg.Wrap != nil {
 		handler = cfg.Wrap(handler)
@@ -133,7 +139,7 @@ func New(cfg Config) *Server {
 		ErrorLog:          slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
 		TLSConfig: &tls.Config{
 			MinVersion:       max(cfg.MinVersion, tls.VersionTLS12),
-			CipherSuites:     cfg.CipherSuites,
+			CipherSuites:     suites,
 			CurvePreferences: cfg.Curves,
 			ClientAuth:       tls.RequestClientCert,
 			// Upgrades to SPDY and WebSocket require HTTP/1.1. Other requests may use HTTP/2.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/distribution/reference"
@@ -86,7 +87,7 @@ func FuzzImport(f *testing.F) {
 			t.Error("neither images nor an error")
 		}
 		for _, i := range list {
-			if !s.hasAllLayers(i.Image) {
+			if !s.layers.hasAll(i.Image) {
 				t.Errorf("image %s is not whole", i.ID)
 			}
 		}
@@ -114,6 +115,34 @@ func FuzzNormalize(f *testing.F) {
 		}
 		if two, err := Normalize(one); err != nil || one != two {
 			t.Errorf("%q is %q is %q, %v", ref, one, two, err)
+		}
+	})
+}
+
+// FuzzRegistries checks that each accepted registry configuration gives endpoints and references, or an
+// error that the pull reports.
+func FuzzRegistries(f *testing.F) {
+	f.Add([]byte("mirrors:\n  docker.io:\n    endpoint: [\"https://m.example/v2/x\"]\n    rewrite: {\"^library/(.*)\": \"a/$1\"}\n"), "docker.io/library/a:b")
+	f.Add([]byte("mirrors: {\"*\": {endpoint: [http://m], rewrite: {\".*\": \"\"}}}\nconfigs: {m: {auth: {auth: eDp5}, tls: {ca_file: /x}}}\n"), "r.example/a@sha256:00")
+	f.Fuzz(func(t *testing.T, data []byte, image string) {
+		r, err := parseRegistries(data)
+		normal, invalid := Normalize(image)
+		if err != nil || invalid != nil {
+			return
+		}
+		host, _, _ := strings.Cut(normal, "/")
+		endpoints, err := r.endpoints(host)
+		if err != nil {
+			return
+		}
+		if len(endpoints) == 0 {
+			t.Error("no endpoint")
+		}
+		for _, e := range endpoints {
+			ref, err := e.reference(normal)
+			if err == nil && ref.Context().RegistryStr() == "" {
+				t.Errorf("%s has no registry", ref)
+			}
 		}
 	})
 }

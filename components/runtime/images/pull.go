@@ -8,12 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
+	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,6 +42,29 @@ type Registries struct {
 type Mirror struct {
 	// Endpoints are URLs such as "https://mirror.example" or "http://…".
 	Endpoints []string `json:"endpoint"`
+	// Rewrite maps regular expressions to replacements for the repository, without registry and tag,
+	// for example "^library/(.*)" to "mirrored/$1". The first expression in alphabetical order that
+	// changes the repository applies. Pulls from the registry itself are not changed.
+	Rewrite map[string]string `json:"rewrite,omitempty"`
+}
+
+// rewriteRule is a compiled entry of Mirror.Rewrite.
+type rewriteRule struct {
+	pattern     *regexp.Regexp
+	replacement string
+}
+
+// rewriteRules compiles Rewrite.
+func (m Mirror) rewriteRules() ([]rewriteRule, error) {
+	var rules []rewriteRule
+	for _, pattern := range slices.Sorted(maps.Keys(m.Rewrite)) {
+		compiled, err := regexp.Compile(pattern)
+		if err != nil {
+			return nil, fmt.Errorf("invalid rewrite pattern %q: %w", pattern, err)
+		}
+		rules = append(rules, rewriteRule{compiled, m.Rewrite[pattern]})
+	}
+	return rules, nil
 }
 
 // RegistryConfig configures the access to one registry.
@@ -69,19 +95,33 @@ type Auth struct {
 // LoadRegistries reads Registries from a YAML or JSON file. It returns the zero value if file is
 // empty or does not exist.
 func LoadRegistries(file string) (Registries, error) {
-	var r Registries
 	if file == "" {
-		return r, nil
+		return Registries{}, nil
 	}
 	data, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) {
-		return r, nil
+		return Registries{}, nil
 	}
+	var r Registries
 	if err == nil {
-		err = yaml.UnmarshalStrict(data, &r)
+		r, err = parseRegistries(data)
 	}
 	if err != nil {
-		return r, fmt.Errorf("reading registry configuration: %w", err)
+		return r, fmt.Errorf("reading registry configuration %s: %w", file, err)
+	}
+	return r, nil
+}
+
+// parseRegistries parses and validates a registry configuration.
+func parseRegistries(data []byte) (Registries, error) {
+	var r Registries
+	if err := yaml.UnmarshalStrict(data, &r); err != nil {
+		return Registries{}, err
+	}
+	for _, host := range slices.Sorted(maps.Keys(r.Mirrors)) {
+		if _, err := r.Mirrors[host].rewriteRules(); err != nil {
+			return Registries{}, fmt.Errorf("mirror of %s: %w", host, err)
+		}
 	}
 	return r, nil
 }
@@ -133,12 +173,17 @@ type endpoint struct {
 	insecure bool   // plain HTTP
 	prefix   string // path prefix of the repository
 	mirror   bool
+	rewrite  []rewriteRule
 }
 
 func (r Registries) endpoints(host string) ([]endpoint, error) {
 	mirror, ok := r.Mirrors[host]
 	if !ok {
 		mirror = r.Mirrors["*"]
+	}
+	rewrite, err := mirror.rewriteRules()
+	if err != nil {
+		return nil, fmt.Errorf("mirror of %s: %w", host, err)
 	}
 	var list []endpoint
 	for _, e := range mirror.Endpoints {
@@ -147,7 +192,7 @@ func (r Registries) endpoints(host string) ([]endpoint, error) {
 			return nil, fmt.Errorf("invalid mirror endpoint %q of %s", e, host)
 		}
 		prefix := strings.Trim(strings.TrimPrefix(strings.Trim(u.Path, "/"), "v2"), "/")
-		list = append(list, endpoint{registry: u.Host, insecure: u.Scheme == "http", prefix: prefix, mirror: true})
+		list = append(list, endpoint{registry: u.Host, insecure: u.Scheme == "http", prefix: prefix, mirror: true, rewrite: rewrite})
 	}
 	return append(list, endpoint{registry: host, insecure: r.Configs[host].PlainHTTP}), nil
 }
@@ -277,6 +322,13 @@ func (e endpoint) reference(normal string) (name.Reference, error) {
 		options = append(options, name.Insecure)
 	}
 	_, path, _ := strings.Cut(normal, "/")
+	repository := path[:len(path)-len(suffix(path))]
+	for _, r := range e.rewrite {
+		if changed := r.pattern.ReplaceAllString(repository, r.replacement); changed != repository {
+			path = changed + suffix(path)
+			break
+		}
+	}
 	if e.prefix != "" {
 		path = e.prefix + "/" + path
 	}
@@ -285,6 +337,18 @@ func (e endpoint) reference(normal string) (name.Reference, error) {
 		return nil, fmt.Errorf("failed to parse image reference %q: %w", normal, err)
 	}
 	return ref, nil
+}
+
+// suffix returns the tag or digest of a repository path, with its separator.
+func suffix(path string) string {
+	at := strings.IndexByte(path, '@')
+	if at < 0 {
+		at = strings.IndexByte(path, ':')
+	}
+	if at < 0 {
+		return ""
+	}
+	return path[at:]
 }
 
 // resolve returns the image for this platform, and the digest that the reference resolves to.

@@ -107,11 +107,13 @@ func TestPull(t *testing.T) {
 }
 
 func TestMirror(t *testing.T) {
+	n := newNode(t)
 	host := registryServer(t, "", "")
 	push(t, host+"/mirrored/library/box:latest", busybox(t), "", "")
-	n := newNode(t)
+	push(t, host+"/mirrored/team/app:v1", busybox(t), "", "")
 	n.stop(15)
-	config := "mirrors:\n  docker.io:\n    endpoint: [\"http://127.0.0.1:1\", \"http://" + host + "/mirrored\"]\n"
+	config := "mirrors:\n  docker.io:\n    endpoint: [\"http://127.0.0.1:1\", \"http://" + host + "/mirrored\"]\n" +
+		"    rewrite: {\"^apps/(.*)\": \"team/$1\"}\n"
 	if err := os.WriteFile(n.path("registries.yaml"), []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -122,6 +124,9 @@ func TestMirror(t *testing.T) {
 	st, err := n.ImageStatus(context.Background(), &runtimeapi.ImageStatusRequest{Image: spec("docker.io/library/box:latest")})
 	if err != nil || st.Image == nil || st.Image.RepoTags[0] != "docker.io/library/box:latest" {
 		t.Errorf("the image is %v, %v", st, err)
+	}
+	if _, err := n.PullImage(context.Background(), &runtimeapi.PullImageRequest{Image: spec("docker.io/apps/app:v1")}); err != nil {
+		t.Errorf("pulling with a rewritten repository: %v", err)
 	}
 }
 

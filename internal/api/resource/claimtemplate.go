@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api"
+	"hyperkube/internal/api/validate"
 )
 
 func resourceClaimTemplate() api.Kind[*resourcev1.ResourceClaimTemplate] {
@@ -45,7 +46,7 @@ func resourceClaimTemplate() api.Kind[*resourcev1.ResourceClaimTemplate] {
 func checkTemplate(ctx context.Context, t, old *resourcev1.ResourceClaimTemplate) field.ErrorList {
 	var e checker
 	spec := field.NewPath("spec")
-	e.templateMeta(&t.Spec.ObjectMeta, spec.Child("metadata"))
+	checkTemplateMeta(&e.Errors, &t.Spec.ObjectMeta, spec.Child("metadata"))
 	e.claim(&t.Spec.Spec.Devices, spec.Child("spec", "devices"))
 	var was *resourcev1.ResourceClaimTemplateSpec
 	if old != nil {
@@ -56,15 +57,15 @@ func checkTemplate(ctx context.Context, t, old *resourcev1.ResourceClaimTemplate
 	return e.List
 }
 
-// templateMeta checks that the metadata in a template only contains labels and annotations.
-func (c *checker) templateMeta(m *metav1.ObjectMeta, at *field.Path) {
-	c.Add(apivalidation.ValidateAnnotations(m.Annotations, at.Child("annotations")))
-	c.Add(metavalidation.ValidateLabels(m.Labels, at.Child("labels")))
+// checkTemplateMeta checks that the metadata in a template only contains labels and annotations.
+func checkTemplateMeta(e *validate.Errors, m *metav1.ObjectMeta, at *field.Path) {
+	e.Add(apivalidation.ValidateAnnotations(m.Annotations, at.Child("annotations")))
+	e.Add(metavalidation.ValidateLabels(m.Labels, at.Child("labels")))
 	v := reflect.ValueOf(m).Elem()
 	for i := range v.NumField() {
 		name := v.Type().Field(i).Name
 		if name != "Labels" && name != "Annotations" && !v.Field(i).IsZero() {
-			c.Forbidden(at.Child(strings.ToLower(name[:1])+name[1:]), "cannot be set")
+			e.Forbidden(at.Child(strings.ToLower(name[:1])+name[1:]), "cannot be set")
 		}
 	}
 }

@@ -26,12 +26,12 @@ import (
 const maxPolicyValues = 10
 
 func checkSlice(ctx context.Context, slice, old *resourcev1.ResourceSlice) field.ErrorList {
-	var c checker
+	var c validate.Errors
 	s, at := &slice.Spec, field.NewPath("spec")
 	var was *resourcev1.ResourceSliceSpec
-	c.driver(s.Driver, at.Child("driver"))
+	checkDriver(&c, s.Driver, at.Child("driver"))
 	pool := at.Child("pool")
-	c.pool(s.Pool.Name, pool.Child("name"))
+	checkPool(&c, s.Pool.Name, pool.Child("name"))
 	if s.Pool.ResourceSliceCount <= 0 {
 		c.Invalid(pool.Child("resourceSliceCount"), s.Pool.ResourceSliceCount, "must be greater than zero")
 	}
@@ -44,7 +44,7 @@ func checkSlice(ctx context.Context, slice, old *resourcev1.ResourceSlice) field
 		c.Add(apivalidation.ValidateImmutableField(s.Driver, was.Driver, at.Child("driver")))
 		c.Add(apivalidation.ValidateImmutableField(s.NodeName, was.NodeName, at.Child("nodeName")))
 	}
-	c.sliceNodes(s, at)
+	checkSliceNodes(&c, s, at)
 	if s.SharedCounters != nil && s.Devices != nil {
 		c.Invalid(at, "", "only one of `sharedCounters` or `devices` is allowed")
 	}
@@ -52,34 +52,34 @@ func checkSlice(ctx context.Context, slice, old *resourcev1.ResourceSlice) field
 	if hasLists(s) || slices.ContainsFunc(s.Devices, func(d resourcev1.Device) bool { return len(d.Taints) > 0 || len(d.ConsumesCounters) > 0 }) {
 		most = resourcev1.ResourceSliceMaxDevicesWithAdvancedFeatures
 	}
-	c.devices(s, was, at.Child("devices"), most)
+	checkDevices(&c, s, was, at.Child("devices"), most)
 	if len(s.SharedCounters) <= resourcev1.ResourceSliceMaxCounterSets {
 		for i, set := range s.SharedCounters {
-			c.counters(set.Counters, at.Child("sharedCounters").Index(i).Child("counters"), resourcev1.ResourceSliceMaxCountersPerCounterSet)
+			checkCounters(&c, set.Counters, at.Child("sharedCounters").Index(i).Child("counters"), resourcev1.ResourceSliceMaxCountersPerCounterSet)
 		}
 	}
-	c.skipped(s.SkipNodeOperations, at.Child("skipNodeOperations"))
+	checkSkipped(&c, s.SkipNodeOperations, at.Child("skipNodeOperations"))
 	c.Add(declared(ctx, resourcev1.Validate_ResourceSliceSpec, at, s, was))
 	return c.List
 }
 
-// sliceNodes checks that a slice specifies its nodes in exactly one way.
-func (c *checker) sliceNodes(s *resourcev1.ResourceSliceSpec, at *field.Path) {
+// checkSliceNodes checks that a slice specifies its nodes in exactly one way.
+func checkSliceNodes(e *validate.Errors, s *resourcev1.ResourceSliceSpec, at *field.Path) {
 	const which = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required"
 	var set []string
 	if s.NodeName != nil {
 		if *s.NodeName == "" {
-			c.Invalid(at.Child("nodeName"), "", "must be either unset or set to a non-empty string")
+			e.Invalid(at.Child("nodeName"), "", "must be either unset or set to a non-empty string")
 		} else {
 			set = append(set, "`nodeName`")
-			c.nodeName(*s.NodeName, at.Child("nodeName"))
+			checkNodeName(e, *s.NodeName, at.Child("nodeName"))
 		}
 	}
 	if s.NodeSelector != nil {
 		set = append(set, "`nodeSelector`")
-		c.NodeSelector(at.Child("nodeSelector"), s.NodeSelector)
+		e.NodeSelector(at.Child("nodeSelector"), s.NodeSelector)
 		if len(s.NodeSelector.NodeSelectorTerms) != 1 {
-			c.Invalid(at.Child("nodeSelector", "nodeSelectorTerms"), s.NodeSelector.NodeSelectorTerms, "must have exactly one node selector term")
+			e.Invalid(at.Child("nodeSelector", "nodeSelectorTerms"), s.NodeSelector.NodeSelectorTerms, "must have exactly one node selector term")
 		}
 	}
 	for _, f := range []struct {
@@ -91,24 +91,24 @@ func (c *checker) sliceNodes(s *resourcev1.ResourceSliceSpec, at *field.Path) {
 		case *f.value:
 			set = append(set, "`"+f.name+"`")
 		default:
-			c.Invalid(at.Child(f.name), false, "must be either unset or set to true")
+			e.Invalid(at.Child(f.name), false, "must be either unset or set to true")
 		}
 	}
 	switch {
 	case len(set) == 0:
-		c.Required(at, which)
+		e.Required(at, which)
 	case len(set) > 1:
-		c.Invalid(at, "{"+strings.Join(set, ", ")+"}", which+", but multiple fields are set")
+		e.Invalid(at, "{"+strings.Join(set, ", ")+"}", which+", but multiple fields are set")
 	}
 }
 
-func (c *checker) nodeName(name string, at *field.Path) {
-	c.InvalidAll(at, name, apivalidation.NameIsDNSSubdomain(name, false))
+func checkNodeName(e *validate.Errors, name string, at *field.Path) {
+	e.InvalidAll(at, name, apivalidation.NameIsDNSSubdomain(name, false))
 }
 
-func (c *checker) devices(s, was *resourcev1.ResourceSliceSpec, at *field.Path, most int) {
+func checkDevices(e *validate.Errors, s, was *resourcev1.ResourceSliceSpec, at *field.Path, most int) {
 	if n := len(s.Devices); n > most {
-		c.Add(field.ErrorList{field.TooMany(at, n, most)})
+		e.Add(field.ErrorList{field.TooMany(at, n, most)})
 		return
 	}
 	for i := range s.Devices {
@@ -119,110 +119,110 @@ func (c *checker) devices(s, was *resourcev1.ResourceSliceSpec, at *field.Path, 
 				before = &was.Devices[j]
 			}
 		}
-		c.device(d, before, at.Index(i), ptr.Deref(s.PerDeviceNodeSelection, false))
+		checkDevice(e, d, before, at.Index(i), ptr.Deref(s.PerDeviceNodeSelection, false))
 	}
 	seen := map[string]bool{}
 	for i, d := range s.Devices {
 		if seen[d.Name] {
-			c.Duplicate(at.Index(i), d.Name)
+			e.Duplicate(at.Index(i), d.Name)
 		}
 		seen[d.Name] = true
 	}
 }
 
-// device validates one device. before is the old device, or nil if it is new.
-func (c *checker) device(d, before *resourcev1.Device, at *field.Path, ownNodes bool) {
-	c.Label(at.Child("name"), d.Name)
+// checkDevice validates one device. before is the old device, or nil if it is new.
+func checkDevice(e *validate.Errors, d, before *resourcev1.Device, at *field.Path, ownNodes bool) {
+	e.Label(at.Child("name"), d.Name)
 	if n := len(d.Attributes) + len(d.Capacity); n > resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
-		c.Invalid(at, n, fmt.Sprintf("the total number of attributes and capacities must not exceed %d", resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice))
+		e.Invalid(at, n, fmt.Sprintf("the total number of attributes and capacities must not exceed %d", resourcev1.ResourceSliceMaxAttributesAndCapacitiesPerDevice))
 	}
 	values := 0
 	for _, a := range d.Attributes {
 		values += max(1, len(a.BoolValues)+len(a.IntValues)+len(a.StringValues)+len(a.VersionValues))
 	}
 	if values > resourcev1.ResourceSliceMaxAttributeValuesPerDevice {
-		c.Invalid(at, values, fmt.Sprintf("the total number of attribute values must not exceed %d", resourcev1.ResourceSliceMaxAttributeValuesPerDevice))
+		e.Invalid(at, values, fmt.Sprintf("the total number of attribute values must not exceed %d", resourcev1.ResourceSliceMaxAttributeValuesPerDevice))
 	}
 	for _, name := range slices.Sorted(maps.Keys(d.Attributes)) {
-		c.qualifiedName(string(name), at.Child("attributes"))
-		c.attribute(d.Attributes[name], at.Child("attributes").Key(shortened(string(name))))
+		checkQualifiedName(e, string(name), at.Child("attributes"))
+		checkAttribute(e, d.Attributes[name], at.Child("attributes").Key(shortened(string(name))))
 	}
 	if before == nil || !apiequality.Semantic.DeepEqual(before.Capacity, d.Capacity) {
 		shared := ptr.Deref(d.AllowMultipleAllocations, false)
 		for _, name := range slices.Sorted(maps.Keys(d.Capacity)) {
 			at := at.Child("capacity")
-			c.qualifiedName(string(name), at)
+			checkQualifiedName(e, string(name), at)
 			capacity := d.Capacity[name]
 			policy := at.Key(shortened(string(name))).Child("requestPolicy")
 			switch {
 			case capacity.RequestPolicy == nil:
 			case shared:
-				c.policy(capacity.Value, capacity.RequestPolicy, policy)
+				checkPolicy(e, capacity.Value, capacity.RequestPolicy, policy)
 			default:
-				c.Forbidden(policy, "allowMultipleAllocations must be true")
+				e.Forbidden(policy, "allowMultipleAllocations must be true")
 			}
 		}
 	}
 	if before == nil || !apiequality.Semantic.DeepEqual(before.Taints, d.Taints) {
 		if n := len(d.Taints); n > resourcev1.DeviceTaintsMaxLength {
-			c.Add(field.ErrorList{field.TooMany(at.Child("taints"), n, resourcev1.DeviceTaintsMaxLength)})
+			e.Add(field.ErrorList{field.TooMany(at.Child("taints"), n, resourcev1.DeviceTaintsMaxLength)})
 		} else {
 			for i := range d.Taints {
-				c.taint(&d.Taints[i], at.Child("taints").Index(i))
+				checkTaint(e, &d.Taints[i], at.Child("taints").Index(i))
 			}
 		}
 	}
 	if len(d.ConsumesCounters) <= resourcev1.ResourceSliceMaxDeviceCounterConsumptionsPerDevice {
 		for i, x := range d.ConsumesCounters {
-			c.counters(x.Counters, at.Child("consumesCounters").Index(i).Child("counters"), resourcev1.ResourceSliceMaxCountersPerDeviceCounterConsumption)
+			checkCounters(e, x.Counters, at.Child("consumesCounters").Index(i).Child("counters"), resourcev1.ResourceSliceMaxCountersPerDeviceCounterConsumption)
 		}
 	}
-	c.deviceNodes(d, at, ownNodes)
-	c.bindingConditions(d.BindingConditions, d.BindingFailureConditions, at)
-	c.nodeAllocatable(d, at.Child("nodeAllocatableResources"))
+	checkDeviceNodes(e, d, at, ownNodes)
+	checkBindingConditions(e, d.BindingConditions, d.BindingFailureConditions, at)
+	checkNodeAllocatable(e, d, at.Child("nodeAllocatableResources"))
 }
 
-func (c *checker) counters(all map[string]resourcev1.Counter, at *field.Path, most int) {
+func checkCounters(e *validate.Errors, all map[string]resourcev1.Counter, at *field.Path, most int) {
 	if n := len(all); n > most {
-		c.Add(field.ErrorList{field.TooMany(at, n, most)})
+		e.Add(field.ErrorList{field.TooMany(at, n, most)})
 	}
 }
 
-// deviceNodes validates the node selection of a device, which is only allowed if the slice has
+// checkDeviceNodes validates the node selection of a device, which is only allowed if the slice has
 // perDeviceNodeSelection.
-func (c *checker) deviceNodes(d *resourcev1.Device, at *field.Path, perDevice bool) {
+func checkDeviceNodes(e *validate.Errors, d *resourcev1.Device, at *field.Path, perDevice bool) {
 	const which = "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` is set to true in the ResourceSlice spec"
 	if !perDevice {
 		if d.NodeName != nil || d.NodeSelector != nil || d.AllNodes != nil {
-			c.Invalid(at, nil, "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is set to true in the ResourceSlice spec")
+			e.Invalid(at, nil, "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is set to true in the ResourceSlice spec")
 		}
 		return
 	}
 	var set []string
 	if d.NodeName != nil {
 		if *d.NodeName == "" {
-			c.Invalid(at.Child("nodeName"), "", "must not be empty")
+			e.Invalid(at.Child("nodeName"), "", "must not be empty")
 		} else {
 			set = append(set, "`nodeName`")
-			c.nodeName(*d.NodeName, at.Child("nodeName"))
+			checkNodeName(e, *d.NodeName, at.Child("nodeName"))
 		}
 	}
 	if d.NodeSelector != nil {
 		set = append(set, "`nodeSelector`")
-		c.NodeSelector(at.Child("nodeSelector"), d.NodeSelector)
+		e.NodeSelector(at.Child("nodeSelector"), d.NodeSelector)
 	}
 	if d.AllNodes != nil {
 		if *d.AllNodes {
 			set = append(set, "`allNodes`")
 		} else {
-			c.Invalid(at.Child("allNodes"), false, "must be either unset or set to true")
+			e.Invalid(at.Child("allNodes"), false, "must be either unset or set to true")
 		}
 	}
 	switch {
 	case len(set) == 0:
-		c.Required(at, which)
+		e.Required(at, which)
 	case len(set) > 1:
-		c.Invalid(at, "{"+strings.Join(set, ", ")+"}", which)
+		e.Invalid(at, "{"+strings.Join(set, ", ")+"}", which)
 	}
 }
 
@@ -236,33 +236,33 @@ func shortened(key string) string {
 	return key[:(left+1)/2] + "..." + key[len(key)-left/2:]
 }
 
-// qualifiedName validates an identifier with an optional domain.
-func (c *checker) qualifiedName(name string, at *field.Path) {
+// checkQualifiedName validates an identifier with an optional domain.
+func checkQualifiedName(e *validate.Errors, name string, at *field.Path) {
 	domain, id, ok := strings.Cut(name, "/")
 	switch {
 	case !ok:
-		c.identifier(name, at)
+		checkIdentifier(e, name, at)
 		return
 	case strings.Contains(id, "/"):
 		return // accepted by upstream, so drivers may use it
 	}
 	if domain == "" {
-		c.Invalid(at, "", "the domain must not be empty")
+		e.Invalid(at, "", "the domain must not be empty")
 	} else {
-		c.driver(domain, at)
+		checkDriver(e, domain, at)
 	}
 	if id == "" {
-		c.Invalid(at, "", "the name must not be empty")
+		e.Invalid(at, "", "the name must not be empty")
 	} else {
-		c.identifier(id, at)
+		checkIdentifier(e, id, at)
 	}
 }
 
-func (c *checker) identifier(id string, at *field.Path) {
+func checkIdentifier(e *validate.Errors, id string, at *field.Path) {
 	if len(id) > resourcev1.DeviceMaxIDLength {
-		c.Add(field.ErrorList{field.TooLong(at, "", resourcev1.DeviceMaxIDLength)})
+		e.Add(field.ErrorList{field.TooLong(at, "", resourcev1.DeviceMaxIDLength)})
 	}
-	c.InvalidAll(at, id, content.IsCIdentifier(id))
+	e.InvalidAll(at, id, content.IsCIdentifier(id))
 }
 
 // semver is the grammar of semver.org 2.0.0.
@@ -270,17 +270,17 @@ var semver = regexp.MustCompile(`^(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)` +
 	`(-(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9]\d*|\d*[a-zA-Z-][0-9a-zA-Z-]*))*)?` +
 	`(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?$`)
 
-// attribute validates the values of an attribute. Declarative validation checks that exactly one is
+// checkAttribute validates the values of an attribute. Declarative validation checks that exactly one is
 // set.
-func (c *checker) attribute(a resourcev1.DeviceAttribute, at *field.Path) {
+func checkAttribute(e *validate.Errors, a resourcev1.DeviceAttribute, at *field.Path) {
 	length := func(value string, at *field.Path) {
 		if len(value) > resourcev1.DeviceAttributeMaxValueLength {
-			c.Add(field.ErrorList{field.TooLong(at, "", resourcev1.DeviceAttributeMaxValueLength)})
+			e.Add(field.ErrorList{field.TooLong(at, "", resourcev1.DeviceAttributeMaxValueLength)})
 		}
 	}
 	version := func(value string, at *field.Path) {
 		if !semver.MatchString(value) {
-			c.Invalid(at, value, "must be a string compatible with semver.org spec 2.0.0")
+			e.Invalid(at, value, "must be a string compatible with semver.org spec 2.0.0")
 		}
 		length(value, at)
 	}
@@ -292,7 +292,7 @@ func (c *checker) attribute(a resourcev1.DeviceAttribute, at *field.Path) {
 	}
 	empty := func(name string, is bool, value any) {
 		if is {
-			c.Invalid(at.Child(name), value, "must not be empty if specified")
+			e.Invalid(at.Child(name), value, "must not be empty if specified")
 		}
 	}
 	empty("bools", a.BoolValues != nil && len(a.BoolValues) == 0, a.BoolValues)
@@ -304,63 +304,63 @@ func (c *checker) attribute(a resourcev1.DeviceAttribute, at *field.Path) {
 	}
 }
 
-// policy validates the request policy of a shared capacity.
-func (c *checker) policy(capacity resource.Quantity, p *resourcev1.CapacityRequestPolicy, at *field.Path) {
+// checkPolicy validates the request policy of a shared capacity.
+func checkPolicy(e *validate.Errors, capacity resource.Quantity, p *resourcev1.CapacityRequestPolicy, at *field.Path) {
 	switch {
 	case len(p.ValidValues) > 0 && p.ValidRange != nil:
-		c.Forbidden(at, `exactly one policy can be specified, cannot specify "validValues" and "validRange" at the same time`)
+		e.Forbidden(at, `exactly one policy can be specified, cannot specify "validValues" and "validRange" at the same time`)
 	case len(p.ValidValues) > 0 && p.Default == nil:
-		c.Required(at.Child("default"), "required when validValues is defined")
+		e.Required(at.Child("default"), "required when validValues is defined")
 	case len(p.ValidValues) > 0:
-		c.policyValues(*p.Default, capacity, p.ValidValues, at.Child("validValues"))
+		checkPolicyValues(e, *p.Default, capacity, p.ValidValues, at.Child("validValues"))
 	case p.ValidRange != nil && p.Default == nil:
-		c.Required(at.Child("default"), "required when validRange is defined")
+		e.Required(at.Child("default"), "required when validRange is defined")
 	case p.ValidRange != nil:
-		c.policyRange(*p.Default, capacity, p.ValidRange, at.Child("validRange"))
+		checkPolicyRange(e, *p.Default, capacity, p.ValidRange, at.Child("validRange"))
 	}
 }
 
-func (c *checker) policyValues(byDefault, capacity resource.Quantity, values []resource.Quantity, at *field.Path) {
+func checkPolicyValues(e *validate.Errors, byDefault, capacity resource.Quantity, values []resource.Quantity, at *field.Path) {
 	for i := 1; i < len(values); i++ {
 		if values[i-1].Cmp(values[i]) > 0 {
-			c.Invalid(at.Index(i), values[i].String(), "values must be sorted in ascending order")
+			e.Invalid(at.Index(i), values[i].String(), "values must be sorted in ascending order")
 		}
 	}
 	found := false
 	if n := len(values); n > maxPolicyValues {
-		c.Add(field.ErrorList{field.TooMany(at, n, maxPolicyValues)})
+		e.Add(field.ErrorList{field.TooMany(at, n, maxPolicyValues)})
 	} else {
 		seen := map[string]bool{}
 		for i, v := range values {
 			if v.Cmp(capacity) > 0 {
-				c.Invalid(at.Index(i), v.String(), fmt.Sprintf("option is larger than capacity value: %s", capacity.String()))
+				e.Invalid(at.Index(i), v.String(), fmt.Sprintf("option is larger than capacity value: %s", capacity.String()))
 			}
 			found = found || v.Cmp(byDefault) == 0
 			key := strconv.FormatInt(v.Value(), 10)
 			if seen[key] {
-				c.Duplicate(at.Index(i), key)
+				e.Duplicate(at.Index(i), key)
 			}
 			seen[key] = true
 		}
 	}
 	if !found {
-		c.Invalid(at, byDefault.String(), "default value is not valid according to the requestPolicy")
+		e.Invalid(at, byDefault.String(), "default value is not valid according to the requestPolicy")
 	}
 }
 
-func (c *checker) policyRange(byDefault, capacity resource.Quantity, r *resourcev1.CapacityRequestPolicyRange, at *field.Path) {
+func checkPolicyRange(e *validate.Errors, byDefault, capacity resource.Quantity, r *resourcev1.CapacityRequestPolicyRange, at *field.Path) {
 	if r.Min == nil {
-		c.Required(at.Child("min"), "required when validRange is defined")
+		e.Required(at.Child("min"), "required when validRange is defined")
 		return
 	}
 	compare := func(field string, shown, a, b resource.Quantity, text string) {
 		if a.Cmp(b) > 0 {
-			c.Invalid(at.Child(field), shown.String(), fmt.Sprintf(text, b.String()))
+			e.Invalid(at.Child(field), shown.String(), fmt.Sprintf(text, b.String()))
 		}
 	}
 	compare("min", *r.Min, *r.Min, capacity, "min is larger than capacity value: %s")
 	if byDefault.Cmp(*r.Min) < 0 {
-		c.Invalid(at.Child("default"), byDefault.String(), fmt.Sprintf("default is less than min: %s", r.Min.String()))
+		e.Invalid(at.Child("default"), byDefault.String(), fmt.Sprintf("default is less than min: %s", r.Min.String()))
 	}
 	if r.Max != nil {
 		compare("max", *r.Min, *r.Min, *r.Max, "min is larger than max: %s")
@@ -371,52 +371,52 @@ func (c *checker) policyRange(byDefault, capacity resource.Quantity, r *resource
 		return
 	}
 	if r.Step.Sign() <= 0 {
-		c.Invalid(at.Child("step"), r.Step.String(), "must be greater than zero")
+		e.Invalid(at.Child("step"), r.Step.String(), "must be greater than zero")
 		return
 	}
 	sum := r.Min.DeepCopy()
 	sum.Add(*r.Step)
 	if sum.Cmp(capacity) > 0 {
-		c.Invalid(at.Child("step"), r.Step.String(), fmt.Sprintf("one step %s is larger than capacity value: %s", sum.String(), capacity.String()))
+		e.Invalid(at.Child("step"), r.Step.String(), fmt.Sprintf("one step %s is larger than capacity value: %s", sum.String(), capacity.String()))
 	}
 	type named struct {
 		q    *resource.Quantity
 		name string
 	}
 	bounds := slices.DeleteFunc([]named{{&byDefault, "default"}, {r.Min, "min"}, {r.Max, "max"}, {r.Step, "step"}}, func(n named) bool { return n.q == nil })
-	before := len(c.List)
+	before := len(e.List)
 	for _, n := range bounds {
 		switch {
 		case n.q.Sign() < 0:
-			c.Invalid(at.Child(n.name), n.q.String(), apivalidation.IsNegativeErrorMsg)
+			e.Invalid(at.Child(n.name), n.q.String(), apivalidation.IsNegativeErrorMsg)
 		case n.q.CmpInt64(math.MaxInt64) > 0:
-			c.Invalid(at.Child(n.name), n.q.String(), "must not be larger than 9223372036854775807")
+			e.Invalid(at.Child(n.name), n.q.String(), "must not be larger than 9223372036854775807")
 		}
 	}
-	if len(c.List) > before {
+	if len(e.List) > before {
 		return
 	}
 	// The values are rounded up to integers, because DRAFractionalCapacityRange is disabled.
 	step, from := r.Step.Value(), r.Min.Value()
 	for _, q := range []*resource.Quantity{&byDefault, r.Max} {
 		if q != nil && (q.Value()-from)%step != 0 {
-			c.Invalid(at.Child("step"), q.String(), fmt.Sprintf("value is not a multiple of a given step (%s) from (%s)", r.Step.String(), r.Min.String()))
+			e.Invalid(at.Child("step"), q.String(), fmt.Sprintf("value is not a multiple of a given step (%s) from (%s)", r.Step.String(), r.Min.String()))
 		}
 	}
 }
 
-// nodeAllocatable validates the node allocatable resources of a device.
-func (c *checker) nodeAllocatable(d *resourcev1.Device, at *field.Path) {
+// checkNodeAllocatable validates the node allocatable resources of a device.
+func checkNodeAllocatable(e *validate.Errors, d *resourcev1.Device, at *field.Path) {
 	for _, name := range slices.Sorted(maps.Keys(d.NodeAllocatableResources)) {
 		r, at := d.NodeAllocatableResources[name], at.Key(string(name))
 		if validate.IsExtended(name) || !isNodeResource(name) {
-			c.Invalid(at, name, "must be a node allocatable resource name")
+			e.Invalid(at, name, "must be a node allocatable resource name")
 		}
 		if r.Mapping == nil && r.Overhead == nil {
-			c.Required(at, "at least one of mapping or overhead must be set")
+			e.Required(at, "at least one of mapping or overhead must be set")
 		}
 		if m := r.Mapping; m != nil {
-			c.mapping(m, d, at.Child("mapping"))
+			checkMapping(e, m, d, at.Child("mapping"))
 		}
 		o := r.Overhead
 		if o == nil {
@@ -424,13 +424,13 @@ func (c *checker) nodeAllocatable(d *resourcev1.Device, at *field.Path) {
 		}
 		at = at.Child("overhead")
 		if o.PerPod == nil && o.PerContainer == nil {
-			c.Invalid(at, "", "at least one of perPod or perContainer must be set")
+			e.Invalid(at, "", "at least one of perPod or perContainer must be set")
 		}
 		if o.PerPod != nil && o.PerPod.Sign() < 0 {
-			c.Invalid(at.Child("perPod"), o.PerPod.String(), "must be non-negative")
+			e.Invalid(at.Child("perPod"), o.PerPod.String(), "must be non-negative")
 		}
 		if o.PerContainer != nil && o.PerContainer.Sign() < 0 {
-			c.Invalid(at.Child("perContainer"), o.PerContainer.String(), "must be non-negative")
+			e.Invalid(at.Child("perContainer"), o.PerContainer.String(), "must be non-negative")
 		}
 	}
 }
@@ -443,24 +443,24 @@ func isNodeResource(name corev1.ResourceName) bool {
 	return validate.IsHugePage(name)
 }
 
-func (c *checker) mapping(m *resourcev1.NodeAllocatableMapping, d *resourcev1.Device, at *field.Path) {
+func checkMapping(e *validate.Errors, m *resourcev1.NodeAllocatableMapping, d *resourcev1.Device, at *field.Path) {
 	positive := func(q *resource.Quantity, name string) {
 		if q != nil && q.Sign() <= 0 {
-			c.Invalid(at.Child(name), q.String(), "must be positive")
+			e.Invalid(at.Child(name), q.String(), "must be positive")
 		}
 	}
 	if m.CapacityKey != nil {
 		if *m.CapacityKey == "" {
-			c.Invalid(at.Child("capacityKey"), "", "capacityKey must not be an empty string")
+			e.Invalid(at.Child("capacityKey"), "", "capacityKey must not be an empty string")
 		} else if _, ok := d.Capacity[*m.CapacityKey]; !ok {
-			c.NotFound(at.Child("capacityKey"), *m.CapacityKey)
+			e.NotFound(at.Child("capacityKey"), *m.CapacityKey)
 		}
 		if m.CapacityMultiplier == nil {
-			c.Required(at.Child("capacityMultiplier"), "capacityMultiplier is required when capacityKey is set")
+			e.Required(at.Child("capacityMultiplier"), "capacityMultiplier is required when capacityKey is set")
 		}
 		positive(m.CapacityMultiplier, "capacityMultiplier")
 	} else if m.CapacityMultiplier != nil {
-		c.Required(at.Child("capacityKey"), "capacityKey is required when capacityMultiplier is set")
+		e.Required(at.Child("capacityKey"), "capacityKey is required when capacityMultiplier is set")
 	}
 	positive(m.DeviceMultiplier, "deviceMultiplier")
 }

@@ -57,7 +57,7 @@ func deviceTaintRule() api.Kind[*resourcev1.DeviceTaintRule] {
 					metav1.ResetObjectMetaForStatus(&r.ObjectMeta, &old.ObjectMeta)
 				},
 				Validate: func(ctx context.Context, r, old *resourcev1.DeviceTaintRule) field.ErrorList {
-					var e checker
+					var e validate.Errors
 					at := field.NewPath("status", "conditions")
 					e.Add(validate.Conditions(r.Status.Conditions, at))
 					if n := len(r.Status.Conditions); n > resourcev1.DeviceTaintRuleStatusMaxConditions {
@@ -98,21 +98,21 @@ func defaultTaint(t *resourcev1.DeviceTaint) {
 }
 
 func checkTaintRule(ctx context.Context, r, old *resourcev1.DeviceTaintRule) field.ErrorList {
-	var e checker
+	var e validate.Errors
 	spec := field.NewPath("spec")
 	if s := r.Spec.DeviceSelector; s != nil {
 		at := spec.Child("deviceSelector")
 		if s.Driver != nil {
-			e.driver(*s.Driver, at.Child("driver"))
+			checkDriver(&e, *s.Driver, at.Child("driver"))
 		}
 		if s.Pool != nil {
-			e.pool(*s.Pool, at.Child("pool"))
+			checkPool(&e, *s.Pool, at.Child("pool"))
 		}
 		if s.Device != nil {
 			e.Label(at.Child("device"), *s.Device)
 		}
 	}
-	e.taint(&r.Spec.Taint, spec.Child("taint"))
+	checkTaint(&e, &r.Spec.Taint, spec.Child("taint"))
 	var was *resourcev1.DeviceTaintRuleSpec
 	if old != nil {
 		was = &old.Spec

@@ -21,7 +21,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checker collects the validation errors of an object.
+// checker collects the validation errors of an object. Its methods validate what depends on stored; the rest
+// is validated by functions.
 type checker struct {
 	validate.Errors
 	// stored is set if the validated value is unchanged, so that limits that were introduced later
@@ -29,48 +30,48 @@ type checker struct {
 	stored bool
 }
 
-func (c *checker) driver(name string, at *field.Path) {
+func checkDriver(e *validate.Errors, name string, at *field.Path) {
 	if name == "" {
-		c.Required(at, "")
+		e.Required(at, "")
 		return
 	}
-	volume.CSIDriverName(&c.Errors, name, at)
+	volume.CSIDriverName(e, name, at)
 }
 
-func (c *checker) pool(name string, at *field.Path) {
+func checkPool(e *validate.Errors, name string, at *field.Path) {
 	if name == "" {
-		c.Required(at, "")
+		e.Required(at, "")
 		return
 	}
 	if len(name) > resourcev1.PoolNameMaxLength {
-		c.Add(field.ErrorList{field.TooLong(at, "", resourcev1.PoolNameMaxLength)})
+		e.Add(field.ErrorList{field.TooLong(at, "", resourcev1.PoolNameMaxLength)})
 	}
 	for part := range strings.SplitSeq(name, "/") {
-		c.Subdomain(at, part)
+		e.Subdomain(at, part)
 	}
 }
 
-func (c *checker) labelValue(value string, at *field.Path) {
-	c.InvalidAll(at, value, validation.IsValidLabelValue(value))
+func checkLabelValue(e *validate.Errors, value string, at *field.Path) {
+	e.InvalidAll(at, value, validation.IsValidLabelValue(value))
 }
 
-func (c *checker) taint(t *resourcev1.DeviceTaint, at *field.Path) {
-	c.Add(metavalidation.ValidateLabelName(t.Key, at.Child("key")))
+func checkTaint(e *validate.Errors, t *resourcev1.DeviceTaint, at *field.Path) {
+	e.Add(metavalidation.ValidateLabelName(t.Key, at.Child("key")))
 	if t.Value != "" {
-		c.labelValue(t.Value, at.Child("value"))
+		checkLabelValue(e, t.Value, at.Child("value"))
 	}
 }
 
-func (c *checker) tolerations(list []resourcev1.DeviceToleration, at *field.Path) {
+func checkTolerations(e *validate.Errors, list []resourcev1.DeviceToleration, at *field.Path) {
 	for i := range list {
 		t, at := &list[i], at.Index(i)
 		switch t.Operator {
 		case resourcev1.DeviceTolerationOpExists:
 			if t.Value != "" {
-				c.Invalid(at.Child("value"), t.Value, "must be empty for operator `Exists`")
+				e.Invalid(at.Child("value"), t.Value, "must be empty for operator `Exists`")
 			}
 		case resourcev1.DeviceTolerationOpEqual:
-			c.labelValue(t.Value, at.Child("value"))
+			checkLabelValue(e, t.Value, at.Child("value"))
 		}
 	}
 }
@@ -167,30 +168,30 @@ func requestNames(claim *resourcev1.DeviceClaim) names {
 	return all
 }
 
-// reference validates a reference of the form "request" or "request/subrequest".
-func (c *checker) reference(name string, at *field.Path, known names) {
+// checkReference validates a reference of the form "request" or "request/subrequest".
+func checkReference(e *validate.Errors, name string, at *field.Path, known names) {
 	const wrong = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
 	request, sub, hasSub := strings.Cut(name, "/")
 	if strings.Contains(sub, "/") {
-		c.Invalid(at, name, wrong)
+		e.Invalid(at, name, wrong)
 		return
 	}
-	c.Label(at, request)
+	e.Label(at, request)
 	if hasSub {
-		c.Label(at, sub)
+		e.Label(at, sub)
 	}
 	subs, ok := known[request]
 	if !ok || hasSub && !slices.Contains(subs, sub) {
-		c.Invalid(at, name, wrong)
+		e.Invalid(at, name, wrong)
 	}
 }
 
-func (c *checker) references(list []string, at *field.Path, known names) {
+func checkReferences(e *validate.Errors, list []string, at *field.Path, known names) {
 	if len(list) > resourcev1.DeviceRequestsMaxSize {
 		return
 	}
 	for i, name := range list {
-		c.reference(name, at.Index(i), known)
+		checkReference(e, name, at.Index(i), known)
 	}
 }
 
@@ -205,7 +206,7 @@ func (c *checker) claim(claim *resourcev1.DeviceClaim, at *field.Path) {
 	if len(claim.Constraints) <= resourcev1.DeviceConstraintsMaxSize {
 		for i, x := range claim.Constraints {
 			at := at.Child("constraints").Index(i)
-			c.references(x.Requests, at.Child("requests"), known)
+			checkReferences(&c.Errors, x.Requests, at.Child("requests"), known)
 			if x.MatchAttribute == nil && x.DistinctAttribute == nil {
 				c.Required(at, `exactly one of "matchAttribute" or "distinctAttribute" is required, but multiple fields are set`)
 			}
@@ -214,7 +215,7 @@ func (c *checker) claim(claim *resourcev1.DeviceClaim, at *field.Path) {
 	if len(claim.Config) <= resourcev1.DeviceConfigMaxSize {
 		for i := range claim.Config {
 			at := at.Child("config").Index(i)
-			c.references(claim.Config[i].Requests, at.Child("requests"), known)
+			checkReferences(&c.Errors, claim.Config[i].Requests, at.Child("requests"), known)
 			c.configuration(&claim.Config[i].DeviceConfiguration, at)
 		}
 	}
@@ -235,35 +236,35 @@ func (c *checker) request(r *resourcev1.DeviceRequest, at *field.Path) {
 			c.Subdomain(at.Child("deviceClassName"), x.DeviceClassName)
 		}
 		c.selectors(x.Selectors, at.Child("selectors"))
-		c.count(x.AllocationMode, x.Count, at)
-		c.tolerations(x.Tolerations, at.Child("tolerations"))
+		checkCount(&c.Errors, x.AllocationMode, x.Count, at)
+		checkTolerations(&c.Errors, x.Tolerations, at.Child("tolerations"))
 	case len(r.FirstAvailable) <= resourcev1.FirstAvailableDeviceRequestMaxSize:
 		for i := range r.FirstAvailable {
 			s, at := &r.FirstAvailable[i], at.Child("firstAvailable").Index(i)
 			c.Label(at.Child("name"), s.Name)
 			c.selectors(s.Selectors, at.Child("selectors"))
-			c.count(s.AllocationMode, s.Count, at)
-			c.tolerations(s.Tolerations, at.Child("tolerations"))
+			checkCount(&c.Errors, s.AllocationMode, s.Count, at)
+			checkTolerations(&c.Errors, s.Tolerations, at.Child("tolerations"))
 		}
 	}
 }
 
-// count checks that the count matches the mode. Declarative validation checks the mode.
-func (c *checker) count(mode resourcev1.DeviceAllocationMode, n int64, at *field.Path) {
+// checkCount checks that the count matches the mode. Declarative validation checks the mode.
+func checkCount(e *validate.Errors, mode resourcev1.DeviceAllocationMode, n int64, at *field.Path) {
 	switch mode {
 	case resourcev1.DeviceAllocationModeAll:
 		if n != 0 {
-			c.Invalid(at.Child("count"), n, "must not be specified when allocationMode is 'All'")
+			e.Invalid(at.Child("count"), n, "must not be specified when allocationMode is 'All'")
 		}
 	case resourcev1.DeviceAllocationModeExactCount:
 		if n <= 0 {
-			c.Invalid(at.Child("count"), n, "must be greater than zero")
+			e.Invalid(at.Child("count"), n, "must be greater than zero")
 		}
 	}
 }
 
-// bindingConditions validates the binding conditions and the binding failure conditions.
-func (c *checker) bindingConditions(wanted, failures []string, at *field.Path) {
+// checkBindingConditions validates the binding conditions and the binding failure conditions.
+func checkBindingConditions(e *validate.Errors, wanted, failures []string, at *field.Path) {
 	for _, l := range []struct {
 		list []string
 		at   *field.Path
@@ -276,36 +277,36 @@ func (c *checker) bindingConditions(wanted, failures []string, at *field.Path) {
 			continue
 		}
 		for i, name := range l.list {
-			c.Add(metavalidation.ValidateLabelName(name, l.at.Index(i)))
+			e.Add(metavalidation.ValidateLabelName(name, l.at.Index(i)))
 		}
 	}
 	for i, name := range wanted {
 		if slices.Contains(wanted[:i], name) {
-			c.Duplicate(at.Child("bindingConditions").Index(i), name)
+			e.Duplicate(at.Child("bindingConditions").Index(i), name)
 		}
 	}
 	for i, name := range failures {
 		at := at.Child("bindingFailureConditions").Index(i)
 		if slices.Contains(failures[:i], name) {
-			c.Duplicate(at, name)
+			e.Duplicate(at, name)
 		}
 		if slices.Contains(wanted, name) {
-			c.Invalid(at, name, "bindingFailureConditions must not overlap with bindingConditions")
+			e.Invalid(at, name, "bindingFailureConditions must not overlap with bindingConditions")
 		}
 	}
 	if len(wanted) == 0 && len(failures) > 0 {
-		c.Invalid(at.Child("bindingConditions"), wanted, "bindingConditions are required to use bindingFailureConditions")
+		e.Invalid(at.Child("bindingConditions"), wanted, "bindingConditions are required to use bindingFailureConditions")
 	}
 	if len(failures) == 0 && len(wanted) > 0 {
-		c.Invalid(at.Child("bindingFailureConditions"), failures, "bindingFailureConditions are required to use bindingConditions")
+		e.Invalid(at.Child("bindingFailureConditions"), failures, "bindingFailureConditions are required to use bindingConditions")
 	}
 }
 
-// skipped checks that skipping the preparation also skips the unpreparation.
-func (c *checker) skipped(ops []resourcev1.SkipNodeOperation, at *field.Path) {
+// checkSkipped checks that skipping the preparation also skips the unpreparation.
+func checkSkipped(e *validate.Errors, ops []resourcev1.SkipNodeOperation, at *field.Path) {
 	if slices.Contains(ops, resourcev1.SkipNodeOperationNodePrepareResources) &&
 		!slices.Contains(ops, resourcev1.SkipNodeOperationNodeUnprepareResources) && !slices.Contains(ops, resourcev1.SkipNodeOperationAll) {
-		c.Invalid(at, ops, "NodePrepareResources cannot be skipped unless NodeUnprepareResources is also skipped")
+		e.Invalid(at, ops, "NodePrepareResources cannot be skipped unless NodeUnprepareResources is also skipped")
 	}
 }
 
@@ -351,18 +352,18 @@ func (c *checker) allocation(a *resourcev1.AllocationResult, at *field.Path, kno
 	if len(a.Devices.Results) <= resourcev1.AllocationResultsMaxSize {
 		for i := range a.Devices.Results {
 			r, at := &a.Devices.Results[i], devices.Child("results").Index(i)
-			c.reference(r.Request, at.Child("request"), known)
+			checkReference(&c.Errors, r.Request, at.Child("request"), known)
 			c.Label(at.Child("device"), r.Device)
-			c.bindingConditions(r.BindingConditions, r.BindingFailureConditions, at)
-			c.tolerations(r.Tolerations, at.Child("tolerations"))
-			c.skipped(r.SkipNodeOperations, at.Child("skipNodeOperations"))
+			checkBindingConditions(&c.Errors, r.BindingConditions, r.BindingFailureConditions, at)
+			checkTolerations(&c.Errors, r.Tolerations, at.Child("tolerations"))
+			checkSkipped(&c.Errors, r.SkipNodeOperations, at.Child("skipNodeOperations"))
 		}
 	}
 	// Configurations can come from the class and from the claim.
 	if len(a.Devices.Config) <= 2*resourcev1.DeviceConfigMaxSize {
 		for i := range a.Devices.Config {
 			at := devices.Child("config").Index(i)
-			c.references(a.Devices.Config[i].Requests, at.Child("requests"), known)
+			checkReferences(&c.Errors, a.Devices.Config[i].Requests, at.Child("requests"), known)
 			c.configuration(&a.Devices.Config[i].DeviceConfiguration, at)
 		}
 	}
@@ -372,8 +373,8 @@ func (c *checker) allocation(a *resourcev1.AllocationResult, at *field.Path, kno
 }
 
 func (c *checker) deviceStatus(s *resourcev1.AllocatedDeviceStatus, at *field.Path, have []device) {
-	c.driver(s.Driver, at.Child("driver"))
-	c.pool(s.Pool, at.Child("pool"))
+	checkDriver(&c.Errors, s.Driver, at.Child("driver"))
+	checkPool(&c.Errors, s.Pool, at.Child("pool"))
 	c.Label(at.Child("device"), s.Device)
 	d := deviceOf(s)
 	if !slices.Contains(have, d) {

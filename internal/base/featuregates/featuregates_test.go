@@ -16,6 +16,8 @@ func TestCheck(t *testing.T) {
 		{"UnknownVersionInteroperabilityProxy=true", "feature gate UnknownVersionInteroperabilityProxy cannot be enabled in this build"},
 		{"MemoryQoS=true", ""},
 		{"QOSReserved=true", "cannot be enabled in this build"},
+		{"NFTablesProxyMode=false", ""},
+		{"NFTablesProxyMode=true", "feature gate NFTablesProxyMode cannot be enabled in this build"},
 		{"Switch=false", ""},
 		{"AllBeta=true,AllAlpha=false", ""},
 		{"AllAlpha=true", "feature gate AllAlpha cannot be set to true in this build"},

@@ -153,7 +153,7 @@ var gates = map[string]gate{
 	"MutableSchedulingDirectivesForSuspendedJobs":          {beta, true, false, on},
 	"MutatingAdmissionPolicy":                              {stable, true, false, on},
 	"NFTablesNetlink":                                      {beta, true, false, ignored},
-	"NFTablesProxyMode":                                    {stable, true, true, on},
+	"NFTablesProxyMode":                                    {stable, false, false, notImplemented}, // locked to true in Kubernetes; the service proxy has no nftables mode yet
 	"NativeHistograms":                                     {beta, true, false, ignored},
 	"NodeControllerLeaseCircuitBreaker":                    {beta, true, false, ignored},
 	"NodeDeclaredFeatures":                                 {stable, true, true, ignored},

@@ -35,12 +35,12 @@ func TestSetDefault(t *testing.T) {
 
 func TestZap(t *testing.T) {
 	var to bytes.Buffer
-	log := Zap(slog.New(slog.NewTextHandler(&to, nil)), func(m string) bool { return m == "harmless" })
+	log := Zap(slog.New(slog.NewTextHandler(&to, nil)), zap.WarnLevel, func(m string) bool { return m == "harmless" })
 	log.With(zap.String("b", "1"), zap.Int("a", 2)).Warn("careful", zap.Error(errors.New("no")))
 	log.Info("unimportant")
 	log.Warn("harmless")
 	if got := to.String(); !strings.Contains(got, "level=WARN msg=careful a=2 b=1 error=no\n") || strings.Count(got, "\n") != 1 {
 		t.Errorf("%s", got)
 	}
-	Zap(nil, nil).Error("discarded")
+	Zap(nil, zap.WarnLevel, nil).Error("discarded")
 }

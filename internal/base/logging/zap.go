@@ -9,31 +9,32 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-// Zap returns a zap logger that forwards messages of level warning and above to log, except those
-// for which drop returns true. drop may be nil. Messages of lower levels are not formatted. If log
-// is nil, nothing is logged.
-func Zap(log *slog.Logger, drop func(message string) bool) *zap.Logger {
+// Zap returns a zap logger that forwards messages at level and above to log, except those for which
+// drop returns true. drop may be nil. Messages of lower levels are not formatted. If log is nil,
+// nothing is logged.
+func Zap(log *slog.Logger, level zapcore.Level, drop func(message string) bool) *zap.Logger {
 	if log == nil {
 		return zap.NewNop()
 	}
 	if drop == nil {
 		drop = func(string) bool { return false }
 	}
-	return zap.New(&slogCore{handler: log.Handler(), drop: drop})
+	return zap.New(&slogCore{handler: log.Handler(), level: level, drop: drop})
 }
 
 // slogCore is a zapcore.Core that writes to a slog.Handler.
 type slogCore struct {
 	handler slog.Handler
+	level   zapcore.Level
 	drop    func(message string) bool
 }
 
 // Enabled implements zapcore.Core.
-func (c *slogCore) Enabled(level zapcore.Level) bool { return level >= zapcore.WarnLevel }
+func (c *slogCore) Enabled(level zapcore.Level) bool { return level >= c.level }
 
 // With implements zapcore.Core.
 func (c *slogCore) With(fields []zapcore.Field) zapcore.Core {
-	return &slogCore{c.handler.WithAttrs(attrs(fields)), c.drop}
+	return &slogCore{c.handler.WithAttrs(attrs(fields)), c.level, c.drop}
 }
 
 // Check implements zapcore.Core.
@@ -46,9 +47,14 @@ func (c *slogCore) Check(entry zapcore.Entry, checked *zapcore.CheckedEntry) *za
 
 // Write implements zapcore.Core.
 func (c *slogCore) Write(entry zapcore.Entry, fields []zapcore.Field) error {
-	level := slog.LevelWarn
-	if entry.Level > zapcore.WarnLevel {
-		level = slog.LevelError
+	level := slog.LevelError
+	switch {
+	case entry.Level <= zapcore.DebugLevel:
+		level = slog.LevelDebug
+	case entry.Level == zapcore.InfoLevel:
+		level = slog.LevelInfo
+	case entry.Level == zapcore.WarnLevel:
+		level = slog.LevelWarn
 	}
 	ctx := context.Background()
 	fatal := entry.Level > zapcore.ErrorLevel

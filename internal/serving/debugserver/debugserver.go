@@ -23,6 +23,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 
 	"hyperkube/internal/serving/componentmetrics"
+	"hyperkube/internal/serving/tlsdefaults"
 	"hyperkube/internal/serving/zpages"
 )
 
@@ -91,7 +92,7 @@ func New(cfg Config) (*Server, error) {
 		cfg.Metrics = componentmetrics.Page()
 	}
 	s := &Server{cfg: cfg, ready: make(chan struct{})}
-	s.tls = &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
+	s.tls = &tls.Config{MinVersion: tls.VersionTLS12, CipherSuites: tlsdefaults.CipherSuites(), NextProtos: []string{"h2", "http/1.1"}}
 	if cfg.Certificate != nil {
 		s.tls.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return cfg.Certificate() }
 	} else {

@@ -7,8 +7,6 @@ import (
 	"strconv"
 
 	"github.com/spf13/pflag"
-
-	"hyperkube/internal/client"
 )
 
 // SecurePortFlags holds the flags that configure the secure port of a component that runs as a separate
@@ -31,6 +29,15 @@ func (s *SecurePortFlags) AddFlags(f *pflag.FlagSet, port int) {
 	f.StringVar(&s.keyFile, "tls-private-key-file", "", "File containing the private key of --tls-cert-file.")
 	f.StringVar(&s.clientCAFile, "client-ca-file", "", "File containing the certificate authorities that sign client certificates.")
 	f.BoolVar(&s.profiling, "profiling", true, "Enable profiling and changing the log verbosity via the web interface for authorized clients.")
+}
+
+// ReviewKubeconfig returns the path of the kubeconfig file for Config.Reviews. It is empty if the flags
+// specify none, or if the port is not served.
+func (s *SecurePortFlags) ReviewKubeconfig() string {
+	if s.port == 0 {
+		return ""
+	}
+	return cmp.Or(s.authorizationKubeconfig, s.authenticationKubeconfig)
 }
 
 // RunWith serves the secure port as configured by cfg and the flags while work runs. The context of
@@ -62,12 +69,5 @@ func (s *SecurePortFlags) RunWith(ctx context.Context, cfg Config, work func(con
 func (s *SecurePortFlags) server(cfg Config) (*Server, error) {
 	cfg.Addr = net.JoinHostPort(s.address, strconv.Itoa(s.port))
 	cfg.CertFile, cfg.KeyFile, cfg.ClientCAFile, cfg.NoProfiling = s.certFile, s.keyFile, s.clientCAFile, !s.profiling
-	if reviewer := cmp.Or(s.authorizationKubeconfig, s.authenticationKubeconfig); reviewer != "" {
-		clients, err := client.FromKubeconfig(reviewer, cfg.Component)
-		if err != nil {
-			return nil, err
-		}
-		cfg.Reviews = clients.Kube
-	}
 	return New(cfg)
 }

@@ -11,13 +11,14 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"hyperkube/components/kubelet/cri"
-	"hyperkube/internal/client"
 )
 
 // Config is the configuration of a Manager. All fields are required unless their comment says
 // otherwise.
 type Config struct {
 	Name string
+	// Object has the latest Node. New creates one if it is nil.
+	Object *Object
 	// Kube may be nil. Then only the runtime's configuration is updated.
 	Kube   kubernetes.Interface
 	CRI    *cri.Client
@@ -67,12 +68,11 @@ type Config struct {
 
 // Manager updates the Node and its lease.
 type Manager struct {
-	cfg     Config
-	ready   chan struct{}
-	trigger chan struct{}
+	cfg    Config
+	object *Object
+	ready  chan struct{}
 
 	mu      sync.Mutex // guards the following fields
-	node    *v1.Node   // latest object from the API; nil before it is known
 	cidrs   string     // pod CIDRs that the runtime was configured with
 	runtime runtimeStatus
 	// unschedulable is the last observed spec.unschedulable.
@@ -84,37 +84,28 @@ type Manager struct {
 
 // New creates a Manager.
 func New(cfg Config) *Manager {
-	return &Manager{cfg: cfg, ready: make(chan struct{}), trigger: make(chan struct{}, 1)}
+	object := cfg.Object
+	if object == nil {
+		object = NewObject()
+	}
+	return &Manager{cfg: cfg, object: object, ready: make(chan struct{})}
 }
 
 // Ready returns a channel that is closed when the API server has accepted the Ready condition.
 // Without an API server it is closed when the runtime is ready.
 func (k *Manager) Ready() <-chan struct{} { return k.ready }
 
-// Changed triggers an update of the status. It does not block.
-func (k *Manager) Changed() {
-	select {
-	case k.trigger <- struct{}{}:
-	default:
-	}
-}
+// Changed requests an update of the status. It does not block.
+func (k *Manager) Changed() { k.object.Changed() }
 
 // Node returns the latest Node from the API, or nil before it is known. It must not be modified.
-func (k *Manager) Node() *v1.Node {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.node
-}
+func (k *Manager) Node() *v1.Node { return k.object.Node() }
 
 // Observe updates the cached Node from a watch event.
 func (k *Manager) Observe(node *v1.Node) {
-	k.mu.Lock()
-	if k.node != nil && k.node.UID == node.UID && !client.Newer(node.ResourceVersion, k.node.ResourceVersion) {
-		k.mu.Unlock()
+	if !k.object.replace(node) {
 		return
 	}
-	k.node = node
-	k.mu.Unlock()
 	k.emitSchedulable(node)
 	k.notifyNodeChanged()
 	k.Changed()
@@ -122,9 +113,7 @@ func (k *Manager) Observe(node *v1.Node) {
 
 // Deleted records that the Node was deleted. It is registered again.
 func (k *Manager) Deleted() {
-	k.mu.Lock()
-	k.node = nil
-	k.mu.Unlock()
+	k.object.set(nil)
 	k.Changed()
 }
 
@@ -177,7 +166,7 @@ func (k *Manager) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			timer.Stop()
 			return nil
-		case <-k.trigger:
+		case <-k.object.trigger:
 		case <-timer.C:
 		}
 		timer.Stop()

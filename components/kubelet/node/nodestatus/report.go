@@ -75,9 +75,7 @@ func (k *Manager) report(ctx context.Context, force bool) (bool, error) {
 	got, err := nodes.Patch(ctx, k.cfg.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	if apierrors.IsNotFound(err) {
 		// The Node was deleted. Register it again.
-		k.mu.Lock()
-		k.node = nil
-		k.mu.Unlock()
+		k.object.set(nil)
 	}
 	if err != nil {
 		return false, fmt.Errorf("updating node status: %w", err)
@@ -94,9 +92,7 @@ func (k *Manager) notifyNodeChanged() {
 }
 
 func (k *Manager) set(node *v1.Node) {
-	k.mu.Lock()
-	k.node = node
-	k.mu.Unlock()
+	k.object.set(node)
 	k.notifyNodeChanged()
 	// The runtime must know the pod CIDRs before pods start.
 	if node.Spec.PodCIDR != "" {

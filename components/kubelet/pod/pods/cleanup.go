@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"sync"
 	"time"
 
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/pod/podlogs"
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/podstate"
 )
 
@@ -26,24 +28,37 @@ type DeadContainers struct {
 	Total *int
 }
 
-// CollectGarbage rotates the logs of running containers, and removes exited containers except those to
+// GarbageCollector removes what running and terminated pods do not need any more.
+type GarbageCollector struct {
+	registry *Registry
+	logs     Logs
+	retain   DeadContainers
+	mu       sync.Mutex // held by Collect
+}
+
+// NewGarbageCollector returns a collector of the garbage of the registry's pods.
+func NewGarbageCollector(r *Registry, logs Logs, retain DeadContainers) *GarbageCollector {
+	return &GarbageCollector{registry: r, logs: logs, retain: retain}
+}
+
+// Collect rotates the logs of running containers, and removes exited containers except those to
 // retain, and stopped sandboxes except the newest of each pod. It reports whether a log was
 // rotated: a log that grows fast must be checked again soon.
-func (m *Manager) CollectGarbage(ctx context.Context, rotation podlogs.Rotation) (rotated bool, err error) {
-	m.gcMu.Lock()
-	defer m.gcMu.Unlock()
-	workers := m.all()
+func (g *GarbageCollector) Collect(ctx context.Context, rotation podlogs.Rotation) (rotated bool, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	workers := g.registry.all()
 	var errs []error
 	each := 1
-	if n := m.host.DeadContainers.PerContainer; n != nil {
+	if n := g.retain.PerContainer; n != nil {
 		each = *n
 	}
-	if n := m.host.DeadContainers.Total; n != nil && *n >= 0 {
+	if n := g.retain.Total; n != nil && *n >= 0 {
 		// The maximum is distributed evenly among all containers.
 		names := 0
 		for _, w := range workers {
 			w.mu.Lock()
-			names += len(w.pod.Spec.Containers) + len(w.pod.Spec.InitContainers)
+			names += len(w.machine.Pod.Spec.Containers) + len(w.machine.Pod.Spec.InitContainers)
 			w.mu.Unlock()
 		}
 		if part := *n / max(names, 1); each < 0 || part < each {
@@ -51,19 +66,20 @@ func (m *Manager) CollectGarbage(ctx context.Context, rotation podlogs.Rotation)
 		}
 	}
 	for _, w := range workers {
-		one, err := w.collectGarbage(ctx, rotation, each)
+		one, err := w.collectGarbage(ctx, rotation, each, g.retain.MinAge)
 		rotated, errs = rotated || one, append(errs, err)
 	}
 	return rotated, errors.Join(errs...)
 }
 
-func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, each int) (rotated bool, err error) {
+func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, each int, minAge time.Duration) (rotated bool, err error) {
 	w.mu.Lock()
 	// Everything of a terminating pod is removed soon. Only logs of running containers can fill the
 	// disk.
-	pod, busy := w.pod, w.op != nil || w.stage != syncing
-	containers := append([]podstate.Container(nil), w.obs.Containers...)
-	sandboxes := append([]podstate.Sandbox(nil), w.obs.Sandboxes...)
+	m := w.machine
+	pod, busy := m.Pod, m.Operation != podmachine.None || m.Stage != podmachine.Syncing
+	containers := append([]podstate.Container(nil), m.Containers.Observed.Containers...)
+	sandboxes := append([]podstate.Sandbox(nil), m.Containers.Observed.Sandboxes...)
 	w.mu.Unlock()
 	var errs []error
 	seen := map[string]int{}
@@ -79,7 +95,7 @@ func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, 
 				continue
 			}
 			if !filepath.IsAbs(path) {
-				path = filepath.Join(w.host.LogDir(pod), path)
+				path = filepath.Join(w.host.Logs.Dir(pod), path)
 			}
 			one, err := rotation.Rotate(path, func() error {
 				_, err := w.host.CRI.Runtime.ReopenContainerLog(ctx, &runtimeapi.ReopenContainerLogRequest{ContainerId: c.ID})
@@ -89,7 +105,7 @@ func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, 
 				errs = append(errs, err)
 			}
 			rotated = rotated || one
-		case c.State == podstate.Exited && each >= 0 && seen[c.Name] > 1+each && !busy && time.Since(c.FinishedAt) >= w.host.DeadContainers.MinAge, c.State == podstate.Created && seen[c.Name] > 1 && !busy:
+		case c.State == podstate.Exited && each >= 0 && seen[c.Name] > 1+each && !busy && time.Since(c.FinishedAt) >= minAge, c.State == podstate.Created && seen[c.Name] > 1 && !busy:
 			// The newest container and the one of the last termination state are kept.
 			if _, err := w.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: c.ID}); err != nil && !cri.IsNotFound(err) {
 				errs = append(errs, fmt.Errorf("removing exited container: %w", err))
@@ -97,7 +113,7 @@ func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, 
 			}
 			w.host.unlinkLog(pod, c.Name, c.ID)
 			w.host.removeLog(pod, c)
-			w.update(func() { w.dirty = true })
+			w.update(func() { w.fresh.all = true })
 		default:
 			live[c.SandboxID] = true
 		}
@@ -113,7 +129,7 @@ func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, 
 			errs = append(errs, fmt.Errorf("removing stopped sandbox: %w", err))
 			continue
 		}
-		w.update(func() { w.dirty = true })
+		w.update(func() { w.fresh.all = true })
 	}
 	return rotated, errors.Join(errs...)
 }

@@ -32,8 +32,8 @@ func TestDeadContainers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b := newBench(t, crifake.New("busybox:1"))
-			b.host.CrashMax, b.host.DeadContainers = time.Millisecond, c.dead
+			b := newBenchWith(t, crifake.New("busybox:1"), func(cfg *Config) { cfg.CrashMax = time.Millisecond })
+			garbage := NewGarbageCollector(b.registry, b.host.Logs, c.dead)
 			b.add(newPod("a", nil))
 			for restarts := range int32(5) {
 				b.await("a", fmt.Sprintf("restarted %d times", restarts), func(p *v1.Pod) bool {
@@ -45,7 +45,7 @@ func TestDeadContainers(t *testing.T) {
 			}
 			// A pod with an operation in progress is skipped.
 			testwait.Succeed(t, "the removal of exited containers", func() error {
-				if _, err := b.manager.CollectGarbage(b.ctx, podlogs.Rotation{}); err != nil {
+				if _, err := garbage.Collect(b.ctx, podlogs.Rotation{}); err != nil {
 					return err
 				}
 				if _, have := b.runtime.Count(); have != c.want {
@@ -73,7 +73,7 @@ func TestLogsOfEndingPod(t *testing.T) {
 		p.Spec.Containers[0].Lifecycle = &v1.Lifecycle{PreStop: &v1.LifecycleHandler{Exec: &v1.ExecAction{Command: []string{"bye"}}}}
 	}))
 	p := b.await("a", "ready", ready).DeepCopy()
-	log := filepath.Join(b.host.LogDir(p), "main", "0.log")
+	log := filepath.Join(b.host.Logs.Dir(p), "main", "0.log")
 	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -82,9 +82,9 @@ func TestLogsOfEndingPod(t *testing.T) {
 	}
 	now, grace := metav1.Now(), int64(600)
 	p.DeletionTimestamp, p.DeletionGracePeriodSeconds, p.ResourceVersion = &now, &grace, "100"
-	b.manager.Set(p)
+	b.manager.Set(b.ctx, p)
 	<-ending
-	if _, err := b.manager.CollectGarbage(b.ctx, podlogs.Rotation{MaxSize: 10, MaxFiles: 5}); err != nil {
+	if _, err := NewGarbageCollector(b.registry, b.host.Logs, DeadContainers{}).Collect(b.ctx, podlogs.Rotation{MaxSize: 10, MaxFiles: 5}); err != nil {
 		t.Fatal(err)
 	}
 	if old, err := filepath.Glob(log + ".*"); err != nil || len(old) != 1 {

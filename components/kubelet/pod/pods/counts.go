@@ -5,6 +5,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/podstate"
 	"hyperkube/components/kubelet/telemetry"
 )
@@ -34,14 +35,14 @@ type WorkLabels struct{ Lifecycle, Config, Static string }
 type ResizeLabels struct{ Reason, Priority string }
 
 // Count counts pods and containers.
-func (m *Manager) Count() Counts {
+func (r *Registry) Count() Counts {
 	c := Counts{Containers: map[string]int{"created": 0, "running": 0, "exited": 0, "unknown": 0}, Working: map[WorkLabels]int{}, Pending: map[ResizeLabels]int{}}
 	for _, lifecycle := range []string{"sync", "terminating", "terminated"} {
 		for _, of := range [][2]string{{"desired", ""}, {"desired", "true"}, {"orphan", ""}, {"orphan", "true"}, {"runtime_only", "unknown"}} {
 			c.Working[WorkLabels{lifecycle, of[0], of[1]}] = 0
 		}
 	}
-	for _, w := range m.all() {
+	for _, w := range r.all() {
 		w.mu.Lock()
 		w.count(&c)
 		w.mu.Unlock()
@@ -51,8 +52,9 @@ func (m *Manager) Count() Counts {
 
 // count adds the worker's pod to c. The caller must hold mu.
 func (w *worker) count(c *Counts) {
-	for i := range w.obs.Containers {
-		switch w.obs.Containers[i].State {
+	m := w.machine
+	for i := range m.Containers.Observed.Containers {
+		switch m.Containers.Observed.Containers[i].State {
 		case podstate.Created:
 			c.Containers["created"]++
 		case podstate.Running:
@@ -63,35 +65,35 @@ func (w *worker) count(c *Counts) {
 			c.Containers["unknown"]++
 		}
 	}
-	if s := w.obs.Sandbox(); s != nil && s.Ready {
+	if s := m.Containers.Observed.Sandbox(); s != nil && s.Ready {
 		c.Sandboxes++
 	}
 	kind, work := 0, WorkLabels{Lifecycle: "sync", Config: "desired"}
-	if IsStatic(w.pod) {
+	if IsStatic(m.Pod) {
 		kind, work.Static = 1, "true"
 	}
 	switch {
 	case w.orphan:
 		work.Config, work.Static = "runtime_only", "unknown"
-	case w.removed:
+	case m.Removed:
 		work.Config = "orphan"
 	default:
-		c.Ephemeral += len(w.pod.Spec.EphemeralContainers)
+		c.Ephemeral += len(m.Pod.Spec.EphemeralContainers)
 		c.Desired[kind]++
-		if w.stage != stopped {
+		if m.Stage != podmachine.Stopped {
 			c.Active[kind]++
 		}
 	}
-	switch w.stage {
-	case terminating:
+	switch m.Stage {
+	case podmachine.Terminating:
 		work.Lifecycle = "terminating"
-	case stopped:
+	case podmachine.Stopped:
 		work.Lifecycle = "terminated"
 	}
 	c.Working[work]++
-	if r := w.resize; r != nil && w.stage == syncing {
-		if r.kind == v1.PodResizePending {
-			c.Pending[ResizeLabels{strings.ToLower(r.reason), telemetry.PriorityBucket(w.pod)}]++
+	if r := m.Resize.State; r != nil && m.Stage == podmachine.Syncing {
+		if r.Kind == v1.PodResizePending {
+			c.Pending[ResizeLabels{strings.ToLower(r.Reason), telemetry.PriorityBucket(m.Pod)}]++
 		} else {
 			c.InProgress++
 		}

@@ -16,8 +16,8 @@ func TestCensus(t *testing.T) {
 	b := newBench(t, crifake.New("busybox:1"))
 	b.add(newPod("a", func(p *v1.Pod) { p.Spec.RestartPolicy = v1.RestartPolicyNever }))
 	p := b.await("a", "ready", ready)
-	b.manager.Set(p)
-	c := b.manager.Count()
+	b.manager.Set(b.ctx, p)
+	c := b.registry.Count()
 	if c.Sandboxes != 1 || c.Containers["running"] != 1 || c.Desired != [2]int{1, 0} || c.Active != [2]int{1, 0} {
 		t.Errorf("%+v", c)
 	}

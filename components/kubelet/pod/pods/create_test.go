@@ -36,7 +36,7 @@ func TestStartUnderWay(t *testing.T) {
 	p := newPod("a", nil)
 	p.Spec = before.Spec
 	next := newBench(t, runtime, p)
-	next.manager.Set(p)
+	next.manager.Set(next.ctx, p)
 	after := next.await("a", "ready", ready)
 	if got, want := after.Status.ContainerStatuses[0].ContainerID, before.Status.ContainerStatuses[0].ContainerID; got != want {
 		t.Errorf("container %s replaced %s", got, want)
@@ -67,11 +67,11 @@ func TestCreatedByOther(t *testing.T) {
 	b.await("a", "refused", func(p *v1.Pod) bool {
 		return len(p.Status.ContainerStatuses) == 1 && p.Status.ContainerStatuses[0].State.Waiting != nil && p.Status.ContainerStatuses[0].State.Waiting.Reason == createContainerError
 	})
-	w := b.manager.worker(p.UID)
+	w := b.registry.worker(p.UID)
 	w.mu.Lock()
-	slot := w.slots["main"]
+	slot := w.machine.Containers.Slots["main"]
 	slot.RetryAt = time.Now().Add(time.Hour)
-	w.slots["main"] = slot
+	w.machine.Containers.Slots["main"] = slot
 	w.mu.Unlock()
 	if _, err := runtime.CreateContainer(b.ctx, asked); err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestForeignMirrorPod(t *testing.T) {
 	runtime.SetStarting("main")
 	p := newPod("a", func(p *v1.Pod) { p.Spec.Containers[0].Image = "busybox:2" })
 	next := newBench(t, runtime, p)
-	next.manager.Set(p)
+	next.manager.Set(next.ctx, p)
 	after := next.await("a", "ready", ready)
 	if after.Status.ContainerStatuses[0].ContainerID == before.Status.ContainerStatuses[0].ContainerID {
 		t.Error("the container with the old definition runs")
@@ -113,20 +113,20 @@ func TestForeignMirrorPodRemains(t *testing.T) {
 	runtime.Fail("RemoveContainer", errors.New("device or resource busy"))
 	p := newPod("a", func(p *v1.Pod) { p.Spec.Containers[0].Image = "busybox:2" })
 	next := newBench(t, runtime, p)
-	next.manager.Set(p)
+	next.manager.Set(next.ctx, p)
 	next.waitForEvent("Failed Error: removing a container that was never started: device or resource busy")
-	w := next.manager.worker(p.UID)
+	w := next.registry.worker(p.UID)
 	var slot podstate.Slot
 	for slot.RetryAt.IsZero() && next.ctx.Err() == nil { // the status is updated before
 		time.Sleep(time.Millisecond)
 		w.mu.Lock()
-		slot = w.slots["main"]
+		slot = w.machine.Containers.Slots["main"]
 		w.mu.Unlock()
 	}
 	runtime.Fail("RemoveContainer", nil)
 	w.update(func() {
 		slot.RetryAt = time.Time{}
-		w.slots["main"] = slot
+		w.machine.Containers.Slots["main"] = slot
 	})
 	next.await("a", "ready", ready)
 }

@@ -29,7 +29,7 @@ func gone(t *testing.T, what string, c <-chan struct{}) {
 // log writes a log file of a pod's container and returns its path.
 func (b *bench) log(p *v1.Pod) string {
 	b.t.Helper()
-	path := filepath.Join(b.host.LogDir(p), "main", "0.log")
+	path := filepath.Join(b.host.Logs.Dir(p), "main", "0.log")
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		b.t.Fatal(err)
 	}
@@ -50,8 +50,8 @@ func TestDiscard(t *testing.T) {
 		b.await(p.Name, "running", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodRunning })
 	}
 	log := b.log(evicted)
-	b.manager.Terminate(evicted.UID, &Verdict{Reason: "Evicted", Message: "The node was low on resource: memory. ", Discard: true})
-	gone(t, "nothing is left of the evicted pod", b.manager.Emptied(evicted.UID))
+	b.registry.Terminate(evicted.UID, &Verdict{Reason: "Evicted", Message: "The node was low on resource: memory. ", Discard: true})
+	gone(t, "nothing is left of the evicted pod", b.registry.Emptied(evicted.UID))
 	if _, err := os.Stat(log); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the evicted pod's log: %v", err)
 	}
@@ -60,14 +60,14 @@ func TestDiscard(t *testing.T) {
 	}
 	check := func(name string, phase v1.PodPhase, code int32) {
 		t.Helper()
-		w := b.manager.worker(types.UID("uid-" + name))
+		w := b.registry.worker(types.UID("uid-" + name))
 		w.mu.Lock()
-		w.dirty = true
+		w.fresh.all = true
 		w.mu.Unlock()
 		w.step(b.ctx)
 		p := b.await(name, string(phase), func(p *v1.Pod) bool { return p.Status.Phase == phase })
 		w.mu.Lock()
-		next := podstate.Status(w.statusInput(time.Now()))
+		next := podstate.Status(w.report.statusInput(time.Now()))
 		w.mu.Unlock()
 		if !apiequality.Semantic.DeepEqual(next.ContainerStatuses, p.Status.ContainerStatuses) {
 			t.Errorf("%s: first %+v, then %+v", name, p.Status.ContainerStatuses, next.ContainerStatuses)
@@ -82,11 +82,11 @@ func TestDiscard(t *testing.T) {
 	log = b.log(finished)
 	b.runtime.Exit("main", 3)
 	b.await("finished", "failed", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
-	gone(t, "the finished pod's volumes are gone", b.manager.Cleaned(finished.UID))
+	gone(t, "the finished pod's volumes are gone", b.registry.Cleaned(finished.UID))
 	if s, c := b.runtime.Count(); s != 1 || c != 1 {
 		t.Errorf("%d sandboxes and %d containers retained for logs", s, c)
 	}
-	if err := b.manager.Discard(t.Context()); err != nil {
+	if err := b.registry.Discard(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if s, c := b.runtime.Count(); s != 0 || c != 0 {
@@ -105,8 +105,8 @@ func TestDiscard(t *testing.T) {
 	p = p.DeepCopy()
 	now := metav1.Now()
 	p.DeletionTimestamp = &now
-	done := b.manager.Done(p.UID)
-	b.manager.Set(p)
-	b.manager.Remove(p.UID)
+	done := b.registry.Done(p.UID)
+	b.manager.Set(b.ctx, p)
+	b.registry.Remove(p.UID)
 	gone(t, "the finished pod is forgotten", done)
 }

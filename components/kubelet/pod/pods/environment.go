@@ -15,11 +15,11 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-func (h *Host) environment(ctx context.Context, pod *v1.Pod, c *v1.Container, in containerInput) ([]env.Var, error) {
+func (h *host) environment(ctx context.Context, pod *v1.Pod, c *v1.Container, in containerInput) ([]env.Var, error) {
 	var services []env.Var
-	if h.Services != nil {
+	if h.Node.Services != nil {
 		// A static pod may be the API server that provides the services, so do not wait for them.
-		all, err := h.Services(ctx, !IsStatic(pod))
+		all, err := h.Node.Services(ctx, !IsStatic(pod))
 		if err != nil {
 			return nil, err
 		}
@@ -27,8 +27,8 @@ func (h *Host) environment(ctx context.Context, pod *v1.Pod, c *v1.Container, in
 	}
 	return env.Make(ctx, env.Input{
 		Pod: pod, Container: c, Objects: h.Objects, Services: services,
-		At:          env.Addresses{PodIPs: in.ips, HostIPs: h.NodeIPs()},
-		Allocatable: h.Allocatable(),
+		At:          env.Addresses{PodIPs: in.ips, HostIPs: h.Node.IPs()},
+		Allocatable: h.Node.Allocatable(),
 		File:        func(ref *v1.FileKeySelector) (string, bool, error) { return fileKey(in.volumes, ref) },
 		Warn: func(message string) {
 			h.event(pod, "", true, "InvalidEnvironmentVariableNames", message)

@@ -5,8 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -17,44 +16,64 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// Exited returns a channel that is closed when the container has exited.
-func (m *Manager) Exited(ctx context.Context, id string) <-chan struct{} {
-	ch := make(chan struct{})
-	m.mu.Lock()
-	m.waiters[id] = append(m.waiters[id], ch)
-	m.mu.Unlock()
-	// It may have exited already.
-	if c, err := m.host.CRI.Container(ctx, id); err != nil || c.State == podstate.Exited {
-		m.notifyExited(id)
+// exitWaiters are channels that wait for the exit of containers. Its methods are safe for concurrent
+// use.
+type exitWaiters struct {
+	mu    sync.Mutex
+	chans map[string][]chan struct{} // by container ID, closed when the container has exited
+}
+
+// add returns a channel that is closed when notify is called for the container.
+func (e *exitWaiters) add(id string) <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.chans == nil {
+		e.chans = map[string][]chan struct{}{}
 	}
+	ch := make(chan struct{})
+	e.chans[id] = append(e.chans[id], ch)
 	return ch
 }
 
-// CancelExited cancels a call of Ended whose channel is not needed any more.
-func (m *Manager) CancelExited(id string, ch <-chan struct{}) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	list := m.waiters[id]
+// remove removes a channel that add returned.
+func (e *exitWaiters) remove(id string, ch <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	list := e.chans[id]
 	for i := range list {
 		if list[i] == ch {
-			m.waiters[id] = append(list[:i:i], list[i+1:]...)
+			e.chans[id] = append(list[:i:i], list[i+1:]...)
 			break
 		}
 	}
-	if len(m.waiters[id]) == 0 {
-		delete(m.waiters, id)
+	if len(e.chans[id]) == 0 {
+		delete(e.chans, id)
 	}
 }
 
-func (m *Manager) notifyExited(id string) {
-	m.mu.Lock()
-	list := m.waiters[id]
-	delete(m.waiters, id)
-	m.mu.Unlock()
+// notify closes the channels of a container.
+func (e *exitWaiters) notify(id string) {
+	e.mu.Lock()
+	list := e.chans[id]
+	delete(e.chans, id)
+	e.mu.Unlock()
 	for _, ch := range list {
 		close(ch)
 	}
 }
+
+// Exited returns a channel that is closed when the container has exited.
+func (m *Manager) Exited(ctx context.Context, id string) <-chan struct{} {
+	ch := m.exits.add(id)
+	// It may have exited already.
+	if c, err := m.host.CRI.Container(ctx, id); err != nil || c.State == podstate.Exited {
+		m.exits.notify(id)
+	}
+	return ch
+}
+
+// CancelExited cancels a call of Exited whose channel is not needed any more.
+func (m *Manager) CancelExited(id string, ch <-chan struct{}) { m.exits.remove(id, ch) }
 
 // watchRuntime dispatches the runtime's events until ctx is done. A runtime without an event stream is
 // polled every second.
@@ -91,9 +110,8 @@ func (m *Manager) watchRuntime(ctx context.Context) {
 func (m *Manager) startAll() {
 	m.mu.Lock()
 	m.streamOpen = true
-	workers := slices.Collect(maps.Values(m.workers))
 	m.mu.Unlock()
-	for _, w := range workers {
+	for _, w := range m.host.Registry.all() {
 		m.start(w)
 	}
 }
@@ -133,19 +151,16 @@ func (m *Manager) stream(ctx context.Context, opened func()) error {
 func (m *Manager) dispatch(ev *runtimeapi.ContainerEventResponse) {
 	if ev.ContainerEventType == runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT ||
 		ev.ContainerEventType == runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT {
-		m.notifyExited(ev.ContainerId)
+		m.exits.notify(ev.ContainerId)
 	}
 	uid := types.UID(ev.GetPodSandboxStatus().GetMetadata().GetUid())
-	m.mu.Lock()
-	w := m.workers[uid]
-	m.mu.Unlock()
-	if w != nil {
+	if w := m.host.Registry.worker(uid); w != nil {
 		w.runtimeEvent(ev.ContainerId, ev.ContainerEventType)
 	}
 }
 
 func (m *Manager) relistAll() {
-	for _, w := range m.all() {
+	for _, w := range m.host.Registry.all() {
 		w.relist()
 	}
 }
@@ -173,21 +188,18 @@ func (m *Manager) poll(ctx context.Context) {
 					dirty[s.uid] = true
 				}
 				if s.state == int32(runtimeapi.ContainerState_CONTAINER_EXITED) {
-					m.notifyExited(id)
+					m.exits.notify(id)
 				}
 			}
 			for id, old := range before {
 				if _, ok := after[id]; !ok {
 					dirty[old.uid] = true
-					m.notifyExited(id)
+					m.exits.notify(id)
 				}
 			}
 			before = after
 			for uid := range dirty {
-				m.mu.Lock()
-				w := m.workers[types.UID(uid)]
-				m.mu.Unlock()
-				if w != nil {
+				if w := m.host.Registry.worker(types.UID(uid)); w != nil {
 					w.relist()
 				}
 			}
@@ -226,12 +238,12 @@ const runtimeResponseThreshold = 3 * time.Minute
 
 // RuntimeUnresponsive returns upstream's error if the runtime has not responded to calls about a pod for too
 // long, and nil otherwise.
-func (m *Manager) RuntimeUnresponsive(now time.Time) error {
+func (r *Registry) RuntimeUnresponsive(now time.Time) error {
 	var longest time.Duration
-	for _, w := range m.all() {
+	for _, w := range r.all() {
 		w.mu.Lock()
-		if !w.unresponsiveSince.IsZero() {
-			longest = max(longest, now.Sub(w.unresponsiveSince))
+		if !w.fresh.unresponsiveSince.IsZero() {
+			longest = max(longest, now.Sub(w.fresh.unresponsiveSince))
 		}
 		w.mu.Unlock()
 	}

@@ -22,19 +22,19 @@ func TestSilentRuntime(t *testing.T) {
 		t.Helper()
 		for end := time.Now().Add(time.Minute); !is(); time.Sleep(2 * time.Millisecond) {
 			if time.Now().After(end) {
-				t.Fatalf("no %s: %v", what, b.manager.RuntimeUnresponsive(late()))
+				t.Fatalf("no %s: %v", what, b.registry.RuntimeUnresponsive(late()))
 			}
 		}
 	}
-	await("silent", func() bool { return b.manager.RuntimeUnresponsive(late()) != nil })
-	if err := b.manager.RuntimeUnresponsive(soon()); err != nil {
+	await("silent", func() bool { return b.registry.RuntimeUnresponsive(late()) != nil })
+	if err := b.registry.RuntimeUnresponsive(soon()); err != nil {
 		t.Errorf("too early: %v", err)
 	}
-	if err := b.manager.RuntimeUnresponsive(late()); !strings.HasPrefix(err.Error(), "PLEG is not healthy: pleg was last seen active ") || !strings.HasSuffix(err.Error(), " ago; threshold is 3m0s") {
+	if err := b.registry.RuntimeUnresponsive(late()); !strings.HasPrefix(err.Error(), "PLEG is not healthy: pleg was last seen active ") || !strings.HasSuffix(err.Error(), " ago; threshold is 3m0s") {
 		t.Error(err)
 	}
 	b.runtime.Fail("ListPodSandbox", status.Error(codes.Unknown, "broken"))
-	await("broken", func() bool { return b.manager.RuntimeUnresponsive(late()) == nil })
+	await("broken", func() bool { return b.registry.RuntimeUnresponsive(late()) == nil })
 	b.runtime.Fail("ListPodSandbox", nil)
 	b.await("a", "ready", ready)
 }

@@ -29,51 +29,12 @@ func (b *bench) waitForEvent(want string) {
 	}
 }
 
-// TestLate checks that an event is emitted, once, when the termination of a pod by the kubelet is
-// overdue.
-func TestLate(t *testing.T) {
-	events := record.NewFakeRecorder(10)
-	grace := int64(60)
-	for name, tc := range map[string]struct {
-		verdict Verdict
-		want    time.Duration
-	}{
-		"termination grace period": {Verdict{Grace: new(int64(20))}, 30 * time.Second},
-		"pod grace period":         {Verdict{}, 90 * time.Second},
-		"minimal grace period":     {Verdict{Grace: new(int64(1))}, 10 * time.Second},
-	} {
-		w := newWorker(&Host{Log: slog.New(slog.DiscardHandler), Events: events}, &v1.Pod{Spec: v1.PodSpec{TerminationGracePeriodSeconds: &grace}})
-		began := time.Now()
-		w.setVerdict(&tc.verdict)
-		w.stage = terminating
-		if after := w.overdueAt.Sub(began); after < tc.want || after > tc.want+time.Minute {
-			t.Errorf("%s: overdue after %v, want %v", name, after, tc.want)
-		}
-		if at := w.reportOverdue(w.overdueAt.Add(-time.Second)); at != w.overdueAt || len(events.Events) > 0 {
-			t.Errorf("%s: event too early", name)
-		}
-		at := w.overdueAt
-		once, again := w.reportOverdue(at), w.reportOverdue(at)
-		if !once.IsZero() || !again.IsZero() || len(events.Events) != 1 {
-			t.Fatalf("%s: %d events", name, len(events.Events))
-		}
-		if e := <-events.Events; e != "Warning ExceededGracePeriod Container runtime did not kill the pod within specified grace period." {
-			t.Errorf("%s: event %q", name, e)
-		}
-	}
-	w := newWorker(&Host{Log: slog.New(slog.DiscardHandler), Events: events}, &v1.Pod{})
-	w.setVerdict(&Verdict{Rejected: true})
-	if !w.overdueAt.IsZero() {
-		t.Error("a pod that never ran is overdue")
-	}
-}
-
 func TestFamilies(t *testing.T) {
 	events := record.NewFakeRecorder(10)
-	w := newWorker(&Host{Log: slog.New(slog.DiscardHandler), Events: events}, &v1.Pod{})
-	w.reportIPFamilyChange("", "192.0.2.1")
-	w.reportIPFamilyChange("192.0.2.1", "192.0.2.2")
-	w.reportIPFamilyChange("2001:db8::1", "192.0.2.1")
+	w := newWorker(newHost(Config{Log: slog.New(slog.DiscardHandler), Events: events}), &v1.Pod{})
+	w.report.reportIPFamilyChange("", "192.0.2.1")
+	w.report.reportIPFamilyChange("192.0.2.1", "192.0.2.2")
+	w.report.reportIPFamilyChange("2001:db8::1", "192.0.2.1")
 	if len(events.Events) != 1 {
 		t.Fatalf("%d events", len(events.Events))
 	}
@@ -102,9 +63,9 @@ func TestSandboxWithoutAddress(t *testing.T) {
 	p := newPod("a", nil)
 	b.add(p)
 	b.waitForEvent("FailedCreatePodSandBox Failed to create pod sandbox: the sandbox has no IP address")
-	w := b.manager.worker(p.UID)
+	w := b.registry.worker(p.UID)
 	w.mu.Lock()
-	if w.mountGap == 0 {
+	if w.machine.Retry.At.IsZero() {
 		t.Error("retried without backoff")
 	}
 	w.mu.Unlock()

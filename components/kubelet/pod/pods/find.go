@@ -12,13 +12,13 @@ import (
 )
 
 // Pods returns the desired pods with their latest status.
-func (m *Manager) Pods() []*v1.Pod {
-	workers := m.all()
+func (r *Registry) Pods() []*v1.Pod {
+	workers := r.all()
 	out := make([]*v1.Pod, 0, len(workers))
 	for _, w := range workers {
 		w.mu.Lock()
-		if !w.removed {
-			pod := *w.pod
+		if !w.machine.Removed {
+			pod := *w.machine.Pod
 			if w.report.want.StartTime != nil {
 				pod.Status = w.report.want
 			}
@@ -30,8 +30,8 @@ func (m *Manager) Pods() []*v1.Pod {
 }
 
 // Active returns the pods that have not terminated.
-func (m *Manager) Active() []*v1.Pod {
-	workers := m.all()
+func (r *Registry) Active() []*v1.Pod {
+	workers := r.all()
 	var out []*v1.Pod
 	for _, w := range workers {
 		out = append(out, w.active()...)
@@ -52,28 +52,28 @@ func (notFoundError) Is(target error) bool { return target == ErrNoPod }
 
 // Container returns a container by pod and name: its latest attempt or, with previous, the one
 // before. uid may be empty.
-func (m *Manager) Container(namespace, name string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error) {
-	w := m.find(namespace, name, uid)
+func (r *Registry) Container(namespace, name string, uid types.UID, container string, previous bool) (*v1.Pod, podstate.Container, error) {
+	w := r.find(namespace, name, uid)
 	if w == nil {
 		return nil, podstate.Container{}, notFoundError(fmt.Sprintf("pod %q does not exist", name))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if c, _ := podstate.Find(w.pod, container); c == nil {
-		return w.pod, podstate.Container{}, notFoundError(fmt.Sprintf("container %q not found in pod %q", container, name))
+	if c, _ := podstate.Find(w.machine.Pod, container); c == nil {
+		return w.machine.Pod, podstate.Container{}, notFoundError(fmt.Sprintf("container %q not found in pod %q", container, name))
 	}
-	st := w.obs.Latest(container)
+	st := w.machine.Containers.Observed.Latest(container)
 	if previous {
-		if st = w.obs.Previous(container); st == nil {
-			return w.pod, podstate.Container{}, fmt.Errorf("previous terminated container %q in pod %q not found", container, name)
+		if st = w.machine.Containers.Observed.Previous(container); st == nil {
+			return w.machine.Pod, podstate.Container{}, fmt.Errorf("previous terminated container %q in pod %q not found", container, name)
 		}
 	}
 	if st == nil {
 		reason := "ContainerCreating"
-		if len(w.pod.Spec.InitContainers) > 0 {
+		if len(w.machine.Pod.Spec.InitContainers) > 0 {
 			reason = "PodInitializing"
 		}
-		if s := w.slots[container].Waiting; s != nil {
+		if s := w.machine.Containers.Slots[container].Waiting; s != nil {
 			reason = s.Reason
 		}
 		switch reason {
@@ -82,34 +82,34 @@ func (m *Manager) Container(namespace, name string, uid types.UID, container str
 		case images.ImagePullBackOff:
 			reason = "trying and failing to pull image"
 		}
-		return w.pod, podstate.Container{}, fmt.Errorf("container %q in pod %q is waiting to start: %s", container, name, reason)
+		return w.machine.Pod, podstate.Container{}, fmt.Errorf("container %q in pod %q is waiting to start: %s", container, name, reason)
 	}
-	return w.pod, *st, nil
+	return w.machine.Pod, *st, nil
 }
 
 // Sandbox returns the ID of the pod's running sandbox.
-func (m *Manager) Sandbox(namespace, name string, uid types.UID) (string, error) {
-	w := m.find(namespace, name, uid)
+func (r *Registry) Sandbox(namespace, name string, uid types.UID) (string, error) {
+	w := r.find(namespace, name, uid)
 	if w == nil {
 		return "", notFoundError(fmt.Sprintf("pod %q does not exist", name))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	box := w.obs.Sandbox()
+	box := w.machine.Containers.Observed.Sandbox()
 	if box == nil {
 		return "", fmt.Errorf("pod %q is not running", name)
 	}
 	return box.ID, nil
 }
 
-func (m *Manager) find(namespace, name string, uid types.UID) *worker {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+func (r *Registry) find(namespace, name string, uid types.UID) *worker {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var found *worker
-	for _, w := range m.workers {
+	for _, w := range r.workers {
 		w.mu.Lock()
-		fits := w.pod.Namespace == namespace && w.pod.Name == name && (uid == "" || w.uid == uid || string(uid) == w.pod.Annotations[AnnotationHash])
-		gone := w.removed
+		fits := w.machine.Pod.Namespace == namespace && w.machine.Pod.Name == name && (uid == "" || w.uid == uid || string(uid) == w.machine.Pod.Annotations[AnnotationHash])
+		gone := w.machine.Removed
 		w.mu.Unlock()
 		if fits && (found == nil || !gone) {
 			found = w

@@ -9,149 +9,75 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/podstate"
 	"hyperkube/components/kubelet/pod/probe"
 	"hyperkube/internal/base/lifecycle"
 )
 
-// kill is a container that is being stopped.
-type kill struct {
-	pod      *v1.Pod
-	name, id string // of the container
-	ip       string // of the pod, for the preStop hook
-	// shortened: it replaces a kill with a longer grace period that has already run the preStop hook.
-	shortened bool
-	cancel    context.CancelFunc
-	done      chan struct{}
-	grace     int64 // seconds
+// stopping is a container that is being stopped.
+type stopping struct {
+	podmachine.Kill
+	w      *worker
+	pod    *v1.Pod
+	ip     string // of the pod, for the preStop hook
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the container was stopped or the stop was cancelled
 	// turn is closed when a sidecar may be stopped; at the end of the grace period it is stopped
-	// regardless. It is nil for other containers. turned: it is closed.
-	turn       chan struct{}
-	turnClosed bool
+	// regardless. It is nil for other containers.
+	turn chan struct{}
 }
 
 // minGrace is the minimum time in seconds between the stop signal and the kill, even if the preStop
 // hook or waiting for other containers has used up the grace period.
 const minGrace = 2
 
-// minPodGrace is the minimum grace period in seconds of a terminating pod, so that its preStop hooks
-// can start.
-const minPodGrace = 1
-
-// killGrace returns the grace period of a container in seconds, as specified by the pod or by the
-// probe that failed. The caller must hold mu.
-func (w *worker) killGrace(id string) int64 {
-	grace := int64(30)
-	if w.pod.Spec.TerminationGracePeriodSeconds != nil {
-		grace = *w.pod.Spec.TerminationGracePeriodSeconds
-	}
-	st := w.obs.ByID(id)
-	if w.stage == syncing && st != nil {
-		if c, _ := podstate.Find(w.pod, st.Name); c != nil {
-			if g := w.probes[id]; g != nil {
-				h := g.Health()
-				if h.Startup == podstate.Failure && c.StartupProbe != nil && c.StartupProbe.TerminationGracePeriodSeconds != nil {
-					grace = *c.StartupProbe.TerminationGracePeriodSeconds
-				} else if h.Liveness == podstate.Failure && c.LivenessProbe != nil && c.LivenessProbe.TerminationGracePeriodSeconds != nil {
-					grace = *c.LivenessProbe.TerminationGracePeriodSeconds
-				}
-			}
-		}
-	}
-	if w.stage != syncing {
-		if w.pod.DeletionTimestamp != nil && w.pod.DeletionGracePeriodSeconds != nil {
-			grace = *w.pod.DeletionGracePeriodSeconds
-		}
-		if w.verdict != nil && w.verdict.Grace != nil {
-			grace = min(grace, *w.verdict.Grace)
-		}
-		grace = max(grace, minPodGrace)
-	}
-	return max(grace, 0)
-}
-
-// startKill stops a container in a separate goroutine. If the container is already being stopped, a
-// shorter grace period replaces the previous one. The caller must hold mu.
-func (w *worker) startKill(ctx context.Context, id, message string, grace int64) {
-	w.kill(ctx, id, message, grace, nil)
-}
-
-// startOrderedKill is startKill for a sidecar of a terminating pod: its preStop hook runs
-// immediately, but the sidecar is stopped after takeTurn was called or its grace period has
-// expired. The caller must hold mu.
-func (w *worker) startOrderedKill(ctx context.Context, id, message string, grace int64) {
-	w.kill(ctx, id, message, grace, make(chan struct{}))
-}
-
-// allowStop allows a sidecar to be stopped now. The caller must hold mu.
-func (w *worker) allowStop(id string) {
-	if k := w.kills[id]; k != nil && k.turn != nil && !k.turnClosed {
-		k.turnClosed = true
-		close(k.turn)
-	}
-}
-
-func (w *worker) kill(ctx context.Context, id, message string, grace int64, turn chan struct{}) {
-	st := w.obs.ByID(id)
-	if st == nil {
-		return
-	}
-	before := w.kills[id]
-	if before != nil {
-		if before.grace <= grace {
-			return
-		}
+// startStop stops a container in a separate goroutine. It replaces a stop that is in progress. The
+// caller must hold mu.
+func (w *worker) startStop(ctx context.Context, k podmachine.Kill) {
+	if before := w.stops[k.ID]; before != nil {
 		before.cancel()
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	k := &kill{
-		pod: w.pod, name: st.Name, id: id, ip: w.podIP(), shortened: before != nil,
-		cancel: cancel, done: make(chan struct{}), grace: grace, turn: turn,
+	s := &stopping{Kill: k, w: w, pod: w.machine.Pod, ip: w.podIP(), cancel: cancel, done: make(chan struct{})}
+	if k.Ordered {
+		s.turn = make(chan struct{})
 	}
-	w.kills[id] = k
-	slot := w.slots[k.name]
-	slot.Killing = true
-	w.slots[k.name] = slot
-	if !k.shortened {
-		w.host.event(k.pod, k.name, false, "Killing", message)
+	w.stops[k.ID] = s
+	if !k.Shortened {
+		w.host.event(s.pod, k.Name, false, "Killing", k.Message)
 	}
-	w.report.wait.Go(func() {
+	w.wait.Go(func() {
 		defer cancel()
-		defer close(k.done)
-		w.stop(ctx, k)
+		defer close(s.done)
+		s.run(ctx)
 		w.update(func() {
-			if w.kills[id] == k {
-				delete(w.kills, id)
-				slot := w.slots[k.name]
-				slot.Killing = false
-				w.slots[k.name] = slot
+			if w.stops[k.ID] == s {
+				delete(w.stops, k.ID)
+				w.machine.KillFinished(k.ID)
 			}
 		})
 	})
 }
 
-// stop runs the preStop hook, waits for the sidecar's turn, and stops the container. It retries
-// until it succeeds or ctx is done.
-func (w *worker) stop(ctx context.Context, k *kill) {
-	left := time.Duration(k.grace) * time.Second
-	c, kind := podstate.Find(k.pod, k.name)
-	if c != nil && kind != podstate.Ephemeral && c.Lifecycle != nil && c.Lifecycle.PreStop != nil && k.grace > 0 && !k.shortened {
-		began := time.Now()
-		hookCtx, cancel := context.WithTimeout(ctx, left)
-		err := w.host.Prober.Hook(hookCtx, probe.Target{Pod: k.pod, Container: c, ContainerID: k.id, PodIP: k.ip, Warn: w.host.podWarner(k.pod)}, c.Lifecycle.PreStop)
-		cancel()
-		if err != nil && ctx.Err() == nil && hookCtx.Err() == nil {
-			w.log.Info("preStop hook failed", "container", k.name, "err", err)
-			w.host.event(k.pod, k.name, true, "FailedPreStopHook", "PreStopHook failed")
-		}
-		left -= time.Since(began)
+// allow lets a sidecar be stopped now. It is called once. The caller must hold mu.
+func (s *stopping) allow() {
+	if s.turn != nil {
+		close(s.turn)
 	}
-	if k.turn != nil && left > 0 {
+}
+
+// run runs the preStop hook, waits for the sidecar's turn, and stops the container. It retries
+// until it succeeds or ctx is done.
+func (s *stopping) run(ctx context.Context) {
+	left := time.Duration(s.Grace) * time.Second
+	left -= s.runPreStop(ctx, left)
+	if s.turn != nil && left > 0 {
 		began := time.Now()
 		over := time.NewTimer(left)
 		select {
 		case <-ctx.Done():
-		case <-k.turn:
+		case <-s.turn:
 		case <-over.C:
 		}
 		over.Stop()
@@ -160,23 +86,48 @@ func (w *worker) stop(ctx context.Context, k *kill) {
 	left = max(left, minGrace*time.Second)
 	pause := 100 * time.Millisecond
 	for ctx.Err() == nil {
-		seconds := int64((left + time.Second - 1) / time.Second)
-		_, err := w.host.CRI.Runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: k.id, Timeout: seconds})
-		if err == nil || cri.IsNotFound(err) {
-			if err := w.observe(ctx, k.id); err == nil {
-				w.mu.Lock()
-				st := w.obs.ByID(k.id)
-				over := st == nil || st.State == podstate.Exited || st.State == podstate.Created
-				w.mu.Unlock()
-				if over {
-					return
-				}
-			}
-		} else if ctx.Err() == nil && !cri.IsUnavailable(err) {
-			w.log.Warn("stopping container failed", "container", k.name, "err", err)
-			w.host.event(k.pod, "", true, "FailedKillPod", fmt.Sprintf("error killing pod: failed to \"KillContainer\" for %q with KillContainerError: %q", k.name, cri.Message(err)))
+		if s.stop(ctx, left) {
+			return
 		}
 		lifecycle.Pause(ctx, pause)
 		pause = min(2*pause, 10*time.Second)
 	}
+}
+
+// runPreStop runs the preStop hook, if there is one, and returns how long it took.
+func (s *stopping) runPreStop(ctx context.Context, timeout time.Duration) time.Duration {
+	c, kind := podstate.Find(s.pod, s.Name)
+	if c == nil || kind == podstate.Ephemeral || c.Lifecycle == nil || c.Lifecycle.PreStop == nil || s.Grace <= 0 || s.Shortened {
+		return 0
+	}
+	began := time.Now()
+	hookCtx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	h := s.w.host
+	err := h.Prober.Hook(hookCtx, probe.Target{Pod: s.pod, Container: c, ContainerID: s.ID, PodIP: s.ip, Warn: h.podWarner(s.pod)}, c.Lifecycle.PreStop)
+	if err != nil && ctx.Err() == nil && hookCtx.Err() == nil {
+		s.w.log.Info("preStop hook failed", "container", s.Name, "err", err)
+		h.event(s.pod, s.Name, true, "FailedPreStopHook", "PreStopHook failed")
+	}
+	return time.Since(began)
+}
+
+// stop stops the container and reports whether it has exited.
+func (s *stopping) stop(ctx context.Context, grace time.Duration) bool {
+	seconds := int64((grace + time.Second - 1) / time.Second)
+	_, err := s.w.host.CRI.Runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: s.ID, Timeout: seconds})
+	if err != nil && !cri.IsNotFound(err) {
+		if ctx.Err() == nil && !cri.IsUnavailable(err) {
+			s.w.log.Warn("stopping container failed", "container", s.Name, "err", err)
+			s.w.host.event(s.pod, "", true, "FailedKillPod", fmt.Sprintf("error killing pod: failed to \"KillContainer\" for %q with KillContainerError: %q", s.Name, cri.Message(err)))
+		}
+		return false
+	}
+	if err := s.w.observe(ctx, s.ID); err != nil {
+		return false
+	}
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	st := s.w.machine.Containers.Observed.ByID(s.ID)
+	return st == nil || st.State == podstate.Exited || st.State == podstate.Created
 }

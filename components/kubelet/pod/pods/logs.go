@@ -7,43 +7,50 @@ import (
 	"path/filepath"
 	"strings"
 
+	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
+// Logs names the directories of logs.
+type Logs struct {
+	// Pods has a directory for each pod.
+	Pods string
+	// Containers has links to the logs by which log collectors find them. If it is "", there are no
+	// links.
+	Containers string
+}
+
+// Dir returns the log directory of a pod.
+func (l Logs) Dir(pod *v1.Pod) string {
+	return filepath.Join(l.Pods, pod.Namespace+"_"+pod.Name+"_"+string(pod.UID))
+}
+
 // RemoveOrphanedLogs removes logs of pods that do not exist on this node, and dangling links to logs. It is
 // called when all sources have delivered their pods.
-func (m *Manager) RemoveOrphanedLogs() error {
+func (g *GarbageCollector) RemoveOrphanedLogs() error {
 	known := map[types.UID]bool{}
-	m.mu.Lock()
-	for uid := range m.workers {
-		known[uid] = true
+	for _, w := range g.registry.all() {
+		known[w.uid] = true
 	}
-	m.mu.Unlock()
 	var errs []error
-	dirs, err := os.ReadDir(m.host.PodLogs)
+	dirs, err := os.ReadDir(g.logs.Pods)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("listing logs of deleted pods: %w", err)
 	}
 	for _, d := range dirs {
 		// The kubelet's directories are named NAMESPACE_NAME_UID; others are ignored.
 		parts := strings.Split(d.Name(), "_")
-		if !d.IsDir() || len(parts) != 3 || known[types.UID(parts[2])] {
+		if !d.IsDir() || len(parts) != 3 || known[types.UID(parts[2])] || g.registry.worker(types.UID(parts[2])) != nil {
 			continue
 		}
-		m.mu.Lock()
-		_, came := m.workers[types.UID(parts[2])]
-		m.mu.Unlock()
-		if came {
-			continue
-		}
-		if err := os.RemoveAll(filepath.Join(m.host.PodLogs, d.Name())); err != nil {
+		if err := os.RemoveAll(filepath.Join(g.logs.Pods, d.Name())); err != nil {
 			errs = append(errs, fmt.Errorf("removing the logs of a deleted pod: %w", err))
 		}
 	}
-	if m.host.ContainerLogs == "" {
+	if g.logs.Containers == "" {
 		return errors.Join(errs...)
 	}
-	links, err := filepath.Glob(filepath.Join(m.host.ContainerLogs, "*.log"))
+	links, err := filepath.Glob(filepath.Join(g.logs.Containers, "*.log"))
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
@@ -56,7 +63,7 @@ func (m *Manager) RemoveOrphanedLogs() error {
 			continue
 		}
 		// Only links to pod logs belong to the kubelet.
-		if to, err := os.Readlink(link); err != nil || !strings.HasPrefix(to, m.host.PodLogs+string(filepath.Separator)) {
+		if to, err := os.Readlink(link); err != nil || !strings.HasPrefix(to, g.logs.Pods+string(filepath.Separator)) {
 			continue
 		}
 		if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -35,13 +35,21 @@ type bench struct {
 	runtime *crifake.Runtime
 	kube    *fake.Clientset
 	manager *Manager
-	events  *record.FakeRecorder
-	host    *Host
+	// registry and host are those of manager.
+	registry *Registry
+	events   *record.FakeRecorder
+	host     *host
 	// stop stops the manager, as if the kubelet was killed.
 	stop func()
 }
 
 func newBench(t *testing.T, runtime *crifake.Runtime, objs ...*v1.Pod) *bench {
+	t.Helper()
+	return newBenchWith(t, runtime, func(*Config) {}, objs...)
+}
+
+// newBenchWith is newBench with a changed configuration.
+func newBenchWith(t *testing.T, runtime *crifake.Runtime, change func(*Config), objs ...*v1.Pod) *bench {
 	t.Helper()
 	kube := fake.NewClientset()
 	for _, o := range objs {
@@ -52,25 +60,32 @@ func newBench(t *testing.T, runtime *crifake.Runtime, objs ...*v1.Pod) *bench {
 	log := slog.New(slog.DiscardHandler)
 	dir := t.TempDir()
 	store := objectcache.New(kube, log)
-	h := &Host{
-		Log: log, NodeName: "node", CRI: runtime.Client(), Kube: kube, Objects: store,
+	platform := &Platform{}
+	platform.SetRuntimeName("fake")
+	events := record.NewFakeRecorder(10000)
+	cfg := Config{
+		Log: log, Platform: platform, CRI: runtime.Client(), Kube: kube, Objects: store,
 		Volumes: &volume.Set{Root: dir, Types: []volume.Type{volume.EmptyDir{}, volume.HostPath{}, volume.ConfigMapVolume{Objects: store}}},
 		Images:  Images{Puller: images.NewPuller(runtime)},
 		Metrics: telemetry.New(),
-		Events:  record.NewFakeRecorder(10000),
-		NodeIPs: func() []string { return []string{"192.0.2.1"} }, Node: func() *v1.Node { return nil },
-		Allocatable: func() v1.ResourceList { return nil }, RuntimeName: "fake",
-		PodLogs: filepath.Join(dir, "logs"), Limits: Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond},
+		Events:  events,
+		Node: Node{
+			IPs: func() []string { return []string{"192.0.2.1"} }, Object: func() *v1.Node { return nil },
+			Allocatable: func() v1.ResourceList { return nil },
+		},
+		Logs: Logs{Pods: filepath.Join(dir, "logs")}, Limits: Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond},
+		Prober: probe.New(func(ctx context.Context, id string, cmd []string, _ time.Duration) (int, []byte, error) {
+			if runtime.OnExec == nil {
+				return 0, nil, nil
+			}
+			code, out := runtime.OnExec(id, cmd)
+			return int(code), []byte(out), nil
+		}, "1.37"),
 	}
-	h.Prober = probe.New(func(ctx context.Context, id string, cmd []string, _ time.Duration) (int, []byte, error) {
-		if runtime.OnExec == nil {
-			return 0, nil, nil
-		}
-		code, out := runtime.OnExec(id, cmd)
-		return int(code), []byte(out), nil
-	}, "1.37")
+	change(&cfg)
 	ctx, cancel := context.WithCancel(context.Background())
-	b := &bench{t: t, ctx: ctx, runtime: runtime, kube: kube, manager: NewManager(h), events: h.Events.(*record.FakeRecorder), host: h}
+	b := &bench{t: t, ctx: ctx, runtime: runtime, kube: kube, manager: NewManager(cfg), events: events}
+	b.host, b.registry = b.manager.host, b.manager.host.Registry
 	done := make(chan struct{})
 	go func() { defer close(done); _ = b.manager.Run(ctx) }()
 	b.stop = sync.OnceFunc(func() {
@@ -80,6 +95,20 @@ func newBench(t *testing.T, runtime *crifake.Runtime, objs ...*v1.Pod) *bench {
 	})
 	t.Cleanup(b.stop)
 	return b
+}
+
+// fakeAdmitter is an Admitter of functions. preempt may be nil if it is not called.
+type fakeAdmitter struct {
+	admit   func(pod *v1.Pod, others []*v1.Pod) *Verdict
+	preempt func(ctx context.Context, message string) (bool, string)
+}
+
+func (a *fakeAdmitter) Admit(_ context.Context, pod *v1.Pod, others []*v1.Pod) *Verdict {
+	return a.admit(pod, others)
+}
+
+func (a *fakeAdmitter) PreemptForResize(ctx context.Context, _ *v1.Pod, message string) (bool, string) {
+	return a.preempt(ctx, message)
 }
 
 func newPod(name string, change func(*v1.Pod)) *v1.Pod {
@@ -104,7 +133,7 @@ func (b *bench) add(p *v1.Pod) {
 	if _, err := b.kube.CoreV1().Pods(p.Namespace).Create(b.ctx, p, metav1.CreateOptions{}); err != nil {
 		b.t.Fatal(err)
 	}
-	b.manager.Set(p)
+	b.manager.Set(b.ctx, p)
 }
 
 // await waits until the pod in the API satisfies a condition.
@@ -181,15 +210,15 @@ func TestDelete(t *testing.T) {
 	now := metav1.Now()
 	p = p.DeepCopy()
 	p.DeletionTimestamp, p.DeletionGracePeriodSeconds, p.ResourceVersion = &now, new(int64), "100"
-	b.manager.Set(p)
+	b.manager.Set(b.ctx, p)
 	testwait.Until(t, "the deletion of the pod's object", func() bool {
 		_, err := b.kube.CoreV1().Pods("default").Get(b.ctx, "a", metav1.GetOptions{})
 		return err != nil
 	})
-	b.manager.Remove("uid-a")
+	b.registry.Remove("uid-a")
 	testwait.Until(t, "the pod to be removed completely", func() bool {
 		s, c := b.runtime.Count()
-		return s == 0 && c == 0 && len(b.manager.Pods()) == 0
+		return s == 0 && c == 0 && len(b.registry.Pods()) == 0
 	})
 }
 
@@ -198,16 +227,17 @@ func TestDelete(t *testing.T) {
 func TestForceDeleted(t *testing.T) {
 	runtime := crifake.New("busybox:1")
 	runtime.Stubborn = true
-	b := newBench(t, runtime)
 	beside := map[string]int{}
-	b.manager.Admit = func(p *v1.Pod, others []*v1.Pod) *Verdict {
-		beside[p.Name] = len(others)
-		return nil
-	}
+	b := newBenchWith(t, runtime, func(cfg *Config) {
+		cfg.Admitter = &fakeAdmitter{admit: func(p *v1.Pod, others []*v1.Pod) *Verdict {
+			beside[p.Name] = len(others)
+			return nil
+		}}
+	})
 	b.add(newPod("a", func(p *v1.Pod) { *p.Spec.TerminationGracePeriodSeconds = 30 }))
 	b.await("a", "ready", ready)
 	b.add(newPod("b", nil))
-	b.manager.Remove("uid-a")
+	b.registry.Remove("uid-a")
 	b.add(newPod("c", nil))
 	if want := map[string]int{"a": 0, "b": 1, "c": 1}; !maps.Equal(beside, want) {
 		t.Errorf("pods present at each admission: %v, want %v", beside, want)
@@ -300,7 +330,7 @@ func TestAdoption(t *testing.T) {
 	id := p.Status.ContainerStatuses[0].ContainerID
 
 	next := newBench(t, runtime, p)
-	next.manager.Set(p)
+	next.manager.Set(next.ctx, p)
 	deadline := time.Now().Add(300 * time.Millisecond)
 	for time.Now().Before(deadline) {
 		q, err := next.kube.CoreV1().Pods("default").Get(next.ctx, "a", metav1.GetOptions{})
@@ -399,7 +429,7 @@ func TestImageChange(t *testing.T) {
 	b.add(newPod("a", nil))
 	p := b.await("a", "ready", ready).DeepCopy()
 	p.Spec.Containers[0].Image, p.Generation = "busybox:2", 2
-	b.manager.Set(p)
+	b.manager.Set(b.ctx, p)
 	b.await("a", "changed", func(p *v1.Pod) bool {
 		s := p.Status.ContainerStatuses[0]
 		return s.RestartCount == 1 && s.Image == "busybox:2" && ready(p) && p.Status.ObservedGeneration == 2

@@ -19,7 +19,7 @@ const (
 
 // protection returns the cgroup files that protect the requested memory. Without Tiered all values
 // are zero, to reset what an earlier kubelet has set. It is nil without MemoryQoS.
-func (h *Host) protection(qos v1.PodQOSClass, request int64) map[string]string {
+func (h *host) protection(qos v1.PodQOSClass, request int64) map[string]string {
 	if !h.Limits.MemoryQoS {
 		return nil
 	}
@@ -36,7 +36,7 @@ func (h *Host) protection(qos v1.PodQOSClass, request int64) map[string]string {
 
 // podMemoryProtection returns the cgroup files that protect the memory of a whole pod, and throttle it if it
 // has pod-level resources. It may be nil.
-func (h *Host) podMemoryProtection(pod *v1.Pod, request, limit int64, limited bool) map[string]string {
+func (h *host) podMemoryProtection(pod *v1.Pod, request, limit int64, limited bool) map[string]string {
 	var out map[string]string
 	if h.Limits.Tiered && request > 0 {
 		out = h.protection(QOS(pod), request)
@@ -54,7 +54,7 @@ func (h *Host) podMemoryProtection(pod *v1.Pod, request, limit int64, limited bo
 }
 
 // memoryHighBytes returns memory.high for a memory request and a limit, in bytes.
-func (h *Host) memoryHighBytes(request, most int64) int64 {
+func (h *host) memoryHighBytes(request, most int64) int64 {
 	const page = 4096
 	return int64(float64(request)+h.Limits.Throttling*float64(most-request)) / page * page
 }

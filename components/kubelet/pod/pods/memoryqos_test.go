@@ -28,21 +28,21 @@ func TestMemoryQoS(t *testing.T) {
 	whole.Spec.Resources = &v1.ResourceRequirements{Requests: list("4Ki"), Limits: list("20Ki")}
 	none := map[string]string{memoryMin: "0", memoryLow: "0"}
 	for name, c := range map[string]struct {
-		host           *Host
+		host           *host
 		pod            *v1.Pod
 		container, all map[string]string
 	}{
-		"gate off":                 {&Host{}, pod("8Ki", "8Ki"), nil, nil},
-		"no protection":            {&Host{Limits: Limits{MemoryQoS: true}}, pod("8Ki", "8Ki"), none, nil},
-		"guaranteed":               {&Host{Limits: Limits{MemoryQoS: true, Tiered: true}}, pod("8Ki", "8Ki"), map[string]string{memoryMin: "8192"}, map[string]string{memoryMin: "8192"}},
-		"burstable":                {&Host{Limits: Limits{MemoryQoS: true, Tiered: true}}, pod("4Ki", "8Ki"), map[string]string{memoryLow: "4096"}, map[string]string{memoryLow: "4096"}},
-		"best effort":              {&Host{Limits: Limits{MemoryQoS: true, Tiered: true}}, pod("", ""), none, nil},
-		"throttled":                {&Host{Limits: Limits{MemoryQoS: true, Throttling: 0.5}}, pod("4Ki", "20Ki"), map[string]string{memoryMin: "0", memoryLow: "0", memoryHigh: "12288"}, nil},
-		"throttled pod":            {&Host{Limits: Limits{MemoryQoS: true, Throttling: 0.5}}, whole, none, map[string]string{memoryHigh: "12288"}},
-		"protected, throttled pod": {&Host{Limits: Limits{MemoryQoS: true, Tiered: true, Throttling: 0.5}}, whole, none, map[string]string{memoryLow: "4096", memoryHigh: "12288"}},
+		"gate off":                 {newHost(Config{}), pod("8Ki", "8Ki"), nil, nil},
+		"no protection":            {newHost(Config{Limits: Limits{MemoryQoS: true}}), pod("8Ki", "8Ki"), none, nil},
+		"guaranteed":               {newHost(Config{Limits: Limits{MemoryQoS: true, Tiered: true}}), pod("8Ki", "8Ki"), map[string]string{memoryMin: "8192"}, map[string]string{memoryMin: "8192"}},
+		"burstable":                {newHost(Config{Limits: Limits{MemoryQoS: true, Tiered: true}}), pod("4Ki", "8Ki"), map[string]string{memoryLow: "4096"}, map[string]string{memoryLow: "4096"}},
+		"best effort":              {newHost(Config{Limits: Limits{MemoryQoS: true, Tiered: true}}), pod("", ""), none, nil},
+		"throttled":                {newHost(Config{Limits: Limits{MemoryQoS: true, Throttling: 0.5}}), pod("4Ki", "20Ki"), map[string]string{memoryMin: "0", memoryLow: "0", memoryHigh: "12288"}, nil},
+		"throttled pod":            {newHost(Config{Limits: Limits{MemoryQoS: true, Throttling: 0.5}}), whole, none, map[string]string{memoryHigh: "12288"}},
+		"protected, throttled pod": {newHost(Config{Limits: Limits{MemoryQoS: true, Tiered: true, Throttling: 0.5}}), whole, none, map[string]string{memoryLow: "4096", memoryHigh: "12288"}},
 	} {
 		h := c.host
-		h.Allocatable = func() v1.ResourceList { return nil }
+		h.Node.Allocatable = func() v1.ResourceList { return nil }
 		if got := h.containerResources(c.pod, &c.pod.Spec.Containers[0]).Unified; !maps.Equal(got, c.container) {
 			t.Errorf("%s: the container has %v, want %v", name, got, c.container)
 		}

@@ -19,7 +19,7 @@ import (
 
 // mounts returns the mounts of a container: its volumes, the hosts file and the file of its
 // termination message.
-func (h *Host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[string]string) ([]*runtimeapi.Mount, error) {
+func (h *host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[string]string) ([]*runtimeapi.Mount, error) {
 	var out []*runtimeapi.Mount
 	podDir := h.Volumes.PodDir(pod.UID)
 	hosts := false
@@ -104,8 +104,8 @@ func (h *Host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 
 // writeHosts writes the pod's hosts file if its content has changed. Other containers of the pod
 // may have it mounted and be reading it, so it is not replaced unnecessarily.
-func (h *Host) writeHosts(path string, pod *v1.Pod, ips []string) error {
-	host, domain, err := dnsconf.Hostname(pod, h.DNS.ClusterDomain)
+func (h *host) writeHosts(path string, pod *v1.Pod, ips []string) error {
+	host, domain, err := dnsconf.Hostname(pod, h.Node.DNS.ClusterDomain)
 	if err != nil {
 		return err
 	}
@@ -161,12 +161,12 @@ func volumeDevices(c *v1.Container, volumes map[string]volume.Result) ([]*runtim
 // recursive reports whether mounts below a read-only volume are also read-only.
 //
 // https://kubernetes.io/docs/concepts/storage/volumes/#recursive-read-only-mounts
-func (h *Host) recursive(pod *v1.Pod, m *v1.VolumeMount) (bool, error) {
+func (h *host) recursive(pod *v1.Pod, m *v1.VolumeMount) (bool, error) {
 	if !m.ReadOnly || m.RecursiveReadOnly == nil || *m.RecursiveReadOnly == v1.RecursiveReadOnlyDisabled {
 		return false, nil
 	}
 	able := false
-	if node := h.Node(); node != nil {
+	if node := h.Node.Object(); node != nil {
 		handler := ""
 		if pod.Spec.RuntimeClassName != nil {
 			handler = *pod.Spec.RuntimeClassName

@@ -53,7 +53,7 @@ func TestMounts(t *testing.T) {
 		{name: "undefined variable", mount: v1.VolumeMount{Name: "dir", MountPath: "/m", SubPathExpr: "a/$(EMPTY)"}, err: `missing value for "EMPTY"`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			h := &Host{Volumes: &volume.Set{Root: t.TempDir()}, Node: func() *v1.Node { return node }}
+			h := newHost(Config{Volumes: &volume.Set{Root: t.TempDir()}, Node: Node{Object: func() *v1.Node { return node }}})
 			c := &v1.Container{Name: "c", VolumeMounts: []v1.VolumeMount{tc.mount}}
 			pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "u"}, Spec: v1.PodSpec{RuntimeClassName: tc.class}}
 			mounts, err := h.mounts(pod, c, containerInput{volumes: volumes}, map[string]string{"NAME": "x", "EMPTY": ""})

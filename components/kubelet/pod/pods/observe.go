@@ -5,78 +5,88 @@ import (
 	"slices"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
-	"hyperkube/components/kubelet/pod/objectcache"
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/podstate"
-	"hyperkube/internal/pod/podutil"
 )
 
-// adopt initializes the worker's state from what an earlier kubelet has created.
-func (w *worker) adopt() {
-	w.adopted = true
-	if w.obs.Sandbox() != nil {
-		w.stale = true
-	}
-	if len(w.host.refs(w.pod)) > 0 {
-		w.host.Objects.SetReferences(w.uid, w.host.refs(w.pod), w.objectsChanged)
-	}
-	w.restarting = slices.ContainsFunc(w.pod.Status.Conditions, func(c v1.PodCondition) bool {
-		return c.Type == v1.AllContainersRestarting && c.Status == v1.ConditionTrue
-	})
-	if podutil.Terminal(w.pod) && w.stage == syncing {
-		w.stage = terminating
-		if r := w.pod.Status.Reason; (r == "Evicted" || r == "Preempting") && len(w.obs.Containers)+len(w.obs.Sandboxes) > 0 {
-			w.discards = discardRequested
-		}
-	}
+// freshness records what must be read from the runtime. The worker's mu guards it.
+type freshness struct {
+	all bool            // all state must be read
+	ids map[string]bool // the state of these containers must be read
+	// unresponsiveSince is since when the runtime has not responded to calls about the pod; zero if it has.
+	unresponsiveSince time.Time
 }
 
-func (h *Host) refs(pod *v1.Pod) []objectcache.Ref { return objectcache.Of(pod) }
-
-// decideVerdict decides whether the pod must be terminated.
-func (w *worker) decideVerdict(now time.Time) {
-	if w.stage != syncing {
-		return
-	}
-	if w.verdict == nil && w.pod.Spec.ActiveDeadlineSeconds != nil && !w.removed {
-		if end := w.deadline(); !end.IsZero() && !now.Before(end) {
-			w.verdict = &Verdict{Reason: "DeadlineExceeded", Message: "Pod was active on the node longer than the specified deadline"}
-			w.host.event(w.pod, "", false, "DeadlineExceeded", w.verdict.Message)
+// handle handles an event of the runtime about a container or sandbox. operating: an operation is in
+// progress, which observes its containers itself. It reports whether to read the state now.
+func (f *freshness) handle(id string, kind runtimeapi.ContainerEventType, o *podstate.Observed, operating bool) (wake bool) {
+	stopped := kind == runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT
+	c := o.ByID(id)
+	if c == nil {
+		// A sandbox, or a container that the running operation will add itself.
+		for _, s := range o.Sandboxes {
+			if s.ID == id && stopped && s.Ready {
+				f.all, wake = true, true
+			}
 		}
+		if !operating && stopped {
+			f.all, wake = true, true
+		} else if stopped {
+			// It may have exited before the operation has added it.
+			f.ids[id] = true
+		}
+		return wake
 	}
-	if w.removed || w.pod.DeletionTimestamp != nil || w.verdict != nil {
-		w.stage = terminating
+	switch kind {
+	case runtimeapi.ContainerEventType_CONTAINER_STARTED_EVENT:
+		if c.State == podstate.Created && !operating {
+			f.ids[id], wake = true, true
+		}
+	case runtimeapi.ContainerEventType_CONTAINER_STOPPED_EVENT:
+		if c.State != podstate.Exited {
+			f.ids[id], wake = true, true
+		}
+	case runtimeapi.ContainerEventType_CONTAINER_DELETED_EVENT:
+		f.all, wake = true, true
 	}
+	return wake
 }
 
-func (w *worker) deadline() time.Time {
-	if w.pod.Spec.ActiveDeadlineSeconds == nil {
-		return time.Time{}
+// take returns what must be read and records it as read. known is the observed state, and operating
+// is as for handle.
+func (f *freshness) take(known *podstate.Observed, operating bool) (all bool, ids map[string]bool) {
+	all, ids = f.all, f.ids
+	f.all, f.ids = false, map[string]bool{}
+	if operating && !all {
+		// The operation updates its container itself.
+		for id := range ids {
+			if known.ByID(id) == nil {
+				delete(ids, id)
+				f.ids[id] = true
+			}
+		}
 	}
-	start := w.report.want.StartTime
-	if start == nil {
-		start = w.report.last.StartTime
-	}
-	if start == nil {
-		return time.Time{}
-	}
-	return start.Add(time.Duration(*w.pod.Spec.ActiveDeadlineSeconds) * time.Second)
+	return all, ids
 }
 
 // refreshTracked calls refresh and records since when the runtime does not respond.
 func (w *worker) refreshTracked(ctx context.Context) error {
 	w.mu.Lock()
-	if w.unresponsiveSince.IsZero() {
-		w.unresponsiveSince = time.Now()
+	if w.fresh.unresponsiveSince.IsZero() {
+		w.fresh.unresponsiveSince = time.Now()
 	}
 	w.mu.Unlock()
 	err := w.refresh(ctx)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !cri.IsDeadlineExceeded(err) {
-		w.unresponsiveSince = time.Time{}
+		w.fresh.unresponsiveSince = time.Time{}
+	}
+	if err != nil {
+		w.fresh.all = true
 	}
 	return err
 }
@@ -84,132 +94,80 @@ func (w *worker) refreshTracked(ctx context.Context) error {
 // refresh gets the state that may have changed from the runtime.
 func (w *worker) refresh(ctx context.Context) error {
 	w.mu.Lock()
-	all, ids := w.dirty, w.dirtyIDs
-	w.dirty, w.dirtyIDs = false, map[string]bool{}
-	if w.discards >= discardStarted {
-		w.mu.Unlock()
-		return nil
-	}
-	if w.op != nil && !all {
-		// The operation updates its container itself.
-		for id := range ids {
-			if w.obs.ByID(id) == nil {
-				delete(ids, id)
-				w.dirtyIDs[id] = true
-			}
-		}
-	}
+	m := w.machine
+	all, ids := w.fresh.take(&m.Containers.Observed, m.Operation != podmachine.None)
+	discarded := m.Discarding >= podmachine.DiscardStarted
 	w.mu.Unlock()
-	if all {
-		w.mu.Lock()
-		before := w.obsGeneration
-		w.mu.Unlock()
-		began := time.Now()
-		obs, err := w.host.CRI.Observe(ctx, w.uid)
-		w.host.Metrics.PodRelisted(time.Since(began))
-		if err != nil {
-			w.mu.Lock()
-			w.dirty = true
-			w.mu.Unlock()
-			return err
-		}
-		w.mu.Lock()
-		pod := w.pod
-		known := w.obs
-		w.mu.Unlock()
-		for i := range obs.Containers {
-			w.host.fillMessage(pod, &obs.Containers[i], known.ByID(obs.Containers[i].ID))
-		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		if w.obsGeneration != before {
-			// The result may be older than an update by an operation.
-			w.dirty = true
-			w.kick()
-			return nil
-		}
-		w.obs = obs
+	switch {
+	case discarded:
 		return nil
+	case all:
+		return w.observeAll(ctx)
 	}
 	for id := range ids {
 		if err := w.observe(ctx, id); err != nil {
-			w.mu.Lock()
-			w.dirty = true
-			w.mu.Unlock()
 			return err
 		}
 	}
 	return nil
 }
 
-// forgetContainer removes a container that the runtime does not have any more. The caller must hold mu.
-func (w *worker) forgetContainer(id string) {
-	w.obsGeneration++
-	for i := range w.obs.Containers {
-		if w.obs.Containers[i].ID == id {
-			w.obs.Containers = append(w.obs.Containers[:i:i], w.obs.Containers[i+1:]...)
-			return
-		}
+// observeAll gets the state of all sandboxes and containers of the pod from the runtime.
+func (w *worker) observeAll(ctx context.Context) error {
+	w.mu.Lock()
+	before := w.machine.Containers.Generation
+	w.mu.Unlock()
+	began := time.Now()
+	obs, err := w.host.CRI.Observe(ctx, w.uid)
+	w.host.Metrics.PodRelisted(time.Since(began))
+	if err != nil {
+		return err
 	}
+	w.mu.Lock()
+	pod := w.machine.Pod
+	known := podstate.Observed{Containers: slices.Clone(w.machine.Containers.Observed.Containers)}
+	w.mu.Unlock()
+	for i := range obs.Containers {
+		w.host.fillMessage(pod, &obs.Containers[i], known.ByID(obs.Containers[i].ID))
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.machine.Containers.Generation != before {
+		// The result may be older than an update by an operation.
+		w.fresh.all = true
+		w.kick()
+		return nil
+	}
+	w.machine.Containers.Observed = obs
+	return nil
 }
 
 // observe gets the state of one known container from the runtime.
 func (w *worker) observe(ctx context.Context, id string) error {
 	c, err := w.host.CRI.Container(ctx, id)
-	if err != nil {
-		if isNotFound(err) {
-			w.mu.Lock()
-			w.forgetContainer(id)
-			w.mu.Unlock()
-			return nil
-		}
+	if err != nil && !isNotFound(err) {
 		return err
 	}
+	if err != nil {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.machine.Containers.Forget(id)
+		return nil
+	}
 	w.mu.Lock()
-	pod := w.pod
-	old := w.obs.ByID(id)
+	pod := w.machine.Pod
+	var known *podstate.Container
+	if old := w.machine.Containers.Observed.ByID(id); old != nil {
+		before := *old
+		known = &before
+	}
 	w.mu.Unlock()
-	w.host.fillMessage(pod, &c, old)
+	w.host.fillMessage(pod, &c, known)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if old := w.obs.ByID(id); old != nil {
-		c.SandboxID = old.SandboxID
-		*old = c
-	} else {
-		w.dirty = true
+	if !w.machine.Containers.Observe(c) {
+		w.fresh.all = true
 		w.kick()
 	}
 	return nil
-}
-
-// input returns the current input of podstate.Next. The caller must hold mu.
-func (w *worker) input(now time.Time) podstate.Input {
-	health := make(map[string]podstate.Health, len(w.probes)+len(w.hooks))
-	for id, g := range w.probes {
-		health[id] = g.Health()
-	}
-	for id := range w.hooks {
-		h := health[id]
-		h.PostStartRunning = true
-		health[id] = h
-	}
-	return podstate.Input{Pod: w.pod, Observed: &w.obs, Health: health, Slots: w.slots, Now: now, CrashMax: w.host.CrashMax, RestartingAll: w.restarting}
-}
-
-// ips returns the pod's IP addresses. The caller must hold mu.
-func (w *worker) ips() []string {
-	if w.pod.Spec.HostNetwork {
-		return w.host.NodeIPs()
-	}
-	if s := w.obs.Sandbox(); s != nil {
-		return s.IPs
-	}
-	return nil
-}
-
-func (w *worker) podIP() string {
-	if ips := w.ips(); len(ips) > 0 {
-		return ips[0]
-	}
-	return ""
 }

@@ -14,175 +14,200 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/pod/objectcache"
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/podstate"
 	"hyperkube/components/kubelet/telemetry"
 )
 
 func isNotFound(err error) bool { return cri.IsNotFound(errors.Unwrap(err)) || cri.IsNotFound(err) }
 
-// Bounds of the back-off of failed preparations of pods, such as volume setup.
-const (
-	minMountBackoff = 500 * time.Millisecond
-	maxMountBackoff = 2*time.Minute + 2*time.Second
-)
-
-// startOperation starts the operation of plan in a separate goroutine. The caller must hold mu, and no
-// other operation may be running.
-func (w *worker) startOperation(ctx context.Context, plan podstate.Plan, starts []podstate.Start) {
+// startOperation starts an operation in a separate goroutine. The caller must hold mu, and no other
+// operation may be in progress.
+func (w *worker) startOperation(ctx context.Context, o podmachine.Operation) {
 	ctx, cancel := context.WithCancel(ctx)
-	op := &operation{cancel: cancel}
-	w.op = op
-	pod := w.pod
-	if pod.Generation != 0 || w.host.Kube == nil {
-		w.host.Objects.SetReferences(w.uid, w.host.refs(pod), w.objectsChanged)
+	w.cancelOperation = cancel
+	pod := w.machine.Pod
+	if o.Kind == podmachine.RefreshVolumes || o.Kind == podmachine.Start && (pod.Generation != 0 || w.host.Kube == nil) {
+		w.host.Objects.SetReferences(w.uid, objectcache.Of(pod), w.objectsChanged)
 	}
-	w.report.wait.Go(func() {
+	w.wait.Go(func() {
 		defer cancel()
-		began, kind := time.Now(), telemetry.Sync
-		if plan.NewSandbox && plan.Attempt == 0 {
-			kind = telemetry.Create
+		switch o.Kind {
+		case podmachine.Start:
+			w.finish(ctx, o.Kind, (&starter{worker: w, pod: pod}).start(ctx, &o.Plan, o.Starts))
+		case podmachine.RemoveContainers:
+			w.finish(ctx, o.Kind, w.removeContainers(ctx, o.Remove))
+		case podmachine.RefreshVolumes:
+			w.finish(ctx, o.Kind, (&starter{worker: w, pod: pod}).refreshVolumes(ctx))
+		case podmachine.ResizePod:
+			w.resize(ctx, &o.Resize)
+		default:
+			w.finish(ctx, o.Kind, (&terminator{worker: w, pod: pod}).run(ctx, o.Kind))
 		}
-		spanned, end := w.host.span(ctx, pod, spanSync, kind, time.Time{})
-		err := w.operate(spanned, pod, plan, starts)
-		end(err)
-		w.host.Metrics.OperationFinished(kind, time.Since(began))
-		w.update(func() {
-			w.op = nil
-			if ctx.Err() != nil {
-				// The operation may have been interrupted.
-				w.dirty = true
-			}
-			if err != nil && ctx.Err() == nil {
-				w.log.Debug("starting pod failed", "err", err)
-			}
-			if cri.IsUnavailable(err) {
-				// The result of the last call is observed when the runtime is available again.
-				w.dirty = true
-			}
-		})
 	})
 }
 
-// removeRetryInterval is the delay before a failed removal of containers is retried.
-const removeRetryInterval = time.Second
+// errStillRunning is the error of a step of the termination that has found running processes.
+var errStillRunning = errors.New("processes of the pod are still running")
 
-// startRemove removes exited containers in a separate goroutine, so that all containers of the pod
-// can be restarted. Their logs are kept. The caller must hold mu, and no other operation may be
-// running.
-func (w *worker) startRemove(ctx context.Context, ids []string) {
-	ctx, cancel := context.WithCancel(ctx)
-	w.op = &operation{cancel: cancel}
-	// Keep the attempt number, because the runtime will report the containers as removed.
+// finish ends the operation in progress, which has returned err.
+func (w *worker) finish(ctx context.Context, kind podmachine.OperationKind, err error) {
+	outcome := podmachine.Succeeded
+	switch {
+	case errors.Is(err, errStillRunning):
+		outcome = podmachine.StillRunning
+	case err != nil && ctx.Err() != nil:
+		outcome = podmachine.Interrupted
+	case err != nil:
+		outcome = podmachine.Failed
+	}
+	switch {
+	case outcome == podmachine.Succeeded || outcome == podmachine.Interrupted || err == errStillRunning: //nolint:errorlint // a wrapped one has a cause
+	case kind == podmachine.Start:
+		w.log.Debug("starting pod failed", "err", err)
+	case kind == podmachine.RemoveContainers:
+		w.log.Warn("removing container before restart of all failed, will retry", "err", err)
+	case kind > podmachine.ResizePod:
+		w.log.Warn("pod termination failed, will retry", "err", err)
+	}
+	w.update(func() {
+		// An interrupted operation, or a call that was lost with the runtime, may have had an effect.
+		if ctx.Err() != nil || cri.IsUnavailable(err) || outcome == podmachine.StillRunning || kind == podmachine.RemoveContainers {
+			w.fresh.all = true
+		}
+		w.cancelOperation = nil
+		w.machine.Finish(outcome, time.Now())
+	})
+}
+
+// removeContainers removes exited containers, so that all containers of the pod can be restarted.
+// Their logs are kept.
+func (w *worker) removeContainers(ctx context.Context, ids []string) error {
 	for _, id := range ids {
-		if st := w.obs.ByID(id); st != nil {
-			w.slots[st.Name] = podstate.Slot{Next: max(w.slots[st.Name].Next, st.Attempt+1)}
-		}
-	}
-	w.report.wait.Go(func() {
-		defer cancel()
-		var err error
-		for _, id := range ids {
-			if _, err = w.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id}); err != nil && !cri.IsNotFound(err) {
-				break
-			}
-			err = nil
-		}
-		w.update(func() {
-			w.op, w.dirty = nil, true
-			if err != nil && ctx.Err() == nil {
-				w.log.Warn("removing container before restart of all failed, will retry", "err", err)
-				w.removeAt = time.Now().Add(removeRetryInterval)
-			}
-		})
-	})
-}
-
-// operate sets up the volumes, creates the sandbox if required, and starts containers in order.
-// Failures are recorded in the worker's state for the next step.
-func (w *worker) operate(ctx context.Context, pod *v1.Pod, plan podstate.Plan, starts []podstate.Start) error {
-	if h := w.host; h.Hooks.NetworkProblem != nil && !pod.Spec.HostNetwork {
-		if problem := h.Hooks.NetworkProblem(); problem != "" {
-			h.event(pod, "", true, "NetworkNotReady", "network is not ready: "+problem)
-			w.failMount()
-			return errors.New("network is not ready: " + problem)
-		}
-	}
-	if err := w.prepare(ctx, pod); err != nil {
-		w.failMount()
-		return err
-	}
-	for _, id := range plan.StopSandboxes {
-		if err := w.host.stopSandbox(ctx, id); err != nil {
-			if !cri.IsUnavailable(err) {
-				w.failMount()
-			}
+		if _, err := w.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: id}); err != nil && !cri.IsNotFound(err) {
 			return err
-		}
-	}
-	if plan.NewSandbox {
-		if plan.Attempt > 0 {
-			w.host.event(pod, "", false, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
-		}
-		err := w.makeSandbox(ctx, pod, plan.Attempt)
-		if ctx.Err() == nil && !cri.IsUnavailable(err) {
-			w.host.Metrics.PodStarting(pod, err)
-		}
-		if err != nil {
-			// The sandbox may exist nevertheless, and another one with its name would be rejected.
-			w.update(func() { w.dirty = true })
-			if ctx.Err() == nil && !cri.IsUnavailable(err) {
-				reason, message := "FailedCreatePodSandBox", "Failed to create pod sandbox: "+err.Error()
-				if made := (*sandboxStatusError)(nil); errors.As(err, &made) {
-					reason, message = "FailedPodSandBoxStatus", "Unable to get pod sandbox status: "+cri.Message(made.err)
-				}
-				w.host.event(pod, "", true, reason, message)
-				w.failMount()
-			}
-			return err
-		}
-	}
-	// Later failures affect only one container.
-	w.mu.Lock()
-	w.mountGap, w.mountAt = 0, time.Time{}
-	w.mu.Unlock()
-	recorded := !plan.NewSandbox
-	for _, s := range starts {
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		if err := w.startContainer(ctx, pod, s); err != nil {
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if cri.IsUnavailable(err) {
-				return err
-			}
-			if !recorded {
-				recorded = true
-				w.host.Metrics.FirstStartFailed(pod)
-			}
-			_, kind := podstate.Find(pod, s.Name)
-			if kind == podstate.Init {
-				return err
-			}
 		}
 	}
 	return nil
 }
 
-// failMount increases the back-off before the next attempt.
-func (w *worker) failMount() {
-	w.update(func() {
-		w.mountGap = min(max(2*w.mountGap, minMountBackoff), maxMountBackoff)
-		w.mountAt = time.Now().Add(w.mountGap)
-		w.mounted = false
-	})
+// starter starts a pod: it sets up the volumes, creates the sandbox and starts containers.
+type starter struct {
+	*worker
+	pod *v1.Pod
+}
+
+// start executes podmachine.Start.
+func (w *starter) start(ctx context.Context, plan *podstate.Plan, starts []podstate.Start) error {
+	began, kind := time.Now(), telemetry.Sync
+	if plan.NewSandbox && plan.Attempt == 0 {
+		kind = telemetry.Create
+	}
+	spanned, end := w.host.span(ctx, w.pod, spanSync, kind, time.Time{})
+	err := w.operate(spanned, plan, starts)
+	end(err)
+	w.host.Metrics.OperationFinished(kind, time.Since(began))
+	return err
+}
+
+// operate sets up the volumes, creates the sandbox if required, and starts containers in order.
+// Failures are recorded in the machine for the next step.
+func (w *starter) operate(ctx context.Context, plan *podstate.Plan, starts []podstate.Start) error {
+	pod := w.pod
+	if network := w.host.Network; network != nil && !pod.Spec.HostNetwork {
+		if problem := network.NetworkProblem(); problem != "" {
+			w.host.event(pod, "", true, "NetworkNotReady", "network is not ready: "+problem)
+			w.failPreparation()
+			return errors.New("network is not ready: " + problem)
+		}
+	}
+	if err := w.prepare(ctx); err != nil {
+		w.failPreparation()
+		return err
+	}
+	for _, id := range plan.StopSandboxes {
+		if err := w.host.stopSandbox(ctx, id); err != nil {
+			if !cri.IsUnavailable(err) {
+				w.failPreparation()
+			}
+			return err
+		}
+	}
+	if plan.NewSandbox {
+		if err := w.replaceSandbox(ctx, plan.Attempt); err != nil {
+			return err
+		}
+	}
+	w.mu.Lock()
+	w.machine.Retry.Reset()
+	w.mu.Unlock()
+	return w.startContainers(ctx, starts, !plan.NewSandbox)
+}
+
+// startContainers starts containers in order, as far as the failure of one lets the next one start.
+// recorded: the first failure was already recorded in the metrics.
+func (w *starter) startContainers(ctx context.Context, starts []podstate.Start, recorded bool) error {
+	for _, s := range starts {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		err := w.startContainer(ctx, s)
+		if err == nil {
+			continue
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if cri.IsUnavailable(err) {
+			return err
+		}
+		if !recorded {
+			recorded = true
+			w.host.Metrics.FirstStartFailed(w.pod)
+		}
+		if _, kind := podstate.Find(w.pod, s.Name); kind == podstate.Init {
+			return err
+		}
+	}
+	return nil
+}
+
+// replaceSandbox creates the pod's sandbox, and reports if that fails.
+func (w *starter) replaceSandbox(ctx context.Context, attempt uint32) error {
+	if attempt > 0 {
+		w.host.event(w.pod, "", false, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
+	}
+	err := w.makeSandbox(ctx, attempt)
+	if ctx.Err() == nil && !cri.IsUnavailable(err) {
+		w.host.Metrics.PodStarting(w.pod, err)
+	}
+	if err == nil {
+		return nil
+	}
+	// The sandbox may exist nevertheless, and another one with its name would be rejected.
+	w.update(func() { w.fresh.all = true })
+	if ctx.Err() == nil && !cri.IsUnavailable(err) {
+		reason, message := "FailedCreatePodSandBox", "Failed to create pod sandbox: "+err.Error()
+		if made := (*sandboxStatusError)(nil); errors.As(err, &made) {
+			reason, message = "FailedPodSandBoxStatus", "Unable to get pod sandbox status: "+cri.Message(made.err)
+		}
+		w.host.event(w.pod, "", true, reason, message)
+		w.failPreparation()
+	}
+	return err
+}
+
+// failPreparation increases the back-off before the next attempt.
+func (w *starter) failPreparation() {
+	w.update(func() { w.machine.PrepareFailed(time.Now()) })
 }
 
 // prepare creates the directories and the cgroup, prepares ResourceClaims, and sets up the volumes.
-func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
+func (w *starter) prepare(ctx context.Context) error {
+	pod := w.pod
 	w.mu.Lock()
-	mounted := w.mounted && !w.stale
+	mounted := w.machine.Volumes.Mounted && !w.machine.Volumes.Stale
 	w.mu.Unlock()
 	if mounted {
 		return nil
@@ -192,7 +217,7 @@ func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
 		return err
 	}
 	if w.host.Limits.Cgroups != nil {
-		if err := w.host.Limits.Cgroups.Create(w.host.cgroupOf(pod), w.host.podResources(pod)); err != nil {
+		if err := w.host.Limits.Cgroups.Create(w.host.cgroups.ofPod(pod), w.host.podResources(pod)); err != nil {
 			w.host.event(pod, "", true, "FailedCreatePodContainer", "unable to ensure pod container exists: "+err.Error())
 			return err
 		}
@@ -203,13 +228,13 @@ func (w *worker) prepare(ctx context.Context, pod *v1.Pod) error {
 			return err
 		}
 	}
-	return w.mount(ctx, pod, true)
+	return w.mount(ctx)
 }
 
-func (h *Host) makeDirs(pod *v1.Pod) error {
-	for _, dir := range []string{filepath.Join(h.Volumes.PodDir(pod.UID), "volumes"), h.LogDir(pod)} {
+func (h *host) makeDirs(pod *v1.Pod) error {
+	for _, dir := range []string{filepath.Join(h.Volumes.PodDir(pod.UID), "volumes"), h.Logs.Dir(pod)} {
 		mode := os.FileMode(0o750)
-		if dir == h.LogDir(pod) {
+		if dir == h.Logs.Dir(pod) {
 			mode = 0o755
 		}
 		if err := os.MkdirAll(dir, mode); err != nil {
@@ -227,44 +252,12 @@ func apiText(err error) string {
 	return err.Error()
 }
 
-// refreshVolumes updates volumes if they are stale or a token must be renewed, and returns when to
-// call it again. The caller must hold mu.
-func (w *worker) refreshVolumes(ctx context.Context, now time.Time) time.Time {
-	var next time.Time
-	for _, r := range w.volumes {
-		if !r.Refresh.IsZero() && (next.IsZero() || r.Refresh.Before(next)) {
-			next = r.Refresh
-		}
+// refreshVolumes executes podmachine.RefreshVolumes.
+func (w *starter) refreshVolumes(ctx context.Context) error {
+	if err := w.host.makeDirs(w.pod); err != nil {
+		return err
 	}
-	due := w.stale || (!next.IsZero() && !next.After(now))
-	if !due || w.obs.Sandbox() == nil {
-		return next
-	}
-	if w.mountAt.After(now) {
-		return w.mountAt
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	w.op = &operation{cancel: cancel}
-	pod := w.pod
-	w.host.Objects.SetReferences(w.uid, w.host.refs(pod), w.objectsChanged)
-	w.report.wait.Go(func() {
-		defer cancel()
-		err := w.host.makeDirs(pod)
-		if err == nil {
-			err = w.mount(ctx, pod, true)
-		}
-		w.update(func() {
-			w.op = nil
-			if err != nil && ctx.Err() == nil {
-				w.stale = true
-				w.mountGap = min(max(2*w.mountGap, minMountBackoff), maxMountBackoff)
-				w.mountAt = time.Now().Add(w.mountGap)
-			} else if err == nil {
-				w.mountGap, w.mountAt = 0, time.Time{}
-			}
-		})
-	})
-	return next
+	return w.mount(ctx)
 }
 
 // uncancelled returns the context of a call that the runtime completes even if it is cancelled.
@@ -278,7 +271,8 @@ func uncancelled(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 // makeSandbox creates the pod's sandbox and adds it to the observed state.
-func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, attempt uint32) error {
+func (w *starter) makeSandbox(ctx context.Context, attempt uint32) error {
+	pod := w.pod
 	cfg, err := w.host.sandboxConfig(pod, attempt)
 	if err != nil {
 		return err
@@ -304,11 +298,7 @@ func (w *worker) makeSandbox(ctx context.Context, pod *v1.Pod, attempt uint32) e
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.obsGeneration++
-	for i := range w.obs.Sandboxes {
-		w.obs.Sandboxes[i].Ready = false
-	}
-	w.obs.Sandboxes = append([]podstate.Sandbox{box}, w.obs.Sandboxes...)
+	w.machine.Containers.SandboxCreated(box)
 	if box.Lost {
 		// It is replaced by another one, which probably has no address either, hence the back-off.
 		return errors.New("the sandbox has no IP address")
@@ -324,7 +314,7 @@ func (u *sandboxStatusError) Error() string { return u.err.Error() }
 func (u *sandboxStatusError) Unwrap() error { return u.err }
 
 // runtimeHandler returns the runtime handler of the pod's RuntimeClass.
-func (h *Host) runtimeHandler(ctx context.Context, pod *v1.Pod) (string, error) {
+func (h *host) runtimeHandler(ctx context.Context, pod *v1.Pod) (string, error) {
 	name := pod.Spec.RuntimeClassName
 	if name == nil || *name == "" {
 		return "", nil
@@ -339,7 +329,7 @@ func (h *Host) runtimeHandler(ctx context.Context, pod *v1.Pod) (string, error) 
 	return class.Handler, nil
 }
 
-func (h *Host) stopSandbox(ctx context.Context, id string) error {
+func (h *host) stopSandbox(ctx context.Context, id string) error {
 	_, err := h.CRI.Runtime.StopPodSandbox(ctx, &runtimeapi.StopPodSandboxRequest{PodSandboxId: id})
 	if err != nil && !cri.IsNotFound(err) {
 		return fmt.Errorf("stopping sandbox: %w", err)

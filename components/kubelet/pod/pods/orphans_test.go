@@ -43,9 +43,9 @@ func TestCgroupOfOrphan(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	groups, store := &fakeCgroups{}, objectcache.New(nil, log)
 	defer store.Close()
-	h := &Host{Log: log, Objects: store, Volumes: &volume.Set{Root: t.TempDir()}, Limits: Limits{Cgroups: groups}, Hooks: Hooks{updateWeights: func() {}}}
+	h := newHost(Config{Log: log, Objects: store, Volumes: &volume.Set{Root: t.TempDir()}, Limits: Limits{Cgroups: groups}})
 	orphan := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "n", UID: "u"}}
-	if err := newWorker(h, orphan).tearDown(t.Context(), orphan); err != nil {
+	if err := (&terminator{worker: newWorker(h, orphan), pod: orphan}).tearDown(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"/kubepods/podu", "/kubepods/burstable/podu", "/kubepods/besteffort/podu"} {
@@ -55,7 +55,7 @@ func TestCgroupOfOrphan(t *testing.T) {
 	}
 	groups.gone = nil
 	known := asking("u", "1", "", "")
-	if err := newWorker(h, known).tearDown(t.Context(), known); err != nil || !slices.Equal(groups.gone, []string{"/kubepods/burstable/podu"}) {
+	if err := (&terminator{worker: newWorker(h, known), pod: known}).tearDown(t.Context()); err != nil || !slices.Equal(groups.gone, []string{"/kubepods/burstable/podu"}) {
 		t.Errorf("%v, %v", groups.gone, err)
 	}
 }
@@ -76,16 +76,16 @@ func (l *hookedRuntime) ListPodSandbox(ctx context.Context, r *runtimeapi.ListPo
 func TestPodsStartWhileOrphansTerminate(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	set := &volume.Set{Root: t.TempDir()}
-	m := &Manager{workers: map[types.UID]*worker{}}
+	var m *Manager
 	runtime := &hookedRuntime{crifake.New(), func() {
-		m.workers["new"] = newWorker(m.host, &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "new"}})
+		m.host.Registry.workers["new"] = newWorker(m.host, &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "new"}})
 		for _, uid := range []types.UID{"new", "old"} {
 			if err := os.MkdirAll(filepath.Join(set.PodDir(uid), "volumes"), 0o755); err != nil {
 				t.Error(err)
 			}
 		}
 	}}
-	m.host = &Host{Log: log, CRI: &cri.Client{Runtime: runtime, Images: runtime}, Volumes: set}
+	m = NewManager(Config{Log: log, CRI: &cri.Client{Runtime: runtime, Images: runtime}, Volumes: set})
 	if err := m.TerminateOrphans(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -99,18 +99,19 @@ func TestPodsStartWhileOrphansTerminate(t *testing.T) {
 // TestAdmittedFirst checks that a pod that is added while the kubelet starts to watch the runtime
 // does not run before it is admitted.
 func TestAdmittedFirst(t *testing.T) {
-	b := newBench(t, crifake.New("busybox:1"))
 	asked, answer := make(chan struct{}), make(chan struct{})
-	b.manager.Admit = func(*v1.Pod, []*v1.Pod) *Verdict {
-		close(asked)
-		<-answer
-		return &Verdict{Reason: "No", Message: "not here"}
-	}
+	b := newBenchWith(t, crifake.New("busybox:1"), func(cfg *Config) {
+		cfg.Admitter = &fakeAdmitter{admit: func(*v1.Pod, []*v1.Pod) *Verdict {
+			close(asked)
+			<-answer
+			return &Verdict{Reason: "No", Message: "not here"}
+		}}
+	})
 	added := make(chan struct{})
 	go func() { defer close(added); b.add(newPod("p", nil)) }()
 	<-asked
 	b.manager.startAll()
-	w := b.manager.all()[0]
+	w := b.registry.all()[0]
 	w.mu.Lock()
 	running := w.running
 	w.mu.Unlock()
@@ -152,7 +153,7 @@ func TestSandboxOfUnknownState(t *testing.T) {
 // TestHostsFileKept checks that an unchanged hosts file is not written again, because other
 // containers have it open.
 func TestHostsFileKept(t *testing.T) {
-	h := &Host{}
+	h := newHost(Config{})
 	pod := newPod("p", nil)
 	path := filepath.Join(t.TempDir(), "etc-hosts")
 	then := time.Unix(1e9, 0)

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"hyperkube/components/kubelet/cri/crifake"
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/internal/host/cgroup"
 	"hyperkube/internal/pod/podutil"
 )
@@ -52,12 +53,12 @@ func asking(uid, cpu, memory, limit string) *v1.Pod {
 func TestBurstableWeight(t *testing.T) {
 	groups := &recorded{}
 	b := newBench(t, crifake.New())
-	m := &Manager{host: &Host{Limits: Limits{Cgroups: groups, Root: "/below"}, Log: b.host.Log}, workers: map[types.UID]*worker{}}
+	h := newHost(Config{Limits: Limits{Cgroups: groups, Root: "/below"}, Log: b.host.Log})
 	add := func(pod *v1.Pod) {
-		m.workers[pod.UID] = newWorker(m.host, pod)
-		m.updateWeights()
+		h.Registry.add(newWorker(h, pod))
+		h.weights.update()
 	}
-	m.updateWeights()
+	h.weights.update()
 	add(asking("a", "250m", "", ""))
 	add(asking("b", "750m", "1Gi", "2Gi"))
 	add(asking("c", "", "1Gi", "")) // no CPU request
@@ -65,8 +66,8 @@ func TestBurstableWeight(t *testing.T) {
 	guaranteed := asking("e", "2", "1Gi", "1Gi")
 	guaranteed.Spec.Containers[0].Resources.Limits[v1.ResourceCPU] = resource.MustParse("2")
 	add(guaranteed)
-	m.workers["b"].stage = stopped
-	m.updateWeights()
+	h.Registry.worker("b").machine.Stage = podmachine.Stopped
+	h.weights.update()
 	want := []string{"/below/kubepods/burstable 2", "/below/kubepods/burstable 256", "/below/kubepods/burstable 1024", "/below/kubepods/burstable 256"}
 	if !slices.Equal(groups.sets, want) {
 		t.Errorf("written: %q, want %q", groups.sets, want)
@@ -90,13 +91,13 @@ func TestSwap(t *testing.T) {
 		"best effort":               {asking("f", "", "", ""), 800 << 20, "0"},
 		"critical":                  {critical, 800 << 20, "0"},
 	} {
-		h := &Host{Limits: Limits{MemoryCapacity: 1000 << 20, Swap: func() int64 { return tc.swap }}}
+		h := newHost(Config{Limits: Limits{MemoryCapacity: 1000 << 20, Swap: func() int64 { return tc.swap }}})
 		r := h.containerResources(tc.pod, &tc.pod.Spec.Containers[0])
 		if got := r.Unified["memory.swap.max"]; got != tc.want || r.MemorySwapLimitInBytes != 0 {
 			t.Errorf("%s: %q, want %q; total %d", name, got, tc.want, r.MemorySwapLimitInBytes)
 		}
 	}
-	h := &Host{Limits: Limits{MemoryCapacity: 1000 << 20}}
+	h := newHost(Config{Limits: Limits{MemoryCapacity: 1000 << 20}})
 	if r := h.containerResources(critical, &critical.Spec.Containers[0]); r.Unified != nil {
 		t.Errorf("without kernel support: %v", r.Unified)
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -15,14 +14,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/podstate"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/client"
 )
 
 // reporter writes the pod's status to the API. A change is sent immediately; changes during a
-// request are combined in the next one. The worker's mu guards all fields except wait.
+// request are combined in the next one. The worker's mu guards all fields except worker.
 type reporter struct {
+	worker *worker
 	// last is the latest status known from the API, and version its resource version.
 	last    *v1.PodStatus
 	version string
@@ -34,10 +35,22 @@ type reporter struct {
 	// rejection was caused by the content in refused, until the status changes.
 	halted  bool
 	refused *v1.PodStatus
-	// reportedPod is the pod last passed to Hooks.StatusChanged.
+	// reportedPod is the pod last passed to the Observer.
 	reportedPod *v1.Pod
-	// wait waits for all goroutines of the worker.
-	wait sync.WaitGroup
+}
+
+// newReporter returns the reporter of a pod whose status in the API was written by an earlier
+// kubelet.
+func newReporter(w *worker, pod *v1.Pod) reporter {
+	return reporter{worker: w, last: pod.Status.DeepCopy(), version: pod.ResourceVersion}
+}
+
+// startTime returns the pod's start time, or nil if it has not started.
+func (r *reporter) startTime() *metav1.Time {
+	if r.want.StartTime != nil {
+		return r.want.StartTime
+	}
+	return r.last.StartTime
 }
 
 // observe updates the status known from the API, unless a newer one is known.
@@ -52,103 +65,80 @@ func (r *reporter) observe(pod *v1.Pod) {
 func (r *reporter) settled() bool { return r.halted || !r.dirty && !r.busy }
 
 // statusInput returns the current input of podstate.Status. The caller must hold mu.
-func (w *worker) statusInput(now time.Time) podstate.StatusInput {
+func (r *reporter) statusInput(now time.Time) podstate.StatusInput {
+	w, m, h := r.worker, r.worker.machine, r.worker.host
 	in := podstate.StatusInput{
-		Input:       w.input(now),
-		Last:        w.report.last,
-		RuntimeName: w.host.RuntimeName,
-		HostIPs:     w.host.NodeIPs(),
-		Terminating: w.stage != syncing,
-		Stopped:     w.stage == stopped,
-		QOS:         QOS(w.pod),
-		Actuated:    w.actuated,
-		Recursive: func(m *v1.VolumeMount) bool {
-			all, err := w.host.recursive(w.pod, m)
+		Input:       m.NextInput(now, w.health()),
+		Last:        r.last,
+		RuntimeName: h.Platform.RuntimeName(),
+		HostIPs:     h.Node.IPs(),
+		Terminating: m.Stage != podmachine.Syncing,
+		Stopped:     m.Stage == podmachine.Stopped,
+		QOS:         QOS(m.Pod),
+		Actuated:    m.Resize.Actuated,
+		Recursive: func(mount *v1.VolumeMount) bool {
+			all, err := h.recursive(m.Pod, mount)
 			return err == nil && all
 		},
 	}
-	if w.host.Hooks.DeviceHealth != nil {
-		in.Devices = func(container string) []v1.ResourceStatus { return w.host.Hooks.DeviceHealth(w.pod, container) }
+	if h.Resources != nil {
+		in.Devices = func(container string) []v1.ResourceStatus { return h.Resources.DeviceHealth(m.Pod, container) }
 	}
-	if w.resize != nil {
-		in.Conditions = append(in.Conditions, w.resize.condition())
-		in.Pending = w.resize.kind == v1.PodResizePending
+	if s := m.Resize.State; s != nil {
+		in.Conditions = append(in.Conditions, s.Condition())
+		in.Pending = s.Kind == v1.PodResizePending
 	}
-	in.Resources, in.Allocated = w.statusResources()
-	if w.verdict != nil {
-		in.Reason, in.Message, in.Rejected = w.verdict.Reason, w.verdict.Message, w.verdict.Rejected
+	in.Resources, in.Allocated = r.statusResources()
+	if v := m.Verdict; v != nil {
+		in.Reason, in.Message, in.Rejected = v.Reason, v.Message, v.Rejected
 		if in.Rejected {
 			in.Message = "Pod was rejected: " + in.Message
 		}
-		in.Conditions = append(in.Conditions, w.verdict.Conditions...)
+		in.Conditions = append(in.Conditions, v.Conditions...)
 	}
 	return in
 }
 
-// replaceDelay is how long the exit of a container is not reported if the container is being
-// replaced. It equals upstream's delay. If the new container starts within it, a pod whose image
-// was changed stays ready.
-const replaceDelay = time.Second
-
-// replacementDeadline returns until when the status update waits for a container to be replaced. Zero means
-// that it does not wait. The caller must hold mu.
-func (w *worker) replacementDeadline(now time.Time) time.Time {
-	if w.stage != syncing || w.verdict != nil {
-		return time.Time{}
+// update computes the status and sends it if it has changed. The caller must hold mu.
+func (r *reporter) update(ctx context.Context, now time.Time) {
+	w, m, h := r.worker, r.worker.machine, r.worker.host
+	if IsStatic(m.Pod) {
+		r.mirrorPod()
 	}
-	for _, slot := range w.slots {
-		old := w.obs.ByID(slot.ForceRestart)
-		if old == nil || old.State != podstate.Exited || slot.Waiting != nil {
-			continue
-		}
-		if until := old.FinishedAt.Add(replaceDelay); now.Before(until) {
-			return until
-		}
-	}
-	return time.Time{}
-}
-
-// updateStatus computes the status and sends it if it has changed. The caller must hold mu.
-func (w *worker) updateStatus(ctx context.Context, now time.Time) {
-	if IsStatic(w.pod) {
-		w.mirrorPod()
-	}
-	before := w.report.want
+	before := r.want
 	if before.Phase == "" {
-		before = *w.report.last
+		before = *r.last
 	}
-	w.report.want = podstate.Status(w.statusInput(now))
-	w.timeStatus(&before, &w.report.want, now)
-	w.reportIPFamilyChange(before.HostIP, w.report.want.HostIP)
-	if changed := w.host.Hooks.StatusChanged; changed != nil && !w.removed && (w.report.reportedPod != w.pod || !apiequality.Semantic.DeepEqual(&w.report.want, &before)) {
-		w.report.reportedPod = w.pod
-		now := w.report.want
-		changed(w.pod, &now)
+	r.want = podstate.Status(r.statusInput(now))
+	w.timing.statusChanged(&before, &r.want, now)
+	r.reportIPFamilyChange(before.HostIP, r.want.HostIP)
+	if h.Observer != nil && !m.Removed && (r.reportedPod != m.Pod || !apiequality.Semantic.DeepEqual(&r.want, &before)) {
+		r.reportedPod = m.Pod
+		now := r.want
+		h.Observer.Updated(m.Pod, &now)
 	}
-	if w.host.Kube == nil || w.removed {
+	if h.Kube == nil || m.Removed {
 		// Without the API, the worker itself must remember the transition times.
-		last := w.report.want
-		w.report.last, w.report.dirty = &last, false
+		last := r.want
+		r.last, r.dirty = &last, false
 		return
 	}
-	w.report.dirty = !apiequality.Semantic.DeepEqual(&w.report.want, w.report.last)
-	if w.report.dirty && w.timing.changed.IsZero() {
+	r.dirty = !apiequality.Semantic.DeepEqual(&r.want, r.last)
+	if r.dirty && w.timing.changed.IsZero() {
 		w.timing.changed = now
 	}
-	if r := &w.report; r.halted && r.refused != nil && !apiequality.Semantic.DeepEqual(&r.want, r.refused) {
+	if r.halted && r.refused != nil && !apiequality.Semantic.DeepEqual(&r.want, r.refused) {
 		r.halted = false
 	}
-	if !w.report.dirty || w.report.busy || w.report.halted {
+	if !r.dirty || r.busy || r.halted {
 		return
 	}
-	w.report.busy, w.report.refused = true, nil
-	w.report.wait.Go(func() {
-		w.sendStatus(ctx)
-	})
+	r.busy, r.refused = true, nil
+	w.wait.Go(func() { r.send(ctx) })
 }
 
 // reportIPFamilyChange emits an event if the IP family of the node's address has changed.
-func (w *worker) reportIPFamilyChange(before, now string) {
+func (r *reporter) reportIPFamilyChange(before, now string) {
 	old, errOld := netip.ParseAddr(before)
 	fresh, errNew := netip.ParseAddr(now)
 	if errOld != nil || errNew != nil || old.Is4() == fresh.Is4() {
@@ -160,29 +150,36 @@ func (w *worker) reportIPFamilyChange(before, now string) {
 		}
 		return "6"
 	}
-	w.host.event(w.pod, "", true, "HostIPsIPFamilyMismatch", fmt.Sprintf(
+	r.worker.host.event(r.worker.machine.Pod, "", true, "HostIPsIPFamilyMismatch", fmt.Sprintf(
 		"Kubelet detected an IPv%s node IP (%s), but the cloud provider selected an IPv%s node IP (%s); pass an explicit `--node-ip` to kubelet to fix this.",
 		family(old), old, family(fresh), fresh))
 }
 
-// sendStatus patches the status until the API has the current one.
-func (w *worker) sendStatus(ctx context.Context) {
-	pause := 50 * time.Millisecond
+// minSendPause and maxSendPause bound the back-off of failed status updates.
+const (
+	minSendPause = 50 * time.Millisecond
+	maxSendPause = 10 * time.Second
+)
+
+// send patches the status until the API has the current one.
+func (r *reporter) send(ctx context.Context) {
+	w := r.worker
+	pause := minSendPause
 	for {
 		w.mu.Lock()
-		pod := w.pod
+		pod := w.machine.Pod
 		if IsStatic(pod) {
-			pod = w.mirrorPod()
+			pod = r.mirrorPod()
 		}
-		if !w.report.dirty || w.report.halted || w.removed || ctx.Err() != nil || pod == nil {
-			w.report.busy = false
+		if !r.dirty || r.halted || w.machine.Removed || ctx.Err() != nil || pod == nil {
+			r.busy = false
 			// The status of a static pod waits for the mirror pod.
-			w.report.halted = w.report.halted || pod == nil
+			r.halted = r.halted || pod == nil
 			w.mu.Unlock()
 			w.kick()
 			return
 		}
-		last, want := w.report.last, w.report.want
+		last, want := r.last, r.want
 		w.mu.Unlock()
 		patch, err := statusPatch(pod.UID, last, &want)
 		var result *v1.Pod
@@ -190,58 +187,60 @@ func (w *worker) sendStatus(ctx context.Context) {
 			result, err = w.host.Kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 		}
 		w.mu.Lock()
-		switch {
-		case err == nil:
-			if !client.Newer(w.report.version, result.ResourceVersion) || result.ResourceVersion == w.report.version {
-				w.report.last, w.report.version = &result.Status, result.ResourceVersion
-			}
-			// The next step detects changes since then, and by other clients.
-			w.report.dirty = !apiequality.Semantic.DeepEqual(&w.report.want, &want)
-			w.host.Metrics.StatusSynced(time.Since(w.timing.changed))
-			w.timing.changed = time.Time{}
-			if w.report.dirty {
-				w.timing.changed = time.Now()
-			}
-			pause = 50 * time.Millisecond
-		case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-			// The pod was deleted or replaced by another one of its name. The source will report
-			// that.
-			w.report.halted = true
-		case apierrors.IsInvalid(err), apierrors.IsForbidden(err) && pause > 5*time.Second:
-			w.log.Error("API server rejected pod status", "err", err)
-			w.report.halted, w.report.refused = true, &want
-		default:
-			if ctx.Err() == nil {
-				w.log.Warn("patching pod status failed, will retry", "err", err)
-			}
-		}
+		r.sent(ctx, &want, result, err, pause)
+		again := err == nil || r.halted
 		w.mu.Unlock()
-		if err == nil || w.halted() {
+		if again {
+			pause = minSendPause
 			continue
 		}
 		lifecycle.Pause(ctx, pause)
-		pause = min(2*pause, 10*time.Second)
+		pause = min(2*pause, maxSendPause)
+	}
+}
+
+// sent handles the result of a patch to the status want. pause is the back-off after an error. The
+// caller must hold mu.
+func (r *reporter) sent(ctx context.Context, want *v1.PodStatus, result *v1.Pod, err error, pause time.Duration) {
+	w := r.worker
+	switch {
+	case err == nil:
+		if !client.Newer(r.version, result.ResourceVersion) || result.ResourceVersion == r.version {
+			r.last, r.version = &result.Status, result.ResourceVersion
+		}
+		// The next step detects changes since then, and by other clients.
+		r.dirty = !apiequality.Semantic.DeepEqual(&r.want, want)
+		w.host.Metrics.StatusSynced(time.Since(w.timing.changed))
+		w.timing.changed = time.Time{}
+		if r.dirty {
+			w.timing.changed = time.Now()
+		}
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
+		// The pod was deleted or replaced by another one of its name. The source will report
+		// that.
+		r.halted = true
+	case apierrors.IsInvalid(err), apierrors.IsForbidden(err) && pause > 5*time.Second:
+		w.log.Error("API server rejected pod status", "err", err)
+		r.halted, r.refused = true, want
+	default:
+		if ctx.Err() == nil {
+			w.log.Warn("patching pod status failed, will retry", "err", err)
+		}
 	}
 }
 
 // mirrorPod returns the mirror pod of a static pod, or nil if there is none. It takes the status
 // known from the API from the mirror pod, because a recreated one has no status. The caller must
 // hold mu.
-func (w *worker) mirrorPod() *v1.Pod {
-	if w.host.Mirror == nil {
+func (r *reporter) mirrorPod() *v1.Pod {
+	if r.worker.host.Mirror == nil {
 		return nil
 	}
-	pod := w.host.Mirror.Of(w.pod)
-	if pod != nil && client.Newer(pod.ResourceVersion, w.report.version) {
-		w.report.last, w.report.version = &pod.Status, pod.ResourceVersion
+	pod := r.worker.host.Mirror.Of(r.worker.machine.Pod)
+	if pod != nil && client.Newer(pod.ResourceVersion, r.version) {
+		r.last, r.version = &pod.Status, pod.ResourceVersion
 	}
 	return pod
-}
-
-func (w *worker) halted() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.report.halted
 }
 
 // statusPatch returns the strategic merge patch between two statuses. The patch applies only to the

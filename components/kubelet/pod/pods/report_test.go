@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"log/slog"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -12,35 +11,8 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"hyperkube/components/kubelet/cri/crifake"
-	"hyperkube/components/kubelet/pod/podstate"
+	"hyperkube/internal/testing/testwait"
 )
-
-// TestReplacing checks that the exit of a container is not reported while it is about to be
-// replaced, but only for a short time.
-func TestReplacing(t *testing.T) {
-	now := time.Now()
-	for _, c := range []struct {
-		name  string
-		state podstate.State
-		ended time.Duration // time since the exit
-		slot  podstate.Slot
-		stage stage
-		waits bool
-	}{
-		{"just stopped", podstate.Exited, 100 * time.Millisecond, podstate.Slot{ForceRestart: "old"}, syncing, true},
-		{"stopped a while ago", podstate.Exited, replaceDelay, podstate.Slot{ForceRestart: "old"}, syncing, false},
-		{"start failed", podstate.Exited, 100 * time.Millisecond, podstate.Slot{ForceRestart: "old", Waiting: &v1.ContainerStateWaiting{Reason: "ErrImagePull"}}, syncing, false},
-		{"still running", podstate.Running, 0, podstate.Slot{ForceRestart: "old"}, syncing, false},
-		{"exited", podstate.Exited, 100 * time.Millisecond, podstate.Slot{}, syncing, false},
-		{"terminating pod", podstate.Exited, 100 * time.Millisecond, podstate.Slot{ForceRestart: "old"}, terminating, false},
-	} {
-		w := &worker{stage: c.stage, slots: map[string]podstate.Slot{"main": c.slot}}
-		w.obs.Containers = []podstate.Container{{ID: "old", Name: "main", State: c.state, FinishedAt: now.Add(-c.ended)}}
-		if got := !w.replacementDeadline(now).IsZero(); got != c.waits {
-			t.Errorf("%s: waits %v, want %v", c.name, got, c.waits)
-		}
-	}
-}
 
 // fakeMirror returns the same mirror pod for all static pods.
 type fakeMirror struct{ pod *v1.Pod }
@@ -51,8 +23,8 @@ func (m *fakeMirror) Of(*v1.Pod) *v1.Pod { return m.pod }
 // recreated.
 func TestMirrorPodRecreated(t *testing.T) {
 	mirror := &fakeMirror{}
-	w := newWorker(&Host{Log: slog.New(slog.DiscardHandler), Mirror: mirror}, &v1.Pod{})
-	if w.mirrorPod() != nil {
+	w := newWorker(newHost(Config{Log: slog.New(slog.DiscardHandler), Collaborators: Collaborators{Mirror: mirror}}), &v1.Pod{})
+	if w.report.mirrorPod() != nil {
 		t.Error("unexpected mirror pod")
 	}
 	w.report.last, w.report.version = &v1.PodStatus{Phase: v1.PodRunning}, "9"
@@ -60,7 +32,7 @@ func TestMirrorPodRecreated(t *testing.T) {
 	for version, want := range map[string]v1.PodPhase{"8": v1.PodRunning, "10": v1.PodPending} {
 		w.report.last, w.report.version = &v1.PodStatus{Phase: v1.PodRunning}, "9"
 		mirror.pod.ResourceVersion = version
-		if w.mirrorPod() != mirror.pod || w.report.last.Phase != want {
+		if w.report.mirrorPod() != mirror.pod || w.report.last.Phase != want {
 			t.Errorf("%s: recorded API status %s", version, w.report.last.Phase)
 		}
 	}
@@ -76,10 +48,12 @@ func TestRefusedStatus(t *testing.T) {
 		return false, nil, nil
 	})
 	b.add(newPod("a", func(p *v1.Pod) { p.Spec.RestartPolicy = v1.RestartPolicyNever }))
-	worker := b.manager.worker("uid-a")
-	for !worker.halted() {
-		time.Sleep(time.Millisecond)
-	}
+	worker := b.registry.worker("uid-a")
+	testwait.Until(t, "the rejection of the status", func() bool {
+		worker.mu.Lock()
+		defer worker.mu.Unlock()
+		return worker.report.halted
+	})
 	b.runtime.Exit("main", 3)
 	b.await("a", "failed", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodFailed })
 }

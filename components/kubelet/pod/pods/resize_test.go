@@ -3,6 +3,7 @@ package pods
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -13,9 +14,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri/crifake"
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/internal/pod/podutil"
 )
@@ -24,9 +25,6 @@ import (
 // containers are resized, that it may reject them, and that a runtime without the call is
 // supported.
 func TestRuntimeCallsOfResize(t *testing.T) {
-	list := func(restart bool) []containerResize {
-		return []containerResize{{id: "c", name: "main", want: &runtimeapi.LinuxContainerResources{}, restart: restart}}
-	}
 	for name, c := range map[string]struct {
 		box     string
 		restart bool
@@ -50,8 +48,9 @@ func TestRuntimeCallsOfResize(t *testing.T) {
 				p.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1.ResourceMemory: resource.MustParse("64Mi")}
 				p.Spec.Overhead = v1.ResourceList{v1.ResourceMemory: resource.MustParse("8Mi")}
 			})
-			state := h.resize(t.Context(), p, c.box, list(c.restart), true, func() {})
-			if got := state.reason == v1.PodReasonError && strings.Contains(state.message, "no room in the machine"); got != c.refused || state.kind != v1.PodResizeInProgress {
+			req := &podmachine.ResizeRequest{Pod: p, Sandbox: c.box, Granted: true, Containers: []podmachine.ContainerResize{{ID: "c", Name: "main", Restart: c.restart}}}
+			state := h.resize(t.Context(), req, func() {})
+			if got := state.Reason == v1.PodReasonError && strings.Contains(state.Message, "no room in the machine"); got != c.refused || state.Kind != v1.PodResizeInProgress {
 				t.Errorf("result %+v", state)
 			}
 			if got := runtime.Calls(); !slices.Equal(got, c.calls) {
@@ -70,8 +69,7 @@ func TestRuntimeCallsOfResize(t *testing.T) {
 // TestResizeOrder checks that deferred resizes get free resources in their order, regardless of
 // which pod is checked.
 func TestResizeOrder(t *testing.T) {
-	h := &Host{Allocatable: func() v1.ResourceList { return v1.ResourceList{v1.ResourceCPU: resource.MustParse("4")} }}
-	m := NewManager(h)
+	h := newHost(Config{Log: slog.New(slog.DiscardHandler), Node: Node{Allocatable: func() v1.ResourceList { return v1.ResourceList{v1.ResourceCPU: resource.MustParse("4")} }}})
 	now := time.Now()
 	cpu := func(n string) v1.ResourceRequirements {
 		return v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(n)}}
@@ -80,12 +78,12 @@ func TestResizeOrder(t *testing.T) {
 		p := &v1.Pod{}
 		p.UID, p.Spec.Priority = types.UID(name), &priority
 		p.Spec.Containers = []v1.Container{{Name: "c", Resources: cpu(wants)}}
-		w := &worker{uid: p.UID, pod: p}
+		w := newWorker(h, p)
 		if has != wants {
-			w.actuated = map[string]v1.ResourceRequirements{"c": cpu(has)}
-			w.resize = &resizeState{kind: v1.PodResizePending, reason: v1.PodReasonDeferred, since: now.Add(since)}
+			w.machine.Resize.Actuated = map[string]v1.ResourceRequirements{"c": cpu(has)}
+			w.machine.Resize.State = &podmachine.ResizeState{Kind: v1.PodResizePending, Reason: v1.PodReasonDeferred, Since: now.Add(since)}
 		}
-		m.workers[p.UID] = w
+		h.Registry.workers[p.UID] = w
 		return p
 	}
 	add("busy", "1", "1", 0, 0)
@@ -96,21 +94,21 @@ func TestResizeOrder(t *testing.T) {
 	// 3 of 4 CPUs are used. "huge" does not fit and does not block others; "high" gets 500m, and
 	// the rest is too small for the others.
 	for pod, want := range map[*v1.Pod]string{huge: v1.PodReasonDeferred, high: "", early: v1.PodReasonDeferred, late: v1.PodReasonDeferred} {
-		if reason, message := m.checkFit(pod); reason != want {
+		if reason, message := h.checkFit(pod); reason != want {
 			t.Errorf("%s: %q, %s; want %q", pod.UID, reason, message, want)
 		}
 	}
-	delete(m.workers, "busy")
+	delete(h.Registry.workers, "busy")
 	for pod, want := range map[*v1.Pod]string{high: "", early: "", late: v1.PodReasonDeferred} {
-		if reason, message := m.checkFit(pod); reason != want {
+		if reason, message := h.checkFit(pod); reason != want {
 			t.Errorf("with more room, %s: %q, %s; want %q", pod.UID, reason, message, want)
 		}
 	}
-	if reason, message := m.checkFit(add("more than there is", "1", "5", 0, 0)); reason != v1.PodReasonDeferred || message != "Node didn't have enough resource: cpu, requested: 5000, used: 2500, capacity: 4000" {
+	if reason, message := h.checkFit(add("more than there is", "1", "5", 0, 0)); reason != v1.PodReasonDeferred || message != "Node didn't have enough resource: cpu, requested: 5000, used: 2500, capacity: 4000" {
 		t.Errorf("%q, %s", reason, message)
 	}
 	// The resources of a deferred resize are not reserved: a new pod may use them.
-	for _, o := range m.OtherPods(huge.UID) {
+	for _, o := range h.Registry.OtherPods(huge.UID) {
 		want := map[types.UID]string{"high": "500m", "early": "500m", "late": "500m", "more than there is": "1"}[o.UID]
 		if got := o.Spec.Containers[0].Resources.Requests.Cpu().String(); got != want {
 			t.Errorf("%s has %s, not %s", o.UID, got, want)
@@ -121,35 +119,35 @@ func TestResizeOrder(t *testing.T) {
 // TestResizeBesideThoseThatEnd checks that terminating pods do not get more resources, and that
 // force-deleted pods do not count.
 func TestResizeBesideThoseThatEnd(t *testing.T) {
-	m := NewManager(&Host{Allocatable: func() v1.ResourceList { return v1.ResourceList{v1.ResourceCPU: resource.MustParse("4")} }})
+	h := newHost(Config{Log: slog.New(slog.DiscardHandler), Node: Node{Allocatable: func() v1.ResourceList { return v1.ResourceList{v1.ResourceCPU: resource.MustParse("4")} }}})
 	cpu := func(n string) v1.ResourceRequirements {
 		return v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse(n)}}
 	}
 	add := func(name, has, wants string) *worker {
 		p := &v1.Pod{}
 		p.UID, p.Spec.Containers = types.UID(name), []v1.Container{{Name: "c", Resources: cpu(wants)}}
-		w := &worker{uid: p.UID, pod: p}
+		w := newWorker(h, p)
 		if has != wants {
-			w.actuated = map[string]v1.ResourceRequirements{"c": cpu(has)}
-			w.resize = &resizeState{kind: v1.PodResizePending, reason: v1.PodReasonDeferred}
+			w.machine.Resize.Actuated = map[string]v1.ResourceRequirements{"c": cpu(has)}
+			w.machine.Resize.State = &podmachine.ResizeState{Kind: v1.PodResizePending, Reason: v1.PodReasonDeferred}
 		}
-		m.workers[p.UID] = w
+		h.Registry.workers[p.UID] = w
 		return w
 	}
 	first, second := add("first", "1", "3"), add("second", "1", "3")
-	second.resize.since = time.Now()
+	second.machine.Resize.State.Since = time.Now()
 	want := func(when, reason string) {
 		t.Helper()
-		if got, message := m.checkFit(second.pod); got != reason {
+		if got, message := h.checkFit(second.pod()); got != reason {
 			t.Errorf("%s: %q, %s", when, got, message)
 		}
 	}
 	want("with a resize of higher priority", v1.PodReasonDeferred)
-	first.stage = terminating
+	first.machine.Stage = podmachine.Terminating
 	want("beside one that ends", "")
 	third := add("third", "2", "2")
 	want("with the room taken", v1.PodReasonDeferred)
-	third.removed = true
+	third.machine.Removed = true
 	want("with the room of one that was deleted by force", "")
 }
 
@@ -182,46 +180,59 @@ func TestResizeOfSwap(t *testing.T) {
 		"container restart":      {swap: of(1 << 30), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), edit: func(p *v1.Pod) { p.Spec.Containers[0].ResizePolicy = again }},
 		"critical":               {swap: of(1 << 30), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), edit: func(p *v1.Pod) { p.Spec.Priority = new(int32(podutil.SystemCritical)) }},
 	} {
-		m := NewManager(&Host{Allocatable: func() v1.ResourceList { return plenty }, Metrics: telemetry.New()})
-		m.host.Limits.Swap, m.host.Limits.LimitedSwap = c.swap, c.limited
+		h := newHost(Config{Log: slog.New(slog.DiscardHandler), Node: Node{Allocatable: func() v1.ResourceList { return plenty }}, Metrics: telemetry.New()})
+		h.Limits.Swap, h.Limits.LimitedSwap = c.swap, c.limited
 		p := newPod("a", func(p *v1.Pod) {
 			p.Spec.Containers[0].Resources = c.wants
 			if c.edit != nil {
 				c.edit(p)
 			}
 		})
-		m.workers[p.UID] = &worker{uid: p.UID, pod: p, actuated: map[string]v1.ResourceRequirements{p.Spec.Containers[0].Name: c.has}}
-		reason, message := m.checkFit(p)
+		w := newWorker(h, p)
+		w.machine.Resize.Actuated[p.Spec.Containers[0].Name] = c.has
+		h.Registry.add(w)
+		reason, message := h.checkFit(p)
 		if (reason == v1.PodReasonInfeasible) != c.refused || c.refused && message != "In-place resize of containers with swap is not supported." {
 			t.Errorf("%s: %q, %s", name, reason, message)
 		}
 	}
 }
 
-// TestRoomForResize checks that Preempt is called before a resize is deferred.
+// TestRoomForResize checks that other pods are preempted before a resize is deferred.
 func TestRoomForResize(t *testing.T) {
+	asks := func(cpu string) *v1.Pod {
+		return newPod("a", func(p *v1.Pod) {
+			list := v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu), v1.ResourceMemory: resource.MustParse("1Mi")}
+			p.Spec.Containers[0].Resources = v1.ResourceRequirements{Requests: list, Limits: list}
+		})
+	}
+	full := "Node didn't have enough resource: cpu, requested: 8000, used: 0, capacity: 4000"
+	static := "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\""
 	for name, c := range map[string]struct {
-		reason, why string
-		made        bool
-		asked       bool
-		want        resizeState
+		static bool
+		why    string
+		freed  bool
+		asked  bool
+		want   podmachine.ResizeState
 	}{
-		"preemption":    {reason: v1.PodReasonDeferred, made: true, asked: true, want: resizeState{kind: v1.PodResizeInProgress}},
-		"no preemption": {reason: v1.PodReasonDeferred, why: "none found", asked: true, want: resizeState{kind: v1.PodResizePending, reason: v1.PodReasonDeferred, message: "none found"}},
-		"infeasible":    {reason: v1.PodReasonInfeasible, want: resizeState{kind: v1.PodResizePending, reason: v1.PodReasonInfeasible, message: "full"}},
+		"preemption":    {freed: true, asked: true, want: podmachine.ResizeState{Kind: v1.PodResizeInProgress}},
+		"no preemption": {why: "none found", asked: true, want: podmachine.ResizeState{Kind: v1.PodResizePending, Reason: v1.PodReasonDeferred, Message: "none found"}},
+		"infeasible":    {static: true, want: podmachine.ResizeState{Kind: v1.PodResizePending, Reason: v1.PodReasonInfeasible, Message: static}},
 	} {
-		h := newBench(t, crifake.New()).host
 		asked := false
-		h.Resizing.Fits = func(*v1.Pod) (string, string) { return c.reason, "full" }
 		ctx, cancel := context.WithCancel(t.Context())
-		h.Resizing.Preempt = func(room context.Context, _ *v1.Pod, message string) (bool, string) {
-			asked = message == "full"
-			if cancel(); room.Err() == nil {
-				t.Errorf("%s: waits for other pods although the pod is terminating", name)
-			}
-			return c.made, c.why
-		}
-		got := h.resize(ctx, newPod("a", nil), "", nil, false, func() {})
+		h := newBenchWith(t, crifake.New(), func(cfg *Config) {
+			cfg.Node.Allocatable = func() v1.ResourceList { return v1.ResourceList{v1.ResourceCPU: resource.MustParse("4")} }
+			cfg.Limits.StaticCPUs = c.static
+			cfg.Admitter = &fakeAdmitter{preempt: func(room context.Context, message string) (bool, string) {
+				asked = message == full
+				if cancel(); room.Err() == nil {
+					t.Errorf("%s: waits for other pods although the pod is terminating", name)
+				}
+				return c.freed, c.why
+			}}
+		}).host
+		got := h.resize(ctx, &podmachine.ResizeRequest{Pod: asks("8")}, func() {})
 		cancel()
 		if got != c.want || asked != c.asked {
 			t.Errorf("%s: %+v, preempted %t", name, got, asked)

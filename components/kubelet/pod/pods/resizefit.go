@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/resource"
 
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/podstate"
 	"hyperkube/internal/pod/podutil"
 )
@@ -25,20 +26,21 @@ type podResourceUse struct {
 
 // resourceUse returns the claims of all pods that have not terminated and are not deleted. A pod with a
 // pending resize uses its actual resources. A resize counts only if the pod is not terminating.
-func (m *Manager) resourceUse() []podResourceUse {
-	workers := m.all()
+func (r *Registry) resourceUse() []podResourceUse {
+	workers := r.all()
 	var out []podResourceUse
 	for _, w := range workers {
 		w.mu.Lock()
-		if w.stage == stopped || w.removed {
+		m := w.machine
+		if m.Stage == podmachine.Stopped || m.Removed {
 			w.mu.Unlock()
 			continue
 		}
-		c := podResourceUse{pod: w.pod, priority: podutil.Priority(w.pod)}
-		has := w.pod
-		if r := w.resize; r != nil && r.kind == v1.PodResizePending {
-			if has = w.actual(); has != w.pod && r.reason == v1.PodReasonDeferred && w.stage == syncing {
-				c.requested, c.since = resource.PodRequests(w.pod, resource.PodResourcesOptions{}), r.since
+		c := podResourceUse{pod: m.Pod, priority: podutil.Priority(m.Pod)}
+		has := m.Pod
+		if r := m.Resize.State; r != nil && r.Kind == v1.PodResizePending {
+			if has = m.Resize.Actual(m.Pod); has != m.Pod && r.Deferred() && m.Stage == podmachine.Syncing {
+				c.requested, c.since = resource.PodRequests(m.Pod, resource.PodResourcesOptions{}), r.Since
 			}
 		}
 		w.mu.Unlock()
@@ -55,21 +57,19 @@ func (c *podResourceUse) before(d *podResourceUse) int {
 }
 
 // podWithActualResources returns a pod with its actual resources, or nil if it does not exist.
-func (m *Manager) podWithActualResources(uid types.UID) *v1.Pod {
-	m.mu.Lock()
-	w := m.workers[uid]
-	m.mu.Unlock()
+func (r *Registry) podWithActualResources(uid types.UID) *v1.Pod {
+	w := r.worker(uid)
 	if w == nil {
 		return nil
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.actual()
+	return w.machine.Resize.Actual(w.machine.Pod)
 }
 
 // requestChanges reports whether the request of a resource changes for a container of the pod.
-func (m *Manager) requestChanges(pod *v1.Pod, name v1.ResourceName) bool {
-	has := m.podWithActualResources(pod.UID)
+func (h *host) requestChanges(pod *v1.Pod, name v1.ResourceName) bool {
+	has := h.Registry.podWithActualResources(pod.UID)
 	if has == nil {
 		return true
 	}
@@ -88,9 +88,9 @@ func (m *Manager) requestChanges(pod *v1.Pod, name v1.ResourceName) bool {
 // swapLimitChanges reports whether the memory request of a running container changes and thereby its
 // swap limit. A container that is restarted for the resize is excluded, because it gets its new
 // limit then.
-func (m *Manager) swapLimitChanges(pod *v1.Pod) bool {
-	has := m.podWithActualResources(pod.UID)
-	if has == nil || !m.host.Limits.LimitedSwap {
+func (h *host) swapLimitChanges(pod *v1.Pod) bool {
+	has := h.Registry.podWithActualResources(pod.UID)
+	if has == nil || !h.Limits.LimitedSwap {
 		return false
 	}
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
@@ -98,7 +98,7 @@ func (m *Manager) swapLimitChanges(pod *v1.Pod) bool {
 		if old == nil || old.Resources.Requests.Memory().Equal(*c.Resources.Requests.Memory()) || resizeRequiresRestart(old, v1.ResourceMemory) {
 			continue
 		}
-		if m.host.swapDependsOnRequest(pod, &c) || m.host.swapDependsOnRequest(has, old) {
+		if h.swapDependsOnRequest(pod, &c) || h.swapDependsOnRequest(has, old) {
 			return true
 		}
 	}
@@ -112,9 +112,9 @@ func resizeRequiresRestart(c *v1.Container, name v1.ResourceName) bool {
 
 // OtherPods returns the pods that have not terminated, except one, with their actual resources.
 // Pending resizes do not count.
-func (m *Manager) OtherPods(uid types.UID) []*v1.Pod {
+func (r *Registry) OtherPods(uid types.UID) []*v1.Pod {
 	var out []*v1.Pod
-	for _, w := range m.all() {
+	for _, w := range r.all() {
 		if w.uid != uid {
 			out = append(out, w.active()...)
 		}
@@ -122,33 +122,30 @@ func (m *Manager) OtherPods(uid types.UID) []*v1.Pod {
 	return out
 }
 
-// resizable are the resources that a resize may change.
-var resizable = []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory}
-
 // checkFit returns why a resized pod does not fit on the node; reason is empty if it fits. Deferred
 // resizes that precede it get free resources first.
-func (m *Manager) checkFit(pod *v1.Pod) (reason, message string) {
+func (h *host) checkFit(pod *v1.Pod) (reason, message string) {
 	if QOS(pod) == v1.PodQOSGuaranteed {
-		if m.host.Resizing.StaticCPUs && m.requestChanges(pod, v1.ResourceCPU) {
-			m.host.Metrics.ResizeInfeasible("guaranteed_pod_cpu_manager_static_policy")
+		if h.Limits.StaticCPUs && h.requestChanges(pod, v1.ResourceCPU) {
+			h.Metrics.ResizeInfeasible("guaranteed_pod_cpu_manager_static_policy")
 			return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\""
 		}
-		if m.host.Resizing.StaticMemory && m.requestChanges(pod, v1.ResourceMemory) {
-			m.host.Metrics.ResizeInfeasible("guaranteed_pod_memory_manager_static_policy")
+		if h.Limits.StaticMemory && h.requestChanges(pod, v1.ResourceMemory) {
+			h.Metrics.ResizeInfeasible("guaranteed_pod_memory_manager_static_policy")
 			return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\""
 		}
 	}
-	if m.swapLimitChanges(pod) {
-		m.host.Metrics.ResizeInfeasible("swap_limitation")
+	if h.swapLimitChanges(pod) {
+		h.Metrics.ResizeInfeasible("swap_limitation")
 		return v1.PodReasonInfeasible, "In-place resize of containers with swap is not supported."
 	}
-	allocatable := m.host.Allocatable()
+	allocatable := h.Node.Allocatable()
 	want := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	used := map[v1.ResourceName]int64{}
 	milli := func(l v1.ResourceList, name v1.ResourceName) int64 { q := l[name]; return q.MilliValue() }
 	var waiting []podResourceUse
 	mine := podResourceUse{pod: pod, priority: podutil.Priority(pod), since: time.Now()}
-	for _, c := range m.resourceUse() {
+	for _, c := range h.Registry.resourceUse() {
 		switch {
 		case c.pod.UID == pod.UID:
 			if mine.used = c.used; c.requested != nil {
@@ -160,7 +157,7 @@ func (m *Manager) checkFit(pod *v1.Pod) (reason, message string) {
 		case c.requested != nil:
 			waiting = append(waiting, c)
 		}
-		for _, name := range resizable {
+		for _, name := range podmachine.Resizable {
 			used[name] += milli(c.used, name)
 		}
 	}
@@ -172,17 +169,17 @@ func (m *Manager) checkFit(pod *v1.Pod) (reason, message string) {
 	}
 	for _, c := range waiting {
 		fit := true
-		for _, name := range resizable {
+		for _, name := range podmachine.Resizable {
 			// This pod keeps its resources while it waits.
 			fit = fit && room(name, milli(mine.used, name)+milli(c.requested, name)-milli(c.used, name))
 		}
-		for _, name := range resizable {
+		for _, name := range podmachine.Resizable {
 			if fit {
 				used[name] += milli(c.requested, name) - milli(c.used, name)
 			}
 		}
 	}
-	for _, name := range resizable {
+	for _, name := range podmachine.Resizable {
 		if all, need := allocatable[name], milli(want, name); !room(name, need) {
 			return v1.PodReasonDeferred, fmt.Sprintf("Node didn't have enough resource: %s, requested: %d, used: %d, capacity: %d",
 				name, units(name, need), units(name, used[name]), units(name, all.MilliValue()))

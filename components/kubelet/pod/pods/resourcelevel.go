@@ -3,7 +3,6 @@ package pods
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
@@ -11,76 +10,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/internal/host/cgroup"
 )
-
-// podLevelResources returns a copy of the pod-level resources.
-//
-// https://kubernetes.io/docs/tasks/configure-pod-container/assign-pod-level-resources/
-func podLevelResources(pod *v1.Pod) *v1.ResourceRequirements {
-	if pod.Spec.Resources == nil {
-		return &v1.ResourceRequirements{}
-	}
-	return pod.Spec.Resources.DeepCopy()
-}
-
-// initLevel initializes the actual pod-level resources. If a resize was pending before the
-// kubelet's restart, they are those of the last status. The caller must hold mu.
-func (w *worker) initLevel() {
-	if w.level != nil {
-		return
-	}
-	level := podLevelResources(w.pod)
-	if last := w.report.last; last.Phase == v1.PodRunning && last.Resources != nil {
-		for _, name := range resizable {
-			for _, l := range []struct{ of, had v1.ResourceList }{{level.Requests, last.Resources.Requests}, {level.Limits, last.Resources.Limits}} {
-				if old, ok := l.had[name]; ok && !l.of[name].Equal(old) {
-					if _, asked := l.of[name]; asked {
-						l.of[name] = old
-					}
-				}
-			}
-		}
-	}
-	w.level = level
-	w.limitsRelaxed = slices.ContainsFunc(w.report.last.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodResizeInProgress })
-}
-
-// levelDiffers reports whether the pod-level resources are to be resized. The caller must hold mu.
-func (w *worker) levelDiffers() bool {
-	if w.level == nil {
-		return false
-	}
-	want := w.pod.Spec.Resources
-	if want == nil {
-		want = &v1.ResourceRequirements{}
-	}
-	return slices.ContainsFunc(resizable, func(name v1.ResourceName) bool {
-		return !w.level.Requests[name].Equal(want.Requests[name]) || !w.level.Limits[name].Equal(want.Limits[name])
-	})
-}
-
-// actual returns the pod with its actual resources if a resize is pending or in progress, otherwise
-// the pod. It must not be modified. The caller must hold mu.
-func (w *worker) actual() *v1.Pod {
-	off := w.levelDiffers()
-	if len(w.actuated) == 0 && !off {
-		return w.pod
-	}
-	p := *w.pod
-	for _, list := range []*[]v1.Container{&p.Spec.InitContainers, &p.Spec.Containers} {
-		*list = slices.Clone(*list)
-		for i := range *list {
-			if old, ok := w.actuated[(*list)[i].Name]; ok {
-				(*list)[i].Resources = old
-			}
-		}
-	}
-	if off {
-		p.Spec.Resources = w.level
-	}
-	return &p
-}
 
 const minMilliCPULimit = 10 // minQuota in the default period
 
@@ -88,21 +20,22 @@ const minMilliCPULimit = 10 // minQuota in the default period
 // requests. The caller must hold mu.
 //
 // https://kep.k8s.io/5419
-func (w *worker) statusResources() (has *v1.ResourceRequirements, given v1.ResourceList) {
-	w.initLevel()
-	allocated, actual := w.pod, w.actual()
-	if w.resize != nil && w.resize.kind == v1.PodResizePending {
+func (r *reporter) statusResources() (has *v1.ResourceRequirements, given v1.ResourceList) {
+	m := r.worker.machine
+	m.Resize.InitLevel(m.Pod, r.last)
+	allocated, actual := m.Pod, m.Resize.Actual(m.Pod)
+	if s := m.Resize.State; s != nil && s.Kind == v1.PodResizePending {
 		allocated = actual
 	}
 	var opts resource.PodResourcesOptions
 	given = resource.PodRequests(allocated, opts)
-	has = podLevelResources(actual)
-	if w.report.last.Phase != v1.PodRunning {
-		has = podLevelResources(allocated)
+	has = podmachine.PodLevelResources(actual)
+	if r.last.Phase != v1.PodRunning {
+		has = podmachine.PodLevelResources(allocated)
 		has.Requests, has.Limits = given.DeepCopy(), resource.PodLimits(allocated, opts)
 		return has, given
 	}
-	requests, limits, bound := resource.PodRequests(actual, opts), resource.PodLimits(actual, opts), w.host.podResources(actual)
+	requests, limits, bound := resource.PodRequests(actual, opts), resource.PodLimits(actual, opts), r.worker.host.podResources(actual)
 	set := func(list *v1.ResourceList, name v1.ResourceName, from v1.ResourceList) {
 		if q, ok := from[name]; ok {
 			if *list == nil {
@@ -129,27 +62,27 @@ func (w *worker) statusResources() (has *v1.ResourceRequirements, given v1.Resou
 // checkMemoryUsage checks that no memory limit is decreased below the current usage, because the kernel would
 // kill the container. With restart, the pod is checked only after the containers to restart have
 // exited.
-func (h *Host) checkMemoryUsage(ctx context.Context, pod *v1.Pod, final cgroup.Resources, list []containerResize, restart bool) error {
+func (h *host) checkMemoryUsage(ctx context.Context, pod *v1.Pod, final cgroup.Resources, list []resizedContainer, restart bool) error {
 	var errs []error
 	if h.Limits.Cgroups != nil && final.MemoryLimit > 0 && !restart {
 		// If the usage is unknown, the kernel enforces the limit.
-		now, err := h.Limits.Cgroups.Stats(h.cgroupOf(pod))
+		now, err := h.Limits.Cgroups.Stats(h.cgroups.ofPod(pod))
 		shrinks := err == nil && (now.MemoryLimit == 0 || uint64(final.MemoryLimit) < now.MemoryLimit)
 		if shrinks && now.MemoryUsage >= uint64(final.MemoryLimit) {
 			errs = append(errs, fmt.Errorf("attempting to set pod memory limit (%d) below current usage (%d)", final.MemoryLimit, now.MemoryUsage))
 		}
 	}
 	for _, r := range list {
-		if !r.shrinks || r.restart {
+		if !r.Shrinks || r.Restart {
 			continue
 		}
-		resp, err := h.CRI.Runtime.ContainerStats(ctx, &runtimeapi.ContainerStatsRequest{ContainerId: r.id})
+		resp, err := h.CRI.Runtime.ContainerStats(ctx, &runtimeapi.ContainerStatsRequest{ContainerId: r.ID})
 		switch used := resp.GetStats().GetMemory().GetUsageBytes().GetValue(); {
 		case cri.IsNotFound(err):
 		case err != nil:
-			errs = append(errs, fmt.Errorf("missing container %q memory usage", r.name))
+			errs = append(errs, fmt.Errorf("missing container %q memory usage", r.Name))
 		case used >= uint64(r.want.MemoryLimitInBytes):
-			errs = append(errs, fmt.Errorf("attempting to set container %q memory limit (%d) below current usage (%d)", r.name, r.want.MemoryLimitInBytes, used))
+			errs = append(errs, fmt.Errorf("attempting to set container %q memory limit (%d) below current usage (%d)", r.Name, r.want.MemoryLimitInBytes, used))
 		}
 	}
 	return utilerrors.NewAggregate(errs)

@@ -11,7 +11,7 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 
-	"hyperkube/components/kubelet/pod/podstate"
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/internal/host/cgroup"
 )
 
@@ -39,7 +39,7 @@ func podWithLevel(whole *v1.ResourceRequirements, each ...v1.ResourceRequirement
 // TestContainersOfLimitedPod checks that a container without a limit is bounded by the pod-level
 // limit.
 func TestContainersOfLimitedPod(t *testing.T) {
-	h := &Host{Limits: Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond, MemoryCapacity: 1000 << 20}}
+	h := newHost(Config{Limits: Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond, MemoryCapacity: 1000 << 20}})
 	pod := podWithLevel(&v1.ResourceRequirements{Requests: cpuMemory("", "300Mi"), Limits: cpuMemory("500m", "400Mi")},
 		v1.ResourceRequirements{}, v1.ResourceRequirements{Requests: cpuMemory("100m", "100Mi"), Limits: cpuMemory("200m", "100Mi")})
 	for i, want := range []struct{ shares, quota, memory, oom int64 }{{512, 50000, 400 << 20, 900}, {102, 20000, 100 << 20, 800}} {
@@ -70,7 +70,7 @@ func TestOOMScoreOfSidecar(t *testing.T) {
 }
 
 func TestPodLevelStatus(t *testing.T) {
-	h := &Host{Limits: Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond}}
+	h := newHost(Config{Limits: Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond}})
 	whole := &v1.ResourceRequirements{Requests: cpuMemory("100m", "50Mi"), Limits: cpuMemory("200m", "80Mi")}
 	larger := &v1.ResourceRequirements{Requests: cpuMemory("150m", "50Mi"), Limits: cpuMemory("300m", "80Mi")}
 	some := v1.ResourceRequirements{Requests: cpuMemory("10m", "20Mi"), Limits: cpuMemory("", "30Mi")}
@@ -91,36 +91,16 @@ func TestPodLevelStatus(t *testing.T) {
 		"deferred":    {pod: podWithLevel(larger, some), last: v1.PodStatus{Phase: v1.PodRunning, Resources: whole}, kind: v1.PodResizePending, has: *whole, given: whole.Requests, off: true},
 	} {
 		tc.pod.Status = tc.last
-		w := newWorker(&Host{Log: slog.New(slog.DiscardHandler), Limits: Limits{CPUQuota: h.Limits.CPUQuota, CPUQuotaPeriod: h.Limits.CPUQuotaPeriod}}, tc.pod)
+		w := newWorker(newHost(Config{Log: slog.New(slog.DiscardHandler), Limits: Limits{CPUQuota: h.Limits.CPUQuota, CPUQuotaPeriod: h.Limits.CPUQuotaPeriod}}), tc.pod)
 		if tc.kind != "" {
-			w.resize = &resizeState{kind: tc.kind}
+			w.machine.Resize.State = &podmachine.ResizeState{Kind: tc.kind}
 		}
-		has, given := w.statusResources()
+		has, given := w.report.statusResources()
 		if !apiequality.Semantic.DeepEqual(*has, tc.has) || !apiequality.Semantic.DeepEqual(given, tc.given) {
 			t.Errorf("%s: actual %v, allocated %v; want %v and %v", name, has, given, tc.has, tc.given)
 		}
-		if w.levelDiffers() != tc.off {
+		if off := w.machine.Resize.Actual(tc.pod) != tc.pod; off != tc.off {
 			t.Errorf("%s: to be resized: %v", name, !tc.off)
-		}
-	}
-}
-
-// TestMemoryRequested checks that the applied memory request of a container is known from its first
-// observation and from the status after a restart, and that the status of a later container is not
-// used.
-func TestMemoryRequested(t *testing.T) {
-	pod := podWithLevel(nil, v1.ResourceRequirements{Requests: cpuMemory("", "20")})
-	status := func(id string) []v1.ContainerStatus {
-		return []v1.ContainerStatus{{Name: "a", ContainerID: "rt://" + id, Resources: &v1.ResourceRequirements{Requests: cpuMemory("", "10")}}}
-	}
-	pod.Status.ContainerStatuses = status("before")
-	w := newWorker(&Host{Log: slog.New(slog.DiscardHandler)}, pod)
-	w.report.last.ContainerStatuses = status("later")
-	for id, want := range map[string]int64{"before": 10, "later": 20} {
-		for range 2 {
-			if got := w.appliedMemory(&podstate.Container{ID: id, Name: "a"}, &pod.Spec.Containers[0]); got != want {
-				t.Errorf("%s: %d", id, got)
-			}
 		}
 	}
 }
@@ -144,7 +124,7 @@ func TestShrinkBelowUsage(t *testing.T) {
 		"enough":              {had: 100, used: 40},
 		"more":                {had: 40, used: 60},
 	} {
-		h := &Host{Limits: Limits{Cgroups: measured{stats: cgroup.Stats{MemoryLimit: tc.had, MemoryUsage: tc.used}}}}
+		h := newHost(Config{Limits: Limits{Cgroups: measured{stats: cgroup.Stats{MemoryLimit: tc.had, MemoryUsage: tc.used}}}})
 		err := h.checkMemoryUsage(context.Background(), &v1.Pod{}, cgroup.Resources{MemoryLimit: 50}, nil, false)
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v", name, err)

@@ -2,11 +2,8 @@ package pods
 
 import (
 	"maps"
-	"path"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/component-helpers/resource"
 
 	"hyperkube/internal/host/cgroup"
@@ -128,64 +125,10 @@ func limitsOf(pod *v1.Pod, c *v1.Container) v1.ResourceList {
 	return out
 }
 
-// cgroupOf returns the pod's cgroup as a path from the root of the hierarchy.
-func (h *Host) cgroupOf(pod *v1.Pod) string {
-	return h.cgroup(pod.UID, QOS(pod))
-}
-
-// cgroupsOf returns the cgroups that the pod may have. The QoS class of a pod that is deleted from
-// the API is unknown.
-func (h *Host) cgroupsOf(pod *v1.Pod) []string {
-	if len(pod.Spec.Containers) > 0 || pod.Status.QOSClass != "" {
-		return []string{h.cgroupOf(pod)}
-	}
-	var out []string
-	for _, class := range []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQOSBestEffort} {
-		out = append(out, h.cgroup(pod.UID, class))
-	}
-	return out
-}
-
-// CgroupOfClass returns the parent cgroup of the pods of a QoS class, as a path from the root of
-// the hierarchy. For Guaranteed pods it is the cgroup of all pods.
-func (h *Host) CgroupOfClass(class v1.PodQOSClass) string {
-	return path.Dir(h.cgroup("", class))
-}
-
-func (h *Host) cgroup(uid types.UID, qos v1.PodQOSClass) string {
-	parts := []string{"kubepods"}
-	switch qos {
-	case v1.PodQOSBurstable:
-		parts = append(parts, "burstable")
-	case v1.PodQOSBestEffort:
-		parts = append(parts, "besteffort")
-	}
-	parts = append(parts, "pod"+string(uid))
-	if h.Limits.Systemd.Load() {
-		out, prefix := h.Limits.Root, ""
-		for _, p := range parts {
-			prefix += strings.ReplaceAll(p, "-", "_")
-			out = path.Join("/", out, prefix+".slice")
-			prefix += "-"
-		}
-		return out
-	}
-	return path.Join(append([]string{"/", h.Limits.Root}, parts...)...)
-}
-
-// cgroupParent returns the pod's cgroup in the runtime's naming scheme.
-func (h *Host) cgroupParent(pod *v1.Pod) string {
-	full := h.cgroupOf(pod)
-	if h.Limits.Systemd.Load() {
-		return path.Base(full)
-	}
-	return full
-}
-
 // containerMemoryHigh returns memory.high of a container in bytes; 0 means that it is not set.
 //
 // https://kep.k8s.io/2570
-func (h *Host) containerMemoryHigh(pod *v1.Pod, c *v1.Container) int64 {
+func (h *host) containerMemoryHigh(pod *v1.Pod, c *v1.Container) int64 {
 	if h.Limits.Throttling == 0 || QOS(pod) == v1.PodQOSGuaranteed {
 		return 0
 	}
@@ -194,7 +137,7 @@ func (h *Host) containerMemoryHigh(pod *v1.Pod, c *v1.Container) int64 {
 		return 0 // the pod-level limit applies
 	}
 	if most == 0 {
-		all := h.Allocatable()
+		all := h.Node.Allocatable()
 		most = all.Memory().Value()
 	}
 	if most <= request {
@@ -205,7 +148,7 @@ func (h *Host) containerMemoryHigh(pod *v1.Pod, c *v1.Container) int64 {
 
 // podResources returns the resources of the pod's cgroup. A limit is set only if every container
 // has one.
-func (h *Host) podResources(pod *v1.Pod) cgroup.Resources {
+func (h *host) podResources(pod *v1.Pod) cgroup.Resources {
 	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	limits := resource.PodLimits(pod, resource.PodResourcesOptions{})
 	cpuLimited, memoryLimited := true, true

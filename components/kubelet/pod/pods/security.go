@@ -20,7 +20,7 @@ var (
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
-func (h *Host) namespaces(pod *v1.Pod) (*runtimeapi.NamespaceOption, error) {
+func (h *host) namespaces(pod *v1.Pod) (*runtimeapi.NamespaceOption, error) {
 	o := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
 	if pod.Spec.HostNetwork {
 		o.Network = runtimeapi.NamespaceMode_NODE
@@ -42,14 +42,14 @@ func (h *Host) namespaces(pod *v1.Pod) (*runtimeapi.NamespaceOption, error) {
 }
 
 // userNamespace returns the user namespace of a pod, or nil if it uses the host's.
-func (h *Host) userNamespace(pod *v1.Pod) (*runtimeapi.UserNamespace, error) {
+func (h *host) userNamespace(pod *v1.Pod) (*runtimeapi.UserNamespace, error) {
 	if pod.Spec.HostUsers == nil || *pod.Spec.HostUsers {
 		return nil, nil
 	}
 	return h.Security.Users.For(filepath.Dir(h.Volumes.PodDir(pod.UID)), pod.UID)
 }
 
-func (h *Host) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, error) {
+func (h *host) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, error) {
 	options, err := h.namespaces(pod)
 	if err != nil {
 		return nil, err
@@ -165,7 +165,7 @@ func verifyNonRoot(pod *v1.Pod, c *v1.Container, image *runtimeapi.Image) error 
 	return nil
 }
 
-func (h *Host) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi.Image, target string) (*runtimeapi.LinuxContainerSecurityContext, error) {
+func (h *host) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi.Image, target string) (*runtimeapi.LinuxContainerSecurityContext, error) {
 	sc := effective(pod, c)
 	options, err := h.namespaces(pod)
 	if err != nil {
@@ -218,7 +218,7 @@ func (h *Host) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi
 	return out, nil
 }
 
-func (h *Host) seccomp(sc *v1.SecurityContext) *runtimeapi.SecurityProfile {
+func (h *host) seccomp(sc *v1.SecurityContext) *runtimeapi.SecurityProfile {
 	out := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}
 	if h.Security.SeccompDefault {
 		out.ProfileType = runtimeapi.SecurityProfile_RuntimeDefault

@@ -12,7 +12,7 @@ import (
 
 func TestMountsToRelabel(t *testing.T) {
 	for _, selinux := range []bool{true, false} {
-		h := &Host{Volumes: &volume.Set{Root: t.TempDir(), SELinux: selinux}}
+		h := newHost(Config{Volumes: &volume.Set{Root: t.TempDir(), SELinux: selinux}})
 		c := &v1.Container{Name: "c", TerminationMessagePath: "/dev/termination-log", VolumeMounts: []v1.VolumeMount{
 			{Name: "mine", MountPath: "/mine"}, {Name: "host", MountPath: "/host"},
 		}}

@@ -21,7 +21,7 @@ const (
 
 // span starts a span of an operation on a pod that began at began; the zero time means now. Calls
 // with the returned context are part of the span. end must be called.
-func (h *Host) span(ctx context.Context, pod *v1.Pod, name string, kind telemetry.Operation, began time.Time) (spanned context.Context, end func(error)) {
+func (h *host) span(ctx context.Context, pod *v1.Pod, name string, kind telemetry.Operation, began time.Time) (spanned context.Context, end func(error)) {
 	if h.Tracer == nil {
 		return ctx, func(error) {}
 	}

@@ -16,16 +16,15 @@ import (
 func TestSpans(t *testing.T) {
 	kept := tracetest.NewInMemoryExporter()
 	p := sdktrace.NewTracerProvider(sdktrace.WithSyncer(kept))
-	b := newBench(t, crifake.New("busybox:1"))
-	b.host.Tracer = p.Tracer("test")
+	b := newBenchWith(t, crifake.New("busybox:1"), func(cfg *Config) { cfg.Tracer = p.Tracer("test") })
 	b.add(newPod("a", nil))
 	pod := b.await("a", "ready", ready)
 	now := metav1.NewTime(time.Now())
 	pod = pod.DeepCopy()
 	pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds = &now, new(int64)
-	b.manager.Set(pod)
+	b.manager.Set(b.ctx, pod)
 	select {
-	case <-b.manager.Cleaned(pod.UID):
+	case <-b.registry.Cleaned(pod.UID):
 	case <-time.After(time.Minute):
 		t.Fatal("the pod does not terminate")
 	}

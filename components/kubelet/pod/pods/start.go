@@ -23,7 +23,6 @@ import (
 
 // Reasons of waiting containers.
 const (
-	crashLoopBackOff           = "CrashLoopBackOff"
 	createContainerConfigError = "CreateContainerConfigError"
 	createContainerError       = "CreateContainerError"
 	runContainerError          = "RunContainerError"
@@ -36,12 +35,12 @@ const startRetryInterval = 10 * time.Second
 
 // startContainer pulls the image, creates and starts one container, and runs its postStart hook. If
 // it returns an error, the container's slot has the reason.
-func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Start) error {
-	c, kind := podstate.Find(pod, s.Name)
+func (w *starter) startContainer(ctx context.Context, s podstate.Start) error {
+	c, kind := podstate.Find(w.pod, s.Name)
 	if c == nil {
 		return fmt.Errorf("no container %s", s.Name)
 	}
-	err := (&attempt{worker: w, pod: pod, start: s, container: c, kind: kind}).run(ctx)
+	err := (&attempt{starter: w, start: s, container: c, kind: kind}).run(ctx)
 	w.countStart(c, kind, err)
 	return err
 }
@@ -50,8 +49,7 @@ func (w *worker) startContainer(ctx context.Context, pod *v1.Pod, s podstate.Sta
 // or an error that is not related to the container: the context is done or the runtime is
 // unavailable.
 type attempt struct {
-	*worker
-	pod       *v1.Pod
+	*starter
 	start     podstate.Start
 	container *v1.Container
 	kind      podstate.Kind
@@ -59,9 +57,9 @@ type attempt struct {
 
 func (a *attempt) run(ctx context.Context) error {
 	a.mu.Lock()
-	box := a.obs.Sandbox()
+	box := a.machine.Containers.Observed.Sandbox()
 	ips := a.ips()
-	volumes := a.volumes
+	volumes := a.volumes.byName
 	a.mu.Unlock()
 	if box == nil {
 		return errors.New("no sandbox exists")
@@ -78,23 +76,16 @@ func (a *attempt) run(ctx context.Context) error {
 	}
 	hook := a.container.Lifecycle != nil && a.container.Lifecycle.PostStart != nil && a.kind != podstate.Ephemeral
 	a.mu.Lock()
-	slot := a.slots[a.start.Name]
-	slot.RetryAt = time.Time{}
-	a.slots[a.start.Name] = slot
-	if hook {
-		a.hooks[id] = true
-	}
+	a.machine.Containers.Starting(a.start.Name, id, hook)
 	a.mu.Unlock()
 	ended, err := a.startCreated(ctx, id, box.ID, cfg)
 	if err != nil {
 		return err
 	}
 	a.update(func() {
-		slot := a.slots[a.start.Name]
-		slot.Waiting, slot.ForceRestart = nil, ""
-		a.slots[a.start.Name] = slot
+		a.machine.Containers.Started(a.start.Name)
 		if ended {
-			delete(a.hooks, id)
+			a.machine.Containers.HookFinished(id)
 		}
 	})
 	a.host.linkLog(a.pod, a.start.Name, id, a.start.Attempt)
@@ -116,7 +107,7 @@ func (a *attempt) createContainer(ctx context.Context, box *podstate.Sandbox, ip
 	}
 	in := containerInput{container: a.container, attempt: a.start.Attempt, image: image, volumes: volumes, ips: ips}
 	if a.kind == podstate.Ephemeral {
-		in.target = a.targetOf(a.pod, a.start.Name)
+		in.target = a.target()
 	}
 	cfg, err := a.host.containerConfig(ctx, a.pod, in)
 	if err != nil {
@@ -128,7 +119,7 @@ func (a *attempt) createContainer(ctx context.Context, box *podstate.Sandbox, ip
 	call, cancel := uncancelled(ctx)
 	defer cancel()
 	if a.start.Stale != "" {
-		if err := a.removeStale(call, a.pod, a.start); cri.IsUnavailable(err) {
+		if err := a.removeStale(call); cri.IsUnavailable(err) {
 			return "", nil, err
 		} else if err != nil {
 			return "", nil, a.failWithEvent(ctx, createContainerError, err.Error())
@@ -140,7 +131,7 @@ func (a *attempt) createContainer(ctx context.Context, box *podstate.Sandbox, ip
 
 // image makes the images present and returns that of the container.
 func (a *attempt) image(ctx context.Context, sandbox *runtimeapi.PodSandboxConfig, volumes map[string]volume.Result) (string, error) {
-	image, err := a.ensureImage(ctx, a.pod, a.container, sandbox, volumes)
+	image, err := a.ensureImage(ctx, sandbox, volumes)
 	var failed *images.Error
 	if err == nil || cri.IsUnavailable(err) || !errors.As(err, &failed) {
 		return image, err
@@ -168,10 +159,8 @@ func (a *attempt) create(ctx, call context.Context, req *runtimeapi.CreateContai
 		// call of an earlier kubelet is in progress.
 		refused := a.failWithEvent(ctx, createContainerError, cri.Message(err))
 		a.update(func() {
-			a.dirty = true
-			slot := a.slots[a.start.Name]
-			slot.CreateFailed = true
-			a.slots[a.start.Name] = slot
+			a.fresh.all = true
+			a.machine.Containers.CreateFailed(a.start.Name)
 		})
 		return "", refused
 	}
@@ -189,9 +178,9 @@ func (a *attempt) startCreated(ctx context.Context, id, sandbox string, cfg *run
 	if startErr == nil {
 		a.started(call, id, cfg)
 	}
-	if err := a.observeCreated(ctx, a.pod, a.start, id, sandbox); err != nil {
+	if err := a.observeCreated(ctx, id, sandbox); err != nil {
 		// It is unknown whether the container runs. If it does, its postStart hook is lost.
-		a.update(func() { delete(a.hooks, id) })
+		a.update(func() { a.machine.Containers.HookFinished(id) })
 		return false, err
 	}
 	if startErr == nil {
@@ -201,7 +190,7 @@ func (a *attempt) startCreated(ctx context.Context, id, sandbox string, cfg *run
 		return false, ctx.Err()
 	}
 	a.mu.Lock()
-	st := a.obs.ByID(id)
+	st := a.machine.Containers.Observed.ByID(id)
 	running := st != nil && st.State == podstate.Running
 	exited := st != nil && st.State == podstate.Exited
 	ended = exited && !st.StartedAt.IsZero()
@@ -211,7 +200,7 @@ func (a *attempt) startCreated(ctx context.Context, id, sandbox string, cfg *run
 		a.started(call, id, cfg)
 		return ended, nil
 	}
-	a.update(func() { delete(a.hooks, id) })
+	a.update(func() { a.machine.Containers.HookFinished(id) })
 	if cri.IsUnavailable(startErr) {
 		// The next observation shows the result of the call.
 		return false, startErr
@@ -228,8 +217,8 @@ func (a *attempt) startCreated(ctx context.Context, id, sandbox string, cfg *run
 // started emits the event and calls the hook of a started container.
 func (a *attempt) started(ctx context.Context, id string, cfg *runtimeapi.ContainerConfig) {
 	a.host.event(a.pod, a.start.Name, false, "Started", "Container started")
-	if a.host.Hooks.Started != nil {
-		a.host.Hooks.Started(ctx, a.pod, a.start.Name, id, cfg)
+	if a.host.Resources != nil {
+		a.host.Resources.ContainerStarted(ctx, a.pod, a.start.Name, id, cfg)
 	}
 }
 
@@ -238,10 +227,7 @@ func (a *attempt) started(ctx context.Context, id string, cfg *runtimeapi.Contai
 func (a *attempt) fail(ctx context.Context, reason, message string, retryAt time.Time) error {
 	if ctx.Err() == nil {
 		a.update(func() {
-			slot := a.slots[a.start.Name]
-			slot.Waiting = &v1.ContainerStateWaiting{Reason: reason, Message: message}
-			slot.RetryAt, slot.CreateFailed = retryAt, false
-			a.slots[a.start.Name] = slot
+			a.machine.Containers.Failed(a.start.Name, reason, message, retryAt)
 		})
 	}
 	return &startFailure{reason, message}
@@ -261,49 +247,41 @@ func (a *attempt) failWithEvent(ctx context.Context, reason, message string) err
 const policyTimeout = 30 * time.Second
 
 // waitForPolicies returns when the pod's network policies are in force for its addresses.
-func (h *Host) waitForPolicies(ctx context.Context, pod *v1.Pod, ips []string) error {
-	if h.Hooks.Network == nil || pod.Spec.HostNetwork {
+func (h *host) waitForPolicies(ctx context.Context, pod *v1.Pod, ips []string) error {
+	if h.Policies == nil || pod.Spec.HostNetwork {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, policyTimeout)
 	defer cancel()
-	return h.Hooks.Network(ctx, pod, ips)
+	return h.Policies.Expect(ctx, pod, ips)
 }
 
 // removeStale removes a container that was created but never started, so that it can be created again
 // with the same attempt number.
-func (w *worker) removeStale(ctx context.Context, pod *v1.Pod, s podstate.Start) error {
-	if _, err := w.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: s.Stale}); err != nil && !cri.IsNotFound(err) {
+func (a *attempt) removeStale(ctx context.Context) error {
+	if _, err := a.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: a.start.Stale}); err != nil && !cri.IsNotFound(err) {
 		return fmt.Errorf("removing a container that was never started: %w", err)
 	}
-	w.host.unlinkLog(pod, s.Name, s.Stale)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.forgetContainer(s.Stale)
+	a.host.unlinkLog(a.pod, a.start.Name, a.start.Stale)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.machine.Containers.Forget(a.start.Stale)
 	return nil
 }
 
 // observeCreated adds a container that was just created to the observed state. From then on the restart
 // back-off applies to that container; before, its start would be attributed to its predecessor.
-func (w *worker) observeCreated(ctx context.Context, pod *v1.Pod, s podstate.Start, id, sandbox string) error {
-	st, err := w.host.CRI.Container(ctx, id)
+func (a *attempt) observeCreated(ctx context.Context, id, sandbox string) error {
+	st, err := a.host.CRI.Container(ctx, id)
 	if err != nil {
-		w.update(func() { w.dirty = true })
+		a.update(func() { a.fresh.all = true })
 		return err
 	}
 	st.SandboxID = sandbox
-	w.host.fillMessage(pod, &st, nil)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.obsGeneration++
-	slot := w.slots[s.Name]
-	slot.Crash, slot.Next = s.Crash, 0
-	w.slots[s.Name] = slot
-	if old := w.obs.ByID(id); old != nil {
-		*old = st
-	} else {
-		w.obs.Containers = append([]podstate.Container{st}, w.obs.Containers...)
-	}
+	a.host.fillMessage(a.pod, &st, nil)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.machine.Containers.Created(st, a.start.Crash)
 	return nil
 }
 
@@ -314,33 +292,34 @@ func (a *attempt) postStart(ctx context.Context, id string) error {
 	ip := a.podIP()
 	a.mu.Unlock()
 	err := a.host.Prober.Hook(ctx, probe.Target{Pod: a.pod, Container: c, ContainerID: id, PodIP: ip, Warn: a.host.podWarner(a.pod)}, c.Lifecycle.PostStart)
-	a.update(func() { delete(a.hooks, id) })
+	a.update(func() { a.machine.Containers.HookFinished(id) })
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
 	a.log.Info("postStart hook failed", "container", c.Name, "err", err)
 	a.host.event(a.pod, c.Name, true, "FailedPostStartHook", "PostStartHook failed")
 	a.mu.Lock()
-	a.startKill(ctx, id, "FailedPostStartHook", a.killGrace(id))
-	k := a.kills[id]
+	stop := a.machine.Stop(id, "FailedPostStartHook")
+	a.execute(ctx, &stop)
+	s := a.stops[id]
 	a.mu.Unlock()
-	if k != nil {
+	if s != nil {
 		select {
-		case <-k.done:
+		case <-s.done:
 		case <-ctx.Done():
 		}
 	}
 	return a.fail(ctx, postStartHookError, err.Error(), time.Time{})
 }
 
-// targetOf returns the ID of the target container of an ephemeral container.
-func (w *worker) targetOf(pod *v1.Pod, name string) string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for i := range pod.Spec.EphemeralContainers {
-		e := &pod.Spec.EphemeralContainers[i]
-		if e.Name == name && e.TargetContainerName != "" {
-			if st := w.obs.Latest(e.TargetContainerName); st != nil {
+// target returns the ID of the target container of an ephemeral container.
+func (a *attempt) target() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i := range a.pod.Spec.EphemeralContainers {
+		e := &a.pod.Spec.EphemeralContainers[i]
+		if e.Name == a.start.Name && e.TargetContainerName != "" {
+			if st := a.machine.Containers.Observed.Latest(e.TargetContainerName); st != nil {
 				return st.ID
 			}
 		}
@@ -349,13 +328,14 @@ func (w *worker) targetOf(pod *v1.Pod, name string) string {
 }
 
 // ensureImage makes the container's image and the images of its image volumes present.
-func (w *worker) ensureImage(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox *runtimeapi.PodSandboxConfig, volumes map[string]volume.Result) (string, error) {
+func (a *attempt) ensureImage(ctx context.Context, sandbox *runtimeapi.PodSandboxConfig, volumes map[string]volume.Result) (string, error) {
+	pod, c := a.pod, a.container
 	var secrets []*v1.Secret
 	read := sync.OnceFunc(func() {
 		for _, ref := range pod.Spec.ImagePullSecrets {
-			s, err := w.host.Objects.Secret(ctx, pod.Namespace, ref.Name)
+			s, err := a.host.Objects.Secret(ctx, pod.Namespace, ref.Name)
 			if err != nil {
-				w.host.event(pod, "", true, "FailedToRetrieveImagePullSecret",
+				a.host.event(pod, "", true, "FailedToRetrieveImagePullSecret",
 					fmt.Sprintf("Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", ref.Name))
 				continue
 			}
@@ -366,8 +346,8 @@ func (w *worker) ensureImage(ctx context.Context, pod *v1.Pod, c *v1.Container, 
 		own := func(ctx context.Context) ([]images.Credential, error) {
 			read()
 			list := images.Auths(image, secrets)
-			if w.host.Images.Providers.UsesServiceAccounts(image) {
-				account, err := w.host.Images.Providers.Account(ctx, pod)
+			if a.host.Images.Providers.UsesServiceAccounts(image) {
+				account, err := a.host.Images.Providers.Account(ctx, pod)
 				if err != nil {
 					return nil, err
 				}
@@ -379,8 +359,8 @@ func (w *worker) ensureImage(ctx context.Context, pod *v1.Pod, c *v1.Container, 
 		}
 		all := func(ctx context.Context) ([]images.Credential, error) {
 			read()
-			list := append(images.Auths(image, secrets), images.NodeAuths(image, w.host.Images.DockerConfigs)...)
-			for _, c := range w.host.Images.Providers.For(ctx, pod, image) {
+			list := append(images.Auths(image, secrets), images.NodeAuths(image, a.host.Images.DockerConfigs)...)
+			for _, c := range a.host.Images.Providers.For(ctx, pod, image) {
 				one := images.Credential{Auth: c.Auth}
 				if c.Account != nil {
 					one.Account = pullAccount(c.Account)
@@ -389,11 +369,11 @@ func (w *worker) ensureImage(ctx context.Context, pod *v1.Pod, c *v1.Container, 
 			}
 			return list, nil
 		}
-		begin, end := w.pulling()
+		begin, end := a.pulling()
 		defer end()
-		return w.host.Images.Puller.Ensure(ctx, images.Request{
+		return a.host.Images.Puller.Ensure(ctx, images.Request{
 			Pod: pod, Container: c.Name, Image: image, Policy: policy, PodCredentials: own, AllCredentials: all, Sandbox: sandbox,
-			Event: func(warning bool, reason, message string) { w.host.event(pod, c.Name, warning, reason, message) },
+			Event: func(warning bool, reason, message string) { a.host.event(pod, c.Name, warning, reason, message) },
 			// A pull may take long, so the status is updated before.
 			Pulling: begin,
 		})
@@ -417,24 +397,24 @@ func pullAccount(a *v1.ServiceAccount) *kubeletv1beta1.ImagePullServiceAccount {
 }
 
 // linkLog creates the link by which log collectors find a container's log.
-func (h *Host) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
-	if h.ContainerLogs == "" {
+func (h *host) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
+	if h.Logs.Containers == "" {
 		return
 	}
-	if err := os.MkdirAll(h.ContainerLogs, 0o755); err != nil {
+	if err := os.MkdirAll(h.Logs.Containers, 0o755); err != nil {
 		h.Log.Debug("creating the container log directory failed", "err", err)
 		return
 	}
-	target := filepath.Join(h.LogDir(pod), container, fmt.Sprintf("%d.log", attempt))
+	target := filepath.Join(h.Logs.Dir(pod), container, fmt.Sprintf("%d.log", attempt))
 	if err := os.Symlink(target, h.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrExist) {
 		h.Log.Debug("linking container log failed", "err", err)
 	}
 }
 
-func (h *Host) logLink(pod *v1.Pod, container, id string) string {
+func (h *host) logLink(pod *v1.Pod, container, id string) string {
 	name := strings.Join([]string{pod.Name, pod.Namespace, container}, "_")
 	if len(name) > 250-len(id)-5 {
 		name = name[:250-len(id)-5]
 	}
-	return filepath.Join(h.ContainerLogs, name+"-"+id+".log")
+	return filepath.Join(h.Logs.Containers, name+"-"+id+".log")
 }

@@ -13,8 +13,8 @@ const swapFile = "memory.swap.max"
 // others get none.
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/swap-memory-management/
-func (h *Host) swapLimit(pod *v1.Pod, c *v1.Container) (int64, bool) {
-	if h.Limits.Swap == nil {
+func (h *host) swapLimit(pod *v1.Pod, c *v1.Container) (int64, bool) {
+	if !h.swapConfigured() {
 		return 0, false
 	}
 	if !h.swapDependsOnRequest(pod, c) || h.Limits.MemoryCapacity <= 0 {
@@ -25,7 +25,10 @@ func (h *Host) swapLimit(pod *v1.Pod, c *v1.Container) (int64, bool) {
 }
 
 // swapDependsOnRequest reports whether a container's swap limit is determined by its memory request.
-func (h *Host) swapDependsOnRequest(pod *v1.Pod, c *v1.Container) bool {
-	return h.Limits.Swap != nil && !IsCritical(pod) && QOS(pod) == v1.PodQOSBurstable &&
+func (h *host) swapDependsOnRequest(pod *v1.Pod, c *v1.Container) bool {
+	return h.swapConfigured() && !IsCritical(pod) && QOS(pod) == v1.PodQOSBurstable &&
 		!c.Resources.Requests.Memory().Equal(*c.Resources.Limits.Memory())
 }
+
+// swapConfigured reports whether the swap of containers is limited.
+func (h *host) swapConfigured() bool { return h.Limits.Swap != nil && h.Platform.SwapAccounting() }

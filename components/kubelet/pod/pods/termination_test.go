@@ -13,32 +13,6 @@ import (
 	"hyperkube/components/kubelet/cri/crifake"
 )
 
-// TestSidecarToStop checks that sidecars are stopped one by one after the app containers.
-func TestSidecarToStop(t *testing.T) {
-	pod := &v1.Pod{}
-	for _, name := range []string{"first", "second", "third"} {
-		pod.Spec.InitContainers = append(pod.Spec.InitContainers, v1.Container{Name: name})
-	}
-	for name, tc := range map[string]struct {
-		running string
-		apps    bool
-		want    string
-	}{
-		"app containers first": {running: "first third second", apps: true},
-		"last sidecar":         {running: "first third second", want: "third"},
-		"previous sidecar":     {running: "first second", want: "second"},
-		"none":                 {},
-	} {
-		ids := map[string]string{}
-		for n := range strings.FieldsSeq(tc.running) {
-			ids[n] = "id-" + n
-		}
-		if got := sidecarToStop(pod, ids, tc.apps); got != tc.want {
-			t.Errorf("%s: %q, want %q", name, got, tc.want)
-		}
-	}
-}
-
 // TestHooksOfSidecars checks that the preStop hooks of all containers run concurrently, and that
 // the containers are then stopped in order.
 func TestHooksOfSidecars(t *testing.T) {
@@ -103,9 +77,9 @@ func (b *bench) end(grace int64) {
 	p := b.await("a", "ready", ready).DeepCopy()
 	now := metav1.Now()
 	p.DeletionTimestamp, p.DeletionGracePeriodSeconds, p.ResourceVersion = &now, &grace, "100"
-	b.manager.Set(p)
+	b.manager.Set(b.ctx, p)
 	select {
-	case <-b.manager.Cleaned("uid-a"):
+	case <-b.registry.Cleaned("uid-a"):
 	case <-time.After(2 * time.Minute):
 		b.t.Fatalf("the pod never terminated; calls %v", b.runtime.Calls())
 	}
@@ -170,8 +144,8 @@ func TestLeastGrace(t *testing.T) {
 		want  int64
 	}{
 		"deleted":                   {0, func(b *bench, _ *v1.Pod) { b.end(0) }, true, 2},
-		"removed":                   {0, func(b *bench, p *v1.Pod) { b.manager.Remove(p.UID) }, true, 2},
-		"deleted with grace period": {600, func(b *bench, p *v1.Pod) { b.manager.Remove(p.UID) }, false, 600},
+		"removed":                   {0, func(b *bench, p *v1.Pod) { b.registry.Remove(p.UID) }, true, 2},
+		"deleted with grace period": {600, func(b *bench, p *v1.Pod) { b.registry.Remove(p.UID) }, false, 600},
 		"force deleted":             {600, func(b *bench, _ *v1.Pod) { b.end(0) }, true, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -224,15 +198,15 @@ func TestRenew(t *testing.T) {
 	b := newBench(t, crifake.New("busybox:1"))
 	b.add(newPod("a", nil))
 	pod := b.await("a", "ready", ready)
-	if b.manager.RestartRemoved("uid-a") != nil {
+	if b.registry.RestartRemoved("uid-a") != nil {
 		t.Error("a pod that is not deleted is to be recreated")
 	}
 	// Set both before the worker checks them.
-	w := b.manager.all()[0]
+	w := b.registry.all()[0]
 	w.mu.Lock()
-	w.removed, w.runAgain = true, true
+	w.machine.Removed, w.machine.RunAgain = true, true
 	w.mu.Unlock()
-	done := b.manager.RestartRemoved("uid-a")
+	done := b.registry.RestartRemoved("uid-a")
 	if done == nil {
 		t.Fatal("a deleted pod is not to be recreated")
 	}
@@ -242,6 +216,6 @@ func TestRenew(t *testing.T) {
 	case <-time.After(2 * time.Minute):
 		t.Fatalf("the pod never terminated; calls %v", b.runtime.Calls())
 	}
-	b.manager.Set(pod)
+	b.manager.Set(b.ctx, pod)
 	b.await("a", "back", func(p *v1.Pod) bool { return p.Status.ContainerStatuses[0].RestartCount == 1 && ready(p) })
 }

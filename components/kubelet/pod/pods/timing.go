@@ -13,6 +13,7 @@ import (
 
 // timing has the times for the metrics of one pod. The worker's mu guards it.
 type timing struct {
+	metrics *telemetry.Metrics
 	// seen is when the pod was first seen. fresh: it had not been started before.
 	seen  time.Time
 	fresh bool
@@ -25,6 +26,11 @@ type timing struct {
 	// terminationStarted is when the termination started; zero if it has not. over: the termination was recorded.
 	terminationStarted  time.Time
 	terminationRecorded bool
+}
+
+// newTiming returns the timing of a pod that was just seen for the first time.
+func newTiming(metrics *telemetry.Metrics, pod *v1.Pod) timing {
+	return timing{metrics: metrics, seen: time.Now(), fresh: pod.Status.StartTime == nil && pod.DeletionTimestamp == nil}
 }
 
 // startFailure is the failure to start a container, with the reason and message of its waiting
@@ -45,7 +51,7 @@ func kindOf(kind podstate.Kind) telemetry.ContainerKind {
 }
 
 // countStart records the metrics of an attempt to start a container, and of its image volumes.
-func (w *worker) countStart(c *v1.Container, kind podstate.Kind, err error) {
+func (w *starter) countStart(c *v1.Container, kind podstate.Kind, err error) {
 	code := ""
 	if f, ok := errors.AsType[*startFailure](err); ok {
 		code = f.reason
@@ -54,7 +60,7 @@ func (w *worker) countStart(c *v1.Container, kind podstate.Kind, err error) {
 	images := map[string]bool{}
 	w.mu.Lock()
 	for i := range c.VolumeMounts {
-		if v, ok := w.volumes[c.VolumeMounts[i].Name]; ok && v.Image != nil {
+		if v, ok := w.volumes.byName[c.VolumeMounts[i].Name]; ok && v.Image != nil {
 			images[c.VolumeMounts[i].Name] = true
 		}
 	}
@@ -62,53 +68,52 @@ func (w *worker) countStart(c *v1.Container, kind podstate.Kind, err error) {
 	w.host.Metrics.ImageVolumes(len(images), err)
 }
 
-// timeStatus records the metrics of a status change. The caller must hold mu.
-func (w *worker) timeStatus(before, want *v1.PodStatus, now time.Time) {
-	w.host.Metrics.StatusChanged(before, want)
-	if w.timing.runningRecorded || want.Phase != v1.PodRunning {
+// statusChanged records the metrics of a status change.
+func (t *timing) statusChanged(before, want *v1.PodStatus, now time.Time) {
+	t.metrics.StatusChanged(before, want)
+	if t.runningRecorded || want.Phase != v1.PodRunning {
 		return
 	}
-	w.timing.runningRecorded = true
-	if w.timing.fresh {
-		w.host.Metrics.PodRunning(now.Sub(w.timing.seen))
+	t.runningRecorded = true
+	if t.fresh {
+		t.metrics.PodRunning(now.Sub(t.seen))
 	}
 }
 
-// timeStarted records the metrics of the pod's start, when the API reports all containers as
-// running. The caller must hold mu.
-func (w *worker) timeStarted(pod *v1.Pod) {
+// allStarted records the metrics of the pod's start, when the API reports all containers as running.
+func (t *timing) allStarted(pod *v1.Pod) {
 	running := func(s v1.ContainerStatus) bool { return s.State.Running != nil && !s.State.Running.StartedAt.IsZero() }
-	if w.timing.startRecorded || !w.timing.fresh || IsStatic(pod) || len(pod.Status.ContainerStatuses) == 0 ||
+	if t.startRecorded || !t.fresh || IsStatic(pod) || len(pod.Status.ContainerStatuses) == 0 ||
 		slices.ContainsFunc(pod.Status.ContainerStatuses, func(s v1.ContainerStatus) bool { return !running(s) }) {
 		return
 	}
-	w.timing.startRecorded = true
-	idle := w.timing.pulled
+	t.startRecorded = true
+	idle := t.pulled
 	for i := range pod.Status.InitContainerStatuses {
 		if end := pod.Status.InitContainerStatuses[i].State.Terminated; end != nil {
 			idle += end.FinishedAt.Sub(end.StartedAt.Time)
 		}
 	}
-	w.host.Metrics.PodStarted(pod, time.Since(pod.CreationTimestamp.Time), idle)
+	t.metrics.PodStarted(pod, time.Since(pod.CreationTimestamp.Time), idle)
 }
 
-// timeEnd records the metrics of the pod's termination. The caller must hold mu.
-func (w *worker) timeEnd(now time.Time) {
+// terminating records the metrics of the pod's termination. stopped: nothing of the pod runs.
+func (t *timing) terminating(stopped bool, now time.Time) {
 	switch {
-	case w.timing.terminationRecorded:
-	case w.stage == terminating && w.timing.terminationStarted.IsZero():
-		w.timing.terminationStarted = now
-	case w.stage == stopped:
-		w.timing.terminationRecorded = true
-		if !w.timing.terminationStarted.IsZero() {
-			w.host.Metrics.OperationFinished(telemetry.Kill, now.Sub(w.timing.terminationStarted))
+	case t.terminationRecorded:
+	case stopped:
+		t.terminationRecorded = true
+		if !t.terminationStarted.IsZero() {
+			t.metrics.OperationFinished(telemetry.Kill, now.Sub(t.terminationStarted))
 		}
+	case t.terminationStarted.IsZero():
+		t.terminationStarted = now
 	}
 }
 
 // pulling returns functions to call when a pull begins, and when the image is present or has
 // failed. They measure the duration of pulls.
-func (w *worker) pulling() (begin, end func()) {
+func (w *starter) pulling() (begin, end func()) {
 	var began time.Time
 	begin = func() {
 		began = time.Now()

@@ -22,15 +22,10 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// LogDir returns the log directory of a pod.
-func (h *Host) LogDir(pod *v1.Pod) string {
-	return filepath.Join(h.PodLogs, pod.Namespace+"_"+pod.Name+"_"+string(pod.UID))
-}
-
 // sandboxConfig returns the CRI configuration of the pod's sandbox.
-func (h *Host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandboxConfig, error) {
+func (h *host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandboxConfig, error) {
 	warn := func(reason, message string) { h.event(pod, "", true, reason, message) }
-	dns, err := h.DNS.For(pod, warn)
+	dns, err := h.Node.DNS.For(pod, warn)
 	if err != nil {
 		return nil, err
 	}
@@ -40,12 +35,12 @@ func (h *Host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandbo
 	}
 	cfg := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID), Attempt: attempt},
-		LogDirectory: h.LogDir(pod),
+		LogDirectory: h.Logs.Dir(pod),
 		DnsConfig:    dns,
 		Labels:       map[string]string{},
 		Annotations:  map[string]string{},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
-			CgroupParent:    h.cgroupParent(pod),
+			CgroupParent:    h.cgroups.parent(pod),
 			SecurityContext: security,
 			Sysctls:         map[string]string{},
 		},
@@ -85,7 +80,7 @@ func (h *Host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandbo
 
 // sandboxResources returns the total resources of a pod's containers, and the pod overhead, or nil
 // without one.
-func (h *Host) sandboxResources(pod *v1.Pod) (own, overhead *runtimeapi.LinuxContainerResources) {
+func (h *host) sandboxResources(pod *v1.Pod) (own, overhead *runtimeapi.LinuxContainerResources) {
 	options := resource.PodResourcesOptions{ExcludeOverhead: true}
 	own = h.linuxResources(resource.PodRequests(pod, options), resource.PodLimits(pod, options))
 	if len(pod.Spec.Overhead) > 0 {
@@ -129,8 +124,8 @@ func protocol(p v1.Protocol) runtimeapi.Protocol {
 }
 
 // hostname returns the pod's host name.
-func (h *Host) hostname(pod *v1.Pod) (string, error) {
-	host, domain, err := dnsconf.Hostname(pod, h.DNS.ClusterDomain)
+func (h *host) hostname(pod *v1.Pod) (string, error) {
+	host, domain, err := dnsconf.Hostname(pod, h.Node.DNS.ClusterDomain)
 	if err != nil {
 		return "", err
 	}
@@ -144,7 +139,7 @@ func (h *Host) hostname(pod *v1.Pod) (string, error) {
 	return host, nil
 }
 
-func (h *Host) linuxResources(requests, limits v1.ResourceList) *runtimeapi.LinuxContainerResources {
+func (h *host) linuxResources(requests, limits v1.ResourceList) *runtimeapi.LinuxContainerResources {
 	period := h.Limits.CPUQuotaPeriod.Microseconds()
 	r := &runtimeapi.LinuxContainerResources{
 		CpuPeriod:          period,
@@ -167,7 +162,7 @@ func cpuRequest(requests, limits v1.ResourceList) int64 {
 }
 
 // containerResources returns a container's CRI resources.
-func (h *Host) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.LinuxContainerResources {
+func (h *host) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.LinuxContainerResources {
 	limits := limitsOf(pod, c)
 	r := h.linuxResources(c.Resources.Requests, limits)
 	r.OomScoreAdj = oomScore(pod, c, h.Limits.MemoryCapacity)
@@ -224,7 +219,7 @@ type containerInput struct {
 
 // containerConfig returns the CRI configuration of a container. Its errors have the reason
 // CreateContainerConfigError.
-func (h *Host) containerConfig(ctx context.Context, pod *v1.Pod, in containerInput) (*runtimeapi.ContainerConfig, error) {
+func (h *host) containerConfig(ctx context.Context, pod *v1.Pod, in containerInput) (*runtimeapi.ContainerConfig, error) {
 	c := in.container
 	image, err := h.imageStatus(ctx, in.image)
 	if err != nil {
@@ -293,15 +288,15 @@ func (h *Host) containerConfig(ctx context.Context, pod *v1.Pod, in containerInp
 		Resources:       h.containerResources(pod, c),
 		SecurityContext: security,
 	}
-	if h.Hooks.Extend != nil {
-		if err := h.Hooks.Extend(ctx, pod, c, cfg); err != nil {
+	if h.Resources != nil {
+		if err := h.Resources.PrepareContainer(ctx, pod, c, cfg); err != nil {
 			return nil, err
 		}
 	}
 	return cfg, nil
 }
 
-func (h *Host) imageStatus(ctx context.Context, ref string) (*runtimeapi.Image, error) {
+func (h *host) imageStatus(ctx context.Context, ref string) (*runtimeapi.Image, error) {
 	resp, err := h.CRI.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: ref}})
 	if err != nil {
 		return nil, fmt.Errorf("getting image status: %s", cri.Message(err))

@@ -20,16 +20,18 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-// translator returns a Host that needs only the image busybox:1.
-func translator(t *testing.T) *Host {
-	return &Host{
-		CRI: crifake.New("busybox:1").Client(), Volumes: &volume.Set{Root: t.TempDir()}, PodLogs: "/logs",
-		DNS:    dnsconf.Node{ClusterDomain: "cluster.local"},
+// translator returns a host that needs only the image busybox:1.
+func translator(t *testing.T) *host {
+	return newHost(Config{
+		CRI: crifake.New("busybox:1").Client(), Volumes: &volume.Set{Root: t.TempDir()}, Logs: Logs{Pods: "/logs"},
 		Events: record.NewFakeRecorder(100), Objects: objectcache.New(nil, slog.New(slog.DiscardHandler)),
-		NodeIPs: func() []string { return []string{"192.0.2.1"} }, Node: func() *v1.Node { return nil }, Allocatable: func() v1.ResourceList { return nil },
+		Node: Node{
+			DNS: dnsconf.Node{ClusterDomain: "cluster.local"}, IPs: func() []string { return []string{"192.0.2.1"} },
+			Object: func() *v1.Node { return nil }, Allocatable: func() v1.ResourceList { return nil },
+		},
 		Limits:   Limits{CPUQuota: true, CPUQuotaPeriod: 100 * time.Millisecond},
 		Security: Security{SeccompRoot: "/seccomp", Sysctls: map[string]string{"net.ipv4.ping_group_range": "0 1"}},
-	}
+	})
 }
 
 // TestSandboxOfPod checks how fields of a pod are translated to the sandbox configuration.

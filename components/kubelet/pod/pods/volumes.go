@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
-
 	"hyperkube/components/kubelet/pod/volume"
 )
 
@@ -20,11 +18,12 @@ const mountTimeout = 2*time.Minute + 3*time.Second
 
 // mount sets up or updates all volumes. Volumes that may have to wait for other components are set
 // up concurrently.
-func (w *worker) mount(ctx context.Context, pod *v1.Pod, report bool) error {
+func (w *starter) mount(ctx context.Context) error {
+	pod := w.pod
 	w.mu.Lock()
-	w.stale = false
-	if w.mountSince.IsZero() {
-		w.mountSince = time.Now()
+	w.machine.Volumes.Updating()
+	if w.volumes.failingSince.IsZero() {
+		w.volumes.failingSince = time.Now()
 	}
 	w.mu.Unlock()
 	list := pod.Spec.Volumes
@@ -60,33 +59,36 @@ func (w *worker) mount(ctx context.Context, pod *v1.Pod, report bool) error {
 		var step *volume.Failure
 		switch {
 		case errors.As(err, &step):
-			w.emitMountFailure(report, pod, step, apiText(step.Err))
+			w.emitMountFailure(step, apiText(step.Err))
 		case errors.Is(err, context.DeadlineExceeded):
 			unattached = append(unattached, name)
 		case volume.RefersToClaim(&list[i]):
 			unknown, why = append(unknown, name), err
 		default:
-			w.emitMountFailure(report, pod, &volume.Failure{Operation: "MountVolume.SetUp", Volume: name}, apiText(err))
+			w.emitMountFailure(&volume.Failure{Operation: "MountVolume.SetUp", Volume: name}, apiText(err))
 		}
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if failed == nil {
-		w.volumes, w.mounted, w.mountSince = made, true, time.Time{}
+		w.volumes = volumeResults{byName: made}
+		w.machine.Volumes.Updated(firstRefresh(made))
 		return nil
 	}
 	slices.Sort(unmounted)
 	names := func(list []string) string { return "[" + strings.Join(list, " ") + "]" }
 	text := fmt.Sprintf("unmounted volumes=%s, unattached volumes=%s, failed to process volumes=%s: %v", names(unmounted), names(unattached), names(unknown), why)
-	if full && !w.mounted && w.verdict == nil && w.stage == syncing && w.obs.Sandbox() == nil {
-		w.verdict = &Verdict{Reason: attachLimitExceeded, Message: "Node has reached its volume attachment limit, rejecting pod. " + text, Rejected: true}
-		w.host.event(pod, "", true, w.verdict.Reason, w.verdict.Message)
-		w.host.Metrics.Rejected(w.verdict.Reason)
-		w.kick()
-		return failed
+	if full && !w.machine.Volumes.Mounted && w.machine.Containers.Observed.Sandbox() == nil {
+		v := &Verdict{Reason: attachLimitExceeded, Message: "Node has reached its volume attachment limit, rejecting pod. " + text, Rejected: true}
+		if w.machine.Terminate(v, time.Now()) {
+			w.host.event(pod, "", true, v.Reason, v.Message)
+			w.host.Metrics.Rejected(v.Reason)
+			w.kick()
+			return failed
+		}
 	}
-	if late := time.Since(w.mountSince) > mountTimeout; report && (late || len(unattached)+len(unknown) > 0) {
-		w.mountSince = time.Time{}
+	if late := time.Since(w.volumes.failingSince) > mountTimeout; late || len(unattached)+len(unknown) > 0 {
+		w.volumes.failingSince = time.Time{}
 		w.host.event(pod, "", true, "FailedMount", "Unable to attach or mount volumes: "+text)
 	}
 	return failed
@@ -96,13 +98,21 @@ func (w *worker) mount(ctx context.Context, pod *v1.Pod, report bool) error {
 // to this node.
 const attachLimitExceeded = "VolumeAttachmentLimitExceeded"
 
-func (w *worker) emitMountFailure(report bool, pod *v1.Pod, step *volume.Failure, why string) {
-	if !report {
-		return
+// firstRefresh returns when the first of the volumes must be updated; zero means never.
+func firstRefresh(volumes map[string]volume.Result) time.Time {
+	var next time.Time
+	for _, r := range volumes {
+		if !r.Refresh.IsZero() && (next.IsZero() || r.Refresh.Before(next)) {
+			next = r.Refresh
+		}
 	}
+	return next
+}
+
+func (w *starter) emitMountFailure(step *volume.Failure, why string) {
 	reason := "FailedMount"
 	if strings.HasPrefix(step.Operation, "MapVolume.") {
 		reason = "FailedMapVolume"
 	}
-	w.host.event(pod, "", true, reason, step.Text(why))
+	w.host.event(w.pod, "", true, reason, step.Text(why))
 }

@@ -26,8 +26,7 @@ func (fullCSIPlugin) SetUp(context.Context, volume.Request) (volume.Result, erro
 // TestAttachLimitRejects checks that a pod with a volume that exceeds the attachment limit is
 // rejected, so that its controller replaces it, instead of waiting forever.
 func TestAttachLimitRejects(t *testing.T) {
-	b := newBench(t, crifake.New())
-	b.host.Volumes.Types = append(b.host.Volumes.Types, fullCSIPlugin{})
+	b := newBenchWith(t, crifake.New(), func(cfg *Config) { cfg.Volumes.Types = append(cfg.Volumes.Types, fullCSIPlugin{}) })
 	b.add(newPod("full", func(p *v1.Pod) {
 		p.Spec.Volumes = []v1.Volume{
 			{Name: "scratch", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}},

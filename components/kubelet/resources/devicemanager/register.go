@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"hyperkube/components/kubelet/grpcsocket"
 	"hyperkube/components/kubelet/pluginwatch"
-	"hyperkube/components/kubelet/server/grpcsocket"
 )
 
 // Run accepts registrations of plugins until ctx is done.

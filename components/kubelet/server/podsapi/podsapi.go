@@ -22,7 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 
-	"hyperkube/components/kubelet/server/grpcsocket"
+	"hyperkube/components/kubelet/grpcsocket"
 )
 
 // Socket is the path of the socket relative to the kubelet's root directory.

@@ -19,85 +19,85 @@ const (
 	preferred = "preferredDuringSchedulingIgnoredDuringExecution"
 )
 
-func (c *checker) checkAffinity(at *field.Path) {
-	a := c.spec.Affinity
+func checkAffinity(e *validate.Errors, spec *corev1.PodSpec, at *field.Path) {
+	a := spec.Affinity
 	if a == nil {
 		return
 	}
 	if n := a.NodeAffinity; n != nil {
 		p := at.Child("nodeAffinity")
 		if n.RequiredDuringSchedulingIgnoredDuringExecution != nil {
-			c.NodeSelector(p.Child(required), n.RequiredDuringSchedulingIgnoredDuringExecution)
+			e.NodeSelector(p.Child(required), n.RequiredDuringSchedulingIgnoredDuringExecution)
 		}
 		for i := range n.PreferredDuringSchedulingIgnoredDuringExecution {
 			t, p := &n.PreferredDuringSchedulingIgnoredDuringExecution[i], p.Child(preferred).Index(i)
-			c.checkWeight(t.Weight, p)
-			c.NodeSelectorTerm(p.Child("preference"), &t.Preference, false)
+			checkWeight(e, t.Weight, p)
+			e.NodeSelectorTerm(p.Child("preference"), &t.Preference, false)
 		}
 	}
 	if p := a.PodAffinity; p != nil {
-		c.checkPodAffinity(p.RequiredDuringSchedulingIgnoredDuringExecution,
+		checkPodAffinity(e, p.RequiredDuringSchedulingIgnoredDuringExecution,
 			p.PreferredDuringSchedulingIgnoredDuringExecution, at.Child("podAffinity"))
 	}
 	if p := a.PodAntiAffinity; p != nil {
-		c.checkPodAffinity(p.RequiredDuringSchedulingIgnoredDuringExecution,
+		checkPodAffinity(e, p.RequiredDuringSchedulingIgnoredDuringExecution,
 			p.PreferredDuringSchedulingIgnoredDuringExecution, at.Child("podAntiAffinity"))
 	}
 }
 
-func (c *checker) checkWeight(weight int32, at *field.Path) {
+func checkWeight(e *validate.Errors, weight int32, at *field.Path) {
 	if weight <= 0 || weight > 100 {
-		c.Invalid(at.Child("weight"), weight, "must be in the range 1-100")
+		e.Invalid(at.Child("weight"), weight, "must be in the range 1-100")
 	}
 }
 
-func (c *checker) checkPodAffinity(must []corev1.PodAffinityTerm, should []corev1.WeightedPodAffinityTerm, at *field.Path) {
+func checkPodAffinity(e *validate.Errors, must []corev1.PodAffinityTerm, should []corev1.WeightedPodAffinityTerm, at *field.Path) {
 	for i := range must {
-		c.checkPodAffinityTerm(&must[i], at.Child(required).Index(i))
+		checkPodAffinityTerm(e, &must[i], at.Child(required).Index(i))
 	}
 	for i := range should {
 		p := at.Child(preferred).Index(i)
-		c.checkWeight(should[i].Weight, p)
-		c.checkPodAffinityTerm(&should[i].PodAffinityTerm, p.Child("podAffinityTerm"))
+		checkWeight(e, should[i].Weight, p)
+		checkPodAffinityTerm(e, &should[i].PodAffinityTerm, p.Child("podAffinityTerm"))
 	}
 }
 
-func (c *checker) checkPodAffinityTerm(t *corev1.PodAffinityTerm, at *field.Path) {
-	c.LabelSelector(at.Child("labelSelector"), t.LabelSelector)
-	c.LabelSelector(at.Child("namespaceSelector"), t.NamespaceSelector)
+func checkPodAffinityTerm(e *validate.Errors, t *corev1.PodAffinityTerm, at *field.Path) {
+	e.LabelSelector(at.Child("labelSelector"), t.LabelSelector)
+	e.LabelSelector(at.Child("namespaceSelector"), t.NamespaceSelector)
 	for _, ns := range t.Namespaces {
-		c.InvalidAll(at.Child("namespace"), ns, apivalidation.ValidateNamespaceName(ns, false))
+		e.InvalidAll(at.Child("namespace"), ns, apivalidation.ValidateNamespaceName(ns, false))
 	}
-	c.checkLabelKeys(t.MatchLabelKeys, t.LabelSelector, at.Child("matchLabelKeys"))
-	c.checkLabelKeys(t.MismatchLabelKeys, t.LabelSelector, at.Child("mismatchLabelKeys"))
-	c.checkMergedKeys(t.MatchLabelKeys, t.LabelSelector, at)
+	checkLabelKeys(e, t.MatchLabelKeys, t.LabelSelector, at.Child("matchLabelKeys"))
+	checkLabelKeys(e, t.MismatchLabelKeys, t.LabelSelector, at.Child("mismatchLabelKeys"))
+	checkMergedKeys(e, t.MatchLabelKeys, t.LabelSelector, at)
 	for i, key := range t.MatchLabelKeys {
 		if slices.Contains(t.MismatchLabelKeys, key) {
-			c.Invalid(at.Child("matchLabelKeys").Index(i), key, "exists in both matchLabelKeys and mismatchLabelKeys")
+			e.Invalid(at.Child("matchLabelKeys").Index(i), key, "exists in both matchLabelKeys and mismatchLabelKeys")
 		}
 	}
 	if t.TopologyKey == "" {
-		c.Required(at.Child("topologyKey"), "can not be empty")
+		e.Required(at.Child("topologyKey"), "can not be empty")
 	}
-	c.LabelName(at.Child("topologyKey"), t.TopologyKey)
+	e.LabelName(at.Child("topologyKey"), t.TopologyKey)
 }
 
-func (c *checker) checkLabelKeys(keys []string, selector *metav1.LabelSelector, path *field.Path) {
+func checkLabelKeys(e *validate.Errors, keys []string, selector *metav1.LabelSelector, path *field.Path) {
 	if len(keys) == 0 {
 		return
 	}
 	if selector == nil {
-		c.Forbidden(path, "must not be specified when labelSelector is not set")
+		e.Forbidden(path, "must not be specified when labelSelector is not set")
 		return
 	}
 	for i, key := range keys {
-		c.LabelName(path.Index(i), key)
+		e.LabelName(path.Index(i), key)
 	}
 }
 
 // checkMergedKeys rejects keys in matchLabelKeys that the selector already contained before they
 // were merged into it; such keys occur twice.
-func (c *checker) checkMergedKeys(keys []string, s *metav1.LabelSelector, at *field.Path) {
+func checkMergedKeys(e *validate.Errors, keys []string, s *metav1.LabelSelector, at *field.Path) {
 	if s == nil || len(keys) == 0 {
 		return
 	}
@@ -110,7 +110,7 @@ func (c *checker) checkMergedKeys(keys []string, s *metav1.LabelSelector, at *fi
 		_, label := s.MatchLabels[x.Key]
 		if matched && (label || slices.ContainsFunc(s.MatchExpressions[:i],
 			func(o metav1.LabelSelectorRequirement) bool { return o.Key == x.Key })) {
-			c.Invalid(at.Index(index), x.Key, "exists in both matchLabelKeys and labelSelector")
+			e.Invalid(at.Index(index), x.Key, "exists in both matchLabelKeys and labelSelector")
 		}
 	}
 }
@@ -147,28 +147,28 @@ func (c *checker) checkSpreadConstraints(path *field.Path) {
 			validate.OneOf(&c.Errors, at.Child("nodeTaintsPolicy"), *p, corev1.NodeInclusionPolicyHonor, corev1.NodeInclusionPolicyIgnore)
 		}
 		if c.isPod {
-			c.checkLabelKeys(t.MatchLabelKeys, t.LabelSelector, at.Child("matchLabelKeys"))
-			c.checkMergedKeys(t.MatchLabelKeys, t.LabelSelector, at)
+			checkLabelKeys(&c.Errors, t.MatchLabelKeys, t.LabelSelector, at.Child("matchLabelKeys"))
+			checkMergedKeys(&c.Errors, t.MatchLabelKeys, t.LabelSelector, at)
 		} else {
-			c.checkSpreadKeys(t, at.Child("matchLabelKeys"))
+			checkSpreadKeys(&c.Errors, t, at.Child("matchLabelKeys"))
 		}
 		c.LabelSelector(at.Child("labelSelector"), t.LabelSelector)
 	}
 }
 
 // checkSpreadKeys rejects keys of a template that the selector already contains.
-func (c *checker) checkSpreadKeys(t *corev1.TopologySpreadConstraint, path *field.Path) {
+func checkSpreadKeys(e *validate.Errors, t *corev1.TopologySpreadConstraint, path *field.Path) {
 	if len(t.MatchLabelKeys) > 0 && t.LabelSelector == nil {
-		c.Forbidden(path, "must not be specified when labelSelector is not set")
+		e.Forbidden(path, "must not be specified when labelSelector is not set")
 	}
 	for i, key := range t.MatchLabelKeys {
-		c.LabelName(path.Index(i), key)
+		e.LabelName(path.Index(i), key)
 		if t.LabelSelector == nil {
 			continue
 		}
 		_, seen := t.LabelSelector.MatchLabels[key]
 		if seen || slices.ContainsFunc(t.LabelSelector.MatchExpressions, func(x metav1.LabelSelectorRequirement) bool { return x.Key == key }) {
-			c.Invalid(path.Index(i), key, "exists in both matchLabelKeys and labelSelector")
+			e.Invalid(path.Index(i), key, "exists in both matchLabelKeys and labelSelector")
 		}
 	}
 }

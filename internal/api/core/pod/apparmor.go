@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
 )
 
 // copyAppArmor copies the AppArmor profiles in the deprecated annotations of a new pod to the
@@ -58,8 +60,8 @@ func parseAppArmor(value string) *corev1.AppArmorProfile {
 	default:
 		return nil
 	}
-	var c checker
-	if c.checkAppArmor(out, nil); len(c.List) > 0 {
+	var e validate.Errors
+	if checkAppArmor(&e, out, nil); len(e.List) > 0 {
 		return nil
 	}
 	return out

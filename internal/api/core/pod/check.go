@@ -7,8 +7,9 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checker collects the validation errors of a pod spec. The fields contain information about the
-// whole spec that the checks of its parts need.
+// checker collects the validation errors of a pod spec. Its methods validate the parts that depend on
+// each other, such as containers and volumes; other parts are validated by functions, by topic. The
+// fields contain information about the whole spec that the checks of its parts need.
 type checker struct {
 	validate.Errors
 

@@ -27,10 +27,10 @@ func (c *checker) checkContainers(path *field.Path) {
 		if slices.ContainsFunc(c.spec.Containers[:i], func(o corev1.Container) bool { return o.Name == ctr.Name }) {
 			c.Duplicate(at.Child("name"), ctr.Name)
 		}
-		c.checkHooksAndProbes(ctr, at)
-		c.checkRestartPolicy(ctr, at)
+		checkHooksAndProbes(&c.Errors, c.spec, ctr, at)
+		checkRestartPolicy(&c.Errors, ctr, at)
 	}
-	c.checkHostPorts(c.spec.Containers, path)
+	checkHostPorts(&c.Errors, c.spec.Containers, path)
 }
 
 // checkInitContainers validates the init containers. Those with restart policy Always are sidecars
@@ -42,16 +42,16 @@ func (c *checker) checkInitContainers(path *field.Path) {
 		if ctr.RestartPolicy == nil && len(ctr.RestartPolicyRules) > 0 {
 			c.Required(at.Child("restartPolicy"), "must specify restartPolicy when restart rules are used")
 		} else {
-			c.checkRestartPolicy(ctr, at)
+			checkRestartPolicy(&c.Errors, ctr, at)
 		}
 		same := func(o corev1.Container) bool { return o.Name != "" && o.Name == ctr.Name }
 		if slices.ContainsFunc(c.spec.Containers, same) || slices.ContainsFunc(c.spec.InitContainers[:i], same) {
 			c.Duplicate(at.Child("name"), ctr.Name)
 		}
 		// Init containers run one by one, so host ports can only conflict within one container.
-		c.checkHostPorts(c.spec.InitContainers[i:i+1], path)
+		checkHostPorts(&c.Errors, c.spec.InitContainers[i:i+1], path)
 		if podutil.Sidecar(ctr) {
-			c.checkHooksAndProbes(ctr, at)
+			checkHooksAndProbes(&c.Errors, c.spec, ctr, at)
 			continue
 		}
 		for _, f := range []struct {
@@ -94,7 +94,7 @@ func (c *checker) checkEphemeralContainers(path *field.Path) {
 		ec, at := &c.spec.EphemeralContainers[i], path.Index(i)
 		ctr := (*corev1.Container)(&ec.EphemeralContainerCommon)
 		c.checkContainer(ctr, at)
-		c.checkImageSpace(ctr, at)
+		checkImageSpace(&c.Errors, ctr, at)
 		if names[ec.Name] || others[ec.Name] {
 			c.Duplicate(at.Child("name"), ec.Name)
 		}
@@ -130,14 +130,14 @@ func (c *checker) checkContainer(ctr *corev1.Container, at *field.Path) {
 	}
 	validate.RequiredOneOf(&c.Errors, at.Child("terminationMessagePolicy"), ctr.TerminationMessagePolicy,
 		corev1.TerminationMessageReadFile, corev1.TerminationMessageFallbackToLogsOnError)
-	c.checkPorts(ctr.Ports, at.Child("ports"))
-	c.checkEnv(ctr.Env, at.Child("env"))
-	c.checkEnvFrom(ctr.EnvFrom, at.Child("envFrom"))
+	checkPorts(&c.Errors, ctr.Ports, at.Child("ports"))
+	checkEnv(&c.Errors, ctr.Env, at.Child("env"))
+	checkEnvFrom(&c.Errors, ctr.EnvFrom, at.Child("envFrom"))
 	c.checkMounts(ctr, at.Child("volumeMounts"))
 	c.checkDevices(ctr, at.Child("volumeDevices"))
-	c.checkPullPolicy(ctr.ImagePullPolicy, at.Child("imagePullPolicy"))
+	checkPullPolicy(&c.Errors, ctr.ImagePullPolicy, at.Child("imagePullPolicy"))
 	c.checkResources(&ctr.Resources, at.Child("resources"))
-	c.checkResizePolicy(ctr, at.Child("resizePolicy"))
+	checkResizePolicy(&c.Errors, c.spec, ctr, at.Child("resizePolicy"))
 	if ctr.SecurityContext != nil {
 		c.checkSecurityContext(ctr.SecurityContext, at.Child("securityContext"))
 	}
@@ -145,40 +145,40 @@ func (c *checker) checkContainer(ctr *corev1.Container, at *field.Path) {
 
 // checkImageSpace rejects whitespace around the image name. It is not called for templates, in
 // which whitespace has always been allowed.
-func (c *checker) checkImageSpace(ctr *corev1.Container, at *field.Path) {
+func checkImageSpace(e *validate.Errors, ctr *corev1.Container, at *field.Path) {
 	if strings.TrimSpace(ctr.Image) != ctr.Image {
-		c.Invalid(at.Child("image"), ctr.Image, "must not have leading or trailing whitespace")
+		e.Invalid(at.Child("image"), ctr.Image, "must not have leading or trailing whitespace")
 	}
 }
 
-func (c *checker) checkPullPolicy(policy corev1.PullPolicy, at *field.Path) {
-	validate.RequiredOneOf(&c.Errors, at, policy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)
+func checkPullPolicy(e *validate.Errors, policy corev1.PullPolicy, at *field.Path) {
+	validate.RequiredOneOf(e, at, policy, corev1.PullAlways, corev1.PullIfNotPresent, corev1.PullNever)
 }
 
-func (c *checker) checkPorts(ports []corev1.ContainerPort, path *field.Path) {
+func checkPorts(e *validate.Errors, ports []corev1.ContainerPort, path *field.Path) {
 	for i := range ports {
 		p, at := &ports[i], path.Index(i)
 		if p.Name != "" {
 			if msgs := validation.IsValidPortName(p.Name); len(msgs) > 0 {
-				c.InvalidAll(at.Child("name"), p.Name, msgs)
+				e.InvalidAll(at.Child("name"), p.Name, msgs)
 			} else if slices.ContainsFunc(ports[:i], func(o corev1.ContainerPort) bool { return o.Name == p.Name }) {
-				c.Duplicate(at.Child("name"), p.Name)
+				e.Duplicate(at.Child("name"), p.Name)
 			}
 		}
 		if p.ContainerPort == 0 {
-			c.Required(at.Child("containerPort"), "")
+			e.Required(at.Child("containerPort"), "")
 		} else {
-			c.InvalidAll(at.Child("containerPort"), p.ContainerPort, validation.IsValidPortNum(int(p.ContainerPort)))
+			e.InvalidAll(at.Child("containerPort"), p.ContainerPort, validation.IsValidPortNum(int(p.ContainerPort)))
 		}
 		if p.HostPort != 0 {
-			c.InvalidAll(at.Child("hostPort"), p.HostPort, validation.IsValidPortNum(int(p.HostPort)))
+			e.InvalidAll(at.Child("hostPort"), p.HostPort, validation.IsValidPortNum(int(p.HostPort)))
 		}
-		validate.RequiredOneOf(&c.Errors, at.Child("protocol"), p.Protocol, corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP)
+		validate.RequiredOneOf(e, at.Child("protocol"), p.Protocol, corev1.ProtocolSCTP, corev1.ProtocolTCP, corev1.ProtocolUDP)
 	}
 }
 
 // checkHostPorts rejects duplicate host ports.
-func (c *checker) checkHostPorts(containers []corev1.Container, path *field.Path) {
+func checkHostPorts(e *validate.Errors, containers []corev1.Container, path *field.Path) {
 	var taken map[string]bool
 	for i := range containers {
 		for j := range containers[i].Ports {
@@ -188,7 +188,7 @@ func (c *checker) checkHostPorts(containers []corev1.Container, path *field.Path
 			}
 			key := fmt.Sprintf("%s/%s/%d", p.Protocol, p.HostIP, p.HostPort)
 			if taken[key] {
-				c.Duplicate(path.Index(i).Child("ports").Index(j).Child("hostPort"), key)
+				e.Duplicate(path.Index(i).Child("ports").Index(j).Child("hostPort"), key)
 				continue
 			}
 			if taken == nil {
@@ -239,7 +239,7 @@ func (c *checker) checkMounts(ctr *corev1.Container, path *field.Path) {
 				c.Forbidden(path.Child("mountPropagation"), "Bidirectional mount propagation is available only to privileged containers")
 			}
 		}
-		c.checkRecursiveReadOnly(m, path.Child("recursiveReadOnly"))
+		checkRecursiveReadOnly(&c.Errors, m, path.Child("recursiveReadOnly"))
 	}
 }
 
@@ -247,19 +247,19 @@ func isPrivileged(sc *corev1.SecurityContext) bool {
 	return sc != nil && ptr.Deref(sc.Privileged, false)
 }
 
-func (c *checker) checkRecursiveReadOnly(m *corev1.VolumeMount, at *field.Path) {
+func checkRecursiveReadOnly(e *validate.Errors, m *corev1.VolumeMount, at *field.Path) {
 	if m.RecursiveReadOnly == nil {
 		return
 	}
-	validate.OneOf(&c.Errors, at, *m.RecursiveReadOnly,
+	validate.OneOf(e, at, *m.RecursiveReadOnly,
 		corev1.RecursiveReadOnlyDisabled, corev1.RecursiveReadOnlyEnabled, corev1.RecursiveReadOnlyIfPossible)
 	switch *m.RecursiveReadOnly {
 	case corev1.RecursiveReadOnlyEnabled, corev1.RecursiveReadOnlyIfPossible:
 		if !m.ReadOnly {
-			c.Forbidden(at, "may only be specified when readOnly is true")
+			e.Forbidden(at, "may only be specified when readOnly is true")
 		}
 		if m.MountPropagation != nil && *m.MountPropagation != corev1.MountPropagationNone {
-			c.Forbidden(at, "may only be specified when mountPropagation is None or not specified")
+			e.Forbidden(at, "may only be specified when mountPropagation is None or not specified")
 		}
 	}
 }
@@ -298,47 +298,47 @@ func (c *checker) checkDevices(ctr *corev1.Container, path *field.Path) {
 	}
 }
 
-func (c *checker) checkResizePolicy(ctr *corev1.Container, at *field.Path) {
+func checkResizePolicy(e *validate.Errors, spec *corev1.PodSpec, ctr *corev1.Container, at *field.Path) {
 	for i, p := range ctr.ResizePolicy {
 		if slices.ContainsFunc(ctr.ResizePolicy[:i], func(o corev1.ContainerResizePolicy) bool { return o.ResourceName == p.ResourceName }) {
-			c.Duplicate(at.Index(i), p.ResourceName)
+			e.Duplicate(at.Index(i), p.ResourceName)
 		}
-		validate.RequiredOneOf(&c.Errors, at, p.ResourceName, corev1.ResourceCPU, corev1.ResourceMemory)
-		validate.RequiredOneOf(&c.Errors, at, p.RestartPolicy, corev1.NotRequired, corev1.RestartContainer)
-		if c.spec.RestartPolicy == corev1.RestartPolicyNever && p.RestartPolicy != corev1.NotRequired {
-			c.Invalid(at, p.RestartPolicy, "must be 'NotRequired' when pod `restartPolicy` is 'Never'")
+		validate.RequiredOneOf(e, at, p.ResourceName, corev1.ResourceCPU, corev1.ResourceMemory)
+		validate.RequiredOneOf(e, at, p.RestartPolicy, corev1.NotRequired, corev1.RestartContainer)
+		if spec.RestartPolicy == corev1.RestartPolicyNever && p.RestartPolicy != corev1.NotRequired {
+			e.Invalid(at, p.RestartPolicy, "must be 'NotRequired' when pod `restartPolicy` is 'Never'")
 		}
 	}
 }
 
 // checkRestartPolicy validates the restart policy of a container and its restart rules (KEP-5307).
-func (c *checker) checkRestartPolicy(ctr *corev1.Container, at *field.Path) {
+func checkRestartPolicy(e *validate.Errors, ctr *corev1.Container, at *field.Path) {
 	if ctr.RestartPolicy != nil {
-		validate.OneOf(&c.Errors, at.Child("restartPolicy"), *ctr.RestartPolicy,
+		validate.OneOf(e, at.Child("restartPolicy"), *ctr.RestartPolicy,
 			corev1.ContainerRestartPolicyAlways, corev1.ContainerRestartPolicyNever, corev1.ContainerRestartPolicyOnFailure)
 	}
 	if len(ctr.RestartPolicyRules) == 0 {
 		return
 	}
 	if ctr.RestartPolicy == nil {
-		c.Required(at.Child("restartPolicy"), "must specify restartPolicy when restart rules are used")
+		e.Required(at.Child("restartPolicy"), "must specify restartPolicy when restart rules are used")
 	}
 	rules := at.Child("restartPolicyRules")
 	if n := len(ctr.RestartPolicyRules); n > 20 {
-		c.Add(field.ErrorList{field.TooMany(rules, n, 20)})
+		e.Add(field.ErrorList{field.TooMany(rules, n, 20)})
 	}
 	for i, rule := range ctr.RestartPolicyRules {
-		validate.OneOf(&c.Errors, rules.Index(i).Child("action"), rule.Action,
+		validate.OneOf(e, rules.Index(i).Child("action"), rule.Action,
 			corev1.ContainerRestartRuleActionRestart, corev1.ContainerRestartRuleActionRestartAllContainers)
 		codes := rules.Index(i).Child("exitCodes")
 		if rule.ExitCodes == nil {
-			c.Required(codes, "must be specified")
+			e.Required(codes, "must be specified")
 			continue
 		}
-		validate.OneOf(&c.Errors, codes.Child("operator"), rule.ExitCodes.Operator,
+		validate.OneOf(e, codes.Child("operator"), rule.ExitCodes.Operator,
 			corev1.ContainerRestartRuleOnExitCodesOpIn, corev1.ContainerRestartRuleOnExitCodesOpNotIn)
 		if n := len(rule.ExitCodes.Values); n > 255 {
-			c.Add(field.ErrorList{field.TooMany(codes.Child("values"), n, 255)})
+			e.Add(field.ErrorList{field.TooMany(codes.Child("values"), n, 255)})
 		}
 	}
 }

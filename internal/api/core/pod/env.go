@@ -9,6 +9,8 @@ import (
 	apivalidation "k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"hyperkube/internal/api/validate"
 )
 
 // Fields of a pod that its containers can read in environment variables and volumes, in the order
@@ -31,84 +33,84 @@ var (
 	byteDivisors = []string{"1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"}
 )
 
-func (c *checker) checkEnv(vars []corev1.EnvVar, path *field.Path) {
+func checkEnv(e *validate.Errors, vars []corev1.EnvVar, path *field.Path) {
 	for i := range vars {
 		at := path.Index(i)
 		if vars[i].Name == "" {
-			c.Required(at.Child("name"), "")
+			e.Required(at.Child("name"), "")
 		} else {
-			c.InvalidAll(at.Child("name"), vars[i].Name, validation.IsRelaxedEnvVarName(vars[i].Name))
+			e.InvalidAll(at.Child("name"), vars[i].Name, validation.IsRelaxedEnvVarName(vars[i].Name))
 		}
 		if vars[i].ValueFrom != nil {
-			c.checkEnvSource(&vars[i], at.Child("valueFrom"))
+			checkEnvSource(e, &vars[i], at.Child("valueFrom"))
 		}
 	}
 }
 
-func (c *checker) checkEnvSource(v *corev1.EnvVar, at *field.Path) {
+func checkEnvSource(e *validate.Errors, v *corev1.EnvVar, at *field.Path) {
 	from, sources := v.ValueFrom, 0
 	if from.FieldRef != nil {
 		sources++
-		c.checkFieldRef(from.FieldRef, envFieldPaths, at.Child("fieldRef"))
+		checkFieldRef(e, from.FieldRef, envFieldPaths, at.Child("fieldRef"))
 	}
 	if from.ResourceFieldRef != nil {
 		sources++
-		c.checkResourceFieldRef(from.ResourceFieldRef, false, at.Child("resourceFieldRef"))
+		checkResourceFieldRef(e, from.ResourceFieldRef, false, at.Child("resourceFieldRef"))
 	}
 	if ref := from.ConfigMapKeyRef; ref != nil {
 		sources++
-		c.checkKeyRef(ref.Name, ref.Key, at.Child("configMapKeyRef"))
+		checkKeyRef(e, ref.Name, ref.Key, at.Child("configMapKeyRef"))
 	}
 	if ref := from.SecretKeyRef; ref != nil {
 		sources++
-		c.checkKeyRef(ref.Name, ref.Key, at.Child("secretKeyRef"))
+		checkKeyRef(e, ref.Name, ref.Key, at.Child("secretKeyRef"))
 	}
 	if from.FileKeyRef != nil {
 		sources++
-		c.checkFileKeyRef(from.FileKeyRef, at.Child("fileKeyRef"))
+		checkFileKeyRef(e, from.FileKeyRef, at.Child("fileKeyRef"))
 	}
 	switch {
 	case sources == 0:
-		c.Invalid(at, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`")
+		e.Invalid(at, "", "must specify one of: `fieldRef`, `resourceFieldRef`, `configMapKeyRef`, `secretKeyRef` or `fileKeyRef`")
 	case v.Value != "":
-		c.Invalid(at, "", "may not be specified when `value` is not empty")
+		e.Invalid(at, "", "may not be specified when `value` is not empty")
 	case sources > 1:
-		c.Invalid(at, "", "may not have more than one field specified at a time")
+		e.Invalid(at, "", "may not have more than one field specified at a time")
 	}
 }
 
-func (c *checker) checkKeyRef(name, key string, at *field.Path) {
-	c.InvalidAll(at.Child("name"), name, apivalidation.NameIsDNSSubdomain(name, false))
+func checkKeyRef(e *validate.Errors, name, key string, at *field.Path) {
+	e.InvalidAll(at.Child("name"), name, apivalidation.NameIsDNSSubdomain(name, false))
 	if key == "" {
-		c.Required(at.Child("key"), "")
+		e.Required(at.Child("key"), "")
 	} else {
-		c.InvalidAll(at.Child("key"), key, validation.IsConfigMapKey(key))
+		e.InvalidAll(at.Child("key"), key, validation.IsConfigMapKey(key))
 	}
 }
 
 // checkFileKeyRef validates an environment variable from a file in an emptyDir volume (KEP-3721).
-func (c *checker) checkFileKeyRef(ref *corev1.FileKeySelector, at *field.Path) {
+func checkFileKeyRef(e *validate.Errors, ref *corev1.FileKeySelector, at *field.Path) {
 	if ref.Key == "" {
-		c.Required(at.Child("key"), "")
+		e.Required(at.Child("key"), "")
 	} else {
-		c.InvalidAll(at.Child("key"), ref.Key, validation.IsRelaxedEnvVarName(ref.Key))
+		e.InvalidAll(at.Child("key"), ref.Key, validation.IsRelaxedEnvVarName(ref.Key))
 	}
 	if ref.VolumeName == "" {
-		c.Required(at.Child("volumeName"), "")
+		e.Required(at.Child("volumeName"), "")
 	} else {
-		c.Label(at.Child("volumeName"), ref.VolumeName)
+		e.Label(at.Child("volumeName"), ref.VolumeName)
 	}
 	if ref.Path == "" {
-		c.Required(at.Child("path"), "")
+		e.Required(at.Child("path"), "")
 	} else {
-		c.PathNoBacksteps(at.Child("path"), ref.Path)
+		e.PathNoBacksteps(at.Child("path"), ref.Path)
 	}
 }
 
 // checkFileKeyVolumes checks that environment variables are only read from files in emptyDir
 // volumes.
-func (c *checker) checkFileKeyVolumes(path *field.Path) {
-	eachContainer(c.spec, path, func(ctr *corev1.Container, at *field.Path) {
+func checkFileKeyVolumes(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
+	eachContainer(spec, path, func(ctr *corev1.Container, at *field.Path) {
 		for i, v := range ctr.Env {
 			if v.ValueFrom == nil || v.ValueFrom.FileKeyRef == nil {
 				continue
@@ -116,16 +118,16 @@ func (c *checker) checkFileKeyVolumes(path *field.Path) {
 			name, p := v.ValueFrom.FileKeyRef.VolumeName, at.Child("env").Index(i).Child("valueFrom", "fileKeyRef", "volumeName")
 			// If several volumes have the same name, the last one counts.
 			var source *corev1.VolumeSource
-			for j := range c.spec.Volumes {
-				if c.spec.Volumes[j].Name == name {
-					source = &c.spec.Volumes[j].VolumeSource
+			for j := range spec.Volumes {
+				if spec.Volumes[j].Name == name {
+					source = &spec.Volumes[j].VolumeSource
 				}
 			}
 			switch {
 			case source == nil:
-				c.NotFound(p, name)
+				e.NotFound(p, name)
 			case source.EmptyDir == nil:
-				c.Invalid(p, name, "referenced volume must be of type emptyDir")
+				e.Invalid(p, name, "referenced volume must be of type emptyDir")
 			}
 		}
 	})
@@ -144,13 +146,13 @@ func subscript(path string) (string, string, bool) {
 	return before, after, true
 }
 
-func (c *checker) checkFieldRef(ref *corev1.ObjectFieldSelector, offered []string, at *field.Path) {
+func checkFieldRef(e *validate.Errors, ref *corev1.ObjectFieldSelector, offered []string, at *field.Path) {
 	if ref.APIVersion == "" {
-		c.Required(at.Child("apiVersion"), "")
+		e.Required(at.Child("apiVersion"), "")
 		return
 	}
 	if ref.FieldPath == "" {
-		c.Required(at.Child("fieldPath"), "")
+		e.Required(at.Child("fieldPath"), "")
 		return
 	}
 	base, key, ok := subscript(ref.FieldPath)
@@ -165,17 +167,17 @@ func (c *checker) checkFieldRef(ref *corev1.ObjectFieldSelector, offered []strin
 	}
 	switch {
 	case problem != "":
-		c.Invalid(at.Child("fieldPath"), ref.FieldPath, "error converting fieldPath: "+problem)
+		e.Invalid(at.Child("fieldPath"), ref.FieldPath, "error converting fieldPath: "+problem)
 	case ok && base == "metadata.annotations":
-		c.QualifiedName(at, strings.ToLower(key))
+		e.QualifiedName(at, strings.ToLower(key))
 	case ok:
-		c.QualifiedName(at, key)
+		e.QualifiedName(at, key)
 	default:
 		if base == "spec.host" {
 			base = "spec.nodeName"
 		}
 		if !slices.Contains(offered, base) {
-			c.Add(field.ErrorList{field.NotSupported(at.Child("fieldPath"), base, offered)})
+			e.Add(field.ErrorList{field.NotSupported(at.Child("fieldPath"), base, offered)})
 		}
 	}
 }
@@ -184,14 +186,14 @@ func isHugePageField(resource string) bool {
 	return strings.HasPrefix(resource, "requests.hugepages-") || strings.HasPrefix(resource, "limits.hugepages-")
 }
 
-func (c *checker) checkResourceFieldRef(ref *corev1.ResourceFieldSelector, inVolume bool, at *field.Path) {
+func checkResourceFieldRef(e *validate.Errors, ref *corev1.ResourceFieldSelector, inVolume bool, at *field.Path) {
 	switch {
 	case inVolume && ref.ContainerName == "":
-		c.Required(at.Child("containerName"), "")
+		e.Required(at.Child("containerName"), "")
 	case ref.Resource == "":
-		c.Required(at.Child("resource"), "")
+		e.Required(at.Child("resource"), "")
 	case !slices.Contains(resourceFields, ref.Resource) && !isHugePageField(ref.Resource):
-		c.Add(field.ErrorList{field.NotSupported(at.Child("resource"), ref.Resource, resourceFields)})
+		e.Add(field.ErrorList{field.NotSupported(at.Child("resource"), ref.Resource, resourceFields)})
 	}
 	// Use a copy, because String modifies the quantity.
 	q := ref.Divisor
@@ -203,7 +205,7 @@ func (c *checker) checkResourceFieldRef(ref *corev1.ResourceFieldSelector, inVol
 	switch {
 	case ref.Resource == "limits.cpu" || ref.Resource == "requests.cpu":
 		if divisor != "1m" && divisor != "1" {
-			c.Invalid(at.Child("divisor"), ref.Resource, "only divisor's values 1m and 1 are supported with the cpu resource")
+			e.Invalid(at.Child("divisor"), ref.Resource, "only divisor's values 1m and 1 are supported with the cpu resource")
 		}
 		return
 	case strings.HasSuffix(ref.Resource, "s.memory"):
@@ -216,38 +218,38 @@ func (c *checker) checkResourceFieldRef(ref *corev1.ResourceFieldSelector, inVol
 		return
 	}
 	if !slices.Contains(byteDivisors, divisor) {
-		c.Invalid(at.Child("divisor"), ref.Resource,
+		e.Invalid(at.Child("divisor"), ref.Resource,
 			fmt.Sprintf("only divisor's values %s are supported with the %s resource", strings.Join(byteDivisors, ", "), of))
 	}
 }
 
-func (c *checker) checkEnvFrom(sources []corev1.EnvFromSource, path *field.Path) {
+func checkEnvFrom(e *validate.Errors, sources []corev1.EnvFromSource, path *field.Path) {
 	for i := range sources {
 		s, at, kinds := &sources[i], path.Index(i), 0
 		if s.Prefix != "" {
-			c.InvalidAll(at.Child("prefix"), s.Prefix, validation.IsRelaxedEnvVarName(s.Prefix))
+			e.InvalidAll(at.Child("prefix"), s.Prefix, validation.IsRelaxedEnvVarName(s.Prefix))
 		}
 		if s.ConfigMapRef != nil {
 			kinds++
-			c.checkEnvFromName(s.ConfigMapRef.Name, at.Child("configMapRef", "name"))
+			checkEnvFromName(e, s.ConfigMapRef.Name, at.Child("configMapRef", "name"))
 		}
 		if s.SecretRef != nil {
 			kinds++
-			c.checkEnvFromName(s.SecretRef.Name, at.Child("secretRef", "name"))
+			checkEnvFromName(e, s.SecretRef.Name, at.Child("secretRef", "name"))
 		}
 		switch {
 		case kinds == 0:
-			c.Invalid(path, "", "must specify one of: `configMapRef` or `secretRef`")
+			e.Invalid(path, "", "must specify one of: `configMapRef` or `secretRef`")
 		case kinds > 1:
-			c.Invalid(path, "", "may not have more than one field specified at a time")
+			e.Invalid(path, "", "may not have more than one field specified at a time")
 		}
 	}
 }
 
-func (c *checker) checkEnvFromName(name string, at *field.Path) {
+func checkEnvFromName(e *validate.Errors, name string, at *field.Path) {
 	if name == "" {
-		c.Required(at, "")
+		e.Required(at, "")
 		return
 	}
-	c.InvalidAll(at, name, apivalidation.NameIsDNSSubdomain(name, true))
+	e.InvalidAll(at, name, apivalidation.NameIsDNSSubdomain(name, true))
 }

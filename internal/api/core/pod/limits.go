@@ -10,7 +10,5 @@ import (
 // Limits validates a resource list like the limits of a container. at is the path of the
 // container's resources.
 func Limits(e *validate.Errors, list corev1.ResourceList, at *field.Path) {
-	c := checker{}
-	c.checkRequirements(&corev1.ResourceRequirements{Limits: list}, validate.ContainerResourceName, at)
-	e.Add(c.List)
+	checkRequirements(e, &corev1.ResourceRequirements{Limits: list}, validate.ContainerResourceName, at)
 }

@@ -12,41 +12,40 @@ import (
 )
 
 // checkOS rejects fields of the other operating system if the pod specifies its operating system.
-func (c *checker) checkOS(path *field.Path) {
-	if c.spec.OS == nil {
+func checkOS(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
+	if spec.OS == nil {
 		return
 	}
-	switch c.spec.OS.Name {
+	switch spec.OS.Name {
 	case "":
-		c.Required(path.Child("os", "name"), "")
+		e.Required(path.Child("os", "name"), "")
 	case corev1.Linux:
-		c.checkLinux(path)
+		checkLinux(e, spec, path)
 	case corev1.Windows:
-		c.checkWindows(path)
+		checkWindows(e, spec, path)
 	default:
-		validate.OneOf(&c.Errors, path.Child("os"), c.spec.OS.Name, corev1.Linux, corev1.Windows)
+		validate.OneOf(e, path.Child("os"), spec.OS.Name, corev1.Linux, corev1.Windows)
 	}
 }
 
-func (c *checker) checkLinux(path *field.Path) {
+func checkLinux(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	const cannot = "windows options cannot be set for a linux pod"
-	if sc := c.spec.SecurityContext; sc != nil && sc.WindowsOptions != nil {
-		c.Forbidden(path.Child("securityContext", "windowsOptions"), cannot)
+	if sc := spec.SecurityContext; sc != nil && sc.WindowsOptions != nil {
+		e.Forbidden(path.Child("securityContext", "windowsOptions"), cannot)
 	}
-	eachContainer(c.spec, path, func(ctr *corev1.Container, at *field.Path) {
+	eachContainer(spec, path, func(ctr *corev1.Container, at *field.Path) {
 		if sc := ctr.SecurityContext; sc != nil && sc.WindowsOptions != nil {
-			c.Forbidden(at.Child("securityContext", "windowsOptions"), cannot)
+			e.Forbidden(at.Child("securityContext", "windowsOptions"), cannot)
 		}
 	})
 }
 
-func (c *checker) checkWindows(path *field.Path) {
+func checkWindows(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	refuse := func(set bool, at *field.Path, names ...string) {
 		if set {
-			c.Forbidden(at.Child(names[0], names[1:]...), "cannot be set for a windows pod")
+			e.Forbidden(at.Child(names[0], names[1:]...), "cannot be set for a windows pod")
 		}
 	}
-	spec := c.spec
 	if sc := spec.SecurityContext; sc != nil {
 		refuse(sc.AppArmorProfile != nil, path, "securityContext", "appArmorProfile")
 		refuse(sc.SELinuxOptions != nil, path, "securityContext", "seLinuxOptions")
@@ -84,18 +83,18 @@ func (c *checker) checkWindows(path *field.Path) {
 
 // checkHostProcess checks that either all or none of the containers of a Windows pod are
 // HostProcess containers.
-func (c *checker) checkHostProcess(path *field.Path) {
+func checkHostProcess(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	var pod *bool
-	if sc := c.spec.SecurityContext; sc != nil && sc.WindowsOptions != nil {
+	if sc := spec.SecurityContext; sc != nil && sc.WindowsOptions != nil {
 		pod = sc.WindowsOptions.HostProcess
 	}
 	all, host := 0, 0
-	eachContainer(c.spec, path, func(ctr *corev1.Container, at *field.Path) {
+	eachContainer(spec, path, func(ctr *corev1.Container, at *field.Path) {
 		hostProcess := pod
 		if sc := ctr.SecurityContext; sc != nil && sc.WindowsOptions != nil && sc.WindowsOptions.HostProcess != nil {
 			hostProcess = sc.WindowsOptions.HostProcess
 			if pod != nil && *pod != *hostProcess {
-				c.Invalid(at.Child("securityContext", "windowsOptions", "hostProcess"), *hostProcess,
+				e.Invalid(at.Child("securityContext", "windowsOptions", "hostProcess"), *hostProcess,
 					fmt.Sprintf("pod hostProcess value must be identical if both are specified, was %v", *pod))
 			}
 		}
@@ -108,10 +107,10 @@ func (c *checker) checkHostProcess(path *field.Path) {
 		return
 	}
 	if host != all {
-		c.Invalid(path, "", "If pod contains any hostProcess containers then all containers must be HostProcess containers")
+		e.Invalid(path, "", "If pod contains any hostProcess containers then all containers must be HostProcess containers")
 	}
-	if !c.spec.HostNetwork {
-		c.Invalid(path.Child("hostNetwork"), false, "hostNetwork must be true if pod contains any hostProcess containers")
+	if !spec.HostNetwork {
+		e.Invalid(path.Child("hostNetwork"), false, "hostNetwork must be true if pod contains any hostProcess containers")
 	}
 }
 
@@ -123,36 +122,36 @@ var (
 	onlyDotsOrSpace = regexp.MustCompile(`^[\. ]+$`)
 )
 
-func (c *checker) checkWindowsOptions(o *corev1.WindowsSecurityContextOptions, at *field.Path) {
+func checkWindowsOptions(e *validate.Errors, o *corev1.WindowsSecurityContextOptions, at *field.Path) {
 	if o == nil {
 		return
 	}
 	if o.GMSACredentialSpecName != nil {
-		c.Subdomain(at.Child("gmsaCredentialSpecName"), *o.GMSACredentialSpecName)
+		e.Subdomain(at.Child("gmsaCredentialSpecName"), *o.GMSACredentialSpecName)
 	}
 	if o.GMSACredentialSpec != nil {
 		switch n := len(*o.GMSACredentialSpec); {
 		case n == 0:
-			c.Invalid(at.Child("gmsaCredentialSpec"), o.GMSACredentialSpec, "gmsaCredentialSpec cannot be an empty string")
+			e.Invalid(at.Child("gmsaCredentialSpec"), o.GMSACredentialSpec, "gmsaCredentialSpec cannot be an empty string")
 		case n > 64<<10:
-			c.Invalid(at.Child("gmsaCredentialSpec"), o.GMSACredentialSpec, "gmsaCredentialSpec size must be under 64 KiB")
+			e.Invalid(at.Child("gmsaCredentialSpec"), o.GMSACredentialSpec, "gmsaCredentialSpec size must be under 64 KiB")
 		}
 	}
 	if o.RunAsUserName != nil {
-		c.checkWindowsUser(*o.RunAsUserName, at.Child("runAsUserName"))
+		checkWindowsUser(e, *o.RunAsUserName, at.Child("runAsUserName"))
 	}
 }
 
-func (c *checker) checkWindowsUser(name string, at *field.Path) {
+func checkWindowsUser(e *validate.Errors, name string, at *field.Path) {
 	switch {
 	case name == "":
-		c.Invalid(at, name, "runAsUserName cannot be an empty string")
+		e.Invalid(at, name, "runAsUserName cannot be an empty string")
 		return
 	case controlChars.MatchString(name):
-		c.Invalid(at, name, "runAsUserName cannot contain control characters")
+		e.Invalid(at, name, "runAsUserName cannot contain control characters")
 		return
 	case strings.Count(name, `\`) > 1:
-		c.Invalid(at, name, "runAsUserName cannot contain more than one backslash")
+		e.Invalid(at, name, "runAsUserName cannot contain more than one backslash")
 		return
 	}
 	domain, user, hasDomain := strings.Cut(name, `\`)
@@ -160,21 +159,21 @@ func (c *checker) checkWindowsUser(name string, at *field.Path) {
 		domain, user = "", name
 	}
 	if len(domain) >= 256 {
-		c.Invalid(at, name, "runAsUserName's Domain length must be under 256 characters")
+		e.Invalid(at, name, "runAsUserName's Domain length must be under 256 characters")
 	}
 	if hasDomain && !netBIOSDomain.MatchString(domain) && !dnsDomain.MatchString(domain) {
-		c.Invalid(at, name, "runAsUserName's Domain doesn't match the NetBios nor the DNS format")
+		e.Invalid(at, name, "runAsUserName's Domain doesn't match the NetBios nor the DNS format")
 	}
 	switch {
 	case user == "":
-		c.Invalid(at, name, "runAsUserName's User cannot be empty")
+		e.Invalid(at, name, "runAsUserName's User cannot be empty")
 	case len(user) > 104:
-		c.Invalid(at, name, "runAsUserName's User length must not be longer than 104 characters")
+		e.Invalid(at, name, "runAsUserName's User length must not be longer than 104 characters")
 	}
 	if onlyDotsOrSpace.MatchString(user) {
-		c.Invalid(at, name, "runAsUserName's User cannot contain only periods or spaces")
+		e.Invalid(at, name, "runAsUserName's User cannot contain only periods or spaces")
 	}
 	if strings.ContainsAny(user, `"/\:;|=,+*?<>@[]`) {
-		c.Invalid(at, name, `runAsUserName's User cannot contain the following characters: "/\:;|=,+*?<>@[]`)
+		e.Invalid(at, name, `runAsUserName's User cannot contain the following characters: "/\:;|=,+*?<>@[]`)
 	}
 }

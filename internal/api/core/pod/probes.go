@@ -12,50 +12,50 @@ import (
 )
 
 // checkHooksAndProbes validates the hooks and probes of regular containers and sidecars.
-func (c *checker) checkHooksAndProbes(ctr *corev1.Container, at *field.Path) {
+func checkHooksAndProbes(e *validate.Errors, spec *corev1.PodSpec, ctr *corev1.Container, at *field.Path) {
 	if l := ctr.Lifecycle; l != nil {
 		if l.PostStart != nil {
-			c.checkHook(l.PostStart, at.Child("lifecycle", "postStart"))
+			checkHook(e, spec, l.PostStart, at.Child("lifecycle", "postStart"))
 		}
 		if l.PreStop != nil {
-			c.checkHook(l.PreStop, at.Child("lifecycle", "preStop"))
+			checkHook(e, spec, l.PreStop, at.Child("lifecycle", "preStop"))
 		}
 		if l.StopSignal != nil {
-			c.checkStopSignal(*l.StopSignal, at.Child("lifecycle", "stopSignal"))
+			checkStopSignal(e, spec, *l.StopSignal, at.Child("lifecycle", "stopSignal"))
 		}
 	}
 	if p := ctr.LivenessProbe; p != nil {
-		c.checkProbe(p, true, at.Child("livenessProbe"))
+		checkProbe(e, spec, p, true, at.Child("livenessProbe"))
 	}
 	if p := ctr.ReadinessProbe; p != nil {
-		c.checkProbe(p, false, at.Child("readinessProbe"))
+		checkProbe(e, spec, p, false, at.Child("readinessProbe"))
 		if p.TerminationGracePeriodSeconds != nil {
-			c.Invalid(at.Child("readinessProbe", "terminationGracePeriodSeconds"), p.TerminationGracePeriodSeconds,
+			e.Invalid(at.Child("readinessProbe", "terminationGracePeriodSeconds"), p.TerminationGracePeriodSeconds,
 				"must not be set for readinessProbes")
 		}
 	}
 	if p := ctr.StartupProbe; p != nil {
-		c.checkProbe(p, true, at.Child("startupProbe"))
+		checkProbe(e, spec, p, true, at.Child("startupProbe"))
 	}
 }
 
-func (c *checker) checkProbe(p *corev1.Probe, onceIsEnough bool, at *field.Path) {
-	c.checkHandler(handler{exec: p.Exec, http: p.HTTPGet, tcp: p.TCPSocket, grpc: p.GRPC}, at)
-	c.NonNegative(at.Child("initialDelaySeconds"), int64(p.InitialDelaySeconds))
-	c.NonNegative(at.Child("timeoutSeconds"), int64(p.TimeoutSeconds))
-	c.NonNegative(at.Child("periodSeconds"), int64(p.PeriodSeconds))
-	c.NonNegative(at.Child("successThreshold"), int64(p.SuccessThreshold))
-	c.NonNegative(at.Child("failureThreshold"), int64(p.FailureThreshold))
+func checkProbe(e *validate.Errors, spec *corev1.PodSpec, p *corev1.Probe, onceIsEnough bool, at *field.Path) {
+	checkHandler(e, spec, handler{exec: p.Exec, http: p.HTTPGet, tcp: p.TCPSocket, grpc: p.GRPC}, at)
+	e.NonNegative(at.Child("initialDelaySeconds"), int64(p.InitialDelaySeconds))
+	e.NonNegative(at.Child("timeoutSeconds"), int64(p.TimeoutSeconds))
+	e.NonNegative(at.Child("periodSeconds"), int64(p.PeriodSeconds))
+	e.NonNegative(at.Child("successThreshold"), int64(p.SuccessThreshold))
+	e.NonNegative(at.Child("failureThreshold"), int64(p.FailureThreshold))
 	if p.TerminationGracePeriodSeconds != nil && *p.TerminationGracePeriodSeconds <= 0 {
-		c.Invalid(at.Child("terminationGracePeriodSeconds"), *p.TerminationGracePeriodSeconds, "must be greater than 0")
+		e.Invalid(at.Child("terminationGracePeriodSeconds"), *p.TerminationGracePeriodSeconds, "must be greater than 0")
 	}
 	if onceIsEnough && p.SuccessThreshold != 1 {
-		c.Invalid(at.Child("successThreshold"), p.SuccessThreshold, "must be 1")
+		e.Invalid(at.Child("successThreshold"), p.SuccessThreshold, "must be 1")
 	}
 }
 
-func (c *checker) checkHook(h *corev1.LifecycleHandler, at *field.Path) {
-	c.checkHandler(handler{exec: h.Exec, http: h.HTTPGet, tcp: h.TCPSocket, sleep: h.Sleep}, at)
+func checkHook(e *validate.Errors, spec *corev1.PodSpec, h *corev1.LifecycleHandler, at *field.Path) {
+	checkHandler(e, spec, handler{exec: h.Exec, http: h.HTTPGet, tcp: h.TCPSocket, sleep: h.Sleep}, at)
 }
 
 // handler is the handler of a probe or hook.
@@ -69,73 +69,73 @@ type handler struct {
 
 // checkHandler checks that exactly one handler is set. If several are set, it validates the first
 // one in this order.
-func (c *checker) checkHandler(h handler, at *field.Path) {
+func checkHandler(e *validate.Errors, spec *corev1.PodSpec, h handler, at *field.Path) {
 	types := 0
 	is := func(set bool, name string) bool {
 		if !set {
 			return false
 		}
 		if types++; types > 1 {
-			c.Forbidden(at.Child(name), "may not specify more than 1 handler type")
+			e.Forbidden(at.Child(name), "may not specify more than 1 handler type")
 			return false
 		}
 		return true
 	}
 	if is(h.exec != nil, "exec") && len(h.exec.Command) == 0 {
-		c.Required(at.Child("exec", "command"), "")
+		e.Required(at.Child("exec", "command"), "")
 	}
 	if is(h.http != nil, "httpGet") {
-		c.checkHTTPGet(h.http, at.Child("httpGet"))
+		checkHTTPGet(e, h.http, at.Child("httpGet"))
 	}
 	if is(h.tcp != nil, "tcpSocket") {
-		c.checkPortOrName(h.tcp.Port, at.Child("tcpSocket", "port"))
+		checkPortOrName(e, h.tcp.Port, at.Child("tcpSocket", "port"))
 	}
 	if is(h.grpc != nil, "grpc") {
-		c.checkPortOrName(intstr.FromInt32(h.grpc.Port), at.Child("grpc", "port"))
+		checkPortOrName(e, intstr.FromInt32(h.grpc.Port), at.Child("grpc", "port"))
 	}
 	if is(h.sleep != nil, "sleep") {
-		if grace := c.spec.TerminationGracePeriodSeconds; grace != nil && (h.sleep.Seconds < 0 || h.sleep.Seconds > *grace) {
-			c.Invalid(at.Child("sleep"), h.sleep.Seconds,
+		if grace := spec.TerminationGracePeriodSeconds; grace != nil && (h.sleep.Seconds < 0 || h.sleep.Seconds > *grace) {
+			e.Invalid(at.Child("sleep"), h.sleep.Seconds,
 				fmt.Sprintf("must be non-negative and less than terminationGracePeriodSeconds (%d)", *grace))
 		}
 	}
 	if types == 0 {
-		c.Required(at, "must specify a handler type")
+		e.Required(at, "must specify a handler type")
 	}
 }
 
-func (c *checker) checkHTTPGet(g *corev1.HTTPGetAction, at *field.Path) {
+func checkHTTPGet(e *validate.Errors, g *corev1.HTTPGetAction, at *field.Path) {
 	if g.Path == "" {
-		c.Required(at.Child("path"), "")
+		e.Required(at.Child("path"), "")
 	}
-	c.checkPortOrName(g.Port, at.Child("port"))
-	validate.OneOf(&c.Errors, at.Child("scheme"), g.Scheme, corev1.URISchemeHTTP, corev1.URISchemeHTTPS)
+	checkPortOrName(e, g.Port, at.Child("port"))
+	validate.OneOf(e, at.Child("scheme"), g.Scheme, corev1.URISchemeHTTP, corev1.URISchemeHTTPS)
 	for _, h := range g.HTTPHeaders {
-		c.InvalidAll(at.Child("httpHeaders"), h.Name, validation.IsHTTPHeaderName(h.Name))
+		e.InvalidAll(at.Child("httpHeaders"), h.Name, validation.IsHTTPHeaderName(h.Name))
 	}
 }
 
-func (c *checker) checkPortOrName(p intstr.IntOrString, at *field.Path) {
+func checkPortOrName(e *validate.Errors, p intstr.IntOrString, at *field.Path) {
 	switch p.Type {
 	case intstr.Int:
-		c.InvalidAll(at, p.IntValue(), validation.IsValidPortNum(p.IntValue()))
+		e.InvalidAll(at, p.IntValue(), validation.IsValidPortNum(p.IntValue()))
 	case intstr.String:
-		c.InvalidAll(at, p.StrVal, validation.IsValidPortName(p.StrVal))
+		e.InvalidAll(at, p.StrVal, validation.IsValidPortName(p.StrVal))
 	default:
-		c.Add(field.ErrorList{field.InternalError(at, fmt.Errorf("unknown type: %v", p.Type))})
+		e.Add(field.ErrorList{field.InternalError(at, fmt.Errorf("unknown type: %v", p.Type))})
 	}
 }
 
 // checkStopSignal validates the stop signal of a container, which is only allowed if the operating
 // system is specified (KEP-4960).
-func (c *checker) checkStopSignal(s corev1.Signal, at *field.Path) {
+func checkStopSignal(e *validate.Errors, spec *corev1.PodSpec, s corev1.Signal, at *field.Path) {
 	switch {
-	case c.spec.OS == nil || c.spec.OS.Name == "":
-		c.Forbidden(at, "may not be set for containers with empty `spec.os.name`")
-	case c.spec.OS.Name == corev1.Windows:
-		validate.OneOf(&c.Errors, at, s, corev1.SIGKILL, corev1.SIGTERM)
+	case spec.OS == nil || spec.OS.Name == "":
+		e.Forbidden(at, "may not be set for containers with empty `spec.os.name`")
+	case spec.OS.Name == corev1.Windows:
+		validate.OneOf(e, at, s, corev1.SIGKILL, corev1.SIGTERM)
 	default:
-		validate.OneOf(&c.Errors, at, s, linuxSignals()...)
+		validate.OneOf(e, at, s, linuxSignals()...)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 
 // checkResources validates the resources of a container.
 func (c *checker) checkResources(r *corev1.ResourceRequirements, at *field.Path) {
-	c.checkRequirements(r, validate.ContainerResourceName, at)
+	checkRequirements(&c.Errors, r, validate.ContainerResourceName, at)
 	c.checkClaimRefs(r.Claims, at.Child("claims"))
 }
 
@@ -27,7 +27,7 @@ func sortedNames(list corev1.ResourceList) []corev1.ResourceName {
 	return slices.Sorted(maps.Keys(list))
 }
 
-func (c *checker) checkRequirements(r *corev1.ResourceRequirements, checkName func(*validate.Errors, *field.Path, corev1.ResourceName), at *field.Path) {
+func checkRequirements(e *validate.Errors, r *corev1.ResourceRequirements, checkName func(*validate.Errors, *field.Path, corev1.ResourceName), at *field.Path) {
 	compute, huge := false, false
 	count := func(name corev1.ResourceName) {
 		compute = compute || name == corev1.ResourceCPU || name == corev1.ResourceMemory
@@ -36,44 +36,44 @@ func (c *checker) checkRequirements(r *corev1.ResourceRequirements, checkName fu
 	limits, requests := at.Child("limits"), at.Child("requests")
 	for _, name := range sortedNames(r.Limits) {
 		count(name)
-		c.checkAmount(name, r.Limits[name], checkName, limits.Key(string(name)))
+		checkAmount(e, name, r.Limits[name], checkName, limits.Key(string(name)))
 	}
 	for _, name := range sortedNames(r.Requests) {
 		count(name)
 		q := r.Requests[name]
 		key := requests.Key(string(name))
-		checkName(&c.Errors, key, name)
-		c.Quantity(key, name, q)
+		checkName(e, key, name)
+		e.Quantity(key, name, q)
 		limit, ok := r.Limits[name]
 		switch {
 		case ok && q.Cmp(limit) != 0 && !validate.IsOvercommitAllowed(name):
-			c.Invalid(requests, q.String(), fmt.Sprintf("must be equal to %s limit of %s", name, limit.String()))
+			e.Invalid(requests, q.String(), fmt.Sprintf("must be equal to %s limit of %s", name, limit.String()))
 		case ok && q.Cmp(limit) > 0:
-			c.Invalid(requests, q.String(), fmt.Sprintf("must be less than or equal to %s limit of %s", name, limit.String()))
+			e.Invalid(requests, q.String(), fmt.Sprintf("must be less than or equal to %s limit of %s", name, limit.String()))
 		case !ok && !validate.IsOvercommitAllowed(name):
-			c.Required(limits, "Limit must be set for non overcommitable resources")
+			e.Required(limits, "Limit must be set for non overcommitable resources")
 		}
-		c.checkHugePages(name, q, key)
+		checkHugePages(e, name, q, key)
 	}
 	if huge && !compute {
-		c.Forbidden(at, "HugePages require cpu or memory")
+		e.Forbidden(at, "HugePages require cpu or memory")
 	}
 }
 
-func (c *checker) checkAmount(name corev1.ResourceName, q resource.Quantity, checkName func(*validate.Errors, *field.Path, corev1.ResourceName), at *field.Path) {
-	checkName(&c.Errors, at, name)
-	c.Quantity(at, name, q)
-	c.checkHugePages(name, q, at)
+func checkAmount(e *validate.Errors, name corev1.ResourceName, q resource.Quantity, checkName func(*validate.Errors, *field.Path, corev1.ResourceName), at *field.Path) {
+	checkName(e, at, name)
+	e.Quantity(at, name, q)
+	checkHugePages(e, name, q, at)
 }
 
 // checkHugePages checks that a quantity is a multiple of the page size.
-func (c *checker) checkHugePages(name corev1.ResourceName, q resource.Quantity, at *field.Path) {
+func checkHugePages(e *validate.Errors, name corev1.ResourceName, q resource.Quantity, at *field.Path) {
 	if !validate.IsHugePage(name) {
 		return
 	}
 	page, err := resource.ParseQuantity(strings.TrimPrefix(string(name), corev1.ResourceHugePagesPrefix))
 	if err != nil || page.Sign() <= 0 || page.MilliValue()%1000 != 0 || q.Value()%page.Value() != 0 {
-		c.Invalid(at, q.String(), fmt.Sprintf("%s is not positive integer multiple of %s", q.String(), name))
+		e.Invalid(at, q.String(), fmt.Sprintf("%s is not positive integer multiple of %s", q.String(), name))
 	}
 }
 
@@ -116,28 +116,28 @@ func (c *checker) checkClaimRefs(claims []corev1.ResourceClaim, path *field.Path
 }
 
 // checkPodClaims validates the pod's resource claims.
-func (c *checker) checkPodClaims(path *field.Path) {
-	for i, claim := range c.spec.ResourceClaims {
+func checkPodClaims(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
+	for i, claim := range spec.ResourceClaims {
 		at := path.Index(i)
 		switch {
 		case claim.Name == "":
-			c.Required(at.Child("name"), "")
-		case slices.ContainsFunc(c.spec.ResourceClaims[:i], func(o corev1.PodResourceClaim) bool { return o.Name == claim.Name }):
-			c.Duplicate(at.Child("name"), claim.Name)
+			e.Required(at.Child("name"), "")
+		case slices.ContainsFunc(spec.ResourceClaims[:i], func(o corev1.PodResourceClaim) bool { return o.Name == claim.Name }):
+			e.Duplicate(at.Child("name"), claim.Name)
 		default:
-			c.Label(at.Child("name"), claim.Name)
+			e.Label(at.Child("name"), claim.Name)
 		}
 		switch {
 		case claim.ResourceClaimName != nil && claim.ResourceClaimTemplateName != nil:
-			c.Invalid(at, claim, "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified")
+			e.Invalid(at, claim, "at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified")
 		case claim.ResourceClaimName == nil && claim.ResourceClaimTemplateName == nil:
-			c.Invalid(at, claim, "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`")
+			e.Invalid(at, claim, "must specify one of: `resourceClaimName`, `resourceClaimTemplateName`")
 		}
 		if name := claim.ResourceClaimName; name != nil {
-			c.Subdomain(at.Child("resourceClaimName"), *name)
+			e.Subdomain(at.Child("resourceClaimName"), *name)
 		}
 		if name := claim.ResourceClaimTemplateName; name != nil {
-			c.Subdomain(at.Child("resourceClaimTemplateName"), *name)
+			e.Subdomain(at.Child("resourceClaimTemplateName"), *name)
 		}
 	}
 }
@@ -157,7 +157,7 @@ func (c *checker) checkPodResources(at *field.Path) {
 		c.Forbidden(at.Child("claims"), "claims may not be set for Resources at pod-level")
 	}
 	c.checkClaimRefs(r.Claims, at.Child("claims"))
-	c.checkRequirements(r, validate.PodResourceName, at)
+	checkRequirements(&c.Errors, r, validate.PodResourceName, at)
 	sum := resourcehelper.AggregateContainerRequests(&corev1.Pod{Spec: *c.spec}, resourcehelper.PodResourcesOptions{})
 	for _, name := range sortedNames(sum) {
 		need := sum[name]

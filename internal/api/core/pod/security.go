@@ -17,59 +17,59 @@ import (
 )
 
 // checkSharedProcesses rejects shareProcessNamespace together with hostPID.
-func (c *checker) checkSharedProcesses(path *field.Path) {
-	if share := c.spec.ShareProcessNamespace; share != nil && *share && c.spec.HostPID {
-		c.Invalid(path.Child("shareProcessNamespace"), *share, "ShareProcessNamespace and HostPID cannot both be enabled")
+func checkSharedProcesses(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
+	if share := spec.ShareProcessNamespace; share != nil && *share && spec.HostPID {
+		e.Invalid(path.Child("shareProcessNamespace"), *share, "ShareProcessNamespace and HostPID cannot both be enabled")
 	}
 }
 
 // checkPodSecurityContext validates the security context of the pod.
-func (c *checker) checkPodSecurityContext(at *field.Path) {
-	sc := c.spec.SecurityContext
+func checkPodSecurityContext(e *validate.Errors, spec *corev1.PodSpec, at *field.Path) {
+	sc := spec.SecurityContext
 	if sc == nil {
 		return
 	}
 	if sc.FSGroup != nil {
-		c.InvalidAll(at.Child("fsGroup"), *sc.FSGroup, validation.IsValidGroupID(*sc.FSGroup))
+		e.InvalidAll(at.Child("fsGroup"), *sc.FSGroup, validation.IsValidGroupID(*sc.FSGroup))
 	}
-	c.checkUserAndGroup(sc.RunAsUser, sc.RunAsGroup, at)
+	checkUserAndGroup(e, sc.RunAsUser, sc.RunAsGroup, at)
 	for i, gid := range sc.SupplementalGroups {
-		c.InvalidAll(at.Child("supplementalGroups").Index(i), gid, validation.IsValidGroupID(gid))
+		e.InvalidAll(at.Child("supplementalGroups").Index(i), gid, validation.IsValidGroupID(gid))
 	}
-	c.checkSysctls(sc.Sysctls, at.Child("sysctls"))
+	checkSysctls(e, spec, sc.Sysctls, at.Child("sysctls"))
 	if p := sc.FSGroupChangePolicy; p != nil {
-		validate.OneOf(&c.Errors, at.Child("fsGroupChangePolicy"), *p, corev1.FSGroupChangeAlways, corev1.FSGroupChangeOnRootMismatch)
+		validate.OneOf(e, at.Child("fsGroupChangePolicy"), *p, corev1.FSGroupChangeAlways, corev1.FSGroupChangeOnRootMismatch)
 	}
-	c.checkSeccomp(sc.SeccompProfile, at.Child("seccompProfile"))
-	c.checkWindowsOptions(sc.WindowsOptions, at.Child("windowsOptions"))
-	c.checkAppArmor(sc.AppArmorProfile, at.Child("appArmorProfile"))
+	checkSeccomp(e, sc.SeccompProfile, at.Child("seccompProfile"))
+	checkWindowsOptions(e, sc.WindowsOptions, at.Child("windowsOptions"))
+	checkAppArmor(e, sc.AppArmorProfile, at.Child("appArmorProfile"))
 	if p := sc.SupplementalGroupsPolicy; p != nil {
-		validate.OneOf(&c.Errors, at.Child("supplementalGroupsPolicy"), *p, corev1.SupplementalGroupsPolicyMerge, corev1.SupplementalGroupsPolicyStrict)
+		validate.OneOf(e, at.Child("supplementalGroupsPolicy"), *p, corev1.SupplementalGroupsPolicyMerge, corev1.SupplementalGroupsPolicyStrict)
 	}
 	if p := sc.SELinuxChangePolicy; p != nil {
-		validate.OneOf(&c.Errors, at.Child("seLinuxChangePolicy"), *p, corev1.SELinuxChangePolicyMountOption, corev1.SELinuxChangePolicyRecursive)
+		validate.OneOf(e, at.Child("seLinuxChangePolicy"), *p, corev1.SELinuxChangePolicyMountOption, corev1.SELinuxChangePolicyRecursive)
 	}
 }
 
-func (c *checker) checkUserAndGroup(user, group *int64, at *field.Path) {
+func checkUserAndGroup(e *validate.Errors, user, group *int64, at *field.Path) {
 	if user != nil {
-		c.InvalidAll(at.Child("runAsUser"), *user, validation.IsValidUserID(*user))
+		e.InvalidAll(at.Child("runAsUser"), *user, validation.IsValidUserID(*user))
 	}
 	if group != nil {
-		c.InvalidAll(at.Child("runAsGroup"), *group, validation.IsValidGroupID(*group))
+		e.InvalidAll(at.Child("runAsGroup"), *group, validation.IsValidGroupID(*group))
 	}
 }
 
 // checkSecurityContext validates the security context of a container.
 func (c *checker) checkSecurityContext(sc *corev1.SecurityContext, at *field.Path) {
-	c.checkUserAndGroup(sc.RunAsUser, sc.RunAsGroup, at)
+	checkUserAndGroup(&c.Errors, sc.RunAsUser, sc.RunAsGroup, at)
 	if sc.ProcMount != nil {
 		validate.OneOf(&c.Errors, at.Child("procMount"), *sc.ProcMount, corev1.DefaultProcMount, corev1.UnmaskedProcMount)
 		if c.hostUsers && *sc.ProcMount == corev1.UnmaskedProcMount {
 			c.Invalid(at.Child("procMount"), sc.ProcMount, "`hostUsers` must be false to use `Unmasked`")
 		}
 	}
-	c.checkSeccomp(sc.SeccompProfile, at.Child("seccompProfile"))
+	checkSeccomp(&c.Errors, sc.SeccompProfile, at.Child("seccompProfile"))
 	if sc.AllowPrivilegeEscalation != nil && !*sc.AllowPrivilegeEscalation {
 		if isPrivileged(sc) {
 			c.Invalid(at, sc, "cannot set `allowPrivilegeEscalation` to false and `privileged` to true")
@@ -82,32 +82,32 @@ func (c *checker) checkSecurityContext(sc *corev1.SecurityContext, at *field.Pat
 			}
 		}
 	}
-	c.checkWindowsOptions(sc.WindowsOptions, at.Child("windowsOptions"))
-	c.checkAppArmor(sc.AppArmorProfile, at.Child("appArmorProfile"))
+	checkWindowsOptions(&c.Errors, sc.WindowsOptions, at.Child("windowsOptions"))
+	checkAppArmor(&c.Errors, sc.AppArmorProfile, at.Child("appArmorProfile"))
 }
 
-func (c *checker) checkSeccomp(p *corev1.SeccompProfile, at *field.Path) {
+func checkSeccomp(e *validate.Errors, p *corev1.SeccompProfile, at *field.Path) {
 	if p == nil {
 		return
 	}
 	if p.Type == "" {
-		c.Required(at.Child("type"), "type is required when seccompProfile is set")
+		e.Required(at.Child("type"), "type is required when seccompProfile is set")
 	} else {
-		validate.OneOf(&c.Errors, at.Child("type"), p.Type,
+		validate.OneOf(e, at.Child("type"), p.Type,
 			corev1.SeccompProfileTypeLocalhost, corev1.SeccompProfileTypeRuntimeDefault, corev1.SeccompProfileTypeUnconfined)
 	}
 	profile := at.Child("localhostProfile")
 	switch local := p.Type == corev1.SeccompProfileTypeLocalhost; {
 	case local && p.LocalhostProfile == nil:
-		c.Required(profile, "must be set when seccomp type is Localhost")
+		e.Required(profile, "must be set when seccomp type is Localhost")
 	case local:
-		c.DescendingPath(profile, *p.LocalhostProfile)
+		e.DescendingPath(profile, *p.LocalhostProfile)
 	case p.LocalhostProfile != nil:
-		c.Invalid(profile, p, "can only be set when seccomp type is Localhost")
+		e.Invalid(profile, p, "can only be set when seccomp type is Localhost")
 	}
 }
 
-func (c *checker) checkAppArmor(p *corev1.AppArmorProfile, at *field.Path) {
+func checkAppArmor(e *validate.Errors, p *corev1.AppArmorProfile, at *field.Path) {
 	if p == nil {
 		return
 	}
@@ -117,22 +117,22 @@ func (c *checker) checkAppArmor(p *corev1.AppArmorProfile, at *field.Path) {
 		const longest = 4095 // PATH_MAX without the terminating null byte
 		switch {
 		case p.LocalhostProfile == nil || *p.LocalhostProfile == "":
-			c.Required(profile, "must be set when AppArmor type is Localhost")
+			e.Required(profile, "must be set when AppArmor type is Localhost")
 			return
 		case strings.TrimSpace(*p.LocalhostProfile) != *p.LocalhostProfile:
-			c.Invalid(profile, *p.LocalhostProfile, "must not be padded with whitespace")
+			e.Invalid(profile, *p.LocalhostProfile, "must not be padded with whitespace")
 		}
 		if len(*p.LocalhostProfile) > longest {
-			c.Add(field.ErrorList{field.TooLong(profile, "", longest)})
+			e.Add(field.ErrorList{field.TooLong(profile, "", longest)})
 		}
 	case corev1.AppArmorProfileTypeRuntimeDefault, corev1.AppArmorProfileTypeUnconfined:
 		if p.LocalhostProfile != nil {
-			c.Invalid(profile, p.LocalhostProfile, "can only be set when AppArmor type is Localhost")
+			e.Invalid(profile, p.LocalhostProfile, "can only be set when AppArmor type is Localhost")
 		}
 	case "":
-		c.Required(at.Child("type"), "type is required when appArmorProfile is set")
+		e.Required(at.Child("type"), "type is required when appArmorProfile is set")
 	default:
-		validate.OneOf(&c.Errors, at.Child("type"), p.Type,
+		validate.OneOf(e, at.Child("type"), p.Type,
 			corev1.AppArmorProfileTypeLocalhost, corev1.AppArmorProfileTypeRuntimeDefault, corev1.AppArmorProfileTypeUnconfined)
 	}
 }
@@ -140,96 +140,96 @@ func (c *checker) checkAppArmor(p *corev1.AppArmorProfile, at *field.Path) {
 // sysctlName is the format of sysctl names, see sysctl(8).
 var sysctlName = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[\./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
 
-func (c *checker) checkSysctls(sysctls []corev1.Sysctl, path *field.Path) {
+func checkSysctls(e *validate.Errors, spec *corev1.PodSpec, sysctls []corev1.Sysctl, path *field.Path) {
 	for i, s := range sysctls {
 		at := path.Index(i).Child("name")
 		switch {
 		case s.Name == "":
-			c.Required(at, "")
+			e.Required(at, "")
 		case len(s.Name) > 253 || !sysctlName.MatchString(s.Name):
-			c.Invalid(at, s.Name, fmt.Sprintf("must have at most %d characters and match regex %s", 253, sysctlName))
+			e.Invalid(at, s.Name, fmt.Sprintf("must have at most %d characters and match regex %s", 253, sysctlName))
 		case slices.ContainsFunc(sysctls[:i], func(o corev1.Sysctl) bool { return o.Name == s.Name }):
-			c.Duplicate(at, s.Name)
+			e.Duplicate(at, s.Name)
 		}
 		switch namespace, _, _ := sysctl.GetNamespace(s.Name); {
-		case c.spec.HostNetwork && namespace == sysctl.NetNamespace:
-			c.Invalid(at, s.Name, "may not be specified when 'hostNetwork' is true")
-		case c.spec.HostIPC && namespace == sysctl.IPCNamespace:
-			c.Invalid(at, s.Name, "may not be specified when 'hostIPC' is true")
+		case spec.HostNetwork && namespace == sysctl.NetNamespace:
+			e.Invalid(at, s.Name, "may not be specified when 'hostNetwork' is true")
+		case spec.HostIPC && namespace == sysctl.IPCNamespace:
+			e.Invalid(at, s.Name, "may not be specified when 'hostIPC' is true")
 		}
 	}
 }
 
 // checkAnnotations validates the annotations with a meaning for pods.
-func (c *checker) checkAnnotations(annotations map[string]string, path *field.Path) {
+func checkAnnotations(e *validate.Errors, spec *corev1.PodSpec, annotations map[string]string, path *field.Path) {
 	if len(annotations) == 0 {
 		return
 	}
-	if value, ok := annotations[corev1.MirrorPodAnnotationKey]; ok && c.spec.NodeName == "" {
-		c.Invalid(path.Key(corev1.MirrorPodAnnotationKey), value, "must set spec.nodeName if mirror pod annotation is set")
+	if value, ok := annotations[corev1.MirrorPodAnnotationKey]; ok && spec.NodeName == "" {
+		e.Invalid(path.Key(corev1.MirrorPodAnnotationKey), value, "must set spec.nodeName if mirror pod annotation is set")
 	}
 	if value, ok := annotations[corev1.PodDeletionCost]; ok && !isInt32(value) {
-		c.Invalid(path.Key(corev1.PodDeletionCost), value, "must be a 32bit integer")
+		e.Invalid(path.Key(corev1.PodDeletionCost), value, "must be a 32bit integer")
 	}
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		value := annotations[key]
 		if key == corev1.SeccompPodAnnotationKey || strings.HasPrefix(key, corev1.SeccompContainerAnnotationKeyPrefix) {
-			c.checkSeccompAnnotation(value, path.Child(key))
+			checkSeccompAnnotation(e, value, path.Child(key))
 		}
 		if name, ok := strings.CutPrefix(key, corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix); ok {
-			c.checkAppArmorAnnotation(name, value, path.Key(key))
+			checkAppArmorAnnotation(e, spec, name, value, path.Key(key))
 		}
 	}
 }
 
-func (c *checker) checkSeccompAnnotation(value string, at *field.Path) {
+func checkSeccompAnnotation(e *validate.Errors, value string, at *field.Path) {
 	switch local, ok := strings.CutPrefix(value, corev1.SeccompLocalhostProfileNamePrefix); {
 	case value == corev1.SeccompProfileRuntimeDefault, value == corev1.DeprecatedSeccompProfileDockerDefault,
 		value == corev1.SeccompProfileNameUnconfined:
 	case ok:
-		c.DescendingPath(at, local)
+		e.DescendingPath(at, local)
 	default:
-		c.Invalid(at, value, "must be a valid seccomp profile")
+		e.Invalid(at, value, "must be a valid seccomp profile")
 	}
 }
 
-func (c *checker) checkAppArmorAnnotation(container, value string, at *field.Path) {
+func checkAppArmorAnnotation(e *validate.Errors, spec *corev1.PodSpec, container, value string, at *field.Path) {
 	found := false
-	eachContainer(c.spec, nil, func(ctr *corev1.Container, _ *field.Path) { found = found || ctr.Name == container })
+	eachContainer(spec, nil, func(ctr *corev1.Container, _ *field.Path) { found = found || ctr.Name == container })
 	if !found {
-		c.Invalid(at, container, "container not found")
+		e.Invalid(at, container, "container not found")
 	}
 	if value != "" && value != corev1.DeprecatedAppArmorBetaProfileRuntimeDefault &&
 		value != corev1.DeprecatedAppArmorBetaProfileNameUnconfined &&
 		!strings.HasPrefix(value, corev1.DeprecatedAppArmorBetaProfileNamePrefix) {
-		c.Invalid(at, value, fmt.Sprintf("invalid AppArmor profile name: %q", value))
+		e.Invalid(at, value, fmt.Sprintf("invalid AppArmor profile name: %q", value))
 	}
 }
 
 // checkProfilesMatch rejects deprecated seccomp and AppArmor annotations that contradict the fields
 // that replaced them.
-func (c *checker) checkProfilesMatch(meta *metav1.ObjectMeta, path *field.Path) {
+func checkProfilesMatch(e *validate.Errors, spec *corev1.PodSpec, meta *metav1.ObjectMeta, path *field.Path) {
 	if len(meta.Annotations) == 0 {
 		return
 	}
 	var pod corev1.PodSecurityContext
-	if c.spec.SecurityContext != nil {
-		pod = *c.spec.SecurityContext
+	if spec.SecurityContext != nil {
+		pod = *spec.SecurityContext
 	}
 	if pod.SeccompProfile != nil {
 		if value, ok := meta.Annotations[corev1.SeccompPodAnnotationKey]; ok {
-			c.checkSeccompMatch(value, pod.SeccompProfile, path.Child("securityContext", "seccompProfile"))
+			checkSeccompMatch(e, value, pod.SeccompProfile, path.Child("securityContext", "seccompProfile"))
 		}
 	}
-	eachContainer(c.spec, path, func(ctr *corev1.Container, at *field.Path) {
+	eachContainer(spec, path, func(ctr *corev1.Container, at *field.Path) {
 		var sc corev1.SecurityContext
 		if ctr.SecurityContext != nil {
 			sc = *ctr.SecurityContext
 		}
 		if value, ok := meta.Annotations[corev1.SeccompContainerAnnotationKeyPrefix+ctr.Name]; ok && sc.SeccompProfile != nil {
-			c.checkSeccompMatch(value, sc.SeccompProfile, at.Child("securityContext", "seccompProfile"))
+			checkSeccompMatch(e, value, sc.SeccompProfile, at.Child("securityContext", "seccompProfile"))
 		}
-		if c.spec.OS != nil && c.spec.OS.Name == corev1.Windows {
+		if spec.OS != nil && spec.OS.Name == corev1.Windows {
 			return
 		}
 		profile := sc.AppArmorProfile
@@ -237,12 +237,12 @@ func (c *checker) checkProfilesMatch(meta *metav1.ObjectMeta, path *field.Path) 
 			profile = pod.AppArmorProfile
 		}
 		if value, ok := meta.Annotations[corev1.DeprecatedAppArmorBetaContainerAnnotationKeyPrefix+ctr.Name]; ok && profile != nil {
-			c.checkAppArmorMatch(value, profile, at.Child("securityContext", "appArmorProfile"))
+			checkAppArmorMatch(e, value, profile, at.Child("securityContext", "appArmorProfile"))
 		}
 	})
 }
 
-func (c *checker) checkSeccompMatch(value string, p *corev1.SeccompProfile, at *field.Path) {
+func checkSeccompMatch(e *validate.Errors, value string, p *corev1.SeccompProfile, at *field.Path) {
 	local, isLocal := strings.CutPrefix(value, corev1.SeccompLocalhostProfileNamePrefix)
 	same := true
 	switch p.Type {
@@ -253,15 +253,15 @@ func (c *checker) checkSeccompMatch(value string, p *corev1.SeccompProfile, at *
 	case corev1.SeccompProfileTypeLocalhost:
 		same = isLocal
 		if isLocal && (p.LocalhostProfile == nil || *p.LocalhostProfile != local) {
-			c.Forbidden(at.Child("localhostProfile"), "seccomp profile in annotation and field must match")
+			e.Forbidden(at.Child("localhostProfile"), "seccomp profile in annotation and field must match")
 		}
 	}
 	if !same {
-		c.Forbidden(at.Child("type"), "seccomp type in annotation and field must match")
+		e.Forbidden(at.Child("type"), "seccomp type in annotation and field must match")
 	}
 }
 
-func (c *checker) checkAppArmorMatch(value string, p *corev1.AppArmorProfile, at *field.Path) {
+func checkAppArmorMatch(e *validate.Errors, value string, p *corev1.AppArmorProfile, at *field.Path) {
 	local, isLocal := strings.CutPrefix(value, corev1.DeprecatedAppArmorBetaProfileNamePrefix)
 	same := true
 	switch p.Type {
@@ -272,10 +272,10 @@ func (c *checker) checkAppArmorMatch(value string, p *corev1.AppArmorProfile, at
 	case corev1.AppArmorProfileTypeLocalhost:
 		same = isLocal
 		if isLocal && (p.LocalhostProfile == nil || *p.LocalhostProfile != local) {
-			c.Forbidden(at.Child("localhostProfile"), "apparmor profile in annotation and field must match")
+			e.Forbidden(at.Child("localhostProfile"), "apparmor profile in annotation and field must match")
 		}
 	}
 	if !same {
-		c.Forbidden(at.Child("type"), "apparmor type in annotation and field must match")
+		e.Forbidden(at.Child("type"), "apparmor type in annotation and field must match")
 	}
 }

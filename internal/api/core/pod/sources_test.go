@@ -22,7 +22,7 @@ func TestPodCertificate(t *testing.T) {
 		p := parse(t, "{spec: {volumes: [{name: v, projected: {sources: [{podCertificate: "+test.source+"}]}}]}}")
 		t.Run(name, func(t *testing.T) {
 			c := newChecker(&p.Spec, true, "p")
-			c.checkPodCertificate(p.Spec.Volumes[0].Projected.Sources[0].PodCertificate, field.NewPath("x"))
+			checkPodCertificate(&c.Errors, p.Spec.Volumes[0].Projected.Sources[0].PodCertificate, field.NewPath("x"))
 			check(t, c.List, test.want...)
 		})
 	}
@@ -41,8 +41,8 @@ func TestFileKeyRef(t *testing.T) {
 		p := parse(t, "{spec: {volumes: [{name: e, emptyDir: {}}, {name: h, hostPath: {path: /}}], containers: [{name: c, env: [{name: A, valueFrom: {fileKeyRef: "+test.ref+"}}]}]}}")
 		t.Run(name, func(t *testing.T) {
 			c := newChecker(&p.Spec, true, "p")
-			c.checkFileKeyRef(p.Spec.Containers[0].Env[0].ValueFrom.FileKeyRef, field.NewPath("x"))
-			c.checkFileKeyVolumes(field.NewPath("spec"))
+			checkFileKeyRef(&c.Errors, p.Spec.Containers[0].Env[0].ValueFrom.FileKeyRef, field.NewPath("x"))
+			checkFileKeyVolumes(&c.Errors, c.spec, field.NewPath("spec"))
 			check(t, c.List, test.want...)
 		})
 	}

@@ -23,7 +23,7 @@ func (c *checker) checkSpec(path *field.Path) {
 		c.Required(path.Child("terminationGracePeriodSeconds"), "")
 	}
 	c.checkVolumes(path.Child("volumes"))
-	c.checkPodClaims(path.Child("resourceClaims"))
+	checkPodClaims(&c.Errors, c.spec, path.Child("resourceClaims"))
 	c.checkContainers(path.Child("containers"))
 	c.checkInitContainers(path.Child("initContainers"))
 	c.checkEphemeralContainers(path.Child("ephemeralContainers"))
@@ -36,18 +36,18 @@ func (c *checker) checkSpec(path *field.Path) {
 	validate.RequiredOneOf(&c.Errors, path.Child("dnsPolicy"), spec.DNSPolicy,
 		corev1.DNSClusterFirstWithHostNet, corev1.DNSClusterFirst, corev1.DNSDefault, corev1.DNSNone)
 	c.Add(metavalidation.ValidateLabels(spec.NodeSelector, path.Child("nodeSelector")))
-	c.checkPodSecurityContext(path.Child("securityContext"))
-	c.checkSharedProcesses(path)
-	c.checkAffinity(path.Child("affinity"))
-	c.checkDNSConfig(path.Child("dnsConfig"))
+	checkPodSecurityContext(&c.Errors, c.spec, path.Child("securityContext"))
+	checkSharedProcesses(&c.Errors, c.spec, path)
+	checkAffinity(&c.Errors, c.spec, path.Child("affinity"))
+	checkDNSConfig(&c.Errors, c.spec, path.Child("dnsConfig"))
 	for i, gate := range spec.ReadinessGates {
 		c.QualifiedName(path.Child("readinessGates").Index(i).Child("conditionType"), string(gate.ConditionType))
 	}
-	c.checkSchedulingGates(path.Child("schedulingGates"))
+	checkSchedulingGates(&c.Errors, c.spec, path.Child("schedulingGates"))
 	c.checkSpreadConstraints(path.Child("topologySpreadConstraints"))
-	c.checkHostProcess(path)
+	checkHostProcess(&c.Errors, c.spec, path)
 	c.checkHostUsers(path)
-	c.checkNames(path)
+	checkNames(&c.Errors, c.spec, path)
 	Tolerations(&c.Errors, spec.Tolerations, path.Child("tolerations"))
 	for i, alias := range spec.HostAliases {
 		at := path.Child("hostAliases").Index(i)
@@ -61,53 +61,52 @@ func (c *checker) checkSpec(path *field.Path) {
 			corev1.PreemptLowerPriority, corev1.PreemptNever)
 	}
 	if len(spec.Overhead) > 0 {
-		c.checkRequirements(&corev1.ResourceRequirements{Limits: spec.Overhead}, validate.ContainerResourceName, path.Child("overhead"))
+		checkRequirements(&c.Errors, &corev1.ResourceRequirements{Limits: spec.Overhead}, validate.ContainerResourceName, path.Child("overhead"))
 	}
-	c.checkOS(path)
-	c.checkFileKeyVolumes(path)
+	checkOS(&c.Errors, c.spec, path)
+	checkFileKeyVolumes(&c.Errors, c.spec, path)
 }
 
-func (c *checker) checkNames(path *field.Path) {
-	spec := c.spec
+func checkNames(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
 	subdomain := func(name, value string) {
 		if value != "" {
-			c.InvalidAll(path.Child(name), value, apivalidation.NameIsDNSSubdomain(value, false))
+			e.InvalidAll(path.Child(name), value, apivalidation.NameIsDNSSubdomain(value, false))
 		}
 	}
 	subdomain("serviceAccountName", spec.ServiceAccountName)
 	subdomain("nodeName", spec.NodeName)
 	if d := spec.ActiveDeadlineSeconds; d != nil && (*d < 1 || *d > math.MaxInt32) {
-		c.Invalid(path.Child("activeDeadlineSeconds"), *d, validation.InclusiveRangeError(1, math.MaxInt32))
+		e.Invalid(path.Child("activeDeadlineSeconds"), *d, validation.InclusiveRangeError(1, math.MaxInt32))
 	}
 	if spec.Hostname != "" {
-		c.Label(path.Child("hostname"), spec.Hostname)
+		e.Label(path.Child("hostname"), spec.Hostname)
 	}
 	if spec.Subdomain != "" {
-		c.Label(path.Child("subdomain"), spec.Subdomain)
+		e.Label(path.Child("subdomain"), spec.Subdomain)
 	}
-	c.checkHostnameOverride(path)
+	checkHostnameOverride(e, spec, path)
 	subdomain("priorityClassName", spec.PriorityClassName)
 	if spec.RuntimeClassName != nil {
-		c.InvalidAll(path.Child("runtimeClassName"), *spec.RuntimeClassName, apivalidation.NameIsDNSSubdomain(*spec.RuntimeClassName, false))
+		e.InvalidAll(path.Child("runtimeClassName"), *spec.RuntimeClassName, apivalidation.NameIsDNSSubdomain(*spec.RuntimeClassName, false))
 	}
 }
 
 // checkHostnameOverride validates the field that overrides the hostname (KEP-4762).
-func (c *checker) checkHostnameOverride(path *field.Path) {
-	if c.spec.HostnameOverride == nil {
+func checkHostnameOverride(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
+	if spec.HostnameOverride == nil {
 		return
 	}
-	at, name := path.Child("hostnameOverride"), *c.spec.HostnameOverride
-	if ptr.Deref(c.spec.SetHostnameAsFQDN, false) {
-		c.Forbidden(at, "may not be specified when setHostnameAsFQDN is true")
+	at, name := path.Child("hostnameOverride"), *spec.HostnameOverride
+	if ptr.Deref(spec.SetHostnameAsFQDN, false) {
+		e.Forbidden(at, "may not be specified when setHostnameAsFQDN is true")
 	}
-	if c.spec.HostNetwork {
-		c.Forbidden(at, "may not be specified when hostNetwork is true")
+	if spec.HostNetwork {
+		e.Forbidden(at, "may not be specified when hostNetwork is true")
 	}
 	if len(name) > 64 {
-		c.Add(field.ErrorList{field.TooLong(at, name, 64)})
+		e.Add(field.ErrorList{field.TooLong(at, name, 64)})
 	}
-	c.Subdomain(at, name)
+	e.Subdomain(at, name)
 }
 
 // checkHostNetworkPorts checks that host ports equal container ports. In templates, host ports are
@@ -146,12 +145,12 @@ func (c *checker) checkHostUsers(path *field.Path) {
 	})
 }
 
-func (c *checker) checkSchedulingGates(path *field.Path) {
-	gates := c.spec.SchedulingGates
+func checkSchedulingGates(e *validate.Errors, spec *corev1.PodSpec, path *field.Path) {
+	gates := spec.SchedulingGates
 	for i, gate := range gates {
-		c.QualifiedName(path.Index(i), gate.Name)
+		e.QualifiedName(path.Index(i), gate.Name)
 		if slices.Contains(gates[:i], gate) {
-			c.Duplicate(path.Index(i), gate.Name)
+			e.Duplicate(path.Index(i), gate.Name)
 		}
 	}
 }
@@ -163,15 +162,15 @@ const (
 	maxSearchChars = 2048
 )
 
-func (c *checker) checkDNSConfig(at *field.Path) {
-	d := c.spec.DNSConfig
-	if c.spec.DNSPolicy == corev1.DNSNone {
+func checkDNSConfig(e *validate.Errors, spec *corev1.PodSpec, at *field.Path) {
+	d := spec.DNSConfig
+	if spec.DNSPolicy == corev1.DNSNone {
 		if d == nil {
-			c.Required(at, fmt.Sprintf("must provide `dnsConfig` when `dnsPolicy` is %s", corev1.DNSNone))
+			e.Required(at, fmt.Sprintf("must provide `dnsConfig` when `dnsPolicy` is %s", corev1.DNSNone))
 			return
 		}
 		if len(d.Nameservers) == 0 {
-			c.Required(at.Child("nameservers"), fmt.Sprintf("must provide at least one DNS nameserver when `dnsPolicy` is %s", corev1.DNSNone))
+			e.Required(at.Child("nameservers"), fmt.Sprintf("must provide at least one DNS nameserver when `dnsPolicy` is %s", corev1.DNSNone))
 			return
 		}
 	}
@@ -179,27 +178,27 @@ func (c *checker) checkDNSConfig(at *field.Path) {
 		return
 	}
 	if len(d.Nameservers) > maxNameservers {
-		c.Invalid(at.Child("nameservers"), d.Nameservers, fmt.Sprintf("must not have more than %v nameservers", maxNameservers))
+		e.Invalid(at.Child("nameservers"), d.Nameservers, fmt.Sprintf("must not have more than %v nameservers", maxNameservers))
 	}
 	for i, ip := range d.Nameservers {
-		c.LegacyIP(at.Child("nameservers").Index(i), ip, nil)
+		e.LegacyIP(at.Child("nameservers").Index(i), ip, nil)
 	}
 	if len(d.Searches) > maxSearches {
-		c.Invalid(at.Child("searches"), d.Searches, fmt.Sprintf("must not have more than %v search paths", maxSearches))
+		e.Invalid(at.Child("searches"), d.Searches, fmt.Sprintf("must not have more than %v search paths", maxSearches))
 	}
 	if len(strings.Join(d.Searches, " ")) > maxSearchChars {
-		c.Invalid(at.Child("searches"), d.Searches, fmt.Sprintf("must not have more than %v characters (including spaces) in the search list", maxSearchChars))
+		e.Invalid(at.Child("searches"), d.Searches, fmt.Sprintf("must not have more than %v characters (including spaces) in the search list", maxSearchChars))
 	}
 	for i, search := range d.Searches {
 		if search == "." {
 			continue
 		}
 		search = strings.TrimSuffix(search, ".")
-		c.InvalidAll(at.Child("searches").Index(i), search, validation.IsDNS1123SubdomainWithUnderscore(search))
+		e.InvalidAll(at.Child("searches").Index(i), search, validation.IsDNS1123SubdomainWithUnderscore(search))
 	}
 	for i, option := range d.Options {
 		if option.Name == "" {
-			c.Required(at.Child("options").Index(i), "must not be empty")
+			e.Required(at.Child("options").Index(i), "must not be empty")
 		}
 	}
 }

@@ -17,9 +17,9 @@ func ValidateTemplate(t *corev1.PodTemplateSpec, path *field.Path) field.ErrorLi
 	c := newChecker(&t.Spec, false, "")
 	c.Add(metavalidation.ValidateLabels(t.Labels, path.Child("labels")))
 	c.Add(apivalidation.ValidateAnnotations(t.Annotations, path.Child("annotations")))
-	c.checkAnnotations(t.Annotations, path.Child("annotations"))
+	checkAnnotations(&c.Errors, c.spec, t.Annotations, path.Child("annotations"))
 	c.checkSpec(path.Child("spec"))
-	c.checkProfilesMatch(&t.ObjectMeta, path.Child("spec"))
+	checkProfilesMatch(&c.Errors, c.spec, &t.ObjectMeta, path.Child("spec"))
 	if len(t.Spec.EphemeralContainers) > 0 {
 		c.Forbidden(path.Child("spec", "ephemeralContainers"), "ephemeral containers not allowed in pod template")
 	}

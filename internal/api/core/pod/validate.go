@@ -19,7 +19,7 @@ import (
 func validatePod(p *corev1.Pod) field.ErrorList {
 	c := newChecker(&p.Spec, true, p.Name)
 	path := field.NewPath("spec")
-	c.checkAnnotations(p.Annotations, field.NewPath("metadata", "annotations"))
+	checkAnnotations(&c.Errors, c.spec, p.Annotations, field.NewPath("metadata", "annotations"))
 	c.checkSpec(path)
 	if p.Spec.ServiceAccountName == "" {
 		for i := range p.Spec.Volumes {
@@ -36,10 +36,10 @@ func validatePod(p *corev1.Pod) field.ErrorList {
 		}
 	}
 	for i := range p.Spec.Containers {
-		c.checkImageSpace(&p.Spec.Containers[i], path.Child("containers").Index(i))
+		checkImageSpace(&c.Errors, &p.Spec.Containers[i], path.Child("containers").Index(i))
 	}
 	for i := range p.Spec.InitContainers {
-		c.checkImageSpace(&p.Spec.InitContainers[i], path.Child("initContainers").Index(i))
+		checkImageSpace(&c.Errors, &p.Spec.InitContainers[i], path.Child("initContainers").Index(i))
 	}
 	return c.List
 }
@@ -54,7 +54,7 @@ func validateCreate(p *corev1.Pod) field.ErrorList {
 	if p.Spec.NodeName != "" && len(p.Spec.SchedulingGates) > 0 {
 		c.Forbidden(path.Child("nodeName"), "cannot be set until all schedulingGates have been cleared")
 	}
-	c.checkProfilesMatch(&p.ObjectMeta, path)
+	checkProfilesMatch(&c.Errors, c.spec, &p.ObjectMeta, path)
 	return c.List
 }
 

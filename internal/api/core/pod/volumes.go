@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"hyperkube/internal/api/core/volume"
+	"hyperkube/internal/api/validate"
 )
 
 // checkVolumes validates the pod's volumes and stores the valid ones in c.volumes.
@@ -63,17 +64,16 @@ func (c *checker) checkVolumeSource(v *corev1.Volume, at *field.Path) {
 		}
 		return true
 	}
-	c.checkFirstSources(v, at, is)
+	checkFirstSources(&c.Errors, v, at, is)
 	c.checkLaterSources(v, at, is)
 	if types == 0 {
 		c.Required(at, "must specify a volume type")
 	}
 }
 
-func (c *checker) checkFirstSources(v *corev1.Volume, at *field.Path, is func(bool, string) bool) {
-	e := &c.Errors
+func checkFirstSources(e *validate.Errors, v *corev1.Volume, at *field.Path, is func(bool, string) bool) {
 	if is(v.EmptyDir != nil, "emptyDir") && v.EmptyDir.SizeLimit != nil && v.EmptyDir.SizeLimit.Sign() < 0 {
-		c.Forbidden(at.Child("emptyDir", "sizeLimit"), "SizeLimit field must be a valid resource quantity")
+		e.Forbidden(at.Child("emptyDir", "sizeLimit"), "SizeLimit field must be a valid resource quantity")
 	}
 	if is(v.HostPath != nil, "hostPath") {
 		volume.HostPath(e, v.HostPath, at.Child("hostPath"))
@@ -81,9 +81,9 @@ func (c *checker) checkFirstSources(v *corev1.Volume, at *field.Path, is func(bo
 	if is(v.GitRepo != nil, "gitRepo") {
 		p := at.Child("gitRepo")
 		if v.GitRepo.Repository == "" {
-			c.Required(p.Child("repository"), "")
+			e.Required(p.Child("repository"), "")
 		}
-		c.DescendingPath(p.Child("directory"), v.GitRepo.Directory)
+		e.DescendingPath(p.Child("directory"), v.GitRepo.Directory)
 	}
 	if is(v.GCEPersistentDisk != nil, "gcePersistentDisk") {
 		volume.Disk(e, "pdName", v.GCEPersistentDisk.PDName, v.GCEPersistentDisk.Partition, at.Child("persistentDisk"))
@@ -92,7 +92,7 @@ func (c *checker) checkFirstSources(v *corev1.Volume, at *field.Path, is func(bo
 		volume.Disk(e, "volumeID", v.AWSElasticBlockStore.VolumeID, v.AWSElasticBlockStore.Partition, at.Child("awsElasticBlockStore"))
 	}
 	if is(v.Secret != nil, "secret") {
-		c.checkFiles("secretName", v.Secret.SecretName, v.Secret.DefaultMode, v.Secret.Items, at.Child("secret"))
+		checkFiles(e, "secretName", v.Secret.SecretName, v.Secret.DefaultMode, v.Secret.Items, at.Child("secret"))
 	}
 	if is(v.NFS != nil, "nfs") {
 		volume.NFS(e, v.NFS, at.Child("nfs"))
@@ -100,7 +100,7 @@ func (c *checker) checkFirstSources(v *corev1.Volume, at *field.Path, is func(bo
 	if is(v.ISCSI != nil, "iscsi") {
 		volume.ISCSI(e, v.ISCSI, at.Child("iscsi"))
 		if v.ISCSI.InitiatorName != nil && len(v.Name)+1+len(v.ISCSI.TargetPortal) > 64 {
-			c.Invalid(at.Child("name"), v.Name, volume.ISCSIInitiatorTooLong)
+			e.Invalid(at.Child("name"), v.Name, volume.ISCSIInitiatorTooLong)
 		}
 	}
 	if is(v.Glusterfs != nil, "glusterfs") {
@@ -110,7 +110,7 @@ func (c *checker) checkFirstSources(v *corev1.Volume, at *field.Path, is func(bo
 		volume.Flocker(e, v.Flocker, at.Child("flocker"))
 	}
 	if is(v.PersistentVolumeClaim != nil, "persistentVolumeClaim") && v.PersistentVolumeClaim.ClaimName == "" {
-		c.Required(at.Child("persistentVolumeClaim", "claimName"), "")
+		e.Required(at.Child("persistentVolumeClaim", "claimName"), "")
 	}
 	if is(v.RBD != nil, "rbd") {
 		volume.RBD(e, v.RBD.CephMonitors, v.RBD.RBDImage, at.Child("rbd"))
@@ -118,7 +118,7 @@ func (c *checker) checkFirstSources(v *corev1.Volume, at *field.Path, is func(bo
 	if is(v.Cinder != nil, "cinder") {
 		volume.Disk(e, "volumeID", v.Cinder.VolumeID, 0, at.Child("cinder"))
 		if v.Cinder.SecretRef != nil && v.Cinder.SecretRef.Name == "" {
-			c.Required(at.Child("cinder", "secretRef", "name"), "")
+			e.Required(at.Child("cinder", "secretRef", "name"), "")
 		}
 	}
 	if is(v.CephFS != nil, "cephFS") {
@@ -135,7 +135,7 @@ func (c *checker) checkLaterSources(v *corev1.Volume, at *field.Path, is func(bo
 		p := at.Child("downwardAPI")
 		c.FileMode(p.Child("defaultMode"), v.DownwardAPI.DefaultMode)
 		for i := range v.DownwardAPI.Items {
-			c.checkDownwardFile(&v.DownwardAPI.Items[i], p)
+			checkDownwardFile(&c.Errors, &v.DownwardAPI.Items[i], p)
 		}
 	}
 	if is(v.FC != nil, "fc") {
@@ -145,7 +145,7 @@ func (c *checker) checkLaterSources(v *corev1.Volume, at *field.Path, is func(bo
 		volume.FlexDriver(e, v.FlexVolume.Driver, v.FlexVolume.Options, at.Child("flexVolume"))
 	}
 	if is(v.ConfigMap != nil, "configMap") {
-		c.checkFiles("name", v.ConfigMap.Name, v.ConfigMap.DefaultMode, v.ConfigMap.Items, at.Child("configMap"))
+		checkFiles(&c.Errors, "name", v.ConfigMap.Name, v.ConfigMap.DefaultMode, v.ConfigMap.Items, at.Child("configMap"))
 	}
 	if is(v.AzureFile != nil, "azureFile") {
 		volume.AzureFile(e, v.AzureFile.SecretName, v.AzureFile.ShareName, at.Child("azureFile"))
@@ -169,7 +169,7 @@ func (c *checker) checkLaterSources(v *corev1.Volume, at *field.Path, is func(bo
 		}
 	}
 	if is(v.Projected != nil, "projected") {
-		c.checkProjected(v.Projected, at.Child("projected"))
+		checkProjected(&c.Errors, v.Projected, at.Child("projected"))
 	}
 	if is(v.ScaleIO != nil, "scaleIO") {
 		volume.ScaleIO(e, v.ScaleIO.Gateway, v.ScaleIO.System, v.ScaleIO.VolumeName, at.Child("scaleIO"))
@@ -184,49 +184,49 @@ func (c *checker) checkLaterSources(v *corev1.Volume, at *field.Path, is func(bo
 		if c.isPod && v.Image.Reference == "" {
 			c.Required(at.Child("image", "reference"), "")
 		}
-		c.checkPullPolicy(v.Image.PullPolicy, at.Child("image", "pullPolicy"))
+		checkPullPolicy(&c.Errors, v.Image.PullPolicy, at.Child("image", "pullPolicy"))
 	}
 }
 
 // checkFiles validates a volume with files from the keys of an object.
-func (c *checker) checkFiles(nameField, name string, mode *int32, items []corev1.KeyToPath, at *field.Path) {
+func checkFiles(e *validate.Errors, nameField, name string, mode *int32, items []corev1.KeyToPath, at *field.Path) {
 	if name == "" {
-		c.Required(at.Child(nameField), "")
+		e.Required(at.Child(nameField), "")
 	}
-	c.FileMode(at.Child("defaultMode"), mode)
+	e.FileMode(at.Child("defaultMode"), mode)
 	for i := range items {
-		c.checkKeyToPath(&items[i], at.Child("items").Index(i))
+		checkKeyToPath(e, &items[i], at.Child("items").Index(i))
 	}
 }
 
-func (c *checker) checkKeyToPath(kp *corev1.KeyToPath, at *field.Path) {
+func checkKeyToPath(e *validate.Errors, kp *corev1.KeyToPath, at *field.Path) {
 	if kp.Key == "" {
-		c.Required(at.Child("key"), "")
+		e.Required(at.Child("key"), "")
 	}
 	if kp.Path == "" {
-		c.Required(at.Child("path"), "")
+		e.Required(at.Child("path"), "")
 	}
-	c.NonReservedPath(at.Child("path"), kp.Path)
-	c.FileMode(at.Child("mode"), kp.Mode)
+	e.NonReservedPath(at.Child("path"), kp.Path)
+	e.FileMode(at.Child("mode"), kp.Mode)
 }
 
-func (c *checker) checkDownwardFile(f *corev1.DownwardAPIVolumeFile, at *field.Path) {
+func checkDownwardFile(e *validate.Errors, f *corev1.DownwardAPIVolumeFile, at *field.Path) {
 	if f.Path == "" {
-		c.Required(at.Child("path"), "")
+		e.Required(at.Child("path"), "")
 	}
-	c.NonReservedPath(at.Child("path"), f.Path)
+	e.NonReservedPath(at.Child("path"), f.Path)
 	switch {
 	case f.FieldRef != nil:
-		c.checkFieldRef(f.FieldRef, volumeFieldPaths, at.Child("fieldRef"))
+		checkFieldRef(e, f.FieldRef, volumeFieldPaths, at.Child("fieldRef"))
 		if f.ResourceFieldRef != nil {
-			c.Invalid(at, "resource", "fieldRef and resourceFieldRef can not be specified simultaneously")
+			e.Invalid(at, "resource", "fieldRef and resourceFieldRef can not be specified simultaneously")
 		}
 	case f.ResourceFieldRef != nil:
-		c.checkResourceFieldRef(f.ResourceFieldRef, true, at.Child("resourceFieldRef"))
+		checkResourceFieldRef(e, f.ResourceFieldRef, true, at.Child("resourceFieldRef"))
 	default:
-		c.Required(at, "one of fieldRef and resourceFieldRef is required")
+		e.Required(at, "one of fieldRef and resourceFieldRef is required")
 	}
-	c.FileMode(at.Child("mode"), f.Mode)
+	e.FileMode(at.Child("mode"), f.Mode)
 }
 
 // checkEphemeral validates an ephemeral volume, whose claim is named after the pod and the volume.

@@ -1,0 +1,94 @@
+// Package events emits events of the node and of its pods to the API server.
+package events
+
+import (
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/flowcontrol"
+
+	"hyperkube/components/kubelet/node/nodestatus"
+)
+
+// Recorder records events of one kubelet. Its methods are safe for concurrent use.
+type Recorder struct {
+	record.EventRecorder
+	nodeName    string
+	broadcaster record.EventBroadcaster
+}
+
+// New creates a Recorder, which discards events until Start is called.
+func New(nodeName string) *Recorder {
+	b := record.NewBroadcaster()
+	return &Recorder{
+		EventRecorder: b.NewRecorder(scheme.Scheme, v1.EventSource{Component: "kubelet", Host: nodeName}),
+		nodeName:      nodeName, broadcaster: b,
+	}
+}
+
+// Start sends events to the API server, at most qps per second on average, and bursts of at most burst events. A qps of
+// 0 means no limit.
+func (r *Recorder) Start(kube kubernetes.Interface, qps int32, burst int) {
+	var sink record.EventSink = &typedcorev1.EventSinkImpl{Interface: kube.CoreV1().Events("")}
+	if qps > 0 {
+		sink = &limitedSink{EventSink: sink, limit: flowcontrol.NewTokenBucketRateLimiter(float32(qps), burst)}
+	}
+	r.broadcaster.StartRecordingToSink(sink)
+}
+
+// Shutdown stops the delivery of events.
+func (r *Recorder) Shutdown() { r.broadcaster.Shutdown() }
+
+// Node emits an event of the type kind, Normal or Warning, for the node.
+func (r *Recorder) Node(kind, reason, message string) {
+	r.Event(nodestatus.Reference(r.nodeName), kind, reason, message)
+}
+
+// NodeWarning emits a Warning event for the node.
+func (r *Recorder) NodeWarning(reason, message string) {
+	r.Node(v1.EventTypeWarning, reason, message)
+}
+
+// NodeNormal emits a Normal event for the node.
+func (r *Recorder) NodeNormal(reason, message string) { r.Node(v1.EventTypeNormal, reason, message) }
+
+// PodWarning emits a Warning event for a pod.
+func (r *Recorder) PodWarning(pod *v1.Pod, reason, message string) {
+	r.Event(podReference(pod), v1.EventTypeWarning, reason, message)
+}
+
+// DuplicateStaticPod emits an event for a static pod of a file that is ignored because another one has
+// the same name.
+func (r *Recorder) DuplicateStaticPod(p *v1.Pod) {
+	r.Eventf(podReference(p), v1.EventTypeWarning, "FailedValidation", "Error validating pod %s_%s(%s) from %s due to duplicate pod name %q, ignoring", p.Name, p.Namespace, p.UID, "file", p.Name)
+}
+
+func podReference(pod *v1.Pod) *v1.ObjectReference {
+	return &v1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+}
+
+// limitedSink is an EventSink that limits the rate of events.
+type limitedSink struct {
+	record.EventSink
+	limit flowcontrol.RateLimiter
+}
+
+// Create implements record.EventSink.
+func (s *limitedSink) Create(e *v1.Event) (*v1.Event, error) {
+	s.limit.Accept()
+	return s.EventSink.Create(e)
+}
+
+// Update implements record.EventSink.
+func (s *limitedSink) Update(e *v1.Event) (*v1.Event, error) {
+	s.limit.Accept()
+	return s.EventSink.Update(e)
+}
+
+// Patch implements record.EventSink.
+func (s *limitedSink) Patch(old *v1.Event, data []byte) (*v1.Event, error) {
+	s.limit.Accept()
+	return s.EventSink.Patch(old, data)
+}

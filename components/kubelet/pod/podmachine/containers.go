@@ -1,0 +1,196 @@
+package podmachine
+
+import (
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"hyperkube/components/kubelet/pod/podstate"
+)
+
+// Containers are the observed sandboxes and containers of a pod, and what the kubelet remembers about
+// each container.
+type Containers struct {
+	Observed podstate.Observed
+	// Slots are the slots by container name.
+	Slots map[string]podstate.Slot
+	// Generation counts updates of Observed by operations, so that an older result from the runtime
+	// does not overwrite them.
+	Generation int
+
+	hooks   map[string]bool      // IDs of containers whose postStart hook is running
+	crashed map[string]time.Time // end of the restart back-off last reported, by container name
+}
+
+// withHooks returns health with the running postStart hooks added. It modifies health.
+func (c *Containers) withHooks(health map[string]podstate.Health) map[string]podstate.Health {
+	if len(c.hooks) > 0 && health == nil {
+		health = make(map[string]podstate.Health, len(c.hooks))
+	}
+	for id := range c.hooks {
+		h := health[id]
+		h.PostStartRunning = true
+		health[id] = h
+	}
+	return health
+}
+
+// update changes the slot of a container.
+func (c *Containers) update(name string, change func(*podstate.Slot)) {
+	slot := c.Slots[name]
+	change(&slot)
+	c.Slots[name] = slot
+}
+
+// retry makes failed starts be retried immediately: those with the reason, or all if it is empty.
+func (c *Containers) retry(reason string) {
+	for name, s := range c.Slots {
+		if !s.RetryAt.IsZero() && (reason == "" || s.Waiting != nil && s.Waiting.Reason == reason) {
+			s.RetryAt = time.Time{}
+			c.Slots[name] = s
+		}
+	}
+}
+
+// HookRunning reports whether the postStart hook of a container is running.
+func (c *Containers) HookRunning(id string) bool { return c.hooks[id] }
+
+// SandboxCreated adds the sandbox that was created, which replaces all others.
+func (c *Containers) SandboxCreated(box podstate.Sandbox) {
+	c.Generation++
+	for i := range c.Observed.Sandboxes {
+		c.Observed.Sandboxes[i].Ready = false
+	}
+	c.Observed.Sandboxes = append([]podstate.Sandbox{box}, c.Observed.Sandboxes...)
+}
+
+// Created adds a container that was just created. From then on the restart back-off applies to that
+// container; before, its start would be attributed to its predecessor.
+func (c *Containers) Created(st podstate.Container, crash podstate.BackOff) {
+	c.Generation++
+	c.update(st.Name, func(s *podstate.Slot) { s.Crash, s.Next = crash, 0 })
+	if old := c.Observed.ByID(st.ID); old != nil {
+		*old = st
+	} else {
+		c.Observed.Containers = append([]podstate.Container{st}, c.Observed.Containers...)
+	}
+}
+
+// Observe updates a container. It reports whether the container is known.
+func (c *Containers) Observe(st podstate.Container) (known bool) {
+	old := c.Observed.ByID(st.ID)
+	if old == nil {
+		return false
+	}
+	st.SandboxID = old.SandboxID
+	*old = st
+	return true
+}
+
+// Forget removes a container that the runtime does not have any more.
+func (c *Containers) Forget(id string) {
+	c.Generation++
+	list := c.Observed.Containers
+	for i := range list {
+		if list[i].ID == id {
+			c.Observed.Containers = append(list[:i:i], list[i+1:]...)
+			return
+		}
+	}
+}
+
+// Starting records that a created container is being started. hook: it has a postStart hook, which
+// counts as running until HookFinished.
+func (c *Containers) Starting(name, id string, hook bool) {
+	c.update(name, func(s *podstate.Slot) { s.RetryAt = time.Time{} })
+	if hook {
+		c.hooks[id] = true
+	}
+}
+
+// Started records that a container was started.
+func (c *Containers) Started(name string) {
+	c.update(name, func(s *podstate.Slot) { s.Waiting, s.ForceRestart = nil, "" })
+}
+
+// HookFinished records that the postStart hook of a container does not run any more.
+func (c *Containers) HookFinished(id string) { delete(c.hooks, id) }
+
+// Failed records why the start of a container has failed and when it is retried; the zero time means
+// immediately.
+func (c *Containers) Failed(name, reason, message string, retryAt time.Time) {
+	c.update(name, func(s *podstate.Slot) {
+		s.Waiting = &v1.ContainerStateWaiting{Reason: reason, Message: message}
+		s.RetryAt, s.CreateFailed = retryAt, false
+	})
+}
+
+// CreateFailed records that the creation of a container has failed, although it may exist
+// nevertheless.
+func (c *Containers) CreateFailed(name string) {
+	c.update(name, func(s *podstate.Slot) { s.CreateFailed = true })
+}
+
+// forceRestart makes a container be restarted regardless of the restart policy.
+func (c *Containers) forceRestart(name, id string) {
+	c.update(name, func(s *podstate.Slot) { s.ForceRestart = id })
+}
+
+// keepAttempts stores the attempt numbers of containers that are going to be removed, because the
+// runtime will not report them any more.
+func (c *Containers) keepAttempts(ids []string) {
+	for _, id := range ids {
+		if st := c.Observed.ByID(id); st != nil {
+			c.Slots[st.Name] = podstate.Slot{Next: max(c.Slots[st.Name].Next, st.Attempt+1)}
+		}
+	}
+}
+
+// Reason of waiting containers in restart back-off.
+const crashLoopBackOff = "CrashLoopBackOff"
+
+// crashLoop records that a restart is in back-off, and emits an event for each new back-off.
+func (c *Containers) crashLoop(pod *v1.Pod, b podstate.Wait, d *Decision) {
+	slot := c.Slots[b.Name]
+	if slot.Waiting != nil && slot.Waiting.Reason == crashLoopBackOff && c.crashed[b.Name].Equal(b.Until) {
+		return
+	}
+	c.crashed[b.Name] = b.Until
+	slot.Waiting = &v1.ContainerStateWaiting{Reason: crashLoopBackOff, Message: podstate.CrashMessage(pod, b)}
+	c.Slots[b.Name] = slot
+	d.event(b.Name, true, "BackOff", "Back-off restarting failed container "+b.Name+" in pod "+pod.Name+"_"+pod.Namespace+"("+string(pod.UID)+")")
+}
+
+// replaceDelay is how long the exit of a container is not reported if the container is being
+// replaced. It equals upstream's delay. If the new container starts within it, a pod whose image
+// was changed stays ready.
+const replaceDelay = time.Second
+
+// replacementDeadline returns until when the status update waits for a container to be replaced. Zero
+// means that it does not wait.
+func (c *Containers) replacementDeadline(now time.Time) time.Time {
+	for _, slot := range c.Slots {
+		old := c.Observed.ByID(slot.ForceRestart)
+		if old == nil || old.State != podstate.Exited || slot.Waiting != nil {
+			continue
+		}
+		if until := old.FinishedAt.Add(replaceDelay); now.Before(until) {
+			return until
+		}
+	}
+	return time.Time{}
+}
+
+// Volumes is the state of a pod's volumes.
+type Volumes struct {
+	// Mounted: all volumes are set up. Stale: they must be updated.
+	Mounted, Stale bool
+	// RefreshAt is when a volume must be updated, for example to renew a token; zero means never.
+	RefreshAt time.Time
+}
+
+// Updating records that the setup of the volumes begins: later changes make them stale.
+func (v *Volumes) Updating() { v.Stale = false }
+
+// Updated records that the volumes are set up, and when they must be updated; zero means never.
+func (v *Volumes) Updated(refreshAt time.Time) { v.Mounted, v.RefreshAt = true, refreshAt }

@@ -1,0 +1,133 @@
+package podmachine
+
+import (
+	"time"
+
+	"hyperkube/components/kubelet/pod/podstate"
+)
+
+// OperationKind is a kind of long-running work on a whole pod. There is at most one operation at a
+// time.
+type OperationKind int
+
+// The kinds of operations.
+const (
+	None OperationKind = iota
+	// Start sets up the volumes, creates a sandbox if required, and starts containers in order.
+	Start
+	// RemoveContainers removes exited containers, so that all containers can be restarted.
+	RemoveContainers
+	// RefreshVolumes updates the volumes.
+	RefreshVolumes
+	// ResizePod sets the limits of the pod and its running containers.
+	ResizePod
+	// StopSandboxes stops all sandboxes of a terminating pod.
+	StopSandboxes
+	// CleanUp releases the devices of a stopped pod, and removes its volumes and its cgroup.
+	CleanUp
+	// Discard removes the containers and logs of a terminated pod whose object still exists.
+	Discard
+	// DeleteObject deletes the API object.
+	DeleteObject
+	// RemoveAll removes the sandboxes, containers and logs.
+	RemoveAll
+)
+
+// String returns the kind as it is written in transcripts and logs.
+func (k OperationKind) String() string {
+	return [...]string{"none", "start", "remove-containers", "refresh-volumes", "resize", "stop-sandboxes", "clean-up", "discard", "delete-object", "remove-all"}[k]
+}
+
+// terminates reports whether the operation is part of the pod's termination and not cancelled by it.
+func (k OperationKind) terminates() bool { return k >= StopSandboxes }
+
+// Operation is an operation with its arguments.
+type Operation struct {
+	Kind OperationKind
+	// Plan and Starts are the arguments of Start: Starts are the containers of the plan to start
+	// now.
+	Plan   podstate.Plan
+	Starts []podstate.Start
+	// Remove are the IDs of containers for RemoveContainers, in order.
+	Remove []string
+	// Resize is the argument of ResizePod.
+	Resize ResizeRequest
+}
+
+// Outcome is the outcome of an operation.
+type Outcome int
+
+// The outcomes. Interrupted: the operation was cancelled before it finished. StillRunning: processes of
+// a terminating pod were found, so its containers must be stopped again.
+const (
+	Succeeded Outcome = iota
+	Failed
+	Interrupted
+	StillRunning
+)
+
+func (m *Machine) begin(d *Decision, o Operation) {
+	m.Operation, d.Operation = o.Kind, o
+}
+
+// Bounds of the back-off of failed preparations of pods, such as volume setup, and of failed steps of
+// the termination.
+const (
+	minMountBackoff = 500 * time.Millisecond
+	maxMountBackoff = 2*time.Minute + 2*time.Second
+	minStepBackoff  = 100 * time.Millisecond
+	maxStepBackoff  = 30 * time.Second
+)
+
+// removeRetryInterval is the delay before a failed removal of containers is retried.
+const removeRetryInterval = time.Second
+
+// Retry is an exponential back-off.
+type Retry struct {
+	// At is when the next attempt may start; zero means immediately.
+	At  time.Time
+	gap time.Duration
+}
+
+// fail increases the back-off.
+func (r *Retry) fail(now time.Time, least, most time.Duration) {
+	r.gap = min(max(2*r.gap, least), most)
+	r.At = now.Add(r.gap)
+}
+
+// RetryNow makes a failed setup or teardown be retried immediately. It reports whether one waits.
+func (m *Machine) RetryNow() bool {
+	waits := m.Operation == None && !m.Retry.At.IsZero()
+	if waits {
+		m.Retry.At = time.Time{}
+	}
+	return waits
+}
+
+// PrepareFailed records that Start could not set up the volumes or create the sandbox.
+func (m *Machine) PrepareFailed(now time.Time) {
+	m.Retry.fail(now, minMountBackoff, maxMountBackoff)
+	m.Volumes.Mounted = false
+}
+
+// Reset ends the back-off after a success. Start resets it when it has set up the volumes and created
+// the sandbox, because later failures affect only one container.
+func (r *Retry) Reset() { *r = Retry{} }
+
+// Finish ends the operation in progress. Start records failures with PrepareFailed and
+// Containers.Failed before, and ResizePod is finished by FinishResize.
+func (m *Machine) Finish(outcome Outcome, now time.Time) {
+	kind := m.Operation
+	m.Operation = None
+	switch {
+	case kind == RemoveContainers && outcome == Failed:
+		m.removeAt = now.Add(removeRetryInterval)
+	case kind == RefreshVolumes && outcome == Failed:
+		m.Volumes.Stale = true
+		m.Retry.fail(now, minMountBackoff, maxMountBackoff)
+	case kind == RefreshVolumes && outcome == Succeeded:
+		m.Retry.Reset()
+	case kind.terminates() && outcome != Interrupted:
+		m.finishStep(kind, outcome, now)
+	}
+}

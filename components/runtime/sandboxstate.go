@@ -1,0 +1,85 @@
+//go:build cgo
+
+package runtime
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/internal/host/process"
+)
+
+// sandboxState is a sandbox that this process manages.
+type sandboxState struct {
+	id  string
+	dir string // of its files and its record
+	// lifecycleMu is locked while the sandbox is created, stopped or removed.
+	lifecycleMu sync.Mutex
+	// keep is held while the files that its process keeps are changed.
+	keep sync.Mutex
+
+	mu     sync.Mutex // guards the fields below
+	record sandboxRecord
+	// stopping is true while the sandbox is being stopped. No container may be started then.
+	stopping bool
+	cpu      cpuSample
+	// handle is its process, or nil. It is set before the sandbox is visible to other goroutines.
+	handle *process.Handle
+}
+
+func (s *sandboxState) get() sandboxRecord {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.record
+}
+
+// setStopping marks the sandbox as being stopped, or clears the mark if stopping has failed.
+func (s *sandboxState) setStopping(yes bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopping = yes
+}
+
+// acceptsContainers reports whether containers may be started in the sandbox.
+func (s *sandboxState) acceptsContainers() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.record.Phase == phaseRunning && !s.stopping
+}
+
+// change changes the record, on disk first.
+func (s *sandboxState) change(f func(*sandboxRecord)) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := s.record
+	f(&next)
+	if err := save(s.dir, &next); err != nil {
+		return err
+	}
+	s.record = next
+	return nil
+}
+
+// recordExit updates the record after the sandbox has terminated. If the record cannot be written,
+// for example because the disk is full, it is updated in memory only, so that the sandbox can be
+// removed. After a restart, the runtime detects the termination again.
+func (s *sandboxState) recordExit(log *slog.Logger, f func(*sandboxRecord)) {
+	if err := s.change(f); err != nil {
+		if !errors.Is(err, os.ErrNotExist) { // it was removed in the meantime
+			log.Error("recording sandbox termination failed", "sandbox", s.id, "err", err)
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f(&s.record)
+	}
+}
+
+func sandboxName(m *runtimeapi.PodSandboxMetadata) string {
+	return strings.Join([]string{m.GetName(), m.GetNamespace(), m.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
+}
