@@ -11,8 +11,8 @@ import (
 	"hyperkube/internal/host/hostjournal"
 )
 
-// Config configures a Writer. All chains of a user are in Own, Objects, Shared or Foreign, or in the
-// Rulesets that are passed to Sync.
+// Config configures a Writer. Chains of a Ruleset that are neither Objects nor Foreign belong to the
+// user alone, and their names are recorded in the journal.
 type Config struct {
 	// Owner names the user in log messages.
 	Owner string
@@ -26,7 +26,7 @@ type Config struct {
 	// Foreign are chains that another user creates, and that this user writes. They are not
 	// recorded in the journal, and not created while they would have no rules.
 	Foreign []Chain
-	// Guarded are names or patterns of the chains that Watch guards, besides the jumps to them.
+	// Guarded are names or patterns of the chains that the Guard watches, besides the jumps to them.
 	Guarded []string
 	// Period is the interval of checks if the kernel does not report changes. Zero means 30 s.
 	Period time.Duration
