@@ -348,7 +348,7 @@ func (s *simulation) start(d *datadriven.TestData, op *Operation) Outcome {
 func (s *simulation) finishResize(d *datadriven.TestData, req *ResizeRequest) {
 	result := ResizeState{Kind: v1.PodResizeInProgress}
 	if d.HasArg("reason") {
-		result.Reason, result.Message = s.text(d, "reason"), "as told"
+		result.Reason, result.Message = s.text(d, "reason"), "as simulated"
 		if result.Reason != v1.PodReasonError {
 			result.Kind = v1.PodResizePending
 		}
