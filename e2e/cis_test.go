@@ -389,7 +389,7 @@ func TestCIS(t *testing.T) {
 		})},
 		{"4.2.9", "kubelet: serving certificate", answers("401", "https://127.0.0.1:10250/"), answers("401", "https://127.0.0.1:10250/")},
 		{"4.2.10", "kubelet: client certificate rotates", rotates, inProcess},
-		{"4.2.11", "kubelet: serving certificate rotates", deviates("as with kubeadm, off by default because somebody must approve the requests; --rotate-server-certificates"), inProcess},
+		{"4.2.11", "kubelet: serving certificate rotates", deviates("as with kubeadm, off by default because requests must be approved; --rotate-server-certificates"), inProcess},
 		{"4.2.12", "kubelet: strong ciphers", aead(10250), aead(10250)},
 		{"4.2.13", "kubelet: process limit", kubelet(func(c *kubeletv1beta1.KubeletConfiguration) bool { return c.PodPidsLimit != nil && *c.PodPidsLimit > 0 }), kubelet(func(c *kubeletv1beta1.KubeletConfiguration) bool {
 			return c.PodPidsLimit != nil && *c.PodPidsLimit > 0
@@ -457,7 +457,7 @@ func auditsRBAC(n *cisNode) error {
 	return nil
 }
 
-// newCISNode creates a cluster with init or up on a machine of its own.
+// newCISNode creates a cluster with init or up on a separate machine.
 func newCISNode(t *testing.T, way string) *cisNode {
 	t.Helper()
 	n := &cisNode{machine: &machine{alone: newAlone(t)}, args: map[string][]string{}}
