@@ -111,8 +111,8 @@ func (w *worker) collectGarbage(ctx context.Context, rotation podlogs.Rotation, 
 				errs = append(errs, fmt.Errorf("removing exited container: %w", err))
 				continue
 			}
-			w.host.unlinkLog(pod, c.Name, c.ID)
-			w.host.removeLog(pod, c)
+			w.host.logs.unlinkLog(pod, c.Name, c.ID)
+			w.host.logs.removeLog(pod, c)
 			w.update(func() { w.fresh.all = true })
 		default:
 			live[c.SandboxID] = true

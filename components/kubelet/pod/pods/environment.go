@@ -15,23 +15,23 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-func (h *host) environment(ctx context.Context, pod *v1.Pod, c *v1.Container, in containerInput) ([]env.Var, error) {
+func (t *translator) environment(ctx context.Context, pod *v1.Pod, c *v1.Container, in containerInput) ([]env.Var, error) {
 	var services []env.Var
-	if h.Node.Services != nil {
+	if t.node.Services != nil {
 		// A static pod may be the API server that provides the services, so do not wait for them.
-		all, err := h.Node.Services(ctx, !IsStatic(pod))
+		all, err := t.node.Services(ctx, !IsStatic(pod))
 		if err != nil {
 			return nil, err
 		}
 		services = env.Services(all, pod.Namespace, pod.Spec.EnableServiceLinks == nil || *pod.Spec.EnableServiceLinks)
 	}
 	return env.Make(ctx, env.Input{
-		Pod: pod, Container: c, Objects: h.Objects, Services: services,
-		At:          env.Addresses{PodIPs: in.ips, HostIPs: h.Node.IPs()},
-		Allocatable: h.Node.Allocatable(),
+		Pod: pod, Container: c, Objects: t.objects, Services: services,
+		At:          env.Addresses{PodIPs: in.ips, HostIPs: t.node.IPs()},
+		Allocatable: t.node.Allocatable(),
 		File:        func(ref *v1.FileKeySelector) (string, bool, error) { return fileKey(in.volumes, ref) },
 		Warn: func(message string) {
-			h.event(pod, "", true, "InvalidEnvironmentVariableNames", message)
+			t.event(pod, "", true, "InvalidEnvironmentVariableNames", message)
 		},
 	})
 }

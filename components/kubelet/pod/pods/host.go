@@ -2,16 +2,26 @@ package pods
 
 import (
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
 
+	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/usernamespaces"
 	"hyperkube/internal/pod/podutil"
 )
 
-// host has the configuration and the dependencies that all workers share.
+// host has the configuration and the dependencies that all workers share, and the parts that only
+// translate or act on the node, by topic.
 type host struct {
 	Config
+	*podEvents
 	cgroups CgroupNames
+	limits  *limiter
 	weights *qosWeights
+	configs *translator
+	logs    *logFiles
+	resizer *resizer
+	// options are those of all machines, except for HasObject.
+	options podmachine.Options
 }
 
 // newHost creates the host of the workers of one Manager.
@@ -25,22 +35,35 @@ func newHost(cfg Config) *host {
 	if cfg.Security.Users == nil {
 		cfg.Security.Users = &usernamespaces.Allocator{}
 	}
-	h := &host{Config: cfg, cgroups: CgroupNames{Root: cfg.Limits.Root, Platform: cfg.Platform}}
+	h := &host{Config: cfg, podEvents: &podEvents{cfg.Events}, cgroups: CgroupNames{Root: cfg.Limits.Root, Platform: cfg.Platform}}
+	h.limits = &limiter{Limits: cfg.Limits, platform: cfg.Platform, allocatable: cfg.Node.Allocatable}
 	h.weights = &qosWeights{limits: &h.Limits, names: h.cgroups, registry: cfg.Registry, log: cfg.Log, metrics: cfg.Metrics}
+	h.logs = &logFiles{Logs: cfg.Logs, log: cfg.Log, platform: cfg.Platform}
+	h.configs = &translator{
+		podEvents: h.podEvents, cri: cfg.CRI, kube: cfg.Kube, objects: cfg.Objects, volumes: cfg.Volumes, resources: cfg.Resources,
+		node: cfg.Node, security: cfg.Security, logs: cfg.Logs, cgroups: h.cgroups, limits: h.limits,
+	}
+	h.resizer = &resizer{
+		limits: h.limits, cgroups: h.cgroups, weights: h.weights, cri: cfg.CRI, registry: cfg.Registry, admitter: cfg.Admitter, metrics: cfg.Metrics,
+	}
+	h.options = podmachine.Options{CrashMax: cfg.CrashMax, Limits: h.limits.containerLimits}
 	return h
 }
 
-func (h *host) event(pod *v1.Pod, container string, warning bool, reason, message string) {
+// podEvents emits events about pods.
+type podEvents struct{ events record.EventRecorder }
+
+func (e *podEvents) event(pod *v1.Pod, container string, warning bool, reason, message string) {
 	kind := v1.EventTypeNormal
 	if warning {
 		kind = v1.EventTypeWarning
 	}
-	h.Events.Event(reference(pod, container), kind, reason, message)
+	e.events.Event(reference(pod, container), kind, reason, message)
 }
 
 // podWarner returns a function that emits Warning events for a pod.
-func (h *host) podWarner(pod *v1.Pod) func(reason, message string) {
-	return func(reason, message string) { h.event(pod, "", true, reason, message) }
+func (e *podEvents) podWarner(pod *v1.Pod) func(reason, message string) {
+	return func(reason, message string) { e.event(pod, "", true, reason, message) }
 }
 
 // reference returns the reference to a pod, or to one of its containers, for events.

@@ -19,13 +19,13 @@ const (
 
 // protection returns the cgroup files that protect the requested memory. Without Tiered all values
 // are zero, to reset what an earlier kubelet has set. It is nil without MemoryQoS.
-func (h *host) protection(qos v1.PodQOSClass, request int64) map[string]string {
-	if !h.Limits.MemoryQoS {
+func (l *limiter) protection(qos v1.PodQOSClass, request int64) map[string]string {
+	if !l.MemoryQoS {
 		return nil
 	}
 	out := map[string]string{memoryMin: "0", memoryLow: "0"}
 	switch {
-	case !h.Limits.Tiered || request <= 0:
+	case !l.Tiered || request <= 0:
 	case qos == v1.PodQOSGuaranteed:
 		out = map[string]string{memoryMin: strconv.FormatInt(request, 10)}
 	default:
@@ -36,15 +36,15 @@ func (h *host) protection(qos v1.PodQOSClass, request int64) map[string]string {
 
 // podMemoryProtection returns the cgroup files that protect the memory of a whole pod, and throttle it if it
 // has pod-level resources. It may be nil.
-func (h *host) podMemoryProtection(pod *v1.Pod, request, limit int64, limited bool) map[string]string {
+func (l *limiter) podMemoryProtection(pod *v1.Pod, request, limit int64, limited bool) map[string]string {
 	var out map[string]string
-	if h.Limits.Tiered && request > 0 {
-		out = h.protection(QOS(pod), request)
+	if l.Tiered && request > 0 {
+		out = l.protection(QOS(pod), request)
 	}
-	if h.Limits.Throttling == 0 || !resource.IsPodLevelResourcesSet(pod) || !limited || limit == 0 || request == limit {
+	if l.Throttling == 0 || !resource.IsPodLevelResourcesSet(pod) || !limited || limit == 0 || request == limit {
 		return out
 	}
-	if high := h.memoryHighBytes(request, limit); high > request {
+	if high := l.memoryHighBytes(request, limit); high > request {
 		if out == nil {
 			out = map[string]string{}
 		}
@@ -54,9 +54,9 @@ func (h *host) podMemoryProtection(pod *v1.Pod, request, limit int64, limited bo
 }
 
 // memoryHighBytes returns memory.high for a memory request and a limit, in bytes.
-func (h *host) memoryHighBytes(request, most int64) int64 {
+func (l *limiter) memoryHighBytes(request, most int64) int64 {
 	const page = 4096
-	return int64(float64(request)+h.Limits.Throttling*float64(most-request)) / page * page
+	return int64(float64(request)+l.Throttling*float64(most-request)) / page * page
 }
 
 // protectedMemory returns the total memory requests of all Guaranteed and of all Burstable pods, in

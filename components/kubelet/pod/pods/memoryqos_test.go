@@ -42,11 +42,11 @@ func TestMemoryQoS(t *testing.T) {
 		"protected, throttled pod": {newHost(Config{Limits: Limits{MemoryQoS: true, Tiered: true, Throttling: 0.5}}), whole, none, map[string]string{memoryLow: "4096", memoryHigh: "12288"}},
 	} {
 		h := c.host
-		h.Node.Allocatable = func() v1.ResourceList { return nil }
-		if got := h.containerResources(c.pod, &c.pod.Spec.Containers[0]).Unified; !maps.Equal(got, c.container) {
+		h.limits.allocatable = func() v1.ResourceList { return nil }
+		if got := h.limits.containerResources(c.pod, &c.pod.Spec.Containers[0]).Unified; !maps.Equal(got, c.container) {
 			t.Errorf("%s: the container has %v, want %v", name, got, c.container)
 		}
-		if got := h.podResources(c.pod).Unified; !maps.Equal(got, c.all) {
+		if got := h.limits.podResources(c.pod).Unified; !maps.Equal(got, c.all) {
 			t.Errorf("%s: the pod has %v, want %v", name, got, c.all)
 		}
 	}

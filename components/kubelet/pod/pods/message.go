@@ -2,6 +2,7 @@ package pods
 
 import (
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -19,9 +20,16 @@ const (
 	maxLogLines   = 80
 )
 
+// logFiles manages the log files of containers and the links to them.
+type logFiles struct {
+	Logs
+	log      *slog.Logger
+	platform *Platform
+}
+
 // fillMessage reads the termination message of an exited container. known is the container as last
 // observed, or nil.
-func (h *host) fillMessage(pod *v1.Pod, c *podstate.Container, known *podstate.Container) {
+func (l *logFiles) fillMessage(pod *v1.Pod, c *podstate.Container, known *podstate.Container) {
 	if c.State != podstate.Exited {
 		return
 	}
@@ -36,7 +44,7 @@ func (h *host) fillMessage(pod *v1.Pod, c *podstate.Container, known *podstate.C
 	if text == "" && c.TerminationMessagePolicy == string(v1.TerminationMessageFallbackToLogsOnError) && c.ExitCode != 0 && c.LogPath != "" {
 		path := c.LogPath
 		if !filepath.IsAbs(path) {
-			path = filepath.Join(h.Logs.Dir(pod), path)
+			path = filepath.Join(l.Dir(pod), path)
 		}
 		text = podlogs.Tail(path, maxLogLines, maxMessageLog)
 	}
@@ -44,7 +52,7 @@ func (h *host) fillMessage(pod *v1.Pod, c *podstate.Container, known *podstate.C
 		c.Message = text
 	} else if known := podstate.StatusOf(&pod.Status, c.Name); known != nil && c.Message == "" {
 		// The file was removed with the pod's directory.
-		if t := known.State.Terminated; t != nil && t.ContainerID == h.Platform.RuntimeName()+"://"+c.ID {
+		if t := known.State.Terminated; t != nil && t.ContainerID == l.platform.RuntimeName()+"://"+c.ID {
 			c.Message = t.Message
 		}
 	}

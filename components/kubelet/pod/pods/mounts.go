@@ -19,9 +19,9 @@ import (
 
 // mounts returns the mounts of a container: its volumes, the hosts file and the file of its
 // termination message.
-func (h *host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[string]string) ([]*runtimeapi.Mount, error) {
+func (t *translator) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[string]string) ([]*runtimeapi.Mount, error) {
 	var out []*runtimeapi.Mount
-	podDir := h.Volumes.PodDir(pod.UID)
+	podDir := t.volumes.PodDir(pod.UID)
 	hosts := false
 	var err error
 	for i := range c.VolumeMounts {
@@ -42,7 +42,7 @@ func (h *host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 		if v.Device != "" {
 			return nil, fmt.Errorf("volume %s has volumeMode Block, but is specified in volumeMounts", m.Name)
 		}
-		if mount.RecursiveReadOnly, err = h.recursive(pod, m); err != nil {
+		if mount.RecursiveReadOnly, err = t.recursive(pod, m); err != nil {
 			return nil, err
 		}
 		sub := m.SubPath
@@ -67,7 +67,7 @@ func (h *host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 			continue
 		}
 		if sub != "" {
-			path, err := h.Volumes.SubPath(podDir, m.Name, v.Path, sub, c.Name, i)
+			path, err := t.volumes.SubPath(podDir, m.Name, v.Path, sub, c.Name, i)
 			if err != nil {
 				return nil, fmt.Errorf("failed to prepare subPath for volumeMount %q of container %q: %w", m.Name, c.Name, err)
 			}
@@ -77,19 +77,19 @@ func (h *host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 	}
 	if !hosts && (pod.Spec.HostNetwork || len(in.ips) > 0) {
 		path := filepath.Join(podDir, "etc-hosts")
-		if err := h.writeHosts(path, pod, in.ips); err != nil {
+		if err := t.writeHosts(path, pod, in.ips); err != nil {
 			return nil, err
 		}
-		out = append(out, &runtimeapi.Mount{ContainerPath: "/etc/hosts", HostPath: path, SelinuxRelabel: h.Volumes.SELinux})
+		out = append(out, &runtimeapi.Mount{ContainerPath: "/etc/hosts", HostPath: path, SelinuxRelabel: t.volumes.SELinux})
 	}
 	if c.TerminationMessagePath != "" {
 		path, err := makeMessageFile(filepath.Join(podDir, "containers", c.Name))
 		if err != nil {
 			return nil, fmt.Errorf("creating the termination message file: %w", err)
 		}
-		out = append(out, &runtimeapi.Mount{ContainerPath: c.TerminationMessagePath, HostPath: path, SelinuxRelabel: h.Volumes.SELinux})
+		out = append(out, &runtimeapi.Mount{ContainerPath: c.TerminationMessagePath, HostPath: path, SelinuxRelabel: t.volumes.SELinux})
 	}
-	users, err := h.userNamespace(pod)
+	users, err := t.userNamespace(pod)
 	if err != nil {
 		return nil, err
 	}
@@ -104,8 +104,8 @@ func (h *host) mounts(pod *v1.Pod, c *v1.Container, in containerInput, vars map[
 
 // writeHosts writes the pod's hosts file if its content has changed. Other containers of the pod
 // may have it mounted and be reading it, so it is not replaced unnecessarily.
-func (h *host) writeHosts(path string, pod *v1.Pod, ips []string) error {
-	host, domain, err := dnsconf.Hostname(pod, h.Node.DNS.ClusterDomain)
+func (t *translator) writeHosts(path string, pod *v1.Pod, ips []string) error {
+	host, domain, err := dnsconf.Hostname(pod, t.node.DNS.ClusterDomain)
 	if err != nil {
 		return err
 	}
@@ -161,12 +161,12 @@ func volumeDevices(c *v1.Container, volumes map[string]volume.Result) ([]*runtim
 // recursive reports whether mounts below a read-only volume are also read-only.
 //
 // https://kubernetes.io/docs/concepts/storage/volumes/#recursive-read-only-mounts
-func (h *host) recursive(pod *v1.Pod, m *v1.VolumeMount) (bool, error) {
+func (t *translator) recursive(pod *v1.Pod, m *v1.VolumeMount) (bool, error) {
 	if !m.ReadOnly || m.RecursiveReadOnly == nil || *m.RecursiveReadOnly == v1.RecursiveReadOnlyDisabled {
 		return false, nil
 	}
 	able := false
-	if node := h.Node.Object(); node != nil {
+	if node := t.node.Object(); node != nil {
 		handler := ""
 		if pod.Spec.RuntimeClassName != nil {
 			handler = *pod.Spec.RuntimeClassName

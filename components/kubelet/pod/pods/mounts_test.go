@@ -56,7 +56,7 @@ func TestMounts(t *testing.T) {
 			h := newHost(Config{Volumes: &volume.Set{Root: t.TempDir()}, Node: Node{Object: func() *v1.Node { return node }}})
 			c := &v1.Container{Name: "c", VolumeMounts: []v1.VolumeMount{tc.mount}}
 			pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "u"}, Spec: v1.PodSpec{RuntimeClassName: tc.class}}
-			mounts, err := h.mounts(pod, c, containerInput{volumes: volumes}, map[string]string{"NAME": "x", "EMPTY": ""})
+			mounts, err := h.configs.mounts(pod, c, containerInput{volumes: volumes}, map[string]string{"NAME": "x", "EMPTY": ""})
 			if tc.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.err) {
 					t.Errorf("%v, want %s", err, tc.err)

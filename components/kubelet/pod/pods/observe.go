@@ -128,7 +128,7 @@ func (w *worker) observeAll(ctx context.Context) error {
 	known := podstate.Observed{Containers: slices.Clone(w.machine.Containers.Observed.Containers)}
 	w.mu.Unlock()
 	for i := range obs.Containers {
-		w.host.fillMessage(pod, &obs.Containers[i], known.ByID(obs.Containers[i].ID))
+		w.host.logs.fillMessage(pod, &obs.Containers[i], known.ByID(obs.Containers[i].ID))
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -162,7 +162,7 @@ func (w *worker) observe(ctx context.Context, id string) error {
 		known = &before
 	}
 	w.mu.Unlock()
-	w.host.fillMessage(pod, &c, known)
+	w.host.logs.fillMessage(pod, &c, known)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.machine.Containers.Observe(c) {

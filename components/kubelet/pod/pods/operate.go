@@ -217,7 +217,7 @@ func (w *starter) prepare(ctx context.Context) error {
 		return err
 	}
 	if w.host.Limits.Cgroups != nil {
-		if err := w.host.Limits.Cgroups.Create(w.host.cgroups.ofPod(pod), w.host.podResources(pod)); err != nil {
+		if err := w.host.Limits.Cgroups.Create(w.host.cgroups.ofPod(pod), w.host.limits.podResources(pod)); err != nil {
 			w.host.event(pod, "", true, "FailedCreatePodContainer", "unable to ensure pod container exists: "+err.Error())
 			return err
 		}
@@ -273,11 +273,11 @@ func uncancelled(ctx context.Context) (context.Context, context.CancelFunc) {
 // makeSandbox creates the pod's sandbox and adds it to the observed state.
 func (w *starter) makeSandbox(ctx context.Context, attempt uint32) error {
 	pod := w.pod
-	cfg, err := w.host.sandboxConfig(pod, attempt)
+	cfg, err := w.host.configs.sandboxConfig(pod, attempt)
 	if err != nil {
 		return err
 	}
-	handler, err := w.host.runtimeHandler(ctx, pod)
+	handler, err := w.host.configs.runtimeHandler(ctx, pod)
 	if err != nil {
 		return err
 	}
@@ -314,15 +314,15 @@ func (u *sandboxStatusError) Error() string { return u.err.Error() }
 func (u *sandboxStatusError) Unwrap() error { return u.err }
 
 // runtimeHandler returns the runtime handler of the pod's RuntimeClass.
-func (h *host) runtimeHandler(ctx context.Context, pod *v1.Pod) (string, error) {
+func (t *translator) runtimeHandler(ctx context.Context, pod *v1.Pod) (string, error) {
 	name := pod.Spec.RuntimeClassName
 	if name == nil || *name == "" {
 		return "", nil
 	}
-	if h.Kube == nil {
+	if t.kube == nil {
 		return "", fmt.Errorf("RuntimeClass %q: no API server is configured", *name)
 	}
-	class, err := h.Kube.NodeV1().RuntimeClasses().Get(ctx, *name, metav1.GetOptions{})
+	class, err := t.kube.NodeV1().RuntimeClasses().Get(ctx, *name, metav1.GetOptions{})
 	if err != nil {
 		return "", fmt.Errorf("failed to get sandbox runtime: failed to lookup RuntimeClass %q: %w", *name, err)
 	}

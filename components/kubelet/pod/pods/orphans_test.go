@@ -159,7 +159,7 @@ func TestHostsFileKept(t *testing.T) {
 	then := time.Unix(1e9, 0)
 	for _, ip := range []string{"192.0.2.1", "192.0.2.1", "192.0.2.2"} {
 		before, _ := os.ReadFile(path)
-		if err := h.writeHosts(path, pod, []string{ip}); err != nil {
+		if err := h.configs.writeHosts(path, pod, []string{ip}); err != nil {
 			t.Fatal(err)
 		}
 		after, err := os.ReadFile(path)

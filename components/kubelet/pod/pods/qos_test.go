@@ -92,13 +92,13 @@ func TestSwap(t *testing.T) {
 		"critical":                  {critical, 800 << 20, "0"},
 	} {
 		h := newHost(Config{Limits: Limits{MemoryCapacity: 1000 << 20, Swap: func() int64 { return tc.swap }}})
-		r := h.containerResources(tc.pod, &tc.pod.Spec.Containers[0])
+		r := h.limits.containerResources(tc.pod, &tc.pod.Spec.Containers[0])
 		if got := r.Unified["memory.swap.max"]; got != tc.want || r.MemorySwapLimitInBytes != 0 {
 			t.Errorf("%s: %q, want %q; total %d", name, got, tc.want, r.MemorySwapLimitInBytes)
 		}
 	}
 	h := newHost(Config{Limits: Limits{MemoryCapacity: 1000 << 20}})
-	if r := h.containerResources(critical, &critical.Spec.Containers[0]); r.Unified != nil {
+	if r := h.limits.containerResources(critical, &critical.Spec.Containers[0]); r.Unified != nil {
 		t.Errorf("without kernel support: %v", r.Unified)
 	}
 }

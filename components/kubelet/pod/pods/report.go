@@ -77,7 +77,7 @@ func (r *reporter) statusInput(now time.Time) podstate.StatusInput {
 		QOS:         QOS(m.Pod),
 		Actuated:    m.Resize.Actuated,
 		Recursive: func(mount *v1.VolumeMount) bool {
-			all, err := h.recursive(m.Pod, mount)
+			all, err := h.configs.recursive(m.Pod, mount)
 			return err == nil && all
 		},
 	}

@@ -14,13 +14,14 @@ import (
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/podstate"
+	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/internal/host/cgroup"
 )
 
 // resize executes podmachine.ResizePod.
 func (w *worker) resize(ctx context.Context, req *podmachine.ResizeRequest) {
 	began := time.Now()
-	result := w.host.resize(ctx, req, func() {
+	result := w.host.resizer.resize(ctx, req, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		d := w.machine.Resize.Started(req)
@@ -47,9 +48,20 @@ func (w *worker) resize(ctx context.Context, req *podmachine.ResizeRequest) {
 }
 
 // containerLimits returns the limits that a container should have.
-func (h *host) containerLimits(pod *v1.Pod, c *v1.Container) podstate.Resources {
-	r := h.containerResources(pod, c)
+func (l *limiter) containerLimits(pod *v1.Pod, c *v1.Container) podstate.Resources {
+	r := l.containerResources(pod, c)
 	return podstate.Resources{CPUShares: r.CpuShares, CPUQuota: r.CpuQuota, CPUPeriod: r.CpuPeriod, MemoryLimit: r.MemoryLimitInBytes}
+}
+
+// resizer checks whether resizes of pods fit on the node, and sets the limits of running containers.
+type resizer struct {
+	limits   *limiter
+	cgroups  CgroupNames
+	weights  *qosWeights
+	cri      *cri.Client
+	registry *Registry
+	admitter Admitter // may be nil
+	metrics  *telemetry.Metrics
 }
 
 // resizedContainer is a container to resize and its new resources.
@@ -59,14 +71,14 @@ type resizedContainer struct {
 }
 
 // resizedContainers returns the containers of a resize with their new resources.
-func (h *host) resizedContainers(req *podmachine.ResizeRequest) []resizedContainer {
+func (r *resizer) resizedContainers(req *podmachine.ResizeRequest) []resizedContainer {
 	var out []resizedContainer
-	for _, r := range req.Containers {
-		c, _ := podstate.Find(req.Pod, r.Name)
-		if c == nil {
+	for _, c := range req.Containers {
+		spec, _ := podstate.Find(req.Pod, c.Name)
+		if spec == nil {
 			continue
 		}
-		want := h.containerResources(req.Pod, c)
+		want := r.limits.containerResources(req.Pod, spec)
 		// In CRI, zero means unchanged.
 		if want.CpuQuota == 0 {
 			want.CpuQuota = -1
@@ -74,7 +86,7 @@ func (h *host) resizedContainers(req *podmachine.ResizeRequest) []resizedContain
 		if want.MemoryLimitInBytes == 0 {
 			want.MemoryLimitInBytes = -1
 		}
-		out = append(out, resizedContainer{r, want})
+		out = append(out, resizedContainer{c, want})
 	}
 	return out
 }
@@ -84,13 +96,13 @@ func (h *host) resizedContainers(req *podmachine.ResizeRequest) []resizedContain
 // pod limit is only increased, because they use more until they have exited. The runtime gets the
 // new resources of the sandbox and may reject them. begins is called when the resize is known to
 // fit.
-func (h *host) resize(ctx context.Context, req *podmachine.ResizeRequest, begins func()) podmachine.ResizeState {
-	pod, list := req.Pod, h.resizedContainers(req)
+func (r *resizer) resize(ctx context.Context, req *podmachine.ResizeRequest, begins func()) podmachine.ResizeState {
+	pod, list := req.Pod, r.resizedContainers(req)
 	if !req.Granted {
-		reason, message := h.checkFit(pod)
-		if reason == v1.PodReasonDeferred && h.Admitter != nil {
+		reason, message := r.checkFit(pod)
+		if reason == v1.PodReasonDeferred && r.admitter != nil {
 			var freed bool
-			if freed, message = h.Admitter.PreemptForResize(ctx, pod, message); freed {
+			if freed, message = r.admitter.PreemptForResize(ctx, pod, message); freed {
 				reason = ""
 			}
 		}
@@ -102,55 +114,55 @@ func (h *host) resize(ctx context.Context, req *podmachine.ResizeRequest, begins
 	failed := func(err error) podmachine.ResizeState {
 		return podmachine.ResizeState{Kind: v1.PodResizeInProgress, Reason: v1.PodReasonError, Message: err.Error()}
 	}
-	final := h.podResources(pod)
+	final := r.limits.podResources(pod)
 	restart := slices.ContainsFunc(list, func(r resizedContainer) bool { return r.Restart })
-	if err := h.checkMemoryUsage(ctx, pod, final, list, restart); err != nil {
+	if err := r.checkMemoryUsage(ctx, pod, final, list, restart); err != nil {
 		return failed(fmt.Errorf("cannot decrease memory limits: %w", err))
 	}
 	shrinks := restart // unless known otherwise
 	open := cgroup.Resources{CPUShares: final.CPUShares, CPUQuota: cgroup.Unlimited, MemoryLimit: cgroup.Unlimited}
-	if restart && h.Limits.Cgroups != nil {
-		if now, err := h.Limits.Cgroups.Stats(h.cgroups.ofPod(pod)); err == nil && now.MemoryLimit > 0 && final.MemoryLimit > 0 {
+	if restart && r.limits.Cgroups != nil {
+		if now, err := r.limits.Cgroups.Stats(r.cgroups.ofPod(pod)); err == nil && now.MemoryLimit > 0 && final.MemoryLimit > 0 {
 			open.MemoryLimit = max(int64(now.MemoryLimit), final.MemoryLimit)
 			shrinks = open.MemoryLimit > final.MemoryLimit
 		}
 	}
 	if !shrinks {
-		if err := h.updateSandboxResources(ctx, pod, req.Sandbox); err != nil {
+		if err := r.updateSandboxResources(ctx, pod, req.Sandbox); err != nil {
 			return failed(err)
 		}
 	}
-	if h.Limits.Cgroups != nil {
-		if err := h.Limits.Cgroups.Set(h.cgroups.ofPod(pod), open); err != nil {
+	if r.limits.Cgroups != nil {
+		if err := r.limits.Cgroups.Set(r.cgroups.ofPod(pod), open); err != nil {
 			return failed(fmt.Errorf("resizing the pod: %w", err))
 		}
 	}
-	for _, r := range list {
-		if r.Restart {
+	for _, c := range list {
+		if c.Restart {
 			continue
 		}
-		_, err := h.CRI.Runtime.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: r.ID, Linux: r.want})
+		_, err := r.cri.Runtime.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{ContainerId: c.ID, Linux: c.want})
 		if err != nil && !cri.IsNotFound(err) {
-			return failed(fmt.Errorf("resizing container %s: %s", r.Name, cri.Message(err)))
+			return failed(fmt.Errorf("resizing container %s: %s", c.Name, cri.Message(err)))
 		}
 	}
-	if h.Limits.Cgroups != nil && !restart {
-		if err := h.Limits.Cgroups.Set(h.cgroups.ofPod(pod), final); err != nil {
+	if r.limits.Cgroups != nil && !restart {
+		if err := r.limits.Cgroups.Set(r.cgroups.ofPod(pod), final); err != nil {
 			return failed(fmt.Errorf("resizing the pod: %w", err))
 		}
-		h.weights.update()
+		r.weights.update()
 	}
 	return podmachine.ResizeState{Kind: v1.PodResizeInProgress}
 }
 
 // updateSandboxResources passes the new resources of a pod to the runtime: a runtime that runs the pod in a
 // virtual machine must resize it. Runtimes need not support the call.
-func (h *host) updateSandboxResources(ctx context.Context, pod *v1.Pod, box string) error {
+func (r *resizer) updateSandboxResources(ctx context.Context, pod *v1.Pod, box string) error {
 	if box == "" {
 		return nil
 	}
-	own, overhead := h.sandboxResources(pod)
-	_, err := h.CRI.Runtime.UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: box, Resources: own, Overhead: overhead})
+	own, overhead := r.limits.sandboxResources(pod)
+	_, err := r.cri.Runtime.UpdatePodSandboxResources(ctx, &runtimeapi.UpdatePodSandboxResourcesRequest{PodSandboxId: box, Resources: own, Overhead: overhead})
 	// Some runtimes do not use the gRPC code Unimplemented.
 	if err == nil || cri.IsUnimplemented(err) || strings.Contains(cri.Message(err), "not implemented") {
 		return nil

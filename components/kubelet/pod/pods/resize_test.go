@@ -49,7 +49,7 @@ func TestRuntimeCallsOfResize(t *testing.T) {
 				p.Spec.Overhead = v1.ResourceList{v1.ResourceMemory: resource.MustParse("8Mi")}
 			})
 			req := &podmachine.ResizeRequest{Pod: p, Sandbox: c.box, Granted: true, Containers: []podmachine.ContainerResize{{ID: "c", Name: "main", Restart: c.restart}}}
-			state := h.resize(t.Context(), req, func() {})
+			state := h.resizer.resize(t.Context(), req, func() {})
 			if got := state.Reason == v1.PodReasonError && strings.Contains(state.Message, "no room in the machine"); got != c.refused || state.Kind != v1.PodResizeInProgress {
 				t.Errorf("result %+v", state)
 			}
@@ -94,17 +94,17 @@ func TestResizeOrder(t *testing.T) {
 	// 3 of 4 CPUs are used. "huge" does not fit and does not block others; "high" gets 500m, and
 	// the rest is too small for the others.
 	for pod, want := range map[*v1.Pod]string{huge: v1.PodReasonDeferred, high: "", early: v1.PodReasonDeferred, late: v1.PodReasonDeferred} {
-		if reason, message := h.checkFit(pod); reason != want {
+		if reason, message := h.resizer.checkFit(pod); reason != want {
 			t.Errorf("%s: %q, %s; want %q", pod.UID, reason, message, want)
 		}
 	}
 	delete(h.Registry.workers, "busy")
 	for pod, want := range map[*v1.Pod]string{high: "", early: "", late: v1.PodReasonDeferred} {
-		if reason, message := h.checkFit(pod); reason != want {
+		if reason, message := h.resizer.checkFit(pod); reason != want {
 			t.Errorf("with more room, %s: %q, %s; want %q", pod.UID, reason, message, want)
 		}
 	}
-	if reason, message := h.checkFit(add("more than there is", "1", "5", 0, 0)); reason != v1.PodReasonDeferred || message != "Node didn't have enough resource: cpu, requested: 5000, used: 2500, capacity: 4000" {
+	if reason, message := h.resizer.checkFit(add("more than there is", "1", "5", 0, 0)); reason != v1.PodReasonDeferred || message != "Node didn't have enough resource: cpu, requested: 5000, used: 2500, capacity: 4000" {
 		t.Errorf("%q, %s", reason, message)
 	}
 	// The resources of a deferred resize are not reserved: a new pod may use them.
@@ -138,7 +138,7 @@ func TestResizeBesideThoseThatEnd(t *testing.T) {
 	second.machine.Resize.State.Since = time.Now()
 	want := func(when, reason string) {
 		t.Helper()
-		if got, message := h.checkFit(second.pod()); got != reason {
+		if got, message := h.resizer.checkFit(second.pod()); got != reason {
 			t.Errorf("%s: %q, %s", when, got, message)
 		}
 	}
@@ -180,8 +180,7 @@ func TestResizeOfSwap(t *testing.T) {
 		"container restart":      {swap: of(1 << 30), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), edit: func(p *v1.Pod) { p.Spec.Containers[0].ResizePolicy = again }},
 		"critical":               {swap: of(1 << 30), limited: true, has: memory("1Gi", ""), wants: memory("500Mi", ""), edit: func(p *v1.Pod) { p.Spec.Priority = new(int32(podutil.SystemCritical)) }},
 	} {
-		h := newHost(Config{Log: slog.New(slog.DiscardHandler), Node: Node{Allocatable: func() v1.ResourceList { return plenty }}, Metrics: telemetry.New()})
-		h.Limits.Swap, h.Limits.LimitedSwap = c.swap, c.limited
+		h := newHost(Config{Log: slog.New(slog.DiscardHandler), Node: Node{Allocatable: func() v1.ResourceList { return plenty }}, Metrics: telemetry.New(), Limits: Limits{Swap: c.swap, LimitedSwap: c.limited}})
 		p := newPod("a", func(p *v1.Pod) {
 			p.Spec.Containers[0].Resources = c.wants
 			if c.edit != nil {
@@ -191,7 +190,7 @@ func TestResizeOfSwap(t *testing.T) {
 		w := newWorker(h, p)
 		w.machine.Resize.Actuated[p.Spec.Containers[0].Name] = c.has
 		h.Registry.add(w)
-		reason, message := h.checkFit(p)
+		reason, message := h.resizer.checkFit(p)
 		if (reason == v1.PodReasonInfeasible) != c.refused || c.refused && message != "In-place resize of containers with swap is not supported." {
 			t.Errorf("%s: %q, %s", name, reason, message)
 		}
@@ -232,7 +231,7 @@ func TestRoomForResize(t *testing.T) {
 				return c.freed, c.why
 			}}
 		}).host
-		got := h.resize(ctx, &podmachine.ResizeRequest{Pod: asks("8")}, func() {})
+		got := h.resizer.resize(ctx, &podmachine.ResizeRequest{Pod: asks("8")}, func() {})
 		cancel()
 		if got != c.want || asked != c.asked {
 			t.Errorf("%s: %+v, preempted %t", name, got, asked)

@@ -68,8 +68,8 @@ func (r *Registry) podWithActualResources(uid types.UID) *v1.Pod {
 }
 
 // requestChanges reports whether the request of a resource changes for a container of the pod.
-func (h *host) requestChanges(pod *v1.Pod, name v1.ResourceName) bool {
-	has := h.Registry.podWithActualResources(pod.UID)
+func (r *resizer) requestChanges(pod *v1.Pod, name v1.ResourceName) bool {
+	has := r.registry.podWithActualResources(pod.UID)
 	if has == nil {
 		return true
 	}
@@ -88,9 +88,9 @@ func (h *host) requestChanges(pod *v1.Pod, name v1.ResourceName) bool {
 // swapLimitChanges reports whether the memory request of a running container changes and thereby its
 // swap limit. A container that is restarted for the resize is excluded, because it gets its new
 // limit then.
-func (h *host) swapLimitChanges(pod *v1.Pod) bool {
-	has := h.Registry.podWithActualResources(pod.UID)
-	if has == nil || !h.Limits.LimitedSwap {
+func (r *resizer) swapLimitChanges(pod *v1.Pod) bool {
+	has := r.registry.podWithActualResources(pod.UID)
+	if has == nil || !r.limits.LimitedSwap {
 		return false
 	}
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
@@ -98,7 +98,7 @@ func (h *host) swapLimitChanges(pod *v1.Pod) bool {
 		if old == nil || old.Resources.Requests.Memory().Equal(*c.Resources.Requests.Memory()) || resizeRequiresRestart(old, v1.ResourceMemory) {
 			continue
 		}
-		if h.swapDependsOnRequest(pod, &c) || h.swapDependsOnRequest(has, old) {
+		if r.limits.swapDependsOnRequest(pod, &c) || r.limits.swapDependsOnRequest(has, old) {
 			return true
 		}
 	}
@@ -124,28 +124,28 @@ func (r *Registry) OtherPods(uid types.UID) []*v1.Pod {
 
 // checkFit returns why a resized pod does not fit on the node; reason is empty if it fits. Deferred
 // resizes that precede it get free resources first.
-func (h *host) checkFit(pod *v1.Pod) (reason, message string) {
+func (r *resizer) checkFit(pod *v1.Pod) (reason, message string) {
 	if QOS(pod) == v1.PodQOSGuaranteed {
-		if h.Limits.StaticCPUs && h.requestChanges(pod, v1.ResourceCPU) {
-			h.Metrics.ResizeInfeasible("guaranteed_pod_cpu_manager_static_policy")
+		if r.limits.StaticCPUs && r.requestChanges(pod, v1.ResourceCPU) {
+			r.metrics.ResizeInfeasible("guaranteed_pod_cpu_manager_static_policy")
 			return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside CPU Manager policy \"static\""
 		}
-		if h.Limits.StaticMemory && h.requestChanges(pod, v1.ResourceMemory) {
-			h.Metrics.ResizeInfeasible("guaranteed_pod_memory_manager_static_policy")
+		if r.limits.StaticMemory && r.requestChanges(pod, v1.ResourceMemory) {
+			r.metrics.ResizeInfeasible("guaranteed_pod_memory_manager_static_policy")
 			return v1.PodReasonInfeasible, "Resize is infeasible for Guaranteed Pods alongside Memory Manager policy \"Static\""
 		}
 	}
-	if h.swapLimitChanges(pod) {
-		h.Metrics.ResizeInfeasible("swap_limitation")
+	if r.swapLimitChanges(pod) {
+		r.metrics.ResizeInfeasible("swap_limitation")
 		return v1.PodReasonInfeasible, "In-place resize of containers with swap is not supported."
 	}
-	allocatable := h.Node.Allocatable()
+	allocatable := r.limits.allocatable()
 	want := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	used := map[v1.ResourceName]int64{}
 	milli := func(l v1.ResourceList, name v1.ResourceName) int64 { q := l[name]; return q.MilliValue() }
 	var waiting []podResourceUse
 	mine := podResourceUse{pod: pod, priority: podutil.Priority(pod), since: time.Now()}
-	for _, c := range h.Registry.resourceUse() {
+	for _, c := range r.registry.resourceUse() {
 		switch {
 		case c.pod.UID == pod.UID:
 			if mine.used = c.used; c.requested != nil {

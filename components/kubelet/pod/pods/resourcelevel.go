@@ -35,7 +35,7 @@ func (r *reporter) statusResources() (has *v1.ResourceRequirements, given v1.Res
 		has.Requests, has.Limits = given.DeepCopy(), resource.PodLimits(allocated, opts)
 		return has, given
 	}
-	requests, limits, bound := resource.PodRequests(actual, opts), resource.PodLimits(actual, opts), r.worker.host.podResources(actual)
+	requests, limits, bound := resource.PodRequests(actual, opts), resource.PodLimits(actual, opts), r.worker.host.limits.podResources(actual)
 	set := func(list *v1.ResourceList, name v1.ResourceName, from v1.ResourceList) {
 		if q, ok := from[name]; ok {
 			if *list == nil {
@@ -62,27 +62,27 @@ func (r *reporter) statusResources() (has *v1.ResourceRequirements, given v1.Res
 // checkMemoryUsage checks that no memory limit is decreased below the current usage, because the kernel would
 // kill the container. With restart, the pod is checked only after the containers to restart have
 // exited.
-func (h *host) checkMemoryUsage(ctx context.Context, pod *v1.Pod, final cgroup.Resources, list []resizedContainer, restart bool) error {
+func (r *resizer) checkMemoryUsage(ctx context.Context, pod *v1.Pod, final cgroup.Resources, list []resizedContainer, restart bool) error {
 	var errs []error
-	if h.Limits.Cgroups != nil && final.MemoryLimit > 0 && !restart {
+	if r.limits.Cgroups != nil && final.MemoryLimit > 0 && !restart {
 		// If the usage is unknown, the kernel enforces the limit.
-		now, err := h.Limits.Cgroups.Stats(h.cgroups.ofPod(pod))
+		now, err := r.limits.Cgroups.Stats(r.cgroups.ofPod(pod))
 		shrinks := err == nil && (now.MemoryLimit == 0 || uint64(final.MemoryLimit) < now.MemoryLimit)
 		if shrinks && now.MemoryUsage >= uint64(final.MemoryLimit) {
 			errs = append(errs, fmt.Errorf("attempting to set pod memory limit (%d) below current usage (%d)", final.MemoryLimit, now.MemoryUsage))
 		}
 	}
-	for _, r := range list {
-		if !r.Shrinks || r.Restart {
+	for _, c := range list {
+		if !c.Shrinks || c.Restart {
 			continue
 		}
-		resp, err := h.CRI.Runtime.ContainerStats(ctx, &runtimeapi.ContainerStatsRequest{ContainerId: r.ID})
+		resp, err := r.cri.Runtime.ContainerStats(ctx, &runtimeapi.ContainerStatsRequest{ContainerId: c.ID})
 		switch used := resp.GetStats().GetMemory().GetUsageBytes().GetValue(); {
 		case cri.IsNotFound(err):
 		case err != nil:
-			errs = append(errs, fmt.Errorf("missing container %q memory usage", r.Name))
-		case used >= uint64(r.want.MemoryLimitInBytes):
-			errs = append(errs, fmt.Errorf("attempting to set container %q memory limit (%d) below current usage (%d)", r.Name, r.want.MemoryLimitInBytes, used))
+			errs = append(errs, fmt.Errorf("missing container %q memory usage", c.Name))
+		case used >= uint64(c.want.MemoryLimitInBytes):
+			errs = append(errs, fmt.Errorf("attempting to set container %q memory limit (%d) below current usage (%d)", c.Name, c.want.MemoryLimitInBytes, used))
 		}
 	}
 	return utilerrors.NewAggregate(errs)

@@ -43,7 +43,7 @@ func TestContainersOfLimitedPod(t *testing.T) {
 	pod := podWithLevel(&v1.ResourceRequirements{Requests: cpuMemory("", "300Mi"), Limits: cpuMemory("500m", "400Mi")},
 		v1.ResourceRequirements{}, v1.ResourceRequirements{Requests: cpuMemory("100m", "100Mi"), Limits: cpuMemory("200m", "100Mi")})
 	for i, want := range []struct{ shares, quota, memory, oom int64 }{{512, 50000, 400 << 20, 900}, {102, 20000, 100 << 20, 800}} {
-		r := h.containerResources(pod, &pod.Spec.Containers[i])
+		r := h.limits.containerResources(pod, &pod.Spec.Containers[i])
 		if r.CpuShares != want.shares || r.CpuQuota != want.quota || r.MemoryLimitInBytes != want.memory || r.OomScoreAdj != want.oom {
 			t.Errorf("%d: %v, want %+v", i, r, want)
 		}
@@ -53,7 +53,7 @@ func TestContainersOfLimitedPod(t *testing.T) {
 	}
 	// If only one pod-level limit is set, the other is left to the containers.
 	pod.Spec.Resources.Limits = cpuMemory("500m", "")
-	if r := h.podResources(pod); r.CPUQuota != 50000 || r.MemoryLimit != 0 {
+	if r := h.limits.podResources(pod); r.CPUQuota != 50000 || r.MemoryLimit != 0 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -125,7 +125,7 @@ func TestShrinkBelowUsage(t *testing.T) {
 		"more":                {had: 40, used: 60},
 	} {
 		h := newHost(Config{Limits: Limits{Cgroups: measured{stats: cgroup.Stats{MemoryLimit: tc.had, MemoryUsage: tc.used}}}})
-		err := h.checkMemoryUsage(context.Background(), &v1.Pod{}, cgroup.Resources{MemoryLimit: 50}, nil, false)
+		err := h.resizer.checkMemoryUsage(context.Background(), &v1.Pod{}, cgroup.Resources{MemoryLimit: 50}, nil, false)
 		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v", name, err)
 		}

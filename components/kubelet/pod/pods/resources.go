@@ -125,11 +125,18 @@ func limitsOf(pod *v1.Pod, c *v1.Container) v1.ResourceList {
 	return out
 }
 
+// limiter computes the cgroup limits of pods and containers. It is pure.
+type limiter struct {
+	Limits
+	platform    *Platform
+	allocatable func() v1.ResourceList
+}
+
 // containerMemoryHigh returns memory.high of a container in bytes; 0 means that it is not set.
 //
 // https://kep.k8s.io/2570
-func (h *host) containerMemoryHigh(pod *v1.Pod, c *v1.Container) int64 {
-	if h.Limits.Throttling == 0 || QOS(pod) == v1.PodQOSGuaranteed {
+func (l *limiter) containerMemoryHigh(pod *v1.Pod, c *v1.Container) int64 {
+	if l.Throttling == 0 || QOS(pod) == v1.PodQOSGuaranteed {
 		return 0
 	}
 	request, most := c.Resources.Requests.Memory().Value(), c.Resources.Limits.Memory().Value()
@@ -137,18 +144,18 @@ func (h *host) containerMemoryHigh(pod *v1.Pod, c *v1.Container) int64 {
 		return 0 // the pod-level limit applies
 	}
 	if most == 0 {
-		all := h.Node.Allocatable()
+		all := l.allocatable()
 		most = all.Memory().Value()
 	}
 	if most <= request {
 		return 0
 	}
-	return h.memoryHighBytes(request, most)
+	return l.memoryHighBytes(request, most)
 }
 
 // podResources returns the resources of the pod's cgroup. A limit is set only if every container
 // has one.
-func (h *host) podResources(pod *v1.Pod) cgroup.Resources {
+func (l *limiter) podResources(pod *v1.Pod) cgroup.Resources {
 	requests := resource.PodRequests(pod, resource.PodResourcesOptions{})
 	limits := resource.PodLimits(pod, resource.PodResourcesOptions{})
 	cpuLimited, memoryLimited := true, true
@@ -163,25 +170,25 @@ func (h *host) podResources(pod *v1.Pod) cgroup.Resources {
 	if QOS(pod) == v1.PodQOSBestEffort {
 		r.CPUShares = minShares
 	}
-	period := h.Limits.CPUQuotaPeriod.Microseconds()
+	period := l.CPUQuotaPeriod.Microseconds()
 	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
 		for i := range list {
 			// A container with exclusive CPUs must not be throttled.
-			cpuLimited = cpuLimited && (h.Limits.HasExclusiveCPUs == nil || !h.Limits.HasExclusiveCPUs(pod.UID, list[i].Name))
+			cpuLimited = cpuLimited && (l.HasExclusiveCPUs == nil || !l.HasExclusiveCPUs(pod.UID, list[i].Name))
 		}
 	}
-	if cpuLimited && h.Limits.CPUQuota && !limits.Cpu().IsZero() {
+	if cpuLimited && l.CPUQuota && !limits.Cpu().IsZero() {
 		r.CPUQuota, r.CPUPeriod = quota(limits.Cpu().MilliValue(), period), uint64(period)
 	}
 	if memoryLimited && !limits.Memory().IsZero() {
 		r.MemoryLimit = limits.Memory().Value()
 	}
-	r.Unified = h.podMemoryProtection(pod, requests.Memory().Value(), limits.Memory().Value(), memoryLimited)
-	if h.Limits.Pids > 0 {
-		r.PidsLimit = h.Limits.Pids
+	r.Unified = l.podMemoryProtection(pod, requests.Memory().Value(), limits.Memory().Value(), memoryLimited)
+	if l.Pids > 0 {
+		r.PidsLimit = l.Pids
 	}
 	// If the machine has huge pages, pods are limited to those that they request.
-	for _, size := range h.Limits.Hugepages {
+	for _, size := range l.Hugepages {
 		if r.HugepageLimits == nil {
 			r.HugepageLimits = map[string]uint64{}
 		}

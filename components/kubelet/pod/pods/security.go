@@ -20,7 +20,7 @@ var (
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
-func (h *host) namespaces(pod *v1.Pod) (*runtimeapi.NamespaceOption, error) {
+func (t *translator) namespaces(pod *v1.Pod) (*runtimeapi.NamespaceOption, error) {
 	o := &runtimeapi.NamespaceOption{Pid: runtimeapi.NamespaceMode_CONTAINER}
 	if pod.Spec.HostNetwork {
 		o.Network = runtimeapi.NamespaceMode_NODE
@@ -35,22 +35,22 @@ func (h *host) namespaces(pod *v1.Pod) (*runtimeapi.NamespaceOption, error) {
 		o.Pid = runtimeapi.NamespaceMode_POD
 	}
 	var err error
-	if o.UsernsOptions, err = h.userNamespace(pod); err != nil {
+	if o.UsernsOptions, err = t.userNamespace(pod); err != nil {
 		return nil, err
 	}
 	return o, nil
 }
 
 // userNamespace returns the user namespace of a pod, or nil if it uses the host's.
-func (h *host) userNamespace(pod *v1.Pod) (*runtimeapi.UserNamespace, error) {
+func (t *translator) userNamespace(pod *v1.Pod) (*runtimeapi.UserNamespace, error) {
 	if pod.Spec.HostUsers == nil || *pod.Spec.HostUsers {
 		return nil, nil
 	}
-	return h.Security.Users.For(filepath.Dir(h.Volumes.PodDir(pod.UID)), pod.UID)
+	return t.security.Users.For(filepath.Dir(t.volumes.PodDir(pod.UID)), pod.UID)
 }
 
-func (h *host) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, error) {
-	options, err := h.namespaces(pod)
+func (t *translator) sandboxSecurity(pod *v1.Pod) (*runtimeapi.LinuxSandboxSecurityContext, error) {
+	options, err := t.namespaces(pod)
 	if err != nil {
 		return nil, err
 	}
@@ -165,9 +165,9 @@ func verifyNonRoot(pod *v1.Pod, c *v1.Container, image *runtimeapi.Image) error 
 	return nil
 }
 
-func (h *host) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi.Image, target string) (*runtimeapi.LinuxContainerSecurityContext, error) {
+func (t *translator) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi.Image, target string) (*runtimeapi.LinuxContainerSecurityContext, error) {
 	sc := effective(pod, c)
-	options, err := h.namespaces(pod)
+	options, err := t.namespaces(pod)
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +177,7 @@ func (h *host) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi
 		NamespaceOptions:   options,
 		SelinuxOptions:     selinux(sc.SELinuxOptions),
 		SupplementalGroups: groups(pod),
-		Seccomp:            h.seccomp(sc),
+		Seccomp:            t.seccomp(sc),
 		Apparmor:           apparmor(sc),
 		// Set-user-ID programs work only if privilege escalation is allowed, which is the default.
 		NoNewPrivs: sc.AllowPrivilegeEscalation != nil && !*sc.AllowPrivilegeEscalation && !ptr.Deref(sc.Privileged, false),
@@ -218,9 +218,9 @@ func (h *host) containerSecurity(pod *v1.Pod, c *v1.Container, image *runtimeapi
 	return out, nil
 }
 
-func (h *host) seccomp(sc *v1.SecurityContext) *runtimeapi.SecurityProfile {
+func (t *translator) seccomp(sc *v1.SecurityContext) *runtimeapi.SecurityProfile {
 	out := &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Unconfined}
-	if h.Security.SeccompDefault {
+	if t.security.SeccompDefault {
 		out.ProfileType = runtimeapi.SecurityProfile_RuntimeDefault
 	}
 	if p := sc.SeccompProfile; p != nil {
@@ -232,7 +232,7 @@ func (h *host) seccomp(sc *v1.SecurityContext) *runtimeapi.SecurityProfile {
 		case v1.SeccompProfileTypeLocalhost:
 			out.ProfileType = runtimeapi.SecurityProfile_Localhost
 			if p.LocalhostProfile != nil {
-				out.LocalhostRef = filepath.Join(h.Security.SeccompRoot, *p.LocalhostProfile)
+				out.LocalhostRef = filepath.Join(t.security.SeccompRoot, *p.LocalhostProfile)
 			}
 		}
 	}

@@ -20,7 +20,7 @@ func TestMountsToRelabel(t *testing.T) {
 		if err := os.MkdirAll(h.Volumes.PodDir(pod.UID), 0o750); err != nil {
 			t.Fatal(err)
 		}
-		mounts, err := h.mounts(pod, c, containerInput{
+		mounts, err := h.configs.mounts(pod, c, containerInput{
 			volumes: map[string]volume.Result{"mine": {Path: t.TempDir(), Relabel: selinux}, "host": {Path: t.TempDir()}},
 			ips:     []string{"10.0.0.1"},
 		}, nil)

@@ -88,7 +88,7 @@ func (a *attempt) run(ctx context.Context) error {
 			a.machine.Containers.HookFinished(id)
 		}
 	})
-	a.host.linkLog(a.pod, a.start.Name, id, a.start.Attempt)
+	a.host.logs.linkLog(a.pod, a.start.Name, id, a.start.Attempt)
 	if hook && !ended {
 		return a.postStart(ctx, id)
 	}
@@ -97,7 +97,7 @@ func (a *attempt) run(ctx context.Context) error {
 
 // createContainer creates the container, and returns its ID and configuration.
 func (a *attempt) createContainer(ctx context.Context, box *podstate.Sandbox, ips []string, volumes map[string]volume.Result) (string, *runtimeapi.ContainerConfig, error) {
-	sandbox, err := a.host.sandboxConfig(a.pod, box.Attempt)
+	sandbox, err := a.host.configs.sandboxConfig(a.pod, box.Attempt)
 	if err != nil {
 		return "", nil, a.fail(ctx, createContainerConfigError, err.Error(), time.Now().Add(startRetryInterval))
 	}
@@ -109,7 +109,7 @@ func (a *attempt) createContainer(ctx context.Context, box *podstate.Sandbox, ip
 	if a.kind == podstate.Ephemeral {
 		in.target = a.target()
 	}
-	cfg, err := a.host.containerConfig(ctx, a.pod, in)
+	cfg, err := a.host.configs.containerConfig(ctx, a.pod, in)
 	if err != nil {
 		return "", nil, a.failWithEvent(ctx, createContainerConfigError, apiText(err))
 	}
@@ -262,7 +262,7 @@ func (a *attempt) removeStale(ctx context.Context) error {
 	if _, err := a.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: a.start.Stale}); err != nil && !cri.IsNotFound(err) {
 		return fmt.Errorf("removing a container that was never started: %w", err)
 	}
-	a.host.unlinkLog(a.pod, a.start.Name, a.start.Stale)
+	a.host.logs.unlinkLog(a.pod, a.start.Name, a.start.Stale)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.machine.Containers.Forget(a.start.Stale)
@@ -278,7 +278,7 @@ func (a *attempt) observeCreated(ctx context.Context, id, sandbox string) error 
 		return err
 	}
 	st.SandboxID = sandbox
-	a.host.fillMessage(a.pod, &st, nil)
+	a.host.logs.fillMessage(a.pod, &st, nil)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.machine.Containers.Created(st, a.start.Crash)
@@ -397,24 +397,24 @@ func pullAccount(a *v1.ServiceAccount) *kubeletv1beta1.ImagePullServiceAccount {
 }
 
 // linkLog creates the link by which log collectors find a container's log.
-func (h *host) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
-	if h.Logs.Containers == "" {
+func (l *logFiles) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
+	if l.Containers == "" {
 		return
 	}
-	if err := os.MkdirAll(h.Logs.Containers, 0o755); err != nil {
-		h.Log.Debug("creating the container log directory failed", "err", err)
+	if err := os.MkdirAll(l.Containers, 0o755); err != nil {
+		l.log.Debug("creating the container log directory failed", "err", err)
 		return
 	}
-	target := filepath.Join(h.Logs.Dir(pod), container, fmt.Sprintf("%d.log", attempt))
-	if err := os.Symlink(target, h.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrExist) {
-		h.Log.Debug("linking container log failed", "err", err)
+	target := filepath.Join(l.Dir(pod), container, fmt.Sprintf("%d.log", attempt))
+	if err := os.Symlink(target, l.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrExist) {
+		l.log.Debug("linking container log failed", "err", err)
 	}
 }
 
-func (h *host) logLink(pod *v1.Pod, container, id string) string {
+func (l *logFiles) logLink(pod *v1.Pod, container, id string) string {
 	name := strings.Join([]string{pod.Name, pod.Namespace, container}, "_")
 	if len(name) > 250-len(id)-5 {
 		name = name[:250-len(id)-5]
 	}
-	return filepath.Join(h.Logs.Containers, name+"-"+id+".log")
+	return filepath.Join(l.Containers, name+"-"+id+".log")
 }

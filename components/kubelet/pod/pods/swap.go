@@ -13,22 +13,22 @@ const swapFile = "memory.swap.max"
 // others get none.
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/swap-memory-management/
-func (h *host) swapLimit(pod *v1.Pod, c *v1.Container) (int64, bool) {
-	if !h.swapConfigured() {
+func (l *limiter) swapLimit(pod *v1.Pod, c *v1.Container) (int64, bool) {
+	if !l.swapConfigured() {
 		return 0, false
 	}
-	if !h.swapDependsOnRequest(pod, c) || h.Limits.MemoryCapacity <= 0 {
+	if !l.swapDependsOnRequest(pod, c) || l.MemoryCapacity <= 0 {
 		return 0, true
 	}
 	request := c.Resources.Requests.Memory().Value()
-	return int64(float64(request) / float64(h.Limits.MemoryCapacity) * float64(h.Limits.Swap())), true
+	return int64(float64(request) / float64(l.MemoryCapacity) * float64(l.Swap())), true
 }
 
 // swapDependsOnRequest reports whether a container's swap limit is determined by its memory request.
-func (h *host) swapDependsOnRequest(pod *v1.Pod, c *v1.Container) bool {
-	return h.swapConfigured() && !IsCritical(pod) && QOS(pod) == v1.PodQOSBurstable &&
+func (l *limiter) swapDependsOnRequest(pod *v1.Pod, c *v1.Container) bool {
+	return l.swapConfigured() && !IsCritical(pod) && QOS(pod) == v1.PodQOSBurstable &&
 		!c.Resources.Requests.Memory().Equal(*c.Resources.Limits.Memory())
 }
 
 // swapConfigured reports whether the swap of containers is limited.
-func (h *host) swapConfigured() bool { return h.Limits.Swap != nil && h.Platform.SwapAccounting() }
+func (l *limiter) swapConfigured() bool { return l.Swap != nil && l.platform.SwapAccounting() }

@@ -140,7 +140,7 @@ func (w *terminator) removeContainersAndLogs(ctx context.Context) error {
 		if _, err := w.host.CRI.Runtime.RemoveContainer(ctx, &runtimeapi.RemoveContainerRequest{ContainerId: c.ID}); err != nil && !cri.IsNotFound(err) {
 			return fmt.Errorf("removing container: %w", err)
 		}
-		w.host.unlinkLog(pod, c.Name, c.ID)
+		w.host.logs.unlinkLog(pod, c.Name, c.ID)
 	}
 	for _, s := range obs.Sandboxes {
 		if err := w.host.stopSandbox(ctx, s.ID); err != nil {
@@ -156,23 +156,23 @@ func (w *terminator) removeContainersAndLogs(ctx context.Context) error {
 	return nil
 }
 
-func (h *host) unlinkLog(pod *v1.Pod, container, id string) {
-	if h.Logs.Containers == "" {
+func (l *logFiles) unlinkLog(pod *v1.Pod, container, id string) {
+	if l.Containers == "" {
 		return
 	}
-	if err := os.Remove(h.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		h.Log.Debug("removing log link failed", "path", filepath.Base(h.logLink(pod, container, id)), "err", err)
+	if err := os.Remove(l.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		l.log.Debug("removing log link failed", "path", filepath.Base(l.logLink(pod, container, id)), "err", err)
 	}
 }
 
 // removeLog removes the log files of one attempt of a container.
-func (h *host) removeLog(pod *v1.Pod, c *podstate.Container) {
+func (l *logFiles) removeLog(pod *v1.Pod, c *podstate.Container) {
 	path := c.LogPath
 	if path == "" {
 		return
 	}
 	if !filepath.IsAbs(path) {
-		path = filepath.Join(h.Logs.Dir(pod), path)
+		path = filepath.Join(l.Dir(pod), path)
 	}
 	old, err := filepath.Glob(path + ".*")
 	if err != nil {
@@ -180,7 +180,7 @@ func (h *host) removeLog(pod *v1.Pod, c *podstate.Container) {
 	}
 	for _, f := range append(old, path) {
 		if err := os.Remove(f); err != nil && !errors.Is(err, os.ErrNotExist) {
-			h.Log.Debug("removing log file of removed container failed", "pod", pod.Namespace+"/"+pod.Name, "container", c.Name, "path", f, "err", err)
+			l.log.Debug("removing log file of removed container failed", "pod", pod.Namespace+"/"+pod.Name, "container", c.Name, "path", f, "err", err)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/component-helpers/resource"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/utils/ptr"
@@ -17,30 +18,46 @@ import (
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/pod/dnsconf"
 	"hyperkube/components/kubelet/pod/env"
+	"hyperkube/components/kubelet/pod/objectcache"
 	"hyperkube/components/kubelet/pod/podstate"
 	"hyperkube/components/kubelet/pod/volume"
 	"hyperkube/internal/pod/podutil"
 )
 
+// translator translates pods and containers to the configurations of the runtime.
+type translator struct {
+	*podEvents
+	cri       *cri.Client
+	kube      kubernetes.Interface // may be nil
+	objects   *objectcache.Store
+	volumes   *volume.Set
+	resources ResourceManager // may be nil
+	node      Node
+	security  Security
+	logs      Logs
+	cgroups   CgroupNames
+	limits    *limiter
+}
+
 // sandboxConfig returns the CRI configuration of the pod's sandbox.
-func (h *host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandboxConfig, error) {
-	warn := func(reason, message string) { h.event(pod, "", true, reason, message) }
-	dns, err := h.Node.DNS.For(pod, warn)
+func (t *translator) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandboxConfig, error) {
+	warn := func(reason, message string) { t.event(pod, "", true, reason, message) }
+	dns, err := t.node.DNS.For(pod, warn)
 	if err != nil {
 		return nil, err
 	}
-	security, err := h.sandboxSecurity(pod)
+	security, err := t.sandboxSecurity(pod)
 	if err != nil {
 		return nil, err
 	}
 	cfg := &runtimeapi.PodSandboxConfig{
 		Metadata:     &runtimeapi.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID), Attempt: attempt},
-		LogDirectory: h.Logs.Dir(pod),
+		LogDirectory: t.logs.Dir(pod),
 		DnsConfig:    dns,
 		Labels:       map[string]string{},
 		Annotations:  map[string]string{},
 		Linux: &runtimeapi.LinuxPodSandboxConfig{
-			CgroupParent:    h.cgroups.parent(pod),
+			CgroupParent:    t.cgroups.parent(pod),
 			SecurityContext: security,
 			Sysctls:         map[string]string{},
 		},
@@ -49,7 +66,7 @@ func (h *host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandbo
 	cfg.Labels[cri.LabelPodName], cfg.Labels[cri.LabelPodNamespace], cfg.Labels[cri.LabelPodUID] = pod.Name, pod.Namespace, string(pod.UID)
 	maps.Copy(cfg.Annotations, pod.Annotations)
 	if !pod.Spec.HostNetwork || pod.Spec.HostnameOverride != nil {
-		host, err := h.hostname(pod)
+		host, err := t.hostname(pod)
 		if err != nil {
 			return nil, err
 		}
@@ -64,7 +81,7 @@ func (h *host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandbo
 			}
 		}
 	}
-	for name, value := range h.Security.Sysctls {
+	for name, value := range t.security.Sysctls {
 		if !hostNamespaced(pod, name) {
 			cfg.Linux.Sysctls[name] = value
 		}
@@ -74,17 +91,17 @@ func (h *host) sandboxConfig(pod *v1.Pod, attempt uint32) (*runtimeapi.PodSandbo
 			cfg.Linux.Sysctls[s.Name] = s.Value
 		}
 	}
-	cfg.Linux.Resources, cfg.Linux.Overhead = h.sandboxResources(pod)
+	cfg.Linux.Resources, cfg.Linux.Overhead = t.limits.sandboxResources(pod)
 	return cfg, nil
 }
 
 // sandboxResources returns the total resources of a pod's containers, and the pod overhead, or nil
 // without one.
-func (h *host) sandboxResources(pod *v1.Pod) (own, overhead *runtimeapi.LinuxContainerResources) {
+func (l *limiter) sandboxResources(pod *v1.Pod) (own, overhead *runtimeapi.LinuxContainerResources) {
 	options := resource.PodResourcesOptions{ExcludeOverhead: true}
-	own = h.linuxResources(resource.PodRequests(pod, options), resource.PodLimits(pod, options))
+	own = l.linuxResources(resource.PodRequests(pod, options), resource.PodLimits(pod, options))
 	if len(pod.Spec.Overhead) > 0 {
-		overhead = h.linuxResources(pod.Spec.Overhead, pod.Spec.Overhead)
+		overhead = l.linuxResources(pod.Spec.Overhead, pod.Spec.Overhead)
 	}
 	return own, overhead
 }
@@ -124,8 +141,8 @@ func protocol(p v1.Protocol) runtimeapi.Protocol {
 }
 
 // hostname returns the pod's host name.
-func (h *host) hostname(pod *v1.Pod) (string, error) {
-	host, domain, err := dnsconf.Hostname(pod, h.Node.DNS.ClusterDomain)
+func (t *translator) hostname(pod *v1.Pod) (string, error) {
+	host, domain, err := dnsconf.Hostname(pod, t.node.DNS.ClusterDomain)
 	if err != nil {
 		return "", err
 	}
@@ -139,14 +156,14 @@ func (h *host) hostname(pod *v1.Pod) (string, error) {
 	return host, nil
 }
 
-func (h *host) linuxResources(requests, limits v1.ResourceList) *runtimeapi.LinuxContainerResources {
-	period := h.Limits.CPUQuotaPeriod.Microseconds()
+func (l *limiter) linuxResources(requests, limits v1.ResourceList) *runtimeapi.LinuxContainerResources {
+	period := l.CPUQuotaPeriod.Microseconds()
 	r := &runtimeapi.LinuxContainerResources{
 		CpuPeriod:          period,
 		CpuShares:          shares(cpuRequest(requests, limits)),
 		MemoryLimitInBytes: limits.Memory().Value(),
 	}
-	if h.Limits.CPUQuota {
+	if l.CPUQuota {
 		r.CpuQuota = quota(limits.Cpu().MilliValue(), period)
 	}
 	return r
@@ -162,14 +179,14 @@ func cpuRequest(requests, limits v1.ResourceList) int64 {
 }
 
 // containerResources returns a container's CRI resources.
-func (h *host) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.LinuxContainerResources {
+func (l *limiter) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.LinuxContainerResources {
 	limits := limitsOf(pod, c)
-	r := h.linuxResources(c.Resources.Requests, limits)
-	r.OomScoreAdj = oomScore(pod, c, h.Limits.MemoryCapacity)
-	if h.Limits.HasExclusiveCPUs != nil && h.Limits.HasExclusiveCPUs(pod.UID, c.Name) {
+	r := l.linuxResources(c.Resources.Requests, limits)
+	r.OomScoreAdj = oomScore(pod, c, l.MemoryCapacity)
+	if l.HasExclusiveCPUs != nil && l.HasExclusiveCPUs(pod.UID, c.Name) {
 		r.CpuQuota = -1
 	}
-	if h.Limits.WholeOOMKill {
+	if l.WholeOOMKill {
 		r.Unified = map[string]string{"memory.oom.group": "1"}
 	}
 	unified := func(file string, value int64) {
@@ -178,16 +195,16 @@ func (h *host) containerResources(pod *v1.Pod, c *v1.Container) *runtimeapi.Linu
 		}
 		r.Unified[file] = strconv.FormatInt(value, 10)
 	}
-	for file, value := range h.protection(QOS(pod), c.Resources.Requests.Memory().Value()) {
+	for file, value := range l.protection(QOS(pod), c.Resources.Requests.Memory().Value()) {
 		if r.Unified == nil {
 			r.Unified = map[string]string{}
 		}
 		r.Unified[file] = value
 	}
-	if high := h.containerMemoryHigh(pod, c); high > 0 {
+	if high := l.containerMemoryHigh(pod, c); high > 0 {
 		unified(memoryHigh, high)
 	}
-	if swap, ok := h.swapLimit(pod, c); ok {
+	if swap, ok := l.swapLimit(pod, c); ok {
 		unified(swapFile, swap)
 	}
 	for name, q := range limits {
@@ -219,16 +236,16 @@ type containerInput struct {
 
 // containerConfig returns the CRI configuration of a container. Its errors have the reason
 // CreateContainerConfigError.
-func (h *host) containerConfig(ctx context.Context, pod *v1.Pod, in containerInput) (*runtimeapi.ContainerConfig, error) {
+func (t *translator) containerConfig(ctx context.Context, pod *v1.Pod, in containerInput) (*runtimeapi.ContainerConfig, error) {
 	c := in.container
-	image, err := h.imageStatus(ctx, in.image)
+	image, err := t.imageStatus(ctx, in.image)
 	if err != nil {
 		return nil, err
 	}
 	if err := verifyNonRoot(pod, c, image); err != nil {
 		return nil, err
 	}
-	vars, err := h.environment(ctx, pod, c, in)
+	vars, err := t.environment(ctx, pod, c, in)
 	if err != nil {
 		return nil, err
 	}
@@ -274,30 +291,30 @@ func (h *host) containerConfig(ctx context.Context, pod *v1.Pod, in containerInp
 	if c.Lifecycle != nil && c.Lifecycle.StopSignal != nil {
 		cfg.StopSignal = runtimeapi.Signal(runtimeapi.Signal_value["SIGNAL_"+string(*c.Lifecycle.StopSignal)])
 	}
-	if cfg.Mounts, err = h.mounts(pod, c, in, values); err != nil {
+	if cfg.Mounts, err = t.mounts(pod, c, in, values); err != nil {
 		return nil, err
 	}
 	if cfg.Devices, err = volumeDevices(c, in.volumes); err != nil {
 		return nil, err
 	}
-	security, err := h.containerSecurity(pod, c, image, in.target)
+	security, err := t.containerSecurity(pod, c, image, in.target)
 	if err != nil {
 		return nil, err
 	}
 	cfg.Linux = &runtimeapi.LinuxContainerConfig{
-		Resources:       h.containerResources(pod, c),
+		Resources:       t.limits.containerResources(pod, c),
 		SecurityContext: security,
 	}
-	if h.Resources != nil {
-		if err := h.Resources.PrepareContainer(ctx, pod, c, cfg); err != nil {
+	if t.resources != nil {
+		if err := t.resources.PrepareContainer(ctx, pod, c, cfg); err != nil {
 			return nil, err
 		}
 	}
 	return cfg, nil
 }
 
-func (h *host) imageStatus(ctx context.Context, ref string) (*runtimeapi.Image, error) {
-	resp, err := h.CRI.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: ref}})
+func (t *translator) imageStatus(ctx context.Context, ref string) (*runtimeapi.Image, error) {
+	resp, err := t.cri.Images.ImageStatus(ctx, &runtimeapi.ImageStatusRequest{Image: &runtimeapi.ImageSpec{Image: ref}})
 	if err != nil {
 		return nil, fmt.Errorf("getting image status: %s", cri.Message(err))
 	}

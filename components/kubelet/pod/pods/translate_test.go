@@ -20,8 +20,8 @@ import (
 	"hyperkube/components/kubelet/pod/volume"
 )
 
-// translator returns a host that needs only the image busybox:1.
-func translator(t *testing.T) *host {
+// translatorHost returns a host that needs only the image busybox:1.
+func translatorHost(t *testing.T) *host {
 	return newHost(Config{
 		CRI: crifake.New("busybox:1").Client(), Volumes: &volume.Set{Root: t.TempDir()}, Logs: Logs{Pods: "/logs"},
 		Events: record.NewFakeRecorder(100), Objects: objectcache.New(nil, slog.New(slog.DiscardHandler)),
@@ -93,7 +93,7 @@ func TestSandboxOfPod(t *testing.T) {
 				c.change(&p.Spec)
 			}
 		})
-		s, err := translator(t).sandboxConfig(pod, 0)
+		s, err := translatorHost(t).configs.sandboxConfig(pod, 0)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -103,7 +103,7 @@ func TestSandboxOfPod(t *testing.T) {
 		}
 	}
 	long := newPod("a", func(p *v1.Pod) { p.Spec.Subdomain, p.Spec.SetHostnameAsFQDN = strings.Repeat("s", 50), &yes })
-	if _, err := translator(t).sandboxConfig(long, 0); err == nil || !strings.HasSuffix(err.Error(), "is too long (64 characters is the max, 78 characters requested)") {
+	if _, err := translatorHost(t).configs.sandboxConfig(long, 0); err == nil || !strings.HasSuffix(err.Error(), "is too long (64 characters is the max, 78 characters requested)") {
 		t.Errorf("a name that is too long: %v", err)
 	}
 }
@@ -119,11 +119,11 @@ func TestOverheadOfPod(t *testing.T) {
 		p.Spec.Containers[0].Resources = v1.ResourceRequirements{Limits: cpuMemory("500m", "64Mi"), Requests: cpuMemory("500m", "64Mi")}
 		p.Spec.Overhead = cpuMemory("100m", "8Mi")
 	})
-	h := translator(t)
-	if r := h.podResources(pod); r.CPUShares != 614 || r.CPUQuota != 60000 || r.MemoryLimit != 72<<20 {
+	h := translatorHost(t)
+	if r := h.limits.podResources(pod); r.CPUShares != 614 || r.CPUQuota != 60000 || r.MemoryLimit != 72<<20 {
 		t.Errorf("the pod: %+v", r)
 	}
-	if r := h.containerResources(pod, &pod.Spec.Containers[0]); r.CpuShares != 512 || r.CpuQuota != 50000 || r.MemoryLimitInBytes != 64<<20 {
+	if r := h.limits.containerResources(pod, &pod.Spec.Containers[0]); r.CpuShares != 512 || r.CpuQuota != 50000 || r.MemoryLimitInBytes != 64<<20 {
 		t.Errorf("the container: %+v", r)
 	}
 }
@@ -203,7 +203,7 @@ func TestContainerOfPod(t *testing.T) {
 		}, map[string]uint64{"2MB": 4 << 20, "1GB": 1 << 30}},
 	} {
 		pod := newPod("a", c.change)
-		cfg, err := translator(t).containerConfig(t.Context(), pod, containerInput{container: &pod.Spec.Containers[0], attempt: 3, image: "busybox:1"})
+		cfg, err := translatorHost(t).configs.containerConfig(t.Context(), pod, containerInput{container: &pod.Spec.Containers[0], attempt: 3, image: "busybox:1"})
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue

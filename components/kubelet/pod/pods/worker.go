@@ -78,11 +78,13 @@ type volumeResults struct {
 }
 
 func newWorker(h *host, pod *v1.Pod) *worker {
+	options := h.options
+	options.HasObject = h.Kube != nil && !IsStatic(pod)
 	w := &worker{
 		host: h, uid: pod.UID,
 		log:  h.Log.With("pod", pod.Namespace+"/"+pod.Name),
 		wake: make(chan struct{}, 1), ends: newMilestones(),
-		machine: podmachine.New(pod, podmachine.Options{HasObject: h.Kube != nil && !IsStatic(pod), CrashMax: h.CrashMax, Limits: h.containerLimits}),
+		machine: podmachine.New(pod, options),
 		fresh:   freshness{all: true, ids: map[string]bool{}},
 		stops:   map[string]*stopping{},
 		probes:  map[string]*probe.Group{},
