@@ -59,11 +59,11 @@ func TestNoCIDR(t *testing.T) {
 	if err := n.SetCIDRs(ctx, cidrs); err != nil {
 		t.Fatal(err)
 	}
+	removeLink(t, "hkn-br0")
 	link, err := netlink.LinkByName("hkn-br0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = netlink.LinkDel(link) }()
 	if have, err := netlink.AddrList(link, netlink.FAMILY_V4); err != nil || len(have) != 1 || have[0].IP.String() != "10.77.1.1" {
 		t.Errorf("the bridge has %v (%v)", have, err)
 	}
@@ -156,6 +156,17 @@ func TestForeignRulesAreKept(t *testing.T) {
 	}
 }
 
+// removeLink removes a link, if it exists, at the end of the test.
+func removeLink(t testing.TB, name string) {
+	t.Cleanup(func() {
+		if link, err := netlink.LinkByName(name); err == nil {
+			if err := netlink.LinkDel(link); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
 // pod starts a process in a separate network namespace.
 func pod(t *testing.T) *os.File {
 	t.Helper()
@@ -232,6 +243,7 @@ func TestPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer journal.Close()
+	removeLink(t, "hk-br0")
 	n, err := New(Config{Bridge: "hk-br0", LinkPrefix: "hk", AddressDir: filepath.Join(dir, "ips"), Journal: journal,
 		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24"), netip.MustParsePrefix("fd09::/64")}})
 	if err != nil {
@@ -341,6 +353,7 @@ func TestKeep(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for network namespaces")
 	}
+	removeLink(t, "hk-br1")
 	n, err := New(Config{Bridge: "hk-br1", LinkPrefix: "hx", AddressDir: t.TempDir(), CIDRs: []netip.Prefix{netip.MustParsePrefix("10.11.0.0/24")}})
 	if err != nil {
 		t.Fatal(err)
@@ -391,6 +404,7 @@ func BenchmarkAttach(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root for network namespaces")
 	}
+	removeLink(b, "hk-br0")
 	n, err := New(Config{Bridge: "hk-br0", LinkPrefix: "hk", AddressDir: b.TempDir(), CIDRs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}})
 	if err != nil {
 		b.Fatal(err)
