@@ -33,7 +33,7 @@ func (k *Kubelet) compose() error {
 	limits := k.cgroupLimits()
 	k.node = k.newNodeParts(object, limits)
 	if k.cfg.Gates.Enabled(config.GatePodsAPI, true) {
-		if k.podsAPI, err = podsapi.New(podsapi.Config{Pods: k.pods.registry.Pods, Known: k.pods.synced.Known, Count: k.metrics, Log: k.log}); err != nil {
+		if k.podsAPI, err = podsapi.New(podsapi.Config{Pods: k.pods.registry.Pods, Known: k.pods.synced.Known, Count: &k.metrics.Sockets, Log: k.log}); err != nil {
 			return err
 		}
 	}
@@ -78,6 +78,6 @@ func (k *Kubelet) newResources(object *nodestatus.Object) (*resources.Manager, e
 			Static: memory.Static, Capacity: k.machine.MemoryBytes, Reserved: memory.Reserved, Unallocatable: k.cfg.Unallocatable(k.machine),
 		},
 		Topology: resources.TopologyPolicy{Policy: topology.Policy, Scope: topology.Scope, Options: topology.Options},
-		Metrics:  k.metrics, Log: k.log,
+		Metrics:  resources.Metrics{Devices: &k.metrics.Devices, Claims: &k.metrics.Claims, Allocation: &k.metrics.Allocation}, Log: k.log,
 	})
 }

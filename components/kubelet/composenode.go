@@ -48,7 +48,7 @@ func (k *Kubelet) newNodeParts(object *nodestatus.Object, limits pods.Limits) no
 	n := nodeParts{object: object, cgroups: hostcgroups.New(k.cgroupConfig(limits)), shutdown: k.newShutdown(object)}
 	n.collector = &images.Collector{
 		CRI: k.cri, High: cfg.Images.GCHigh, Low: cfg.Images.GCLow, MinAge: cfg.Images.MinAge, MaxAge: cfg.Images.MaxAge,
-		Log: k.log, Path: cfg.Layout.Data, Records: k.pods.puller.Records, Metrics: k.metrics,
+		Log: k.log, Path: cfg.Layout.Data, Records: k.pods.puller.Records, Metrics: &k.metrics.Images,
 	}
 	n.housekeeper = &housekeeping.Housekeeper{
 		Containers: garbage, Images: n.collector, Records: k.pods.puller.Records, ImageService: k.cri.Images,
@@ -77,19 +77,25 @@ func (k *Kubelet) newNodeParts(object *nodestatus.Object, limits pods.Limits) no
 func (k *Kubelet) newStatus(n nodeParts) *nodestatus.Manager {
 	cfg := k.cfg
 	return nodestatus.New(nodestatus.Config{
-		Name: cfg.NodeName, Object: n.object, Kube: k.kube, CRI: k.cri, Events: k.events, Log: k.log,
-		Register: !cfg.Node.NoRegister, Labels: cfg.Node.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()}, Taints: cfg.Node.Taints, Unschedulable: cfg.Node.Unschedulable,
-		IPs: addresses(k.ips), ProviderID: cfg.Node.ProviderID, Port: int32(cfg.Server.Port), Machine: k.machine,
-		Capacity: cfg.Capacity(k.machine), Allocatable: k.allocatable(), Devices: k.resources.Capacity, IsReinstalled: k.resources.IsReinstalled,
-		Pressure: func() nodestatus.Pressure { return pressure.Conditions(n.eviction) }, NotReadyReasons: n.readiness.Reasons,
-		PodCIDR: cfg.Node.PodCIDR, Lease: cfg.Node.Lease, Renew: cfg.Node.Lease / 4, Update: cfg.Node.Update, Report: cfg.Node.Report, MaxImages: int(*cfg.Node.MaxImages),
-		VolumesInUse: func() []v1.UniqueVolumeName { return append(k.pods.csi.VolumesInUse(), k.pods.iscsi.VolumesInUse()...) },
+		Name: cfg.NodeName, Object: n.object, Kube: k.kube, CRI: k.cri, Events: k.events, PodCIDR: cfg.Node.PodCIDR, Log: k.log,
+		Registration: nodestatus.Registration{
+			Enabled: !cfg.Node.NoRegister, Labels: cfg.Node.Labels, Annotations: map[string]string{localpath.Annotation: cfg.Layout.Volumes()},
+			Taints: cfg.Node.Taints, Unschedulable: cfg.Node.Unschedulable, ProviderID: cfg.Node.ProviderID, IsReinstalled: k.resources.IsReinstalled,
+		},
+		Status: nodestatus.Status{
+			IPs: addresses(k.ips), Port: int32(cfg.Server.Port), Machine: k.machine,
+			Capacity: cfg.Capacity(k.machine), Allocatable: k.allocatable(), Devices: k.resources.Capacity,
+			Pressure: func() nodestatus.Pressure { return pressure.Conditions(n.eviction) }, NotReadyReasons: n.readiness.Reasons,
+			VolumesInUse: func() []v1.UniqueVolumeName { return append(k.pods.csi.VolumesInUse(), k.pods.iscsi.VolumesInUse()...) },
+			MaxImages:    int(*cfg.Node.MaxImages),
+		},
+		Periods: nodestatus.Periods{Lease: cfg.Node.Lease, Renew: cfg.Node.Lease / 4, Update: cfg.Node.Update, Report: cfg.Node.Report},
 		NodeChanged: func() {
 			k.pods.csi.Observe()
 			k.pods.iscsi.Observe()
 		},
 		Started: func(asked, registered, ready time.Time) {
-			k.metrics.NodeStarted(telemetry.Startup{Boot: nodestatus.BootTime(), Kubelet: k.started, RegistrationStarted: asked, Registered: registered, Ready: ready})
+			k.metrics.Node.NodeStarted(telemetry.Startup{Boot: nodestatus.BootTime(), Kubelet: k.started, RegistrationStarted: asked, Registered: registered, Ready: ready})
 		},
 	})
 }

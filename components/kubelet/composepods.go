@@ -79,10 +79,10 @@ func (k *Kubelet) newPodParts(object *nodestatus.Object) (podParts, error) {
 			Warn: k.events.NodeWarning,
 		},
 	}
-	p.prober.Metrics, p.prober.HookMetrics = probe.NewMetrics(), k.metrics
+	p.prober.Metrics, p.prober.HookMetrics = probe.NewMetrics(), &k.metrics.Hooks
 	var err error
 	if p.csi, err = csi.New(csi.Config{
-		Root: root, NodeName: k.cfg.NodeName, Kube: k.kube, Tokens: p.tokens, Events: k.events, Log: k.log, Metrics: k.metrics,
+		Root: root, NodeName: k.cfg.NodeName, Kube: k.kube, Tokens: p.tokens, Events: k.events, Log: k.log, Metrics: &k.metrics.Volumes,
 		Node: object.Node, FileLabel: volume.FileLabels(), InUse: object.Changed, Registered: registry.RetryVolumes,
 	}); err != nil {
 		return p, err
@@ -101,9 +101,9 @@ func (k *Kubelet) newPodParts(object *nodestatus.Object) (podParts, error) {
 func (k *Kubelet) newPuller() *images.Puller {
 	cfg := k.cfg
 	puller := images.NewPuller(k.cri.Images)
-	puller.Metrics = k.metrics
+	puller.Metrics = &k.metrics.Images
 	if cfg.Gates.Enabled(config.GatePulledImages, true) {
-		puller.Records = &images.Records{Dir: filepath.Join(cfg.Layout.Kubelet, "image_manager"), Policy: cfg.Images.Verification, Allowed: cfg.Images.Allowlist, Metrics: k.metrics, Log: k.log}
+		puller.Records = &images.Records{Dir: filepath.Join(cfg.Layout.Kubelet, "image_manager"), Policy: cfg.Images.Verification, Allowed: cfg.Images.Allowlist, Metrics: &k.metrics.Images, Log: k.log}
 	}
 	puller.Limit(cfg.Images.ParallelPulls)
 	puller.LimitRate(int(*cfg.Images.PullQPS), cfg.Images.PullBurst)
@@ -119,7 +119,7 @@ func (k *Kubelet) newVolumes(object *nodestatus.Object, p podParts) *volume.Set 
 	}}
 	all := k.allocatable()
 	allocatable := func() v1.ResourceList { return all }
-	return &volume.Set{Root: layout.Kubelet, SELinux: volume.HostHasSELinux(), Metrics: k.metrics, Types: []volume.Type{
+	return &volume.Set{Root: layout.Kubelet, SELinux: volume.HostHasSELinux(), Metrics: &k.metrics.Volumes, Types: []volume.Type{
 		volume.EmptyDir{Allocatable: allocatable},
 		hostPaths,
 		volume.ConfigMapVolume{Objects: p.objects},
@@ -230,8 +230,8 @@ func (k *Kubelet) cgroupLimits() pods.Limits {
 	if k.cgroups == nil {
 		return limits
 	}
-	limits.Cgroups = hostcgroups.Timed{Cgroups: k.cgroups, Observe: k.metrics.Cgroup}
-	k.metrics.CgroupVersion(1)
+	limits.Cgroups = hostcgroups.Timed{Cgroups: k.cgroups, Observe: k.metrics.Node.Cgroup}
+	k.metrics.Node.CgroupVersion(1)
 	// Without the controller the kernel cannot limit huge pages per pod.
 	for _, size := range slices.Sorted(maps.Keys(k.machine.Hugepages)) {
 		if k.machine.Hugepages[size] > 0 && slices.Contains(k.cgroups.Controllers(), "hugetlb") {
@@ -241,7 +241,7 @@ func (k *Kubelet) cgroupLimits() pods.Limits {
 	if !k.cgroups.Unified() {
 		return limits
 	}
-	k.metrics.CgroupVersion(2)
+	k.metrics.Node.CgroupVersion(2)
 	limits.WholeOOMKill = !cfg.Containers.SingleOOMKill
 	limits.MemoryQoS = cfg.Gates.Enabled(config.GateMemoryQoS, true)
 	limits.Tiered = limits.MemoryQoS && cfg.Containers.TieredMemory

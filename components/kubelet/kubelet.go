@@ -149,7 +149,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 
 	// The server comes first, then what makes the node ready, then pods. All stop together when ctx is
 	// done or one of them fails.
-	podAllocations := &podresources.Server{Root: k.cfg.Layout.Kubelet, Pods: k.pods.registry, Resources: k.resources, Count: k.metrics.PodResourcesRequest}
+	podAllocations := &podresources.Server{Root: k.cfg.Layout.Kubelet, Pods: k.pods.registry, Resources: k.resources, Count: k.metrics.Sockets.PodResourcesRequest}
 	watchOOM := func(ctx context.Context) error {
 		return oomwatch.Report(ctx, func(message string) { k.events.NodeWarning("SystemOOM", message) }, k.log)
 	}
@@ -188,7 +188,7 @@ func (k *Kubelet) Run(ctx context.Context) error {
 // runPods runs the pods until ctx is done. Pods need the name and the cgroup driver of the runtime, so
 // it waits for the runtime first.
 func (k *Kubelet) runPods(ctx context.Context) error {
-	detector := hostcgroups.Detector{Runtime: k.cri.Runtime, Platform: k.pods.platform, Systemd: k.cfg.Cgroups.Systemd, LosingSupport: k.metrics.LosingSupport}
+	detector := hostcgroups.Detector{Runtime: k.cri.Runtime, Platform: k.pods.platform, Systemd: k.cfg.Cgroups.Systemd, LosingSupport: k.metrics.Node.LosingSupport}
 	if err := detector.Detect(ctx); err != nil {
 		return err
 	}

@@ -67,8 +67,15 @@ type Config struct {
 	Memory   MemoryPolicy
 	Topology TopologyPolicy
 
-	Metrics *telemetry.Metrics
+	Metrics Metrics
 	Log     *slog.Logger
+}
+
+// Metrics count allocations. Each may be nil.
+type Metrics struct {
+	Devices    *telemetry.Devices
+	Claims     *telemetry.Claims
+	Allocation *telemetry.Allocation
 }
 
 // CPUPolicy configures the CPU manager.
@@ -127,11 +134,11 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{log: cfg.Log, node: cfg.Node, pods: cfg.Pods}
 	if m.devices, err = devicemanager.New(devicemanager.Config{
 		Dir: filepath.Join(cfg.Root, "device-plugins"), Nodes: machine.All(), Active: cfg.Pods.Active, Known: cfg.PodsKnown,
-		Changed: m.devicesChanged, Log: cfg.Log, Metrics: cfg.Metrics,
+		Changed: m.devicesChanged, Log: cfg.Log, Metrics: cfg.Metrics.Devices,
 	}); err != nil {
 		return nil, err
 	}
-	if m.claims, err = dra.New(dra.Config{Root: cfg.Root, NodeName: cfg.NodeName, Kube: cfg.Kube, Changed: m.devicesChanged, Log: cfg.Log, Metrics: cfg.Metrics}); err != nil {
+	if m.claims, err = dra.New(dra.Config{Root: cfg.Root, NodeName: cfg.NodeName, Kube: cfg.Kube, Changed: m.devicesChanged, Log: cfg.Log, Metrics: cfg.Metrics.Claims}); err != nil {
 		return nil, err
 	}
 	providers := []topology.Provider{m.devices}
@@ -149,7 +156,7 @@ func New(cfg Config) (*Manager, error) {
 		providers = append(providers, m.memory)
 	}
 	m.topology, err = topology.New(topology.Config{
-		Policy: cfg.Topology.Policy, Scope: cfg.Topology.Scope, Options: cfg.Topology.Options, Machine: machine, Providers: providers, Metrics: cfg.Metrics,
+		Policy: cfg.Topology.Policy, Scope: cfg.Topology.Scope, Options: cfg.Topology.Options, Machine: machine, Providers: providers, Metrics: cfg.Metrics.Allocation,
 	})
 	return m, err
 }
@@ -180,7 +187,7 @@ func newCPUs(cfg Config, nodes numa.Machine) (*cpumanager.Manager, error) {
 	return cpumanager.New(cpumanager.Config{
 		Machine: machine, Reserved: reserved, StrictReservation: cfg.CPUs.StrictReservation, FullPCPUsOnly: cfg.CPUs.FullPCPUsOnly, AlignByUncoreCache: cfg.CPUs.AlignByUncoreCache, DistributeAcrossNUMA: cfg.CPUs.DistributeAcrossNUMA,
 		File:       file,
-		Guaranteed: cfg.Guaranteed, Active: cfg.Pods.Active, Known: cfg.PodsKnown, Log: cfg.Log, Metrics: cfg.Metrics,
+		Guaranteed: cfg.Guaranteed, Active: cfg.Pods.Active, Known: cfg.PodsKnown, Log: cfg.Log, Metrics: cfg.Metrics.Allocation,
 	})
 }
 
@@ -206,7 +213,7 @@ func newMemory(cfg Config, machine numa.Machine) (*memorymanager.Manager, error)
 	}
 	return memorymanager.New(memorymanager.Config{
 		Machine: machine, Reserved: reserved, File: file,
-		Guaranteed: cfg.Guaranteed, Active: cfg.Pods.Active, Known: cfg.PodsKnown, Log: cfg.Log, Metrics: cfg.Metrics,
+		Guaranteed: cfg.Guaranteed, Active: cfg.Pods.Active, Known: cfg.PodsKnown, Log: cfg.Log, Metrics: cfg.Metrics.Allocation,
 	})
 }
 

@@ -24,17 +24,40 @@ type Config struct {
 	CRI    *cri.Client
 	Events record.EventRecorder
 	Log    *slog.Logger
-	// Register: create the Node if it does not exist.
-	Register bool
+
+	Registration Registration
+	Status       Status
+	Periods      Periods
+
+	// NodeChanged is called when the Node in the API has changed. It may be nil.
+	NodeChanged func()
+	// Started is called when a newly created node is ready, with the times of the first attempt to
+	// register it, of its registration, and of its readiness. It may be nil.
+	Started func(asked, registered, ready time.Time)
+	// PodCIDR is passed to the runtime until the Node has a pod CIDR. It may be empty.
+	PodCIDR string
+}
+
+// Registration configures the registration of the Node.
+type Registration struct {
+	// Enabled: create the Node if it does not exist.
+	Enabled bool
 	// Labels, Annotations and Taints are set when the Node is registered. They may be nil.
 	Labels, Annotations map[string]string
 	Taints              []v1.Taint
 	// Unschedulable is the initial value of spec.unschedulable.
 	Unschedulable bool
-	// IPs returns the node's addresses, the primary one first.
-	IPs func() []string
 	// ProviderID may be empty.
 	ProviderID string
+	// IsReinstalled reports whether the machine was set up again, so that extended resources in the
+	// status of an existing Node are obsolete. It may be nil.
+	IsReinstalled func() bool
+}
+
+// Status has the sources of the Node's status.
+type Status struct {
+	// IPs returns the node's addresses, the primary one first.
+	IPs func() []string
 	// Port is the port of the kubelet's server.
 	Port    int32
 	Machine Machine
@@ -43,27 +66,21 @@ type Config struct {
 	// Devices returns the device plugin resources: all devices, and the healthy, allocatable ones.
 	// It may be nil.
 	Devices func() (all, healthy v1.ResourceList)
-	// IsReinstalled reports whether the machine was set up again, so that extended resources in the
-	// status of an existing Node are obsolete. It may be nil.
-	IsReinstalled func() bool
 	// Pressure returns the pressure conditions. It may be nil.
 	Pressure func() Pressure
 	// NotReadyReasons returns reasons why the node is not ready even if its runtime is. It may be nil.
 	NotReadyReasons func() []string
 	// VolumesInUse returns the volumes that must not be detached, sorted. It may be nil.
 	VolumesInUse func() []v1.UniqueVolumeName
-	// NodeChanged is called when the Node in the API has changed. It may be nil.
-	NodeChanged func()
-	// Started is called when a newly created node is ready, with the times of the first attempt to
-	// register it, of its registration, and of its readiness. It may be nil.
-	Started func(asked, registered, ready time.Time)
-	// PodCIDR is passed to the runtime until the Node has a pod CIDR. It may be empty.
-	PodCIDR string
+	// MaxImages is the maximum number of images in the status.
+	MaxImages int
+}
+
+// Periods are the periods of updates.
+type Periods struct {
 	// Lease is the duration of the lease, and Renew the period of its renewal. Update is the period
 	// in which the status is computed. Report is the period in which an unchanged status is sent.
 	Lease, Renew, Update, Report time.Duration
-	// MaxImages is the maximum number of images in the status.
-	MaxImages int
 }
 
 // Manager updates the Node and its lease.
@@ -132,10 +149,10 @@ func (k *Manager) Run(ctx context.Context) error {
 	for {
 		k.getRuntimeStatus(ctx)
 		err := k.setPodCIDRs(ctx)
-		next := k.cfg.Update
+		next := k.cfg.Periods.Update
 		if err == nil && k.cfg.Kube != nil {
 			var sent bool
-			if sent, err = k.report(ctx, time.Since(lastReport) >= k.cfg.Report); sent {
+			if sent, err = k.report(ctx, time.Since(lastReport) >= k.cfg.Periods.Report); sent {
 				lastReport = time.Now()
 			}
 		}
