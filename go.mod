@@ -3,6 +3,7 @@ module hyperkube
 go 1.26.0
 
 require (
+	github.com/cockroachdb/datadriven v1.0.3
 	github.com/containernetworking/cni v1.3.0
 	github.com/coreos/go-iptables v0.8.0
 	github.com/cyphar/filepath-securejoin v0.7.0
