@@ -312,6 +312,22 @@ func (s *simulation) start(d *datadriven.TestData, op *Operation) Outcome {
 		m.PrepareFailed(s.now)
 		return Failed
 	}
+	return s.started(op, func(c *podstate.Start) (reason string, retry time.Duration) {
+		if !d.HasArg("fail") || s.text(d, "fail") != c.Name {
+			return "", 0
+		}
+		retry, err := time.ParseDuration(s.text(d, "retry"))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		return s.text(d, "reason"), retry
+	})
+}
+
+// started creates the sandbox and starts the containers of the operation Start. fails returns why a
+// container is not started, if it is not, and when it is retried.
+func (s *simulation) started(op *Operation, fails func(*podstate.Start) (reason string, retry time.Duration)) Outcome {
+	m := s.m
 	if op.Plan.NewSandbox {
 		m.Containers.SandboxCreated(podstate.Sandbox{
 			ID: fmt.Sprintf("sandbox-%d", op.Plan.Attempt), Attempt: op.Plan.Attempt, Ready: true, CreatedAt: s.now, IPs: []string{"10.0.0.1"},
@@ -320,12 +336,8 @@ func (s *simulation) start(d *datadriven.TestData, op *Operation) Outcome {
 	m.Retry.Reset()
 	for _, c := range op.Starts {
 		spec, kind := podstate.Find(m.Pod, c.Name)
-		if d.HasArg("fail") && s.text(d, "fail") == c.Name {
-			retry, err := time.ParseDuration(s.text(d, "retry"))
-			if err != nil {
-				s.t.Fatal(err)
-			}
-			m.Containers.Failed(c.Name, s.text(d, "reason"), "refused", s.now.Add(retry))
+		if reason, retry := fails(&c); reason != "" {
+			m.Containers.Failed(c.Name, reason, "refused", s.now.Add(retry))
 			if kind == podstate.Init {
 				return Failed
 			}
@@ -348,7 +360,7 @@ func (s *simulation) start(d *datadriven.TestData, op *Operation) Outcome {
 func (s *simulation) finishResize(d *datadriven.TestData, req *ResizeRequest) {
 	result := ResizeState{Kind: v1.PodResizeInProgress}
 	if d.HasArg("reason") {
-		result.Reason, result.Message = s.text(d, "reason"), "as simulated"
+		result.Reason, result.Message = s.text(d, "reason"), "simulated"
 		if result.Reason != v1.PodReasonError {
 			result.Kind = v1.PodResizePending
 		}
