@@ -77,14 +77,10 @@ type conn struct {
 	received, pingSent bool
 	keepaliveTimer     *time.Timer
 
-	// earlyResets is the number of streams that were reset early, minus one for each earlyResetDecay
-	// since. earlyResetsAt is the time of the last update.
-	earlyResets   int
-	earlyResetsAt time.Time
-	// overheadFrames is how many overhead frames the client has sent, less those it was entitled to; overheadAt is when
-	// it was last reduced because of the time.
-	overheadFrames int
-	overheadAt     time.Time
+	// earlyResets counts the streams that were reset early.
+	earlyResets decayingCount
+	// overheadFrames counts the overhead frames that the client has sent, less those it was entitled to.
+	overheadFrames decayingCount
 	// resets are the streams that this side has reset last.
 	resets recentIDs
 

@@ -28,6 +28,21 @@ const (
 	maxContinuations = 128
 )
 
+// decayingCount is a number of events that decreases with time, but not below zero.
+type decayingCount struct {
+	n int
+	// at is the time of the last decrease.
+	at time.Time
+}
+
+// decay decreases the number by one for each period since the last decrease.
+func (d *decayingCount) decay(period time.Duration) {
+	if past := time.Since(d.at) / period; past > 0 {
+		d.n = max(0, d.n-int(min(past, 1<<20)))
+		d.at = time.Now()
+	}
+}
+
 // resetEarly reports whether a stream that is being closed was opened only recently and has no
 // response yet. The caller holds c.mu.
 func (st *stream) resetEarly() bool {
@@ -40,11 +55,8 @@ func (st *stream) resetEarly() bool {
 // request is processed for a while after the reset, and the client may open the next stream
 // immediately. The caller holds c.mu.
 func (c *conn) countEarlyReset() error {
-	if past := time.Since(c.earlyResetsAt) / earlyResetDecay; past > 0 {
-		c.earlyResets = max(0, c.earlyResets-int(min(past, 1<<20)))
-		c.earlyResetsAt = time.Now()
-	}
-	if c.earlyResets++; c.earlyResets > max(maxEarlyResets, int(c.server.cfg.MaxStreams)) {
+	c.earlyResets.decay(earlyResetDecay)
+	if c.earlyResets.n++; c.earlyResets.n > max(maxEarlyResets, int(c.server.cfg.MaxStreams)) {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 	}
 	return nil
@@ -54,15 +66,12 @@ func (c *conn) countEarlyReset() error {
 // SETTINGS, PRIORITY, WINDOW_UPDATE, empty DATA frames, and frames on closed streams. It returns an error when the
 // client sends too many of them. The caller holds the lock.
 func (c *conn) overhead(n int) error {
-	c.overheadFrames += n
-	if c.overheadFrames <= maxOverhead {
+	c.overheadFrames.n += n
+	if c.overheadFrames.n <= maxOverhead {
 		return nil // the usual case does not read the clock
 	}
-	if past := time.Since(c.overheadAt) / overheadEvery; past > 0 {
-		c.overheadFrames = max(0, c.overheadFrames-int(min(past, 1<<20)))
-		c.overheadAt = time.Now()
-	}
-	if c.overheadFrames > maxOverhead {
+	c.overheadFrames.decay(overheadEvery)
+	if c.overheadFrames.n > maxOverhead {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 	}
 	return nil
@@ -70,7 +79,7 @@ func (c *conn) overhead(n int) error {
 
 // allowOverhead entitles the client to n overhead frames more, because of a request or a response. The caller holds the
 // lock.
-func (c *conn) allowOverhead(n int) { c.overheadFrames = max(0, c.overheadFrames-n) }
+func (c *conn) allowOverhead(n int) { c.overheadFrames.n = max(0, c.overheadFrames.n-n) }
 
 // recentIDs remembers the stream identifiers that were added last.
 type recentIDs struct {
