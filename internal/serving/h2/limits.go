@@ -28,6 +28,18 @@ const (
 	maxContinuations = 128
 )
 
+// limits counts what a client could overload the server with. The connection's lock guards it.
+type limits struct {
+	// earlyResets is the number of streams that were reset early, minus one for each earlyResetDecay
+	// since. earlyResetsAt is the time of the last update.
+	earlyResets   int
+	earlyResetsAt time.Time
+	// overheadFrames is how many overhead frames the client has sent, less those it was entitled to; overheadAt is when
+	// it was last reduced because of the time.
+	overheadFrames int
+	overheadAt     time.Time
+}
+
 // resetEarly reports whether a stream that is being closed was opened only recently and has no
 // response yet. The caller holds c.mu.
 func (st *stream) resetEarly() bool {
@@ -38,13 +50,13 @@ func (st *stream) resetEarly() bool {
 // an invalid frame. It returns an error, which closes the connection, if there are too many such
 // streams in a short time. The limit of open streams does not protect the server against them: the
 // request is processed for a while after the reset, and the client may open the next stream
-// immediately. The caller holds c.mu.
-func (c *conn) countEarlyReset() error {
-	if past := time.Since(c.earlyResetsAt) / earlyResetDecay; past > 0 {
-		c.earlyResets = max(0, c.earlyResets-int(min(past, 1<<20)))
-		c.earlyResetsAt = time.Now()
+// immediately. maxStreams is the maximum number of open streams. The caller holds the lock.
+func (l *limits) countEarlyReset(maxStreams uint32) error {
+	if past := time.Since(l.earlyResetsAt) / earlyResetDecay; past > 0 {
+		l.earlyResets = max(0, l.earlyResets-int(min(past, 1<<20)))
+		l.earlyResetsAt = time.Now()
 	}
-	if c.earlyResets++; c.earlyResets > max(maxEarlyResets, int(c.server.cfg.MaxStreams)) {
+	if l.earlyResets++; l.earlyResets > max(maxEarlyResets, int(maxStreams)) {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 	}
 	return nil
@@ -53,16 +65,16 @@ func (c *conn) countEarlyReset() error {
 // overhead counts n overhead frames: frames that cost CPU but neither make a request nor carry a body, such as PING,
 // SETTINGS, PRIORITY, WINDOW_UPDATE, empty DATA frames, and frames on closed streams. It returns an error when the
 // client sends too many of them. The caller holds the lock.
-func (c *conn) overhead(n int) error {
-	c.overheadFrames += n
-	if c.overheadFrames <= maxOverhead {
+func (l *limits) overhead(n int) error {
+	l.overheadFrames += n
+	if l.overheadFrames <= maxOverhead {
 		return nil // the usual case does not read the clock
 	}
-	if past := time.Since(c.overheadAt) / overheadEvery; past > 0 {
-		c.overheadFrames = max(0, c.overheadFrames-int(min(past, 1<<20)))
-		c.overheadAt = time.Now()
+	if past := time.Since(l.overheadAt) / overheadEvery; past > 0 {
+		l.overheadFrames = max(0, l.overheadFrames-int(min(past, 1<<20)))
+		l.overheadAt = time.Now()
 	}
-	if c.overheadFrames > maxOverhead {
+	if l.overheadFrames > maxOverhead {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 	}
 	return nil
@@ -70,7 +82,7 @@ func (c *conn) overhead(n int) error {
 
 // allowOverhead entitles the client to n overhead frames more, because of a request or a response. The caller holds the
 // lock.
-func (c *conn) allowOverhead(n int) { c.overheadFrames = max(0, c.overheadFrames-n) }
+func (l *limits) allowOverhead(n int) { l.overheadFrames = max(0, l.overheadFrames-n) }
 
 // recentIDs remembers the stream identifiers that were added last.
 type recentIDs struct {
