@@ -43,6 +43,16 @@ func (d *decayingCount) decay(period time.Duration) {
 	}
 }
 
+// limits counts what a client could overload the server with. The connection's lock guards it.
+type limits struct {
+	// earlyResets counts the streams that were reset early.
+	earlyResets decayingCount
+	// overheadFrames counts the overhead frames that the client has sent, less those it was entitled to.
+	overheadFrames decayingCount
+	// resets are the streams that this side has reset last.
+	resets recentIDs
+}
+
 // resetEarly reports whether a stream that is being closed was opened only recently and has no
 // response yet. The caller holds c.mu.
 func (st *stream) resetEarly() bool {
@@ -53,10 +63,10 @@ func (st *stream) resetEarly() bool {
 // an invalid frame. It returns an error, which closes the connection, if there are too many such
 // streams in a short time. The limit of open streams does not protect the server against them: the
 // request is processed for a while after the reset, and the client may open the next stream
-// immediately. The caller holds c.mu.
-func (c *conn) countEarlyReset() error {
-	c.earlyResets.decay(earlyResetDecay)
-	if c.earlyResets.n++; c.earlyResets.n > max(maxEarlyResets, int(c.server.cfg.MaxStreams)) {
+// immediately. maxStreams is the maximum number of open streams. The caller holds the lock.
+func (l *limits) countEarlyReset(maxStreams uint32) error {
+	l.earlyResets.decay(earlyResetDecay)
+	if l.earlyResets.n++; l.earlyResets.n > max(maxEarlyResets, int(maxStreams)) {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 	}
 	return nil
@@ -65,13 +75,13 @@ func (c *conn) countEarlyReset() error {
 // overhead counts n overhead frames: frames that cost CPU but neither make a request nor carry a body, such as PING,
 // SETTINGS, PRIORITY, WINDOW_UPDATE, empty DATA frames, and frames on closed streams. It returns an error when the
 // client sends too many of them. The caller holds the lock.
-func (c *conn) overhead(n int) error {
-	c.overheadFrames.n += n
-	if c.overheadFrames.n <= maxOverhead {
+func (l *limits) overhead(n int) error {
+	l.overheadFrames.n += n
+	if l.overheadFrames.n <= maxOverhead {
 		return nil // the usual case does not read the clock
 	}
-	c.overheadFrames.decay(overheadEvery)
-	if c.overheadFrames.n > maxOverhead {
+	l.overheadFrames.decay(overheadEvery)
+	if l.overheadFrames.n > maxOverhead {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 	}
 	return nil
@@ -79,7 +89,7 @@ func (c *conn) overhead(n int) error {
 
 // allowOverhead entitles the client to n overhead frames more, because of a request or a response. The caller holds the
 // lock.
-func (c *conn) allowOverhead(n int) { c.overheadFrames.n = max(0, c.overheadFrames.n-n) }
+func (l *limits) allowOverhead(n int) { l.overheadFrames.n = max(0, l.overheadFrames.n-n) }
 
 // recentIDs remembers the stream identifiers that were added last.
 type recentIDs struct {
