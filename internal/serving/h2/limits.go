@@ -49,8 +49,6 @@ type limits struct {
 	earlyResets decayingCount
 	// overheadFrames counts the overhead frames that the client has sent, less those it was entitled to.
 	overheadFrames decayingCount
-	// resets are the streams that this side has reset last.
-	resets recentIDs
 }
 
 // resetEarly reports whether a stream that is being closed was opened only recently and has no
