@@ -384,7 +384,9 @@ func TestCIS(t *testing.T) {
 		{"4.2.5", "kubelet: idle streams time out", kubelet(streams), kubelet(streams)},
 		{"4.2.6", "kubelet: iptables chains", kubelet(chains), kubelet(chains)},
 		{"4.2.7", "kubelet: no hostname override", deviates("--node-name is set by the operator, and checked by the Node authorizer"), deviates("--node-name is set by the operator")},
-		{"4.2.8", "kubelet: events", kubelet(func(c *kubeletv1beta1.KubeletConfiguration) bool { return c.EventRecordQPS == nil || *c.EventRecordQPS > 0 }), kubelet(func(c *kubeletv1beta1.KubeletConfiguration) bool {
+		{"4.2.8", "kubelet: events", kubelet(func(c *kubeletv1beta1.KubeletConfiguration) bool {
+			return c.EventRecordQPS == nil || *c.EventRecordQPS > 0
+		}), kubelet(func(c *kubeletv1beta1.KubeletConfiguration) bool {
 			return c.EventRecordQPS == nil || *c.EventRecordQPS > 0
 		})},
 		{"4.2.9", "kubelet: serving certificate", answers("401", "https://127.0.0.1:10250/"), answers("401", "https://127.0.0.1:10250/")},
