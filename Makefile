@@ -29,7 +29,7 @@ export CGO_ENABLED := 0
 # which may not exist anymore.
 RUNTIME_GO := CGO_ENABLED=1 GOFLAGS=-buildvcs=false go
 
-.PHONY: help build setup up test unit e2e upgrade-test fuzz lint generate bench bench-scale install clean runtime
+.PHONY: help build setup up test unit e2e upgrade-test fuzz vulncheck lint generate bench bench-scale install clean runtime
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ upgrade-test: build ## upgrade clusters of an earlier build, FROM=COMMIT, to thi
 
 fuzz: setup ## run each fuzz target for FUZZTIME (10s); FUZZ=REGEXP selects targets
 	@scripts/fuzz $(or $(FUZZTIME),10s) '$(or $(FUZZ),.)'
+
+vulncheck: build ## check for known vulnerabilities; VULNDB=URL selects another database
+	@scripts/vulncheck
 
 lint: ## run golangci-lint (pinned version)
 	@scripts/lint

@@ -38,6 +38,8 @@ type ControlPlane struct {
 	EtcdShared bool
 	// PodCIDR and ServiceCIDR are one CIDR, or one of each IP family separated by a comma.
 	PodCIDR, ServiceCIDR string
+	// AuditPolicy is the file of the audit policy, and AuditLogs the directory of the audit log.
+	AuditPolicy, AuditLogs string
 	// Domain is the DNS domain of the cluster.
 	Domain string
 	// ClientCertificates identify the client certificates of components that read their kubeconfig

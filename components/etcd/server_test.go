@@ -26,9 +26,9 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/goleak"
 	"go.uber.org/zap"
 
+	"hyperkube/internal/testing/leakcheck"
 	"hyperkube/internal/testing/testport"
 )
 
@@ -142,7 +142,7 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv("ETCD_TEST_FULL"); dir != "" {
 		os.Exit(startFull(dir))
 	}
-	goleak.VerifyTestMain(m)
+	leakcheck.Main(m)
 }
 
 func TestRunTwice(t *testing.T) {

@@ -2,12 +2,26 @@ package etcdctl
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"hyperkube/internal/testing/leakcheck"
 	"hyperkube/internal/testing/testetcd"
 )
+
+// asCommand is the environment variable that makes the test binary act as etcdctl.
+const asCommand = "HYPERKUBE_TEST_AS_ETCDCTL"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) == "" {
+		leakcheck.Main(m)
+	}
+	if NewCommand().Execute() != nil {
+		os.Exit(1)
+	}
+}
 
 // TestCommands runs commands against a member. A command that looks up an undefined flag would exit
 // the process.
@@ -38,25 +52,16 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// printed runs the command and returns what it prints to standard output.
+// printed runs the command in a separate process, because etcd's commands do not close their client,
+// and returns what it prints to standard output.
 func printed(t *testing.T, args []string) string {
 	t.Helper()
-	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), asCommand+"=1")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close()
-	old := os.Stdout
-	os.Stdout = file
-	defer func() { os.Stdout = old }()
-	c := NewCommand()
-	c.SetArgs(args)
-	if err := c.ExecuteContext(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	text, err := os.ReadFile(file.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
+	return string(out)
 }

@@ -1,10 +1,3 @@
-// Package kubelet runs the pods that are bound to this node, through any container runtime that
-// serves CRI v1, and reports their status and the node's to the API server.
-//
-// The parts, from pure functions to those that change the host: podstate computes what happens to a
-// pod; env, dnsconf, volume, images, probe and podlogs each provide one thing that a pod needs;
-// pods carries out what podstate computed, with one goroutine per pod; nodestatus updates the Node
-// and its lease; server serves logs, exec and stats. This package composes them.
 package kubelet
 
 import (

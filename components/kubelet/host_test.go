@@ -58,7 +58,7 @@ func TestSlices(t *testing.T) {
 	if !groups.Exists(path.Join(want, "kubepods-burstable.slice")) || groups.Exists(path.Join(root, "kubepods")) {
 		t.Errorf("want slices only in %s", root)
 	}
-	if got := k.kubepods(); got != want {
+	if got := k.cgroupNames().OfClass(v1.PodQOSGuaranteed); got != want {
 		t.Errorf("all pods are in %s, want %s", got, want)
 	}
 	// This event is emitted after the last cgroup operation. If the kubelet may not create cgroups,
@@ -83,11 +83,11 @@ func TestDriverOfTheConfiguration(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	testwait.Until(t, "the runtime was called", k.sourcesKnown.Load)
+	testwait.Until(t, "the runtime was called", k.pods.synced.Known)
 	if got := k.newBackend().Configz().(*kubeletv1beta1.KubeletConfiguration).CgroupDriver; got != "systemd" {
 		t.Errorf("in force is %q", got)
 	}
-	if got := path.Base(k.kubepods()); got != "kubepods.slice" {
+	if got := path.Base(k.cgroupNames().OfClass(v1.PodQOSGuaranteed)); got != "kubepods.slice" {
 		t.Errorf("all pods are in %s", got)
 	}
 	metrics := make(chan prometheus.Metric, 10000)

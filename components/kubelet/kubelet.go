@@ -3,7 +3,6 @@ package kubelet
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -11,37 +10,22 @@ import (
 	"path/filepath"
 	goruntime "runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	v1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/kubelet/config"
 	"hyperkube/components/kubelet/cri"
-	"hyperkube/components/kubelet/events"
-	"hyperkube/components/kubelet/node/eviction"
+	"hyperkube/components/kubelet/node/events"
+	"hyperkube/components/kubelet/node/hostcgroups"
 	"hyperkube/components/kubelet/node/nodestatus"
-	"hyperkube/components/kubelet/node/shutdown"
-	"hyperkube/components/kubelet/node/stats"
+	"hyperkube/components/kubelet/node/oomwatch"
 	"hyperkube/components/kubelet/pluginwatch"
-	"hyperkube/components/kubelet/pod/images"
-	"hyperkube/components/kubelet/pod/objectcache"
-	"hyperkube/components/kubelet/pod/podcerts"
 	"hyperkube/components/kubelet/pod/pods"
-	"hyperkube/components/kubelet/pod/probe"
-	"hyperkube/components/kubelet/pod/staticpod"
-	"hyperkube/components/kubelet/pod/tokens"
-	"hyperkube/components/kubelet/pod/trustbundles"
-	"hyperkube/components/kubelet/pod/volume/csi"
-	"hyperkube/components/kubelet/pod/volume/iscsi"
-	"hyperkube/components/kubelet/resources/cpumanager"
-	"hyperkube/components/kubelet/resources/devicemanager"
-	"hyperkube/components/kubelet/resources/dra"
-	"hyperkube/components/kubelet/resources/memorymanager"
-	"hyperkube/components/kubelet/resources/topology"
+	"hyperkube/components/kubelet/pod/podsource"
+	"hyperkube/components/kubelet/pod/volume"
+	"hyperkube/components/kubelet/resources"
+	"hyperkube/components/kubelet/server/podresources"
 	"hyperkube/components/kubelet/server/podsapi"
 	"hyperkube/components/kubelet/telemetry"
 	"hyperkube/components/kubelet/traces"
@@ -50,97 +34,36 @@ import (
 
 // Kubelet is the kubelet of one node.
 type Kubelet struct {
-	cfg  config.Config
-	deps Dependencies
-	log  *slog.Logger
-	kube kubernetes.Interface // nil without an API server
-	cri  *cri.Client
-	// pods and platform are created before the parts that use them, and manager after them.
-	pods            *pods.Registry
-	platform        *pods.Platform
-	garbage         *pods.GarbageCollector
-	manager         *pods.Manager
-	host            pods.Config // the configuration of manager
-	nodeStatus      *nodestatus.Manager
-	mirrors         *staticpod.Mirrors // nil without an API server
-	objects         *objectcache.Store
-	tokens          *tokens.Cache
-	csi             *csi.Plugin
-	iscsi           *iscsi.Plugin
-	trust           *trustbundles.Watcher
-	podCerts        *podcerts.Issuer
-	events          *events.Recorder
-	cgroups         *cgroup.Manager // nil if CgroupConfig.Off is set
-	ips             []netip.Addr
-	machine         nodestatus.Machine
-	serviceInformer atomic.Pointer[cache.SharedInformer]
-	collector       *images.Collector
-	eviction        *eviction.Manager
-	stats           *stats.Provider
-	disks           *disks
-	devices         *devicemanager.Manager
-	claims          *dra.Manager
-	podsAPI         *podsapi.Server // nil if the feature gate is disabled
-	plugins         *pluginwatch.Watcher
-	cpus            *cpumanager.Manager    // nil without the static policy
-	cpuSetUpdater   *cpuSetUpdater         // nil if cpus is nil
-	memory          *memorymanager.Manager // nil without the Static policy
-	topology        *topology.Manager
-	shutdown        *shutdown.Manager // nil if graceful node shutdown is disabled
-	metrics         *telemetry.Metrics
-	traces          *traces.Provider
-	started         time.Time // when New was called
-	// sourcesKnown is set when all pod sources have delivered their pods.
-	sourcesKnown atomic.Bool
+	cfg     config.Config
+	deps    Dependencies
+	log     *slog.Logger
+	kube    kubernetes.Interface // nil without an API server
+	machine nodestatus.Machine
+	ips     []netip.Addr
+	started time.Time // when New was called
+
+	cri     *cri.Client
+	cgroups *cgroup.Manager // nil if pods have no cgroups
+	traces  *traces.Provider
+	metrics *telemetry.Metrics
+
+	// The following fields are set by compose.
+
+	events    *events.Recorder
+	pods      podParts
+	resources *resources.Manager
+	node      nodeParts
+	workers   *pods.Manager
+	sources   *podsource.Sources
+	podsAPI   *podsapi.Server // nil if the feature gate is disabled
+	plugins   *pluginwatch.Watcher
 }
 
 // New completes and validates cfg, reads the machine's properties, and creates the kubelet's parts.
 func New(cfg config.Config, deps Dependencies) (*Kubelet, error) {
-	if err := cfg.Complete(); err != nil {
-		return nil, fmt.Errorf("kubelet: %w", err)
-	}
-	deps.Log = cmp.Or(deps.Log, slog.Default())
-	k := &Kubelet{cfg: cfg, deps: deps, log: deps.Log, metrics: telemetry.New(), started: time.Now()}
-	if deps.Clients != nil {
-		k.kube = deps.Clients.Kube
-	}
-	ips, err := nodestatus.Addresses(cfg.Node.IPs)
+	k, err := connect(cfg, deps)
 	if err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
-	}
-	k.ips = ips
-	if err := os.MkdirAll(filepath.Join(cfg.Layout.Kubelet, "pods"), 0o750); err != nil {
-		return nil, fmt.Errorf("kubelet: creating the root directory: %w", err)
-	}
-	if err := os.MkdirAll(cfg.Layout.PodLogs, 0o755); err != nil {
-		return nil, fmt.Errorf("kubelet: creating the pod log directory: %w", err)
-	}
-	machine, err := nodestatus.ReadMachine(cfg.Layout.Kubelet)
-	if err != nil {
-		return nil, fmt.Errorf("kubelet: %w", err)
-	}
-	k.machine = machine
-	if err := k.cfg.CheckMachine(k.machine); err != nil {
-		return nil, fmt.Errorf("kubelet: %w", err)
-	}
-	if k.traces, err = traces.New(cfg.Tracing, cfg.NodeName); err != nil {
-		return nil, fmt.Errorf("kubelet: %w", err)
-	}
-	if k.cri, err = cri.Dial(cfg.Runtime.Endpoint, cfg.Runtime.Timeout, k.traces.DialOptions()...); err != nil {
-		return nil, fmt.Errorf("kubelet: %w", err)
-	}
-	if cfg.Images.Endpoint != "" {
-		if err := k.cri.UseImageEndpoint(cfg.Images.Endpoint); err != nil {
-			return nil, fmt.Errorf("kubelet: %w", err)
-		}
-	}
-	if cfg.Server.ContentionProfile && !cfg.Server.NoProfiling {
-		goruntime.SetBlockProfileRate(1)
-	}
-	if !cfg.Cgroups.Off {
-		if k.cgroups, err = cgroup.Open(); err != nil {
-			return nil, fmt.Errorf("kubelet: %w", err)
-		}
 	}
 	if err := k.compose(); err != nil {
 		return nil, fmt.Errorf("kubelet: %w", err)
@@ -148,81 +71,187 @@ func New(cfg config.Config, deps Dependencies) (*Kubelet, error) {
 	return k, nil
 }
 
-func (k *Kubelet) nodeIPs() []string {
-	out := make([]string, len(k.ips))
-	for i, ip := range k.ips {
-		out[i] = ip.String()
+// connect returns a Kubelet that knows the machine and the runtime, but has no parts yet.
+func connect(cfg config.Config, deps Dependencies) (*Kubelet, error) {
+	if err := cfg.Complete(); err != nil {
+		return nil, err
 	}
-	return out
+	deps.Log = cmp.Or(deps.Log, slog.Default())
+	k := &Kubelet{cfg: cfg, deps: deps, log: deps.Log, metrics: telemetry.New(), started: time.Now()}
+	if deps.Clients != nil {
+		k.kube = deps.Clients.Kube
+	}
+	var err error
+	if k.ips, err = nodestatus.Addresses(cfg.Node.IPs); err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Join(cfg.Layout.Kubelet, "pods"), 0o750); err != nil {
+		return nil, fmt.Errorf("creating the root directory: %w", err)
+	}
+	if err := os.MkdirAll(cfg.Layout.PodLogs, 0o755); err != nil {
+		return nil, fmt.Errorf("creating the pod log directory: %w", err)
+	}
+	if k.machine, err = nodestatus.ReadMachine(cfg.Layout.Kubelet); err != nil {
+		return nil, err
+	}
+	if err := k.cfg.CheckMachine(k.machine); err != nil {
+		return nil, err
+	}
+	if k.traces, err = traces.New(cfg.Tracing, cfg.NodeName); err != nil {
+		return nil, err
+	}
+	if k.cri, err = cri.Dial(cfg.Runtime.Endpoint, cfg.Runtime.Timeout, k.traces.DialOptions()...); err != nil {
+		return nil, err
+	}
+	if cfg.Images.Endpoint != "" {
+		if err := k.cri.UseImageEndpoint(cfg.Images.Endpoint); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.Server.ContentionProfile && !cfg.Server.NoProfiling {
+		goruntime.SetBlockProfileRate(1)
+	}
+	if !cfg.Cgroups.Off {
+		if k.cgroups, err = cgroup.Open(); err != nil {
+			return nil, err
+		}
+	}
+	return k, nil
 }
 
 // Ready returns a channel that is closed when the API server has the node's Ready condition.
-func (k *Kubelet) Ready() <-chan struct{} { return k.nodeStatus.Ready() }
+func (k *Kubelet) Ready() <-chan struct{} { return k.node.status.Ready() }
 
 // CheckRuntime makes the kubelet update the node's status from the runtime, because the runtime's
 // status may have changed. It does not block.
-func (k *Kubelet) CheckRuntime() { k.nodeStatus.Changed() }
+func (k *Kubelet) CheckRuntime() { k.node.object.Changed() }
 
 // Run runs the kubelet until ctx is done. Containers continue to run after that.
 func (k *Kubelet) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	// These are closed after all parts have stopped, because the parts use them until then. The
+	// connection to the runtime is closed last.
 	defer k.cri.Close()
 	defer k.traces.Flush(k.log)
-	defer k.objects.Close()
-	defer k.trust.Close()
+	defer k.pods.objects.Close()
+	defer k.pods.trust.Close()
+	defer k.events.Shutdown()
 	if k.kube != nil {
 		k.events.Start(k.kube, *k.cfg.Events.QPS, k.cfg.Events.Burst)
 	}
-	defer k.events.Shutdown()
-	if err := k.prepareHost(); err != nil {
-		k.nodeEvent(v1.EventTypeWarning, "KubeletSetupFailed", err.Error())
+	// The mounts that all pods share must exist before CSI drivers register.
+	if err := volume.PrepareRoot(k.cfg.Layout.Kubelet, k.deps.Journal); err != nil {
+		k.events.NodeWarning("KubeletSetupFailed", err.Error())
 		return fmt.Errorf("kubelet: %w", err)
 	}
 	if k.kube != nil {
 		k.emitStartEvents()
 	}
 
-	var wait sync.WaitGroup
-	failed := make(chan error, 8)
-	run := func(name string, f func(context.Context) error) {
-		wait.Go(func() {
-			if err := f(ctx); err != nil && ctx.Err() == nil {
-				failed <- fmt.Errorf("kubelet: %s: %w", name, err)
-			}
-		})
+	// The server comes first, then what makes the node ready, then pods. All stop together when ctx is
+	// done or one of them fails.
+	podAllocations := &podresources.Server{Root: k.cfg.Layout.Kubelet, Pods: k.pods.registry, Resources: k.resources, Count: k.metrics.Sockets.PodResourcesRequest}
+	watchOOM := func(ctx context.Context) error {
+		return oomwatch.Report(ctx, func(message string) { k.events.NodeWarning("SystemOOM", message) }, k.log)
 	}
-	// Start the server first, then what makes the node ready, then pods.
+	var parts []part
 	if !k.cfg.Server.Off {
 		serve, err := k.server()
 		if err != nil {
 			return fmt.Errorf("kubelet: %w", err)
 		}
-		run("server", serve)
+		parts = append(parts, part{"server", serve})
 	}
-	run("node registration and status", k.nodeStatus.Run)
-	run("pod workers", k.runPods)
-	run("housekeeping", k.housekeep)
-	run("plugin watcher", k.plugins.Run)
-	run("device manager", k.devices.Run)
-	run("resource claim manager", k.claims.Run)
-	run("PodResources API", k.podResources)
+	parts = append(parts,
+		part{"node registration and status", k.node.status.Run},
+		part{"service informer", k.node.readiness.Run},
+		part{"pod workers", k.runPods},
+		part{"housekeeping", k.node.housekeeper.Run},
+		part{"plugin watcher", k.plugins.Run},
+		part{"resources", k.resources.Run},
+		part{"PodResources API", podAllocations.Run},
+		part{"CSI volumes", k.pods.csi.Run},
+		part{"eviction manager", k.node.eviction.Run},
+		part{"OOM watcher", watchOOM},
+	)
 	if k.podsAPI != nil {
-		run("pods API", func(ctx context.Context) error { return k.podsAPI.Serve(ctx, k.cfg.Layout.Kubelet) })
+		parts = append(parts, part{"pods API", func(ctx context.Context) error { return k.podsAPI.Serve(ctx, k.cfg.Layout.Kubelet) }})
 	}
-	run("CSI volumes", k.csi.Run)
-	run("eviction manager", k.eviction.Run)
-	run("OOM watcher", k.watchOOM)
-	if k.deps.ServicesReady != nil {
-		run("service informer", k.waitForServices)
+	if k.node.shutdown != nil {
+		parts = append(parts, part{"node shutdown manager", k.node.shutdown.Run})
 	}
-	if k.shutdown != nil {
-		run("node shutdown manager", k.shutdown.Run)
+	if err := runAll(ctx, parts); err != nil {
+		return fmt.Errorf("kubelet: %w", err)
 	}
-	if k.cpuSetUpdater != nil {
-		run("CPU set reconciler", k.cpuSetUpdater.Run)
-	}
+	return nil
+}
 
+// runPods runs the pods until ctx is done. Pods need the name and the cgroup driver of the runtime, so
+// it waits for the runtime first.
+func (k *Kubelet) runPods(ctx context.Context) error {
+	detector := hostcgroups.Detector{Runtime: k.cri.Runtime, Platform: k.pods.platform, Systemd: k.cfg.Cgroups.Systemd, LosingSupport: k.metrics.Node.LosingSupport}
+	if err := detector.Detect(ctx); err != nil {
+		return err
+	}
+	if err := k.node.cgroups.Prepare(); err != nil {
+		k.events.NodeWarning("KubeletSetupFailed", err.Error())
+		return err
+	}
+	if k.kube != nil && k.cgroups != nil && k.cfg.Reserved.Enforces(config.EnforcePods) {
+		k.events.NodeNormal("NodeAllocatableEnforced", "Updated Node Allocatable limit across pods")
+	}
+	// Containers that run already may have an outdated CPU set.
+	k.resources.UpdateCPUSets(ctx)
+	return runAll(ctx, []part{
+		{"system processes", k.node.cgroups.MoveSystemProcesses},
+		{"workers", k.workers.Run},
+		{"services", k.pods.services.Run},
+		{"sources", k.sources.Run},
+		{"clean-up", k.cleanUp},
+	})
+}
+
+// cleanUp removes what is left of pods that were deleted while the kubelet was not running. It waits until all
+// sources have delivered their pods, because a pod of a source that has not is not deleted.
+func (k *Kubelet) cleanUp(ctx context.Context) error {
+	select {
+	case <-k.pods.synced.Done():
+	case <-ctx.Done():
+		return nil
+	}
+	var wait sync.WaitGroup
+	defer wait.Wait()
+	if k.pods.mirrors != nil {
+		wait.Go(func() { _ = k.pods.mirrors.Run(ctx) })
+	}
+	if err := k.workers.TerminateOrphans(ctx); err != nil && ctx.Err() == nil {
+		k.log.Warn("terminating orphaned pods failed", "err", err)
+	}
+	if k.kube != nil {
+		k.resources.ReconcileClaims(ctx)
+	}
+	return nil
+}
+
+// part is a part of the kubelet that runs until its context is done.
+type part struct {
+	name string
+	run  func(context.Context) error
+}
+
+// runAll runs parts until ctx is done or one of them fails, and returns when all have stopped. A part may
+// return nil earlier.
+func runAll(ctx context.Context, parts []part) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	failed := make(chan error, len(parts))
+	var wait sync.WaitGroup
+	for _, p := range parts {
+		wait.Go(func() {
+			if err := p.run(ctx); err != nil && ctx.Err() == nil {
+				failed <- fmt.Errorf("%s: %w", p.name, err)
+			}
+		})
+	}
 	var err error
 	select {
 	case <-ctx.Done():
@@ -231,22 +260,4 @@ func (k *Kubelet) Run(ctx context.Context) error {
 	cancel()
 	wait.Wait()
 	return err
-}
-
-// execSync runs a command in a container, for probes and lifecycle hooks.
-func (k *Kubelet) execSync(ctx context.Context, id string, cmd []string, timeout time.Duration) (int, []byte, error) {
-	seconds := int64((timeout + time.Second - 1) / time.Second)
-	if timeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, timeout+2*time.Second)
-		defer cancel()
-	}
-	resp, err := k.cri.Runtime.ExecSync(ctx, &runtimeapi.ExecSyncRequest{ContainerId: id, Cmd: cmd, Timeout: seconds})
-	if err != nil {
-		if timeout > 0 && cri.IsTimeout(err) {
-			return 0, nil, probe.ErrTimeout
-		}
-		return 0, nil, errors.New(cri.Message(err))
-	}
-	return int(resp.ExitCode), append(resp.Stdout, resp.Stderr...), nil
 }

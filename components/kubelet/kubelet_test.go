@@ -54,7 +54,7 @@ func startWith(t *testing.T, prepare func(*crifake.Runtime), change func(*config
 	if change != nil {
 		change(&cfg, &deps)
 	}
-	k, err := New(cfg, deps)
+	k, err := connect(cfg, deps)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func TestNodeAndPod(t *testing.T) {
 		return err == nil && p.Status.Phase == v1.PodRunning
 	})
 
-	log := filepath.Join(k.host.Logs.Dir(pod), "main", "0.log")
+	log := filepath.Join(k.logs().Dir(pod), "main", "0.log")
 	if err := os.MkdirAll(filepath.Dir(log), 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -4,17 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"hyperkube/internal/host/hostjournal"
-	"hyperkube/internal/host/iptables"
 	"hyperkube/internal/host/netlinkutil"
+	"hyperkube/internal/host/packetfilter"
 )
 
 const (
@@ -30,35 +30,30 @@ const (
 	chainMSS    = "HK-TUNNEL"
 )
 
+var noMasq = packetfilter.Chain{Table: packetfilter.NAT, Name: chainNoMasq}
+
 // kernel applies plans to the kernel. It is used by a single goroutine.
 type kernel struct {
 	bridge, tunnel string
 	podCIDRs       []netip.Prefix
 	journal        *hostjournal.Journal
 
-	// guard notifies when another process may have removed rules.
-	guard *iptables.Guard
-
-	// written contains the last rules that were written for each family.
-	written map[iptables.Family]string
+	// writer writes the rules and detects that another process removed them.
+	writer *packetfilter.Writer
 }
 
 // mssJump is the jump to the chain that clamps the TCP maximum segment size.
-var mssJump = iptables.Jump{Table: "mangle", Chain: "POSTROUTING", To: chainMSS, Comment: "hyperkube tunnel"}
+var mssJump = packetfilter.Jump{
+	From: packetfilter.Chain{Table: packetfilter.Mangle, Name: "POSTROUTING"}, Place: packetfilter.First,
+	Rule: packetfilter.Rule{Comment: "hyperkube tunnel", Target: chainMSS},
+}
 
-// rulesMissing checks whether all written rules still exist. It forgets the families with missing rules, so
-// that they are written again, and reports whether there were any.
-func (k *kernel) rulesMissing(ctx context.Context) bool {
-	any := false
-	for family, rules := range k.written {
-		saved, err := iptables.Save(ctx, family)
-		if err == nil && iptables.Complete(saved, rules) && (!strings.Contains(rules, chainMSS) || mssJump.In(saved)) {
-			continue
-		}
-		delete(k.written, family)
-		any = true
-	}
-	return any
+// newWriter returns the writer of the rules of this package. HK-NOMASQ is in the journal of the
+// runtime, whose chains jump to it.
+func newWriter(journal *hostjournal.Journal, log *slog.Logger) *packetfilter.Writer {
+	return packetfilter.NewWriter(packetfilter.Config{
+		Owner: "pod network routes", Foreign: []packetfilter.Chain{noMasq}, Guarded: []string{chainNoMasq, chainMSS}, Journal: journal, Log: log,
+	})
 }
 
 // apply creates the routes, tunnels and rules of p, and removes stale ones of this package.
@@ -79,7 +74,7 @@ func (k *kernel) apply(ctx context.Context, self member, p plan) error {
 	if err := k.routes(index, p.routes); err != nil {
 		return err
 	}
-	return k.rules(ctx, self, p)
+	return k.writeRules(ctx, self, p)
 }
 
 // routes adds missing routes and removes stale ones.
@@ -259,58 +254,39 @@ func sameNeigh(want, have netlink.Neigh, family int) bool {
 	return want.Family == family && want.IP.Equal(have.IP) && want.HardwareAddr.String() == have.HardwareAddr.String()
 }
 
-// rules writes the iptables rules that exclude packets to pods of other nodes from masquerading and
-// clamp the TCP maximum segment size of packets through the tunnel.
-func (k *kernel) rules(ctx context.Context, self member, p plan) error {
+// writeRules writes the iptables rules of p for each address family of the node's pods.
+func (k *kernel) writeRules(ctx context.Context, self member, p plan) error {
 	for _, cidr := range self.cidrs {
-		family := iptables.Of(cidr.Addr().Is6())
-		var b strings.Builder
-		b.WriteString("*nat\n:" + chainNoMasq + " - [0:0]\n")
-		if len(p.routes) > 0 {
-			for _, dst := range k.podRanges(p, cidr.Addr().Is6()) {
-				fmt.Fprintf(&b, "-A %s -s %s -d %s ! -o %s -j ACCEPT\n", chainNoMasq, cidr, dst, k.bridge)
-			}
-		}
-		b.WriteString("COMMIT\n")
-		rules := b.String()
-		if len(p.tunnels) > 0 {
-			rules += fmt.Sprintf("*mangle\n:%s - [0:0]\n-A %s -o %s -p tcp -m tcp --tcp-flags SYN,RST SYN -j TCPMSS --clamp-mss-to-pmtu\n",
-				chainMSS, chainMSS, k.tunnel)
-		}
-		if k.written == nil {
-			k.written = map[iptables.Family]string{}
-		}
-		if before, ok := k.written[family]; before == rules || !ok && len(p.routes) == 0 {
+		family := packetfilter.FamilyOf(cidr.Addr().Is6())
+		if len(p.routes) == 0 && !k.writer.Current(family) {
 			continue
 		}
-		k.written[family] = rules
-		if err := k.writeRules(ctx, family, rules, len(p.tunnels) > 0); err != nil {
-			delete(k.written, family)
+		if err := k.writer.Sync(ctx, family, k.rules(cidr, p)); err != nil {
 			return fmt.Errorf("writing pod network rules: %w", err)
 		}
 	}
 	return nil
 }
 
-func (k *kernel) writeRules(ctx context.Context, family iptables.Family, rules string, tunnel bool) error {
-	chain := func(table, name string) hostjournal.Change {
-		return hostjournal.Change{Kind: hostjournal.Chain, Name: fmt.Sprintf("%s %s %s", family, table, name)}
+// rules returns the rules that exclude packets to pods of other nodes from masquerading and clamp the
+// TCP maximum segment size of packets through the tunnel. cidr is the pod CIDR of this node in one
+// address family.
+func (k *kernel) rules(cidr netip.Prefix, p plan) packetfilter.Ruleset {
+	set := packetfilter.Ruleset{Chains: packetfilter.Chains{noMasq: nil}}
+	if len(p.routes) > 0 {
+		for _, dst := range k.podRanges(p, cidr.Addr().Is6()) {
+			set.Chains[noMasq] = append(set.Chains[noMasq], packetfilter.Rule{
+				Src: packetfilter.In(cidr), Dst: packetfilter.In(dst), Out: packetfilter.Link{Name: k.bridge, Not: true}, Target: packetfilter.Accept,
+			})
+		}
 	}
-	// HK-NOMASQ is in the journal of the runtime, whose chains jump to it.
-	if tunnel {
-		if err := k.journal.Record(chain("mangle", chainMSS), mssJump.Change(family)); err != nil {
-			return err
+	if len(p.tunnels) > 0 {
+		set.Chains[packetfilter.Chain{Table: packetfilter.Mangle, Name: chainMSS}] = []packetfilter.Rule{
+			{Out: packetfilter.Link{Name: k.tunnel}, Protocol: "tcp", SYN: true, Target: packetfilter.ClampMSS},
 		}
-		saved, err := iptables.Save(ctx, family)
-		if err != nil {
-			return err
-		}
-		if !mssJump.In(saved) {
-			rules += mssJump.Insert() + "\n"
-		}
-		rules += "COMMIT\n"
+		set.Jumps = []packetfilter.Jump{mssJump}
 	}
-	return k.guard.Restore(ctx, family, rules)
+	return set
 }
 
 // podRanges returns the pod CIDRs of other nodes. If the cluster's pod CIDR is known it returns

@@ -30,7 +30,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/internal/host/hostjournal"
-	"hyperkube/internal/host/iptables"
 )
 
 // Config configures a Network.
@@ -90,7 +89,7 @@ func New(cfg Config) (*Network, error) {
 	n := &Network{
 		cfg: cfg, changed: make(chan struct{}, 1),
 		kernel: kernel{bridge: cfg.Bridge, tunnel: cfg.Tunnel, podCIDRs: cfg.PodCIDRs, journal: cfg.Journal,
-			guard: iptables.NewGuard(0, cfg.Log, chainNoMasq, chainMSS)},
+			writer: newWriter(cfg.Journal, cfg.Log)},
 	}
 	n.watch, n.apply = n.watchRoutes, n.kernel.apply
 	touch := func(any) {
@@ -151,7 +150,7 @@ func (n *Network) Run(ctx context.Context) error {
 		case <-n.changed:
 		case <-retry.C:
 		case <-suspect:
-			if !n.kernel.rulesMissing(ctx) {
+			if !n.kernel.writer.Lost(ctx) {
 				continue
 			}
 			n.cfg.Log.Info("iptables rules of the pod network were removed, writing them again")
@@ -166,7 +165,7 @@ func (n *Network) Run(ctx context.Context) error {
 		self, peers := n.members()
 		if len(peers) > 0 && !guarded {
 			guarded = true
-			following.Go(func() { n.kernel.guard.Run(watching, suspect) })
+			following.Go(func() { n.kernel.writer.Run(watching, suspect) })
 		}
 		if len(peers) > 0 && routes == nil {
 			var err error

@@ -126,7 +126,7 @@ func TestBoundsOfANamespace(t *testing.T) {
 	if err := journal.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := hostjournal.Undo(t.Context(), path); err != nil {
+	if err := hostjournal.Undo(t.Context(), path, nil); err != nil {
 		t.Fatal(err)
 	}
 	for i, name := range names {

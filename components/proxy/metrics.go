@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"hyperkube/components/proxy/rules"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/serving/componentmetrics"
 )
 
@@ -150,14 +151,16 @@ func (m *metrics) flowsDeleted(ipv6 bool, flows uint, began time.Time) {
 	m.flushed.WithLabelValues(familyName(ipv6)).Add(float64(flows))
 }
 
+// ruleCounter is implemented by packetfilter.Writer.
+type ruleCounter interface {
+	Counts(packetfilter.Family) (total, last map[packetfilter.Table]int)
+}
+
 // rulesWritten records the number of all rules and of the rules in the last write.
-func (m *metrics) rulesWritten(ipv6 bool, set rules.Set, now map[string]int) {
-	for name, table := range map[string]rules.Table{"nat": set.NAT, "filter": set.Filter} {
-		n := 0
-		for _, lines := range table {
-			n += len(lines)
-		}
-		m.rules.WithLabelValues(familyName(ipv6), name).Set(float64(n))
-		m.written.WithLabelValues(familyName(ipv6), name).Set(float64(now[name]))
+func (m *metrics) rulesWritten(ipv6 bool, written ruleCounter) {
+	total, last := written.Counts(packetfilter.FamilyOf(ipv6))
+	for _, table := range []packetfilter.Table{packetfilter.NAT, packetfilter.Filter} {
+		m.rules.WithLabelValues(familyName(ipv6), string(table)).Set(float64(total[table]))
+		m.written.WithLabelValues(familyName(ipv6), string(table)).Set(float64(last[table]))
 	}
 }

@@ -4,13 +4,21 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/components/proxy/rules"
+	"hyperkube/internal/host/packetfilter"
 )
+
+type fixedCounts struct{}
+
+func (fixedCounts) Counts(packetfilter.Family) (total, last map[packetfilter.Table]int) {
+	return map[packetfilter.Table]int{packetfilter.Filter: 10, packetfilter.NAT: 20}, map[packetfilter.Table]int{packetfilter.Filter: 1, packetfilter.NAT: 2}
+}
 
 // TestEnded checks that deleted flows are counted by IP family.
 func TestEnded(t *testing.T) {
@@ -51,9 +59,11 @@ func TestSynced(t *testing.T) {
 	if in, out := testutil.ToFloat64(m.noLocal.WithLabelValues("internal", "IPv4")), testutil.ToFloat64(m.noLocal.WithLabelValues("external", "IPv4")); in != 2 || out != 1 {
 		t.Errorf("%v and %v ports without endpoints here", in, out)
 	}
-	m.rulesWritten(false, rules.Set{}, countRules("*filter\n:X - [0:0]\n-A X -j Y\nCOMMIT\n*nat\n-A A -j B\n-I C 1 -j D\nCOMMIT\n"))
-	if f, n := testutil.ToFloat64(m.written.WithLabelValues("IPv4", "filter")), testutil.ToFloat64(m.written.WithLabelValues("IPv4", "nat")); f != 1 || n != 2 {
-		t.Errorf("%v and %v rules", f, n)
+	m.rulesWritten(false, fixedCounts{})
+	for gauge, want := range map[*prometheus.GaugeVec][2]float64{m.rules: {10, 20}, m.written: {1, 2}} {
+		if f, n := testutil.ToFloat64(gauge.WithLabelValues("IPv4", "filter")), testutil.ToFloat64(gauge.WithLabelValues("IPv4", "nat")); f != want[0] || n != want[1] {
+			t.Errorf("%v and %v rules", f, n)
+		}
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"hyperkube/components/proxy/rules"
-	"hyperkube/internal/host/iptables"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/testing/testnetns"
 )
 
@@ -26,7 +26,7 @@ import (
 type bench struct {
 	*testnetns.Namespace
 	t      *testing.T
-	writer *writer
+	writer *packetfilter.Writer
 }
 
 const (
@@ -74,7 +74,7 @@ func newBench(t *testing.T) *bench {
 			}
 		}()
 	}
-	b.writer = newWriter(false, nil, nil)
+	b.writer = newWriter(Config{SyncPeriod: time.Hour})
 	return b
 }
 
@@ -83,6 +83,12 @@ func (b *bench) must(err error) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+}
+
+// write writes the rules of the node.
+func (b *bench) write(set packetfilter.Ruleset) {
+	b.t.Helper()
+	b.must(b.writer.Sync(context.Background(), packetfilter.IPv4, set))
 }
 
 func up(b *bench, name string, addresses ...string) {
@@ -234,7 +240,7 @@ func TestPackets(t *testing.T) {
 		}
 		c.config.LocalhostNodePorts = true
 		ports := portsOf(service(c.change), slice(corev1.ProtocolTCP, c.endpoints...), node{"n", ""}, false)
-		b.must(b.writer.write(context.Background(), rules.Build(c.config, ports)))
+		b.write(rules.Build(c.config, ports))
 		for address, want := range c.node {
 			b.expect(c.name+", the node", address, want)
 		}
@@ -251,7 +257,7 @@ func TestAffinity(t *testing.T) {
 	b := newBench(t)
 	svc := service(func(s *corev1.ServiceSpec) { s.SessionAffinity = corev1.ServiceAffinityClientIP })
 	ports := portsOf(svc, slice(corev1.ProtocolTCP, here, elsewhere), node{"n", ""}, false)
-	b.must(b.writer.write(context.Background(), rules.Build(rules.Config{Pods: clusterPods}, ports)))
+	b.write(rules.Build(rules.Config{Pods: clusterPods}, ports))
 	b.Run(func() {
 		first := "silence"
 		for end := time.Now().Add(time.Minute); first == "silence" && time.Now().Before(end); {
@@ -271,7 +277,7 @@ func TestDatagrams(t *testing.T) {
 	svc := service(func(s *corev1.ServiceSpec) { s.Ports[0].Protocol = corev1.ProtocolUDP })
 	write := func(endpoints ...string) {
 		ports := portsOf(svc, slice(corev1.ProtocolUDP, endpoints...), node{"n", ""}, false)
-		b.must(b.writer.write(context.Background(), rules.Build(rules.Config{Pods: clusterPods}, ports)))
+		b.write(rules.Build(rules.Config{Pods: clusterPods}, ports))
 		_, err := udpFrontendsOf(ports).flush(false)
 		b.must(err)
 	}
@@ -324,7 +330,7 @@ func TestRemovedByOthers(t *testing.T) {
 	ctx := context.Background()
 	ports := portsOf(service(func(*corev1.ServiceSpec) {}), slice(corev1.ProtocolTCP, here), node{"n", ""}, false)
 	set := rules.Build(rules.Config{Pods: clusterPods}, ports)
-	g := iptables.NewGuard(time.Hour, nil, "KUBE-*")
+	g := b.writer
 	b.must(g.Listen())
 	watching, stop := context.WithCancel(ctx)
 	suspect := make(chan struct{}, 1)
@@ -335,16 +341,15 @@ func TestRemovedByOthers(t *testing.T) {
 	}()
 	defer func() { stop(); <-ended }()
 	<-g.Ready()
-	b.writer.guard = g
-	b.must(b.writer.write(ctx, set))
+	b.write(set)
 	for i, command := range []string{
 		"iptables -t nat -F", "iptables -t nat -F KUBE-SERVICES", "iptables -t filter -F && iptables -t filter -X",
 		"iptables -t nat -D KUBE-SERVICES 1", "iptables -D FORWARD -m comment --comment 'kubernetes forwarding rules' -j KUBE-FORWARD",
 		"iptables -t mangle -F && iptables -t mangle -X",
 		"printf '*nat\\nCOMMIT\\n*mangle\\nCOMMIT\\n*filter\\nCOMMIT\\n' | iptables-restore",
 	} {
-		b.must(b.writer.write(ctx, rules.Build(rules.Config{}, nil)))
-		b.must(b.writer.write(ctx, set))
+		b.write(rules.Build(rules.Config{}, nil))
+		b.write(set)
 		select {
 		case <-suspect:
 			// Later events may come from earlier removals by other processes.
@@ -361,11 +366,11 @@ func TestRemovedByOthers(t *testing.T) {
 		case <-time.After(time.Minute):
 			t.Fatalf("%s was not noticed", command)
 		}
-		if !b.writer.check(ctx) {
+		if !b.writer.Lost(ctx) {
 			t.Errorf("%s: the rules seem to be there", command)
 		}
-		b.must(b.writer.write(ctx, set))
-		if b.writer.check(ctx) {
+		b.write(set)
+		if b.writer.Lost(ctx) {
 			t.Errorf("after %s the rules are not what was written", command)
 		}
 		b.expect("after "+command, "10.96.0.7:80", here)
@@ -375,13 +380,7 @@ func TestRemovedByOthers(t *testing.T) {
 		default:
 		}
 	}
-	b.must(func() error {
-		saved, err := b.writer.run(ctx, "iptables-save", nil)
-		if err != nil {
-			return err
-		}
-		return b.writer.restoreIfAny(ctx, cleanupInput(saved))
-	}())
+	b.must(packetfilter.Remove(ctx, packetfilter.IPv4, rules.AllChains()))
 	if left := save(t); strings.Contains(left, "KUBE") {
 		t.Errorf("cleaning up left\n%s", left)
 	}

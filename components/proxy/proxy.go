@@ -22,7 +22,7 @@ import (
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/client"
 	"hyperkube/internal/host/hostjournal"
-	"hyperkube/internal/host/iptables"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/serving/zpages"
 )
 
@@ -94,10 +94,9 @@ type Proxy struct {
 	dirty    chan struct{} // buffered: holds one element after a change
 	ready    chan struct{}
 	started  time.Time
-	writers  map[bool]*writer // keyed by IPv6
+	writer   *packetfilter.Writer
 	health   *health
 	metrics  *metrics
-	guard    *iptables.Guard
 
 	mu sync.Mutex // guards the fields below
 	// changed are the services ("namespace/name") whose ports must be computed again.
@@ -109,7 +108,8 @@ type Proxy struct {
 	node      nodeFacts
 
 	// Used only by the goroutine of Run.
-	ports map[bool]map[string][]*rules.Port // keyed by IPv6, then by service
+	ports    map[bool]map[string][]*rules.Port // keyed by IPv6, then by service
+	builders map[bool]*rules.Builder           // keyed by IPv6
 	// removed are the ports of deleted services, keyed by IPv6. Their UDP flows are deleted after
 	// the rules are written.
 	removed map[bool][]*rules.Port
@@ -137,16 +137,16 @@ func New(cfg Config) (*Proxy, error) {
 		dirty:    make(chan struct{}, 1),
 		ready:    make(chan struct{}),
 		started:  time.Now(),
-		guard:    iptables.NewGuard(cfg.SyncPeriod, cfg.Log, "KUBE-*"),
+		writer:   newWriter(cfg),
 		changed:  map[string]bool{},
 		ports:    map[bool]map[string][]*rules.Port{false: {}, true: {}},
+		builders: map[bool]*rules.Builder{false: {}, true: {}},
 		removed:  map[bool][]*rules.Port{},
 		metrics:  newMetrics(),
 	}
 	if r := cfg.Clients.Requests; r != nil {
 		p.metrics.registry.MustRegister(r)
 	}
-	p.writers = map[bool]*writer{false: newWriter(false, cfg.Journal, p.guard), true: newWriter(true, cfg.Journal, p.guard)}
 	p.health = newHealth(cfg, p.metrics)
 	if err := p.slices.AddIndexers(cache.Indexers{byService: func(obj any) ([]string, error) {
 		slice := obj.(*discoveryv1.EndpointSlice)
@@ -173,6 +173,13 @@ func New(cfg Config) (*Proxy, error) {
 	}
 	p.synced = append(p.synced, registration.HasSyncedChecker())
 	return p, nil
+}
+
+// newWriter returns the writer of the proxy's rules.
+func newWriter(cfg Config) *packetfilter.Writer {
+	return packetfilter.NewWriter(packetfilter.Config{
+		Owner: "services", Objects: rules.ServiceChains(), Guarded: []string{"KUBE-*"}, Period: cfg.SyncPeriod, Journal: cfg.Journal, Log: cfg.Log,
+	})
 }
 
 // Ready returns a channel that is closed after the first write of the rules.
@@ -211,7 +218,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	suspect := make(chan struct{}, 1)
-	watching.Go(func() { p.guard.Run(ctx, suspect) })
+	watching.Go(func() { p.writer.Run(ctx, suspect) })
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	ports, due := time.NewTimer(portRetryInterval), true
@@ -232,11 +239,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 		case <-p.dirty:
 		case <-retry.C:
 		case <-suspect:
-			missing := false
-			for _, w := range p.writers {
-				missing = w.check(ctx) || missing
-			}
-			if !missing {
+			if !p.writer.Lost(ctx) {
 				continue
 			}
 			p.cfg.Log.Info("iptables rules of services were removed, writing them again")
@@ -298,21 +301,21 @@ func (p *Proxy) sync(ctx context.Context) error {
 	p.health.serveServices(p.healthCheckPorts(changed))
 	written := map[bool]bool{} // keyed by IPv6: whether all rules were written
 	for _, ipv6 := range []bool{false, true} {
+		family := packetfilter.FamilyOf(ipv6)
 		// Do not touch an IP family without services.
-		if ipv6 && len(p.ports[ipv6]) == 0 && !p.writers[ipv6].started && !p.writers[ipv6].restarted {
+		if ipv6 && len(p.ports[ipv6]) == 0 && !p.writer.Used(family) {
 			continue
 		}
 		all := p.sorted(ipv6)
-		w := p.writers[ipv6]
-		whole := !w.started
-		if err := w.write(ctx, rules.Build(p.rulesConfig(ipv6, facts), all)); err != nil {
+		whole := !p.writer.Current(family)
+		if err := p.writer.Sync(ctx, family, p.builders[ipv6].Build(p.rulesConfig(ipv6, facts), all)); err != nil {
 			p.metrics.failed(ipv6, whole)
 			p.requeue(changed)
 			return err
 		}
 		written[ipv6] = whole
 		p.metrics.portsComputed(ipv6, all)
-		p.metrics.rulesWritten(ipv6, w.applied, w.last)
+		p.metrics.rulesWritten(ipv6, p.writer)
 		removed := p.removed[ipv6]
 		p.removed[ipv6] = nil
 		if !datagrams[ipv6] && !slices.ContainsFunc(removed, isUDP) {
@@ -336,8 +339,8 @@ func (p *Proxy) sync(ctx context.Context) error {
 // families returns the IP families whose rules are written: true for IPv6.
 func (p *Proxy) families() []bool {
 	var out []bool
-	for ipv6, w := range p.writers {
-		if w.started {
+	for _, ipv6 := range []bool{false, true} {
+		if p.writer.Current(packetfilter.FamilyOf(ipv6)) {
 			out = append(out, ipv6)
 		}
 	}

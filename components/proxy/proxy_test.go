@@ -21,8 +21,10 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"hyperkube/components/proxy/rules"
 	"hyperkube/internal/client"
 	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/testing/testnetns"
 	"hyperkube/internal/testing/testwait"
 )
@@ -166,15 +168,15 @@ func TestTraffic(t *testing.T) {
 
 	// A new proxy takes over without duplicating the jumps.
 	before := save(t)
-	again := newWriter(false, journal, nil)
-	if err := again.write(ctx, p.writers[false].applied); err != nil {
+	again := newWriter(Config{Journal: journal})
+	if err := again.Sync(ctx, packetfilter.IPv4, rules.Build(p.rulesConfig(false, p.facts()), p.sorted(false))); err != nil {
 		t.Fatal(err)
 	}
 	if after := save(t); after != before {
 		t.Errorf("after a restart\n%s\nwant\n%s", after, before)
 	}
 	journal.Close()
-	if err := hostjournal.Undo(ctx, journalPath); err != nil {
+	if err := hostjournal.Undo(ctx, journalPath, packetfilter.Undo()); err != nil {
 		t.Fatal(err)
 	}
 	if left := save(t); strings.Contains(left, "KUBE") {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"time"
@@ -15,31 +16,40 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
 
 	"hyperkube/components/scheduler/framework"
 )
 
-// bindClaims writes the allocations of a reservation, reserves the claims for the pod, and waits
+// claimBinder writes the allocations of resource claims. It is safe for concurrent use.
+type claimBinder struct {
+	kube    kubernetes.Interface
+	log     *slog.Logger
+	inbox   *inbox
+	devices *devices // only lister and changed, which all goroutines may use
+}
+
+// bind writes the allocations of a reservation, reserves the claims for the pod, and waits
 // until the devices are ready. If it must wait, it calls waits first.
-func (s *Scheduler) bindClaims(ctx context.Context, r *framework.Reservation, waits func()) error {
+func (b *claimBinder) bind(ctx context.Context, r *framework.Reservation, waits func()) error {
 	var unready []*resourcev1.ResourceClaim
 	for i := range r.Claims {
 		c := &r.Claims[i]
-		claim, err := s.makeClaim(ctx, c)
+		claim, err := b.makeClaim(ctx, c)
 		if err == nil {
-			claim, err = s.writeClaim(ctx, *c, claim)
+			claim, err = b.writeClaim(ctx, *c, claim)
 		}
 		if err != nil {
 			return fmt.Errorf("claim %s/%s: %w", c.Claim.Namespace, c.Claim.Name, err)
 		}
 		if c.Made != nil {
-			s.inbox.put(message{devices: &devicesMessage{written: c.Claim, made: claim, version: claim.ResourceVersion}})
-			if err := s.setExtendedStatus(ctx, c); err != nil {
+			b.inbox.put(message{devices: &devicesMessage{written: c.Claim, made: claim, version: claim.ResourceVersion}})
+			if err := b.setExtendedStatus(ctx, c); err != nil {
 				return err
 			}
 		} else if c.Allocation != nil {
-			s.inbox.put(message{devices: &devicesMessage{written: c.Claim, version: claim.ResourceVersion}})
+			b.inbox.put(message{devices: &devicesMessage{written: c.Claim, version: claim.ResourceVersion}})
 		}
 		ready, err := deviceConditions(claim)
 		if err != nil {
@@ -57,13 +67,13 @@ func (s *Scheduler) bindClaims(ctx context.Context, r *framework.Reservation, wa
 	waiting, cancel := context.WithTimeoutCause(ctx, r.DevicesTimeout, late)
 	defer cancel()
 	for _, claim := range unready {
-		err := s.awaitDevices(waiting, claim)
+		err := b.awaitDevices(waiting, claim)
 		if errors.Is(err, late) {
 			err = fmt.Errorf("%w: claim=%s", late, claim.Name)
 		}
 		if err != nil && ctx.Err() == nil {
 			// The next attempt may choose devices that become ready.
-			err = errors.Join(err, s.deallocate(ctx, claim))
+			err = errors.Join(err, b.deallocate(ctx, claim))
 		}
 		if err != nil {
 			return err
@@ -72,34 +82,34 @@ func (s *Scheduler) bindClaims(ctx context.Context, r *framework.Reservation, wa
 	return nil
 }
 
-// releaseClaims removes the reservations of a pod that could not be bound.
-func (s *Scheduler) releaseClaims(ctx context.Context, r *framework.Reservation) {
+// release removes the reservations of a pod that could not be bound.
+func (b *claimBinder) release(ctx context.Context, r *framework.Reservation) {
 	for _, c := range r.Claims {
 		if len(c.Requests) > 0 {
-			s.releaseExtended(ctx, c)
+			b.releaseExtended(ctx, c)
 			continue
 		}
-		if err := s.unreserve(ctx, c); err != nil && ctx.Err() == nil {
-			s.cfg.Log.Warn("removing claim reservation failed", "claim", c.Claim.Namespace+"/"+c.Claim.Name, "err", err)
+		if err := b.unreserve(ctx, c); err != nil && ctx.Err() == nil {
+			b.log.Warn("removing claim reservation failed", "claim", c.Claim.Namespace+"/"+c.Claim.Name, "err", err)
 		}
 		if c.Allocation == nil {
 			continue
 		}
-		version, err := s.versionOf(ctx, c.Claim)
+		version, err := b.versionOf(ctx, c.Claim)
 		if err != nil {
 			return // ctx is canceled
 		}
-		s.inbox.put(message{devices: &devicesMessage{written: c.Claim, version: version}})
+		b.inbox.put(message{devices: &devicesMessage{written: c.Claim, version: version}})
 	}
 }
 
 // versionOf returns the current resource version of a claim, or "" if it was deleted. After a
 // failed write, only the API server knows whether the allocation was written. versionOf retries
 // until it gets a response, because until then it is unknown whether the devices are free.
-func (s *Scheduler) versionOf(ctx context.Context, claim *resourcev1.ResourceClaim) (version string, err error) {
+func (b *claimBinder) versionOf(ctx context.Context, claim *resourcev1.ResourceClaim) (version string, err error) {
 	again := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: math.MaxInt32, Cap: 10 * time.Second}
 	err = wait.ExponentialBackoffWithContext(ctx, again, func(ctx context.Context) (bool, error) {
-		now, err := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+		now, err := b.kube.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 		switch {
 		case err == nil && now.UID == claim.UID:
 			version = now.ResourceVersion
@@ -112,8 +122,8 @@ func (s *Scheduler) versionOf(ctx context.Context, claim *resourcev1.ResourceCla
 }
 
 // writeClaim allocates a claim if necessary and reserves it. claim is the cached version.
-func (s *Scheduler) writeClaim(ctx context.Context, c framework.Claimed, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
-	claims := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(claim.Namespace)
+func (b *claimBinder) writeClaim(ctx context.Context, c framework.Claimed, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
+	claims := b.kube.ResourceV1().ResourceClaims(claim.Namespace)
 	name, uid := claim.Name, claim.UID
 	first := true
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
@@ -162,10 +172,10 @@ func (s *Scheduler) writeClaim(ctx context.Context, c framework.Claimed, claim *
 }
 
 // awaitDevices waits until the devices of a claim are ready. claim is the version that was written.
-func (s *Scheduler) awaitDevices(ctx context.Context, claim *resourcev1.ResourceClaim) error {
+func (b *claimBinder) awaitDevices(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	for {
-		changed := s.devices.changed.next()
-		now, err := s.devices.lister.ResourceClaims(claim.Namespace).Get(claim.Name)
+		changed := b.devices.changed.next()
+		now, err := b.devices.lister.ResourceClaims(claim.Namespace).Get(claim.Name)
 		switch {
 		case apierrors.IsNotFound(err):
 			return fmt.Errorf("claim %s/%s was deleted", claim.Namespace, claim.Name)
@@ -193,7 +203,7 @@ func (s *Scheduler) awaitDevices(ctx context.Context, claim *resourcev1.Resource
 
 // unreserve removes a pod from the consumers of a claim. The claim stays allocated, and the next
 // attempt uses or deallocates it.
-func (s *Scheduler) unreserve(ctx context.Context, c framework.Claimed) error {
+func (b *claimBinder) unreserve(ctx context.Context, c framework.Claimed) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": c.Claim.UID},
 		"status":   map[string]any{"reservedFor": []any{map[string]any{"$patch": "delete", "uid": c.Pod.UID}}},
@@ -201,7 +211,7 @@ func (s *Scheduler) unreserve(ctx context.Context, c framework.Claimed) error {
 	if err != nil {
 		return err
 	}
-	_, err = s.cfg.Clients.Kube.ResourceV1().ResourceClaims(c.Claim.Namespace).Patch(ctx, c.Claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	_, err = b.kube.ResourceV1().ResourceClaims(c.Claim.Namespace).Patch(ctx, c.Claim.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil // another claim with that name
 	}
@@ -209,8 +219,8 @@ func (s *Scheduler) unreserve(ctx context.Context, c framework.Claimed) error {
 }
 
 // deallocate removes the allocation of a claim.
-func (s *Scheduler) deallocate(ctx context.Context, claim *resourcev1.ResourceClaim) error {
-	claims := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(claim.Namespace)
+func (b *claimBinder) deallocate(ctx context.Context, claim *resourcev1.ResourceClaim) error {
+	claims := b.kube.ResourceV1().ResourceClaims(claim.Namespace)
 	uid := claim.UID
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		now, err := claims.Get(ctx, claim.Name, metav1.GetOptions{})

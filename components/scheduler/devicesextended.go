@@ -84,13 +84,13 @@ func (d *devices) movePlanned(m *devicesMessage) bool {
 
 // makeClaim creates the claim of a reservation for extended resources. It returns the created
 // claim, or the existing one.
-func (s *Scheduler) makeClaim(ctx context.Context, c *framework.Claimed) (*resourcev1.ResourceClaim, error) {
+func (b *claimBinder) makeClaim(ctx context.Context, c *framework.Claimed) (*resourcev1.ResourceClaim, error) {
 	if len(c.Requests) == 0 {
 		return c.Claim, nil
 	}
 	next := c.Claim.DeepCopy()
 	next.Name, next.UID = "", ""
-	made, err := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(next.Namespace).Create(ctx, next, metav1.CreateOptions{})
+	made, err := b.kube.ResourceV1().ResourceClaims(next.Namespace).Create(ctx, next, metav1.CreateOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("creating claim for extended resources %s/%s: %w", c.Claim.Namespace, c.Claim.Name, err)
 	}
@@ -100,8 +100,8 @@ func (s *Scheduler) makeClaim(ctx context.Context, c *framework.Claimed) (*resou
 
 // setExtendedStatus sets the status of a pod that maps its extended resources to the requests of a
 // claim.
-func (s *Scheduler) setExtendedStatus(ctx context.Context, c *framework.Claimed) error {
-	err := s.patchStatus(ctx, c.Pod, map[string]any{"extendedResourceClaimStatus": corev1.PodExtendedResourceClaimStatus{
+func (b *claimBinder) setExtendedStatus(ctx context.Context, c *framework.Claimed) error {
+	err := patchStatus(ctx, b.kube, c.Pod, map[string]any{"extendedResourceClaimStatus": corev1.PodExtendedResourceClaimStatus{
 		ResourceClaimName: c.Made.Name, RequestMappings: c.Requests,
 	}})
 	if err != nil {
@@ -111,32 +111,32 @@ func (s *Scheduler) setExtendedStatus(ctx context.Context, c *framework.Claimed)
 }
 
 // releaseExtended deletes the claim for extended resources of a pod that could not be bound.
-func (s *Scheduler) releaseExtended(ctx context.Context, c framework.Claimed) {
-	s.inbox.put(message{devices: &devicesMessage{written: c.Claim}})
+func (b *claimBinder) releaseExtended(ctx context.Context, c framework.Claimed) {
+	b.inbox.put(message{devices: &devicesMessage{written: c.Claim}})
 	if c.Made == nil {
 		return
 	}
-	if err := s.deleteExtended(ctx, c.Made); err != nil {
+	if err := b.deleteExtended(ctx, c.Made); err != nil {
 		if ctx.Err() == nil {
-			s.cfg.Log.Warn("deleting claim for extended resources failed", "claim", c.Made.Namespace+"/"+c.Made.Name, "err", err)
+			b.log.Warn("deleting claim for extended resources failed", "claim", c.Made.Namespace+"/"+c.Made.Name, "err", err)
 		}
 		return
 	}
-	s.inbox.put(message{devices: &devicesMessage{written: c.Made}})
+	b.inbox.put(message{devices: &devicesMessage{written: c.Made}})
 }
 
 // free deallocates a claim. A claim for extended resources is deleted, because it is not needed any
 // more.
-func (s *Scheduler) free(ctx context.Context, claim *resourcev1.ResourceClaim) error {
+func (b *claimBinder) free(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	if extendedOwner(claim) != "" {
-		return s.deleteExtended(ctx, claim)
+		return b.deleteExtended(ctx, claim)
 	}
-	return s.deallocate(ctx, claim)
+	return b.deallocate(ctx, claim)
 }
 
 // deleteExtended deletes an unused claim for extended resources.
-func (s *Scheduler) deleteExtended(ctx context.Context, claim *resourcev1.ResourceClaim) error {
-	claims := s.cfg.Clients.Kube.ResourceV1().ResourceClaims(claim.Namespace)
+func (b *claimBinder) deleteExtended(ctx context.Context, claim *resourcev1.ResourceClaim) error {
+	claims := b.kube.ResourceV1().ResourceClaims(claim.Namespace)
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		now, err := claims.Get(ctx, claim.Name, metav1.GetOptions{})
 		if err != nil || now.UID != claim.UID || !slices.Contains(now.Finalizers, resourcev1.Finalizer) {

@@ -67,8 +67,6 @@ type Scheduler struct {
 	// registry contains the metrics; nil if they are registered elsewhere.
 	registry *prometheus.Registry
 	extended []*extender
-	// reserving are the pods whose reservations are being written.
-	reserving reserving
 
 	// The fields below belong to the goroutine of Run.
 	state   *state.State
@@ -241,10 +239,7 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	}
 	s.pluginMetrics[profile].begin()
 	info := state.NewPod(it.pod)
-	cycle := &framework.Cycle{Pod: info, State: s.state, Namespaces: s.listers.namespaceLabels, SpreadSelector: s.listers.spreadSelector, Volumes: s.volumes, Buffers: &s.buffers}
-	if profile.Plugins.Devices != nil && framework.RequestsDevices(it.pod) {
-		cycle.Devices = s.devices
-	}
+	cycle := s.newCycle(info, profile)
 	node, failed := s.find(ctx, cycle, profile)
 	s.metrics.algorithm.Observe(time.Since(start).Seconds())
 	if node == nil {
@@ -264,6 +259,18 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	s.state.SetPod(info, node.Name)
 	s.assumed[it.pod.UID] = true
 	return d
+}
+
+// newCycle returns the cycle of an attempt to find a node for a pod. It has no side effects.
+func (s *Scheduler) newCycle(pod *state.Pod, profile *Profile) *framework.Cycle {
+	c := &framework.Cycle{
+		Pod: pod, State: s.state, Namespaces: s.listers.namespaceLabels, SpreadSelector: s.listers.spreadSelector,
+		Volumes: s.volumes, Buffers: &s.buffers,
+	}
+	if profile.Plugins.Devices != nil && framework.RequestsDevices(pod.Object) {
+		c.Devices = s.devices
+	}
+	return c
 }
 
 // find is findNode with extenders.

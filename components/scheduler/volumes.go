@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	storagelisters "k8s.io/client-go/listers/storage/v1"
 	"k8s.io/client-go/tools/cache"
@@ -267,11 +268,18 @@ func reserve(c *framework.Cycle, filters []framework.Filter, n *state.Node) (*fr
 	return all, nil
 }
 
-// bindVolumes writes the volumes of a reservation and waits until the claims are bound.
-func (s *Scheduler) bindVolumes(ctx context.Context, r *framework.Reservation, node string) error {
+// volumeBinder writes the volumes of reservations. It is safe for concurrent use.
+type volumeBinder struct {
+	kube    kubernetes.Interface
+	volumes *volumes
+	nodes   corelisters.NodeLister
+}
+
+// bind writes the volumes of a reservation and waits until the claims are bound.
+func (b *volumeBinder) bind(ctx context.Context, r *framework.Reservation, node string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, r.Timeout, errors.New("timed out waiting for the condition"))
 	defer cancel()
-	core := s.cfg.Clients.Kube.CoreV1()
+	core := b.kube.CoreV1()
 	for _, b := range r.Bind {
 		if _, err := core.PersistentVolumes().Update(ctx, b.Volume, metav1.UpdateOptions{}); err != nil {
 			return err
@@ -291,8 +299,8 @@ func (s *Scheduler) bindVolumes(ctx context.Context, r *framework.Reservation, n
 		written[claim.UID] = claim.ResourceVersion
 	}
 	for {
-		changed := s.volumes.changed.next()
-		done, err := s.volumesBound(ctx, r, node, written)
+		changed := b.volumes.changed.next()
+		done, err := b.bound(ctx, r, node, written)
 		if done || err != nil {
 			return err
 		}
@@ -304,7 +312,7 @@ func (s *Scheduler) bindVolumes(ctx context.Context, r *framework.Reservation, n
 	}
 }
 
-func (s *Scheduler) volumesBound(ctx context.Context, r *framework.Reservation, node string, written map[types.UID]string) (bool, error) {
+func (b *volumeBinder) bound(ctx context.Context, r *framework.Reservation, node string, written map[types.UID]string) (bool, error) {
 	claims := make([]*corev1.PersistentVolumeClaim, 0, len(r.Bind)+len(r.Provision))
 	for _, b := range r.Bind {
 		claims = append(claims, b.Claim)
@@ -313,7 +321,7 @@ func (s *Scheduler) volumesBound(ctx context.Context, r *framework.Reservation, 
 		claims = append(claims, p.Claim)
 	}
 	for _, want := range claims {
-		pvc, err := s.volumes.claims.PersistentVolumeClaims(want.Namespace).Get(want.Name)
+		pvc, err := b.volumes.claims.PersistentVolumeClaims(want.Namespace).Get(want.Name)
 		if err != nil || pvc.UID != want.UID || pvc.DeletionTimestamp != nil {
 			return false, fmt.Errorf("claim %q was deleted or is being deleted", want.Namespace+"/"+want.Name)
 		}
@@ -326,11 +334,11 @@ func (s *Scheduler) volumesBound(ctx context.Context, r *framework.Reservation, 
 		if pvc.Spec.VolumeName == "" || !metav1.HasAnnotation(pvc.ObjectMeta, volumehelpers.AnnBindCompleted) {
 			return false, nil
 		}
-		pv, err := s.volumes.volumes.Get(pvc.Spec.VolumeName)
+		pv, err := b.volumes.volumes.Get(pvc.Spec.VolumeName)
 		if err != nil {
 			return false, nil // the cache is stale
 		}
-		n, err := s.listers.nodes.Get(node)
+		n, err := b.nodes.Get(node)
 		if err != nil {
 			return false, fmt.Errorf("node %q was deleted", node)
 		}

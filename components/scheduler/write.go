@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"log/slog"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
 
 	"hyperkube/components/scheduler/framework"
@@ -52,18 +54,33 @@ func (d *decision) nominate(node string) { d.nominated = &node }
 
 // writers write decisions concurrently. The decisions of one pod are written in order.
 type writers struct {
+	kube     kubernetes.Interface
+	log      *slog.Logger
+	metrics  *metrics
+	inbox    *inbox
+	extended []*extender
+	claims   *claimBinder
+	volumes  *volumeBinder
+	// reserving are the pods whose reservations are being written.
+	reserving reserving
+
 	work []chan *decision
 	done sync.WaitGroup
 }
 
 func (s *Scheduler) startWriters(ctx context.Context, recorders map[string]events.EventRecorder) *writers {
-	w := &writers{work: make([]chan *decision, s.cfg.Binders)}
+	kube, log := s.cfg.Clients.Kube, s.cfg.Log
+	w := &writers{
+		kube: kube, log: log, metrics: s.metrics, inbox: s.inbox, extended: s.extended, work: make([]chan *decision, s.cfg.Binders),
+		claims:  &claimBinder{kube: kube, log: log, inbox: s.inbox, devices: s.devices},
+		volumes: &volumeBinder{kube: kube, volumes: s.volumes, nodes: s.listers.nodes},
+	}
 	for i := range w.work {
 		work := make(chan *decision, 64)
 		w.work[i] = work
 		w.done.Go(func() {
 			for d := range work {
-				s.write(ctx, d, recorders[d.profile], &w.done)
+				w.apply(ctx, d, recorders[d.profile])
 			}
 		})
 	}
@@ -90,75 +107,75 @@ func (w *writers) stop() {
 	w.done.Wait()
 }
 
-// write writes a decision. It does not access the fields that belong to the goroutine of Run.
-func (s *Scheduler) write(ctx context.Context, d *decision, recorder events.EventRecorder, waiting *sync.WaitGroup) {
+// apply writes a decision.
+func (w *writers) apply(ctx context.Context, d *decision, recorder events.EventRecorder) {
 	switch {
 	case d.node != "" && d.reservation != nil:
 		// The pod may wait long for its volumes; do not block other pods.
-		waiting.Go(func() { s.bind(ctx, d, recorder) })
+		w.done.Go(func() { w.bind(ctx, d, recorder) })
 		return
 	case d.node != "":
-		s.bind(ctx, d, recorder)
+		w.bind(ctx, d, recorder)
 		return
 	case d.failed:
-		s.metrics.attempt(d.profile, "error", time.Since(d.start))
+		w.metrics.attempt(d.profile, "error", time.Since(d.start))
 	default:
-		s.metrics.attempt(d.profile, "unschedulable", time.Since(d.start))
+		w.metrics.attempt(d.profile, "unschedulable", time.Since(d.start))
 	}
 	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", note(d.reason))
-	if err := s.setUnschedulable(ctx, d); err != nil && ctx.Err() == nil {
-		s.cfg.Log.Warn("updating status of unschedulable pod failed", "pod", name(d.pod), "err", err)
+	if err := w.setUnschedulable(ctx, d); err != nil && ctx.Err() == nil {
+		w.log.Warn("updating status of unschedulable pod failed", "pod", name(d.pod), "err", err)
 	}
 	if d.deallocated != nil {
-		if err := s.free(ctx, d.deallocated); err != nil && ctx.Err() == nil {
-			s.cfg.Log.Warn("deallocating claim failed", "claim", d.deallocated.Namespace+"/"+d.deallocated.Name, "err", err)
+		if err := w.claims.free(ctx, d.deallocated); err != nil && ctx.Err() == nil {
+			w.log.Warn("deallocating claim failed", "claim", d.deallocated.Namespace+"/"+d.deallocated.Name, "err", err)
 		}
 	}
 	for _, pod := range d.nominationCleared {
-		if err := s.patchStatus(ctx, pod, map[string]any{"nominatedNodeName": nil}); err != nil && ctx.Err() == nil {
-			s.cfg.Log.Warn("clearing nominated node failed", "pod", name(pod), "err", err)
+		if err := patchStatus(ctx, w.kube, pod, map[string]any{"nominatedNodeName": nil}); err != nil && ctx.Err() == nil {
+			w.log.Warn("clearing nominated node failed", "pod", name(pod), "err", err)
 		}
 	}
 	if d.nominated == nil || *d.nominated == "" {
 		return
 	}
-	err := s.evict(ctx, d, recorder)
+	err := w.evict(ctx, d, recorder)
 	if err != nil && ctx.Err() == nil {
-		s.cfg.Log.Warn("evicting preemption victims failed", "pod", name(d.pod), "err", err)
+		w.log.Warn("evicting preemption victims failed", "pod", name(d.pod), "err", err)
 	}
-	s.inbox.put(message{evicted: d.pod, err: err})
+	w.inbox.put(message{evicted: d.pod, err: err})
 }
 
-func (s *Scheduler) bind(ctx context.Context, d *decision, recorder events.EventRecorder) {
+func (w *writers) bind(ctx context.Context, d *decision, recorder events.EventRecorder) {
 	pod := d.pod
-	if err := s.place(ctx, d, recorder); err != nil {
+	if err := w.place(ctx, d, recorder); err != nil {
 		if d.reservation != nil {
-			s.releaseClaims(ctx, d.reservation)
+			w.claims.release(ctx, d.reservation)
 		}
-		s.metrics.attempt(d.profile, "error", time.Since(d.start))
+		w.metrics.attempt(d.profile, "error", time.Since(d.start))
 		if ctx.Err() == nil {
-			s.reportBindFailure(ctx, d, err, recorder)
+			w.reportBindFailure(ctx, d, err, recorder)
 		}
 		// The pod is queued again. Later decisions about it are written after this one.
-		s.inbox.put(message{failed: d.item})
+		w.inbox.put(message{failed: d.item})
 		return
 	}
-	s.metrics.attempt(d.profile, "scheduled", time.Since(d.start))
-	s.metrics.scheduled(d.attempts, time.Since(d.first))
+	w.metrics.attempt(d.profile, "scheduled", time.Since(d.start))
+	w.metrics.scheduled(d.attempts, time.Since(d.first))
 	if d.flushed {
-		s.metrics.flushed.Inc()
+		w.metrics.flushed.Inc()
 	}
 	recorder.Eventf(pod, nil, corev1.EventTypeNormal, "Scheduled", "Binding",
 		"Successfully assigned %v/%v to %v", pod.Namespace, pod.Name, d.node)
 }
 
 // place writes the reservation of a decision, and then binds the pod.
-func (s *Scheduler) place(ctx context.Context, d *decision, recorder events.EventRecorder) error {
+func (w *writers) place(ctx context.Context, d *decision, recorder events.EventRecorder) error {
 	pod := d.pod
 	if d.reservation != nil {
-		s.expect(ctx, d)
-		within, done := s.reserving.begin(ctx, pod.UID)
-		err := s.reserve(within, d, recorder)
+		w.expect(ctx, d)
+		within, done := w.reserving.begin(ctx, pod.UID)
+		err := w.reserve(within, d, recorder)
 		if off := done(); off != nil {
 			err = off
 		}
@@ -170,7 +187,7 @@ func (s *Scheduler) place(ctx context.Context, d *decision, recorder events.Even
 		ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},
 		Target:     corev1.ObjectReference{Kind: "Node", Name: d.node},
 	}
-	for _, e := range s.extended {
+	for _, e := range w.extended {
 		if e.cfg.BindVerb == "" || !e.interested(pod) {
 			continue
 		}
@@ -178,35 +195,35 @@ func (s *Scheduler) place(ctx context.Context, d *decision, recorder events.Even
 		if err == nil || !e.cfg.Ignorable {
 			return err
 		}
-		s.cfg.Log.Warn("ignoring failed extender", "extender", e.cfg.URLPrefix, "err", err)
+		w.log.Warn("ignoring failed extender", "extender", e.cfg.URLPrefix, "err", err)
 	}
-	s.metrics.binding.Inc()
-	defer s.metrics.binding.Dec()
+	w.metrics.binding.Inc()
+	defer w.metrics.binding.Dec()
 	began := time.Now()
-	if err := s.cfg.Clients.Kube.CoreV1().Pods(pod.Namespace).Bind(ctx, b, metav1.CreateOptions{}); err != nil {
-		s.metrics.point(d.profile, "Bind", "Error", began)
+	if err := w.kube.CoreV1().Pods(pod.Namespace).Bind(ctx, b, metav1.CreateOptions{}); err != nil {
+		w.metrics.point(d.profile, "Bind", "Error", began)
 		return fmt.Errorf("running Bind plugin %q: %w", "DefaultBinder", err)
 	}
-	s.metrics.point(d.profile, "Bind", "Success", began)
+	w.metrics.point(d.profile, "Bind", "Success", began)
 	return nil
 }
 
 // reportBindFailure reports that a pod could not be bound in its status and with an event, unless the pod
 // was deleted or is bound.
-func (s *Scheduler) reportBindFailure(ctx context.Context, d *decision, why error, recorder events.EventRecorder) {
-	now, err := s.cfg.Clients.Kube.CoreV1().Pods(d.pod.Namespace).Get(ctx, d.pod.Name, metav1.GetOptions{})
+func (w *writers) reportBindFailure(ctx context.Context, d *decision, why error, recorder events.EventRecorder) {
+	now, err := w.kube.CoreV1().Pods(d.pod.Namespace).Get(ctx, d.pod.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && now.UID != d.pod.UID {
 		return
 	}
-	s.cfg.Log.Warn("binding failed", "pod", name(d.pod), "node", d.node, "err", why)
+	w.log.Warn("binding failed", "pod", name(d.pod), "node", d.node, "err", why)
 	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", note(why.Error()))
 	if err == nil && now.Spec.NodeName == "" {
 		d.pod, d.reason, d.failed = now, why.Error(), true
 		d.nominate("")
-		err = s.setUnschedulable(ctx, d)
+		err = w.setUnschedulable(ctx, d)
 	}
 	if err != nil && ctx.Err() == nil {
-		s.cfg.Log.Warn("updating status of unschedulable pod failed", "pod", name(d.pod), "err", err)
+		w.log.Warn("updating status of unschedulable pod failed", "pod", name(d.pod), "err", err)
 	}
 }
 
@@ -226,22 +243,22 @@ func note(text string) string {
 // stay reserved even if the scheduler restarts.
 //
 // https://kep.k8s.io/5278
-func (s *Scheduler) expect(ctx context.Context, d *decision) {
+func (w *writers) expect(ctx context.Context, d *decision) {
 	r := d.reservation
 	if len(r.Bind)+len(r.Provision)+len(r.Claims) == 0 || d.pod.Status.NominatedNodeName == d.node {
 		return
 	}
-	if err := s.patchStatus(ctx, d.pod, map[string]any{"nominatedNodeName": d.node}); err != nil && ctx.Err() == nil {
-		s.cfg.Log.Warn("setting nominated node failed", "pod", name(d.pod), "err", err)
+	if err := patchStatus(ctx, w.kube, d.pod, map[string]any{"nominatedNodeName": d.node}); err != nil && ctx.Err() == nil {
+		w.log.Warn("setting nominated node failed", "pod", name(d.pod), "err", err)
 	}
 }
 
 // reserve writes a reservation and waits until it is completed.
-func (s *Scheduler) reserve(ctx context.Context, d *decision, recorder events.EventRecorder) error {
+func (w *writers) reserve(ctx context.Context, d *decision, recorder events.EventRecorder) error {
 	r := d.reservation
 	if len(r.Bind)+len(r.Provision) > 0 {
-		if err := s.bindVolumes(ctx, r, d.node); err != nil {
-			s.volumes.forget(r)
+		if err := w.volumes.bind(ctx, r, d.node); err != nil {
+			w.volumes.volumes.forget(r)
 			return fmt.Errorf("running PreBind plugin %q: binding volumes: %w", "VolumeBinding", err)
 		}
 	}
@@ -250,7 +267,7 @@ func (s *Scheduler) reserve(ctx context.Context, d *decision, recorder events.Ev
 			recorder.Eventf(d.pod, nil, corev1.EventTypeNormal, "BindingConditionsPending", "Scheduling",
 				"waiting for binding conditions for device on node %s", d.node)
 		}
-		if err := s.bindClaims(ctx, r, waits); err != nil {
+		if err := w.claims.bind(ctx, r, waits); err != nil {
 			return fmt.Errorf("running PreBind plugin %q: %w", "DynamicResources", err)
 		}
 	}
@@ -258,7 +275,7 @@ func (s *Scheduler) reserve(ctx context.Context, d *decision, recorder events.Ev
 }
 
 // setUnschedulable updates the PodScheduled condition and the nominated node, if they changed.
-func (s *Scheduler) setUnschedulable(ctx context.Context, d *decision) error {
+func (w *writers) setUnschedulable(ctx context.Context, d *decision) error {
 	reason := corev1.PodReasonUnschedulable
 	if d.failed {
 		reason = corev1.PodReasonSchedulerError
@@ -286,16 +303,16 @@ func (s *Scheduler) setUnschedulable(ctx context.Context, d *decision) error {
 	default:
 		status["nominatedNodeName"] = *d.nominated
 	}
-	return s.patchStatus(ctx, d.pod, status)
+	return patchStatus(ctx, w.kube, d.pod, status)
 }
 
 // patchStatus patches the status of a pod. It ignores that the pod was deleted.
-func (s *Scheduler) patchStatus(ctx context.Context, pod *corev1.Pod, status map[string]any) error {
+func patchStatus(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod, status map[string]any) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})
 	if err != nil {
 		return fmt.Errorf("encoding pod status: %w", err)
 	}
-	_, err = s.cfg.Clients.Kube.CoreV1().Pods(pod.Namespace).Patch(
+	_, err = kube.CoreV1().Pods(pod.Namespace).Patch(
 		ctx, pod.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	// Conflict means that another pod has the name.
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
@@ -306,25 +323,25 @@ func (s *Scheduler) patchStatus(ctx context.Context, pod *corev1.Pod, status map
 
 // evict deletes the victims of a decision, after setting their DisruptionTarget condition and
 // emitting an event.
-func (s *Scheduler) evict(ctx context.Context, d *decision, recorder events.EventRecorder) error {
+func (w *writers) evict(ctx context.Context, d *decision, recorder events.EventRecorder) error {
 	var errs []error
 	for _, victim := range d.victims {
 		if victim.DeletionTimestamp != nil {
 			continue
 		}
-		if s.reserving.cancel(victim.UID, errors.New("preempted by DefaultPreemption")) {
+		if w.reserving.cancel(victim.UID, errors.New("preempted by DefaultPreemption")) {
 			recorder.Eventf(victim, d.pod, corev1.EventTypeNormal, "Preempted", "Preempting",
 				"Preempted by pod %v on node %v (in kube-scheduler memory).", d.pod.UID, *d.nominated)
 			continue
 		}
-		err := s.patchStatus(ctx, victim, map[string]any{"conditions": []corev1.PodCondition{{
+		err := patchStatus(ctx, w.kube, victim, map[string]any{"conditions": []corev1.PodCondition{{
 			Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, ObservedGeneration: victim.Generation,
 			Reason:             corev1.PodReasonPreemptionByScheduler,
 			Message:            d.profile + ": preempting to accommodate a higher priority pod",
 			LastTransitionTime: metav1.Now(),
 		}}})
 		if err == nil {
-			err = s.cfg.Clients.Kube.CoreV1().Pods(victim.Namespace).Delete(ctx, victim.Name, metav1.DeleteOptions{
+			err = w.kube.CoreV1().Pods(victim.Namespace).Delete(ctx, victim.Name, metav1.DeleteOptions{
 				Preconditions: &metav1.Preconditions{UID: &victim.UID},
 			})
 		}

@@ -31,13 +31,7 @@ type Collection struct {
 	// replaying is a semaphore for one goroutine that reads past events.
 	replaying chan struct{}
 
-	// received counts the events from etcd, reads the waits for the cache to reach etcd's current
-	// revision, fills the fills of the cache.
-	received, reads, fills atomic.Uint64
-	// cacheLists and etcdLists count the lists from the cache and from etcd. terminatedWatchers
-	// counts the watchers that were terminated because they fell behind.
-	cacheLists, etcdLists lists
-	terminatedWatchers    atomic.Uint64
+	counters
 	// incoming is used only by the goroutine that feeds the store.
 	incoming []change
 
@@ -50,20 +44,24 @@ type Collection struct {
 	current *contents
 	// revision is the revision of the last change in current, or of the fill.
 	revision int64
+	fillState
+	ring     ring
+	watchers watcherIndex
+	past     pastViews
+	// firstEvent is the number of the first event in the ring as long as none was evicted. replayed
+	// is set when earlier events have been requested from etcd.
+	firstEvent uint64
+	replayed   bool
+}
+
+// fillState is the state of filling the cache.
+type fillState struct {
 	// filling is set while the collection is read from etcd. Changes are appended to pending until
 	// then.
 	filling bool
 	pending []change
 	// generation is incremented when a fill in progress must be repeated; see restart.
 	generation int
-	ring       ring
-	watchers   watcherIndex
-	// past contains snapshots for reads at exact revisions, least recently used first.
-	past []pastView
-	// firstEvent is the number of the first event in the ring as long as none was evicted. replayed
-	// is set when earlier events have been requested from etcd.
-	firstEvent uint64
-	replayed   bool
 }
 
 // view is a snapshot. Its contents must not be modified.
@@ -134,15 +132,6 @@ func (c *Collection) Store() *Store { return c.store }
 // Warm starts to fill the cache, if that has not happened yet.
 func (c *Collection) Warm() { c.fillOnce.Do(func() { c.store.wantFill(c) }) }
 
-func (c *Collection) filled() bool {
-	select {
-	case <-c.ready:
-		return true
-	default:
-		return false
-	}
-}
-
 // Len returns the number of entries in the cache.
 func (c *Collection) Len() int {
 	c.mu.Lock()
@@ -161,7 +150,7 @@ const sampleSize = 16
 func (c *Collection) Stats() (count, size int, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.current == nil || !c.filled() {
+	if c.current == nil || !closed(c.ready) {
 		return 0, 0, false
 	}
 	n, total := 0, 0
@@ -170,51 +159,6 @@ func (c *Collection) Stats() (count, size int, ok bool) {
 		return n < sampleSize
 	})
 	return c.current.entries.Len(), total / max(n, 1), true
-}
-
-// Counts are the event counters of a collection.
-type Counts struct {
-	// Received counts the events from etcd, Reads the reads from the cache that had to include all
-	// previous writes, Fills the fills of the cache.
-	Received, Reads, Fills uint64
-	// Cache and Etcd count the lists from the cache and from etcd. TerminatedWatchers counts the
-	// watchers that were terminated because they fell behind the recorded history.
-	Cache, Etcd        Lists
-	TerminatedWatchers uint64
-	// Capacity is the number of recent events that the history can currently contain.
-	Capacity int
-}
-
-// Lists counts lists that were served from one source. Fetched is the number of objects that were
-// fetched, Evaluated the number of those for which Match was evaluated, Returned the number that
-// were returned.
-type Lists struct{ Total, Fetched, Evaluated, Returned uint64 }
-
-// lists contains the counters of Lists.
-type lists struct{ total, fetched, evaluated, returned atomic.Uint64 }
-
-func (l *lists) add(evaluated, returned int, matched bool) {
-	l.total.Add(1)
-	l.fetched.Add(uint64(evaluated))
-	if matched {
-		l.evaluated.Add(uint64(evaluated))
-	}
-	l.returned.Add(uint64(returned))
-}
-
-func (l *lists) load() Lists {
-	return Lists{Total: l.total.Load(), Fetched: l.fetched.Load(), Evaluated: l.evaluated.Load(), Returned: l.returned.Load()}
-}
-
-// Counts returns the current counters.
-func (c *Collection) Counts() Counts {
-	c.mu.Lock()
-	capacity := len(c.ring.events)
-	c.mu.Unlock()
-	return Counts{
-		Received: c.received.Load(), Reads: c.reads.Load(), Fills: c.fills.Load(),
-		Cache: c.cacheLists.load(), Etcd: c.etcdLists.load(), TerminatedWatchers: c.terminatedWatchers.Load(), Capacity: capacity,
-	}
 }
 
 // Revision returns the revision up to which the cache of the store is complete.
@@ -248,10 +192,10 @@ func (c *Collection) Get(ctx context.Context, key string, revision int64) (*Entr
 	return nil, fmt.Errorf("%s %q: %w", c.cfg.Resource, key, ErrNotFound)
 }
 
-// isDropped reports whether the collection was dropped from the store.
-func (c *Collection) isDropped() bool {
+// closed reports whether a channel without values is closed.
+func closed(c <-chan struct{}) bool {
 	select {
-	case <-c.dropped:
+	case <-c:
 		return true
 	default:
 		return false
@@ -260,10 +204,10 @@ func (c *Collection) isDropped() bool {
 
 // fill waits until the cache has been filled.
 func (c *Collection) fill(ctx context.Context) error {
-	if c.isDropped() {
+	if closed(c.dropped) {
 		return ErrStopped
 	}
-	if c.filled() {
+	if closed(c.ready) {
 		return nil
 	}
 	c.Warm()
@@ -296,7 +240,7 @@ func (c *Collection) waitForRevision(ctx context.Context, revision int64) error 
 		if err := c.store.position.wait(ctx, current); err != nil {
 			return err
 		}
-		if c.isDropped() {
+		if closed(c.dropped) {
 			return ErrStopped // the cache may not have reached the revision before it was dropped
 		}
 		if c.store.onWait != nil {
@@ -369,7 +313,7 @@ func (c *Collection) applyLocked(changes []change) {
 	}
 	c.view.Store(nil)
 	if len(c.past) > 0 {
-		c.prunePast()
+		c.past.prune(c.ring.start)
 	}
 }
 
@@ -416,7 +360,7 @@ func (c *Collection) refill(kvs []*mvccpb.KeyValue, revision int64, same bool) {
 func (c *Collection) install(kvs []*mvccpb.KeyValue, revision int64) {
 	c.fills.Add(1)
 	old := c.current
-	c.current = c.newContents()
+	c.current = newContents(len(c.cfg.indexes()), c.store.nodes)
 	for _, kv := range kvs {
 		key := string(kv.Key[len(c.prefix):])
 		if old != nil {
@@ -425,44 +369,13 @@ func (c *Collection) install(kvs []*mvccpb.KeyValue, revision int64) {
 				continue
 			}
 		}
-		c.current.put(c.newEntry(key, kv.ModRevision, kv.Value))
+		c.current.put(newEntry(c, key, kv.ModRevision, kv.Value))
 	}
 	c.revision = revision
 	c.ring.reset(revision)
 	c.firstEvent, c.replayed = c.ring.first, false
 	c.view.Store(nil)
 }
-
-// read reads all entries from etcd at a revision, or at the current one if it is zero, and returns
-// that revision. Large collections are read in pieces.
-func (c *Collection) read(ctx context.Context, revision int64) ([]*mvccpb.KeyValue, int64, error) {
-	var kvs []*mvccpb.KeyValue
-	from := c.prefix
-	for {
-		resp, err := c.store.getRange(ctx, c, from, rangeEnd(c.prefix), revision, readPiece)
-		if err != nil {
-			return nil, 0, fmt.Errorf("reading %s: %w", c.prefix, etcdError(err))
-		}
-		if revision == 0 {
-			revision = resp.Header.Revision
-		}
-		for _, kv := range resp.Kvs {
-			if c.store.route(kv.Key) == c {
-				kvs = append(kvs, kv)
-			}
-		}
-		if !resp.More || len(resp.Kvs) == 0 {
-			return kvs, revision, nil
-		}
-		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
-	}
-}
-
-// readPiece is the number of keys per read from etcd.
-const readPiece = 2000
-
-// rangeEnd returns the first key after all keys with the prefix, which has a trailing slash.
-func rangeEnd(prefix string) string { return strings.TrimSuffix(prefix, "/") + "0" }
 
 // waitError returns the error of a wait that was interrupted by ctx.
 func waitError(ctx context.Context) error {

@@ -115,7 +115,7 @@ func (s *Store) prepare(ctx context.Context, ops []Op) ([]write, error) {
 			return nil, fmt.Errorf("encoding %s %q: %w", c.cfg.Resource, op.key, err)
 		}
 		if op.from != nil && !op.from.Stale() && bytes.Equal(data, op.from.Bytes()) {
-			fresh, err := c.fresh(ctx, op.from)
+			fresh, err := etcdReader{c}.fresh(ctx, op.from)
 			if err != nil {
 				return nil, fmt.Errorf("writing %s %q: %w", c.cfg.Resource, op.key, err)
 			}
@@ -125,7 +125,7 @@ func (s *Store) prepare(ctx context.Context, ops []Op) ([]write, error) {
 			}
 		}
 		w.stored = data
-		w.entry = c.newEntry(op.key, 0, data)
+		w.entry = newEntry(c, op.key, 0, data)
 		if c.cfg.Transformer != nil {
 			w.stored, err = c.cfg.Transformer.TransformToStorage(ctx, data, value.DefaultContext(w.fullKey))
 			if err != nil {
@@ -136,25 +136,6 @@ func (s *Store) prepare(ctx context.Context, ops []Op) ([]write, error) {
 		}
 	}
 	return writes, nil
-}
-
-// fresh reports whether the value of an entry in etcd is encrypted as a write would encrypt it now.
-// The encryption configuration may have changed since the entry was decrypted, for example by key
-// rotation, so the transformer is called again.
-func (c *Collection) fresh(ctx context.Context, e *Entry) (bool, error) {
-	if c.cfg.Transformer == nil {
-		return true, nil
-	}
-	fullKey := c.prefix + e.key
-	resp, err := c.store.client.Get(ctx, fullKey)
-	if err != nil {
-		return false, err
-	}
-	if len(resp.Kvs) == 0 || resp.Kvs[0].ModRevision != e.revision {
-		return true, nil // the transaction detects the conflict
-	}
-	_, stale, err := c.cfg.Transformer.TransformFromStorage(ctx, resp.Kvs[0].Value, value.DefaultContext(fullKey))
-	return err == nil && !stale, nil
 }
 
 // transact executes the etcd transaction. It retries once if a lease that it uses has expired.
@@ -208,7 +189,7 @@ func conflict(writes []write, resp *clientv3.TxnResponse) error {
 				if kvs[0].ModRevision == op.expect {
 					continue
 				}
-				err.Current = c.newEntry(op.key, kvs[0].ModRevision, kvs[0].Value)
+				err.Current = newEntry(c, op.key, kvs[0].ModRevision, kvs[0].Value)
 				if e := c.Cached(op.key); e != nil && e.revision == kvs[0].ModRevision {
 					err.Current = e
 				}

@@ -33,9 +33,10 @@ func indexedLess(a, b indexed) bool {
 // treeDegree is a compromise between the bytes copied per write and the depth of the tree.
 const treeDegree = 16
 
-func (c *Collection) newContents() *contents {
-	t := &contents{entries: btree.NewWithFreeListG(treeDegree, entryLess, c.store.nodes)}
-	for range c.indexes() {
+// newContents returns empty contents with a number of indexes. nodes contains unused tree nodes for reuse.
+func newContents(indexes int, nodes *btree.FreeListG[*Entry]) *contents {
+	t := &contents{entries: btree.NewWithFreeListG(treeDegree, entryLess, nodes)}
+	for range indexes {
 		t.indexes = append(t.indexes, btree.NewG(treeDegree, indexedLess))
 	}
 	return t
@@ -43,11 +44,23 @@ func (c *Collection) newContents() *contents {
 
 // indexes returns the indexes of the collection. Encrypted collections have none, because
 // decryption can take long and can fail temporarily.
-func (c *Collection) indexes() []Index {
-	if c.cfg.Transformer != nil {
+func (c *CollectionConfig) indexes() []Index {
+	if c.Transformer != nil {
 		return nil
 	}
-	return c.cfg.Indexes
+	return c.Indexes
+}
+
+// indexNamed returns the position of an index, or -1.
+func (c *CollectionConfig) indexNamed(name string) int {
+	if name != "" {
+		for i, index := range c.indexes() {
+			if index.Name == name {
+				return i
+			}
+		}
+	}
+	return -1
 }
 
 // clone returns a lazy copy. Nodes are copied when one of both is modified.
@@ -68,7 +81,7 @@ func (t *contents) get(key string) *Entry {
 // put inserts e and returns the entry that it replaces, or nil.
 func (t *contents) put(e *Entry) *Entry {
 	previous, _ := t.entries.ReplaceOrInsert(e)
-	for i, index := range e.collection.indexes() {
+	for i, index := range e.collection.cfg.indexes() {
 		value := unique.Make(index.Of(e))
 		if previous != nil {
 			if before := unique.Make(index.Of(previous)); before != value {
@@ -86,7 +99,7 @@ func (t *contents) remove(key string) *Entry {
 	if previous == nil {
 		return nil
 	}
-	for i, index := range previous.collection.indexes() {
+	for i, index := range previous.collection.cfg.indexes() {
 		t.indexes[i].Delete(indexed{unique.Make(index.Of(previous)), previous})
 	}
 	return previous
@@ -137,16 +150,4 @@ func (t *contents) lastWith(prefix string) (last *Entry) {
 		t.entries.Descend(keep) // no key sorts after the prefix
 	}
 	return last
-}
-
-// indexNamed returns the position of an index, or -1.
-func (c *Collection) indexNamed(name string) int {
-	if name != "" {
-		for i, index := range c.indexes() {
-			if index.Name == name {
-				return i
-			}
-		}
-	}
-	return -1
 }

@@ -49,7 +49,7 @@ type plain struct {
 	stale bool
 }
 
-func (c *Collection) newEntry(key string, revision int64, stored []byte) *Entry {
+func newEntry(c *Collection, key string, revision int64, stored []byte) *Entry {
 	return &Entry{collection: c, key: key, revision: revision, stored: stored, size: len(stored)}
 }
 
@@ -59,7 +59,7 @@ func (c *Collection) Unstored(key string, obj runtime.Object) (*Entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encoding %s %q: %w", c.cfg.Resource, key, err)
 	}
-	e := c.newEntry(key, 0, data)
+	e := newEntry(c, key, 0, data)
 	e.plain.Store(&plain{data: data})
 	return e, nil
 }

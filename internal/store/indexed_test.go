@@ -1,8 +1,6 @@
 package store
 
-import (
-	"testing"
-)
+import "testing"
 
 // TestIndexedWatch checks that a watcher with an index is not woken for objects with other index
 // values, and that it sees objects that start or stop to match.

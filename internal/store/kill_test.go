@@ -10,8 +10,7 @@ import (
 	"os/exec"
 	"testing"
 
-	"go.uber.org/goleak"
-
+	"hyperkube/internal/testing/leakcheck"
 	"hyperkube/internal/testing/testetcd"
 )
 
@@ -21,7 +20,7 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv("STORE_TEST_WRITE"); dir != "" {
 		os.Exit(writeUntilKilled(dir))
 	}
-	goleak.VerifyTestMain(m)
+	leakcheck.Main(m)
 }
 
 // child replaces testing.TB for startEtcd in the child process of TestKill.

@@ -10,7 +10,7 @@ import (
 )
 
 func memoEntry(s *Store) *Entry {
-	return newCollection(s, collectionConfig("x")).newEntry("a", 1, nil)
+	return newEntry(newCollection(s, collectionConfig("x")), "a", 1, nil)
 }
 
 func TestMemo(t *testing.T) {
@@ -49,7 +49,7 @@ func TestDecodedObjectCache(t *testing.T) {
 	s := &Store{memos: memoClock{limit: 10 * (decodedSize(20) + memoOverhead)}}
 	c := newCollection(s, collectionConfig("x"))
 	stored := []byte(`{"data":{"v":"12345"}}`)[:22]
-	entry := func() *Entry { return c.newEntry("a", 1, stored) }
+	entry := func() *Entry { return newEntry(c, "a", 1, stored) }
 	held := func(e *Entry) bool { return e.held.Load() != nil }
 
 	peeked := entry()
@@ -154,7 +154,7 @@ func TestRing(t *testing.T) {
 	} {
 		r := ring{maxEvents: test.events, maxBytes: test.bytes, first: firstNumber, next: firstNumber, start: 5}
 		for i := range 3000 {
-			r.add(Event{Revision: int64(10 + i), Current: c.newEntry("a", int64(10+i), make([]byte, test.size))})
+			r.add(Event{Revision: int64(10 + i), Current: newEntry(c, "a", int64(10+i), make([]byte, test.size))})
 			if i == 5 {
 				if got := r.after(12) - r.first; got != min(3, r.next-r.first) && test.events > 10 {
 					t.Errorf("%+v: after 12: %d", test, got)
@@ -183,7 +183,7 @@ func TestRing(t *testing.T) {
 func TestRingPrepend(t *testing.T) {
 	c := newCollection(&Store{}, collectionConfig("x"))
 	ev := func(revision int) Event {
-		return Event{Revision: int64(revision), Current: c.newEntry("a", int64(revision), nil)}
+		return Event{Revision: int64(revision), Current: newEntry(c, "a", int64(revision), nil)}
 	}
 	for _, test := range []struct{ past, present, max, want int }{{5, 3, 100, 8}, {20, 3, 10, 10}, {5, 0, 100, 5}, {0, 3, 100, 3}, {0, 0, 9, 0}} {
 		r := ring{maxEvents: test.max, maxBytes: 1 << 20, first: firstNumber, next: firstNumber, start: 100}

@@ -1,8 +1,6 @@
 package store
 
-import (
-	"testing"
-)
+import "testing"
 
 // TestNarrowWatch checks that a watcher with narrowed options gets the same events and is not woken
 // for others.

@@ -39,11 +39,7 @@ type Store struct {
 	prefix  string
 	history int
 	log     *slog.Logger
-	// onRequest is called after each request to etcd; it may be nil.
-	onRequest func(operation, group, resource string, took time.Duration, err error)
-	onWait    func(group, resource string, took time.Duration)
-	// onFill is called when a cache was filled; it may be nil.
-	onFill func(group, resource string, took time.Duration)
+	observers
 
 	position *position
 	current  currentReads
@@ -56,9 +52,7 @@ type Store struct {
 	// compacted is the revision of the last compaction of etcd.
 	compacted atomic.Int64
 
-	running atomic.Bool
-	// done is closed when Run has returned.
-	done chan struct{}
+	lifetime
 
 	// rolledBack receives a token when etcd was seen at a revision before the position, which means
 	// that it was restored from a backup.
@@ -71,6 +65,22 @@ type Store struct {
 	toFill      []*Collection
 	// routes is a copy of collections for readers without a lock.
 	routes atomic.Pointer[routes]
+}
+
+// observers are called after requests to etcd, for metrics. Each of them may be nil.
+type observers struct {
+	onRequest func(operation, group, resource string, took time.Duration, err error)
+	// onWait is called after a read has waited for the cache.
+	onWait func(group, resource string, took time.Duration)
+	// onFill is called when a cache was filled.
+	onFill func(group, resource string, took time.Duration)
+}
+
+// lifetime is the state of Run.
+type lifetime struct {
+	running atomic.Bool
+	// done is closed when Run has returned.
+	done chan struct{}
 }
 
 // currentRevisioner is implemented by the KV of an embedded etcd's client. It returns the current
@@ -108,15 +118,13 @@ func New(cfg Config) (*Store, error) {
 		prefix:      "/" + prefix + "/",
 		history:     cmp.Or(cfg.History, defaultHistory),
 		log:         log,
-		onRequest:   cfg.OnRequest,
-		onWait:      cfg.OnWait,
-		onFill:      cfg.OnFill,
+		observers:   observers{onRequest: cfg.OnRequest, onWait: cfg.OnWait, onFill: cfg.OnFill},
 		position:    newPosition(done),
 		pending:     pendingWrites{byKey: make(map[string]*pendingWrite)},
 		leases:      leases{client: cfg.Client, onFull: cfg.OnLeaseFull, byTTL: make(map[int64]*lease)},
 		memos:       memoClock{limit: memoBytes},
 		nodes:       btree.NewFreeListG[*Entry](64),
-		done:        done,
+		lifetime:    lifetime{done: done},
 		rolledBack:  make(chan struct{}, 1),
 		fills:       make(chan struct{}, 1),
 		collections: make(map[string]*Collection),

@@ -31,7 +31,7 @@ type pendingWrite struct {
 func (o *pendingWrites) begin(w *write) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !w.op.collection.filled() {
+	if !closed(w.op.collection.ready) {
 		return // without a filled cache, the watch does not use the entry
 	}
 	if pw := o.byKey[w.fullKey]; pw != nil && !pw.returned {
@@ -73,7 +73,7 @@ func (o *pendingWrites) finish(w *write, revision int64) *Entry {
 		delete(o.byKey, w.fullKey)
 		if w.entry.revision != revision {
 			// The watch used the entry for another write of the same bytes.
-			return w.op.collection.newEntry(w.op.key, revision, w.stored)
+			return newEntry(w.op.collection, w.op.key, revision, w.stored)
 		}
 		return w.entry
 	}
@@ -88,7 +88,7 @@ func (o *pendingWrites) claim(c *Collection, ch change) *Entry {
 	pw := o.byKey[c.prefix+ch.key]
 	if pw == nil || pw.reported || !bytes.Equal(pw.stored, ch.value) ||
 		pw.returned && pw.entry.revision != ch.revision {
-		return c.newEntry(ch.key, ch.revision, ch.value)
+		return newEntry(c, ch.key, ch.revision, ch.value)
 	}
 	pw.reported = true
 	if pw.returned {

@@ -80,8 +80,8 @@ func (s *Store) fillCollection(ctx context.Context, c *Collection) {
 	began := time.Now()
 	for ctx.Err() == nil {
 		generation := c.beginFill()
-		kvs, revision, err := c.read(ctx, 0)
-		if c.isDropped() {
+		kvs, revision, err := etcdReader{c}.all(ctx, 0)
+		if closed(c.dropped) {
 			return
 		}
 		if err == nil && c.endFill(generation, kvs, revision) {
@@ -220,7 +220,7 @@ func (s *Store) relist(ctx context.Context, same bool) error {
 		if !c.restart() {
 			continue
 		}
-		kvs, _, err := c.read(ctx, revision)
+		kvs, _, err := etcdReader{c}.all(ctx, revision)
 		if err != nil {
 			return err
 		}

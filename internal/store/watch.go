@@ -71,7 +71,7 @@ func (w *Watcher) begin() (bool, error) {
 	position := c.store.position.get()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.isDropped() {
+	if closed(c.dropped) {
 		return false, ErrStopped // existing watchers have already failed
 	}
 	w.since = w.opts.Since
@@ -253,7 +253,7 @@ func (x *watcherIndex) add(w *Watcher) {
 		}
 		return list
 	}
-	index := w.collection.indexNamed(w.opts.Index)
+	index := w.collection.cfg.indexNamed(w.opts.Index)
 	switch prefix := w.opts.Prefix; {
 	case index >= 0:
 		for len(x.byIndex) <= index {
@@ -284,7 +284,7 @@ func (x *watcherIndex) remove(w *Watcher) {
 	list[last] = nil
 	*w.list = list[:last]
 	if last == 0 {
-		if index := w.collection.indexNamed(w.opts.Index); index >= 0 {
+		if index := w.collection.cfg.indexNamed(w.opts.Index); index >= 0 {
 			delete(x.byIndex[index], w.opts.Value)
 		} else if w.opts.Key != "" {
 			delete(x.byKey, w.opts.Key)
@@ -329,7 +329,7 @@ func (x *watcherIndex) notifyIndexed(n uint64, key string, ev *Event) {
 			continue
 		}
 		notify := func(e *Entry) string {
-			value := e.collection.indexes()[i].Of(e)
+			value := e.collection.cfg.indexes()[i].Of(e)
 			if list := watchers[value]; list != nil {
 				for _, w := range *list {
 					if w.concerns(key) {
@@ -345,7 +345,7 @@ func (x *watcherIndex) notifyIndexed(n uint64, key string, ev *Event) {
 		case ev.Current == nil:
 			notify(ev.Previous)
 		default:
-			of := ev.Current.collection.indexes()[i].Of
+			of := ev.Current.collection.cfg.indexes()[i].Of
 			if value := notify(ev.Current); of(ev.Previous) != value {
 				notify(ev.Previous)
 			}

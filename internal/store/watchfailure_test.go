@@ -308,7 +308,9 @@ func TestRestoredFromBackup(t *testing.T) {
 		t.Errorf("Next: %v", err)
 	}
 	// A snapshot that was kept for a next page is not used anymore.
-	c.keepSnapshot(old)
+	c.mu.Lock()
+	c.past.keep(old, &c.ring, c.revision)
+	c.mu.Unlock()
 	mustCreate(t, c, "ns/c", "1")
 	if got := show(mustList(t, c, ListOptions{Revision: -1}).Entries); !slices.Equal(got, []string{"ns/a=restored", "ns/c=1"}) {
 		t.Errorf("list: %q", got)

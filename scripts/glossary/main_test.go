@@ -4,7 +4,11 @@ import (
 	"os"
 	"slices"
 	"testing"
+
+	"hyperkube/internal/testing/leakcheck"
 )
+
+func TestMain(m *testing.M) { leakcheck.Main(m) }
 
 const page = "# Glossary\n\n## Banned phrases\n\n| Banned | Write |\n|---|---|\n" +
 	"| `(tell\\|tells) whether` | report whether |\n| `(master\\|masters)` | control plane node |\n" +

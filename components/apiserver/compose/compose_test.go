@@ -28,6 +28,8 @@ type env struct {
 	testing.TB
 	server *compose.Server
 	conf   string
+	url    string
+	pki    *pki.Set
 }
 
 func start(t testing.TB) *env { return startOn(t, nil) }
@@ -102,9 +104,9 @@ func startWith(t testing.TB, data etcd.Config, filled func(*clientv3.Client), ch
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &env{TB: t, server: server, conf: filepath.Join(dir, "admin.conf")}
+	e := &env{TB: t, server: server, conf: filepath.Join(dir, "admin.conf"), url: fmt.Sprintf("https://127.0.0.1:%d", port), pki: set}
 	if err := kubeconfig.Write(e.conf, kubeconfig.Config{
-		Server: fmt.Sprintf("https://127.0.0.1:%d", port), CA: set.CA.CertPEM, Cert: admin.CertPEM, Key: admin.KeyPEM,
+		Server: e.url, CA: set.CA.CertPEM, Cert: admin.CertPEM, Key: admin.KeyPEM,
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -197,6 +197,9 @@ func (f flushWriter) Write(p []byte) (int, error) {
 }
 
 func (c *connector) exec(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
+	if err := c.mayUpgrade(req); err != nil {
+		return err
+	}
 	o, ok := call.Options.(*corev1.PodExecOptions)
 	if !ok {
 		return unexpected(call.Options)
@@ -209,6 +212,9 @@ func (c *connector) exec(w http.ResponseWriter, req *http.Request, call registry
 }
 
 func (c *connector) attach(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
+	if err := c.mayUpgrade(req); err != nil {
+		return err
+	}
 	o, ok := call.Options.(*corev1.PodAttachOptions)
 	if !ok {
 		return unexpected(call.Options)
@@ -224,9 +230,6 @@ func (c *connector) attach(w http.ResponseWriter, req *http.Request, call regist
 // protocols are forwarded unchanged. WebSocket v5 is translated to SPDY, which every kubelet
 // supports.
 func (c *connector) remoteCommand(w http.ResponseWriter, req *http.Request, at *url.URL, opts utilproxy.Options) error {
-	if err := c.mayUpgrade(req); err != nil {
-		return err
-	}
 	raw := c.upgrade(at, true)
 	translate := utilproxy.NewStreamTranslatorHandler(at, c.verified, c.cfg.MaxBytesPerSec, opts)
 	utilproxy.NewTranslatingHandler(raw, translate, wsstream.IsWebSocketRequestWithStreamCloseProtocol).ServeHTTP(w, req)
@@ -234,6 +237,9 @@ func (c *connector) remoteCommand(w http.ResponseWriter, req *http.Request, at *
 }
 
 func (c *connector) portForward(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
+	if err := c.mayUpgrade(req); err != nil {
+		return err
+	}
 	ctx := req.Context()
 	pod, err := c.pod(ctx, call.Namespace, call.Name)
 	if err != nil {
@@ -241,9 +247,6 @@ func (c *connector) portForward(w http.ResponseWriter, req *http.Request, call r
 	}
 	if pod.Spec.NodeName == "" {
 		return badRequest("pod %s does not have a host assigned", pod.Name)
-	}
-	if err := c.mayUpgrade(req); err != nil {
-		return err
 	}
 	at, err := c.kubeletURL(ctx, pod.Spec.NodeName)
 	if err != nil {
@@ -278,7 +281,8 @@ type responder struct {
 func (r responder) Error(w http.ResponseWriter, req *http.Request, err error) { r.answer(w, req, err) }
 
 // mayUpgrade checks whether the user of a WebSocket request may also "create". A WebSocket starts
-// with a GET request, regardless of what is done over it.
+// with a GET request, regardless of what is done over it. Check it before the pod and its node are
+// read, so that errors do not describe them.
 func (c *connector) mayUpgrade(req *http.Request) error {
 	if req.Method != http.MethodGet || !wsstream.IsWebSocketRequest(req) || c.cfg.Authorizer == nil {
 		return nil

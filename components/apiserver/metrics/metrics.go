@@ -7,7 +7,6 @@ package metrics
 import (
 	"net/http"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,86 +22,26 @@ type Metrics struct {
 	// all are served. It must be set before requests arrive.
 	Served func(*apirequest.RequestInfo) bool
 
-	registry           *prometheus.Registry
-	total              *prometheus.CounterVec
-	duration           *prometheus.HistogramVec
-	sli                *prometheus.HistogramVec
-	inflight           *prometheus.GaugeVec
-	watchers           *prometheus.GaugeVec
-	sizes              *prometheus.HistogramVec
-	deprecated         *prometheus.GaugeVec
-	terminated         *prometheus.CounterVec
-	self               *prometheus.CounterVec
-	access             *access
-	watches            *watches
-	etcd               *etcd
-	stages             *stages
-	impersonation      *impersonation
-	bodies             *bodies
-	connections        *connections
-	readOnly, mutating prometheus.Gauge
-	queued             *prometheus.GaugeVec
-	discoveries        prometheus.Counter
-	queuedReadOnly     prometheus.Gauge
-	queuedMutating     prometheus.Gauge
-
-	// Looking up a metric by its labels costs more than counting, so metrics are cached.
-	mu       sync.RWMutex
-	requests map[requestKey]*requestMetrics
-	running  map[runningKey]prometheus.Gauge
+	registry      *prometheus.Registry
+	requests      *requests
+	loads         *loads
+	deprecated    *prometheus.GaugeVec
+	terminated    *prometheus.CounterVec
+	self          *prometheus.CounterVec
+	access        *access
+	watches       *watches
+	etcd          *etcd
+	stages        *stages
+	impersonation *impersonation
+	bodies        *bodies
+	connections   *connections
+	discoveries   prometheus.Counter
 }
-
-type requestKey struct {
-	verb, group, version, resource, subresource, scope string
-	dryRun                                             bool
-	code                                               int
-}
-
-type runningKey struct{ verb, group, version, resource, subresource, scope string }
-
-type requestMetrics struct {
-	total    prometheus.Counter
-	duration prometheus.Observer
-	// sli is nil for long-running requests, size is nil for writes.
-	sli, size prometheus.Observer
-}
-
-// maxKept limits the size of the cache, because clients choose some of the labels.
-const maxKept = 8192
 
 // New returns Metrics, including those of the Go runtime and the process.
 func New() *Metrics {
-	labels := []string{"verb", "group", "version", "resource", "subresource", "scope", "component"}
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
-		total: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "apiserver_request_total",
-			Help: "[STABLE] Counter of apiserver requests broken out for each verb, dry run value, group, version, resource, scope, component, and HTTP response code.",
-		}, []string{"verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component", "code"}),
-		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "apiserver_request_duration_seconds",
-			Help: "[STABLE] Response latency distribution in seconds for each verb, dry run value, group, version, resource, subresource, scope and component.",
-			Buckets: []float64{0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3,
-				4, 5, 6, 8, 10, 15, 20, 30, 45, 60},
-		}, []string{"verb", "dry_run", "group", "version", "resource", "subresource", "scope", "component"}),
-		sli: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "apiserver_request_sli_duration_seconds",
-			Help: "[ALPHA] Response latency distribution (not counting webhook duration and priority & fairness queue wait times) in seconds for each verb, group, version, resource, subresource, scope and component.",
-			Buckets: []float64{0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2, 3,
-				4, 5, 6, 8, 10, 15, 20, 30, 45, 60},
-		}, labels),
-		inflight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "apiserver_current_inflight_requests",
-			Help: "[STABLE] Maximal number of currently used inflight request limit of this apiserver per request kind in last second.",
-		}, []string{"request_kind"}),
-		watchers: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "apiserver_longrunning_requests",
-			Help: "[STABLE] Gauge of all active long-running apiserver requests broken out by verb, group, version, resource, scope and component. Not all requests are tracked this way.",
-		}, labels),
-		sizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "apiserver_response_sizes", Help: "[STABLE] Response size distribution in bytes for each group, version, verb, resource, subresource, scope and component.",
-			Buckets: prometheus.ExponentialBuckets(1000, 10, 7),
-		}, labels),
 		deprecated: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "apiserver_requested_deprecated_apis",
 			Help: "[STABLE] Gauge of deprecated APIs that have been requested, broken out by API group, version, resource, subresource, and removed_release.",
@@ -113,19 +52,15 @@ func New() *Metrics {
 		self: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "apiserver_selfrequest_total", Help: "[ALPHA] Counter of apiserver self-requests broken out for each verb, API resource and subresource.",
 		}, []string{"verb", "group", "resource", "subresource"}),
-		queued: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "apiserver_current_inqueue_requests", Help: "[ALPHA] Maximal number of queued requests in this apiserver per request kind in last second.",
-		}, []string{"request_kind"}),
 		discoveries: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "aggregator_discovery_aggregation_count_total", Help: "[ALPHA] Counter of number of times discovery was aggregated",
 		}),
 		access: newAccess(), watches: newWatches(), etcd: newEtcd(), stages: newStages(), impersonation: newImpersonation(), bodies: newBodies(), connections: newConnections(),
-		requests: map[requestKey]*requestMetrics{},
-		running:  map[runningKey]prometheus.Gauge{},
+		requests: newRequests(), loads: newLoads(),
 	}
-	m.readOnly, m.mutating = m.inflight.WithLabelValues("readOnly"), m.inflight.WithLabelValues("mutating")
-	m.queuedReadOnly, m.queuedMutating = m.queued.WithLabelValues("readOnly"), m.queued.WithLabelValues("mutating")
-	m.registry.MustRegister(m.total, m.duration, m.sli, m.sizes, m.inflight, m.watchers, m.deprecated, m.terminated, m.self, m.queued, m.discoveries, m.stages.took, m.bodies.sizes, componentmetrics.Build(nil))
+	m.registry.MustRegister(m.deprecated, m.terminated, m.self, m.discoveries, m.stages.took, m.bodies.sizes, componentmetrics.Build(nil))
+	m.registry.MustRegister(m.requests.collectors()...)
+	m.registry.MustRegister(m.loads.collectors()...)
 	m.registry.MustRegister(m.access.collectors()...)
 	m.registry.MustRegister(m.watches.collectors()...)
 	m.registry.MustRegister(m.etcd.collectors()...)
@@ -188,9 +123,9 @@ func verb(info *apirequest.RequestInfo, method string) string {
 
 // InFlight counts a request that is not long-running until the returned function is called.
 func (m *Metrics) InFlight(readOnly bool) func() {
-	g := m.mutating
+	g := m.loads.mutating
 	if readOnly {
-		g = m.readOnly
+		g = m.loads.readOnly
 	}
 	g.Inc()
 	return g.Dec
@@ -198,9 +133,9 @@ func (m *Metrics) InFlight(readOnly bool) func() {
 
 // Queued counts a request that enters or leaves a queue.
 func (m *Metrics) Queued(readOnly, waits bool) {
-	g := m.queuedMutating
+	g := m.loads.queuedMutating
 	if readOnly {
-		g = m.queuedReadOnly
+		g = m.loads.queuedReadOnly
 	}
 	if waits {
 		g.Inc()
@@ -215,7 +150,7 @@ func (m *Metrics) Discovered() { m.discoveries.Inc() }
 // Terminated counts a request that the server rejected or aborted to protect itself.
 func (m *Metrics) Terminated(info *apirequest.RequestInfo, method string, code int) {
 	k := runningKey{verb(info, method), info.APIGroup, info.APIVersion, info.Resource, info.Subresource, scope(info)}
-	if m.unknown(info) {
+	if unknown(m.Served, info) {
 		k = runningKey{verb: k.verb, scope: k.scope}
 	}
 	m.terminated.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver", strconv.Itoa(code)).Inc()
@@ -233,7 +168,7 @@ func (m *Metrics) ProxyFailed(info *apirequest.RequestInfo, method string, known
 
 // Self counts a request that the server sent to itself.
 func (m *Metrics) Self(info *apirequest.RequestInfo, method string) {
-	if m.unknown(info) || !info.IsResourceRequest {
+	if unknown(m.Served, info) || !info.IsResourceRequest {
 		m.self.WithLabelValues(verb(info, method), "", "", "").Inc()
 		return
 	}
@@ -269,33 +204,10 @@ func (m *Metrics) Request(info *apirequest.RequestInfo, a Answer) {
 		if a.Code == http.StatusNotFound {
 			k.verb = "other"
 		}
-	} else if m.unknown(info) {
+	} else if unknown(m.Served, info) {
 		k = requestKey{verb: k.verb, scope: k.scope, dryRun: a.DryRun, code: a.Code}
 	}
-	m.mu.RLock()
-	r := m.requests[k]
-	m.mu.RUnlock()
-	if r == nil {
-		dry := ""
-		if a.DryRun {
-			dry = "All"
-		}
-		r = &requestMetrics{
-			total:    m.total.WithLabelValues(k.verb, dry, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver", strconv.Itoa(a.Code)),
-			duration: m.duration.WithLabelValues(k.verb, dry, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver"),
-		}
-		if !a.Long {
-			r.sli = m.sli.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver")
-		}
-		if info.IsResourceRequest && (k.verb == "GET" || k.verb == "LIST") {
-			r.size = m.sizes.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver")
-		}
-		m.mu.Lock()
-		if len(m.requests) < maxKept {
-			m.requests[k] = r
-		}
-		m.mu.Unlock()
-	}
+	r := m.requests.of(k, a.Long, info.IsResourceRequest)
 	r.total.Inc()
 	r.duration.Observe(a.Took.Seconds())
 	if r.sli != nil {
@@ -309,24 +221,15 @@ func (m *Metrics) Request(info *apirequest.RequestInfo, a Answer) {
 // LongRunning counts a long-running request until the returned function is called.
 func (m *Metrics) LongRunning(info *apirequest.RequestInfo, method string) func() {
 	k := runningKey{verb(info, method), info.APIGroup, info.APIVersion, info.Resource, info.Subresource, scope(info)}
-	if m.unknown(info) {
+	if unknown(m.Served, info) {
 		k = runningKey{verb: k.verb, scope: k.scope}
 	}
-	m.mu.RLock()
-	g := m.running[k]
-	m.mu.RUnlock()
-	if g == nil {
-		g = m.watchers.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver")
-		m.mu.Lock()
-		if len(m.running) < maxKept {
-			m.running[k] = g
-		}
-		m.mu.Unlock()
-	}
+	g := m.requests.longRunning(k)
 	g.Inc()
 	return g.Dec
 }
 
-func (m *Metrics) unknown(info *apirequest.RequestInfo) bool {
-	return info.IsResourceRequest && m.Served != nil && !m.Served(info)
+// unknown reports whether a request is for a resource that is not served, see Metrics.Served.
+func unknown(served func(*apirequest.RequestInfo) bool, info *apirequest.RequestInfo) bool {
+	return info.IsResourceRequest && served != nil && !served(info)
 }

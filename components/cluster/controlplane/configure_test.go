@@ -71,7 +71,13 @@ func TestExtraVolumesAndEnvs(t *testing.T) {
 	for _, v := range pod.Spec.Containers[0].VolumeMounts {
 		mounts[v.Name] = v.MountPath
 	}
-	if want := map[string]string{"audit": "/audit", "certs": "/etc"}; !reflect.DeepEqual(mounts, want) || len(pod.Spec.Volumes) != 2 {
+	for _, usual := range []string{"audit-logs", "audit-policy"} {
+		if _, ok := mounts[usual]; !ok {
+			t.Errorf("no volume %s", usual)
+		}
+		delete(mounts, usual)
+	}
+	if want := map[string]string{"audit": "/audit", "certs": "/etc"}; !reflect.DeepEqual(mounts, want) || len(pod.Spec.Volumes) != 4 {
 		t.Errorf("mounts of the API server %v of %d volumes, want %v", mounts, len(pod.Spec.Volumes), want)
 	}
 	if env := renderedPod(t, "kube-scheduler", manifests.ControlPlane{Envs: settings.Envs}).Spec.Containers[0].Env; !reflect.DeepEqual(env, settings.Envs["kube-scheduler"]) {

@@ -96,6 +96,7 @@ func (o *joinOptions) register(f *pflag.FlagSet) {
 	f.StringVar(&o.advertise, "apiserver-advertise-address", "", "If the node should host a new control plane instance, the IP address the API server will advertise it's listening on. If not set, the address of the default network interface is used.")
 	f.IntVar(&o.port, "apiserver-bind-port", layout.PortAPIServer, "If the node should host a new control plane instance, the port for the API server to bind to.")
 	f.StringVar(&o.patches, "patches", "", "If the node should host a new control plane instance, path to a directory that contains patches of static pod manifests, named COMPONENT[SUFFIX][+strategic|+merge|+json].yaml or .json.")
+	node.RegisterSeccompDefault(f, &o.node.NoSeccompDefault)
 	o.ignored.register(f)
 	f.BoolVar(&o.noKubeconfig, "no-kubeconfig", false, "If the node should host a new control plane instance, don't change the user's kubeconfig.")
 	f.BoolVar(&o.dryRun, "dry-run", false, "Don't apply any changes; just output what would be done.")

@@ -41,6 +41,7 @@ func (o *initOptions) settings(l layout.Node, changed func(string) bool) (contro
 		"certificate-key":             func() { s.CertificateKey = g.CertificateKey },
 		"skip-phases":                 func() { s.Skip = g.Skip },
 		"patches":                     func() { s.Patches = g.Patches },
+		"seccomp-default":             func() { s.NoSeccompDefault = g.NoSeccompDefault },
 	} {
 		if changed(flag) {
 			take()
@@ -212,6 +213,8 @@ type controlPlaneSettings struct {
 	// Ignored lists preflight checks, from the configuration file, whose errors are reported as
 	// warnings.
 	Ignored []string `json:"-"`
+	// NoSeccompDefault is the inverse of --seccomp-default.
+	NoSeccompDefault bool `json:",omitempty"`
 	// Patches is the directory of patches of the static pods. It may be empty.
 	Patches string `json:",omitempty"`
 }

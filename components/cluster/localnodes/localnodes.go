@@ -26,9 +26,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/internal/host/hostjournal"
-	"hyperkube/internal/host/iptables"
 	"hyperkube/internal/host/layout"
 	"hyperkube/internal/host/netlinkutil"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // linkName is the name of a node's network interface in its namespace.
@@ -91,10 +91,7 @@ func nthAddress(subnet netip.Prefix, n int) netip.Addr {
 func (m *Network) changes() []hostjournal.Change {
 	out := []hostjournal.Change{{Kind: hostjournal.Link, Name: Bridge(m.Layout)}}
 	for _, subnet := range m.subnets() {
-		family := iptables.Of(subnet.Addr().Is6())
-		for _, j := range jumps {
-			out = append(out, hostjournal.Change{Kind: hostjournal.Chain, Name: string(family) + " " + j.Table + " " + j.To}, j.Change(family))
-		}
+		out = append(out, m.rules(subnet).Changes(packetfilter.FamilyOf(subnet.Addr().Is6()))...)
 	}
 	return out
 }
@@ -116,7 +113,7 @@ func (m *Network) RemoveBridge(ctx context.Context) error {
 	if err != nil && !errors.As(err, &netlink.LinkNotFoundError{}) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("removing the node bridge: %w", err)
 	}
-	if err := hostjournal.Revert(ctx, m.changes()); err != nil {
+	if err := hostjournal.Revert(ctx, m.changes(), packetfilter.Undo()); err != nil {
 		return fmt.Errorf("reverting the changes of the node bridge: %w", err)
 	}
 	return nil
@@ -151,16 +148,13 @@ func (m *Network) EnsureBridge(ctx context.Context) error {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("setting the node bridge up: %w", err)
 	}
+	writer := newWriter(nil)
 	for _, subnet := range m.subnets() {
 		is6 := subnet.Addr().Is6()
 		if err := m.enableForwarding(is6); err != nil {
 			return err
 		}
-		saved, err := iptables.Save(ctx, iptables.Of(is6))
-		if err != nil {
-			return err
-		}
-		if err := iptables.Restore(ctx, iptables.Of(is6), m.rules(subnet, saved)); err != nil {
+		if err := writer.Sync(ctx, packetfilter.FamilyOf(is6), m.rules(subnet)); err != nil {
 			return fmt.Errorf("writing the iptables rules of the local nodes: %w", err)
 		}
 	}

@@ -1,12 +1,46 @@
 package localnodes
 
 import (
+	"context"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 )
+
+// fakeKernel is a backend with a fixed state.
+type fakeKernel struct {
+	state *packetfilter.State
+	first string // the first change, as iptables-restore reads it
+}
+
+func (k *fakeKernel) Read(context.Context, packetfilter.Family) (*packetfilter.State, error) {
+	return k.state, nil
+}
+
+func (k *fakeKernel) Apply(_ context.Context, _ packetfilter.Family, change packetfilter.Change) error {
+	if k.first == "" {
+		k.first = change.String()
+	}
+	return nil
+}
+
+// check reports whether rules are missing if iptables-save prints saved, and what is written then.
+func check(t *testing.T, m *Network, saved string) (missing bool, written string) {
+	t.Helper()
+	kernel := &fakeKernel{state: packetfilter.ParseState(saved)}
+	w := packetfilter.NewWriter(packetfilter.Config{Backend: kernel})
+	missing, err := w.Missing(t.Context(), packetfilter.IPv4, m.rules(m.Subnet))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Sync(t.Context(), packetfilter.IPv4, m.rules(m.Subnet)); err != nil {
+		t.Fatal(err)
+	}
+	return missing, kernel.first
+}
 
 // TestHasAllRules checks that a missing rule is detected and that rules restores it.
 func TestHasAllRules(t *testing.T) {
@@ -30,25 +64,26 @@ COMMIT
 -A HK-NODES-INPUT -i hk-nodes -s 192.168.94.0/24 -j ACCEPT
 COMMIT
 `
-	if !m.hasAllRules(m.Subnet, saved) {
+	missing, again := check(t, m, saved)
+	if missing {
 		t.Error("complete rules are reported as incomplete")
 	}
-	if again := m.rules(m.Subnet, saved); strings.Contains(again, "-I ") {
+	if strings.Contains(again, "-I ") {
 		t.Errorf("jumps are written twice:\n%s", again)
 	}
 	for line := range strings.Lines(saved) {
 		if !strings.HasPrefix(line, "-A") {
 			continue
 		}
-		left := strings.Replace(saved, line, "", 1)
-		if m.hasAllRules(m.Subnet, left) {
+		missing, restored := check(t, m, strings.Replace(saved, line, "", 1))
+		if !missing {
 			t.Errorf("complete without %s", line)
 		}
-		if words := strings.Fields(line); !strings.HasPrefix(words[1], chain) && !strings.Contains(m.rules(m.Subnet, left), "-I "+words[1]+" 1 ") {
+		if words := strings.Fields(line); !strings.HasPrefix(words[1], chain) && !strings.Contains(restored, "-I "+words[1]+" 1 ") {
 			t.Errorf("%s is not restored", line)
 		}
 	}
-	if m.hasAllRules(m.Subnet, "") {
+	if missing, _ := check(t, m, ""); !missing {
 		t.Error("empty output is reported as complete")
 	}
 }
@@ -65,7 +100,7 @@ func TestJumpsAfterProxy(t *testing.T) {
 -A FORWARD -j DROP
 COMMIT
 `
-	if rules := m.rules(m.Subnet, saved); !strings.Contains(rules, "-I FORWARD 4 ") || !strings.Contains(rules, "-I INPUT 1 ") {
+	if _, rules := check(t, m, saved); !strings.Contains(rules, "-I FORWARD 4 ") || !strings.Contains(rules, "-I INPUT 1 ") {
 		t.Errorf("not after the rules of kube-proxy:\n%s", rules)
 	}
 }

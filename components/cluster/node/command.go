@@ -65,6 +65,9 @@ type Options struct {
 	Network             string              `json:"podNetwork,omitempty"`
 	Config              string              `json:"config,omitempty"`
 	ConfigDir           string              `json:"configDir,omitempty"`
+	// NoSeccompDefault is the inverse of --seccomp-default, so that seccompDefault is on after an
+	// upgrade from a version without the flag.
+	NoSeccompDefault bool `json:"noSeccompDefault,omitempty"`
 	// BootstrapTimeout is how long to wait for the first client certificate of the kubelet; 0 means
 	// progress.DefaultTimeout.
 	BootstrapTimeout time.Duration `json:"enterWithin,omitempty"`
@@ -103,6 +106,7 @@ func NewCommand() *cobra.Command {
 	flags.StringVar(&o.Config, "config", "", "Path to a KubeletConfiguration file.")
 	flags.StringVar(&o.ConfigDir, "config-dir", "", "Path to a directory of drop-in files (*.conf) for the KubeletConfiguration, applied in the order of their names.")
 	o.CredentialProviders.Register(flags)
+	RegisterSeccompDefault(flags, &o.NoSeccompDefault)
 	flags.StringVar(&o.cgroupRoot, "cgroup-root", "", "Parent cgroup of all cgroups of the node.")
 	flags.BoolVarP(&o.verbose, "verbose", "v", false, "Also log debug messages.")
 	flags.IntVar(&o.additional, "further", 0, "Run the additional node with this number, created by up --nodes on this machine, in the network namespace of the caller.")
@@ -423,7 +427,7 @@ func (o *Options) config(l layout.Node) (Config, error) {
 	if cfg.Addresses, err = o.Addresses(); err != nil {
 		return cfg, err
 	}
-	cfg.CredentialProviders = o.CredentialProviders
+	cfg.CredentialProviders, cfg.NoSeccompDefault = o.CredentialProviders, o.NoSeccompDefault
 	if cfg.KubeletConfig, err = kubeletconfig.LoadFiles(o.Config, o.ConfigDir, nil); err != nil {
 		return cfg, err
 	}

@@ -51,6 +51,8 @@ type Config struct {
 	StaticPods string
 	// KubeletConfig is a KubeletConfiguration, which takes precedence over the other fields; may be nil.
 	KubeletConfig *kubeletv1beta1.KubeletConfiguration
+	// NoSeccompDefault disables seccompDefault of KubeletConfiguration, which is on otherwise.
+	NoSeccompDefault bool
 	// CredentialProviders configures the credential providers for image pulls.
 	CredentialProviders CredentialProviders
 	// Labels and Taints are set when the node is registered.
@@ -69,6 +71,10 @@ type Config struct {
 	Journal     *hostjournal.Journal
 	Log         *slog.Logger
 }
+
+// podPIDsLimit is the maximum number of processes and threads of a pod, unless podPidsLimit of
+// KubeletConfiguration specifies another, so that a pod cannot exhaust the process IDs of the machine.
+const podPIDsLimit = 4096
 
 // Node runs the kubelet, kube-proxy, the pod network and the host's routes to services.
 type Node struct {
@@ -91,6 +97,7 @@ func New(cfg Config) (*Node, error) {
 		Images:     kubeletconfig.Images{CredentialProviders: cfg.CredentialProviders.Config, CredentialProviderDir: cfg.CredentialProviders.Dir},
 		Server:     kubeletconfig.Server{Certificate: cfg.Certificate, CertificateHasMetrics: cfg.CertificateHasMetrics},
 		Access:     kubeletconfig.Access{ClientCA: cfg.ClientCA},
+		Containers: kubeletconfig.Containers{SeccompDefault: !cfg.NoSeccompDefault, PidsLimit: podPIDsLimit},
 	}
 	deps := kubelet.Dependencies{Clients: cfg.Kubelet, Metrics: cfg.Metrics, Journal: cfg.Journal, Log: cfg.Log.With("component", "kubelet")}
 	if cfg.SharedInformers {

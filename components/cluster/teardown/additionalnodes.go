@@ -16,6 +16,7 @@ import (
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // stopAdditionalNodes stops the processes of all additional nodes. Their pods keep running.
@@ -86,7 +87,7 @@ func DownAdditionalNode(ctx context.Context, out io.Writer, l layout.Node, i int
 	undo := func() error {
 		var errs []error
 		for _, process := range journals {
-			errs = append(errs, hostjournal.Undo(ctx, n.Journal(process)))
+			errs = append(errs, hostjournal.Undo(ctx, n.Journal(process), packetfilter.Undo()))
 		}
 		return errors.Join(errs...)
 	}

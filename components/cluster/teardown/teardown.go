@@ -22,6 +22,7 @@ import (
 	"hyperkube/internal/credentials/kubeconfig"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // journals are the names of the journals of host changes: those of the kubelet and kube-proxy,
@@ -137,7 +138,7 @@ func down(ctx context.Context, out io.Writer, l layout.Node, leave func()) error
 		errs = append(errs, err)
 	}
 	for _, process := range append([]string{"nodes"}, journals...) {
-		if err := hostjournal.Undo(ctx, l.Journal(process)); err != nil {
+		if err := hostjournal.Undo(ctx, l.Journal(process), packetfilter.Undo()); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -236,11 +237,13 @@ func cleanup(ctx context.Context, out io.Writer, l layout.Node, leave func()) er
 }
 
 // dataDirs returns the directories of a cluster's data.
-func dataDirs(l layout.Node) []string { return []string{l.Data, l.Kubelet, l.PodLogs, l.ContainerLogs} }
+func dataDirs(l layout.Node) []string {
+	return []string{l.Data, l.Kubelet, l.PodLogs, l.ContainerLogs, l.AuditLogs()}
+}
 
 // removeEmptyParents removes empty parent directories of a cluster with --root, the deepest first.
 func removeEmptyParents(l layout.Node) {
-	above := []string{filepath.Dir(l.Data), filepath.Dir(l.Kubelet), filepath.Dir(l.Run), filepath.Dir(l.PodLogs), filepath.Dir(filepath.Dir(l.Data)), filepath.Dir(l.Etc)}
+	above := []string{filepath.Dir(l.AuditLogs()), filepath.Dir(l.Data), filepath.Dir(l.Kubelet), filepath.Dir(l.Run), filepath.Dir(l.PodLogs), filepath.Dir(filepath.Dir(l.Data)), filepath.Dir(l.Etc)}
 	for _, dir := range above {
 		if !slices.Contains([]string{"/var/lib", "/run", "/var/log", "/var", "/etc"}, dir) {
 			_ = os.Remove(dir)
@@ -249,7 +252,7 @@ func removeEmptyParents(l layout.Node) {
 }
 
 // etcFiles are the files and directories that init and join write to Etc.
-var etcFiles = []string{"pki", "manifests", "admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf", "proxy.conf", "kubelet.conf", "bootstrap-kubelet.conf"}
+var etcFiles = []string{"pki", "manifests", "admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf", "proxy.conf", "kubelet.conf", "bootstrap-kubelet.conf", "audit-policy.yaml"}
 
 // removeEtc deletes what init and join have written to Etc. On other machines, such files belong to
 // another program.

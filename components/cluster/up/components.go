@@ -72,6 +72,9 @@ func (c *clusterRun) newAPIServer(ctx context.Context, db *etcd.Server) (*compos
 		Profiling:  true,
 		Log:        c.log.With("component", "kube-apiserver"),
 	}
+	if cfg.Audit, err = c.auditConfig(); err != nil {
+		return nil, err
+	}
 	for _, text := range c.cluster.ServiceCIDRs {
 		prefix, err := netip.ParsePrefix(text)
 		if err != nil {
@@ -174,7 +177,7 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 		Layout: c.layout, Cluster: c.cluster, Addresses: c.addresses, SharedInformers: true,
 		NetworkMode: c.additional.Network,
 		ClusterDNS:  []string{c.cluster.DNSAddress}, ClientCA: c.pki.CA.Pool(), Journal: c.journal, Log: c.log,
-		KubeletConfig: c.kubeletConfig, CredentialProviders: c.credentialProviders,
+		KubeletConfig: c.kubeletConfig, NoSeccompDefault: c.noSeccompDefault, CredentialProviders: c.credentialProviders,
 	}
 	if p.node.Kubelet, err = b.clientsAs("kubelet", "system:node:"+c.cluster.NodeName, "system:nodes"); err != nil {
 		return nil, err

@@ -128,6 +128,8 @@ type nodeManager struct {
 	kube    kubernetes.Interface
 	nodes   cache.SharedIndexInformer
 	steps   *progress.Steps
+	// noSeccompDefault is node.Options.NoSeccompDefault of the nodes.
+	noSeccompDefault bool
 }
 
 // ensure starts missing additional nodes and removes surplus ones. It returns when all are ready.
@@ -307,7 +309,7 @@ func (f *nodeManager) configure(machine *localnodes.Network, i int) ([]*pki.Pair
 	o := node.Options{
 		Kubeconfig: filepath.Join(l.Data, "kubelet.conf"), ProxyKubeconfig: filepath.Join(l.Data, "proxy.conf"),
 		Name: name, IP: strings.Join(addresses, ","), DNS: []string{f.cluster.DNSAddress}, Domain: f.cluster.Domain,
-		ClusterCIDRs: f.cluster.PodCIDRs, ClientCA: f.ca.CertFile, Network: string(f.desired.Network),
+		ClusterCIDRs: f.cluster.PodCIDRs, ClientCA: f.ca.CertFile, Network: string(f.desired.Network), NoSeccompDefault: f.noSeccompDefault,
 	}
 	serving, err := f.ca.EnsurePair(filepath.Join(l.PKI(), "kubelet"), pki.KubeletServer(name, slices.Concat(addresses, []string{"127.0.0.1", "localhost"})...))
 	if err != nil {
@@ -389,7 +391,7 @@ func (o *upOptions) updateNodes(ctx context.Context, l layout.Node, s *progress.
 		return err
 	}
 	defer t.Release()
-	f := nodeManager{layout: l, steps: s}
+	f := nodeManager{layout: l, steps: s, noSeccompDefault: o.noSeccompDefault}
 	var found bool
 	if f.cluster, found, err = clusterconfig.Load(l); err != nil || !found {
 		return errors.Join(err, errStarting)

@@ -51,6 +51,10 @@ type clusterRun struct {
 	kubeletConfig *kubeletv1beta1.KubeletConfiguration
 	// credentialProviders are the credential providers for image pulls.
 	credentialProviders node.CredentialProviders
+	// noSeccompDefault disables seccompDefault of the nodes.
+	noSeccompDefault bool
+	// auditLog is the file of the API server's audit log; empty disables auditing.
+	auditLog string
 
 	// addresses of the node, that of the primary IP family first.
 	addresses []netip.Addr
@@ -282,7 +286,7 @@ func (c *clusterRun) maintainNodeRules(ctx context.Context, p *parts) error {
 func (c *clusterRun) newNodeManager(p *parts, desired additionalNodes) nodeManager {
 	return nodeManager{
 		layout: c.layout, cluster: c.cluster, desired: desired, ca: c.pki.CA,
-		kube: p.admin.Kube, nodes: p.shared.Informers.Core().V1().Nodes().Informer(), steps: c.steps,
+		kube: p.admin.Kube, nodes: p.shared.Informers.Core().V1().Nodes().Informer(), steps: c.steps, noSeccompDefault: c.noSeccompDefault,
 	}
 }
 

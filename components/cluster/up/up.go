@@ -46,6 +46,8 @@ type upOptions struct {
 	// config and configDir are the paths of the KubeletConfiguration and its drop-in files.
 	config, configDir   string
 	credentialProviders node.CredentialProviders
+	noSeccompDefault    bool
+	auditLog            string
 	// nodes is the total number of nodes; 0 keeps the current number.
 	nodes int
 	// addons are optional add-ons to enable.
@@ -87,6 +89,8 @@ func newCommand(o *upOptions) *cobra.Command {
 	flags.StringVar(&o.config, "kubelet-config", "", "Path to a KubeletConfiguration file.")
 	flags.StringVar(&o.configDir, "kubelet-config-dir", "", "Path to a directory of drop-in files (*.conf) for the KubeletConfiguration, applied in the order of their names.")
 	o.credentialProviders.Register(flags)
+	node.RegisterSeccompDefault(flags, &o.noSeccompDefault)
+	flags.StringVar(&o.auditLog, "audit-log-path", "", "If set, the metadata of requests to the API server is logged to this file, which is rotated. The policy is audit-policy.yaml in the data directory.")
 	flags.DurationVar(&o.nodeMonitorGracePeriod, "node-monitor-grace-period", 0, "Amount of time which a node may be unresponsive before it is marked unhealthy. Nodes report every 10s. 0 means 50s.")
 	flags.TextVar(&o.bindAddress, "bind-address", netip.AddrFrom4([4]byte{127, 0, 0, 1}), "IP address on which the controller manager and the scheduler serve health and metrics. 0.0.0.0 means all interfaces.")
 	flags.StringSliceVar(&o.addons, "with", nil, "Optional add-ons to enable, also for later starts: "+strings.Join(manifests.Optional(), ", ")+".")
@@ -106,6 +110,9 @@ func normalizeFlagName(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 }
 
 func (o *upOptions) run(cmd *cobra.Command) error {
+	if o.auditLog != "" && !filepath.IsAbs(o.auditLog) { // the cluster runs in another working directory
+		return command.ConfigError(fmt.Errorf("--audit-log-path: %q is not an absolute path", o.auditLog))
+	}
 	if err := command.RequireRoot(); err != nil {
 		return err
 	}
@@ -292,7 +299,7 @@ func (o *upOptions) start(ctx context.Context, l layout.Node, file *kubeletv1bet
 		s.Send(progress.Step{Text: text, Waiting: true})
 	}
 	s.Done(began, "preflight checks passed for node %q", id.NodeName)
-	c := &clusterRun{layout: l, cluster: id, additional: additional, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders}
+	c := &clusterRun{layout: l, cluster: id, additional: additional, nodeMonitorGracePeriod: o.nodeMonitorGracePeriod, bindAddress: o.bindAddress, resumer: r, steps: s, log: r.log, mergeKubeconfig: !o.noKubeconfig, kubeletConfig: file, credentialProviders: o.credentialProviders, noSeccompDefault: o.noSeccompDefault, auditLog: o.auditLog}
 	return c.run(ctx, began)
 }
 

@@ -40,6 +40,7 @@ func newWorld(t *testing.T, ds *appsv1.DaemonSet, nodes int) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.Close)
 	f.Add(ds)
 	for i := range nodes {
 		f.Add(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("n", i)}})

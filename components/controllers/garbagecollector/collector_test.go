@@ -71,6 +71,8 @@ func newAPI(t *testing.T) *fakeAPI {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.deletes.Close)
+	t.Cleanup(c.orphans.Close)
 	served, err := discoverAll(c.cfg.Discovery)
 	if err != nil {
 		t.Fatal(err)

@@ -159,6 +159,7 @@ func TestScale(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			t.Cleanup(c.Close)
 			c.Add("ns/h")
 			if err := c.Drain(ctx); err != nil {
 				t.Fatal(err)

@@ -50,6 +50,7 @@ func newWorld(t *testing.T, j *batchv1.Job) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.Close)
 	f.Add(j)
 	return &world{t, f, c}
 }

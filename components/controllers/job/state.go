@@ -32,14 +32,7 @@ type state struct {
 	counted []*corev1.Pod
 	// delayed are failed pods that are counted only after they are replaced.
 	delayed []*corev1.Pod
-	// completedIndexes and dead are the indexes that completed, and that failed permanently.
-	completedIndexes, failedIndexes indexes
-	// attempts is how often each index has failed.
-	attempts map[int]int32
-	// ignored is how often each index has failed with failures that the failure policy ignores.
-	ignored map[int]int32
-	// failedAt is when each index failed last.
-	failedAt map[int]time.Time
+	indexState
 	// newFailed and newSucceeded are the termination times of pods that this sync records,
 	// including failures that do not count.
 	newFailed, newSucceeded []time.Time
@@ -54,6 +47,18 @@ type state struct {
 	// emitEvent emits an event. It is called after the status is written, so that a sync of an outdated
 	// Job emits no event.
 	emitEvent func()
+}
+
+// indexState is the state of the indexes of an indexed Job.
+type indexState struct {
+	// completedIndexes and failedIndexes are the indexes that completed, and that failed permanently.
+	completedIndexes, failedIndexes indexes
+	// attempts is how often each index has failed.
+	attempts map[int]int32
+	// ignored is how often each index has failed with failures that the failure policy ignores.
+	ignored map[int]int32
+	// failedAt is when each index failed last.
+	failedAt map[int]time.Time
 }
 
 func isFailed(j *batchv1.Job, p *corev1.Pod) bool {

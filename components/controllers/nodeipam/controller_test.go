@@ -27,6 +27,7 @@ func TestExhausted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.Close)
 	nodes := f.Kube.CoreV1().Nodes()
 	drain := func() {
 		t.Helper()
@@ -103,6 +104,7 @@ func TestSharedCIDRStaysUsed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.Close)
 	c.markUsed(node("a", "10.0.0.0/24"))
 	c.markUsed(node("b", "10.0.0.0/24"))
 	c.markUsed(node("c", "10.0.2.0/23"))
@@ -138,6 +140,7 @@ func TestPartialCIDRs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.Close)
 	for name, cidr := range map[string]string{"a": "10.0.0.0/25", "b": "10.0.0.128/25", "c": "10.0.1.128/25"} {
 		c.markUsed(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDRs: []string{cidr}}})
 	}

@@ -91,6 +91,7 @@ func TestController(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.Close)
 	old := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "old"}, Spec: corev1.NodeSpec{PodCIDR: "10.244.1.0/24", PodCIDRs: []string{"10.244.1.0/24", "fd00::/64"}}}
 	f.Add(old)
 	c.markUsed(old)
@@ -156,6 +157,7 @@ func TestStaleCache(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(fresh.Close)
 	if err := fresh.markExisting(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -174,6 +176,7 @@ func TestStaleCache(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.Close)
 	c.allocated["a"] = []netip.Prefix{netip.MustParsePrefix("10.244.3.0/24")}
 	c.sets[0].markUsed(c.allocated["a"][0])
 	if err := controltest.Sync(t, c.Loop, "a"); err != nil {
@@ -201,6 +204,7 @@ func TestGivenByAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.Close)
 	if _, err := c.allocate("a"); err != nil {
 		t.Fatal(err)
 	}
@@ -231,6 +235,7 @@ func TestLearnAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	f.Env.Informers.StartWithContext(ctx)

@@ -91,6 +91,7 @@ func TestSync(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			t.Cleanup(c.Close)
 			rs := set(tc.want)
 			f.Add(rs)
 			if tc.pods != nil {
@@ -144,6 +145,7 @@ func TestCreateFailure(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.Close)
 	f.Add(set(20))
 	tries := 0
 	f.Kube.PrependReactor("create", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {

@@ -80,6 +80,7 @@ func TestCount(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			t.Cleanup(c.Close)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer func() { cancel(); c.informers.Wait() }()
 			c.Add("ns/q")
@@ -151,6 +152,7 @@ func TestReplenish(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			t.Cleanup(c.Close)
 			h := c.replenish(c.evaluators.Get(corev1.Resource("pods")))
 			if tc.cur == nil {
 				h.OnDelete(tc.old)
@@ -180,6 +182,7 @@ func TestUndefined(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.Close)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer func() { cancel(); c.informers.Wait() }()
 	count := func() {

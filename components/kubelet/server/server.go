@@ -110,7 +110,7 @@ type Config struct {
 	// Wrap, if not nil, wraps the handler of the HTTPS server.
 	Wrap func(http.Handler) http.Handler
 	// Metrics counts requests. It may be nil.
-	Metrics *telemetry.Metrics
+	Metrics *telemetry.Requests
 	Log     *slog.Logger
 }
 

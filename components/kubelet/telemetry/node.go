@@ -6,18 +6,24 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-type nodeMetrics struct {
+// Node has the metrics of the node as a whole. Its methods are safe for concurrent use. On a nil receiver they do
+// nothing.
+type Node struct {
 	before, untilAsked, asked, untilReady, all prometheus.Gauge
 	cgroups                                    prometheus.Gauge
+	cgroupOperations                           *prometheus.HistogramVec
+	losing                                     *prometheus.GaugeVec
 }
 
-func (n *nodeMetrics) fill(s *set) {
-	n.before = s.gauge(prefix+"node_startup_pre_kubelet_duration_seconds", "[ALPHA] Duration in seconds of node startup before kubelet starts.")
-	n.untilAsked = s.gauge(prefix+"node_startup_pre_registration_duration_seconds", "[ALPHA] Duration in seconds of node startup before registration.")
-	n.asked = s.gauge(prefix+"node_startup_registration_duration_seconds", "[ALPHA] Duration in seconds of node startup during registration.")
-	n.untilReady = s.gauge(prefix+"node_startup_post_registration_duration_seconds", "[ALPHA] Duration in seconds of node startup after registration.")
-	n.all = s.gauge(prefix+"node_startup_duration_seconds", "[ALPHA] Duration in seconds of node startup in total.")
-	n.cgroups = s.gauge(prefix+"cgroup_version", "[ALPHA] cgroup version on the hosts.")
+func (m *Node) fill(s *set) {
+	m.before = s.gauge(prefix+"node_startup_pre_kubelet_duration_seconds", "[ALPHA] Duration in seconds of node startup before kubelet starts.")
+	m.untilAsked = s.gauge(prefix+"node_startup_pre_registration_duration_seconds", "[ALPHA] Duration in seconds of node startup before registration.")
+	m.asked = s.gauge(prefix+"node_startup_registration_duration_seconds", "[ALPHA] Duration in seconds of node startup during registration.")
+	m.untilReady = s.gauge(prefix+"node_startup_post_registration_duration_seconds", "[ALPHA] Duration in seconds of node startup after registration.")
+	m.all = s.gauge(prefix+"node_startup_duration_seconds", "[ALPHA] Duration in seconds of node startup in total.")
+	m.losing = s.gauges(prefix+"cri_losing_support", "[ALPHA] The Kubernetes version in which support for the current version of the CRI runtime is dropped.", "version")
+	m.cgroupOperations = s.histograms(prefix+"cgroup_manager_duration_seconds", "[ALPHA] Duration in seconds for cgroup manager operations. Broken down by method.", nil, "operation_type")
+	m.cgroups = s.gauge(prefix+"cgroup_version", "[ALPHA] cgroup version on the hosts.")
 }
 
 // Startup has the times of the startup of a newly registered node. The zero time means unknown.
@@ -26,22 +32,41 @@ type Startup struct {
 }
 
 // NodeStarted records the durations of a node's startup, unless the node was registered before.
-func (m *Metrics) NodeStarted(s Startup) {
+func (m *Node) NodeStarted(s Startup) {
 	if m == nil || s.Registered.IsZero() || s.Ready.IsZero() {
 		return
 	}
 	if !s.Boot.IsZero() {
-		m.node.before.Set(s.Kubelet.Sub(s.Boot).Seconds())
-		m.node.all.Set(s.Ready.Sub(s.Boot).Seconds())
+		m.before.Set(s.Kubelet.Sub(s.Boot).Seconds())
+		m.all.Set(s.Ready.Sub(s.Boot).Seconds())
 	}
-	m.node.untilAsked.Set(s.RegistrationStarted.Sub(s.Kubelet).Seconds())
-	m.node.asked.Set(s.Registered.Sub(s.RegistrationStarted).Seconds())
-	m.node.untilReady.Set(s.Ready.Sub(s.Registered).Seconds())
+	m.untilAsked.Set(s.RegistrationStarted.Sub(s.Kubelet).Seconds())
+	m.asked.Set(s.Registered.Sub(s.RegistrationStarted).Seconds())
+	m.untilReady.Set(s.Ready.Sub(s.Registered).Seconds())
 }
 
 // CgroupVersion records the cgroup version of the host.
-func (m *Metrics) CgroupVersion(n int) {
+func (m *Node) CgroupVersion(n int) {
 	if m != nil {
-		m.node.cgroups.Set(float64(n))
+		m.cgroups.Set(float64(n))
+	}
+}
+
+// supportedUntil is the first version of Kubernetes that requires every runtime to report its
+// cgroup driver.
+const supportedUntil = "1.38.0"
+
+// LosingSupport records that the runtime lacks a feature that later kubelets require.
+func (m *Node) LosingSupport() {
+	if m == nil {
+		return
+	}
+	m.losing.WithLabelValues(supportedUntil).Set(1)
+}
+
+// Cgroup records that a cgroup was created ("create"), changed ("update") or removed ("destroy").
+func (m *Node) Cgroup(operation string, took time.Duration) {
+	if m != nil {
+		m.cgroupOperations.WithLabelValues(operation).Observe(took.Seconds())
 	}
 }

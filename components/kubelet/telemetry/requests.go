@@ -9,17 +9,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-type requestMetrics struct {
+// Requests counts requests to the HTTPS server. Its methods are safe for concurrent use. On a nil receiver they do
+// nothing.
+type Requests struct {
 	total    *prometheus.CounterVec
 	took     *prometheus.HistogramVec
 	inflight *prometheus.GaugeVec
 }
 
-func (r *requestMetrics) fill(s *set) {
+func (m *Requests) fill(s *set) {
 	labels := []string{"method", "path", "server_type", "long_running"}
-	r.total = s.counters(prefix+"http_requests_total", "[ALPHA] Number of the http requests received since the server started", labels...)
-	r.took = s.histograms(prefix+"http_requests_duration_seconds", "[ALPHA] Duration in seconds to serve http requests", nil, labels...)
-	r.inflight = s.gauges(prefix+"http_inflight_requests", "[ALPHA] Number of the inflight http requests", labels...)
+	m.total = s.counters(prefix+"http_requests_total", "[ALPHA] Number of the http requests received since the server started", labels...)
+	m.took = s.histograms(prefix+"http_requests_duration_seconds", "[ALPHA] Duration in seconds to serve http requests", nil, labels...)
+	m.inflight = s.gauges(prefix+"http_inflight_requests", "[ALPHA] Number of the inflight http requests", labels...)
 }
 
 // methods and paths are the requests with their own labels; all others are "other".
@@ -38,7 +40,7 @@ var (
 
 // InstrumentHandler records the metrics of the requests that h serves. kind is the label of the server:
 // "readwrite" or "readonly".
-func (m *Metrics) InstrumentHandler(h http.Handler, kind string) http.Handler {
+func (m *Requests) InstrumentHandler(h http.Handler, kind string) http.Handler {
 	if m == nil {
 		return h
 	}
@@ -51,12 +53,12 @@ func (m *Metrics) InstrumentHandler(h http.Handler, kind string) http.Handler {
 			path = "other"
 		}
 		labels := []string{method, path, kind, strconv.FormatBool(longRunning[path])}
-		m.requests.total.WithLabelValues(labels...).Inc()
-		now := m.requests.inflight.WithLabelValues(labels...)
+		m.total.WithLabelValues(labels...).Inc()
+		now := m.inflight.WithLabelValues(labels...)
 		now.Inc()
 		defer now.Dec()
 		began := time.Now()
-		defer func() { m.requests.took.WithLabelValues(labels...).Observe(time.Since(began).Seconds()) }()
+		defer func() { m.took.WithLabelValues(labels...).Observe(time.Since(began).Seconds()) }()
 		h.ServeHTTP(w, r)
 	})
 }

@@ -3,6 +3,7 @@ package telemetry
 import (
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
@@ -58,7 +59,7 @@ func (m *Metrics) resizeAsked(name, requirement string, before, now *resource.Qu
 	default:
 		operation = "decrease"
 	}
-	m.resources.resizes.WithLabelValues(name, requirement, operation).Inc()
+	m.resizes.requested.WithLabelValues(name, requirement, operation).Inc()
 }
 
 // Resized records a resize and its result.
@@ -68,14 +69,14 @@ func (m *Metrics) Resized(took time.Duration, ok bool) {
 		if ok {
 			label = "true"
 		}
-		m.resources.resized.WithLabelValues(label).Observe(float64(took.Milliseconds()))
+		m.resizes.resized.WithLabelValues(label).Observe(float64(took.Milliseconds()))
 	}
 }
 
 // ResizeInfeasible counts an infeasible resize. detail is the label of the reason.
 func (m *Metrics) ResizeInfeasible(detail string) {
 	if m != nil {
-		m.resources.infeasible.WithLabelValues(detail).Inc()
+		m.resizes.infeasible.WithLabelValues(detail).Inc()
 	}
 }
 
@@ -83,7 +84,22 @@ func (m *Metrics) ResizeInfeasible(detail string) {
 // for the retry.
 func (m *Metrics) ResizeAccepted(pod *v1.Pod, trigger string, after time.Duration) {
 	if m != nil {
-		m.resources.accepted.WithLabelValues(trigger).Inc()
-		m.resources.deferred.WithLabelValues("accepted", PriorityBucket(pod)).Observe(after.Seconds())
+		m.resizes.accepted.WithLabelValues(trigger).Inc()
+		m.resizes.deferred.WithLabelValues("accepted", PriorityBucket(pod)).Observe(after.Seconds())
 	}
+}
+
+// resizeMetrics count resizes of pods.
+type resizeMetrics struct {
+	requested            *prometheus.CounterVec
+	resized, deferred    *prometheus.HistogramVec
+	infeasible, accepted *prometheus.CounterVec
+}
+
+func (m *resizeMetrics) fill(s *set) {
+	m.requested = s.counters(prefix+"container_requested_resizes_total", "[ALPHA] Number of requested resizes, counted at the container level. Different resources on the same container are counted separately. The 'requirement' label refers to 'memory' or 'limits'; the 'operation' label can be one of 'add', 'remove', 'increase' or 'decrease'.", "resource", "requirement", "operation")
+	m.resized = s.histograms(prefix+"pod_resize_duration_milliseconds", "[ALPHA] Duration in milliseconds to actuate a pod resize", []float64{10, 50, 100, 500, 1000, 2000, 5000, 10000, 20000, 30000, 60000, 120000, 300000, 600000}, "success")
+	m.infeasible = s.counters(prefix+"pod_infeasible_resizes_total", "[ALPHA] Number of infeasible resizes for pods.", "reason_detail")
+	m.accepted = s.counters(prefix+"pod_deferred_accepted_resizes_total", "[ALPHA] Cumulative number of resizes that were accepted after being deferred.", "retry_trigger")
+	m.deferred = s.histograms(prefix+"pod_deferred_resize_duration_seconds", "[ALPHA] Duration in seconds that a pod resize was deferred, by its resolution and by the priority of the pod.", []float64{5, 10, 15, 20, 30, 45, 60, 90, 120, 150, 180, 300, 600, 1200, 1800, 3600}, "resolution", "priority_bucket")
 }

@@ -13,36 +13,23 @@ type runtimeMetrics struct {
 	relist, interval, podRelist, delay prometheus.Histogram
 	discarded, connected, refused      prometheus.Counter
 	seen                               prometheus.Gauge
-	cgroups                            *prometheus.HistogramVec
-	losing                             *prometheus.GaugeVec
-	last                               atomic.Int64 // time of the last relist in Unix nanoseconds; 0 for never
+	kept, keptSoftly                   prometheus.Gauge // protected memory
+	last                               atomic.Int64     // time of the last relist in Unix nanoseconds; 0 for never
 }
 
-func (r *runtimeMetrics) fill(s *set) {
-	r.sandbox = s.histograms(prefix+"run_podsandbox_duration_seconds", "[ALPHA] Duration in seconds of the run_podsandbox operations. Broken down by RuntimeClass.Handler.", nil, "runtime_handler")
-	r.sandboxErrors = s.counters(prefix+"run_podsandbox_errors_total", "[ALPHA] Cumulative number of the run_podsandbox operation errors by RuntimeClass.Handler.", "runtime_handler")
-	r.relist = s.histogram(prefix+"pleg_relist_duration_seconds", "[ALPHA] Duration in seconds for relisting pods in PLEG.", nil)
-	r.interval = s.histogram(prefix+"pleg_relist_interval_seconds", "[ALPHA] Interval in seconds between relisting in PLEG.", nil)
-	r.podRelist = s.histogram(prefix+"pleg_pod_relist_duration_seconds", "[ALPHA] Duration in seconds for relisting a single pod in PLEG.", nil)
-	r.seen = s.gauge(prefix+"pleg_last_seen_seconds", "[ALPHA] Timestamp in seconds when PLEG was last seen active.")
-	r.discarded = s.counter(prefix+"pleg_discard_events", "[ALPHA] The number of discard events in PLEG.")
-	r.refused = s.counter(prefix+"evented_pleg_connection_error_count", "[ALPHA] The number of errors encountered during the establishment of streaming connection with the CRI runtime.")
-	r.connected = s.counter(prefix+"evented_pleg_connection_success_count", "[ALPHA] The number of times a streaming client was obtained to receive CRI Events.")
-	r.delay = s.histogram(prefix+"evented_pleg_connection_latency_seconds", "[ALPHA] The latency of streaming connection with the CRI runtime, measured in seconds.", nil)
-	r.losing = s.gauges(prefix+"cri_losing_support", "[ALPHA] The Kubernetes version in which support for the current version of the CRI runtime is dropped.", "version")
-	r.cgroups = s.histograms(prefix+"cgroup_manager_duration_seconds", "[ALPHA] Duration in seconds for cgroup manager operations. Broken down by method.", nil, "operation_type")
-}
-
-// supportedUntil is the first version of Kubernetes that requires every runtime to report its
-// cgroup driver.
-const supportedUntil = "1.38.0"
-
-// LosingSupport records that the runtime lacks a feature that later kubelets require.
-func (m *Metrics) LosingSupport() {
-	if m == nil {
-		return
-	}
-	m.runtime.losing.WithLabelValues(supportedUntil).Set(1)
+func (m *runtimeMetrics) fill(s *set) {
+	m.sandbox = s.histograms(prefix+"run_podsandbox_duration_seconds", "[ALPHA] Duration in seconds of the run_podsandbox operations. Broken down by RuntimeClass.Handler.", nil, "runtime_handler")
+	m.sandboxErrors = s.counters(prefix+"run_podsandbox_errors_total", "[ALPHA] Cumulative number of the run_podsandbox operation errors by RuntimeClass.Handler.", "runtime_handler")
+	m.relist = s.histogram(prefix+"pleg_relist_duration_seconds", "[ALPHA] Duration in seconds for relisting pods in PLEG.", nil)
+	m.interval = s.histogram(prefix+"pleg_relist_interval_seconds", "[ALPHA] Interval in seconds between relisting in PLEG.", nil)
+	m.podRelist = s.histogram(prefix+"pleg_pod_relist_duration_seconds", "[ALPHA] Duration in seconds for relisting a single pod in PLEG.", nil)
+	m.seen = s.gauge(prefix+"pleg_last_seen_seconds", "[ALPHA] Timestamp in seconds when PLEG was last seen active.")
+	m.discarded = s.counter(prefix+"pleg_discard_events", "[ALPHA] The number of discard events in PLEG.")
+	m.refused = s.counter(prefix+"evented_pleg_connection_error_count", "[ALPHA] The number of errors encountered during the establishment of streaming connection with the CRI runtime.")
+	m.connected = s.counter(prefix+"evented_pleg_connection_success_count", "[ALPHA] The number of times a streaming client was obtained to receive CRI Events.")
+	m.delay = s.histogram(prefix+"evented_pleg_connection_latency_seconds", "[ALPHA] The latency of streaming connection with the CRI runtime, measured in seconds.", nil)
+	m.kept = s.gauge(prefix+"memory_qos_node_memory_min_bytes", "[ALPHA] Total cgroup v2 memory.min in bytes for Guaranteed pods. This memory is hard-reserved and never reclaimed by the kernel.")
+	m.keptSoftly = s.gauge(prefix+"memory_qos_node_memory_low_bytes", "[ALPHA] Total cgroup v2 memory.low in bytes for Burstable pods. This memory is soft-reserved and may be reclaimed under extreme pressure.")
 }
 
 // SandboxMade records the creation of a sandbox.
@@ -94,9 +81,10 @@ func (m *Metrics) EventStreamOpened(err error) {
 	}
 }
 
-// Cgroup records that a cgroup was created ("create"), changed ("update") or removed ("destroy").
-func (m *Metrics) Cgroup(operation string, took time.Duration) {
+// MemoryProtected records the protected memory of Guaranteed and of Burstable pods in bytes.
+func (m *Metrics) MemoryProtected(guaranteed, burstable int64) {
 	if m != nil {
-		m.runtime.cgroups.WithLabelValues(operation).Observe(took.Seconds())
+		m.runtime.kept.Set(float64(guaranteed))
+		m.runtime.keptSoftly.Set(float64(burstable))
 	}
 }

@@ -2,17 +2,26 @@ package telemetry
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Metrics are the metrics of a kubelet. Its methods are safe for concurrent use. On a nil receiver
-// they do nothing.
+// Metrics are the metrics of a kubelet: its methods record what the pod workers do, and its fields are the metrics
+// of the other parts. Its methods are safe for concurrent use. On a nil receiver they do nothing.
 type Metrics struct {
 	set
-	pods      podMetrics
-	images    imageMetrics
-	runtime   runtimeMetrics
-	volumes   volumeMetrics
-	resources resourceMetrics
-	requests  requestMetrics
-	node      nodeMetrics
+	Images     Images
+	Volumes    Volumes
+	Hooks      Hooks
+	Devices    Devices
+	Claims     Claims
+	Allocation Allocation
+	Sockets    Sockets
+	Requests   Requests
+	Node       Node
+
+	pods         podMetrics
+	admission    admissionMetrics
+	resizes      resizeMetrics
+	runtime      runtimeMetrics
+	imageVolumes imageVolumeMetrics
+	podVolumes   podVolumeMetrics
 }
 
 var _ prometheus.Collector = (*Metrics)(nil)
@@ -20,12 +29,11 @@ var _ prometheus.Collector = (*Metrics)(nil)
 // New creates Metrics.
 func New() *Metrics {
 	m := &Metrics{}
-	m.pods.fill(&m.set)
-	m.images.fill(&m.set)
-	m.runtime.fill(&m.set)
-	m.volumes.fill(&m.set)
-	m.resources.fill(&m.set)
-	m.requests.fill(&m.set)
-	m.node.fill(&m.set)
+	for _, topic := range []interface{ fill(*set) }{
+		&m.Images, &m.Volumes, &m.Hooks, &m.Devices, &m.Claims, &m.Allocation, &m.Sockets, &m.Requests, &m.Node,
+		&m.pods, &m.admission, &m.resizes, &m.runtime, &m.imageVolumes, &m.podVolumes,
+	} {
+		topic.fill(&m.set)
+	}
 	return m
 }

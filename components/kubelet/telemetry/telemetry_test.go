@@ -131,7 +131,7 @@ func TestBuckets(t *testing.T) {
 
 func TestRequestsAreCounted(t *testing.T) {
 	m := New()
-	h := m.InstrumentHandler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), "readwrite")
+	h := m.Requests.InstrumentHandler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), "readwrite")
 	for _, path := range []string{"/metrics/cadvisor", "/exec/a/b/c", "/strange/path", "/"} {
 		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, path, nil))
 	}
@@ -152,6 +152,15 @@ func TestRequestsAreCounted(t *testing.T) {
 // TestNilCountsNothing checks that the methods of nil Metrics can be called.
 func TestNilCountsNothing(t *testing.T) {
 	var m *Metrics
+	var images *Images
+	var node *Node
+	var requests *Requests
+	var volumes *Volumes
+	var hooks *Hooks
+	var devices *Devices
+	var claims *Claims
+	var sockets *Sockets
+	var allocation *Allocation
 	pod := &v1.Pod{}
 	m.OperationFinished(Sync, 0)
 	m.WorkerStarted(pod, 0)
@@ -166,38 +175,38 @@ func TestNilCountsNothing(t *testing.T) {
 	m.OrphansCleaned(1, 1)
 	m.Rejected("x")
 	m.Preempted("cpu")
-	m.HookFallback()
-	m.SleepTerminatedEarly()
-	m.ImagePulled(1, 0)
-	m.ImageCollected(true)
-	m.ImageRequested("", "", "")
-	m.ImageChecked("")
+	hooks.HookFallback()
+	hooks.SleepTerminatedEarly()
+	images.ImagePulled(1, 0)
+	images.ImageCollected(true)
+	images.ImageRequested("", "", "")
+	images.ImageChecked("")
 	m.ImageVolumes(1, nil)
 	m.SandboxMade("", 0, nil)
 	m.PodRelisted(0)
 	m.EventReceived(time.Time{})
 	m.EventStreamOpened(nil)
-	m.Cgroup("create", 0)
-	m.VolumeOperation("", "", 0, nil)
-	m.DriverCall("", "", 0, nil)
-	m.PluginRegistered("")
-	m.DevicesAllocated("", 0)
-	m.PodResourcesRequest("List", "v1", nil)
-	m.PodsAPIRequest("GetPod", "v1alpha1", "OK")
-	m.PodsAPIEventDropped()
-	m.CPUsPinned(nil)
-	m.MemoryPinned(nil)
-	m.Aligned(ScopePod, OnNUMANode, true)
-	m.TopologyAdmission(0, nil)
-	m.Claims("", 0, nil)
-	m.ClaimCall("", "", "", 0)
+	node.Cgroup("create", 0)
+	volumes.VolumeOperation("", "", 0, nil)
+	volumes.DriverCall("", "", 0, nil)
+	devices.PluginRegistered("")
+	devices.DevicesAllocated("", 0)
+	sockets.PodResourcesRequest("List", "v1", nil)
+	sockets.PodsAPIRequest("GetPod", "v1alpha1", "OK")
+	sockets.PodsAPIEventDropped()
+	allocation.CPUsPinned(nil)
+	allocation.MemoryPinned(nil)
+	allocation.Aligned(ScopePod, OnNUMANode, true)
+	allocation.TopologyAdmission(0, nil)
+	claims.Operation("", 0, nil)
+	claims.ClaimCall("", "", "", 0)
 	m.ResizesRequested(pod, pod)
 	m.Resized(0, true)
 	m.ResizeInfeasible("")
 	m.ResizeAccepted(pod, "", 0)
-	m.NodeStarted(Startup{})
-	m.CgroupVersion(1)
-	if h := http.NotFoundHandler(); m.InstrumentHandler(h, "") == nil {
+	node.NodeStarted(Startup{})
+	node.CgroupVersion(1)
+	if h := http.NotFoundHandler(); requests.InstrumentHandler(h, "") == nil {
 		t.Error("no handler")
 	}
 }
@@ -209,8 +218,8 @@ func TestLosingSupport(t *testing.T) {
 	if got := lines(t, m); got[name] != 0 {
 		t.Errorf("before a request: %v", got[name])
 	}
-	m.LosingSupport()
-	m.LosingSupport()
+	m.Node.LosingSupport()
+	m.Node.LosingSupport()
 	if got := lines(t, m); got[name] != 1 {
 		t.Errorf("old runtime: %v", got[name])
 	}
@@ -219,11 +228,11 @@ func TestLosingSupport(t *testing.T) {
 func TestNodeStarted(t *testing.T) {
 	m := New()
 	at := time.Unix(1000, 0)
-	m.NodeStarted(Startup{Boot: at, Kubelet: at.Add(10 * time.Second), Ready: at.Add(20 * time.Second)})
+	m.Node.NodeStarted(Startup{Boot: at, Kubelet: at.Add(10 * time.Second), Ready: at.Add(20 * time.Second)})
 	if got := lines(t, m); got["kubelet_node_startup_duration_seconds{}"] != 0 {
 		t.Errorf("existing node: %v", got)
 	}
-	m.NodeStarted(Startup{Boot: at, Kubelet: at.Add(10 * time.Second), RegistrationStarted: at.Add(11 * time.Second), Registered: at.Add(13 * time.Second), Ready: at.Add(20 * time.Second)})
+	m.Node.NodeStarted(Startup{Boot: at, Kubelet: at.Add(10 * time.Second), RegistrationStarted: at.Add(11 * time.Second), Registered: at.Add(13 * time.Second), Ready: at.Add(20 * time.Second)})
 	got := lines(t, m)
 	for name, want := range map[string]float64{"": 20, "pre_kubelet_": 10, "pre_registration_": 1, "registration_": 2, "post_registration_": 7} {
 		if have := got["kubelet_node_startup_"+name+"duration_seconds{}"]; have != want {

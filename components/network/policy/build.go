@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"hyperkube/internal/host/packetfilter"
 )
 
 const (
@@ -20,57 +22,12 @@ const (
 	chainPrefix = "HK-NP-"
 	chainOut    = chainPrefix + "OUT"
 	chainIn     = chainPrefix + "IN"
-
-	accept, drop, returnTarget = "ACCEPT", "DROP", "RETURN"
 )
 
-// rule is one rule of a chain. Zero fields match everything.
-type rule struct {
-	src, dst netip.Prefix
-	protocol corev1.Protocol
-	// from and to are the first and last destination port.
-	from, to uint16
-	// in and out are link names.
-	in, out string
-	// established matches packets of established connections.
-	established bool
-	target      string
+// chain returns the chain of this package with a name.
+func chain(name string) packetfilter.Chain {
+	return packetfilter.Chain{Table: packetfilter.Mangle, Name: name}
 }
-
-// text returns the rule in the format of iptables-restore.
-func (r rule) text() string {
-	var b strings.Builder
-	if r.in != "" {
-		fmt.Fprintf(&b, "-i %s ", r.in)
-	}
-	if r.out != "" {
-		fmt.Fprintf(&b, "-o %s ", r.out)
-	}
-	if r.src.IsValid() {
-		fmt.Fprintf(&b, "-s %s ", r.src)
-	}
-	if r.dst.IsValid() {
-		fmt.Fprintf(&b, "-d %s ", r.dst)
-	}
-	if r.protocol != "" {
-		name := strings.ToLower(string(r.protocol))
-		fmt.Fprintf(&b, "-p %s ", name)
-		switch {
-		case r.from == 0:
-		case r.from == r.to:
-			fmt.Fprintf(&b, "-m %s --dport %d ", name, r.from)
-		default:
-			fmt.Fprintf(&b, "-m %s --dport %d:%d ", name, r.from, r.to)
-		}
-	}
-	if r.established {
-		b.WriteString("-m conntrack --ctstate RELATED,ESTABLISHED ")
-	}
-	return b.String() + "-j " + r.target
-}
-
-// Set contains the rules of each chain.
-type Set map[string][]rule
 
 // chainOf returns the name of a chain: a hash of parts, because the length of names is limited.
 func chainOf(parts ...any) string {
@@ -81,80 +38,82 @@ func chainOf(parts ...any) string {
 // builder builds the rules of one IP family.
 type builder struct {
 	*State
-	is6 bool
-	set Set
+	is6    bool
+	chains packetfilter.Chains
 }
 
 // build returns the rules that enforce the policies for the local pods in one IP family. bridge is
 // the pods' bridge. The result always contains HK-POLICY, which is empty if there is nothing to
 // enforce.
-func build(s *State, bridge string, is6 bool) Set {
-	b := &builder{State: s, is6: is6, set: Set{chainPolicy: nil}}
-	var egress, ingress []rule
+func build(s *State, bridge string, is6 bool) packetfilter.Chains {
+	b := &builder{State: s, is6: is6, chains: packetfilter.Chains{chain(chainPolicy): nil}}
+	var egress, ingress []packetfilter.Rule
 	for _, pod := range s.Pods {
 		ip := pod.ip(is6)
 		if !pod.Local || !ip.IsValid() {
 			continue
 		}
 		if chain := b.pod(pod, ip, false); chain != "" {
-			egress = append(egress, rule{src: single(ip), target: chain})
+			egress = append(egress, packetfilter.Rule{Src: packetfilter.Is(ip), Target: chain})
 		}
 		if chain := b.pod(pod, ip, true); chain != "" {
-			ingress = append(ingress, rule{dst: single(ip), target: chain})
+			ingress = append(ingress, packetfilter.Rule{Dst: packetfilter.Is(ip), Target: chain})
 		}
 	}
 	if len(egress)+len(ingress) == 0 {
-		return b.set
+		return b.chains
 	}
-	b.set[chainPolicy] = []rule{{in: bridge, target: chainOut}, {out: bridge, target: chainOut}}
-	b.set[chainOut] = slices.Concat([]rule{{established: true, target: accept}}, egress, []rule{{target: chainIn}})
-	b.set[chainIn] = append(ingress, rule{target: accept})
-	return b.set
+	link := packetfilter.Link{Name: bridge}
+	b.set(chainPolicy, packetfilter.Rule{In: link, Target: chainOut}, packetfilter.Rule{Out: link, Target: chainOut})
+	established := packetfilter.ConnState{States: packetfilter.Related | packetfilter.Established}
+	b.set(chainOut, slices.Concat([]packetfilter.Rule{{Conn: established, Target: packetfilter.Accept}}, egress, []packetfilter.Rule{{Target: chainIn}})...)
+	b.set(chainIn, append(ingress, packetfilter.Rule{Target: packetfilter.Accept})...)
+	return b.chains
 }
 
-func single(ip netip.Addr) netip.Prefix { return netip.PrefixFrom(ip, ip.BitLen()) }
+// set sets the rules of a chain.
+func (b *builder) set(name string, rules ...packetfilter.Rule) { b.chains[chain(name)] = rules }
 
 // pod builds the chain of a pod for one direction, and the chains of the policies that select it.
 // It returns "" if no policy isolates the pod.
 func (b *builder) pod(pod *Pod, ip netip.Addr, ingress bool) string {
-	var rules []rule
+	var rules []packetfilter.Rule
 	for _, policy := range b.Policies {
 		in, out := directions(&policy.Spec)
 		if ingress && !in || !ingress && !out || policy.Namespace != pod.Namespace || !selector(&policy.Spec.PodSelector).Matches(pod.Labels) {
 			continue
 		}
-		rules = append(rules, rule{target: b.policy(policy, ingress)})
+		rules = append(rules, packetfilter.Rule{Target: b.policy(policy, ingress)})
 	}
 	if len(rules) == 0 {
 		return ""
 	}
 	// A pod can always reach itself, for example through a Service.
-	self := rule{src: single(ip), target: accept}
+	self := packetfilter.Rule{Src: packetfilter.Is(ip), Target: packetfilter.Accept}
 	if !ingress {
-		self = rule{dst: single(ip), target: accept}
+		self = packetfilter.Rule{Dst: packetfilter.Is(ip), Target: packetfilter.Accept}
 	}
-	chain := chainOf("pod", ingress, pod.Namespace, pod.Name, ip)
-	b.set[chain] = slices.Concat([]rule{self}, rules, []rule{{target: drop}})
-	return chain
+	name := chainOf("pod", ingress, pod.Namespace, pod.Name, ip)
+	b.set(name, slices.Concat([]packetfilter.Rule{self}, rules, []packetfilter.Rule{{Target: packetfilter.Drop}})...)
+	return name
 }
 
 // allowTarget returns the target of packets that are allowed in a direction. Allowed egress packets
 // continue with the ingress chain.
 func allowTarget(ingress bool) string {
 	if ingress {
-		return accept
+		return packetfilter.Accept
 	}
 	return chainIn
 }
 
 // policy builds the chain of a policy for one direction, unless it exists, and returns its name.
 func (b *builder) policy(p *networkingv1.NetworkPolicy, ingress bool) string {
-	chain := chainOf("policy", ingress, p.Namespace, p.Name)
-	if _, exists := b.set[chain]; exists {
-		return chain
+	name := chainOf("policy", ingress, p.Namespace, p.Name)
+	if _, exists := b.chains[chain(name)]; exists {
+		return name
 	}
-	b.set[chain] = nil
-	var rules []rule
+	var rules []packetfilter.Rule
 	if ingress {
 		for i := range p.Spec.Ingress {
 			rules = append(rules, b.clause(p, i, p.Spec.Ingress[i].From, p.Spec.Ingress[i].Ports, true)...)
@@ -164,26 +123,26 @@ func (b *builder) policy(p *networkingv1.NetworkPolicy, ingress bool) string {
 			rules = append(rules, b.clause(p, i, p.Spec.Egress[i].To, p.Spec.Egress[i].Ports, false)...)
 		}
 	}
-	b.set[chain] = rules
-	return chain
+	b.set(name, rules...)
+	return name
 }
 
 // clause builds the rules of one ingress or egress rule of a policy: one rule for each port, which
 // jumps to a separate chain of the peers.
-func (b *builder) clause(p *networkingv1.NetworkPolicy, i int, peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort, ingress bool) []rule {
+func (b *builder) clause(p *networkingv1.NetworkPolicy, i int, peers []networkingv1.NetworkPolicyPeer, ports []networkingv1.NetworkPolicyPort, ingress bool) []packetfilter.Rule {
 	target := allowTarget(ingress)
 	if len(peers) > 0 {
 		target = chainOf("peers", ingress, p.Namespace, p.Name, i)
-		b.set[target] = b.peers(p, i, peers, ingress)
-		if len(b.set[target]) == 0 {
-			delete(b.set, target)
+		rules := b.peers(p, i, peers, ingress)
+		if len(rules) == 0 {
 			return nil
 		}
+		b.set(target, rules...)
 	}
 	if len(ports) == 0 {
-		return []rule{{target: target}}
+		return []packetfilter.Rule{{Target: target}}
 	}
-	var rules []rule
+	var rules []packetfilter.Rule
 	for _, port := range ports {
 		protocol := corev1.ProtocolTCP
 		if port.Protocol != nil {
@@ -191,11 +150,11 @@ func (b *builder) clause(p *networkingv1.NetworkPolicy, i int, peers []networkin
 		}
 		switch {
 		case port.Port == nil:
-			rules = append(rules, rule{protocol: protocol, target: target})
+			rules = append(rules, packetfilter.Rule{Protocol: protocolName(protocol), Target: target})
 		case port.Port.Type == intstr.Int:
-			r := rule{protocol: protocol, from: uint16(port.Port.IntVal), to: uint16(port.Port.IntVal), target: target}
+			r := packetfilter.Rule{Protocol: protocolName(protocol), Ports: packetfilter.Ports{First: uint16(port.Port.IntVal)}, Target: target}
 			if port.EndPort != nil {
-				r.to = uint16(*port.EndPort)
+				r.Ports.Last = uint16(*port.EndPort)
 			}
 			rules = append(rules, r)
 		default:
@@ -206,7 +165,7 @@ func (b *builder) clause(p *networkingv1.NetworkPolicy, i int, peers []networkin
 }
 
 // named builds the rules of a named port. Its number is defined by the destination pod.
-func (b *builder) named(p *networkingv1.NetworkPolicy, peers []networkingv1.NetworkPolicyPeer, name string, protocol corev1.Protocol, ingress bool, target string) []rule {
+func (b *builder) named(p *networkingv1.NetworkPolicy, peers []networkingv1.NetworkPolicyPeer, name string, protocol corev1.Protocol, ingress bool, target string) []packetfilter.Rule {
 	var to []*Pod
 	switch {
 	case ingress:
@@ -225,13 +184,13 @@ func (b *builder) named(p *networkingv1.NetworkPolicy, peers []networkingv1.Netw
 		}
 		target = allowTarget(ingress) // each rule contains its peer
 	}
-	var rules []rule
+	var rules []packetfilter.Rule
 	for _, pod := range to {
 		number, ip := pod.named(name, protocol), pod.ip(b.is6)
 		if number == 0 || !ip.IsValid() {
 			continue
 		}
-		r := rule{dst: single(ip), protocol: protocol, from: number, to: number, target: target}
+		r := packetfilter.Rule{Dst: packetfilter.Is(ip), Protocol: protocolName(protocol), Ports: packetfilter.Ports{First: number}, Target: target}
 		if !slices.Contains(rules, r) {
 			rules = append(rules, r)
 		}
@@ -259,20 +218,20 @@ func (b *builder) blockPods(block *networkingv1.IPBlock) []*Pod {
 }
 
 // peers builds the rules that match the source or destination of packets.
-func (b *builder) peers(p *networkingv1.NetworkPolicy, i int, peers []networkingv1.NetworkPolicyPeer, ingress bool) []rule {
-	match := func(prefix netip.Prefix, target string) rule {
+func (b *builder) peers(p *networkingv1.NetworkPolicy, i int, peers []networkingv1.NetworkPolicyPeer, ingress bool) []packetfilter.Rule {
+	match := func(prefix netip.Prefix, target string) packetfilter.Rule {
 		if ingress {
-			return rule{src: prefix, target: target}
+			return packetfilter.Rule{Src: packetfilter.In(prefix), Target: target}
 		}
-		return rule{dst: prefix, target: target}
+		return packetfilter.Rule{Dst: packetfilter.In(prefix), Target: target}
 	}
-	var rules []rule
-	seen := map[netip.Prefix]bool{}
+	var rules []packetfilter.Rule
+	seen := map[netip.Addr]bool{}
 	for j := range peers {
 		for _, pod := range b.peerPods(p.Namespace, &peers[j]) {
-			if ip := pod.ip(b.is6); ip.IsValid() && !seen[single(ip)] {
-				seen[single(ip)] = true
-				rules = append(rules, match(single(ip), allowTarget(ingress)))
+			if ip := pod.ip(b.is6); ip.IsValid() && !seen[ip] {
+				seen[ip] = true
+				rules = append(rules, match(netip.PrefixFrom(ip, ip.BitLen()), allowTarget(ingress)))
 			}
 		}
 		block := peers[j].IPBlock
@@ -284,10 +243,10 @@ func (b *builder) peers(p *networkingv1.NetworkPolicy, i int, peers []networking
 			continue
 		}
 		through := match(cidr.Masked(), allowTarget(ingress))
-		var except []rule
+		var except []packetfilter.Rule
 		for _, text := range block.Except {
 			if e, err := netip.ParsePrefix(text); err == nil && e.Addr().Is6() == b.is6 {
-				except = append(except, match(e.Masked(), returnTarget))
+				except = append(except, match(e.Masked(), packetfilter.Return))
 			}
 		}
 		if len(except) == 0 {
@@ -295,9 +254,12 @@ func (b *builder) peers(p *networkingv1.NetworkPolicy, i int, peers []networking
 			continue
 		}
 		// An exception applies to this block only.
-		chain := chainOf("block", ingress, p.Namespace, p.Name, i, j)
-		b.set[chain] = append(except, through)
-		rules = append(rules, match(cidr.Masked(), chain))
+		name := chainOf("block", ingress, p.Namespace, p.Name, i, j)
+		b.set(name, append(except, through)...)
+		rules = append(rules, match(cidr.Masked(), name))
 	}
 	return rules
 }
+
+// protocolName returns the name of a protocol in rules.
+func protocolName(p corev1.Protocol) string { return strings.ToLower(string(p)) }

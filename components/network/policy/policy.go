@@ -21,7 +21,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"hyperkube/internal/base/lifecycle"
-	"hyperkube/internal/host/iptables"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // Config configures an Enforcer.
@@ -42,11 +42,10 @@ type Enforcer struct {
 	policies cache.SharedIndexInformer
 	synced   cache.DoneChecker
 	dirty    chan struct{} // buffered: holds one element after a change
-	guard    *iptables.Guard
+	writer   *packetfilter.Writer
 
 	// Used only by the goroutine of Run.
 	pods, namespaces cache.SharedIndexInformer // nil before the first policy exists
-	writers          map[bool]*writer          // keyed by IPv6
 
 	mu sync.Mutex // guards the fields below
 	// expected contains the pods of Expect. holding contains the sorted addresses of local pods
@@ -66,10 +65,9 @@ func New(cfg Config) (*Enforcer, error) {
 	}
 	e := &Enforcer{
 		cfg: cfg, policies: cfg.Informers.Networking().V1().NetworkPolicies().Informer(), dirty: make(chan struct{}, 1),
-		guard:    iptables.NewGuard(0, cfg.Log, chainPolicy, chainPrefix+"*"),
+		writer:   newWriter(cfg.Log, nil),
 		expected: map[types.UID]expectation{}, written: make(chan struct{}),
 	}
-	e.writers = map[bool]*writer{false: {family: iptables.IPv4, guard: e.guard}, true: {family: iptables.IPv6, guard: e.guard}}
 	registration, err := e.policies.AddEventHandler(e.handler(func(old, obj any) bool {
 		return equality.Semantic.DeepEqual(old.(*networkingv1.NetworkPolicy).Spec, obj.(*networkingv1.NetworkPolicy).Spec)
 	}))
@@ -78,6 +76,15 @@ func New(cfg Config) (*Enforcer, error) {
 	}
 	e.synced = registration.HasSyncedChecker()
 	return e, nil
+}
+
+// newWriter returns the writer of the rules of this package. backend is nil except in tests. Package
+// podnet creates HK-POLICY, and records all chains in the journal.
+func newWriter(log *slog.Logger, backend packetfilter.Backend) *packetfilter.Writer {
+	return packetfilter.NewWriter(packetfilter.Config{
+		Owner: "network policies", Objects: []packetfilter.Chain{chain(chainPrefix + "*")}, Foreign: []packetfilter.Chain{chain(chainPolicy)},
+		Guarded: []string{chainPolicy, chainPrefix + "*"}, Log: log, Backend: backend,
+	})
 }
 
 // handler returns an event handler that triggers a sync, except for updates for which same returns
@@ -127,18 +134,14 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		case <-e.dirty:
 		case <-timer.C:
 		case <-suspect:
-			missing := false
-			for _, w := range e.writers {
-				missing = w.rulesMissing(ctx) || missing
-			}
-			if !missing {
+			if !e.writer.Lost(ctx) {
 				continue
 			}
 			e.cfg.Log.Info("iptables rules of network policies were removed, writing them again")
 		}
 		if !guarded && len(e.policies.GetStore().ListKeys()) > 0 {
 			guarded = true
-			watching.Go(func() { e.guard.Run(ctx, suspect) })
+			watching.Go(func() { e.writer.Run(ctx, suspect) })
 		}
 		if err := e.sync(ctx); err != nil && ctx.Err() == nil {
 			e.cfg.Log.Error("writing network policy rules failed, retrying", "err", err)
@@ -164,12 +167,12 @@ func (e *Enforcer) sync(ctx context.Context) error {
 		}
 		e.fillState(state)
 	}
-	for is6, w := range e.writers {
-		set := build(state, e.cfg.Bridge, is6)
-		if is6 && len(set) == 1 && w.applied == nil && !e.uses6(state) {
+	for _, is6 := range []bool{false, true} {
+		family, chains := packetfilter.FamilyOf(is6), build(state, e.cfg.Bridge, is6)
+		if is6 && len(chains) == 1 && !e.writer.Current(family) && !e.uses6(state) {
 			continue // do not touch ip6tables if no pod uses IPv6
 		}
-		if err := w.write(ctx, set); err != nil {
+		if err := e.writer.Sync(ctx, family, packetfilter.Ruleset{Chains: chains}); err != nil {
 			return err
 		}
 	}

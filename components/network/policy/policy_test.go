@@ -1,11 +1,11 @@
 package policy
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"hyperkube/internal/host/packetfilter"
 )
 
 // packet is the first packet of a connection.
@@ -23,33 +25,34 @@ type packet struct {
 }
 
 // passes evaluates the rules for a packet as the kernel does.
-func passes(t *testing.T, set Set, p packet) bool {
+func passes(t *testing.T, set packetfilter.Chains, p packet) bool {
 	t.Helper()
 	verdict := run(t, set, chainPolicy, p, 0)
-	return verdict != drop
+	return verdict != packetfilter.Drop
 }
 
 // run evaluates a chain and returns accept, drop, or back if no rule decides.
-func run(t *testing.T, set Set, chain string, p packet, depth int) string {
+func run(t *testing.T, set packetfilter.Chains, name string, p packet, depth int) string {
 	t.Helper()
-	rules, ok := set[chain]
+	rules, ok := set[chain(name)]
 	if !ok || depth > 10 {
-		t.Fatalf("chain %s at depth %d: there %v", chain, depth, ok)
+		t.Fatalf("chain %s at depth %d: there %v", name, depth, ok)
 	}
 	for _, r := range rules {
-		if r.established || r.src.IsValid() && !r.src.Contains(p.src) || r.dst.IsValid() && !r.dst.Contains(p.dst) ||
-			r.protocol != "" && r.protocol != p.protocol || r.from != 0 && (p.port < r.from || p.port > r.to) {
+		first, last := r.Ports.First, max(r.Ports.First, r.Ports.Last)
+		if r.Conn.States != 0 || r.Src.Range.IsValid() && !r.Src.Range.Contains(p.src) || r.Dst.Range.IsValid() && !r.Dst.Range.Contains(p.dst) ||
+			r.Protocol != "" && r.Protocol != protocolName(p.protocol) || first != 0 && (p.port < first || p.port > last) {
 			continue
 		}
-		switch r.target {
-		case accept, drop, returnTarget:
-			return r.target
+		switch r.Target {
+		case packetfilter.Accept, packetfilter.Drop, packetfilter.Return:
+			return r.Target
 		}
-		if v := run(t, set, r.target, p, depth+1); v != returnTarget {
+		if v := run(t, set, r.Target, p, depth+1); v != packetfilter.Return {
 			return v
 		}
 	}
-	return returnTarget
+	return packetfilter.Return
 }
 
 // naive decides as the documentation specifies, without rules.
@@ -183,21 +186,7 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-func show(set Set) string {
-	var b strings.Builder
-	b.WriteString(difference(nil, texts(set)))
-	return b.String()
-}
-
-func texts(set Set) map[string]string {
-	out := map[string]string{}
-	for chain, rules := range set {
-		for _, r := range rules {
-			out[chain] += "-A " + chain + " " + r.text() + "\n"
-		}
-	}
-	return out
-}
+func show(set packetfilter.Chains) string { return packetfilter.Change{Replace: set}.String() }
 
 var protocols = []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP, corev1.ProtocolSCTP}
 
@@ -312,43 +301,37 @@ func randomPacket(r *rand.Rand, s *State, is6 bool) packet {
 	return packet{src: ip(), dst: ip(), protocol: pick(r, protocols...), port: uint16(1 + r.IntN(6))}
 }
 
-func TestText(t *testing.T) {
-	for _, c := range []struct {
-		rule rule
-		want string
-	}{
-		{rule{target: drop}, "-j DROP"},
-		{rule{established: true, target: accept}, "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"},
-		{rule{src: netip.MustParsePrefix("10.0.0.1/32"), protocol: "TCP", from: 80, to: 80, target: accept}, "-s 10.0.0.1/32 -p tcp -m tcp --dport 80 -j ACCEPT"},
-		{rule{dst: netip.MustParsePrefix("fd00::/64"), protocol: "SCTP", from: 80, to: 90, target: "X"}, "-d fd00::/64 -p sctp -m sctp --dport 80:90 -j X"},
-		{rule{in: "a", target: "X"}, "-i a -j X"},
-		{rule{out: "b", target: "X"}, "-o b -j X"},
-		{rule{protocol: "UDP", target: returnTarget}, "-p udp -j RETURN"},
+// TestLeftover checks that chains of an earlier process are removed, and that HK-POLICY, which another
+// component creates, is emptied but neither created nor removed.
+func TestLeftover(t *testing.T) {
+	for saved, want := range map[string]string{
+		"":                                      "",
+		"*mangle\n:HK-POLICY - [0:0]\nCOMMIT\n": "",
+		"*nat\n:HK-NP-X - [0:0]\nCOMMIT\n*mangle\n:INPUT ACCEPT [0:0]\n:HK-POLICY - [0:0]\n:HK-NP-IN - [0:0]\n-A HK-POLICY -j HK-NP-IN\nCOMMIT\n": "*mangle\n:HK-POLICY - [0:0]\n:HK-NP-IN - [0:0]\n-X HK-NP-IN\nCOMMIT\n",
 	} {
-		if got := c.rule.text(); got != c.want {
-			t.Errorf("%q, want %q", got, c.want)
+		kernel := &fakeKernel{state: packetfilter.ParseState(saved)}
+		if err := newWriter(nil, kernel).Sync(t.Context(), packetfilter.IPv4, packetfilter.Ruleset{Chains: build(&State{}, "br", false)}); err != nil {
+			t.Fatal(err)
+		}
+		if kernel.written != want {
+			t.Errorf("%q: wrote %q, want %q", saved, kernel.written, want)
 		}
 	}
 }
 
-func TestDifference(t *testing.T) {
-	there := map[string]string{"HK-NP-A": "-A HK-NP-A -j DROP\n", "HK-NP-B": unknownRules, chainPolicy: ""}
-	want := map[string]string{"HK-NP-A": "-A HK-NP-A -j DROP\n", "HK-NP-C": "-A HK-NP-C -j DROP\n", chainPolicy: ""}
-	const input = "*mangle\n:HK-NP-C - [0:0]\n:HK-NP-B - [0:0]\n-A HK-NP-C -j DROP\n-X HK-NP-B\nCOMMIT\n"
-	if got := difference(there, want); got != input {
-		t.Errorf("%q", got)
-	}
-	if got := difference(want, want); got != "" {
-		t.Errorf("nothing changed: %q", got)
-	}
+// fakeKernel is a backend with a fixed state.
+type fakeKernel struct {
+	state   *packetfilter.State
+	written string // the last change, as iptables-restore reads it
 }
 
-func TestLeftover(t *testing.T) {
-	saved := "*nat\n:HK-NP-X - [0:0]\nCOMMIT\n*mangle\n:INPUT ACCEPT [0:0]\n:HK-POLICY - [0:0]\n:HK-NP-IN - [0:0]\n-A HK-POLICY -j HK-NP-IN\nCOMMIT\n"
-	got := parseExisting(saved)
-	if len(got) != 2 || got[chainPolicy] != unknownRules || got[chainIn] != unknownRules {
-		t.Errorf("%v", got)
-	}
+func (k *fakeKernel) Read(context.Context, packetfilter.Family) (*packetfilter.State, error) {
+	return k.state, nil
+}
+
+func (k *fakeKernel) Apply(_ context.Context, _ packetfilter.Family, change packetfilter.Change) error {
+	k.written = change.String()
+	return nil
 }
 
 func TestPodEqual(t *testing.T) {

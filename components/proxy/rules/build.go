@@ -1,11 +1,12 @@
 package rules
 
 import (
-	"fmt"
+	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
-	"strconv"
-	"strings"
+
+	"hyperkube/internal/host/packetfilter"
 )
 
 // Config contains the settings that all rules of a node share.
@@ -37,53 +38,118 @@ type Config struct {
 // defaultMasqueradeMark is upstream's default.
 const defaultMasqueradeMark = 1 << 14
 
-// mark returns the packet mark that requests masquerading.
-func (c Config) mark() string {
-	mark := c.MasqueradeMark
-	if mark == 0 {
-		mark = defaultMasqueradeMark
+// mark returns the packet mark bit that requests masquerading.
+func (c Config) mark() uint32 {
+	if c.MasqueradeMark == 0 {
+		return defaultMasqueradeMark
 	}
-	return fmt.Sprintf("%#x", mark)
+	return c.MasqueradeMark
 }
 
 // Source matches traffic by its origin. The zero Source matches nothing.
-type Source struct{ match string }
+type Source struct {
+	from packetfilter.Addresses
+	link packetfilter.Link
+}
 
 // FromRange matches traffic from the addresses of a range.
-func FromRange(r netip.Prefix) Source { return Source{"-s " + r.String()} }
+func FromRange(r netip.Prefix) Source { return Source{from: packetfilter.In(r)} }
 
 // FromInterface matches traffic that arrives on an interface. A name with the suffix "+" matches
 // all interfaces with that prefix.
-func FromInterface(name string) Source { return Source{"-i " + name} }
+func FromInterface(name string) Source { return Source{link: packetfilter.Link{Name: name}} }
 
-func (s Source) not() string { return "! " + s.match }
-
-// Table contains the chains of one iptables table. Rules have the format of iptables-save without
-// "-A CHAIN".
-type Table map[string][]string
-
-// Set contains all chains of the proxy in one IP family.
-type Set struct {
-	NAT, Filter Table
+// match adds the source to a rule, or with not all other sources.
+func (s Source) match(r packetfilter.Rule, not bool) packetfilter.Rule {
+	r.Src, r.In = s.from, s.link
+	r.Src.Not, r.In.Not = not && s.from.Range.IsValid(), not && s.link.Name != ""
+	return r
 }
 
-// Build returns the chains for ports.
-func Build(cfg Config, ports []*Port) Set {
-	b := &builder{cfg: cfg, nat: Table{}, filter: Table{}}
-	b.static()
+// Build returns the rules for ports.
+func Build(cfg Config, ports []*Port) packetfilter.Ruleset { return new(Builder).Build(cfg, ports) }
+
+// Builder builds rules repeatedly and keeps those of ports that were passed before. The zero Builder
+// is ready to use. It is not safe for concurrent use.
+type Builder struct {
+	cfg   Config
+	built map[*Port]*built
+	round int // number of the last call of Build
+	// chains is the number of chains that the last call returned.
+	chains int
+}
+
+// built contains the rules of one port.
+type built struct {
+	parts []part
+	round int // last call of Build with the port
+}
+
+// part contains the rules of a port in one chain.
+type part struct {
+	chain packetfilter.Chain
+	rules []packetfilter.Rule
+}
+
+// Build is like the function Build. Ports must not be modified between calls. Chains of a port have the
+// same memory in the results of successive calls, until the port or cfg is another.
+func (b *Builder) Build(cfg Config, ports []*Port) packetfilter.Ruleset {
+	if b.built == nil || !b.cfg.equal(cfg) {
+		b.cfg, b.built = cfg, map[*Port]*built{}
+	}
+	b.round++
+	chains := make(packetfilter.Chains, b.chains)
+	maps.Copy(chains, staticChains(cfg))
 	for _, p := range ports {
-		b.port(p)
+		of := b.built[p]
+		if of == nil {
+			of = &built{parts: buildPort(cfg, p)}
+			b.built[p] = of
+		}
+		of.round = b.round
+		for _, part := range of.parts {
+			if isShared(part.chain.Name) {
+				chains[part.chain] = append(chains[part.chain], part.rules...)
+			} else {
+				chains[part.chain] = part.rules
+			}
+		}
+	}
+	if len(b.built) > len(ports) {
+		maps.DeleteFunc(b.built, func(_ *Port, of *built) bool { return of.round != b.round })
 	}
 	// Node ports are last. They match packets to an address of this node that no service address
 	// matched.
-	const last = `-m comment --comment "kubernetes service nodeports; NOTE: this must be the last rule in this chain"`
+	last := packetfilter.Rule{
+		Comment:  "kubernetes service nodeports; NOTE: this must be the last rule in this chain",
+		DstLocal: true, Target: "KUBE-NODEPORTS",
+	}
+	services := packetfilter.Chain{Table: packetfilter.NAT, Name: "KUBE-SERVICES"}
 	for _, r := range cfg.NodePortRanges {
-		b.add(b.nat, "KUBE-SERVICES", last, "-d", r.String(), "-m addrtype --dst-type LOCAL", "-j KUBE-NODEPORTS")
+		last.Dst = packetfilter.In(r)
+		chains[services] = append(chains[services], last)
 	}
 	if len(cfg.NodePortRanges) == 0 {
-		b.add(b.nat, "KUBE-SERVICES", last, "-m addrtype --dst-type LOCAL", "-j KUBE-NODEPORTS")
+		chains[services] = append(chains[services], last)
 	}
-	return Set{NAT: b.nat, Filter: b.filter}
+	b.chains = len(chains)
+	return packetfilter.Ruleset{Chains: chains, Jumps: jumps}
+}
+
+// equal reports whether two configurations yield the same rules.
+func (c Config) equal(o Config) bool {
+	ranges, ips := slices.Equal(c.NodePortRanges, o.NodePortRanges), slices.Equal(c.NodeIPs, o.NodeIPs)
+	c.NodePortRanges, c.NodeIPs, o.NodePortRanges, o.NodeIPs = nil, nil, nil, nil
+	return ranges && ips && reflect.DeepEqual(c, o)
+}
+
+// isShared reports whether a chain contains rules of several ports. All others belong to one port.
+func isShared(name string) bool {
+	switch name {
+	case "KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-FIREWALL":
+		return true
+	}
+	return false
 }
 
 // Canary is a chain without rules in each table. If it is missing, another process has removed
@@ -95,47 +161,92 @@ const Canary = "KUBE-PROXY-CANARY"
 // https://github.com/kubernetes/enhancements/tree/HEAD/keps/sig-network/3178-iptables-cleanup
 const Hint = "KUBE-IPTABLES-HINT"
 
+// builder builds the rules of one port.
 type builder struct {
-	cfg         Config
-	nat, filter Table
+	cfg   Config
+	parts []part
 }
 
-func (b *builder) add(t Table, chain string, parts ...string) {
-	var rule []string
-	for _, part := range parts {
-		if part != "" {
-			rule = append(rule, part)
+func buildPort(cfg Config, p *Port) []part {
+	b := &builder{cfg: cfg}
+	b.port(p)
+	return b.parts
+}
+
+// has reports whether a chain has rules.
+func (b *builder) has(chain packetfilter.Chain) bool {
+	return slices.ContainsFunc(b.parts, func(p part) bool { return p.chain == chain })
+}
+
+// add appends rules to a chain.
+func (b *builder) add(table packetfilter.Table, name string, rules ...packetfilter.Rule) {
+	chain := packetfilter.Chain{Table: table, Name: name}
+	for i := range b.parts {
+		if b.parts[i].chain == chain {
+			b.parts[i].rules = append(b.parts[i].rules, rules...)
+			return
 		}
 	}
-	t[chain] = append(t[chain], strings.Join(rule, " "))
+	b.parts = append(b.parts, part{chain, rules})
 }
 
-// static builds the chains that exist even without services.
-func (b *builder) static() {
-	markMasq := b.cfg.mark()
-	for _, chain := range []string{"KUBE-SERVICES", "KUBE-NODEPORTS"} {
-		b.nat[chain] = nil
+func (b *builder) nat(name string, rules ...packetfilter.Rule) {
+	b.add(packetfilter.NAT, name, rules...)
+}
+
+func (b *builder) filter(name string, rules ...packetfilter.Rule) {
+	b.add(packetfilter.Filter, name, rules...)
+}
+
+const established = packetfilter.Related | packetfilter.Established
+
+// staticChains returns the chains that exist even without services.
+func staticChains(cfg Config) packetfilter.Chains {
+	mark := cfg.mark()
+	nat := map[string][]packetfilter.Rule{
+		"KUBE-SERVICES": nil, "KUBE-NODEPORTS": nil, Canary: nil,
+		"KUBE-MARK-MASQ": {{Target: packetfilter.MARK, SetMark: mark}},
+		"KUBE-POSTROUTING": {
+			{Mark: packetfilter.Mark{Bits: mark, Not: true}, Target: packetfilter.Return},
+			{Target: packetfilter.MARK, ToggleMark: mark},
+			{Comment: "kubernetes service traffic requiring SNAT", Target: packetfilter.Masquerade, RandomPorts: true},
+		},
 	}
-	for _, chain := range []string{"KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES", "KUBE-NODEPORTS", "KUBE-PROXY-FIREWALL", "KUBE-FIREWALL"} {
-		b.filter[chain] = nil
+	filter := map[string][]packetfilter.Rule{
+		"KUBE-SERVICES": nil, "KUBE-EXTERNAL-SERVICES": nil, "KUBE-NODEPORTS": nil, "KUBE-PROXY-FIREWALL": nil, "KUBE-FIREWALL": nil, Canary: nil,
+		"KUBE-FORWARD": {
+			{Comment: "kubernetes forwarding rules", Mark: packetfilter.Mark{Bits: mark}, Target: packetfilter.Accept},
+			{Comment: "kubernetes forwarding conntrack rule", Conn: packetfilter.ConnState{States: established}, Target: packetfilter.Accept},
+		},
 	}
-	b.add(b.nat, "KUBE-MARK-MASQ", "-j MARK --or-mark", markMasq)
-	b.add(b.nat, "KUBE-POSTROUTING", "-m mark ! --mark", markMasq+"/"+markMasq, "-j RETURN")
-	b.add(b.nat, "KUBE-POSTROUTING", "-j MARK --xor-mark", markMasq)
-	b.add(b.nat, "KUBE-POSTROUTING", `-m comment --comment "kubernetes service traffic requiring SNAT"`, "-j MASQUERADE --random-fully")
-	b.nat[Canary], b.filter[Canary] = nil, nil
-	if !b.cfg.Liberal {
-		b.add(b.filter, "KUBE-FORWARD", "-m conntrack --ctstate INVALID", "-j DROP")
+	if !cfg.Liberal {
+		invalid := packetfilter.Rule{Conn: packetfilter.ConnState{States: packetfilter.Invalid}, Target: packetfilter.Drop}
+		filter["KUBE-FORWARD"] = slices.Insert(filter["KUBE-FORWARD"], 0, invalid)
 	}
-	b.add(b.filter, "KUBE-FORWARD", `-m comment --comment "kubernetes forwarding rules"`, "-m mark --mark", markMasq+"/"+markMasq, "-j ACCEPT")
-	b.add(b.filter, "KUBE-FORWARD", `-m comment --comment "kubernetes forwarding conntrack rule"`, "-m conntrack --ctstate RELATED,ESTABLISHED", "-j ACCEPT")
-	if b.cfg.LocalhostNodePorts && !b.cfg.IPv6 {
+	if cfg.LocalhostNodePorts && !cfg.IPv6 {
 		// With route_localnet enabled, hosts on the same link could otherwise reach sockets on
 		// loopback addresses.
-		b.add(b.filter, "KUBE-FIREWALL", `-m comment --comment "block incoming localnet connections"`,
-			"! -s 127.0.0.0/8 -d 127.0.0.0/8", "-m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT", "-j DROP")
+		filter["KUBE-FIREWALL"] = []packetfilter.Rule{{
+			Comment: "block incoming localnet connections", Src: packetfilter.NotIn(loopback4), Dst: packetfilter.In(loopback4),
+			Conn: packetfilter.ConnState{States: established | packetfilter.Translated, Not: true}, Target: packetfilter.Drop,
+		}}
 	}
+	chains := packetfilter.Chains{}
+	for table, byName := range map[packetfilter.Table]map[string][]packetfilter.Rule{
+		packetfilter.NAT: nat, packetfilter.Filter: filter, packetfilter.Mangle: {Canary: nil, Hint: nil},
+	} {
+		for name, rules := range byName {
+			chains[packetfilter.Chain{Table: table, Name: name}] = rules
+		}
+	}
+	return chains
 }
+
+// The loopback addresses.
+var (
+	loopback4 = netip.MustParsePrefix("127.0.0.0/8")
+	loopback6 = netip.MustParsePrefix("::1/128")
+)
 
 func (b *builder) port(p *Port) {
 	hasInternal, internalChain := p.HasAny, p.chain("KUBE-SVC-")
@@ -146,15 +257,12 @@ func (b *builder) port(p *Port) {
 	if p.LocalExternal {
 		hasExternal = len(p.LocalEndpoints) > 0
 	}
-	match := func(ip netip.Addr) string {
-		return fmt.Sprintf("-d %s -p %s -m %s --dport %d", netip.PrefixFrom(ip, ip.BitLen()), p.Protocol, p.Protocol, p.Port)
-	}
 
 	// Traffic to the cluster IP.
 	if hasInternal {
-		b.add(b.nat, "KUBE-SERVICES", comment(p, "cluster IP"), match(p.ClusterIP), "-j", internalChain)
+		b.nat("KUBE-SERVICES", p.to(p.ClusterIP, "cluster IP", internalChain))
 	} else {
-		b.add(b.filter, "KUBE-SERVICES", comment(p, refusalComment(p)), match(p.ClusterIP), verdict(p))
+		b.filter("KUBE-SERVICES", p.refuse(p.to(p.ClusterIP, "", "")))
 	}
 
 	// Traffic from outside the cluster.
@@ -166,30 +274,31 @@ func (b *builder) port(p *Port) {
 			name = "loadbalancer IP"
 		}
 		if p.HasAny {
-			b.add(b.nat, "KUBE-SERVICES", comment(p, name), match(ip), "-j", ext)
+			b.nat("KUBE-SERVICES", p.to(ip, name, ext))
 			if i >= len(p.ExternalIPs) && len(p.SourceRanges) > 0 {
 				b.firewall(p, ip)
 			}
 		}
 		if !hasExternal {
-			b.add(b.filter, "KUBE-EXTERNAL-SERVICES", comment(p, refusalComment(p)), match(ip), verdict(p))
+			b.filter("KUBE-EXTERNAL-SERVICES", p.refuse(p.to(ip, "", "")))
 		}
 	}
 	if p.NodePort != 0 {
-		port := fmt.Sprintf("-p %s -m %s --dport %d", p.Protocol, p.Protocol, p.NodePort)
+		port := packetfilter.Rule{Comment: p.comment(""), Protocol: p.Protocol, Ports: packetfilter.Ports{First: p.NodePort}, Target: ext}
 		if p.HasAny {
-			b.add(b.nat, "KUBE-NODEPORTS", comment(p, ""), b.notLocalhost(), port, "-j", ext)
+			port.Dst = b.notLocalhost()
+			b.nat("KUBE-NODEPORTS", port)
 		}
 		if !hasExternal {
-			b.add(b.filter, "KUBE-EXTERNAL-SERVICES", comment(p, refusalComment(p)), "-m addrtype --dst-type LOCAL", port, verdict(p))
+			port.Dst, port.DstLocal = packetfilter.Addresses{}, true
+			b.filter("KUBE-EXTERNAL-SERVICES", p.refuse(port))
 		}
 	}
 	if p.HealthCheckPort != 0 {
 		// Accept health checks of load balancers, even if the node's firewall drops other packets.
-		accept := strings.Join([]string{
-			`-m comment --comment "` + p.ID() + ` health check node port"`, fmt.Sprintf("-p tcp -m tcp --dport %d", p.HealthCheckPort), "-j ACCEPT",
-		}, " ")
-		b.filter["KUBE-NODEPORTS"] = append(b.filter["KUBE-NODEPORTS"], accept)
+		b.filter("KUBE-NODEPORTS", packetfilter.Rule{
+			Comment: p.comment("health check node port"), Protocol: "tcp", Ports: packetfilter.Ports{First: p.HealthCheckPort}, Target: packetfilter.Accept,
+		})
 	}
 
 	if !p.HasAny {
@@ -224,14 +333,14 @@ func (b *builder) port(p *Port) {
 
 // notLocalhost returns a match that excludes loopback destinations if node ports must not answer
 // there.
-func (b *builder) notLocalhost() string {
-	if b.cfg.LocalhostNodePorts && !b.cfg.IPv6 {
-		return ""
+func (b *builder) notLocalhost() packetfilter.Addresses {
+	switch {
+	case b.cfg.IPv6:
+		return packetfilter.NotIn(loopback6)
+	case b.cfg.LocalhostNodePorts:
+		return packetfilter.Addresses{}
 	}
-	if b.cfg.IPv6 {
-		return "! -d ::1/128"
-	}
-	return "! -d 127.0.0.0/8"
+	return packetfilter.NotIn(loopback4)
 }
 
 // external builds the chain for traffic from outside the cluster. takes reports whether any
@@ -240,105 +349,105 @@ func (b *builder) external(p *Port, chain string, takes bool) {
 	// Pods and this node may use all endpoints, whatever the policy is.
 	all := p.chain("KUBE-SVC-")
 	if !p.LocalExternal {
-		b.add(b.nat, chain, comment(p, "masquerade traffic for external destinations"), "-j KUBE-MARK-MASQ")
-		b.add(b.nat, chain, "-j", all)
+		b.nat(chain,
+			packetfilter.Rule{Comment: p.comment("masquerade traffic for external destinations"), Target: "KUBE-MARK-MASQ"},
+			packetfilter.Rule{Target: all})
 		return
 	}
 	if b.cfg.Pods != (Source{}) {
-		b.add(b.nat, chain, comment(p, "pod traffic for external destinations"), b.cfg.Pods.match, "-j", all)
+		b.nat(chain, b.cfg.Pods.match(packetfilter.Rule{Comment: p.comment("pod traffic for external destinations"), Target: all}, false))
 	}
-	b.add(b.nat, chain, comment(p, "masquerade LOCAL traffic for external destinations"), "-m addrtype --src-type LOCAL", "-j KUBE-MARK-MASQ")
-	b.add(b.nat, chain, comment(p, "route LOCAL traffic for external destinations"), "-m addrtype --src-type LOCAL", "-j", all)
+	b.nat(chain,
+		packetfilter.Rule{Comment: p.comment("masquerade LOCAL traffic for external destinations"), SrcLocal: true, Target: "KUBE-MARK-MASQ"},
+		packetfilter.Rule{Comment: p.comment("route LOCAL traffic for external destinations"), SrcLocal: true, Target: all})
 	if takes {
-		b.add(b.nat, chain, "-j", p.chain("KUBE-SVL-"))
+		b.nat(chain, packetfilter.Rule{Target: p.chain("KUBE-SVL-")})
 	}
 }
 
 // firewall builds the chain that restricts a load balancer's address to its source ranges.
 func (b *builder) firewall(p *Port, ip netip.Addr) {
 	chain := p.chain("KUBE-FW-")
-	if _, made := b.filter[chain]; !made {
+	if !b.has(packetfilter.Chain{Table: packetfilter.Filter, Name: chain}) {
 		fromNode := false
 		for _, r := range p.SourceRanges {
-			b.add(b.filter, chain, "-s", r.String(), "-j RETURN")
+			b.filter(chain, packetfilter.Rule{Src: packetfilter.In(r), Target: packetfilter.Return})
 			fromNode = fromNode || slices.ContainsFunc(b.cfg.NodeIPs, r.Contains)
 		}
 		// Packets from the node to a load balancer address that is also a local address have that
 		// address as their source.
 		for _, balancer := range p.LoadBalancerIPs {
 			if fromNode {
-				b.add(b.filter, chain, "-s", netip.PrefixFrom(balancer, balancer.BitLen()).String(), "-j RETURN")
+				b.filter(chain, packetfilter.Rule{Src: packetfilter.Is(balancer), Target: packetfilter.Return})
 			}
 		}
-		b.add(b.filter, chain, comment(p, "traffic not accepted by "+chain), "-j DROP")
+		b.filter(chain, packetfilter.Rule{Comment: p.comment("traffic not accepted by " + chain), Target: packetfilter.Drop})
 	}
 	// The destination was already translated, so match the original destination from conntrack.
-	b.add(b.filter, "KUBE-PROXY-FIREWALL", comment(p, "loadbalancer source ranges"),
-		fmt.Sprintf("-p %s -m conntrack --ctorigdst %s --ctorigdstport %d", p.Protocol, ip, p.Port), "-j", chain)
+	b.filter("KUBE-PROXY-FIREWALL", packetfilter.Rule{
+		Comment: p.comment("loadbalancer source ranges"), Protocol: p.Protocol, OrigDst: netip.AddrPortFrom(ip, p.Port), Target: chain,
+	})
 }
 
 // balance builds the chain that chooses an endpoint.
 func (b *builder) balance(p *Port, chain string, endpoints []Endpoint, clusterIP bool) {
+	rules := make([]packetfilter.Rule, 0, len(endpoints)+1)
 	if clusterIP {
-		match := fmt.Sprintf("-d %s -p %s -m %s --dport %d", netip.PrefixFrom(p.ClusterIP, p.ClusterIP.BitLen()), p.Protocol, p.Protocol, p.Port)
+		masquerade := p.to(p.ClusterIP, "cluster IP", "KUBE-MARK-MASQ")
 		if b.cfg.MasqueradeAll {
-			b.add(b.nat, chain, comment(p, "cluster IP"), match, "-j KUBE-MARK-MASQ")
+			rules = append(rules, masquerade)
 		} else if b.cfg.Pods != (Source{}) {
-			b.add(b.nat, chain, comment(p, "cluster IP"), b.cfg.Pods.not(), match, "-j KUBE-MARK-MASQ")
+			rules = append(rules, b.cfg.Pods.match(masquerade, true))
 		}
 	}
 	if p.Affinity > 0 {
 		for _, e := range endpoints {
-			b.add(b.nat, chain, comment(p, "-> "+e.Address.String()),
-				fmt.Sprintf("-m recent --name %s --rcheck --seconds %d --reap", p.endpointChain(e), p.Affinity), "-j", p.endpointChain(e))
+			to := p.endpointChain(e)
+			rules = append(rules, packetfilter.Rule{
+				Comment: p.comment("-> " + e.Address.String()), Recent: packetfilter.Recent{List: to, Within: p.Affinity}, Target: to,
+			})
 		}
 	}
 	for i, e := range endpoints {
-		chance := ""
-		if left := len(endpoints) - i; left > 1 {
-			chance = "-m statistic --mode random --probability " + strconv.FormatFloat(1/float64(left), 'f', 10, 64)
-		}
-		b.add(b.nat, chain, comment(p, "-> "+e.Address.String()), chance, "-j", p.endpointChain(e))
+		rules = append(rules, packetfilter.Rule{Comment: p.comment("-> " + e.Address.String()), OneIn: len(endpoints) - i, Target: p.endpointChain(e)})
 	}
+	b.nat(chain, rules...)
 }
 
 // endpoint builds the chain that translates to one endpoint.
 func (b *builder) endpoint(p *Port, chain string, e Endpoint) {
-	ip := e.Address.Addr()
+	translate := packetfilter.Rule{Comment: p.comment(""), Protocol: p.Protocol, Target: packetfilter.DNAT, To: e.Address}
+	if p.Affinity > 0 {
+		translate.Recent = packetfilter.Recent{List: chain}
+	}
 	// A pod that connects to itself through its service must be masqueraded. Otherwise it would
 	// respond to its own address directly, bypassing the translation.
-	b.add(b.nat, chain, comment(p, ""), "-s", netip.PrefixFrom(ip, ip.BitLen()).String(), "-j KUBE-MARK-MASQ")
-	affinity := ""
-	if p.Affinity > 0 {
-		affinity = "-m recent --name " + chain + " --set"
-	}
-	b.add(b.nat, chain, comment(p, ""), affinity, fmt.Sprintf("-p %s -m %s", p.Protocol, p.Protocol), "-j DNAT --to-destination", e.Address.String())
+	b.nat(chain, packetfilter.Rule{Comment: p.comment(""), Src: packetfilter.Is(e.Address.Addr()), Target: "KUBE-MARK-MASQ"}, translate)
 }
 
-func comment(p *Port, what string) string {
+// to returns a rule that matches packets to the port at an address.
+func (p *Port) to(ip netip.Addr, what, target string) packetfilter.Rule {
+	return packetfilter.Rule{
+		Comment: p.comment(what), Dst: packetfilter.Is(ip), Protocol: p.Protocol, Ports: packetfilter.Ports{First: p.Port}, Target: target,
+	}
+}
+
+// comment returns the comment of a rule of the port.
+func (p *Port) comment(what string) string {
 	text := p.ID()
 	if what != "" {
 		text += " " + what
 	}
 	// The kernel limits the length of comments.
-	if len(text) > 255 {
-		text = text[:255]
-	}
-	return `-m comment --comment "` + text + `"`
+	return text[:min(len(text), 255)]
 }
 
-// verdict returns the target for traffic without a usable endpoint. If other nodes have endpoints
-// it is dropped, because a retry may reach another node.
-func verdict(p *Port) string {
+// refuse makes a rule refuse traffic without a usable endpoint. If other nodes have endpoints it is
+// dropped, because a retry may reach another node.
+func (p *Port) refuse(r packetfilter.Rule) packetfilter.Rule {
+	r.Comment, r.Target = p.comment("has no endpoints"), packetfilter.Reject
 	if p.HasAny {
-		return "-j DROP"
+		r.Comment, r.Target = p.comment("has no local endpoints"), packetfilter.Drop
 	}
-	return "-j REJECT"
-}
-
-func refusalComment(p *Port) string {
-	if p.HasAny {
-		return "has no local endpoints"
-	}
-	return "has no endpoints"
+	return r
 }

@@ -77,7 +77,7 @@ func TestKeeper(t *testing.T) {
 	if err != nil || len(changes) != 1 || changes[0].Name != want.Name || changes[0].Before != want.Before || changes[0].Kind != want.Kind {
 		t.Errorf("recorded %v, %v", changes, err)
 	}
-	if err := hostjournal.Undo(context.Background(), path); err != nil {
+	if err := hostjournal.Undo(context.Background(), path, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := netlink.RouteGet(service); err == nil {

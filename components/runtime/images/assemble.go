@@ -60,7 +60,7 @@ func (s *Store) assemble(ctx context.Context, config []byte, layers []blob, imag
 		wait.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			err := s.makeLayer(ctx, image.Layers[i], true, func(dir string) error {
+			err := s.layers.create(ctx, image.Layers[i], true, func(dir string) error {
 				return unpackBlob(ctx, dir, open, doc.RootFS.DiffIDs[i])
 			})
 			if err != nil {

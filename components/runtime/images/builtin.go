@@ -78,11 +78,11 @@ func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) 
 		ID: "sha256:" + hex.EncodeToString(sum[:]), Tags: []string{normal, latest}, Layers: []string{"built-in-" + layerName(diffID)},
 		Size: uint64(st.Size), Pinned: true, BuiltIn: true, Config: doc.Config,
 	}
-	if have, err := s.Get(normal); err == nil && have.ID == image.ID && s.hasAllLayers(have) {
+	if have, err := s.Get(normal); err == nil && have.ID == image.ID && s.layers.hasAll(have) {
 		return have, nil
 	}
 	defer s.Hold()()
-	err = s.makeLayer(ctx, image.Layers[0], false, func(dir string) error { return fillBuiltIn(dir, file) })
+	err = s.layers.create(ctx, image.Layers[0], false, func(dir string) error { return fillBuiltIn(dir, file) })
 	if err != nil {
 		return nil, fmt.Errorf("creating built-in image: %w", err)
 	}

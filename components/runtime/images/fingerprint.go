@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -48,73 +50,86 @@ func fingerprint(ctx context.Context, root string) (string, error) {
 	return fmt.Sprintf("%d %016x", count, sum), nil
 }
 
-// Inspect verifies the fingerprints of layers of images that are in use, each once, until ctx is
-// cancelled. It runs in the background, because it takes a second or more on a cold disk. A
-// modified layer is moved aside: running containers keep it, and its images are pulled again for
-// the next container.
-func (s *Store) Inspect(ctx context.Context) {
+// inspector verifies the fingerprints of layers, see Store.Inspect.
+type inspector struct {
+	layers *layerStore
+	log    *slog.Logger
+	queued chan struct{} // wakes run
+
+	mu sync.Mutex // guards the fields below
+	// inspected are the layers that were inspected or are queued.
+	inspected map[string]bool
+	queue     []string
+}
+
+func newInspector(layers *layerStore, log *slog.Logger) *inspector {
+	return &inspector{layers: layers, log: log, inspected: map[string]bool{}, queued: make(chan struct{}, 1)}
+}
+
+// run inspects layers in the queue until ctx is cancelled.
+func (i *inspector) run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.inspectionQueued:
+		case <-i.queued:
 		}
 		for {
-			layer, ok := s.nextQueued()
+			layer, ok := i.next()
 			if !ok {
 				break
 			}
-			if err := s.inspect(ctx, layer); err != nil && ctx.Err() == nil {
-				s.log.Warn("inspecting image layer failed", "layer", layer, "err", err)
+			if err := i.inspect(ctx, layer); err != nil && ctx.Err() == nil {
+				i.log.Warn("inspecting image layer failed", "layer", layer, "err", err)
 			}
 		}
 	}
 }
 
-// queueInspection queues layers that have not been inspected yet.
-func (s *Store) queueInspection(layers []string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// add queues layers that have not been inspected yet.
+func (i *inspector) add(layers []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
 	for _, layer := range layers {
-		if !s.inspected[layer] {
-			s.inspected[layer] = true
-			s.queue = append(s.queue, layer)
+		if !i.inspected[layer] {
+			i.inspected[layer] = true
+			i.queue = append(i.queue, layer)
 		}
 	}
-	if len(s.queue) > 0 {
+	if len(i.queue) > 0 {
 		select {
-		case s.inspectionQueued <- struct{}{}:
+		case i.queued <- struct{}{}:
 		default:
 		}
 	}
 }
 
-func (s *Store) nextQueued() (layer string, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.queue) == 0 {
+func (i *inspector) next() (layer string, ok bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if len(i.queue) == 0 {
 		return "", false
 	}
-	layer, s.queue = s.queue[0], s.queue[1:]
+	layer, i.queue = i.queue[0], i.queue[1:]
 	return layer, true
 }
 
-func (s *Store) inspect(ctx context.Context, layer string) error {
-	want, err := os.ReadFile(s.path("layers", layer, fingerprintFile))
+func (i *inspector) inspect(ctx context.Context, layer string) error {
+	want, err := os.ReadFile(i.layers.path("layers", layer, fingerprintFile))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // created without a fingerprint, or deleted
 	}
 	if err != nil {
 		return err
 	}
-	have, err := fingerprint(ctx, s.LayerDir(layer))
+	have, err := fingerprint(ctx, i.layers.filesOf(layer))
 	if err != nil && !errors.Is(err, unix.EUCLEAN) && !errors.Is(err, unix.EIO) || have == strings.TrimSpace(string(want)) {
 		return err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.log.Warn("image layer was modified, pulling its images again", "layer", layer, "err", err)
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.log.Warn("image layer was modified, pulling its images again", "layer", layer, "err", err)
 	// The replacement is inspected too.
-	delete(s.inspected, layer)
-	return s.moveAside(layer)
+	delete(i.inspected, layer)
+	return i.layers.moveAside(layer)
 }

@@ -87,7 +87,7 @@ func FuzzImport(f *testing.F) {
 			t.Error("neither images nor an error")
 		}
 		for _, i := range list {
-			if !s.hasAllLayers(i.Image) {
+			if !s.layers.hasAll(i.Image) {
 				t.Errorf("image %s is not whole", i.ID)
 			}
 		}

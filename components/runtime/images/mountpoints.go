@@ -23,7 +23,7 @@ func (s *Store) MountPoints(ctx context.Context, serviceAccount bool) (layer str
 	if serviceAccount {
 		layer, dirs = "mountpoints-token", append(dirs, serviceAccountDir)
 	}
-	err = s.makeLayer(ctx, layer, false, func(root string) error {
+	err = s.layers.create(ctx, layer, false, func(root string) error {
 		for _, dir := range dirs {
 			if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 				return err

@@ -21,28 +21,16 @@ import (
 // Store stores images below a directory. Its methods are safe for concurrent use. The directory
 // must be used by one process only.
 type Store struct {
-	root string
-	log  *slog.Logger
+	storeDir
+	log       *slog.Logger
+	layers    *layerStore
+	inspector *inspector
 
-	mu     sync.Mutex // guards the fields below
+	mu     sync.Mutex // guards the fields below; locked before the lock of layers
 	images map[string]*Image
 	names  map[string]string // normalized reference to ID
-	// work contains an entry for each layer that is being unpacked, so that concurrent pulls share
-	// it, and for each Hold.
-	work map[string]*layerWork
-	// inspected are the layers that were inspected or are queued, see Inspect.
-	inspected map[string]bool
-	queue     []string
 	// collectPending is true if unused layers may exist, see CollectPending.
 	collectPending bool
-
-	// inspectionQueued wakes Inspect.
-	inspectionQueued chan struct{}
-}
-
-type layerWork struct {
-	done chan struct{}
-	err  error
 }
 
 // Open opens or creates the store in the directory root and removes partial data left by a crash. A
@@ -51,8 +39,10 @@ func Open(root string, log *slog.Logger) (*Store, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	s := &Store{root: root, log: log, images: map[string]*Image{}, names: map[string]string{}, work: map[string]*layerWork{},
-		inspected: map[string]bool{}, inspectionQueued: make(chan struct{}, 1), collectPending: true}
+	dir := storeDir(root)
+	layers := newLayerStore(dir)
+	s := &Store{storeDir: dir, log: log, layers: layers, inspector: newInspector(layers, log),
+		images: map[string]*Image{}, names: map[string]string{}, collectPending: true}
 	if err := os.RemoveAll(s.path("tmp")); errors.Is(err, unix.EROFS) {
 		log.Warn("image store is on a read-only file system", "err", err)
 	} else if err != nil {
@@ -81,7 +71,7 @@ func Open(root string, log *slog.Logger) (*Store, error) {
 			log.Warn("ignoring damaged image record", "file", entry.Name(), "err", err)
 			continue
 		}
-		if !s.hasAllLayers(image) {
+		if !s.layers.hasAll(image) {
 			log.Warn("ignoring image with missing layers", "image", image.ID)
 			continue
 		}
@@ -96,41 +86,14 @@ func Open(root string, log *slog.Logger) (*Store, error) {
 	return s, nil
 }
 
-func (s *Store) path(parts ...string) string {
-	return filepath.Join(append([]string{s.root}, parts...)...)
-}
-
 // LayerDir returns the directory with a layer's files.
-func (s *Store) LayerDir(layer string) string { return s.path("layers", layer, "fs") }
+func (s *Store) LayerDir(layer string) string { return s.layers.filesOf(layer) }
 
-func (s *Store) hasAllLayers(image *Image) bool {
-	return !slices.ContainsFunc(image.Layers, func(layer string) bool { return !s.hasLayer(layer) })
-}
-
-func (s *Store) hasLayer(layer string) bool {
-	info, err := os.Stat(s.LayerDir(layer))
-	if err != nil || !info.IsDir() {
-		return false
-	}
-	want, err := os.ReadFile(s.path("layers", layer, countFile))
-	if err != nil {
-		return true // created by an earlier version, or not by a pull
-	}
-	return strings.TrimSpace(string(want)) == fmt.Sprint(topEntries(s.LayerDir(layer)))
-}
-
-// countFile is the name of the file next to a layer's files that contains the number of its
-// top-level entries. This is a cheap check for files that were deleted, for example by a file
-// system repair.
-const countFile = "count"
-
-func topEntries(dir string) int {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return -1
-	}
-	return len(entries)
-}
+// Inspect verifies the fingerprints of layers of images that are in use, each once, until ctx is
+// cancelled. It runs in the background, because it takes a second or more on a cold disk. A
+// modified layer is moved aside: running containers keep it, and its images are pulled again for
+// the next container.
+func (s *Store) Inspect(ctx context.Context) { s.inspector.run(ctx) }
 
 // claimNames assigns the image's names to it and removes them from other images. It returns the
 // other images that lost names; the caller writes their records if necessary. The caller must hold
@@ -233,8 +196,8 @@ func (s *Store) Verify(ref string) (*Image, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.hasAllLayers(image) {
-		s.queueInspection(image.Layers)
+	if s.layers.hasAll(image) {
+		s.inspector.add(image.Layers)
 		return image, nil
 	}
 	s.log.Warn("removing image with missing layers", "image", image.ID)
@@ -293,9 +256,9 @@ func (s *Store) CollectPending(used func() func(layer string) bool) error {
 // added any more; it returns a function that reports whether containers use a layer. It must not
 // call the store.
 func (s *Store) Collect(used func() func(layer string) bool) error {
-	entries, err := os.ReadDir(s.path("layers"))
+	layers, err := s.layers.list()
 	if err != nil {
-		return fmt.Errorf("listing layers: %w", err)
+		return err
 	}
 	s.mu.Lock()
 	keep := map[string]bool{}
@@ -304,27 +267,8 @@ func (s *Store) Collect(used func() func(layer string) bool) error {
 			keep[layer] = true
 		}
 	}
-	var removed []string
-	// Layers of a pull in progress are not in an image yet.
-	s.collectPending = len(s.work) > 0
-	if !s.collectPending {
-		used := used()
-		for _, entry := range entries {
-			layer := entry.Name()
-			if keep[layer] || used(layer) {
-				continue
-			}
-			// Containers refer to a damaged layer by its previous name.
-			if former, ok := strings.CutPrefix(layer, damagedPrefix); ok && used(former[:max(strings.LastIndexByte(former, '-'), 0)]) {
-				continue
-			}
-			// The rename removes the layer atomically.
-			tmp := s.path("tmp", "gone-"+layer)
-			if err := os.Rename(s.path("layers", layer), tmp); err == nil {
-				removed = append(removed, tmp)
-			}
-		}
-	}
+	removed, done := s.layers.detach(layers, keep, used)
+	s.collectPending = !done
 	s.mu.Unlock()
 	var errs []error
 	for _, dir := range removed {
@@ -337,132 +281,13 @@ func (s *Store) Collect(used func() func(layer string) bool) error {
 
 // Hold prevents Collect from removing layers while an image or a container is created. The caller
 // must call the returned function afterwards.
-func (s *Store) Hold() func() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	key := fmt.Sprintf("hold %p", new(int))
-	for s.work[key] != nil {
-		key += "+"
-	}
-	s.work[key] = &layerWork{done: make(chan struct{})}
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.work, key)
-	}
-}
-
-// layerName returns the directory name for a diff ID. It is short, because the names of all layers
-// of a container must fit in one page.
-func layerName(diffID string) string {
-	name := strings.TrimPrefix(diffID, "sha256:")
-	return name[:min(len(name), 32)]
-}
-
-// makeLayer creates a layer if it does not exist. fill writes its files to a directory. If several
-// callers create the same layer, the first one does the work and the others wait.
-func (s *Store) makeLayer(ctx context.Context, layer string, durable bool, fill func(dir string) error) error {
-	for {
-		if s.hasLayer(layer) {
-			return nil
-		}
-		s.mu.Lock()
-		if other := s.work[layer]; other != nil {
-			s.mu.Unlock()
-			select {
-			case <-other.done:
-			case <-ctx.Done():
-				return ctx.Err()
-			}
-			if other.err == nil {
-				return nil
-			}
-			continue // the other caller may have been cancelled
-		}
-		work := &layerWork{done: make(chan struct{})}
-		s.work[layer] = work
-		s.mu.Unlock()
-		work.err = s.fillLayer(layer, durable, fill)
-		s.mu.Lock()
-		delete(s.work, layer)
-		s.mu.Unlock()
-		close(work.done)
-		return work.err
-	}
-}
-
-func (s *Store) fillLayer(layer string, durable bool, fill func(dir string) error) (err error) {
-	tmp, err := os.MkdirTemp(s.path("tmp"), "layer-")
-	if err != nil {
-		return fmt.Errorf("creating layer: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			_ = os.RemoveAll(tmp)
-		}
-	}()
-	dir := filepath.Join(tmp, "fs")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		return fmt.Errorf("creating layer: %w", err)
-	}
-	if err := fill(dir); err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(tmp, countFile), fmt.Appendln(nil, topEntries(dir)), 0o600); err != nil {
-		return fmt.Errorf("creating layer: %w", err)
-	}
-	if durable {
-		sum, err := fingerprint(context.Background(), dir)
-		if err == nil {
-			err = os.WriteFile(filepath.Join(tmp, fingerprintFile), []byte(sum+"\n"), 0o600)
-		}
-		if err != nil {
-			return fmt.Errorf("creating layer: %w", err)
-		}
-		// A single syncfs is faster than one fsync per file.
-		if err := syncFS(tmp); err != nil {
-			return err
-		}
-	}
-	if err := s.moveAside(layer); err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, s.path("layers", layer)); err != nil {
-		return fmt.Errorf("committing layer: %w", err)
-	}
-	return nil
-}
-
-// damagedPrefix is the name prefix of layers that moveAside has moved. The suffix is a timestamp.
-const damagedPrefix = "damaged-"
-
-// moveAside renames a damaged layer so that it can be created again. Collect removes it when no
-// container uses it.
-func (s *Store) moveAside(layer string) error {
-	err := os.Rename(s.path("layers", layer), s.path("layers", fmt.Sprintf("%s%s-%d", damagedPrefix, layer, time.Now().UnixNano())))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("replacing damaged layer: %w", err)
-	}
-	return nil
-}
-
-func syncFS(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := unix.Syncfs(int(f.Fd())); err != nil {
-		return fmt.Errorf("syncing layer to disk: %w", err)
-	}
-	return nil
-}
+func (s *Store) Hold() func() { return s.layers.hold() }
 
 // Usage is the disk usage of a directory.
 type Usage struct{ Bytes, Inodes uint64 }
 
 // Usage measures the disk usage of the store by walking it.
-func (s *Store) Usage() (Usage, error) { return DiskUsage(s.root) }
+func (s *Store) Usage() (Usage, error) { return DiskUsage(string(s.storeDir)) }
 
 // DiskUsage measures a directory. Files with several hard links count once.
 func DiskUsage(root string) (Usage, error) {

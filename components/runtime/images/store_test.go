@@ -30,7 +30,7 @@ func openStore(t *testing.T, dir string) *Store {
 // addLayer creates a layer that no image uses.
 func addLayer(t *testing.T, s *Store, name string) {
 	t.Helper()
-	if err := s.makeLayer(t.Context(), name, false, func(dir string) error { return os.Mkdir(filepath.Join(dir, "x"), 0o755) }); err != nil {
+	if err := s.layers.create(t.Context(), name, false, func(dir string) error { return os.Mkdir(filepath.Join(dir, "x"), 0o755) }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -47,11 +47,11 @@ func TestCollect(t *testing.T) {
 		return func(layer string) bool { return layer == "used" }
 	}
 	over := s.Hold()
-	if err := s.Collect(used); err != nil || asked != 0 || !s.hasLayer("unused") {
+	if err := s.Collect(used); err != nil || asked != 0 || !s.layers.has("unused") {
 		t.Errorf("collected while a container was made: asked %d times, %v", asked, err)
 	}
 	over()
-	if err := s.CollectPending(used); err != nil || asked != 1 || s.hasLayer("unused") || !s.hasLayer("used") {
+	if err := s.CollectPending(used); err != nil || asked != 1 || s.layers.has("unused") || !s.layers.has("used") {
 		t.Errorf("asked %d times, %v", asked, err)
 	}
 	if err := s.CollectPending(used); err != nil || asked != 1 {
@@ -65,7 +65,7 @@ func TestCollectOfBefore(t *testing.T) {
 	addLayer(t, openStore(t, dir), "unused")
 	s := openStore(t, dir)
 	none := func() func(string) bool { return func(string) bool { return false } }
-	if err := s.CollectPending(none); err != nil || s.hasLayer("unused") {
+	if err := s.CollectPending(none); err != nil || s.layers.has("unused") {
 		t.Errorf("there still, %v", err)
 	}
 }

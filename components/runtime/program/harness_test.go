@@ -35,6 +35,7 @@ import (
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/host/cgroup"
 	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/testing/testisolate"
 	"hyperkube/internal/testing/testwait"
 )
@@ -245,7 +246,7 @@ func (n *node) finish() {
 			n.t.Errorf("left in %s: %v, %v", dir, entries, err)
 		}
 	}
-	if err := hostjournal.Undo(ctx, n.path("journal")); err != nil {
+	if err := hostjournal.Undo(ctx, n.path("journal"), packetfilter.Undo()); err != nil {
 		n.t.Error(err)
 	}
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")

@@ -38,14 +38,14 @@ func (e *Errors) NodeSelector(at *field.Path, s *corev1.NodeSelector) {
 // required but not for preferred terms.
 func (e *Errors) NodeSelectorTerm(at *field.Path, t *corev1.NodeSelectorTerm, values bool) {
 	for i := range t.MatchExpressions {
-		e.nodeRequirement(at.Child("matchExpressions").Index(i), &t.MatchExpressions[i], values)
+		nodeRequirement(e, at.Child("matchExpressions").Index(i), &t.MatchExpressions[i], values)
 	}
 	for i := range t.MatchFields {
-		e.nodeField(at.Child("matchFields").Index(i), &t.MatchFields[i])
+		nodeField(e, at.Child("matchFields").Index(i), &t.MatchFields[i])
 	}
 }
 
-func (e *Errors) nodeRequirement(at *field.Path, r *corev1.NodeSelectorRequirement, values bool) {
+func nodeRequirement(e *Errors, at *field.Path, r *corev1.NodeSelectorRequirement, values bool) {
 	switch r.Operator {
 	case corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn:
 		if len(r.Values) == 0 {
@@ -71,7 +71,7 @@ func (e *Errors) nodeRequirement(at *field.Path, r *corev1.NodeSelectorRequireme
 }
 
 // nodeField validates a match on a field of the node. Only metadata.name is supported.
-func (e *Errors) nodeField(at *field.Path, r *corev1.NodeSelectorRequirement) {
+func nodeField(e *Errors, at *field.Path, r *corev1.NodeSelectorRequirement) {
 	switch r.Operator {
 	case corev1.NodeSelectorOpIn, corev1.NodeSelectorOpNotIn:
 		if len(r.Values) != 1 {

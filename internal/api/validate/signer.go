@@ -31,18 +31,18 @@ func (e *Errors) SignerName(at *field.Path, name string) {
 	if len(domain) > validation.DNS1123SubdomainMaxLength {
 		e.Add(field.ErrorList{field.TooLong(at, "", validation.DNS1123SubdomainMaxLength)})
 	}
-	e.segments(at, domain, validation.IsDNS1123Label)
+	segments(e, at, domain, validation.IsDNS1123Label)
 	if !strings.Contains(domain, ".") {
 		e.Invalid(at, domain, "should be a domain with at least two segments separated by dots")
 	}
-	e.segments(at, path, validation.IsDNS1123Subdomain)
+	segments(e, at, path, validation.IsDNS1123Subdomain)
 	if len(name) > maxSignerName {
 		e.Add(field.ErrorList{field.TooLong(at, "", maxSignerName)})
 	}
 }
 
 // segments reports the first invalid segment of a name.
-func (e *Errors) segments(at *field.Path, name string, check func(string) []string) {
+func segments(e *Errors, at *field.Path, name string, check func(string) []string) {
 	for part := range strings.SplitSeq(name, ".") {
 		msgs := check(part)
 		for _, msg := range msgs {

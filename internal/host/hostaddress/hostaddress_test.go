@@ -165,6 +165,7 @@ route add default via fd01::fe dev eth0`)
 	if got, err := Advertised(netip.IPv4Unspecified()); err != nil || got.IsValid() {
 		t.Errorf("without an address: %v, %v", got, err)
 	}
+	ip(t, "link del eth0\nlink del eth1")
 }
 
 // ip runs ip(8) once per line of arguments.

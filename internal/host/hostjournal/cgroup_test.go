@@ -74,7 +74,7 @@ func revertOccupied(t *testing.T, name string) {
 	if err := os.Mkdir(made, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	err := revert(context.Background(), []Change{{Kind: Dir, Name: made}, {Kind: Cgroup, Name: name}}, 50*time.Millisecond)
+	err := revert(context.Background(), []Change{{Kind: Dir, Name: made}, {Kind: Cgroup, Name: name}}, nil, 50*time.Millisecond)
 	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), "cgroup "+name+" has processes of another PID namespace") || !strings.Contains(err.Error(), "then retry") {
 		t.Errorf("got error %v", err)
 	}
@@ -108,7 +108,7 @@ func TestHostCgroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := Revert(context.Background(), []Change{{Kind: HostCgroup, Name: group}}); err != nil {
+		if err := Revert(context.Background(), []Change{{Kind: HostCgroup, Name: group}}, nil); err != nil {
 			t.Fatal(err)
 		}
 	}

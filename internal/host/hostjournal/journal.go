@@ -30,10 +30,12 @@ const (
 	// Module is a parameter of a kernel module. Name is its path below /sys/module, Before its
 	// previous value.
 	Module Kind = "module"
-	// Chain is an iptables chain. Name is "family table chain", where family is 4 or 6.
+	// Chain is a chain of packet filter rules. Name is "family table chain", where family is 4 or 6.
+	// A chain with a trailing "*" stands for all chains with that prefix. Package packetfilter
+	// records and reverts it.
 	Chain Kind = "chain"
-	// Rule is an iptables rule in a chain of the host. Name is "family table chain", Args is the
-	// rule.
+	// Rule is a rule in a chain of the host. Name is "family table chain", Args are the arguments of
+	// iptables. Package packetfilter records and reverts it.
 	Rule Kind = "rule"
 	// Mount is a mount point and all mount points below it. Name is its path.
 	Mount Kind = "mount"

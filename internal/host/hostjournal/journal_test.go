@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
 
@@ -51,60 +50,6 @@ func TestJournal(t *testing.T) {
 	}
 }
 
-func TestRemoval(t *testing.T) {
-	got := chainDeletions("*nat\n:PREROUTING ACCEPT [0:0]\n:HK-A - [0:0]\n:HK-SEP-1 - [0:0]\n-A HK-A -j HK-SEP-1\nCOMMIT\n*filter\n:HK-A - [0:0]\nCOMMIT\n",
-		map[string][]string{"nat": {"HK-A", "HK-SEP-*"}})
-	want := "*nat\n:HK-A - [0:0]\n:HK-SEP-1 - [0:0]\n-X HK-A\n-X HK-SEP-1\nCOMMIT\n"
-	if got != want {
-		t.Errorf("got %q", got)
-	}
-}
-
-func TestDeletions(t *testing.T) {
-	const saved = `*nat
-:POSTROUTING ACCEPT [0:0]
--A POSTROUTING -m comment --comment "hyperkube \"pod\" network" -j HK-A
--A POSTROUTING -m comment --comment mine -m addrtype --dst-type LOCAL -j HK-B
--A POSTROUTING -m comment --comment mine -m addrtype --dst-type LOCAL -j HK-B
--A POSTROUTING -m comment --comment "foreign rule" -j THEIRS
--A POSTROUTING -s 10.0.0.0/8 -m comment --comment odd -j HK-C
-COMMIT
-*filter
--A POSTROUTING -m comment --comment mine -m addrtype --dst-type LOCAL -j HK-B
-COMMIT
-`
-	odd := Change{Kind: Rule, Name: "4 nat POSTROUTING", Args: []string{"-m", "comment", "--comment", "odd", "-s", "10.0.0.0/255.0.0.0", "-j", "HK-C"}}
-	input, unclear := ruleDeletions(saved, []Change{
-		{Kind: Rule, Name: "4 nat POSTROUTING", Args: []string{"-m", "comment", "--comment", "hyperkube \"pod\" network", "-j", "HK-A"}},
-		{Kind: Rule, Name: "4 nat POSTROUTING", Args: []string{"-m", "addrtype", "--dst-type", "LOCAL", "-m", "comment", "--comment", "mine", "-j", "HK-B"}},
-		{Kind: Rule, Name: "4 nat POSTROUTING", Args: []string{"-j", "HK-GONE"}}, odd,
-	})
-	const want = `*nat
--D POSTROUTING -m comment --comment "hyperkube \"pod\" network" -j HK-A
--D POSTROUTING -m comment --comment mine -m addrtype --dst-type LOCAL -j HK-B
--D POSTROUTING -m comment --comment mine -m addrtype --dst-type LOCAL -j HK-B
-COMMIT
-`
-	if input != want {
-		t.Errorf("got\n%s", input)
-	}
-	if len(unclear) != 1 || !slices.Equal(unclear[0].Args, odd.Args) {
-		t.Errorf("unclear: %v", unclear)
-	}
-}
-
-func FuzzDeletions(f *testing.F) {
-	f.Add("*nat\n-A A -m comment --comment \"a b\" -j B\nCOMMIT\n", "4 nat A", "a b")
-	f.Fuzz(func(t *testing.T, saved, name, comment string) {
-		input, _ := ruleDeletions(saved, []Change{{Kind: Rule, Name: name, Args: []string{"-m", "comment", "--comment", comment, "-j", "B"}}})
-		for line := range strings.Lines(input) {
-			if rule, ok := strings.CutPrefix(strings.TrimSpace(line), "-D "); ok && !strings.Contains(saved, "-A "+rule) {
-				t.Errorf("%q removes a missing rule", line)
-			}
-		}
-	})
-}
-
 func TestUndo(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for namespaces")
@@ -144,7 +89,7 @@ func TestUndo(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // the second time simulates a retry after an interruption
-		if err := Undo(context.Background(), path); err != nil {
+		if err := Undo(context.Background(), path, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -156,6 +101,30 @@ func TestUndo(t *testing.T) {
 	}
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("the journal still exists: %v", err)
+	}
+}
+
+// TestNoFunction checks that changes of a kind without a function stay in the journal.
+func TestNoFunction(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "journal")
+	j, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rule := Change{Kind: Rule, Name: "4 nat POSTROUTING", Args: []string{"-j", "HK-A"}}
+	if err := errors.Join(j.Record(rule), j.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := Undo(t.Context(), path, nil); err == nil || !strings.Contains(err.Error(), "rule 4 nat POSTROUTING") {
+		t.Errorf("without a function: %v", err)
+	}
+	var got []Change
+	functions := Functions{Rule: func(_ context.Context, changes []Change) error {
+		got = changes
+		return nil
+	}}
+	if err := Undo(t.Context(), path, functions); err != nil || !reflect.DeepEqual(got, []Change{rule}) {
+		t.Errorf("reverted %v, %v", got, err)
 	}
 }
 

@@ -20,14 +20,19 @@ import (
 	"hyperkube/internal/host/netlinkutil"
 )
 
+// Functions revert changes of the kinds that belong to other packages, such as Rule and Chain. The
+// changes of a kind are passed together, the last ones first. A function is called even if the
+// changes do not exist anymore, and returns the errors of all of them.
+type Functions map[Kind]func(ctx context.Context, changes []Change) error
+
 // Undo reverts every change in the journal at path, and then removes the journal. It continues
 // after errors and returns all of them. The caller can retry. No process may write to the journal.
-func Undo(ctx context.Context, path string) error {
+func Undo(ctx context.Context, path string, others Functions) error {
 	changes, err := Read(path)
 	if err != nil {
 		return err
 	}
-	if err := Revert(ctx, changes); err != nil {
+	if err := Revert(ctx, changes, others); err != nil {
 		return fmt.Errorf("reverting host changes: %w", err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -38,14 +43,14 @@ func Undo(ctx context.Context, path string) error {
 
 // Revert reverts changes, the last ones of each kind first, whether they still exist or not. It
 // continues after errors and returns all of them.
-func Revert(ctx context.Context, changes []Change) error {
-	return revert(ctx, changes, cgroupTimeout)
+func Revert(ctx context.Context, changes []Change, others Functions) error {
+	return revert(ctx, changes, others, cgroupTimeout)
 }
 
 // cgroupTimeout is the timeout for the processes of a cgroup to exit after they were killed.
 const cgroupTimeout = 30 * time.Second
 
-func revert(ctx context.Context, changes []Change, timeout time.Duration) error {
+func revert(ctx context.Context, changes []Change, others Functions, timeout time.Duration) error {
 	by := map[Kind][]Change{}
 	for _, change := range slices.Backward(changes) {
 		by[change.Kind] = append(by[change.Kind], change)
@@ -57,10 +62,15 @@ func revert(ctx context.Context, changes []Change, timeout time.Duration) error 
 		kind Kind
 		undo func(context.Context, []Change) error
 	}{
-		{HostCgroup, undoCgroups(moveOut(timeout))}, {Cgroup, undoCgroups(killAll(timeout))}, {Rule, undoRules}, {Chain, undoChains}, {Mount, each(undoMount)},
+		{HostCgroup, undoCgroups(moveOut(timeout))}, {Cgroup, undoCgroups(killAll(timeout))}, {Rule, others[Rule]}, {Chain, others[Chain]}, {Mount, each(undoMount)},
 		{Route, each(undoRoute)}, {Link, each(undoLink)}, {Sysctl, each(undoParameter)}, {Module, each(undoParameter)}, {Dir, each(undoDir)},
 	} {
-		if list := by[one.kind]; len(list) > 0 {
+		list := by[one.kind]
+		switch {
+		case len(list) == 0:
+		case one.undo == nil:
+			errs = append(errs, fmt.Errorf("%s %s: no function to revert changes of this kind", one.kind, list[0].Name))
+		default:
 			if err := one.undo(ctx, list); err != nil {
 				errs = append(errs, err)
 			}

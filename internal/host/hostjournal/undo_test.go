@@ -1,4 +1,4 @@
-package hostjournal
+package hostjournal_test
 
 import (
 	"context"
@@ -13,6 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/host/hostjournal"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/testing/testisolate"
 )
 
@@ -37,21 +39,21 @@ func TestUndoAll(t *testing.T) {
 	made := filepath.Join(dir, "made", "dir")
 	group := fmt.Sprintf("/hyperkube-undo-test-%d", os.Getpid())
 	path := filepath.Join(dir, "journal")
-	j, err := Open(path)
+	j, err := hostjournal.Open(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer j.Close()
 	if err := j.Record(
-		Change{Kind: Dir, Name: made},
-		Change{Kind: Link, Name: "hk-br0"}, Change{Kind: Link, Name: "hkv*"},
-		Change{Kind: Sysctl, Name: "net/ipv4/ip_forward", Before: "0"},
-		Change{Kind: Route, Name: "10.77.0.0/16", Before: "lo"},
-		Change{Kind: Chain, Name: "4 nat HK-A"}, Change{Kind: Chain, Name: "4 nat HK-B"}, Change{Kind: Chain, Name: "4 nat HK-NEVER-MADE"},
-		Change{Kind: Rule, Name: "4 nat POSTROUTING", Args: []string{"-m", "comment", "--comment", "a b", "-j", "HK-A"}},
-		Change{Kind: Rule, Name: "4 nat HK-GONE", Args: []string{"-j", "ACCEPT"}},
-		Change{Kind: Mount, Name: mounts},
-		Change{Kind: Cgroup, Name: group},
+		hostjournal.Change{Kind: hostjournal.Dir, Name: made},
+		hostjournal.Change{Kind: hostjournal.Link, Name: "hk-br0"}, hostjournal.Change{Kind: hostjournal.Link, Name: "hkv*"},
+		hostjournal.Change{Kind: hostjournal.Sysctl, Name: "net/ipv4/ip_forward", Before: "0"},
+		hostjournal.Change{Kind: hostjournal.Route, Name: "10.77.0.0/16", Before: "lo"},
+		hostjournal.Change{Kind: hostjournal.Chain, Name: "4 nat HK-A"}, hostjournal.Change{Kind: hostjournal.Chain, Name: "4 nat HK-B"}, hostjournal.Change{Kind: hostjournal.Chain, Name: "4 nat HK-NEVER-MADE"},
+		hostjournal.Change{Kind: hostjournal.Rule, Name: "4 nat POSTROUTING", Args: []string{"-m", "comment", "--comment", "a b", "-j", "HK-A"}},
+		hostjournal.Change{Kind: hostjournal.Rule, Name: "4 nat HK-GONE", Args: []string{"-j", "ACCEPT"}},
+		hostjournal.Change{Kind: hostjournal.Mount, Name: mounts},
+		hostjournal.Change{Kind: hostjournal.Cgroup, Name: group},
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -104,14 +106,14 @@ func TestUndoAll(t *testing.T) {
 
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := Undo(ended, path); err == nil {
+	if err := hostjournal.Undo(ended, path, packetfilter.Undo()); err == nil {
 		t.Errorf("interrupted: %v", err)
 	}
 	if _, err := os.Stat(path); err != nil {
 		t.Error("an interrupted undo lost the journal")
 	}
 	for range 2 { // repeating it is not an error
-		if err := Undo(context.Background(), path); err != nil {
+		if err := hostjournal.Undo(context.Background(), path, packetfilter.Undo()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -143,5 +145,72 @@ func TestUndoAll(t *testing.T) {
 	}
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Error("the journal still exists")
+	}
+}
+
+// TestStoredJournal checks that a journal of an earlier version is reverted: its records of chains and
+// rules have a fixed format.
+func TestStoredJournal(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to change rules")
+	}
+	const (
+		stored = `{"kind":"chain","name":"4 nat HK-POSTROUTING"}
+{"kind":"chain","name":"4 nat HK-HOSTPORTS"}
+{"kind":"chain","name":"4 mangle HK-NP-*"}
+{"kind":"rule","name":"4 nat POSTROUTING","args":["-m","comment","--comment","hyperkube pod network","-j","HK-POSTROUTING"]}
+{"kind":"rule","name":"4 nat PREROUTING","args":["-m","comment","--comment","hyperkube host ports","-m","addrtype","--dst-type","LOCAL","-j","HK-HOSTPORTS"]}
+{"kind":"chain","name":"4 nat KUBE-SVC-*"}
+{"kind":"chain","name":"4 nat KUBE-SERVICES"}
+{"kind":"rule","name":"4 filter FORWARD","args":["-m","comment","--comment","kubernetes service portals","-m","conntrack","--ctstate","NEW","-j","KUBE-SERVICES"]}
+{"kind":"rule","name":"4 nat OUTPUT","args":["-s","127.0.0.0/255.0.0.0","-m","comment","--comment","other notation","-j","KUBE-SERVICES"]}
+{"kind":"chain","name":"4 filter KUBE-SERVICES"}
+{"kind":"rule","name":"6 filter FORWARD","args":["-m","comment","--comment","hyperkube pod network","-j","HK-FORWARD"]}
+{"kind":"chain","name":"6 filter HK-FORWARD"}
+`
+		rules4 = `*nat
+:HK-POSTROUTING - [0:0]
+:HK-HOSTPORTS - [0:0]
+:KUBE-SERVICES - [0:0]
+:KUBE-SVC-A - [0:0]
+-A KUBE-SERVICES -j KUBE-SVC-A
+-A POSTROUTING -m comment --comment "hyperkube pod network" -j HK-POSTROUTING
+-A PREROUTING -m comment --comment "hyperkube host ports" -m addrtype --dst-type LOCAL -j HK-HOSTPORTS
+-A OUTPUT -m comment --comment "other notation" -s 127.0.0.0/8 -j KUBE-SERVICES
+-A OUTPUT -m comment --comment theirs -j ACCEPT
+COMMIT
+*filter
+:KUBE-SERVICES - [0:0]
+-A FORWARD -m comment --comment "kubernetes service portals" -m conntrack --ctstate NEW -j KUBE-SERVICES
+COMMIT
+*mangle
+:HK-NP-A - [0:0]
+:HK-NP-B - [0:0]
+-A HK-NP-A -j HK-NP-B
+COMMIT
+`
+		rules6 = "*filter\n:HK-FORWARD - [0:0]\n-A FORWARD -m comment --comment \"hyperkube pod network\" -j HK-FORWARD\nCOMMIT\n"
+	)
+	for tool, rules := range map[string]string{"iptables-restore": rules4, "ip6tables-restore": rules6} {
+		cmd := exec.Command(tool, "--noflush")
+		cmd.Stdin = strings.NewReader(rules)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v: %s", tool, err, out)
+		}
+	}
+	t.Cleanup(func() { run(t, "iptables", "-t", "nat", "-F", "OUTPUT") }) // all tests share the namespace
+	path := filepath.Join(t.TempDir(), "journal")
+	if err := os.WriteFile(path, []byte(stored), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := hostjournal.Undo(t.Context(), path, packetfilter.Undo()); err != nil {
+		t.Fatal(err)
+	}
+	after := run(t, "iptables-save") + run(t, "ip6tables-save")
+	if strings.Contains(after, "HK-") || strings.Contains(after, "KUBE-") {
+		t.Errorf("rules still exist:\n%s", after)
+	}
+	if !strings.Contains(after, "theirs") {
+		t.Errorf("a rule of another program was removed:\n%s", after)
 	}
 }

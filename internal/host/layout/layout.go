@@ -131,6 +131,14 @@ func (n Node) Stopped() string { return filepath.Join(n.Run, "stopped") }
 // Log returns the log file of a process that runs in the background.
 func (n Node) Log(process string) string { return filepath.Join(n.Data, "logs", process+".log") }
 
+// AuditPolicy returns the file of the API server's audit policy on control plane nodes.
+func (n Node) AuditPolicy() string { return filepath.Join(n.Etc, "audit-policy.yaml") }
+
+// AuditLogs returns the directory of the API server's audit log on control plane nodes.
+func (n Node) AuditLogs() string {
+	return filepath.Join(filepath.Dir(n.PodLogs), "kubernetes", "audit")
+}
+
 // ConfigFile returns the path of a machine configuration file of the operator, such as
 // registries.yaml.
 func (n Node) ConfigFile(name string) string {

@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"hyperkube/internal/host/hostjournal"
-	"hyperkube/internal/host/iptables"
 	"hyperkube/internal/host/netlinkutil"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // Config configures the pod network.
@@ -60,7 +60,7 @@ type Network struct {
 	pool    *pool
 	netlink *netlink.Handle
 	remover *remover
-	guard   *iptables.Guard
+	writer  *packetfilter.Writer
 
 	mu     sync.Mutex // guards the fields below, and changes of the bridge and iptables
 	bridge int        // link index of the bridge; zero until Setup has succeeded
@@ -102,7 +102,7 @@ func New(cfg Config) (*Network, error) {
 	}
 	return &Network{
 		cfg: cfg, log: cfg.Log, pool: pool, netlink: handle, remover: remover, cidrs: cidrs, ports: map[string][]portRule{},
-		guard: iptables.NewGuard(0, cfg.Log, chainForward, chainInput, chainMasquerade, chainHostPorts, chainHostPortsSN),
+		writer: newWriter(cfg),
 	}, nil
 }
 

@@ -19,7 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"hyperkube/internal/host/hostjournal"
-	"hyperkube/internal/host/iptables"
+	"hyperkube/internal/host/packetfilter"
 	"hyperkube/internal/testing/testisolate"
 	"hyperkube/internal/testing/testnetns"
 	"hyperkube/internal/testing/testwait"
@@ -59,11 +59,11 @@ func TestNoCIDR(t *testing.T) {
 	if err := n.SetCIDRs(ctx, cidrs); err != nil {
 		t.Fatal(err)
 	}
+	removeLink(t, "hkn-br0")
 	link, err := netlink.LinkByName("hkn-br0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = netlink.LinkDel(link) }()
 	if have, err := netlink.AddrList(link, netlink.FAMILY_V4); err != nil || len(have) != 1 || have[0].IP.String() != "10.77.1.1" {
 		t.Errorf("the bridge has %v (%v)", have, err)
 	}
@@ -108,24 +108,63 @@ func TestPool(t *testing.T) {
 	}
 }
 
+// written returns what is written for a CIDR if iptables-save prints saved.
+func written(t *testing.T, n *Network, cidr, saved string) string {
+	t.Helper()
+	kernel := &fakeKernel{state: packetfilter.ParseState(saved)}
+	n.writer = packetfilter.NewWriter(packetfilter.Config{Shared: sharedChains, Backend: kernel})
+	if err := n.writer.Sync(t.Context(), packetfilter.IPv4, n.rules(netip.MustParsePrefix(cidr))); err != nil {
+		t.Fatal(err)
+	}
+	return kernel.first
+}
+
+// fakeKernel is a backend with a fixed state, until the first change.
+type fakeKernel struct {
+	state *packetfilter.State
+	first string // the first change, as iptables-restore reads it
+}
+
+func (k *fakeKernel) Read(context.Context, packetfilter.Family) (*packetfilter.State, error) {
+	return k.state, nil
+}
+
+func (k *fakeKernel) Apply(_ context.Context, _ packetfilter.Family, change packetfilter.Change) error {
+	if k.first == "" {
+		k.first = change.String()
+	}
+	return nil
+}
+
 func TestForeignRulesAreKept(t *testing.T) {
 	n := &Network{cfg: Config{Bridge: "hk-br0"}, ports: map[string][]portRule{
 		"a": {{PortMapping{"tcp", 8080, 80, netip.MustParseAddr("127.0.0.1")}, netip.MustParseAddr("10.9.0.2")}},
 	}}
-	cidr := netip.MustParsePrefix("10.9.0.0/24")
-	fresh := n.rules(cidr, "")
+	const cidr = "10.9.0.0/24"
+	fresh := written(t, n, cidr, "")
 	for _, want := range []string{":HK-NOMASQ", "-A POSTROUTING ", "-I FORWARD 1 ", "! -o hk-br0 -j MASQUERADE",
-		"-A HK-HOSTPORTS -d 127.0.0.1 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.9.0.2:80"} {
+		"-A HK-HOSTPORTS -d 127.0.0.1/32 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.9.0.2:80"} {
 		if !strings.Contains(fresh, want) {
 			t.Errorf("no %q in\n%s", want, fresh)
 		}
 	}
-	again := n.rules(cidr, "*nat\n:HK-NOMASQ - [0:0]\n-A POSTROUTING -m comment --comment \"hyperkube pod network\" -j HK-POSTROUTING\nCOMMIT\n")
+	again := written(t, n, cidr, "*nat\n:HK-NOMASQ - [0:0]\n-A POSTROUTING -m comment --comment \"hyperkube pod network\" -j HK-POSTROUTING\nCOMMIT\n")
 	for _, unwanted := range []string{":HK-NOMASQ", "-A POSTROUTING "} {
 		if strings.Contains(again, unwanted) {
 			t.Errorf("%q was written again", unwanted)
 		}
 	}
+}
+
+// removeLink removes a link, if it exists, at the end of the test.
+func removeLink(t testing.TB, name string) {
+	t.Cleanup(func() {
+		if link, err := netlink.LinkByName(name); err == nil {
+			if err := netlink.LinkDel(link); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 }
 
 // pod starts a process in a separate network namespace.
@@ -204,6 +243,7 @@ func TestPods(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer journal.Close()
+	removeLink(t, "hk-br0")
 	n, err := New(Config{Bridge: "hk-br0", LinkPrefix: "hk", AddressDir: filepath.Join(dir, "ips"), Journal: journal,
 		CIDRs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24"), netip.MustParsePrefix("fd09::/64")}})
 	if err != nil {
@@ -216,7 +256,7 @@ func TestPods(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	save, err := iptables.Save(ctx, iptables.IPv4)
+	save, err := packetfilter.Save(ctx, packetfilter.IPv4)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,7 +339,7 @@ func TestPods(t *testing.T) {
 	if err := n.Free(ids[0]); err != nil {
 		t.Error(err)
 	}
-	save, err = iptables.Save(ctx, iptables.IPv4)
+	save, err = packetfilter.Save(ctx, packetfilter.IPv4)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -313,6 +353,7 @@ func TestKeep(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for network namespaces")
 	}
+	removeLink(t, "hk-br1")
 	n, err := New(Config{Bridge: "hk-br1", LinkPrefix: "hx", AddressDir: t.TempDir(), CIDRs: []netip.Prefix{netip.MustParsePrefix("10.11.0.0/24")}})
 	if err != nil {
 		t.Fatal(err)
@@ -325,7 +366,7 @@ func TestKeep(t *testing.T) {
 		n.Maintain(ctx)
 	}()
 	defer func() { cancel(); <-ended }()
-	<-n.guard.Ready()
+	<-n.writer.Ready()
 	if err := n.Setup(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -341,7 +382,7 @@ func TestKeep(t *testing.T) {
 			t.Fatalf("%s: %v: %s", command, err, out)
 		}
 		testwait.Succeed(t, "the restored rules after "+command, func() error {
-			save, err := iptables.Save(ctx, iptables.IPv4)
+			save, err := packetfilter.Save(ctx, packetfilter.IPv4)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -363,6 +404,7 @@ func BenchmarkAttach(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("needs root for network namespaces")
 	}
+	removeLink(b, "hk-br0")
 	n, err := New(Config{Bridge: "hk-br0", LinkPrefix: "hk", AddressDir: b.TempDir(), CIDRs: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")}})
 	if err != nil {
 		b.Fatal(err)

@@ -6,12 +6,11 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"hyperkube/internal/host/iptables"
+	"hyperkube/internal/host/packetfilter"
 )
 
 // PortMapping maps a host port to a port of a pod.
@@ -61,15 +60,11 @@ func (n *Network) SetPorts(ctx context.Context, id string, addrs []netip.Addr, p
 	} else {
 		n.ports[id] = rules
 	}
-	for _, family := range []string{"4", "6"} {
+	for _, family := range []packetfilter.Family{packetfilter.IPv4, packetfilter.IPv6} {
 		if !slices.ContainsFunc(append(slices.Clone(old), rules...), func(r portRule) bool { return familyOf(r.pod) == family }) {
 			continue
 		}
-		var b strings.Builder
-		fmt.Fprintf(&b, "*nat\n:%s - [0:0]\n:%s - [0:0]\n", chainHostPorts, chainHostPortsSN)
-		n.writePorts(&b, family)
-		b.WriteString("COMMIT\n")
-		if err := n.guard.Restore(ctx, iptables.Family(family), b.String()); err != nil {
+		if err := n.writer.Replace(ctx, family, n.portRules(family)); err != nil {
 			return fmt.Errorf("writing host port rules: %w", err)
 		}
 	}
@@ -77,34 +72,38 @@ func (n *Network) SetPorts(ctx context.Context, id string, addrs []netip.Addr, p
 	return nil
 }
 
-// writePorts appends the rules of all host ports of a family.
-func (n *Network) writePorts(b *strings.Builder, family string) {
+// portRules returns the rules of all host ports of a family.
+func (n *Network) portRules(family packetfilter.Family) packetfilter.Chains {
+	var translate, masquerade []packetfilter.Rule
 	for _, id := range slices.Sorted(maps.Keys(n.ports)) {
 		for _, r := range n.ports[id] {
 			if familyOf(r.pod) != family {
 				continue
 			}
-			to := ""
-			if r.HostIP.IsValid() && !r.HostIP.IsUnspecified() {
-				to = " -d " + r.HostIP.Unmap().String()
-			} else if family == "6" {
-				// There is no route from ::1 to a pod, so connections to ::1 must fail immediately.
-				to = " ! -d ::1/128"
+			rule := packetfilter.Rule{
+				Protocol: r.Protocol, Ports: packetfilter.Ports{First: r.HostPort}, Target: packetfilter.DNAT, To: netip.AddrPortFrom(r.pod, r.PodPort),
 			}
-			fmt.Fprintf(b, "-A %s%s -p %s -m %s --dport %d -j DNAT --to-destination %s\n",
-				chainHostPorts, to, r.Protocol, r.Protocol, r.HostPort, netip.AddrPortFrom(r.pod, r.PodPort))
+			if r.HostIP.IsValid() && !r.HostIP.IsUnspecified() {
+				rule.Dst = packetfilter.Is(r.HostIP.Unmap())
+			} else if family == packetfilter.IPv6 {
+				// There is no route from ::1 to a pod, so connections to ::1 must fail immediately.
+				rule.Dst = packetfilter.NotIn(netip.MustParsePrefix("::1/128"))
+			}
+			translate = append(translate, rule)
 			// Masquerade connections of the pod to itself through the host port, and connections
 			// from the host's loopback addresses, which are not routable in the pod.
-			sources := []string{r.pod.String()}
+			sources := []packetfilter.Addresses{packetfilter.Is(r.pod)}
 			if r.pod.Is4() {
-				sources = append(sources, "127.0.0.0/8")
+				sources = append(sources, packetfilter.In(netip.MustParsePrefix("127.0.0.0/8")))
 			}
 			for _, source := range sources {
-				fmt.Fprintf(b, "-A %s -s %s -d %s -p %s -m %s --dport %d -j MASQUERADE\n",
-					chainHostPortsSN, source, r.pod, r.Protocol, r.Protocol, r.PodPort)
+				masquerade = append(masquerade, packetfilter.Rule{
+					Src: source, Dst: packetfilter.Is(r.pod), Protocol: r.Protocol, Ports: packetfilter.Ports{First: r.PodPort}, Target: packetfilter.Masquerade,
+				})
 			}
 		}
 	}
+	return packetfilter.Chains{nat(chainHostPorts): translate, nat(chainHostPortsSN): masquerade}
 }
 
 // forgetFlows deletes the conntrack entries of UDP flows to changed ports, because existing entries

@@ -1,7 +1,6 @@
 package podnet
 
 import (
-	"net/netip"
 	"strings"
 	"testing"
 )
@@ -24,11 +23,14 @@ func TestForwardComesAfterProxy(t *testing.T) {
 		"the proxy":             {proxy + others, "-I FORWARD 3"},
 		"ours, right":           {proxy + ours + others, ""},
 		"ours alone":            {ours, ""},
-		"ours before the proxy": {ours + proxy, "-D FORWARD 1 -I FORWARD 3"},
+		"ours before the proxy": {ours + proxy, "-D FORWARD -I FORWARD 3"},
 	} {
 		var got []string
-		for line := range strings.Lines(n.rules(netip.MustParsePrefix("10.9.0.0/24"), "*filter\n"+c.there+"COMMIT\n")) {
+		for line := range strings.Lines(written(t, n, "10.9.0.0/24", "*filter\n"+c.there+"COMMIT\n")) {
 			if line = strings.TrimSpace(line); strings.Contains(line, " FORWARD ") && !strings.HasSuffix(line, "HK-POLICY") {
+				if !strings.HasSuffix(line, "-j HK-FORWARD") {
+					t.Errorf("%s: changes another rule: %s", name, line)
+				}
 				line, _, _ = strings.Cut(line, " -m")
 				got = append(got, line)
 			}

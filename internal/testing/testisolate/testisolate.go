@@ -1,5 +1,6 @@
 // Package testisolate runs the tests of a package in separate namespaces, so that their mounts and
-// links are removed when they terminate, even if they crash.
+// links are removed when they terminate, even if they crash. Like package leakcheck, it fails if the
+// tests leave resources behind.
 package testisolate
 
 import (
@@ -10,6 +11,8 @@ import (
 	"runtime"
 	"syscall"
 	"testing"
+
+	"hyperkube/internal/testing/leakcheck"
 )
 
 // isolatedEnv is the environment variable that is set in the re-executed test program.
@@ -21,11 +24,15 @@ const (
 	Network = syscall.CLONE_NEWNET
 )
 
-// Main runs m in new namespaces and exits. Call it from TestMain. Only root can create namespaces;
-// for other users, the tests run in the current namespaces, and tests that need root are skipped.
-func Main(m *testing.M, namespaces uintptr) {
-	if os.Geteuid() != 0 || os.Getenv(isolatedEnv) != "" {
-		os.Exit(m.Run())
+// Main runs m in new namespaces, checks for leaks with the options, and exits. Call it from TestMain.
+// Only root can create namespaces; for other users, the tests run in the current namespaces, and
+// tests that need root are skipped.
+func Main(m *testing.M, namespaces uintptr, options ...leakcheck.Option) {
+	if os.Geteuid() != 0 {
+		leakcheck.Main(m, options...)
+	}
+	if os.Getenv(isolatedEnv) != "" {
+		leakcheck.Main(m, append(options, leakcheck.Namespaces(namespaces))...)
 	}
 	os.Exit(reexec(namespaces))
 }

@@ -80,8 +80,8 @@ type Loop struct {
 	prepare          func(ctx context.Context) error
 }
 
-// NewLoop creates a loop that calls sync for each key. The caller must call Run, because otherwise
-// the queue's goroutine leaks.
+// NewLoop creates a loop that calls sync for each key. The caller must call Run or Close, because
+// otherwise the queue's goroutines leak.
 func NewLoop(env Env, name string, sync func(ctx context.Context, key string) error) *Loop {
 	env = env.Defaulted()
 	known := name
@@ -152,10 +152,15 @@ func (l *Loop) Len() int { return l.queue.Len() }
 // Ready is closed once the informers are synced and the workers run.
 func (l *Loop) Ready() <-chan struct{} { return l.ready }
 
-// Run runs the workers until ctx is canceled.
+// Close stops the queue of a loop that is not going to run. It may be called repeatedly.
+func (l *Loop) Close() {
+	l.queue.ShutDown()
+	l.removeMetrics()
+}
+
+// Run runs the workers until ctx is canceled, and closes the loop.
 func (l *Loop) Run(ctx context.Context) error {
-	defer l.removeMetrics()
-	defer l.queue.ShutDown()
+	defer l.Close()
 	for _, s := range l.synced {
 		select {
 		case <-s.Done():

@@ -24,6 +24,8 @@ import (
 
 // Runtime is the fake runtime. Methods that are not implemented panic because the embedded
 // interface is nil. Its methods are safe for concurrent use.
+//
+// Size: one method for each call of the CRI.
 type Runtime struct {
 	runtimeapi.RuntimeServiceClient
 	runtimeapi.ImageServiceClient

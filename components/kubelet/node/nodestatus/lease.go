@@ -18,13 +18,13 @@ func (k *Manager) renewLease(ctx context.Context) {
 	var lease *coordinationv1.Lease
 	pause := 50 * time.Millisecond
 	for {
-		next := k.cfg.Renew
+		next := k.cfg.Periods.Renew
 		fresh, err := k.renew(ctx, lease)
 		if err != nil {
 			if ctx.Err() == nil {
 				k.cfg.Log.Debug("renewing node lease failed, will retry", "err", err)
 			}
-			lease, next = nil, min(pause, k.cfg.Renew)
+			lease, next = nil, min(pause, k.cfg.Periods.Renew)
 			pause *= 2
 		} else {
 			lease, pause = fresh, 50*time.Millisecond
@@ -55,7 +55,7 @@ func (k *Manager) lease(last *coordinationv1.Lease) *coordinationv1.Lease {
 	if last != nil {
 		l = last.DeepCopy()
 	}
-	name, seconds, now := k.cfg.Name, int32(k.cfg.Lease/time.Second), metav1.NewMicroTime(time.Now())
+	name, seconds, now := k.cfg.Name, int32(k.cfg.Periods.Lease/time.Second), metav1.NewMicroTime(time.Now())
 	l.Spec.HolderIdentity, l.Spec.LeaseDurationSeconds, l.Spec.RenewTime = &name, &seconds, &now
 	if node := k.Node(); node != nil && len(l.OwnerReferences) == 0 {
 		l.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}}

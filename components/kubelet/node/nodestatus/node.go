@@ -11,29 +11,53 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"hyperkube/components/kubelet/cri"
-	"hyperkube/internal/client"
 )
 
 // Config is the configuration of a Manager. All fields are required unless their comment says
 // otherwise.
 type Config struct {
 	Name string
+	// Object has the latest Node. New creates one if it is nil.
+	Object *Object
 	// Kube may be nil. Then only the runtime's configuration is updated.
 	Kube   kubernetes.Interface
 	CRI    *cri.Client
 	Events record.EventRecorder
 	Log    *slog.Logger
-	// Register: create the Node if it does not exist.
-	Register bool
+
+	Registration Registration
+	Status       Status
+	Periods      Periods
+
+	// NodeChanged is called when the Node in the API has changed. It may be nil.
+	NodeChanged func()
+	// Started is called when a newly created node is ready, with the times of the first attempt to
+	// register it, of its registration, and of its readiness. It may be nil.
+	Started func(asked, registered, ready time.Time)
+	// PodCIDR is passed to the runtime until the Node has a pod CIDR. It may be empty.
+	PodCIDR string
+}
+
+// Registration configures the registration of the Node.
+type Registration struct {
+	// Enabled: create the Node if it does not exist.
+	Enabled bool
 	// Labels, Annotations and Taints are set when the Node is registered. They may be nil.
 	Labels, Annotations map[string]string
 	Taints              []v1.Taint
 	// Unschedulable is the initial value of spec.unschedulable.
 	Unschedulable bool
-	// IPs returns the node's addresses, the primary one first.
-	IPs func() []string
 	// ProviderID may be empty.
 	ProviderID string
+	// IsReinstalled reports whether the machine was set up again, so that extended resources in the
+	// status of an existing Node are obsolete. It may be nil.
+	IsReinstalled func() bool
+}
+
+// Status has the sources of the Node's status.
+type Status struct {
+	// IPs returns the node's addresses, the primary one first.
+	IPs func() []string
 	// Port is the port of the kubelet's server.
 	Port    int32
 	Machine Machine
@@ -42,37 +66,30 @@ type Config struct {
 	// Devices returns the device plugin resources: all devices, and the healthy, allocatable ones.
 	// It may be nil.
 	Devices func() (all, healthy v1.ResourceList)
-	// IsReinstalled reports whether the machine was set up again, so that extended resources in the
-	// status of an existing Node are obsolete. It may be nil.
-	IsReinstalled func() bool
 	// Pressure returns the pressure conditions. It may be nil.
 	Pressure func() Pressure
 	// NotReadyReasons returns reasons why the node is not ready even if its runtime is. It may be nil.
 	NotReadyReasons func() []string
 	// VolumesInUse returns the volumes that must not be detached, sorted. It may be nil.
 	VolumesInUse func() []v1.UniqueVolumeName
-	// NodeChanged is called when the Node in the API has changed. It may be nil.
-	NodeChanged func()
-	// Started is called when a newly created node is ready, with the times of the first attempt to
-	// register it, of its registration, and of its readiness. It may be nil.
-	Started func(asked, registered, ready time.Time)
-	// PodCIDR is passed to the runtime until the Node has a pod CIDR. It may be empty.
-	PodCIDR string
-	// Lease is the duration of the lease, and Renew the period of its renewal. Update is the period
-	// in which the status is computed. Report is the period in which an unchanged status is sent.
-	Lease, Renew, Update, Report time.Duration
 	// MaxImages is the maximum number of images in the status.
 	MaxImages int
 }
 
+// Periods are the periods of updates.
+type Periods struct {
+	// Lease is the duration of the lease, and Renew the period of its renewal. Update is the period
+	// in which the status is computed. Report is the period in which an unchanged status is sent.
+	Lease, Renew, Update, Report time.Duration
+}
+
 // Manager updates the Node and its lease.
 type Manager struct {
-	cfg     Config
-	ready   chan struct{}
-	trigger chan struct{}
+	cfg    Config
+	object *Object
+	ready  chan struct{}
 
 	mu      sync.Mutex // guards the following fields
-	node    *v1.Node   // latest object from the API; nil before it is known
 	cidrs   string     // pod CIDRs that the runtime was configured with
 	runtime runtimeStatus
 	// unschedulable is the last observed spec.unschedulable.
@@ -84,37 +101,28 @@ type Manager struct {
 
 // New creates a Manager.
 func New(cfg Config) *Manager {
-	return &Manager{cfg: cfg, ready: make(chan struct{}), trigger: make(chan struct{}, 1)}
+	object := cfg.Object
+	if object == nil {
+		object = NewObject()
+	}
+	return &Manager{cfg: cfg, object: object, ready: make(chan struct{})}
 }
 
 // Ready returns a channel that is closed when the API server has accepted the Ready condition.
 // Without an API server it is closed when the runtime is ready.
 func (k *Manager) Ready() <-chan struct{} { return k.ready }
 
-// Changed triggers an update of the status. It does not block.
-func (k *Manager) Changed() {
-	select {
-	case k.trigger <- struct{}{}:
-	default:
-	}
-}
+// Changed requests an update of the status. It does not block.
+func (k *Manager) Changed() { k.object.Changed() }
 
 // Node returns the latest Node from the API, or nil before it is known. It must not be modified.
-func (k *Manager) Node() *v1.Node {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.node
-}
+func (k *Manager) Node() *v1.Node { return k.object.Node() }
 
 // Observe updates the cached Node from a watch event.
 func (k *Manager) Observe(node *v1.Node) {
-	k.mu.Lock()
-	if k.node != nil && k.node.UID == node.UID && !client.Newer(node.ResourceVersion, k.node.ResourceVersion) {
-		k.mu.Unlock()
+	if !k.object.replace(node) {
 		return
 	}
-	k.node = node
-	k.mu.Unlock()
 	k.emitSchedulable(node)
 	k.notifyNodeChanged()
 	k.Changed()
@@ -122,9 +130,7 @@ func (k *Manager) Observe(node *v1.Node) {
 
 // Deleted records that the Node was deleted. It is registered again.
 func (k *Manager) Deleted() {
-	k.mu.Lock()
-	k.node = nil
-	k.mu.Unlock()
+	k.object.set(nil)
 	k.Changed()
 }
 
@@ -143,10 +149,10 @@ func (k *Manager) Run(ctx context.Context) error {
 	for {
 		k.getRuntimeStatus(ctx)
 		err := k.setPodCIDRs(ctx)
-		next := k.cfg.Update
+		next := k.cfg.Periods.Update
 		if err == nil && k.cfg.Kube != nil {
 			var sent bool
-			if sent, err = k.report(ctx, time.Since(lastReport) >= k.cfg.Report); sent {
+			if sent, err = k.report(ctx, time.Since(lastReport) >= k.cfg.Periods.Report); sent {
 				lastReport = time.Now()
 			}
 		}
@@ -177,7 +183,7 @@ func (k *Manager) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			timer.Stop()
 			return nil
-		case <-k.trigger:
+		case <-k.object.trigger:
 		case <-timer.C:
 		}
 		timer.Stop()

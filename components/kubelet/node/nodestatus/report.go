@@ -25,7 +25,7 @@ func (k *Manager) report(ctx context.Context, force bool) (bool, error) {
 	nodes := k.cfg.Kube.CoreV1().Nodes()
 	have := k.Node()
 	if have == nil {
-		if !k.cfg.Register {
+		if !k.cfg.Registration.Enabled {
 			found, err := nodes.Get(ctx, k.cfg.Name, metav1.GetOptions{})
 			if err != nil {
 				return false, fmt.Errorf("getting the node: %w", err)
@@ -53,7 +53,7 @@ func (k *Manager) report(ctx context.Context, force bool) (bool, error) {
 			if have, err = k.reconcile(ctx, found, fresh); err != nil {
 				return false, err
 			}
-			if k.cfg.IsReinstalled != nil && k.cfg.IsReinstalled() {
+			if k.cfg.Registration.IsReinstalled != nil && k.cfg.Registration.IsReinstalled() {
 				if have, err = k.resetExtendedResources(ctx, have); err != nil {
 					return false, err
 				}
@@ -75,9 +75,7 @@ func (k *Manager) report(ctx context.Context, force bool) (bool, error) {
 	got, err := nodes.Patch(ctx, k.cfg.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
 	if apierrors.IsNotFound(err) {
 		// The Node was deleted. Register it again.
-		k.mu.Lock()
-		k.node = nil
-		k.mu.Unlock()
+		k.object.set(nil)
 	}
 	if err != nil {
 		return false, fmt.Errorf("updating node status: %w", err)
@@ -94,9 +92,7 @@ func (k *Manager) notifyNodeChanged() {
 }
 
 func (k *Manager) set(node *v1.Node) {
-	k.mu.Lock()
-	k.node = node
-	k.mu.Unlock()
+	k.object.set(node)
 	k.notifyNodeChanged()
 	// The runtime must know the pod CIDRs before pods start.
 	if node.Spec.PodCIDR != "" {
@@ -112,15 +108,15 @@ func (k *Manager) initial(ctx context.Context) *v1.Node {
 			Labels:      k.labels(),
 			Annotations: map[string]string{"volumes.kubernetes.io/controller-managed-attach-detach": "true"},
 		},
-		Spec: v1.NodeSpec{ProviderID: k.cfg.ProviderID, Taints: slices.Clone(k.cfg.Taints), Unschedulable: k.cfg.Unschedulable},
+		Spec: v1.NodeSpec{ProviderID: k.cfg.Registration.ProviderID, Taints: slices.Clone(k.cfg.Registration.Taints), Unschedulable: k.cfg.Registration.Unschedulable},
 	}
-	maps.Copy(n.Annotations, k.cfg.Annotations)
+	maps.Copy(n.Annotations, k.cfg.Registration.Annotations)
 	k.setStatus(ctx, n, time.Now())
 	return n
 }
 
 func (k *Manager) labels() map[string]string {
-	out := maps.Clone(k.cfg.Labels)
+	out := maps.Clone(k.cfg.Registration.Labels)
 	if out == nil {
 		out = map[string]string{}
 	}

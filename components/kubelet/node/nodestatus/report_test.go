@@ -70,9 +70,11 @@ func TestReconcile(t *testing.T) {
 	}}}
 	k := New(Config{
 		Name: "n", Kube: fake.NewClientset(node),
-		Labels: map[string]string{"team": "red", "late": "yes", v1.LabelTopologyZone: "new"}, Annotations: map[string]string{"a": "b"},
+		Registration: Registration{
+			Labels: map[string]string{"team": "red", "late": "yes", v1.LabelTopologyZone: "new"}, Annotations: map[string]string{"a": "b"},
+		},
 	})
-	got, err := k.reconcile(t.Context(), node, &v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: k.labels(), Annotations: k.cfg.Annotations}})
+	got, err := k.reconcile(t.Context(), node, &v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: k.labels(), Annotations: k.cfg.Registration.Annotations}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +85,7 @@ func TestReconcile(t *testing.T) {
 	if !maps.Equal(got.Labels, want) || got.Annotations["a"] != "b" {
 		t.Errorf("labels %v, annotations %v; want labels %v", got.Labels, got.Annotations, want)
 	}
-	if again, err := k.reconcile(t.Context(), got, &v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: k.labels(), Annotations: k.cfg.Annotations}}); err != nil || again != got {
+	if again, err := k.reconcile(t.Context(), got, &v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: k.labels(), Annotations: k.cfg.Registration.Annotations}}); err != nil || again != got {
 		t.Errorf("again: %v, %v", again, err)
 	}
 }

@@ -26,13 +26,15 @@ type runtimeStatus struct {
 }
 
 // NetworkProblem returns upstream's message why pods cannot be connected to the network, or "" if
-// they can or if it is not known yet.
+// they can or if it is not known yet. If there is a problem, it requests an update of the status, because
+// the problem may have been resolved since.
 func (k *Manager) NetworkProblem() string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if !k.runtime.known || k.runtime.down != "" || k.runtime.netOK {
 		return ""
 	}
+	k.Changed()
 	return "container runtime network not ready: " + k.runtime.netText
 }
 
@@ -88,15 +90,15 @@ func (k *Manager) getRuntimeStatus(ctx context.Context) {
 // setPodCIDRs passes the node's pod CIDRs to the runtime when they are known, and again when the
 // runtime has restarted.
 func (k *Manager) setPodCIDRs(ctx context.Context) error {
-	k.mu.Lock()
 	cidrs := k.cfg.PodCIDR
-	if k.node != nil {
-		if len(k.node.Spec.PodCIDRs) > 0 {
-			cidrs = strings.Join(k.node.Spec.PodCIDRs, ",")
-		} else if k.node.Spec.PodCIDR != "" {
-			cidrs = k.node.Spec.PodCIDR
+	if node := k.Node(); node != nil {
+		if len(node.Spec.PodCIDRs) > 0 {
+			cidrs = strings.Join(node.Spec.PodCIDRs, ",")
+		} else if node.Spec.PodCIDR != "" {
+			cidrs = node.Spec.PodCIDR
 		}
 	}
+	k.mu.Lock()
 	applied := k.cidrs
 	down := k.runtime.down != ""
 	if down {

@@ -18,7 +18,7 @@ import (
 // other calls are made to it.
 func TestDownRuntime(t *testing.T) {
 	runtime := crifake.New("busybox:1")
-	k := New(Config{Name: "n", Kube: fake.NewClientset(), CRI: runtime.Client(), IPs: func() []string { return nil }, MaxImages: -1})
+	k := New(Config{Name: "n", Kube: fake.NewClientset(), CRI: runtime.Client(), Status: Status{IPs: func() []string { return nil }, MaxImages: -1}})
 	node := &v1.Node{}
 	k.getRuntimeStatus(t.Context())
 	k.setStatus(t.Context(), node, time.Now())

@@ -29,25 +29,25 @@ func (k *Manager) setStatus(ctx context.Context, n *v1.Node, now time.Time) {
 	k.mu.Unlock()
 	s := &n.Status
 	announced := s.Capacity
-	s.Capacity, s.Allocatable = k.cfg.Capacity.DeepCopy(), k.cfg.Allocatable.DeepCopy()
+	s.Capacity, s.Allocatable = k.cfg.Status.Capacity.DeepCopy(), k.cfg.Status.Allocatable.DeepCopy()
 	// Extended resources that other components have set are kept. All of them are allocatable.
 	for name, quantity := range announced {
 		if _, own := s.Capacity[name]; !own && extended(name) {
 			s.Capacity[name], s.Allocatable[name] = quantity.DeepCopy(), quantity.DeepCopy()
 		}
 	}
-	if k.cfg.Devices != nil {
-		all, healthy := k.cfg.Devices()
+	if k.cfg.Status.Devices != nil {
+		all, healthy := k.cfg.Status.Devices()
 		maps.Copy(s.Capacity, all)
 		maps.Copy(s.Allocatable, healthy)
 	}
 	s.Addresses = nil
-	for _, ip := range k.cfg.IPs() {
+	for _, ip := range k.cfg.Status.IPs() {
 		s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeInternalIP, Address: ip})
 	}
 	s.Addresses = append(s.Addresses, v1.NodeAddress{Type: v1.NodeHostName, Address: k.cfg.Name})
-	s.DaemonEndpoints.KubeletEndpoint.Port = k.cfg.Port
-	m := k.cfg.Machine
+	s.DaemonEndpoints.KubeletEndpoint.Port = k.cfg.Status.Port
+	m := k.cfg.Status.Machine
 	s.NodeInfo = v1.NodeSystemInfo{
 		MachineID: m.MachineID, SystemUUID: m.SystemUUID, BootID: m.Boot, KernelVersion: m.Kernel, OSImage: m.OSImage,
 		ContainerRuntimeVersion: says.name + "://" + says.version,
@@ -62,8 +62,8 @@ func (k *Manager) setStatus(ctx context.Context, n *v1.Node, now time.Time) {
 	}
 	s.RuntimeHandlers, s.Features = says.handlers, says.features
 	s.DeclaredFeatures = slices.Clone(declaredFeatures)
-	if k.cfg.VolumesInUse != nil {
-		s.VolumesInUse = k.cfg.VolumesInUse()
+	if k.cfg.Status.VolumesInUse != nil {
+		s.VolumesInUse = k.cfg.Status.VolumesInUse()
 	}
 	// Do not wait for a runtime that does not respond, so that the status is updated.
 	if says.down == "" {
@@ -76,8 +76,8 @@ func (k *Manager) setStatus(ctx context.Context, n *v1.Node, now time.Time) {
 
 func (k *Manager) conditions(s *v1.NodeStatus, says runtimeStatus, now metav1.Time) {
 	var p Pressure
-	if k.cfg.Pressure != nil {
-		p = k.cfg.Pressure()
+	if k.cfg.Status.Pressure != nil {
+		p = k.cfg.Status.Pressure()
 	}
 	set := func(t v1.NodeConditionType, ok bool, reason, message string) {
 		c := v1.NodeCondition{Type: t, Status: v1.ConditionFalse, Reason: reason, Message: message, LastHeartbeatTime: now, LastTransitionTime: now}
@@ -124,8 +124,8 @@ func (k *Manager) conditions(s *v1.NodeStatus, says runtimeStatus, now metav1.Ti
 			wrong = append(wrong, "container runtime network not ready: "+says.netText)
 		}
 	}
-	if k.cfg.NotReadyReasons != nil {
-		wrong = append(wrong, k.cfg.NotReadyReasons()...)
+	if k.cfg.Status.NotReadyReasons != nil {
+		wrong = append(wrong, k.cfg.Status.NotReadyReasons()...)
 	}
 	switch len(wrong) {
 	case 0:
@@ -150,8 +150,8 @@ func (k *Manager) images(ctx context.Context) ([]v1.ContainerImage, error) {
 		}
 		return cmp.Compare(a.Id, b.Id)
 	})
-	if k.cfg.MaxImages >= 0 && len(list) > k.cfg.MaxImages {
-		list = list[:k.cfg.MaxImages]
+	if k.cfg.Status.MaxImages >= 0 && len(list) > k.cfg.Status.MaxImages {
+		list = list[:k.cfg.Status.MaxImages]
 	}
 	out := make([]v1.ContainerImage, 0, len(list))
 	for _, i := range list {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -105,4 +106,13 @@ func parse(record string) (v Victim, ok bool) {
 		return Victim{}, false
 	}
 	return v, true
+}
+
+// Report reads the kernel's log until ctx is done, and passes the message of the SystemOOM event of each
+// killed process to emit. If the kernel's log is not readable, it only logs a warning.
+func Report(ctx context.Context, emit func(message string), log *slog.Logger) error {
+	if err := Watch(ctx, Log, func(v Victim) { emit(v.Message()) }); err != nil {
+		log.Warn("watching for OOM kills failed", "err", err)
+	}
+	return nil
 }

@@ -98,11 +98,24 @@ func decode(raw []byte) (times, error) {
 	return t, nil
 }
 
-// Down reports whether the machine is shutting down.
+// Down reports whether the machine is shutting down. It is false if m is nil: graceful shutdown is
+// disabled.
 func (m *Manager) Down() bool {
+	if m == nil {
+		return false
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.down
+}
+
+// NotReadyReason returns why the node is not ready, or "" if the machine is not shutting down. m may be
+// nil.
+func (m *Manager) NotReadyReason() string {
+	if m.Down() {
+		return NodeMessage
+	}
+	return ""
 }
 
 // Times returns when the last shutdown began and when all pods had terminated; zero for never.

@@ -33,7 +33,7 @@ type Collector struct {
 	Path string
 	Log  *slog.Logger
 	// Metrics counts removed images. It may be nil.
-	Metrics *telemetry.Metrics
+	Metrics *telemetry.Images
 
 	measure func(path string, to *unix.Statfs_t) error // statfs by default
 

@@ -48,7 +48,7 @@ type Puller struct {
 	// Now returns the current time. It is time.Now except in tests.
 	Now func() time.Time
 	// Metrics counts requests and pulls. It may be nil.
-	Metrics *telemetry.Metrics
+	Metrics *telemetry.Images
 
 	backoffs backoffs
 	mu       sync.Mutex // guards flights

@@ -38,7 +38,7 @@ type Records struct {
 	Allowed []string
 	Log     *slog.Logger
 	// Metrics counts lookups. It may be nil.
-	Metrics *telemetry.Metrics
+	Metrics *telemetry.Images
 
 	mu      sync.Mutex // guards the following fields
 	loaded  bool

@@ -3,30 +3,46 @@ package objectcache
 import (
 	"context"
 
-	v1 "k8s.io/api/core/v1"
+	"k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 )
 
-// Claims gets claims and volumes from the API server, because the node authorizer does not allow
-// a node to watch them.
-type Claims struct {
+// API gets objects from the API server without caching them, because the node authorizer does not allow a
+// node to watch them, or because they are needed rarely.
+type API struct {
 	// Kube may be nil. The methods then return ErrNoAPI.
 	Kube kubernetes.Interface
 }
 
 // Claim implements volume.Claims.
-func (c Claims) Claim(ctx context.Context, namespace, name string) (*v1.PersistentVolumeClaim, error) {
-	if c.Kube == nil {
+func (a API) Claim(ctx context.Context, namespace, name string) (*v1.PersistentVolumeClaim, error) {
+	if a.Kube == nil {
 		return nil, ErrNoAPI
 	}
-	return c.Kube.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+	return a.Kube.CoreV1().PersistentVolumeClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
 // Volume implements volume.Claims.
-func (c Claims) Volume(ctx context.Context, name string) (*v1.PersistentVolume, error) {
-	if c.Kube == nil {
+func (a API) Volume(ctx context.Context, name string) (*v1.PersistentVolume, error) {
+	if a.Kube == nil {
 		return nil, ErrNoAPI
 	}
-	return c.Kube.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+	return a.Kube.CoreV1().PersistentVolumes().Get(ctx, name, metav1.GetOptions{})
+}
+
+// Secret gets a Secret.
+func (a API) Secret(ctx context.Context, namespace, name string) (*v1.Secret, error) {
+	if a.Kube == nil {
+		return nil, ErrNoAPI
+	}
+	return a.Kube.CoreV1().Secrets(namespace).Get(ctx, name, metav1.GetOptions{})
+}
+
+// ServiceAccount gets the service account of a pod.
+func (a API) ServiceAccount(ctx context.Context, pod *v1.Pod) (*v1.ServiceAccount, error) {
+	if a.Kube == nil {
+		return nil, ErrNoAPI
+	}
+	return a.Kube.CoreV1().ServiceAccounts(pod.Namespace).Get(ctx, pod.Spec.ServiceAccountName, metav1.GetOptions{})
 }

@@ -67,7 +67,7 @@ type Prober struct {
 	// Metrics counts results. It may be nil. It must be set before the first probe.
 	Metrics *Metrics
 	// HookMetrics counts exceptional cases of hooks. It may be nil.
-	HookMetrics *telemetry.Metrics
+	HookMetrics *telemetry.Hooks
 	exec        Exec
 	userAgent   string
 	dialer      *net.Dialer

@@ -48,6 +48,12 @@ func (t *Cache) Token(ctx context.Context, pod *v1.Pod, p *v1.ServiceAccountToke
 	return text, refresh, err
 }
 
+// ForAudience returns a token with the default lifetime.
+func (t *Cache) ForAudience(ctx context.Context, pod *v1.Pod, audience string) (string, error) {
+	text, _, _, err := t.Bound(ctx, pod, audience, nil)
+	return text, err
+}
+
 // Bound implements csi.Tokens.
 func (t *Cache) Bound(ctx context.Context, pod *v1.Pod, audience string, lifetime *int64) (text string, expires, refresh time.Time, err error) {
 	none := time.Time{}

@@ -104,7 +104,7 @@ type Set struct {
 	// SELinux means that the host has SELinux enabled; otherwise nothing is relabelled.
 	SELinux bool
 	// Metrics counts operations; it may be nil.
-	Metrics *telemetry.Metrics
+	Metrics *telemetry.Volumes
 }
 
 // ErrUnsupported is returned for a volume that no Type supports.

@@ -48,7 +48,7 @@ type Config struct {
 	Known  func() bool
 	Log    *slog.Logger
 	// Metrics counts allocations. It may be nil.
-	Metrics *telemetry.Metrics
+	Metrics *telemetry.Allocation
 }
 
 // Manager allocates exclusive CPUs. Its methods are safe for concurrent use.

@@ -48,7 +48,7 @@ type Config struct {
 	Changed func(pods []types.UID)
 	Log     *slog.Logger
 	// Metrics counts registrations and allocations. It may be nil.
-	Metrics *telemetry.Metrics
+	Metrics *telemetry.Devices
 }
 
 // Manager tracks all devices and their allocations. Its methods are safe for concurrent use.

@@ -42,7 +42,7 @@ type Config struct {
 	Changed func([]types.UID)
 	Log     *slog.Logger
 	// Metrics counts operations. It may be nil.
-	Metrics *telemetry.Metrics
+	Metrics *telemetry.Claims
 }
 
 // Manager tracks drivers and prepared claims. Its methods are safe for concurrent use.
@@ -358,7 +358,7 @@ func (m *Manager) Release(ctx context.Context, pod types.UID) (err error) {
 
 // observe records the metrics of an operation.
 func (m *Manager) observe(operation string, began time.Time, err *error) {
-	m.cfg.Metrics.Claims(operation, time.Since(began), *err)
+	m.cfg.Metrics.Operation(operation, time.Since(began), *err)
 }
 
 // InUse returns the number of claims in use by driver. The key "<any>" has the total number.

@@ -41,7 +41,7 @@ type Config struct {
 	Known  func() bool
 	Log    *slog.Logger
 	// Metrics counts allocations. It may be nil.
-	Metrics *telemetry.Metrics
+	Metrics *telemetry.Allocation
 }
 
 // Manager allocates memory on NUMA nodes. Its methods are safe for concurrent use.

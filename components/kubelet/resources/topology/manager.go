@@ -60,7 +60,7 @@ type Config struct {
 	Machine       numa.Machine
 	Providers     []Provider
 	// Metrics counts admissions; it may be nil.
-	Metrics *telemetry.Metrics
+	Metrics *telemetry.Allocation
 }
 
 // Manager admits pods. Its methods are safe for concurrent use.

@@ -46,7 +46,7 @@ func (d *driver) close() {
 	<-d.watchDone
 }
 
-func dial(p pluginwatch.Plugin, m *telemetry.Metrics) (*driver, error) {
+func dial(p pluginwatch.Plugin, m *telemetry.Volumes) (*driver, error) {
 	conn, err := pluginwatch.Dial(p.Endpoint,
 		grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 			translatePaths(p.Alias, req)

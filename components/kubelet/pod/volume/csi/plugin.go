@@ -44,7 +44,7 @@ type Config struct {
 	Events record.EventRecorder
 	Log    *slog.Logger
 	// Metrics counts calls to drivers; it may be nil.
-	Metrics *telemetry.Metrics
+	Metrics *telemetry.Volumes
 	// FileLabel returns the SELinux label of the files of a container with these options, empty if
 	// it is not known; nil without SELinux.
 	FileLabel func(*v1.SELinuxOptions) string

@@ -1,0 +1,101 @@
+// Package housekeeping does periodic tasks of the node: it rotates logs and removes exited containers and unused
+// images.
+package housekeeping
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"hyperkube/components/kubelet/pod/images"
+	"hyperkube/components/kubelet/pod/podlogs"
+)
+
+// Intervals of periodic tasks for which neither the kernel nor the runtime has events.
+const (
+	imageGCInterval = 5 * time.Minute
+	// busyRotationInterval is the interval of log rotation while a log grows fast. It exceeds a second because
+	// the names of rotated logs have a resolution of a second.
+	busyRotationInterval = 1100 * time.Millisecond
+)
+
+// Containers removes what terminated pods leave behind.
+type Containers interface {
+	// Collect rotates logs and removes exited containers. It reports whether a log was rotated.
+	Collect(ctx context.Context, rotation podlogs.Rotation) (rotated bool, err error)
+	// RemoveOrphanedLogs removes the logs of deleted pods. All pods of the node must be known.
+	RemoveOrphanedLogs() error
+}
+
+// Housekeeper rotates logs and removes exited containers and unused images. All fields are required unless
+// their comment says otherwise.
+type Housekeeper struct {
+	Containers Containers
+	Images     *images.Collector
+	// Records are the records of image pulls. They may be nil.
+	Records *images.Records
+	// ImageService is the runtime's image service.
+	ImageService runtimeapi.ImageServiceClient
+	// Interval is the period in which log sizes are checked.
+	Interval time.Duration
+	Rotation podlogs.Rotation
+	// PodsKnown reports whether all pods of the node are known.
+	PodsKnown func() bool
+	// Warn emits a Warning event for the node.
+	Warn func(reason, message string)
+	Log  *slog.Logger
+}
+
+// Run keeps house until ctx is done.
+func (h *Housekeeper) Run(ctx context.Context) error {
+	ticker := time.NewTicker(h.Interval)
+	defer ticker.Stop()
+	// The age of unused images counts from now.
+	if err := h.Images.Observe(ctx); err != nil && ctx.Err() == nil {
+		h.Log.Warn("listing images in use failed", "err", err)
+	}
+	if r := h.Records; r != nil {
+		if err := r.Recover(ctx, h.ImageService); err != nil && ctx.Err() == nil {
+			h.Log.Warn("recovering interrupted image pulls failed", "err", err)
+		}
+	}
+	var lastImages time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case now := <-ticker.C:
+			rotated, err := h.Containers.Collect(ctx, h.Rotation)
+			if err != nil && ctx.Err() == nil {
+				h.Log.Warn("garbage collection of containers failed", "err", err)
+				h.Warn("ContainerGCFailed", err.Error())
+			}
+			next := h.Interval
+			if rotated {
+				next = min(next, busyRotationInterval)
+			}
+			ticker.Reset(next)
+			if now.Sub(lastImages) >= imageGCInterval {
+				lastImages = now
+				if h.PodsKnown() {
+					if err := h.Containers.RemoveOrphanedLogs(); err != nil {
+						h.Log.Warn("removing logs of deleted pods failed", "err", err)
+					}
+				}
+				if err := h.Images.Collect(ctx, false); err != nil && ctx.Err() == nil {
+					h.Log.Warn("garbage collection of images failed", "err", err)
+					switch {
+					case errors.Is(err, images.ErrFull):
+						h.Warn("FreeDiskSpaceFailed", err.Error())
+					case errors.Is(err, images.ErrNoCapacity):
+						h.Warn("InvalidDiskCapacity", err.Error())
+					}
+					h.Warn("ImageGCFailed", err.Error())
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,52 @@
+package nodestatus
+
+import (
+	"context"
+	"time"
+)
+
+// Readiness has the conditions of a ready node besides its runtime. Its methods are safe for concurrent
+// use.
+type Readiness struct {
+	// Pods reports whether the runtime responds to the pod workers.
+	Pods interface {
+		RuntimeUnresponsive(now time.Time) error
+	}
+	// Shutdown reports why the node is not ready because the machine shuts down, or "".
+	Shutdown interface{ NotReadyReason() string }
+	// ServicesReady is closed when pods can reach services. If it is nil, they always can.
+	ServicesReady <-chan struct{}
+	// Changed is called when the services are ready.
+	Changed func()
+}
+
+// Reasons returns reasons why the node is not ready even if its runtime is.
+func (r Readiness) Reasons() []string {
+	if err := r.Pods.RuntimeUnresponsive(time.Now()); err != nil {
+		return []string{err.Error()}
+	}
+	if reason := r.Shutdown.NotReadyReason(); reason != "" {
+		return []string{reason}
+	}
+	if r.ServicesReady != nil {
+		select {
+		case <-r.ServicesReady:
+		default:
+			return []string{"service proxy not ready: the rules of services are not written yet"}
+		}
+	}
+	return nil
+}
+
+// Run waits until pods can reach services, or ctx is done.
+func (r Readiness) Run(ctx context.Context) error {
+	if r.ServicesReady == nil {
+		return nil
+	}
+	select {
+	case <-r.ServicesReady:
+		r.Changed()
+	case <-ctx.Done():
+	}
+	return nil
+}

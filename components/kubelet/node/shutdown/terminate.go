@@ -1,0 +1,29 @@
+package shutdown
+
+import (
+	"k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"hyperkube/components/kubelet/pod/pods"
+)
+
+// Pods are the pods of the node. Its methods must be safe for concurrent use.
+type Pods interface {
+	// Terminate terminates a pod.
+	Terminate(uid types.UID, v *pods.Verdict)
+	// Cleaned returns a channel that is closed when nothing of a pod runs and its volumes are removed.
+	Cleaned(uid types.UID) <-chan struct{}
+}
+
+// Terminator returns the function for Config.Terminate that terminates pods of list.
+func Terminator(list Pods) func(pod *v1.Pod, grace int64) <-chan struct{} {
+	return func(pod *v1.Pod, grace int64) <-chan struct{} {
+		list.Terminate(pod.UID, &pods.Verdict{
+			Reason: Reason, Message: Message, Grace: &grace,
+			Conditions: []v1.PodCondition{{
+				Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: v1.PodReasonTerminationByKubelet, Message: Message,
+			}},
+		})
+		return list.Cleaned(pod.UID)
+	}
+}

@@ -1,0 +1,116 @@
+package resources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"google.golang.org/grpc"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/cpuset"
+
+	"hyperkube/components/kubelet/cri"
+	"hyperkube/internal/base/lifecycle"
+)
+
+// ContainerUpdater is the part of the CRI client that changes the CPUs of containers.
+type ContainerUpdater interface {
+	ListContainers(context.Context, *runtimeapi.ListContainersRequest, ...grpc.CallOption) (*runtimeapi.ListContainersResponse, error)
+	UpdateContainerResources(context.Context, *runtimeapi.UpdateContainerResourcesRequest, ...grpc.CallOption) (*runtimeapi.UpdateContainerResourcesResponse, error)
+}
+
+// cpuSetUpdater updates the CPU sets of running containers. Its methods are safe for concurrent use.
+type cpuSetUpdater struct {
+	runtime ContainerUpdater
+	// cpusOf returns the CPUs of a container, and whether they are exclusive.
+	cpusOf func(pod types.UID, container string) (set cpuset.CPUSet, own bool)
+	log    *slog.Logger
+	// retry receives an element when containers may have an outdated CPU set.
+	retry chan struct{}
+}
+
+func newCPUSetUpdater(runtime ContainerUpdater, of func(types.UID, string) (cpuset.CPUSet, bool), log *slog.Logger) *cpuSetUpdater {
+	return &cpuSetUpdater{runtime: runtime, cpusOf: of, log: log, retry: make(chan struct{}, 1)}
+}
+
+// Bounds of the back-off of failed updates.
+const (
+	minUpdateBackoff = time.Second
+	maxUpdateBackoff = 10 * time.Second
+)
+
+// Run retries failed updates until ctx is done.
+func (s *cpuSetUpdater) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.retry:
+		}
+		for pause := minUpdateBackoff; ; pause = min(2*pause, maxUpdateBackoff) {
+			if !lifecycle.Pause(ctx, pause) {
+				return nil
+			}
+			if s.tryUpdateAll(ctx) == nil {
+				break
+			}
+		}
+	}
+}
+
+// updateAll updates the CPU sets of all running containers. Run retries failures.
+func (s *cpuSetUpdater) updateAll(ctx context.Context) {
+	if err := s.tryUpdateAll(ctx); err != nil {
+		s.log.Warn("updating CPU sets of containers failed, will retry", "err", err)
+		s.requestRetry()
+	}
+}
+
+func (s *cpuSetUpdater) requestRetry() {
+	select {
+	case s.retry <- struct{}{}:
+	default:
+	}
+}
+
+func (s *cpuSetUpdater) tryUpdateAll(ctx context.Context) error {
+	list, err := s.runtime.ListContainers(ctx, &runtimeapi.ListContainersRequest{
+		Filter: &runtimeapi.ContainerFilter{State: &runtimeapi.ContainerStateValue{State: runtimeapi.ContainerState_CONTAINER_RUNNING}},
+	})
+	if err != nil {
+		return fmt.Errorf("listing running containers: %w", err)
+	}
+	var errs []error
+	for _, c := range list.Containers {
+		set, _ := s.cpusOf(types.UID(c.Labels[cri.LabelPodUID]), c.Labels[cri.LabelContainerName])
+		errs = append(errs, s.update(ctx, c.Id, set))
+	}
+	return errors.Join(errs...)
+}
+
+func (s *cpuSetUpdater) update(ctx context.Context, id string, to cpuset.CPUSet) error {
+	_, err := s.runtime.UpdateContainerResources(ctx, &runtimeapi.UpdateContainerResourcesRequest{
+		ContainerId: id, Linux: &runtimeapi.LinuxContainerResources{CpusetCpus: to.String()},
+	})
+	if err != nil && !cri.IsNotFound(err) {
+		return fmt.Errorf("container %s: %w", id, err)
+	}
+	return nil
+}
+
+// containerStarted updates the CPU set of a container that was started with an outdated one, because it was
+// not running yet during the last update.
+func (s *cpuSetUpdater) containerStarted(ctx context.Context, pod *v1.Pod, container, id string, cfg *runtimeapi.ContainerConfig) {
+	set, _ := s.cpusOf(pod.UID, container)
+	if set.String() == cfg.GetLinux().GetResources().GetCpusetCpus() {
+		return
+	}
+	if err := s.update(ctx, id, set); err != nil {
+		s.log.Warn("updating CPU set of container failed, will retry", "err", err)
+		s.requestRetry()
+	}
+}

@@ -1,0 +1,85 @@
+package telemetry
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Scopes and boundaries of alignment.
+const (
+	ScopeContainer = "container"
+	ScopePod       = "pod"
+	OnNUMANode     = "numa_node"
+	OnPhysicalCPU  = "physical_cpu"
+)
+
+// Allocation counts allocations of CPUs and memory, and their alignment. Its methods are safe for concurrent use. On a nil receiver they do
+// nothing.
+type Allocation struct {
+	cpus, cpusFailed, memory, memFailed prometheus.Counter
+	aligned, unaligned                  *prometheus.CounterVec
+	requests, refused                   prometheus.Counter
+	took                                prometheus.Histogram
+}
+
+func (m *Allocation) fill(s *set) {
+	m.cpus = s.counter(prefix+"cpu_manager_pinning_requests_total", "[ALPHA] The number of cpu core allocations which required pinning.")
+	m.cpusFailed = s.counter(prefix+"cpu_manager_pinning_errors_total", "[ALPHA] The number of cpu core allocations which required pinning failed.")
+	m.memory = s.counter(prefix+"memory_manager_pinning_requests_total", "[ALPHA] The number of memory pages allocations which required pinning.")
+	m.memFailed = s.counter(prefix+"memory_manager_pinning_errors_total", "[ALPHA] The number of memory pages allocations which required pinning that failed.")
+	m.aligned = s.counters(prefix+"container_aligned_compute_resources_count", "[ALPHA] Cumulative number of aligned compute resources allocated to containers by alignment type.", "scope", "boundary")
+	m.unaligned = s.counters(prefix+"container_aligned_compute_resources_failure_count", "[ALPHA] Cumulative number of failures to allocate aligned compute resources to containers by alignment type.", "scope", "boundary")
+	m.requests = s.counter(prefix+"topology_manager_admission_requests_total", "[ALPHA] The number of admission requests where resources have to be aligned.")
+	m.refused = s.counter(prefix+"topology_manager_admission_errors_total", "[ALPHA] The number of admission request failures where resources could not be aligned.")
+	m.took = s.histogram(prefix+"topology_manager_admission_duration_ms", "[ALPHA] Duration in milliseconds to serve a pod admission request.", prometheus.ExponentialBuckets(.05, 2, 15))
+	for _, scope := range []string{ScopeContainer, ScopePod} {
+		m.aligned.WithLabelValues(scope, OnNUMANode)
+		m.unaligned.WithLabelValues(scope, OnNUMANode)
+	}
+}
+
+// CPUsPinned counts an allocation of exclusive CPUs.
+func (m *Allocation) CPUsPinned(err error) {
+	if m == nil {
+		return
+	}
+	m.cpus.Inc()
+	if err != nil {
+		m.cpusFailed.Inc()
+	}
+}
+
+// MemoryPinned counts an allocation of pinned memory.
+func (m *Allocation) MemoryPinned(err error) {
+	if m == nil {
+		return
+	}
+	m.memory.Inc()
+	if err != nil {
+		m.memFailed.Inc()
+	}
+}
+
+// Aligned counts whether the resources of a container or pod are aligned within a boundary.
+func (m *Allocation) Aligned(scope, boundary string, ok bool) {
+	switch {
+	case m == nil:
+	case ok:
+		m.aligned.WithLabelValues(scope, boundary).Inc()
+	default:
+		m.unaligned.WithLabelValues(scope, boundary).Inc()
+	}
+}
+
+// TopologyAdmission records an admission by the topology manager.
+func (m *Allocation) TopologyAdmission(took time.Duration, err error) {
+	if m == nil {
+		return
+	}
+	m.requests.Inc()
+	m.took.Observe(float64(took.Milliseconds()))
+	if err != nil {
+		m.refused.Inc()
+	}
+}

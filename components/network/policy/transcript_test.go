@@ -1,0 +1,91 @@
+package policy
+
+import (
+	"net/netip"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/yaml"
+
+	"hyperkube/internal/host/packetfilter"
+)
+
+// TestTranscript prints the rules that enforce policies, in the notation of iptables-restore. Run it
+// with -rewrite to update testdata.
+//
+// "build" prints the rules of IPv4 and "build ipv6" those of IPv6. The input has these lines:
+//
+//	namespace NAME KEY=VALUE...
+//	pod NAMESPACE/NAME ADDRESS... KEY=VALUE... port:NAME=[PROTOCOL/]NUMBER... [elsewhere]
+//	policy NAMESPACE/NAME SPEC
+//
+// A pod runs on this node unless it is elsewhere. SPEC is YAML of a NetworkPolicySpec in one line.
+func TestTranscript(t *testing.T) {
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			if d.Cmd != "build" {
+				t.Fatalf("unknown command %s", d.Cmd)
+			}
+			return packetfilter.Change{Replace: build(parseState(t, d.Input), "hk-br0", d.HasArg("ipv6"))}.String()
+		})
+	})
+}
+
+func parseState(t *testing.T, input string) *State {
+	s := &State{Namespaces: map[string]labels.Set{}}
+	for line := range strings.Lines(input) {
+		kind, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		name, rest, _ := strings.Cut(rest, " ")
+		namespace, short, _ := strings.Cut(name, "/")
+		switch kind {
+		case "namespace":
+			s.Namespaces[name] = parsePod(t, rest).Labels
+		case "pod":
+			p := parsePod(t, rest)
+			p.Namespace, p.Name = namespace, short
+			s.Pods = append(s.Pods, p)
+		case "policy":
+			p := &networkingv1.NetworkPolicy{}
+			p.Namespace, p.Name = namespace, short
+			if err := yaml.UnmarshalStrict([]byte(rest), &p.Spec); err != nil {
+				t.Fatalf("%s: %v", line, err)
+			}
+			s.Policies = append(s.Policies, p)
+		default:
+			t.Fatalf("unknown line %q", line)
+		}
+	}
+	return s
+}
+
+func parsePod(t *testing.T, text string) *Pod {
+	p := &Pod{Labels: labels.Set{}, Local: true}
+	for _, word := range strings.Fields(text) {
+		key, value, assigned := strings.Cut(word, "=")
+		port, isPort := strings.CutPrefix(key, "port:")
+		switch {
+		case word == "elsewhere":
+			p.Local = false
+		case !assigned:
+			p.IPs = append(p.IPs, netip.MustParseAddr(word))
+		case isPort:
+			protocol, number, other := strings.Cut(value, "/")
+			if !other {
+				protocol, number = "tcp", value
+			}
+			n, err := strconv.ParseInt(number, 10, 32)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Ports = append(p.Ports, Port{port, corev1.Protocol(strings.ToUpper(protocol)), int32(n)})
+		default:
+			p.Labels[key] = value
+		}
+	}
+	return p
+}

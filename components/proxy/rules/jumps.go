@@ -1,0 +1,66 @@
+package rules
+
+import (
+	"maps"
+	"slices"
+
+	"hyperkube/internal/host/packetfilter"
+)
+
+// jumps are the jumps from the built-in chains to the proxy's chains, in order: packets outside the
+// loadBalancerSourceRanges are dropped before KUBE-FORWARD accepts packets marked for masquerading.
+var jumps = []packetfilter.Jump{
+	jump(packetfilter.Filter, "INPUT", "KUBE-FIREWALL", "kubernetes firewall", 0),
+	jump(packetfilter.Filter, "INPUT", "KUBE-PROXY-FIREWALL", balancerFirewall, packetfilter.New),
+	jump(packetfilter.Filter, "INPUT", "KUBE-NODEPORTS", "kubernetes health check service ports", 0),
+	jump(packetfilter.Filter, "INPUT", "KUBE-EXTERNAL-SERVICES", externalPortals, packetfilter.New),
+	jump(packetfilter.Filter, "FORWARD", "KUBE-PROXY-FIREWALL", balancerFirewall, packetfilter.New),
+	jump(packetfilter.Filter, "FORWARD", "KUBE-FORWARD", "kubernetes forwarding rules", 0),
+	jump(packetfilter.Filter, "FORWARD", "KUBE-SERVICES", portals, packetfilter.New),
+	jump(packetfilter.Filter, "FORWARD", "KUBE-EXTERNAL-SERVICES", externalPortals, packetfilter.New),
+	jump(packetfilter.Filter, "OUTPUT", "KUBE-FIREWALL", "kubernetes firewall", 0),
+	jump(packetfilter.Filter, "OUTPUT", "KUBE-PROXY-FIREWALL", balancerFirewall, packetfilter.New),
+	jump(packetfilter.Filter, "OUTPUT", "KUBE-SERVICES", portals, packetfilter.New),
+	jump(packetfilter.NAT, "OUTPUT", "KUBE-SERVICES", portals, 0),
+	jump(packetfilter.NAT, "PREROUTING", "KUBE-SERVICES", portals, 0),
+	jump(packetfilter.NAT, "POSTROUTING", "KUBE-POSTROUTING", "kubernetes postrouting rules", 0),
+}
+
+// The comments of several jumps.
+const (
+	portals          = "kubernetes service portals"
+	externalPortals  = "kubernetes externally-visible service portals"
+	balancerFirewall = "kubernetes load balancer firewall"
+)
+
+func jump(table packetfilter.Table, from, to, comment string, states packetfilter.ConnStates) packetfilter.Jump {
+	return packetfilter.Jump{
+		From: packetfilter.Chain{Table: table, Name: from}, Place: packetfilter.First,
+		Rule: packetfilter.Rule{Comment: comment, Conn: packetfilter.ConnState{States: states}, Target: to},
+	}
+}
+
+// ServiceChains returns patterns of the chains of single services.
+func ServiceChains() []packetfilter.Chain {
+	var out []packetfilter.Chain
+	for _, table := range []packetfilter.Table{packetfilter.Filter, packetfilter.NAT} {
+		for _, name := range []string{"KUBE-SVC-*", "KUBE-SVL-*", "KUBE-SEP-*", "KUBE-EXT-*", "KUBE-FW-*"} {
+			out = append(out, packetfilter.Chain{Table: table, Name: name})
+		}
+	}
+	return out
+}
+
+// AllChains returns the chains of every service proxy, in all tables: patterns of the chains of
+// services, and the chains that exist even without services.
+func AllChains() []packetfilter.Chain {
+	var out []packetfilter.Chain
+	for _, table := range []packetfilter.Table{packetfilter.Filter, packetfilter.NAT, packetfilter.Mangle} {
+		for _, chain := range append(ServiceChains(), slices.Collect(maps.Keys(Build(Config{}, nil).Chains))...) {
+			if chain.Table = table; !slices.Contains(out, chain) {
+				out = append(out, chain)
+			}
+		}
+	}
+	return out
+}

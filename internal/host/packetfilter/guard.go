@@ -1,0 +1,257 @@
+package packetfilter
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/base/lifecycle"
+)
+
+// Guard detects that another program may have removed rules: for example, reloading a firewall
+// flushes all tables. For nf_tables the kernel reports each change and the process that made it.
+// The legacy iptables backend does not report changes; then the rules must be checked periodically,
+// as upstream's kube-proxy does. The methods of Guard are safe for concurrent use.
+type Guard struct {
+	period time.Duration
+	log    *slog.Logger
+	// chains contains chain names, or prefixes with a trailing "*".
+	chains []string
+	ready  chan struct{}
+	socket io.ReadCloser // set between Listen and Run
+
+	mu sync.Mutex // guards the fields below
+	// writers are the last processes that wrote rules for the guard's owner.
+	writers []int
+}
+
+// newGuard returns a guard of chains, where a trailing "*" matches all chains with that prefix, and
+// of the jumps to them in built-in chains. If the kernel does not report changes, Run signals once
+// per period; zero means 30 s. If log is nil, slog.Default() is used.
+func newGuard(period time.Duration, log *slog.Logger, chains ...string) *Guard {
+	if period <= 0 {
+		period = 30 * time.Second
+	}
+	if log == nil {
+		log = slog.Default()
+	}
+	return &Guard{period: period, log: log, chains: chains, ready: make(chan struct{})}
+}
+
+// Ready returns a channel that is closed when Run listens for changes or has found that it cannot.
+func (g *Guard) Ready() <-chan struct{} { return g.ready }
+
+// start starts a command that writes rules for the guard's owner. The guard ignores changes made by
+// that process. A nil guard only starts the command.
+func (g *Guard) start(cmd *exec.Cmd) error {
+	if g == nil {
+		return cmd.Start()
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if g.writers = append(g.writers, cmd.Process.Pid); len(g.writers) > 32 {
+		g.writers = slices.Delete(g.writers, 0, 16)
+	}
+	return nil
+}
+
+func (g *Guard) isOwn(pid int) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Contains(g.writers, pid)
+}
+
+// Listen starts listening in the network namespace of the calling thread. If it was not called, Run
+// does it.
+func (g *Guard) Listen() error {
+	socket, err := listenToRules()
+	if err == nil {
+		g.socket = socket
+	}
+	return err
+}
+
+// Run sends to suspect, a channel with a buffer of one, whenever rules may have been removed, until
+// ctx is done. Call it once.
+func (g *Guard) Run(ctx context.Context, suspect chan<- struct{}) {
+	notify := func() {
+		select {
+		case suspect <- struct{}{}:
+		default:
+		}
+	}
+	received := make(chan struct{})
+	var err error
+	if g.socket == nil {
+		err = g.Listen()
+	}
+	if socket := g.socket; err != nil {
+		g.log.Warn("kernel does not report rule changes, checking rules periodically", "err", err)
+	} else {
+		var reading sync.WaitGroup
+		defer reading.Wait()
+		defer socket.Close()
+		reading.Go(func() { g.follow(ctx, socket, received, notify) })
+	}
+	close(g.ready)
+	ticker := time.NewTicker(g.period)
+	defer ticker.Stop()
+	tick := ticker.C
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-received:
+			// The kernel reports changes made here, so it also reports those of other programs.
+			tick, received = nil, nil
+		case <-tick:
+			notify()
+		}
+	}
+}
+
+// The delay after a failed read doubles with each failure, up to the period of the guard.
+const minReadDelay = 100 * time.Millisecond
+
+// follow reads change notifications until the socket is closed or ctx is done. It closes received at the
+// first message. A failed read means that changes may be unknown, so follow calls notify and
+// continues. If the socket never recovers, this checks the rules periodically.
+func (g *Guard) follow(ctx context.Context, socket io.Reader, received chan<- struct{}, notify func()) {
+	buffer := make([]byte, 64<<10)
+	removed, first, delay := false, true, time.Duration(0)
+	for {
+		n, err := socket.Read(buffer)
+		if errors.Is(err, os.ErrClosed) || ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			removed = false
+			notify()
+			if errors.Is(err, unix.ENOBUFS) {
+				continue // the receive buffer overflowed, and the next read succeeds
+			}
+			if delay == 0 {
+				g.log.Warn("reading iptables rule change notifications failed, retrying", "err", err)
+			}
+			delay = min(max(2*delay, minReadDelay), g.period)
+			if !lifecycle.Pause(ctx, delay) {
+				return
+			}
+			continue
+		}
+		delay = 0
+		eachRuleChange(buffer[:n], func(c ruleChange) {
+			if first {
+				close(received)
+				first = false
+			}
+			if !c.end {
+				removed = removed || g.affects(c)
+				return
+			}
+			if removed && !g.isOwn(c.pid) {
+				notify()
+			}
+			removed = false
+		})
+	}
+}
+
+func listenToRules() (*os.File, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("opening netlink socket: %w", err)
+	}
+	// A single transaction can change thousands of rules.
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<20)
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1 << (unix.NFNLGRP_NFTABLES - 1)}); err != nil {
+		return nil, errors.Join(fmt.Errorf("subscribing to rule changes: %w", err), unix.Close(fd))
+	}
+	return os.NewFile(uintptr(fd), "netlink"), nil
+}
+
+// ruleChange is a message of nf_tables: an object was added or removed, or, if end is set, the
+// transaction is complete and was made by process pid.
+type ruleChange struct {
+	kind         int // unix.NFT_MSG_…
+	family       byte
+	table, chain string
+	end          bool
+	pid          int
+}
+
+// affects reports whether c may have removed something that the guard's owner created.
+func (g *Guard) affects(c ruleChange) bool {
+	if c.family != unix.NFPROTO_IPV4 && c.family != unix.NFPROTO_IPV6 || !slices.Contains([]string{"filter", "nat", "mangle"}, c.table) {
+		return false
+	}
+	switch c.kind {
+	case unix.NFT_MSG_DELTABLE:
+		return true
+	case unix.NFT_MSG_DELCHAIN, unix.NFT_MSG_DELRULE:
+		return slices.Contains([]string{"INPUT", "FORWARD", "OUTPUT", "PREROUTING", "POSTROUTING"}, c.chain) ||
+			slices.ContainsFunc(g.chains, func(name string) bool {
+				prefix, all := strings.CutSuffix(name, "*")
+				return name == c.chain || all && strings.HasPrefix(c.chain, prefix)
+			})
+	}
+	return false
+}
+
+// eachRuleChange calls visit for each nf_tables message in data. It stops at malformed data.
+func eachRuleChange(data []byte, visit func(ruleChange)) {
+	const header = unix.SizeofNlMsghdr + 4 // struct nfgenmsg
+	for len(data) >= header {
+		length := int(binary.NativeEndian.Uint32(data))
+		if length < header || length > len(data) {
+			return
+		}
+		kind := int(binary.NativeEndian.Uint16(data[4:]))
+		if kind>>8 == unix.NFNL_SUBSYS_NFTABLES {
+			c := ruleChange{kind: kind & 0xff, family: data[unix.SizeofNlMsghdr]}
+			c.end = c.kind == unix.NFT_MSG_NEWGEN
+			eachAttribute(data[header:length], func(attribute int, value []byte) {
+				text := strings.TrimRight(string(value), "\x00")
+				switch {
+				case c.end && attribute == unix.NFTA_GEN_PROC_PID && len(value) == 4:
+					c.pid = int(binary.BigEndian.Uint32(value))
+				case c.end:
+				case attribute == unix.NFTA_RULE_TABLE: // same value as for chains and tables
+					c.table = text
+				case c.kind == unix.NFT_MSG_DELRULE && attribute == unix.NFTA_RULE_CHAIN,
+					c.kind == unix.NFT_MSG_DELCHAIN && attribute == unix.NFTA_CHAIN_NAME:
+					c.chain = text
+				}
+			})
+			visit(c)
+		}
+		data = data[min(len(data), align4(length)):]
+	}
+}
+
+func eachAttribute(data []byte, visit func(attribute int, value []byte)) {
+	for len(data) >= unix.SizeofNlAttr {
+		length := int(binary.NativeEndian.Uint16(data))
+		if length < unix.SizeofNlAttr || length > len(data) {
+			return
+		}
+		visit(int(binary.NativeEndian.Uint16(data[2:])&^(unix.NLA_F_NESTED|unix.NLA_F_NET_BYTEORDER)), data[unix.SizeofNlAttr:length])
+		data = data[min(len(data), align4(length)):]
+	}
+}
+
+func align4(n int) int { return (n + 3) &^ 3 }

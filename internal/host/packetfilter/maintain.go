@@ -1,0 +1,45 @@
+package packetfilter
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+const (
+	// restoreDelay is the delay before rules are restored. It gives the program that removes rules
+	// time to finish, because a chain that is referenced again cannot be removed.
+	restoreDelay = 100 * time.Millisecond
+	restoreRetry = time.Second
+)
+
+// Maintain runs the guard until ctx is done, and calls restore when another program may have removed
+// rules of the owner, for example by reloading a firewall. restore restores missing rules and
+// reports whether any were missing. If it fails, it is called again after a delay. Call Maintain
+// once, instead of Run.
+func (w *Writer) Maintain(ctx context.Context, restore func(context.Context) (lost bool, err error)) {
+	suspect := make(chan struct{}, 1)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	watching.Go(func() { w.Run(ctx, suspect) })
+	timer := time.NewTimer(0)
+	timer.Stop()
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-suspect:
+			timer.Reset(restoreDelay)
+			continue
+		case <-timer.C:
+		}
+		lost, err := restore(ctx)
+		if err != nil && ctx.Err() == nil {
+			w.log.Warn("restoring removed rules failed, retrying", "owner", w.cfg.Owner, "err", err)
+			timer.Reset(restoreRetry)
+		} else if lost {
+			w.log.Info("restored rules removed by another program", "owner", w.cfg.Owner)
+		}
+	}
+}

@@ -1,0 +1,327 @@
+package packetfilter
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"time"
+
+	"hyperkube/internal/host/hostjournal"
+)
+
+// Config configures a Writer. Chains of a Ruleset that are neither Objects nor Foreign belong to the
+// user alone, and their names are recorded in the journal.
+type Config struct {
+	// Owner names the user in log messages.
+	Owner string
+	// Objects are patterns of the chains of API objects, such as Services. Sync removes those that a
+	// Ruleset lacks. The journal contains the patterns instead of each chain, because it syncs every
+	// record to disk and the chains change too often.
+	Objects []Chain
+	// Shared are chains to which the user's rules jump and whose rules another user writes. Sync
+	// creates them if they do not exist. Patterns are recorded in the journal only.
+	Shared []Chain
+	// Foreign are chains that another user creates, and that this user writes. They are not
+	// recorded in the journal, and not created while they would have no rules.
+	Foreign []Chain
+	// Guarded are names or patterns of the chains that the Guard watches, besides the jumps to them.
+	Guarded []string
+	// Period is the interval of checks if the kernel does not report changes. Zero means 30 s.
+	Period time.Duration
+	// Journal records chains and jumps before they are created. If it is nil, nothing is recorded.
+	Journal *hostjournal.Journal
+	// Log receives warnings. If it is nil, slog.Default() is used.
+	Log *slog.Logger
+	// Backend is used by tests. Nil means iptables.
+	Backend Backend
+}
+
+// Writer makes the kernel have the rules of one user, in the network namespace of the calling
+// thread. It is not safe for concurrent use, except for the methods of its Guard.
+type Writer struct {
+	// Guard detects that other programs removed rules.
+	*Guard
+	cfg      Config
+	backend  Backend
+	families map[Family]*written
+}
+
+// written is what a Writer knows about the kernel's rules in one family.
+type written struct {
+	// current is true if chains and jumps are those in the kernel.
+	current bool
+	chains  Chains
+	jumps   []Jump
+	// total and last are the numbers of rules of all chains and in the last write, by table.
+	total, last map[Table]int
+}
+
+// unknown stands for the rules of a chain that must be replaced.
+var unknown = []Rule{{Target: "?"}}
+
+// NewWriter returns a Writer. It does not change anything.
+func NewWriter(cfg Config) *Writer {
+	w := &Writer{
+		Guard: newGuard(cfg.Period, cfg.Log, cfg.Guarded...),
+		cfg:   cfg, backend: cfg.Backend, families: map[Family]*written{},
+	}
+	if w.backend == nil {
+		w.backend = iptables{w.Guard}
+	}
+	return w
+}
+
+// Current reports whether Sync succeeded for a family and no missing rules were found since.
+func (w *Writer) Current(family Family) bool { return w.family(family).current }
+
+// Used reports whether Sync has ever succeeded for a family.
+func (w *Writer) Used(family Family) bool { return w.family(family).total != nil }
+
+// Counts returns the number of rules in the chains of a family, and how many rules the last Sync
+// wrote, by table.
+func (w *Writer) Counts(family Family) (total, last map[Table]int) {
+	f := w.family(family)
+	return f.total, f.last
+}
+
+func (w *Writer) family(family Family) *written {
+	if w.families[family] == nil {
+		w.families[family] = &written{}
+	}
+	return w.families[family]
+}
+
+// Forget makes the next Sync read the rules of the kernel and write all chains.
+func (w *Writer) Forget(family Family) { w.family(family).current = false }
+
+// maxAttempts is the maximum number of checks of the position of jumps. Service proxies insert their
+// jumps only once, when they start.
+const maxAttempts = 3
+
+// Sync makes the kernel have the rules of set, atomically in each table. The first time, and after an
+// error, Forget or Lost, it reads the rules of the kernel. Otherwise it writes only what differs
+// from the last set. Chains that are not in set are removed if they match Config.Objects. The caller
+// must not modify set afterwards. Rules that it takes unchanged from the last set are recognized by
+// their memory and not compared.
+func (w *Writer) Sync(ctx context.Context, family Family, set Ruleset) (err error) {
+	f := w.family(family)
+	f.last = nil
+	defer func() {
+		if err != nil {
+			f.current = false // the next Sync reads the state of the kernel
+		}
+	}()
+	first := !f.current
+	placeJumps := first || !slices.Equal(set.Jumps, f.jumps)
+	var state *State
+	if w.mustRead(set, first, placeJumps) {
+		if state, err = w.backend.Read(ctx, family); err != nil {
+			return err
+		}
+	}
+	have := f.chains
+	if first {
+		have = w.adopt(state)
+	}
+	change, chains, total := w.difference(have, set.Chains)
+	if placeJumps {
+		change.Jumps, change.State = set.Jumps, state
+	}
+	if first {
+		change.Create, change.State = w.sharedChains(), state
+	}
+	if err := w.record(family, set, change, first); err != nil {
+		return err
+	}
+	last := change.count()
+	if err := w.apply(ctx, family, change); err != nil {
+		return err
+	}
+	*f = written{current: true, chains: chains, jumps: slices.Clone(set.Jumps), total: total, last: last}
+	return nil
+}
+
+// mustRead reports whether Sync must read the state of the kernel.
+func (w *Writer) mustRead(set Ruleset, first, placeJumps bool) bool {
+	if placeJumps && len(set.Jumps) > 0 {
+		return true
+	}
+	return first && (len(w.cfg.Objects)+len(w.cfg.Shared) > 0 ||
+		slices.ContainsFunc(w.cfg.Foreign, func(c Chain) bool { return len(set.Chains[c]) == 0 }))
+}
+
+// apply makes a change. A service proxy can insert its jumps between reading the rules and writing
+// them, so the position of new jumps behind them is checked again afterwards.
+func (w *Writer) apply(ctx context.Context, family Family, change Change) error {
+	for range maxAttempts {
+		if err := w.backend.Apply(ctx, family, change); err != nil {
+			return err
+		}
+		behind := slices.DeleteFunc(slices.Clone(change.Jumps), func(j Jump) bool { return j.Place != AfterServices })
+		if len(behind) == 0 || len(change.State.edits(behind)) == 0 {
+			return nil
+		}
+		state, err := w.backend.Read(ctx, family)
+		if err != nil {
+			return err
+		}
+		if len(state.edits(behind)) == 0 {
+			return nil
+		}
+		change = Change{Jumps: behind, State: state}
+	}
+	return nil
+}
+
+// adopt returns the chains in the kernel that an earlier process may have created. state may be nil.
+func (w *Writer) adopt(state *State) Chains {
+	found := Chains{}
+	if state == nil {
+		return found
+	}
+	for chain, rules := range state.Rules {
+		switch {
+		case w.isObject(chain):
+			found[chain] = unknown
+		case slices.Contains(w.cfg.Foreign, chain) && rules == 0:
+			found[chain] = nil
+		case slices.Contains(w.cfg.Foreign, chain):
+			found[chain] = unknown
+		}
+	}
+	return found
+}
+
+func (w *Writer) isObject(chain Chain) bool { return slices.ContainsFunc(w.cfg.Objects, chain.matches) }
+
+// sharedChains returns the chains that Sync creates.
+func (w *Writer) sharedChains() []Chain {
+	return slices.DeleteFunc(slices.Clone(w.cfg.Shared), Chain.isPattern)
+}
+
+// difference returns the change from have to want, without jumps, the chains that exist afterwards, and
+// the number of their rules by table.
+func (w *Writer) difference(have, want Chains) (change Change, after Chains, total map[Table]int) {
+	change.Replace, after, total = Chains{}, want, map[Table]int{}
+	for chain, rules := range want {
+		before, exists := have[chain]
+		if !exists && len(rules) == 0 && slices.Contains(w.cfg.Foreign, chain) {
+			after = maps.Clone(after)
+			delete(after, chain)
+			continue
+		}
+		if !exists || !equal(before, rules) {
+			change.Replace[chain] = rules
+		}
+		total[chain.Table] += len(rules)
+	}
+	for chain := range have {
+		if _, exists := want[chain]; !exists && w.isObject(chain) {
+			change.Remove = append(change.Remove, chain)
+		}
+	}
+	return change, after, total
+}
+
+func equal(a, b []Rule) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
+}
+
+// count returns the number of rules that the change writes, by table.
+func (c Change) count() map[Table]int {
+	out := map[Table]int{}
+	for chain, rules := range c.Replace {
+		out[chain.Table] += len(rules)
+	}
+	if len(c.Jumps) > 0 {
+		for _, e := range c.State.edits(c.Jumps) {
+			if e.remove == "" {
+				out[e.chain.Table]++
+			}
+		}
+	}
+	return out
+}
+
+// record records the chains and jumps that a change creates.
+func (w *Writer) record(family Family, set Ruleset, change Change, first bool) error {
+	var changes []hostjournal.Change
+	for chain := range change.Replace {
+		if !w.isObject(chain) && !slices.Contains(w.cfg.Foreign, chain) {
+			changes = append(changes, chain.change(family))
+		}
+	}
+	if first {
+		for _, chain := range slices.Concat(w.cfg.Objects, w.cfg.Shared) {
+			changes = append(changes, chain.change(family))
+		}
+	}
+	if first || change.Jumps != nil {
+		for _, j := range set.Jumps {
+			changes = append(changes, j.change(family))
+		}
+	}
+	return w.cfg.Journal.Record(changes...)
+}
+
+// Replace replaces the rules of some chains, whether they differ or not. Other chains and jumps are
+// kept.
+func (w *Writer) Replace(ctx context.Context, family Family, chains Chains) error {
+	f := w.family(family)
+	if err := w.backend.Apply(ctx, family, Change{Replace: chains}); err != nil {
+		f.current = false
+		return err
+	}
+	if f.current {
+		f.chains = maps.Clone(f.chains)
+		maps.Copy(f.chains, chains)
+	}
+	return nil
+}
+
+// Lost checks whether rules that Sync wrote are missing, in any family. It compares the number of rules
+// of each chain and the position of jumps, because iptables-save prints rules in another form than
+// they are written. The next Sync of a family with missing rules, or whose rules cannot be read,
+// writes all of them.
+func (w *Writer) Lost(ctx context.Context) bool {
+	lost := false
+	for family, f := range w.families {
+		if !f.current {
+			continue
+		}
+		state, err := w.backend.Read(ctx, family)
+		if err != nil || state.lacks(f.chains, w.sharedChains(), f.jumps) {
+			f.current, lost = false, true
+		}
+	}
+	return lost
+}
+
+// Missing checks whether rules of set are missing in the kernel, whether this Writer wrote them or
+// another process did. If so, the next Sync writes all of them. See Lost.
+func (w *Writer) Missing(ctx context.Context, family Family, set Ruleset) (bool, error) {
+	state, err := w.backend.Read(ctx, family)
+	if err != nil || !state.lacks(set.Chains, w.sharedChains(), set.Jumps) {
+		return false, err
+	}
+	w.Forget(family)
+	return true, nil
+}
+
+// Changes returns the journal entries of the chains and jumps of a set.
+func (s Ruleset) Changes(family Family) []hostjournal.Change {
+	var out []hostjournal.Change
+	for _, chain := range slices.SortedFunc(maps.Keys(s.Chains), Chain.compare) {
+		out = append(out, chain.change(family))
+	}
+	for _, j := range s.Jumps {
+		out = append(out, j.change(family))
+	}
+	return out
+}
+
+func (c Chain) change(family Family) hostjournal.Change {
+	return hostjournal.Change{Kind: hostjournal.Chain, Name: fmt.Sprintf("%s %s", family, c)}
+}
