@@ -8,13 +8,13 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 
-	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/backoff"
 )
 
 // AwaitAPI polls an API server, which runs in another process, until it is ready or ctx is done. It
 // calls failed, if that is not nil, with the reason of each unsuccessful attempt.
 func AwaitAPI(ctx context.Context, kube kubernetes.Interface, failed func(error)) error {
-	wait := 20 * time.Millisecond
+	retry := backoff.Backoff{First: 20 * time.Millisecond, Max: 500 * time.Millisecond}
 	for {
 		answer, err := kube.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
 		if err == nil {
@@ -23,10 +23,9 @@ func AwaitAPI(ctx context.Context, kube kubernetes.Interface, failed func(error)
 		if failed != nil {
 			failed(notReady(answer, err))
 		}
-		if !lifecycle.Pause(ctx, wait) {
+		if !retry.Pause(ctx) {
 			return context.Cause(ctx)
 		}
-		wait = min(2*wait, 500*time.Millisecond)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"time"
 
@@ -28,6 +29,8 @@ type Auditor struct {
 	policy  audit.PolicyRuleEvaluator
 	backend audit.Backend
 	ready   chan struct{}
+	// logFile is the open log file, or nil.
+	logFile io.Closer
 }
 
 func newAuditor(policy audit.PolicyRuleEvaluator, backend audit.Backend) *Auditor {
@@ -37,8 +40,13 @@ func newAuditor(policy audit.PolicyRuleEvaluator, backend audit.Backend) *Audito
 // Ready is closed once events are accepted.
 func (a *Auditor) Ready() <-chan struct{} { return a.ready }
 
-// Run sends events until ctx is canceled, and then flushes the buffered ones.
-func (a *Auditor) Run(ctx context.Context) error {
+// Run sends events until ctx is canceled, flushes the buffered ones, and closes the log file.
+func (a *Auditor) Run(ctx context.Context) (err error) {
+	defer func() {
+		if a.logFile != nil {
+			err = errors.Join(err, a.logFile.Close())
+		}
+	}()
 	if err := a.backend.Run(ctx.Done()); err != nil {
 		return fmt.Errorf("starting audit: %w", err)
 	}

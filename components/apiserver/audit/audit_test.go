@@ -49,6 +49,11 @@ func start(t *testing.T) (*Auditor, func() []auditapi.Event) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := a.logFile.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	return a, func() []auditapi.Event {
 		data, err := os.ReadFile(out)
 		if err != nil {

@@ -136,16 +136,18 @@ func (s *BackendConfig) wrap(b audit.Backend, gv schema.GroupVersion) audit.Back
 }
 
 // New returns an Auditor, or nil if cfg disables auditing.
-func New(cfg Config) (*Auditor, error) {
+func New(cfg Config) (a *Auditor, err error) {
 	if cfg.PolicyFile == "" && cfg.Path == "" && cfg.WebhookFile == "" {
 		return nil, nil
 	}
 	var backends []audit.Backend
+	var logFile io.Closer
 	if cfg.Path != "" {
-		b, err := cfg.logBackend()
+		b, file, err := cfg.logBackend()
 		if err != nil {
 			return nil, err
 		}
+		logFile = file
 		backends = append(backends, b)
 	}
 	if cfg.WebhookFile != "" {
@@ -166,25 +168,33 @@ func New(cfg Config) (*Auditor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("loading audit policy file: %w", err)
 	}
-	return newAuditor(policy.NewPolicyRuleEvaluator(p), audit.Union(backends...)), nil
+	a = newAuditor(policy.NewPolicyRuleEvaluator(p), audit.Union(backends...))
+	a.logFile = logFile
+	return a, nil
 }
 
-func (c *Config) logBackend() (audit.Backend, error) {
+// logBackend returns the backend that writes the log, and its file. The file is nil if the log is
+// standard output.
+func (c *Config) logBackend() (audit.Backend, io.Closer, error) {
 	gv, err := c.Log.check("log")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if !slices.Contains(auditlog.AllowedFormats, c.Format) {
-		return nil, fmt.Errorf("invalid audit log format %s, allowed formats are %q", c.Format, auditlog.AllowedFormats)
+		return nil, nil, fmt.Errorf("invalid audit log format %s, allowed formats are %q", c.Format, auditlog.AllowedFormats)
 	}
 	if c.MaxAge < 0 || c.MaxBackups < 0 || c.MaxSize < 0 {
-		return nil, errors.New("--audit-log-maxage, --audit-log-maxbackup and --audit-log-maxsize can't be a negative number")
+		return nil, nil, errors.New("--audit-log-maxage, --audit-log-maxbackup and --audit-log-maxsize can't be a negative number")
 	}
 	out, err := c.open()
 	if err != nil {
-		return nil, fmt.Errorf("opening the audit log: %w", err)
+		return nil, nil, fmt.Errorf("opening the audit log: %w", err)
 	}
-	return c.Log.wrap(auditlog.NewBackend(out, c.Format, gv), gv), nil
+	file, _ := out.(io.Closer)
+	if c.Path == "-" {
+		file = nil
+	}
+	return c.Log.wrap(auditlog.NewBackend(out, c.Format, gv), gv), file, nil
 }
 
 func (c *Config) open() (io.Writer, error) {

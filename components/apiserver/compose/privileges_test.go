@@ -242,8 +242,8 @@ func TestPrivilegeEscalation(t *testing.T) {
 		{name: "a token of the future", token: changed(func(c map[string]any) { c["nbf"] = time.Now().Add(time.Hour).Unix() }), request: self, body: review, status: 401},
 		{name: "a token of another issuer", token: changed(func(c map[string]any) { c["iss"] = "https://evil.example" }), request: self, body: review, status: 401},
 		{name: "a token for a service account that does not exist", token: changed(func(c map[string]any) {
-			c["sub"] = "system:serviceaccount:kube-system:nobody"
-			c["kubernetes.io"] = map[string]any{"namespace": "kube-system", "serviceaccount": map[string]any{"name": "nobody", "uid": "1"}}
+			c["sub"] = "system:serviceaccount:kube-system:absent"
+			c["kubernetes.io"] = map[string]any{"namespace": "kube-system", "serviceaccount": map[string]any{"name": "absent", "uid": "1"}}
 		}), request: self, body: review, status: 401},
 		{name: "a token of a previous service account", token: changed(func(c map[string]any) {
 			c["kubernetes.io"] = map[string]any{"namespace": "default", "serviceaccount": map[string]any{"name": "robot", "uid": "00000000-0000-4000-8000-000000000000"}}

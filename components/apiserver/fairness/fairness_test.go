@@ -39,6 +39,12 @@ func TestMandatory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() {
+		// The controller's queue is only stopped by Run.
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_ = l.Run(ctx)
+	}()
 	ok := func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
 	w := ask(t, l, "list", ordinary, func(w http.ResponseWriter, _ *http.Request) {
 		// The only seat is occupied now.

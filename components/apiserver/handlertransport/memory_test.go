@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
+	"hyperkube/internal/testing/leakcheck"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leakcheck.Main(m) }
 
 func request(t *testing.T, ctx context.Context, path string, body io.Reader) *http.Request {
 	t.Helper()

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
 
-	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/backoff"
 )
 
 // Applier applies the objects of the add-ons to a cluster that may have been started before.
@@ -72,7 +72,7 @@ func (k *Applier) Run(ctx context.Context) error {
 // it returns.
 func (k *Applier) applyUntilDone(ctx context.Context, obj *unstructured.Unstructured, onExists func()) {
 	defer onExists()
-	wait, before := k.retryInterval, ""
+	retry, before := backoff.Backoff{First: k.retryInterval, Max: k.maxRetryInterval}, ""
 	for {
 		err := Apply(ctx, k.client, obj)
 		if err == nil || ctx.Err() != nil {
@@ -87,9 +87,8 @@ func (k *Applier) applyUntilDone(ctx context.Context, obj *unstructured.Unstruct
 		if _, err := resourceOf(k.client, obj).Get(ctx, obj.GetName(), metav1.GetOptions{}); err == nil {
 			onExists()
 		}
-		if !lifecycle.Pause(ctx, wait) {
+		if !retry.Pause(ctx) {
 			return
 		}
-		wait = min(2*wait, k.maxRetryInterval)
 	}
 }

@@ -21,7 +21,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"hyperkube/components/controllers/bootstraptokens"
-	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/backoff"
 )
 
 // infoName is the ConfigMap in the namespace kube-public that every client may read. It contains a
@@ -119,7 +119,7 @@ func (d *Discovery) Find(ctx context.Context) (*Cluster, error) {
 	if err := d.Validate(); err != nil {
 		return nil, err
 	}
-	wait := 100 * time.Millisecond
+	retry := backoff.Backoff{First: 100 * time.Millisecond, Max: 2 * time.Second}
 	var last error
 	for {
 		c, err := d.find(ctx)
@@ -133,10 +133,9 @@ func (d *Discovery) Find(ctx context.Context) (*Cluster, error) {
 		if d.OnError != nil {
 			d.OnError(err)
 		}
-		if !lifecycle.Pause(ctx, wait) {
+		if !retry.Pause(ctx) {
 			return nil, fmt.Errorf("reading cluster information from %s: %w", d.Endpoint, err)
 		}
-		wait = min(2*wait, 2*time.Second)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"hyperkube/components/runtime/launch"
 	"hyperkube/components/runtime/runtimeclient"
+	"hyperkube/internal/base/backoff"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/host/layout"
@@ -128,7 +129,7 @@ const (
 
 // Run restarts the runtime until ctx is done. It leaves the runtime running.
 func (k RuntimeSupervisor) Run(ctx context.Context) error {
-	pause := minRestartDelay
+	retry := backoff.Backoff{First: minRestartDelay, Max: maxRestartDelay}
 	for {
 		began := time.Now()
 		if err := k.waitForExit(ctx); err != nil {
@@ -138,17 +139,16 @@ func (k RuntimeSupervisor) Run(ctx context.Context) error {
 			return nil
 		}
 		if time.Since(began) > time.Minute {
-			pause = minRestartDelay
+			retry.Reset()
 		}
 		k.Log.Warn("container runtime exited, restarting")
 		err := StartRuntime(ctx, k.Layout, k.PodCIDRs)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if err == nil && pause == minRestartDelay {
-			// The first restart is immediate.
-			pause *= 2
-			continue
+		first, pause := !retry.Started(), retry.Next()
+		if err == nil && first {
+			continue // the first restart is immediate
 		}
 		if err != nil {
 			k.Log.Error("restarting the container runtime failed", "err", err, "retryAfter", pause)
@@ -156,7 +156,6 @@ func (k RuntimeSupervisor) Run(ctx context.Context) error {
 		if !lifecycle.Pause(ctx, pause) {
 			return nil
 		}
-		pause = min(2*pause, maxRestartDelay)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"hyperkube/components/cluster/preflight"
 	"hyperkube/components/cluster/progress"
 	"hyperkube/components/etcd"
+	"hyperkube/internal/base/backoff"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/host/layout"
 )
@@ -91,29 +92,30 @@ func newResumer(l layout.Node, lock *pidlock.Lock, log *slog.Logger, steps *prog
 	}
 }
 
-// backoff returns the delay before the n-th start: 1 s, 2 s, 4 s and so on, at most 30 s.
-func backoff(n int) time.Duration {
-	return min(time.Second<<min(max(n-1, 0), 5), 30*time.Second)
+// startBackoff is the back-off of starts: 1 s, 2 s, 4 s and so on, at most 30 s.
+func startBackoff() backoff.Backoff {
+	return backoff.Backoff{First: time.Second, Max: 30 * time.Second}
 }
 
 // wait blocks until the cluster may be started: after the back-off of this attempt, when there is
 // enough space. It returns false when ctx is canceled.
 func (r *resumer) wait(ctx context.Context) bool {
-	reported := r.Attempt > 0
+	reported, retry := r.Attempt > 0, startBackoff()
+	retry.Skip(r.Attempt - 1)
 	if reported {
 		r.report(r.Reason)
-		if !r.pause(ctx, backoff(r.Attempt)) {
+		if !r.pause(ctx, retry.Next()) {
 			return false
 		}
 	}
-	for n := r.Attempt + 1; r.service; n++ {
+	for r.service {
 		err := r.checkDisk()
 		if !etcd.IsDiskFull(err) {
 			break
 		}
 		reported = true
 		r.report(err.Error())
-		if !r.pause(ctx, backoff(n)) {
+		if !r.pause(ctx, retry.Next()) {
 			return false
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
+	"hyperkube/internal/base/backoff"
 	"hyperkube/internal/base/lifecycle"
 )
 
@@ -102,9 +103,9 @@ func (w *dnsWait) wait(ctx context.Context) error {
 // and is lost without an error, so the timeout of the first queries is short.
 func (w *dnsWait) queryUntilAnswered(ctx context.Context) error {
 	query := new(dns.Msg).SetQuestion(dns.Fqdn("kubernetes.default.svc."+w.domain), dns.TypeA)
-	wait := 10 * time.Millisecond
+	retry := backoff.Backoff{First: 10 * time.Millisecond, Max: time.Second}
 	for {
-		began := time.Now()
+		began, wait := time.Now(), retry.Next()
 		client := dns.Client{Timeout: wait}
 		answer, _, err := client.ExchangeContext(ctx, query, w.server)
 		if err == nil && answer.Rcode == dns.RcodeSuccess {
@@ -118,7 +119,6 @@ func (w *dnsWait) queryUntilAnswered(ctx context.Context) error {
 		if !lifecycle.Pause(ctx, wait-time.Since(began)) {
 			return errors.Join(context.Cause(ctx), err)
 		}
-		wait = min(2*wait, time.Second)
 	}
 }
 

@@ -53,7 +53,7 @@ func (e *Enforcer) Expect(ctx context.Context, pod *corev1.Pod, ips []string) er
 		if !enforced {
 			e.expected[pod.UID] = have
 		}
-		written := e.written
+		written := e.written.Next()
 		e.mu.Unlock()
 		if enforced {
 			return nil
@@ -133,8 +133,7 @@ func (e *Enforcer) recordWritten(s *State) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.enforced = holding
-	close(e.written)
-	e.written = make(chan struct{})
+	e.written.Send()
 }
 
 func sorted(ips []netip.Addr) []netip.Addr {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
+	"hyperkube/internal/base/broadcast"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/host/packetfilter"
 )
@@ -48,11 +49,11 @@ type Enforcer struct {
 	pods, namespaces cache.SharedIndexInformer // nil before the first policy exists
 
 	mu sync.Mutex // guards the fields below
-	// expected contains the pods of Expect. holding contains the sorted addresses of local pods
-	// whose rules are written. written is closed and replaced after each write.
+	// expected contains the pods of Expect. enforced contains the sorted addresses of local pods
+	// whose rules are written. written is sent after each write.
 	expected map[types.UID]expectation
 	enforced map[types.UID][]netip.Addr
-	written  chan struct{}
+	written  broadcast.Broadcast
 }
 
 // New validates cfg and registers with the policy informer.
@@ -66,7 +67,7 @@ func New(cfg Config) (*Enforcer, error) {
 	e := &Enforcer{
 		cfg: cfg, policies: cfg.Informers.Networking().V1().NetworkPolicies().Informer(), dirty: make(chan struct{}, 1),
 		writer:   newWriter(cfg.Log, nil),
-		expected: map[types.UID]expectation{}, written: make(chan struct{}),
+		expected: map[types.UID]expectation{},
 	}
 	registration, err := e.policies.AddEventHandler(e.handler(func(old, obj any) bool {
 		return equality.Semantic.DeepEqual(old.(*networkingv1.NetworkPolicy).Spec, obj.(*networkingv1.NetworkPolicy).Spec)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"hyperkube/internal/base/backoff"
 )
 
 // Follow calls look immediately, and then whenever the file may have changed, until ctx is done.
@@ -40,14 +42,13 @@ func FollowRetrying(ctx context.Context, path string, log *slog.Logger, look fun
 	}
 	again := time.NewTimer(0)
 	defer again.Stop()
-	wait := firstRetry
+	retry := backoff.Backoff{First: firstRetry, Max: lastRetry}
 	for {
 		again.Stop()
 		if look() {
-			wait = firstRetry
+			retry.Reset()
 		} else {
-			again.Reset(wait)
-			wait = min(2*wait, lastRetry)
+			again.Reset(retry.Next())
 		}
 		select {
 		case <-ctx.Done():

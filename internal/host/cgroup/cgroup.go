@@ -23,7 +23,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/backoff"
 )
 
 // ErrNotExist is returned when the cgroup does not exist.
@@ -428,7 +428,7 @@ func (m *Manager) Remove(ctx context.Context, cgroup string) error {
 		// libcontainer also creates cgroups in the unified hierarchy beside version 1.
 		dirs = append(slices.Clone(dirs), join(m.hybrid, path.Clean("/"+cgroup)))
 	}
-	wait := time.Millisecond
+	retry := backoff.Backoff{First: time.Millisecond, Max: 100 * time.Millisecond}
 	for {
 		var busy error
 		for _, dir := range dirs {
@@ -443,10 +443,9 @@ func (m *Manager) Remove(ctx context.Context, cgroup string) error {
 			return fmt.Errorf("removing cgroup %s: %w", cgroup, busy)
 		}
 		// The kernel has no event for the last process that leaves a version 1 cgroup, so poll.
-		if !lifecycle.Pause(ctx, wait) {
+		if !retry.Pause(ctx) {
 			return fmt.Errorf("removing cgroup %s: %w", cgroup, busy)
 		}
-		wait = min(2*wait, 100*time.Millisecond)
 	}
 }
 

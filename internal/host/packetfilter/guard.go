@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/backoff"
 )
 
 // Guard detects that another program may have removed rules: for example, reloading a firewall
@@ -124,7 +124,8 @@ func (g *Guard) Run(ctx context.Context, suspect chan<- struct{}) {
 	}
 }
 
-// The delay after a failed read doubles with each failure, up to the period of the guard.
+// minReadDelay is the delay after a failed read. It doubles with each failure, up to the period of the
+// guard.
 const minReadDelay = 100 * time.Millisecond
 
 // follow reads change notifications until the socket is closed or ctx is done. It closes received at the
@@ -132,7 +133,8 @@ const minReadDelay = 100 * time.Millisecond
 // continues. If the socket never recovers, this checks the rules periodically.
 func (g *Guard) follow(ctx context.Context, socket io.Reader, received chan<- struct{}, notify func()) {
 	buffer := make([]byte, 64<<10)
-	removed, first, delay := false, true, time.Duration(0)
+	removed, first := false, true
+	retry := backoff.Backoff{First: min(minReadDelay, g.period), Max: g.period}
 	for {
 		n, err := socket.Read(buffer)
 		if errors.Is(err, os.ErrClosed) || ctx.Err() != nil {
@@ -144,16 +146,15 @@ func (g *Guard) follow(ctx context.Context, socket io.Reader, received chan<- st
 			if errors.Is(err, unix.ENOBUFS) {
 				continue // the receive buffer overflowed, and the next read succeeds
 			}
-			if delay == 0 {
+			if !retry.Started() {
 				g.log.Warn("reading iptables rule change notifications failed, retrying", "err", err)
 			}
-			delay = min(max(2*delay, minReadDelay), g.period)
-			if !lifecycle.Pause(ctx, delay) {
+			if !retry.Pause(ctx) {
 				return
 			}
 			continue
 		}
-		delay = 0
+		retry.Reset()
 		eachRuleChange(buffer[:n], func(c ruleChange) {
 			if first {
 				close(received)

@@ -40,19 +40,14 @@ var (
 
 // conn is a connection. Fields without a lock are used only by the reader goroutine.
 type conn struct {
-	server  *server
-	tls     *tls.Conn
-	corked  *corked // nil if the listener was not created by Listen
+	server *server
+	transport
 	handler http.Handler
 	// base is the parent context of requests; cancel cancels it.
 	base   context.Context //nolint:containedctx // it is the connection's, and so is the struct
 	cancel context.CancelFunc
-	state  tls.ConnectionState
-	remote string
 
-	in     *bufio.Reader
-	frames frameReader
-	framer *http2.Framer
+	input
 	// ready contains new streams whose handlers are started before the reader blocks again, because
 	// the body usually follows the headers immediately.
 	ready    []*stream
@@ -68,41 +63,70 @@ type conn struct {
 	pending []*stream
 	// idleSince is the time at which the last stream was closed.
 	idleSince time.Time
-	// draining is set when no new streams are accepted, failed when nothing more is written.
-	draining, failed bool
-	closeTimer       *time.Timer
 
+	closing
+	keepalive
+	limits
+	// resets are the streams that this side has reset last.
+	resets recentIDs
+	windows
+	output
+}
+
+// input reads frames. Only the reader goroutine uses it.
+type input struct {
+	in     *bufio.Reader
+	frames frameReader
+	framer *http2.Framer
+}
+
+// wholeFrame reports whether the next frame can be read without blocking.
+func (i *input) wholeFrame() bool {
+	n := i.in.Buffered()
+	if n < frameHeader {
+		return false
+	}
+	head, err := i.in.Peek(3)
+	return err == nil && n >= frameHeader+(int(head[0])<<16|int(head[1])<<8|int(head[2]))
+}
+
+// keepalive is the state of the checks whether the client is still there. The connection's lock guards it.
+type keepalive struct {
 	// received is set when something was received since the last run of checkKeepalive. pingSent is
 	// set when checkKeepalive has sent a ping since.
 	received, pingSent bool
 	keepaliveTimer     *time.Timer
+}
 
-	// earlyResets is the number of streams that were reset early, minus one for each earlyResetDecay
-	// since. earlyResetsAt is the time of the last update.
-	earlyResets   int
-	earlyResetsAt time.Time
-	// overheadFrames is how many overhead frames the client has sent, less those it was entitled to; overheadAt is when
-	// it was last reduced because of the time.
-	overheadFrames int
-	overheadAt     time.Time
-	// resets are the streams that this side has reset last.
-	resets recentIDs
-
-	// Flow control windows of the connection.
+// windows are the flow control windows of a connection. The connection's lock guards them.
+type windows struct {
 	sendWindow    int64
 	receiveLeft   int64
 	windowUpdate  int64 // received bytes not yet reported in a WINDOW_UPDATE
 	initialWindow int64 // initial send window of streams
 	frame         int   // maximum frame size that the client accepts
+}
 
-	output
+// transport is the TLS connection. It does not change.
+type transport struct {
+	tls    *tls.Conn
+	corked *corked // nil if the listener was not created by Listen
+	state  tls.ConnectionState
+	remote string
+}
+
+// closing is the state of closing a connection. The connection's lock guards it.
+type closing struct {
+	// draining is set when no new streams are accepted, failed when nothing more is written.
+	draining, failed bool
+	closeTimer       *time.Timer
 }
 
 func newConn(s *server, tc *tls.Conn, handler http.Handler, base context.Context) *conn {
 	c := &conn{
-		server: s, tls: tc, handler: handler, state: tc.ConnectionState(), remote: tc.RemoteAddr().String(),
+		server: s, handler: handler, transport: transport{tls: tc, state: tc.ConnectionState(), remote: tc.RemoteAddr().String()},
 		streams: map[uint32]*stream{}, idleSince: time.Now(),
-		sendWindow: defaultWindow, receiveLeft: receiveWindow, initialWindow: defaultWindow, frame: defaultFrameSize,
+		windows: windows{sendWindow: defaultWindow, receiveLeft: receiveWindow, initialWindow: defaultWindow, frame: defaultFrameSize},
 	}
 	c.corked, _ = tc.NetConn().(*corked)
 	c.base, c.cancel = context.WithCancel(base)
@@ -112,18 +136,9 @@ func newConn(s *server, tc *tls.Conn, handler http.Handler, base context.Context
 	c.framer.SetReuseFrames()
 	c.framer.SetMaxReadFrameSize(maxFrame)
 	c.framer.ReadMetaHeaders = hpack.NewDecoder(headerTable, nil)
-	c.framer.MaxHeaderListSize = c.maxHeaders()
+	c.framer.MaxHeaderListSize = c.server.maxHeaders()
 	c.output.init()
 	return c
-}
-
-func (c *conn) maxHeaders() uint32 {
-	n := c.server.http.MaxHeaderBytes
-	if n <= 0 {
-		n = http.DefaultMaxHeaderBytes
-	}
-	// Accept as many bytes as HTTP/1 does, plus the HTTP/2 overhead of some fields.
-	return uint32(min(n+10*32, 1<<31-1))
 }
 
 // serve reads from the connection until it is closed.
@@ -137,7 +152,7 @@ func (c *conn) serve() {
 	c.mu.Lock()
 	c.appendSettings()
 	c.sendSoon()
-	c.keepaliveTimer = time.AfterFunc(c.keepaliveInterval(), c.checkKeepalive)
+	c.keepaliveTimer = time.AfterFunc(c.server.keepaliveInterval(), c.checkKeepalive)
 	c.mu.Unlock()
 	if c.server.isDraining() {
 		c.drain()
@@ -188,16 +203,6 @@ func (c *conn) preface() error {
 		return errors.New("unexpected preface")
 	}
 	return c.tls.SetReadDeadline(time.Time{})
-}
-
-// wholeFrame reports whether the next frame can be read without blocking.
-func (c *conn) wholeFrame() bool {
-	n := c.in.Buffered()
-	if n < frameHeader {
-		return false
-	}
-	head, err := c.in.Peek(3)
-	return err == nil && n >= frameHeader+(int(head[0])<<16|int(head[1])<<8|int(head[2]))
 }
 
 // start starts the handlers of the ready streams.
@@ -301,16 +306,6 @@ func (c *conn) fail() {
 	c.discard()
 }
 
-func (c *conn) keepaliveInterval() time.Duration {
-	every := time.Minute
-	for _, d := range []time.Duration{c.server.cfg.PingAfter, c.server.http.IdleTimeout} {
-		if d > 0 {
-			every = min(every, d)
-		}
-	}
-	return every
-}
-
 // checkKeepalive closes connections that were idle for too long or do not respond to pings.
 func (c *conn) checkKeepalive() {
 	c.mu.Lock()
@@ -318,7 +313,7 @@ func (c *conn) checkKeepalive() {
 	if c.failed {
 		return
 	}
-	next := c.keepaliveInterval()
+	next := c.server.keepaliveInterval()
 	if idle := c.server.http.IdleTimeout; idle > 0 && len(c.streams) == 0 && !c.draining {
 		left := idle - time.Since(c.idleSince)
 		if left <= 0 {

@@ -28,7 +28,7 @@ func (c *conn) process(f http2.Frame) error {
 		early := st.resetEarly()
 		st.close(errReset)
 		if early {
-			return c.countEarlyReset()
+			return c.countEarlyReset(c.server.cfg.MaxStreams)
 		}
 	case *http2.SettingsFrame:
 		return c.onSettings(f)
@@ -72,7 +72,7 @@ func (c *conn) refuse(e http2.StreamError) error {
 	case st == nil && c.resets.has(e.StreamID):
 		return c.overhead(1) // it is refused already
 	case st != nil, headers:
-		if err := c.countEarlyReset(); err != nil {
+		if err := c.countEarlyReset(c.server.cfg.MaxStreams); err != nil {
 			return err // making us reset is no better than resetting
 		}
 		// Headers that are refused open their stream all the same.
@@ -175,7 +175,7 @@ func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 		// The client opens and resets streams faster than the handlers return.
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 	}
-	st, err := c.newStream(f)
+	st, err := newStream(c, f)
 	if err != nil {
 		return err
 	}

@@ -28,6 +28,29 @@ const (
 	maxContinuations = 128
 )
 
+// decayingCount is a number of events that decreases with time, but not below zero.
+type decayingCount struct {
+	n int
+	// at is the time of the last decrease.
+	at time.Time
+}
+
+// decay decreases the number by one for each period since the last decrease.
+func (d *decayingCount) decay(period time.Duration) {
+	if past := time.Since(d.at) / period; past > 0 {
+		d.n = max(0, d.n-int(min(past, 1<<20)))
+		d.at = time.Now()
+	}
+}
+
+// limits counts what a client could overload the server with. The connection's lock guards it.
+type limits struct {
+	// earlyResets counts the streams that were reset early.
+	earlyResets decayingCount
+	// overheadFrames counts the overhead frames that the client has sent, less those it was entitled to.
+	overheadFrames decayingCount
+}
+
 // resetEarly reports whether a stream that is being closed was opened only recently and has no
 // response yet. The caller holds c.mu.
 func (st *stream) resetEarly() bool {
@@ -38,13 +61,10 @@ func (st *stream) resetEarly() bool {
 // an invalid frame. It returns an error, which closes the connection, if there are too many such
 // streams in a short time. The limit of open streams does not protect the server against them: the
 // request is processed for a while after the reset, and the client may open the next stream
-// immediately. The caller holds c.mu.
-func (c *conn) countEarlyReset() error {
-	if past := time.Since(c.earlyResetsAt) / earlyResetDecay; past > 0 {
-		c.earlyResets = max(0, c.earlyResets-int(min(past, 1<<20)))
-		c.earlyResetsAt = time.Now()
-	}
-	if c.earlyResets++; c.earlyResets > max(maxEarlyResets, int(c.server.cfg.MaxStreams)) {
+// immediately. maxStreams is the maximum number of open streams. The caller holds the lock.
+func (l *limits) countEarlyReset(maxStreams uint32) error {
+	l.earlyResets.decay(earlyResetDecay)
+	if l.earlyResets.n++; l.earlyResets.n > max(maxEarlyResets, int(maxStreams)) {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 	}
 	return nil
@@ -53,16 +73,13 @@ func (c *conn) countEarlyReset() error {
 // overhead counts n overhead frames: frames that cost CPU but neither make a request nor carry a body, such as PING,
 // SETTINGS, PRIORITY, WINDOW_UPDATE, empty DATA frames, and frames on closed streams. It returns an error when the
 // client sends too many of them. The caller holds the lock.
-func (c *conn) overhead(n int) error {
-	c.overheadFrames += n
-	if c.overheadFrames <= maxOverhead {
+func (l *limits) overhead(n int) error {
+	l.overheadFrames.n += n
+	if l.overheadFrames.n <= maxOverhead {
 		return nil // the usual case does not read the clock
 	}
-	if past := time.Since(c.overheadAt) / overheadEvery; past > 0 {
-		c.overheadFrames = max(0, c.overheadFrames-int(min(past, 1<<20)))
-		c.overheadAt = time.Now()
-	}
-	if c.overheadFrames > maxOverhead {
+	l.overheadFrames.decay(overheadEvery)
+	if l.overheadFrames.n > maxOverhead {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
 	}
 	return nil
@@ -70,7 +87,7 @@ func (c *conn) overhead(n int) error {
 
 // allowOverhead entitles the client to n overhead frames more, because of a request or a response. The caller holds the
 // lock.
-func (c *conn) allowOverhead(n int) { c.overheadFrames = max(0, c.overheadFrames-n) }
+func (l *limits) allowOverhead(n int) { l.overheadFrames.n = max(0, l.overheadFrames.n-n) }
 
 // recentIDs remembers the stream identifiers that were added last.
 type recentIDs struct {

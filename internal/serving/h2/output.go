@@ -91,7 +91,7 @@ func (c *conn) appendSettings() {
 	settings := []http2.Setting{
 		{ID: http2.SettingMaxFrameSize, Val: maxFrame},
 		{ID: http2.SettingMaxConcurrentStreams, Val: c.server.cfg.MaxStreams},
-		{ID: http2.SettingMaxHeaderListSize, Val: c.maxHeaders()},
+		{ID: http2.SettingMaxHeaderListSize, Val: c.server.maxHeaders()},
 		{ID: http2.SettingInitialWindowSize, Val: receiveWindow},
 	}
 	c.appendFrame(6*len(settings), http2.FrameSettings, 0, 0)

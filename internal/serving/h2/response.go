@@ -374,7 +374,7 @@ func (w *response) frameTrailers() {
 }
 
 // fields encodes a header without the fields that HTTP/2 does not allow.
-func (c *conn) fields(h http.Header) {
+func (o *output) fields(h http.Header) {
 	for name, values := range h {
 		switch name {
 		case "Connection", "Keep-Alive", "Proxy-Connection", "Transfer-Encoding", "Upgrade":
@@ -388,18 +388,18 @@ func (c *conn) fields(h http.Header) {
 			continue
 		}
 		for _, v := range values {
-			c.field(low, v)
+			o.field(low, v)
 		}
 	}
 }
 
 // field encodes a header field if its value is valid. Values that rarely repeat are not added to
 // the compression table.
-func (c *conn) field(name, value string) {
+func (o *output) field(name, value string) {
 	if !httpguts.ValidHeaderFieldValue(value) {
 		return
 	}
-	_ = c.encoder.WriteField(hpack.HeaderField{Name: name, Value: value, Sensitive: notIndexed[name]}) // writes to memory
+	_ = o.encoder.WriteField(hpack.HeaderField{Name: name, Value: value, Sensitive: notIndexed[name]}) // writes to memory
 }
 
 // notIndexed contains the names of fields whose values rarely repeat.

@@ -171,3 +171,24 @@ func (w *workers) disconnected() {
 	}
 	w.idle = nil
 }
+
+// maxHeaders returns the maximum size of a header list, in bytes.
+func (s *server) maxHeaders() uint32 {
+	n := s.http.MaxHeaderBytes
+	if n <= 0 {
+		n = http.DefaultMaxHeaderBytes
+	}
+	// Accept as many bytes as HTTP/1 does, plus the HTTP/2 overhead of some fields.
+	return uint32(min(n+10*32, 1<<31-1))
+}
+
+// keepaliveInterval returns the maximum interval of conn.checkKeepalive.
+func (s *server) keepaliveInterval() time.Duration {
+	every := time.Minute
+	for _, d := range []time.Duration{s.cfg.PingAfter, s.http.IdleTimeout} {
+		if d > 0 {
+			every = min(every, d)
+		}
+	}
+	return every
+}

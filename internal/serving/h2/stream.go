@@ -29,20 +29,7 @@ type stream struct {
 	// wake wakes the handler when it waits for the body or for window or buffer space.
 	wake sync.Cond
 
-	// body[read:] is the part of the body that was received but not read by the handler yet.
-	body []byte
-	read int
-	// declared is the value of Content-Length, negative if there is none. received is the number of
-	// received body bytes.
-	declared, received int64
-	receiveLeft        int64
-	windowUpdate       int64 // received bytes not yet reported in a WINDOW_UPDATE
-	// bodyComplete is set when the complete body was received, bodyDiscarded when the handler does not
-	// read it anymore, bodyLost when the stream was closed before all received bytes were read.
-	bodyComplete, bodyDiscarded, bodyLost bool
-	// abandoned is set when the response is complete although the request body is not.
-	abandoned bool
-	trailer   http.Header // received trailers; nil if there are none
+	requestBody
 
 	sendWindow int64
 	// closed is set when nothing more is received or sent; err is the reason.
@@ -60,6 +47,24 @@ type stream struct {
 	overrideHandler http.HandlerFunc
 }
 
+// requestBody is what was received of a request's body. The connection's lock guards it.
+type requestBody struct {
+	// body[read:] is the part of the body that was received but not read by the handler yet.
+	body []byte
+	read int
+	// declared is the value of Content-Length, negative if there is none. received is the number of
+	// received body bytes.
+	declared, received int64
+	receiveLeft        int64
+	windowUpdate       int64 // received bytes not yet reported in a WINDOW_UPDATE
+	// bodyComplete is set when the complete body was received, bodyDiscarded when the handler does not
+	// read it anymore, bodyLost when the stream was closed before all received bytes were read.
+	bodyComplete, bodyDiscarded, bodyLost bool
+	// abandoned is set when the response is complete although the request body is not.
+	abandoned bool
+	trailer   http.Header // received trailers; nil if there are none
+}
+
 // The events that a stream can wait for.
 const (
 	reading = iota
@@ -67,7 +72,7 @@ const (
 )
 
 // newStream creates a stream from a HEADERS frame.
-func (c *conn) newStream(f *http2.MetaHeadersFrame) (*stream, error) {
+func newStream(c *conn, f *http2.MetaHeadersFrame) (*stream, error) {
 	malformed := http2.StreamError{StreamID: f.StreamID, Code: http2.ErrCodeProtocol}
 	var method, scheme, authority, path string
 	for _, p := range f.PseudoFields() {
@@ -105,8 +110,8 @@ func (c *conn) newStream(f *http2.MetaHeadersFrame) (*stream, error) {
 		}
 	}
 	st := &stream{
-		c: c, id: f.StreamID, bodyComplete: f.StreamEnded(), declared: -1,
-		receiveLeft: receiveWindow, sendWindow: c.initialWindow,
+		c: c, id: f.StreamID, sendWindow: c.initialWindow,
+		requestBody: requestBody{bodyComplete: f.StreamEnded(), declared: -1, receiveLeft: receiveWindow},
 	}
 	st.wake.L = &c.mu
 	r := http.Request{

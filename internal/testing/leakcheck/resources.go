@@ -74,20 +74,16 @@ func children(add adder) {
 	}
 }
 
-// mounts adds the mounts in the namespace of the calling thread. Unless all is true, it skips those
-// that are not below the temporary directory.
-func mounts(add adder, all bool) {
+// mounts adds the mounts in the namespace of the calling thread.
+func mounts(add adder) {
 	table, err := os.ReadFile("/proc/thread-self/mountinfo")
 	if err != nil {
 		return
 	}
 	for line := range strings.Lines(string(table)) {
 		fields := strings.Fields(line)
-		if len(fields) < 5 {
-			continue
-		}
-		if id, point := fields[0], fields[4]; all || strings.HasPrefix(point, os.TempDir()+"/") {
-			add("mount", id+" "+point, "")
+		if len(fields) >= 5 {
+			add("mount", fields[0]+" "+fields[4], "")
 		}
 	}
 }

@@ -121,7 +121,19 @@ func manager(t *testing.T, root string, kube kubernetes.Interface) *Manager {
 	if err != nil {
 		t.Fatal(err)
 	}
+	stopAtEnd(t, m)
 	return m
+}
+
+// stopAtEnd closes the connections of a manager at the end of the test, as Run does when it returns.
+func stopAtEnd(t *testing.T, m *Manager) {
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := m.Run(ctx); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func claim(name string, pods ...string) *resourcev1.ResourceClaim {

@@ -52,6 +52,7 @@ func TestHealth(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	stopAtEnd(t, m)
 	if err := m.Register(t.Context(), plugin); err != nil {
 		t.Fatal(err)
 	}

@@ -3,8 +3,10 @@ package csi
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -79,14 +81,25 @@ func newFixture(t *testing.T, can ...csipb.NodeServiceCapability_RPC_Type) *fixt
 // start simulates a restart of the kubelet: it creates a new plugin with the driver.
 func (f *fixture) start() {
 	f.Helper()
-	var err error
-	f.plugin, err = New(Config{Root: f.root, NodeName: "n", Kube: f.kube, Node: func() *v1.Node { return f.node }, Log: slog.New(slog.DiscardHandler)})
+	p, err := New(Config{Root: f.root, NodeName: "n", Kube: f.kube, Node: func() *v1.Node { return f.node }, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		f.Fatal(err)
 	}
+	f.plugin = p
+	f.Cleanup(func() { closeDrivers(p) })
 	err = f.plugin.Register(f.Context(), pluginwatch.Plugin{Name: driverName, Endpoint: filepath.Join(filepath.Dir(f.root), "d.sock"), Socket: "s", Alias: f.alias, Versions: []string{"1.0.0"}})
 	if err != nil {
 		f.Fatal(err)
+	}
+}
+
+// closeDrivers disconnects the drivers of a plugin, as Run does when it returns.
+func closeDrivers(p *Plugin) {
+	p.mu.Lock()
+	drivers := slices.Collect(maps.Values(p.drivers))
+	p.mu.Unlock()
+	for _, d := range drivers {
+		d.close()
 	}
 }
 

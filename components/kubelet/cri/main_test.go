@@ -1,0 +1,9 @@
+package cri
+
+import (
+	"testing"
+
+	"hyperkube/internal/testing/leakcheck"
+)
+
+func TestMain(m *testing.M) { leakcheck.Main(m) }

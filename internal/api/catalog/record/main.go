@@ -1,0 +1,196 @@
+// Command record replays the tables in internal/api/catalog/testdata against upstream's kube-apiserver.
+// It prints how the results differ from the recorded ones, or records them with -rewrite.
+//
+// It is a module of its own, so that hyperkube itself does not depend on k8s.io/kubernetes. See
+// README.md for how to record the tables for a new minor version.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// options are the command's flags.
+type options struct {
+	// testdata is the directory of the tables.
+	testdata string
+	// rewrite updates the tables.
+	rewrite bool
+	// quiet omits the differences and prints only the numbers of cases.
+	quiet bool
+	// kubeconfig is the kubeconfig file of a running server; if empty, the command starts a server.
+	kubeconfig string
+	// etcd is the client URL of that server's etcd. It may be empty; then the stored objects of update
+	// requests are written through the API.
+	etcd string
+	// serverArgs are additional arguments of the started server.
+	serverArgs string
+	// log is the file that the started server's log is written to.
+	log string
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.testdata, "testdata", "../testdata", "directory of the tables")
+	flag.BoolVar(&o.rewrite, "rewrite", false, "record the results instead of printing what differs")
+	flag.BoolVar(&o.quiet, "quiet", false, "print only the numbers of cases")
+	flag.StringVar(&o.kubeconfig, "kubeconfig", "", "kubeconfig file of a running upstream kube-apiserver; by default, one is started")
+	flag.StringVar(&o.etcd, "etcd", "", "client URL of the etcd of the server in -kubeconfig")
+	flag.StringVar(&o.serverArgs, "server-args", "", "additional arguments of the started kube-apiserver, separated by spaces")
+	flag.StringVar(&o.log, "server-log", os.DevNull, "file for the log of the started kube-apiserver")
+	flag.Usage = func() {
+		fmt.Fprintln(flag.CommandLine.Output(), "Usage: record [flags] [TABLE...]\n\nA TABLE is a path below testdata, such as apps or apps/deployment.yaml. Default: all tables.")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	same, err := run(context.Background(), &o, flag.Args(), os.Stdout)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "record:", err)
+		os.Exit(2)
+	}
+	if !same {
+		os.Exit(1)
+	}
+}
+
+// run replays the tables. It reports whether all results are the recorded ones.
+func run(ctx context.Context, o *options, names []string, out io.Writer) (bool, error) {
+	files, err := tableFiles(o.testdata, names)
+	if err != nil {
+		return false, err
+	}
+	config, etcd, stop, err := connect(ctx, o)
+	if err != nil {
+		return false, err
+	}
+	defer stop()
+	r, err := newReplayer(config, etcd)
+	if err != nil {
+		return false, err
+	}
+	var sum count
+	for _, name := range files {
+		n, err := replayFile(ctx, r, o, name, out)
+		if err != nil {
+			return false, fmt.Errorf("%s: %w", name, err)
+		}
+		sum.add(n)
+	}
+	fmt.Fprintf(out, "total: %s\n", sum)
+	return sum.different == 0 || o.rewrite, nil
+}
+
+// connect returns the configuration of a client and of the server's etcd, which is nil if unknown. The
+// caller must call the returned function.
+func connect(ctx context.Context, o *options) (*rest.Config, *clientv3.Client, func(), error) {
+	if o.kubeconfig == "" {
+		return startServer(ctx, strings.Fields(o.serverArgs), o.log)
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("reading kubeconfig: %w", err)
+	}
+	if o.etcd == "" {
+		return config, nil, func() {}, nil
+	}
+	etcd, err := clientv3.New(clientv3.Config{Endpoints: []string{o.etcd}})
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("connecting to etcd: %w", err)
+	}
+	return config, etcd, func() { _ = etcd.Close() }, nil
+}
+
+// tableFiles returns the files of tables. names are paths of files or directories below dir; none means
+// all.
+func tableFiles(dir string, names []string) ([]string, error) {
+	if len(names) == 0 {
+		names = []string{"."}
+	}
+	var files []string
+	for _, name := range names {
+		err := filepath.WalkDir(filepath.Join(dir, name), func(file string, _ fs.DirEntry, err error) error {
+			if strings.HasSuffix(file, ".yaml") {
+				files = append(files, file)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	if len(files) == 0 {
+		return nil, errors.New("no tables")
+	}
+	slices.Sort(files)
+	return slices.Compact(files), nil
+}
+
+// count contains the numbers of cases by outcome.
+type count struct{ equal, different, notReplayable int }
+
+func (c *count) add(d count) {
+	c.equal += d.equal
+	c.different += d.different
+	c.notReplayable += d.notReplayable
+}
+
+// String implements fmt.Stringer.
+func (c count) String() string {
+	return fmt.Sprintf("%d equal, %d different, %d not replayable", c.equal, c.different, c.notReplayable)
+}
+
+// replayFile replays the cases of a table, prints the outcome, and rewrites the file if requested. Cases
+// that are not replayable keep their recorded results.
+func replayFile(ctx context.Context, r *replayer, o *options, name string, out io.Writer) (count, error) {
+	var n count
+	tab, err := readTable(name)
+	if err != nil {
+		return n, err
+	}
+	t, err := r.start(ctx, tab)
+	if err != nil {
+		return n, err
+	}
+	var lines strings.Builder
+	for i := range tab.Cases {
+		c := &tab.Cases[i]
+		got, err := t.replay(ctx, c)
+		var not notReplayable
+		switch {
+		case errors.As(err, &not):
+			n.notReplayable++
+			fmt.Fprintf(&lines, "  not replayable: %s: %v\n", c.Name, err)
+		case err != nil:
+			return n, fmt.Errorf("%s: %w", c.Name, err)
+		default:
+			diff := c.diff(got)
+			if diff == "" {
+				n.equal++
+				continue
+			}
+			n.different++
+			fmt.Fprintf(&lines, "  different: %s:\n%s", c.Name, diff)
+			c.Errors, c.Warnings, c.Becomes, c.Cells = got.errors, got.warnings, got.becomes, got.cells
+		}
+	}
+	fmt.Fprintf(out, "%s: %s\n", name, n)
+	if !o.quiet {
+		_, _ = io.WriteString(out, lines.String())
+	}
+	if o.rewrite {
+		return n, os.WriteFile(name, tab.text(), 0o644)
+	}
+	return n, nil
+}

@@ -1,0 +1,505 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"path"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/rest"
+)
+
+// defaultNamespace is the namespace of objects without one.
+const defaultNamespace = "default"
+
+// testUID is the UID of stored objects.
+const testUID = "00000000-0000-4000-8000-000000000000"
+
+// notReplayable is why a server cannot replay a case.
+type notReplayable string
+
+// Error implements error.
+func (e notReplayable) Error() string { return string(e) }
+
+// replayer sends requests to an API server.
+type replayer struct {
+	http      *http.Client
+	host      string
+	discovery *discovery.DiscoveryClient
+	etcd      *clientv3.Client // may be nil
+}
+
+func newReplayer(config *rest.Config, etcd *clientv3.Client) (*replayer, error) {
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	d, err := discovery.NewDiscoveryClientForConfigAndClient(config, client)
+	if err != nil {
+		return nil, err
+	}
+	return &replayer{http: client, host: strings.TrimSuffix(config.Host, "/"), discovery: d, etcd: etcd}, nil
+}
+
+// response is the response to a request.
+type response struct {
+	code     int
+	body     []byte
+	warnings []string
+}
+
+// send sends a request.
+func (r *replayer) send(ctx context.Context, method, path string, body []byte, accept string) (*response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, r.host+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Accept", accept)
+	if len(body) > 0 {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := r.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	out := &response{code: resp.StatusCode}
+	if out.body, err = io.ReadAll(resp.Body); err != nil {
+		return nil, err
+	}
+	headers, _ := utilnet.ParseWarningHeaders(resp.Header.Values("Warning")) // malformed ones are skipped
+	for _, h := range headers {
+		out.warnings = append(out.warnings, h.Text)
+	}
+	return out, nil
+}
+
+// result returns the result of a create or update request. Errors other than those of validation cannot
+// be in a table.
+func (resp *response) result(tab *table, sent json.RawMessage) (result, error) {
+	if resp.code < 300 {
+		becomes, err := tab.mergePatch(sent, resp.body)
+		return result{warnings: resp.warnings, becomes: becomes}, err
+	}
+	var status metav1.Status
+	if err := json.Unmarshal(resp.body, &status); err != nil {
+		return result{}, fmt.Errorf("HTTP %d: %s", resp.code, resp.body)
+	}
+	if status.Reason != metav1.StatusReasonInvalid || status.Details == nil || len(status.Details.Causes) == 0 {
+		return result{}, notReplayable(fmt.Sprintf("%s: %s", status.Reason, status.Message))
+	}
+	var got result
+	for _, cause := range status.Details.Causes {
+		got.errors = append(got.errors, cause.Field+": "+cause.Message)
+	}
+	return got, nil
+}
+
+// target is the resource of a table.
+type target struct {
+	*replayer
+	tab        *table
+	apiVersion string
+	resource   metav1.APIResource
+	// etcdPrefix is the directory in etcd that contains the resource's objects, with a trailing slash. It is
+	// empty if it is unknown.
+	etcdPrefix string
+}
+
+// start prepares the replay of a table.
+func (r *replayer) start(ctx context.Context, tab *table) (*target, error) {
+	var m metav1.TypeMeta
+	if err := json.Unmarshal(tab.Base, &m); err != nil {
+		return nil, err
+	}
+	list, err := r.discovery.ServerResourcesForGroupVersion(m.APIVersion)
+	if err != nil {
+		return nil, fmt.Errorf("discovering %s: %w", m.APIVersion, err)
+	}
+	t := &target{replayer: r, tab: tab, apiVersion: m.APIVersion}
+	for _, res := range list.APIResources {
+		if res.Kind == m.Kind && !strings.Contains(res.Name, "/") {
+			t.resource = res
+		}
+	}
+	if t.resource.Name == "" {
+		return nil, fmt.Errorf("the server has no kind %s %s", m.APIVersion, m.Kind)
+	}
+	return t, t.findPrefix(ctx)
+}
+
+// findPrefix creates an object of the table and finds it in etcd by its revision. If no object can be
+// created, the prefix stays empty.
+func (t *target) findPrefix(ctx context.Context) error {
+	if t.etcd == nil {
+		return nil
+	}
+	patches := []json.RawMessage{[]byte("{}")}
+	for i := range t.tab.Cases {
+		if c := &t.tab.Cases[i]; c.Create != nil && len(c.Errors) == 0 {
+			patches = append(patches, c.Create)
+		}
+	}
+	for _, patch := range patches {
+		sent, err := variant(t.tab.Base, patch)
+		if err != nil {
+			return err
+		}
+		o, err := nameOf(sent)
+		if err != nil {
+			return err
+		}
+		resp, err := t.send(ctx, http.MethodPost, t.collection(o.Namespace), sent, "application/json")
+		if err != nil {
+			return err
+		}
+		if resp.code >= 300 {
+			continue
+		}
+		created, err := nameOf(resp.body)
+		if err != nil {
+			return err
+		}
+		found, err := t.etcd.Get(ctx, "/registry/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+		if err != nil {
+			return err
+		}
+		for _, kv := range found.Kvs {
+			suffix := "/" + t.key(created.Namespace, created.Name)
+			if strconv.FormatInt(kv.ModRevision, 10) == created.ResourceVersion && strings.HasSuffix(string(kv.Key), suffix) {
+				t.etcdPrefix = strings.TrimSuffix(string(kv.Key), suffix) + "/"
+			}
+		}
+		if created.Name == "" { // a review, which is not stored
+			return nil
+		}
+		if err := t.remove(ctx, created.Namespace, created.Name); err != nil || t.etcdPrefix != "" {
+			return err
+		}
+	}
+	return nil
+}
+
+// nameOf returns the metadata of an object.
+func nameOf(object json.RawMessage) (metav1.ObjectMeta, error) {
+	var m struct {
+		Metadata struct{ Namespace, Name, ResourceVersion string }
+	}
+	err := json.Unmarshal(object, &m)
+	return metav1.ObjectMeta{Namespace: m.Metadata.Namespace, Name: m.Metadata.Name, ResourceVersion: m.Metadata.ResourceVersion}, err
+}
+
+// key returns the key of an object relative to etcdPrefix.
+func (t *target) key(namespace, name string) string {
+	if !t.resource.Namespaced {
+		return name
+	}
+	if namespace == "" {
+		namespace = defaultNamespace
+	}
+	return namespace + "/" + name
+}
+
+// collection returns the path of the resource.
+func (t *target) collection(namespace string) string {
+	root := "/apis/" + t.apiVersion
+	if !strings.Contains(t.apiVersion, "/") {
+		root = "/api/" + t.apiVersion
+	}
+	if !t.resource.Namespaced {
+		return root + "/" + t.resource.Name
+	}
+	if namespace == "" {
+		namespace = defaultNamespace
+	}
+	return path.Join(root, "namespaces", namespace, t.resource.Name)
+}
+
+// remove deletes an object. It first deletes it through the API, so that the server releases what it
+// allocated, and then its key, because finalizers may keep it.
+func (t *target) remove(ctx context.Context, namespace, name string) error {
+	if name == "" {
+		return nil
+	}
+	if _, err := t.send(ctx, http.MethodDelete, t.collection(namespace)+"/"+name+"?gracePeriodSeconds=0", nil, "application/json"); err != nil {
+		return err
+	}
+	if t.etcdPrefix != "" {
+		_, err := t.etcd.Delete(ctx, t.etcdPrefix+t.key(namespace, name))
+		return err
+	}
+	// Without etcd, remove the finalizers. If there are none, the object does not exist anymore.
+	resp, err := t.send(ctx, http.MethodGet, t.collection(namespace)+"/"+name, nil, "application/json")
+	if err != nil || resp.code >= 300 {
+		return err
+	}
+	var m map[string]any
+	if err := json.Unmarshal(resp.body, &m); err != nil {
+		return err
+	}
+	if meta, ok := m["metadata"].(map[string]any); ok {
+		delete(meta, "finalizers")
+	}
+	body, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	_, err = t.send(ctx, http.MethodPut, t.collection(namespace)+"/"+name, body, "application/json")
+	return err
+}
+
+// replay returns the result of a case. The error is a notReplayable if a server cannot replay it.
+func (t *target) replay(ctx context.Context, c *tableCase) (result, error) {
+	switch {
+	case c.Create != nil:
+		return t.create(ctx, c)
+	case c.Update != nil:
+		return t.update(ctx, c)
+	case c.Row != nil:
+		return t.row(ctx, c)
+	}
+	return result{}, errors.New("no request")
+}
+
+func (t *target) create(ctx context.Context, c *tableCase) (result, error) {
+	sent, err := variant(t.tab.Base, c.Create)
+	if err != nil {
+		return result{}, err
+	}
+	o, err := nameOf(sent)
+	if err != nil {
+		return result{}, err
+	}
+	resp, err := t.send(ctx, http.MethodPost, t.collection(o.Namespace), sent, "application/json")
+	if err != nil {
+		return result{}, err
+	}
+	if resp.code < 300 {
+		created, err := nameOf(resp.body)
+		if err != nil {
+			return result{}, err
+		}
+		if err := t.remove(ctx, created.Namespace, created.Name); err != nil {
+			return result{}, err
+		}
+	}
+	return resp.result(t.tab, sent)
+}
+
+func (t *target) update(ctx context.Context, c *tableCase) (result, error) {
+	stored, err := variant(t.tab.Base, c.Was)
+	if err != nil {
+		return result{}, fmt.Errorf("was: %w", err)
+	}
+	sent, err := variant(stored, c.Update)
+	if err != nil {
+		return result{}, err
+	}
+	o, err := nameOf(stored)
+	if err != nil {
+		return result{}, err
+	}
+	address := t.collection(o.Namespace) + "/" + o.Name
+	if c.To != "" {
+		address += "/" + c.To
+	}
+	var resp *response
+	for range 5 {
+		revision, err := t.store(ctx, stored, true)
+		if err != nil {
+			return result{}, err
+		}
+		body, err := withRevision(sent, revision)
+		if err != nil {
+			return result{}, err
+		}
+		resp, err = t.send(ctx, http.MethodPut, address, body, "application/json")
+		if err != nil {
+			return result{}, err
+		}
+		if err := t.remove(ctx, o.Namespace, o.Name); err != nil {
+			return result{}, err
+		}
+		// The server's own controllers may have changed the object in the meantime.
+		if resp.code != http.StatusConflict {
+			break
+		}
+	}
+	return resp.result(t.tab, sent)
+}
+
+// row returns the table row of a stored object.
+func (t *target) row(ctx context.Context, c *tableCase) (result, error) {
+	stored, err := variant(t.tab.Base, c.Row)
+	if err != nil {
+		return result{}, err
+	}
+	o, err := nameOf(stored)
+	if err != nil {
+		return result{}, err
+	}
+	if t.etcdPrefix == "" {
+		return result{}, notReplayable("the object cannot be stored without a creation time through the API")
+	}
+	if _, err := t.store(ctx, stored, false); err != nil {
+		return result{}, err
+	}
+	resp, err := t.send(ctx, http.MethodGet, t.collection(o.Namespace)+"/"+o.Name, nil, "application/json;as=Table;v=v1;g=meta.k8s.io")
+	if err != nil {
+		return result{}, err
+	}
+	if err := t.remove(ctx, o.Namespace, o.Name); err != nil {
+		return result{}, err
+	}
+	var printed metav1.Table
+	if err := json.Unmarshal(resp.body, &printed); err != nil || len(printed.Rows) != 1 {
+		return result{}, notReplayable(fmt.Sprintf("no row: HTTP %d: %s", resp.code, resp.body))
+	}
+	got := result{cells: map[string]any{}}
+	for i, column := range printed.ColumnDefinitions {
+		got.cells[column.Name] = printed.Rows[0].Cells[i]
+	}
+	return got, nil
+}
+
+// store stores an object and returns its resource version. With etcd, every object can be stored, as if
+// an earlier version of the server had accepted it. Through the API, the server must accept it. created
+// sets a creation time and a UID.
+func (t *target) store(ctx context.Context, object json.RawMessage, created bool) (string, error) {
+	o, err := nameOf(object)
+	if err != nil {
+		return "", err
+	}
+	if t.etcdPrefix == "" {
+		return t.storeByAPI(ctx, object, &o)
+	}
+	var m map[string]any
+	if err := json.Unmarshal(object, &m); err != nil {
+		return "", err
+	}
+	meta, ok := m["metadata"].(map[string]any)
+	if !ok {
+		return "", notReplayable("the object has no metadata")
+	}
+	delete(meta, "resourceVersion")
+	if t.resource.Namespaced && o.Namespace == "" {
+		meta["namespace"] = defaultNamespace
+	}
+	if created {
+		meta["creationTimestamp"] = time.Now().UTC().Format(time.RFC3339)
+		if meta["uid"] == nil {
+			meta["uid"] = testUID
+		}
+	}
+	data, err := json.Marshal(m)
+	if err != nil {
+		return "", err
+	}
+	put, err := t.etcd.Put(ctx, t.etcdPrefix+t.key(o.Namespace, o.Name), string(data))
+	if err != nil {
+		return "", fmt.Errorf("writing to etcd: %w", err)
+	}
+	return strconv.FormatInt(put.Header.Revision, 10), nil
+}
+
+// storeByAPI creates an object, and then writes its status.
+func (t *target) storeByAPI(ctx context.Context, object json.RawMessage, o *metav1.ObjectMeta) (string, error) {
+	resp, err := t.send(ctx, http.MethodPost, t.collection(o.Namespace), object, "application/json")
+	if err != nil {
+		return "", err
+	}
+	if resp.code >= 300 {
+		return "", notReplayable("the server does not accept the stored object: " + string(resp.body))
+	}
+	stored := resp.body
+	is, err := nameOf(stored)
+	if err != nil {
+		return "", err
+	}
+	body, err := withRevision(object, is.ResourceVersion)
+	if err != nil {
+		return "", err
+	}
+	resp, err = t.send(ctx, http.MethodPut, t.collection(o.Namespace)+"/"+o.Name+"/status", body, "application/json")
+	if err != nil {
+		return "", err
+	}
+	if resp.code < 300 {
+		stored = resp.body
+		if is, err = nameOf(stored); err != nil {
+			return "", err
+		}
+	}
+	if same, err := subset(object, stored); err != nil || !same {
+		_ = t.remove(ctx, o.Namespace, o.Name)
+		return "", errors.Join(err, notReplayable("the server does not store the object as it is sent"))
+	}
+	return is.ResourceVersion, nil
+}
+
+// withRevision sets the resource version of an object that has none.
+func withRevision(object json.RawMessage, revision string) (json.RawMessage, error) {
+	var m map[string]any
+	if err := json.Unmarshal(object, &m); err != nil {
+		return nil, err
+	}
+	meta, ok := m["metadata"].(map[string]any)
+	if !ok {
+		return nil, notReplayable("the object has no metadata")
+	}
+	if meta["resourceVersion"] == nil {
+		meta["resourceVersion"] = revision
+	}
+	return json.Marshal(m)
+}
+
+// subset reports whether have contains all members of want. Empty members are equivalent to missing ones.
+func subset(want, have json.RawMessage) (bool, error) {
+	var a, b any
+	if err := json.Unmarshal(want, &a); err != nil {
+		return false, err
+	}
+	if err := json.Unmarshal(have, &b); err != nil {
+		return false, err
+	}
+	dropEmpty(a)
+	dropEmpty(b)
+	return contains(b, a), nil
+}
+
+func contains(have, want any) bool {
+	switch want := want.(type) {
+	case map[string]any:
+		have, ok := have.(map[string]any)
+		for name, member := range want {
+			if !ok || !contains(have[name], member) {
+				return false
+			}
+		}
+		return true
+	case []any:
+		have, ok := have.([]any)
+		if !ok || len(have) != len(want) {
+			return false
+		}
+		for i := range want {
+			if !contains(have[i], want[i]) {
+				return false
+			}
+		}
+		return true
+	}
+	return reflect.DeepEqual(have, want)
+}
