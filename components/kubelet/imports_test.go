@@ -71,6 +71,10 @@ var importRules = []struct {
 		name: "podstate", from: []string{"pod/podstate"}, to: []string{"."},
 		reason: "it is a pure core without I/O, which is tested without the rest",
 	},
+	{
+		name: "podmachine", from: []string{"pod/podmachine"}, to: []string{"."}, allowed: []string{"pod/podstate"},
+		reason: "it is a pure core without I/O, which is tested without the rest",
+	},
 }
 
 // covers reports whether a list of importRules covers the package name, which is relative to this directory.
