@@ -40,7 +40,7 @@ func (m *controlPlaneNode) watchAPIServer(ctx context.Context) *apiServerWatch {
 	if i.oldManifest, err = os.ReadFile(i.manifest); err != nil {
 		return i // this machine has no API server yet
 	}
-	config, err := m.adminConfig()
+	config, err := m.setup().adminConfig()
 	if err != nil {
 		return i
 	}
@@ -106,7 +106,7 @@ func (m *controlPlaneNode) retryTransient(ctx context.Context, clients *client.C
 		if !lifecycle.Pause(bounded, retryInterval) {
 			return err
 		}
-		if err := m.waitForAPIServer(ctx, clients); err != nil {
+		if err := m.setup().waitForAPIServer(ctx, clients); err != nil {
 			return err
 		}
 	}

@@ -105,7 +105,7 @@ func TestSkippedPhases(t *testing.T) {
 			}
 			_, _ = io.Copy(w, r.Body)
 		})
-		if _, err := m.configure(t.Context()); err != nil {
+		if _, err := m.setup().configure(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		mu.Lock()
@@ -137,7 +137,7 @@ func TestRetryTransient(t *testing.T) {
 			w.WriteHeader(http.StatusForbidden)
 		}
 	})
-	config, err := m.adminConfig()
+	config, err := m.setup().adminConfig()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +145,7 @@ func TestRetryTransient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	objects, err := m.configObjects()
+	objects, err := m.setup().configObjects()
 	if err != nil {
 		t.Fatal(err)
 	}

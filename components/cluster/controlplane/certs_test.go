@@ -148,7 +148,7 @@ func TestCertsRenew(t *testing.T) {
 	userConfig := filepath.Join(t.TempDir(), "config")
 	t.Setenv("KUBECONFIG", userConfig)
 	m.mergeKubeconfig = true
-	if err := m.mergeAdminKubeconfig(); err != nil {
+	if err := m.credentials().mergeAdminKubeconfig(); err != nil {
 		t.Fatal(err)
 	}
 	before := readFiles(t, m.layout)

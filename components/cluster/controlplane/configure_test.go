@@ -22,14 +22,14 @@ func TestClusterConfiguration(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.settings = settings
-	record, err := m.token()
+	record, err := m.setup().token()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if record.Description != "for the first machines" || time.Until(record.Expires) > 2*time.Hour {
 		t.Errorf("token %+v", record)
 	}
-	objects, err := m.objects(record)
+	objects, err := m.setup().objects(record)
 	if err != nil {
 		t.Fatal(err)
 	}

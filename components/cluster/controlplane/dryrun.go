@@ -178,11 +178,11 @@ func (m *controlPlaneNode) printDryRun(out io.Writer, running bool) error {
 	if !running {
 		r.printf("Would start the node %q, which starts the control plane", m.identity.NodeName)
 	}
-	record, err := m.token()
+	record, err := m.setup().token()
 	if err != nil {
 		return command.ConfigError(err)
 	}
-	objects, err := m.objects(record)
+	objects, err := m.setup().objects(record)
 	if err != nil {
 		return err
 	}
@@ -238,16 +238,16 @@ func (o *joinOptions) printControlPlaneDryRun(ctx context.Context, r *dryRunner,
 	if err := o.ensureSharedFiles(ctx, m, c, kube); err != nil {
 		return err
 	}
-	peerURL := m.etcdURL(layout.PortEtcdPeer)
+	peerURL := m.member().etcdURL(layout.PortEtcdPeer)
 	if m.etcdMembers == "" {
 		m.etcdMembers = m.identity.NodeName + "=" + peerURL
 		r.printf("Would add the etcd member %s; --initial-cluster below does not contain the existing members", m.etcdMembers)
 	}
-	options, err := m.setUpAdditional()
+	options, err := m.member().setUpAdditional()
 	if err != nil {
 		return err
 	}
-	if err := m.writeKubeconfigs(options, additionalNodeKubeconfigs...); err != nil {
+	if err := m.credentials().writeKubeconfigs(options, additionalNodeKubeconfigs...); err != nil {
 		return err
 	}
 	if err := m.writeStaticPods(manifests.Components()...); err != nil {

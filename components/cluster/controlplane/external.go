@@ -26,11 +26,11 @@ import (
 // https://kubernetes.io/docs/tasks/administer-cluster/kubeadm/kubeadm-certs/#external-ca-mode
 
 // hasExternalCA reports whether the key of the cluster CA is not on this machine.
-func (m *controlPlaneNode) hasExternalCA() bool { return m.pki.CA.Key == nil }
+func (m credentials) hasExternalCA() bool { return m.pki.CA.Key == nil }
 
 // kubeconfigUsers returns the users of kubeconfigs whose certificates the cluster CA signs, by the name of
 // the file without ".conf". kubeadm has no kubeconfig for the proxy.
-func (m *controlPlaneNode) kubeconfigUsers() map[string]pki.Spec {
+func (m credentials) kubeconfigUsers() map[string]pki.Spec {
 	return map[string]pki.Spec{
 		"admin":              pki.Client("kubernetes-admin", joindiscovery.AdminGroup),
 		"super-admin":        pki.Client("kubernetes-super-admin", "system:masters"),
@@ -43,7 +43,7 @@ func (m *controlPlaneNode) kubeconfigUsers() map[string]pki.Spec {
 
 // requiredKubeconfigs returns the names of the kubeconfigs that must exist if the CA is external, in
 // order.
-func (m *controlPlaneNode) requiredKubeconfigs() []string {
+func (m credentials) requiredKubeconfigs() []string {
 	names := []string{"admin", "controller-manager", "scheduler", "proxy", "kubelet"}
 	if !m.additional {
 		names = append(names, "super-admin")
@@ -52,13 +52,13 @@ func (m *controlPlaneNode) requiredKubeconfigs() []string {
 }
 
 // storedPair returns the path of the stored key pair from which a kubeconfig is written.
-func (m *controlPlaneNode) storedPair(name string) string {
+func (m credentials) storedPair(name string) string {
 	return filepath.Join(m.layout.Data, "kubeconfig-keys", name)
 }
 
 // withMissingKubeconfigs adds missing kubeconfigs to an error about missing certificates, and a hint how to
 // create both.
-func (m *controlPlaneNode) withMissingKubeconfigs(err error) error {
+func (m credentials) withMissingKubeconfigs(err error) error {
 	var missing *pki.MissingError
 	if !errors.As(err, &missing) {
 		return err
@@ -75,7 +75,7 @@ func (m *controlPlaneNode) withMissingKubeconfigs(err error) error {
 
 // importKubeconfigs stores the certificates and keys of externally signed kubeconfigs, so that the kubeconfigs
 // can be written from them. The kubelet's certificate is optional if the kubelet has a newer one.
-func (m *controlPlaneNode) importKubeconfigs() error {
+func (m credentials) importKubeconfigs() error {
 	if !m.hasExternalCA() {
 		return nil
 	}
@@ -103,12 +103,12 @@ func (m *controlPlaneNode) importKubeconfigs() error {
 }
 
 // currentKubeletPair returns the path of the kubelet's current client certificate and key.
-func (m *controlPlaneNode) currentKubeletPair() string {
+func (m credentials) currentKubeletPair() string {
 	return filepath.Join(m.layout.Kubelet, "pki", "kubelet-client-current.pem")
 }
 
 // kubeletPair returns the first client certificate of the kubelet.
-func (m *controlPlaneNode) kubeletPair() (*pki.Pair, error) {
+func (m credentials) kubeletPair() (*pki.Pair, error) {
 	if !m.hasExternalCA() {
 		return m.pki.CA.NewPair(pki.Node(m.identity.NodeName))
 	}
@@ -148,7 +148,7 @@ func newCertsGenerateCSR(root *string) *cobra.Command {
 			if kubeconfigDir == "" {
 				kubeconfigDir = l.Etc
 			}
-			return m.writeRequests(cmd.OutOrStdout(), certDir, kubeconfigDir)
+			return m.credentials().writeRequests(cmd.OutOrStdout(), certDir, kubeconfigDir)
 		},
 	}
 	f := cmd.Flags()
@@ -160,7 +160,7 @@ func newCertsGenerateCSR(root *string) *cobra.Command {
 
 // writeRequests writes keys and certificate signing requests for all certificates of this control plane
 // node.
-func (m *controlPlaneNode) writeRequests(out io.Writer, certDir, kubeconfigDir string) error {
+func (m credentials) writeRequests(out io.Writer, certDir, kubeconfigDir string) error {
 	names := m.requiredKubeconfigs()
 	slices.Sort(names)
 	for _, name := range names {

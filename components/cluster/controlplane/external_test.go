@@ -91,10 +91,10 @@ func TestExternalCA(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	if err := m.writeRequests(&out, m.pkiDir(), m.layout.Etc); err != nil {
+	if err := m.credentials().writeRequests(&out, m.pkiDir(), m.layout.Etc); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.writeRequests(&out, m.pkiDir(), m.layout.Etc); err == nil || !strings.Contains(err.Error(), "is not replaced") {
+	if err := m.credentials().writeRequests(&out, m.pkiDir(), m.layout.Etc); err == nil || !strings.Contains(err.Error(), "is not replaced") {
 		t.Errorf("second run: %v", err)
 	}
 	if err := m.prepare(); err == nil || !strings.Contains(err.Error(), "pki/apiserver.crt") {
@@ -127,7 +127,7 @@ func TestExternalCA(t *testing.T) {
 		}
 	}
 	// The kubelet's first key may be missing, because the kubelet has a newer certificate.
-	if err := os.Remove(m.storedPair("kubelet") + ".key"); err != nil {
+	if err := os.Remove(m.credentials().storedPair("kubelet") + ".key"); err != nil {
 		t.Fatal(err)
 	}
 	if err := m.prepare(); err != nil {

@@ -47,7 +47,7 @@ func TestPhaseSkipTokenPrint(t *testing.T) {
 		var out bytes.Buffer
 		token := joindiscovery.NewToken()
 		m.settings.Token, m.settings.HideToken = token.String(), hide
-		if err := m.phaseToken(t.Context(), &out); err != nil {
+		if err := m.setup().phaseToken(t.Context(), &out); err != nil {
 			t.Fatal(err)
 		}
 		if strings.Contains(out.String(), token.Key) == hide || strings.Contains(out.String(), "--token <value withheld> ") != hide {

@@ -147,7 +147,7 @@ func (o *initOptions) run(ctx context.Context, out io.Writer, changed func(strin
 	if err := apiServer.waitStopped(ctx, m.waitOptions()); err != nil {
 		return err
 	}
-	token, err := m.configure(ctx)
+	token, err := m.setup().configure(ctx)
 	if err != nil {
 		return err
 	}
@@ -180,6 +180,21 @@ type controlPlaneNode struct {
 	addresses []netip.Addr
 	pki       *pki.Set
 }
+
+// The steps of the commands, by topic. They are values that only contain a pointer to the node.
+
+func (m *controlPlaneNode) credentials() credentials { return credentials{m} }
+func (m *controlPlaneNode) setup() clusterSetup      { return clusterSetup{m} }
+func (m *controlPlaneNode) member() memberJoin       { return memberJoin{m} }
+
+// credentials creates the keys, certificates and kubeconfigs of the node.
+type credentials struct{ *controlPlaneNode }
+
+// clusterSetup creates the objects in the API that make the cluster ready for joining.
+type clusterSetup struct{ *controlPlaneNode }
+
+// memberJoin joins an additional control plane node, and its etcd member.
+type memberJoin struct{ *controlPlaneNode }
 
 // complete determines the settings that are not configured: the identity of the cluster, the
 // certificate key and the addresses.
@@ -295,7 +310,7 @@ func (m *controlPlaneNode) prepare() error {
 	if err != nil {
 		return err
 	}
-	if err := m.writeKubeconfigs(options, firstNodeKubeconfigs...); err != nil {
+	if err := m.credentials().writeKubeconfigs(options, firstNodeKubeconfigs...); err != nil {
 		return err
 	}
 	return m.writeStaticPods(manifests.Components()...)
@@ -309,7 +324,7 @@ var firstNodeKubeconfigs = []string{"admin", "super-admin", "controller-manager"
 // plane node. They are saved before everything that depends on them, so that reset finds a
 // partially created node.
 func (m *controlPlaneNode) setUpFirst() (*node.Options, error) {
-	if err := m.ensureKeys(); err != nil {
+	if err := m.credentials().ensureKeys(); err != nil {
 		return nil, err
 	}
 	options, err := m.nodeOptions()
@@ -326,7 +341,7 @@ func (m *controlPlaneNode) setUpFirst() (*node.Options, error) {
 }
 
 // pkiConfig returns the names and addresses for the certificates of this control plane node.
-func (m *controlPlaneNode) pkiConfig() (pki.Config, error) {
+func (m credentials) pkiConfig() (pki.Config, error) {
 	cfg := pki.Config{
 		NodeName: m.identity.NodeName, ClusterDomain: m.identity.Domain,
 		NodeAddresses: []net.IP{m.address.AsSlice()}, ExtraNames: m.settings.SANs,
@@ -345,7 +360,7 @@ func (m *controlPlaneNode) pkiConfig() (pki.Config, error) {
 }
 
 // ensureKeys creates missing keys and certificates.
-func (m *controlPlaneNode) ensureKeys() error {
+func (m credentials) ensureKeys() error {
 	cfg, err := m.pkiConfig()
 	if err != nil {
 		return err
@@ -362,7 +377,7 @@ func (m *controlPlaneNode) ensureKeys() error {
 // nodeOptions returns the options of the node process on this control plane node.
 func (m *controlPlaneNode) nodeOptions() (*node.Options, error) {
 	serving := &pki.Pair{} // empty: the kubelet creates its own
-	if !m.hasExternalCA() {
+	if !m.credentials().hasExternalCA() {
 		var err error
 		if serving, err = m.pki.CA.EnsurePair(filepath.Join(m.layout.Kubelet, "pki", "kubelet"),
 			pki.KubeletServer(m.identity.NodeName, node.ServingNames(m.addresses)...)); err != nil {
@@ -378,7 +393,7 @@ func (m *controlPlaneNode) nodeOptions() (*node.Options, error) {
 }
 
 // writeKubeconfigs writes the named kubeconfigs, and those of the proxy and the kubelet.
-func (m *controlPlaneNode) writeKubeconfigs(node *node.Options, names ...string) error {
+func (m credentials) writeKubeconfigs(node *node.Options, names ...string) error {
 	for _, c := range []struct {
 		name, user, server string
 		groups             []string
@@ -473,7 +488,7 @@ func (m *controlPlaneNode) writeStaticPods(components ...string) error {
 
 // mergeAdminKubeconfig merges the administrator's kubeconfig into the user's kubeconfig, unless --no-kubeconfig is
 // set.
-func (m *controlPlaneNode) mergeAdminKubeconfig() error {
+func (m credentials) mergeAdminKubeconfig() error {
 	if !m.mergeKubeconfig {
 		return nil
 	}
@@ -490,7 +505,7 @@ func (m *controlPlaneNode) mergeAdminKubeconfig() error {
 
 // printNextSteps merges the kubeconfig and prints the next steps with the join commands.
 func (m *controlPlaneNode) printNextSteps(out io.Writer, token joindiscovery.Token) error {
-	if err := m.mergeAdminKubeconfig(); err != nil {
+	if err := m.credentials().mergeAdminKubeconfig(); err != nil {
 		return err
 	}
 	if m.settings.skips("show-join-command") {

@@ -46,7 +46,7 @@ func initPhases() []initPhase {
 			if part == "all" {
 				names = firstNodeKubeconfigs
 			}
-			return m.writeKubeconfigs(options, names...)
+			return m.credentials().writeKubeconfigs(options, names...)
 		}},
 		{"etcd", "Generate static Pod manifest file for local etcd", []string{"local"}, func(_ context.Context, m *controlPlaneNode, _ string, _ io.Writer) error {
 			return m.writeManifests("etcd")
@@ -61,31 +61,31 @@ func initPhases() []initPhase {
 			return node.Start(ctx, m.layout, m.verbose, m.settings.Waits.controlPlane(), m.steps)
 		}},
 		{"wait-control-plane", "Wait for the control plane to start", nil, func(ctx context.Context, m *controlPlaneNode, _ string, _ io.Writer) error {
-			_, err := m.clients(ctx)
+			_, err := m.setup().clients(ctx)
 			return err
 		}},
 		{"upload-config", "Upload the kubeadm and kubelet configuration to ConfigMaps", []string{"all"}, func(ctx context.Context, m *controlPlaneNode, _ string, _ io.Writer) error {
-			return m.uploadConfig(ctx)
+			return m.setup().uploadConfig(ctx)
 		}},
 		{"upload-certs", "Upload control plane certificates to the kubeadm-certs Secret, and print the certificate key", nil, func(ctx context.Context, m *controlPlaneNode, _ string, out io.Writer) error {
-			return m.phaseUploadCerts(ctx, out)
+			return m.setup().phaseUploadCerts(ctx, out)
 		}},
 		{"mark-control-plane", "Mark a node as a control plane", nil, func(ctx context.Context, m *controlPlaneNode, _ string, _ io.Writer) error {
-			clients, err := m.clients(ctx)
+			clients, err := m.setup().clients(ctx)
 			if err != nil {
 				return err
 			}
-			return m.mark(ctx, clients)
+			return m.setup().mark(ctx, clients)
 		}},
 		{"bootstrap-token", "Generate a bootstrap token used to join a node to a cluster, and print the join command", nil, func(ctx context.Context, m *controlPlaneNode, _ string, out io.Writer) error {
-			return m.phaseToken(ctx, out)
+			return m.setup().phaseToken(ctx, out)
 		}},
 		{"addon", "Install add-ons", []string{"all"}, func(ctx context.Context, m *controlPlaneNode, _ string, _ io.Writer) error {
-			clients, err := m.clients(ctx)
+			clients, err := m.setup().clients(ctx)
 			if err != nil {
 				return err
 			}
-			return m.installAddons(ctx, clients)
+			return m.setup().installAddons(ctx, clients)
 		}},
 	}
 }
@@ -164,7 +164,7 @@ func (o *initOptions) newNode(l layout.Node, out io.Writer, changed func(string)
 // setUpNode sets up the node like init, or like join on an additional control plane node.
 func (m *controlPlaneNode) setUpNode() (*node.Options, error) {
 	if m.additional {
-		return m.setUpAdditional()
+		return m.member().setUpAdditional()
 	}
 	return m.setUpFirst()
 }
@@ -180,7 +180,7 @@ func (m *controlPlaneNode) writeManifests(components ...string) error {
 	return m.writeStaticPods(components...)
 }
 
-func (m *controlPlaneNode) uploadConfig(ctx context.Context) error {
+func (m clusterSetup) uploadConfig(ctx context.Context) error {
 	clients, err := m.clients(ctx)
 	if err != nil {
 		return err
@@ -194,7 +194,7 @@ func (m *controlPlaneNode) uploadConfig(ctx context.Context) error {
 
 // phaseUploadCerts uploads the certificates and prints the same output as kubeadm: scripts read the
 // key from the last line.
-func (m *controlPlaneNode) phaseUploadCerts(ctx context.Context, out io.Writer) error {
+func (m clusterSetup) phaseUploadCerts(ctx context.Context, out io.Writer) error {
 	clients, err := m.clients(ctx)
 	if err != nil {
 		return err
@@ -208,12 +208,12 @@ func (m *controlPlaneNode) phaseUploadCerts(ctx context.Context, out io.Writer) 
 	return nil
 }
 
-func (m *controlPlaneNode) phaseToken(ctx context.Context, out io.Writer) error {
+func (m clusterSetup) phaseToken(ctx context.Context, out io.Writer) error {
 	record, err := m.token()
 	if err != nil {
 		return command.ConfigError(err)
 	}
-	if err := m.ensureKeys(); err != nil {
+	if err := m.credentials().ensureKeys(); err != nil {
 		return err
 	}
 	clients, err := m.clients(ctx)

@@ -88,7 +88,7 @@ func TestInitPhasesOfAdditionalNode(t *testing.T) {
 	m := newTestNode(t)
 	m.layout, m.etcdMembers = layout.Under(t.TempDir()), "a=https://192.0.2.2:2380"
 	m.settings.Advertise = "192.0.2.1"
-	if _, err := m.setUpAdditional(); err != nil {
+	if _, err := m.member().setUpAdditional(); err != nil {
 		t.Fatal(err)
 	}
 	runPhase(t, &initOptions{flags: controlPlaneSettings{Port: 6443}}, m.layout, "etcd", "local")

@@ -85,7 +85,7 @@ func rewriteManifests(l layout.Node, s *progress.Steps, patches string, verbose 
 	if err := m.completeAddresses(); err != nil {
 		return err
 	}
-	if err := m.ensureKeys(); err != nil {
+	if err := m.credentials().ensureKeys(); err != nil {
 		return err
 	}
 	if patches != "" {
@@ -115,15 +115,15 @@ func (o *joinOptions) joinControlPlane(ctx context.Context, out io.Writer, l lay
 	if err := o.ensureSharedFiles(ctx, m, c, kube); err != nil {
 		return err
 	}
-	options, err := m.setUpAdditional()
+	options, err := m.member().setUpAdditional()
 	if err != nil {
 		return err
 	}
-	if err := m.writeKubeconfigs(options, additionalNodeKubeconfigs...); err != nil {
+	if err := m.credentials().writeKubeconfigs(options, additionalNodeKubeconfigs...); err != nil {
 		return err
 	}
 	s.Done(began, "certificates and kubeconfigs written to %s", l.Etc)
-	return m.completeJoin(ctx, out)
+	return m.member().completeJoin(ctx, out)
 }
 
 // isJoinIncomplete reports whether an earlier attempt to join as a control plane node was interrupted.
@@ -148,15 +148,15 @@ func (o *joinOptions) resumeJoin(ctx context.Context, out io.Writer, l layout.No
 	if err := m.completeAddresses(); err != nil {
 		return err
 	}
-	if err := m.ensureKeys(); err != nil {
+	if err := m.credentials().ensureKeys(); err != nil {
 		return err
 	}
-	return m.completeJoin(ctx, out)
+	return m.member().completeJoin(ctx, out)
 }
 
 // completeJoin joins etcd and starts the control plane of this machine, whose keys and kubeconfigs exist
 // already.
-func (m *controlPlaneNode) completeJoin(ctx context.Context, out io.Writer) error {
+func (m memberJoin) completeJoin(ctx context.Context, out io.Writer) error {
 	// An earlier attempt may have left a node process that waits for missing files.
 	if err := stopNode(ctx, m.layout, m.steps); err != nil {
 		return err
@@ -172,7 +172,7 @@ func (m *controlPlaneNode) completeJoin(ctx context.Context, out io.Writer) erro
 	if err := m.saveJoined(); err != nil {
 		return err
 	}
-	if err := m.mergeAdminKubeconfig(); err != nil {
+	if err := m.credentials().mergeAdminKubeconfig(); err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "\nThis node has joined the cluster at %s and a new control plane instance was created.\n\nRun 'kubectl get nodes' to see this node join the cluster.\n", m.server())
@@ -187,7 +187,7 @@ func (m *controlPlaneNode) saveJoined() error {
 
 // withEtcdMember adds an etcd member for this machine, unless it exists, and calls then with the
 // connection to the other members.
-func (m *controlPlaneNode) withEtcdMember(ctx context.Context, then func(ctx context.Context, others *etcdmembers.Cluster) error) error {
+func (m memberJoin) withEtcdMember(ctx context.Context, then func(ctx context.Context, others *etcdmembers.Cluster) error) error {
 	others, err := m.etcdCluster(ctx)
 	if err != nil {
 		return err
@@ -200,7 +200,7 @@ func (m *controlPlaneNode) withEtcdMember(ctx context.Context, then func(ctx con
 }
 
 // markSelf marks the node as control plane node through this machine's API server.
-func (m *controlPlaneNode) markSelf(ctx context.Context) error {
+func (m memberJoin) markSelf(ctx context.Context) error {
 	config, err := clientcmd.BuildConfigFromFlags(m.localURL(), m.kubeconfigPath("admin"))
 	if err != nil {
 		return fmt.Errorf("reading administrator kubeconfig: %w", err)
@@ -209,7 +209,7 @@ func (m *controlPlaneNode) markSelf(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return m.mark(ctx, clients)
+	return m.setup().mark(ctx, clients)
 }
 
 // configureNode sets the fields of m from the configuration of the cluster.
@@ -303,8 +303,8 @@ var additionalNodeKubeconfigs = []string{"admin", "controller-manager", "schedul
 // setUpAdditional creates the keys of an additional control plane node and saves its options and state.
 // They are saved before everything that depends on them, so that reset finds a partially joined
 // node.
-func (m *controlPlaneNode) setUpAdditional() (*node.Options, error) {
-	if err := m.ensureKeys(); err != nil {
+func (m memberJoin) setUpAdditional() (*node.Options, error) {
+	if err := m.credentials().ensureKeys(); err != nil {
 		return nil, err
 	}
 	options, err := m.nodeOptions()
@@ -319,13 +319,13 @@ func (m *controlPlaneNode) setUpAdditional() (*node.Options, error) {
 
 // etcdURL returns the URL of this machine's etcd member for clients or peers, depending on the
 // port.
-func (m *controlPlaneNode) etcdURL(port int) string {
+func (m memberJoin) etcdURL(port int) string {
 	return "https://" + netip.AddrPortFrom(m.address, uint16(port)).String()
 }
 
 // etcdCluster connects to the existing etcd members. It finds them by the etcd pods of other
 // control plane nodes.
-func (m *controlPlaneNode) etcdCluster(ctx context.Context) (*etcdmembers.Cluster, error) {
+func (m memberJoin) etcdCluster(ctx context.Context) (*etcdmembers.Cluster, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", m.kubeconfigPath("admin"))
 	if err != nil {
 		return nil, fmt.Errorf("reading administrator kubeconfig: %w", err)
@@ -406,7 +406,7 @@ func etcdDialer(pkiDir string) etcdmembers.Dialer {
 }
 
 // addEtcdMember adds this machine's etcd as a learner, unless an earlier attempt has done so.
-func (m *controlPlaneNode) addEtcdMember(ctx context.Context, others *etcdmembers.Cluster) error {
+func (m memberJoin) addEtcdMember(ctx context.Context, others *etcdmembers.Cluster) error {
 	if m.etcdMembers != "" {
 		return nil
 	}
@@ -421,7 +421,7 @@ func (m *controlPlaneNode) addEtcdMember(ctx context.Context, others *etcdmember
 
 // startAndPromote starts the node with etcd only. The other components start when the member is promoted,
 // because a learner does not serve requests.
-func (m *controlPlaneNode) startAndPromote(ctx context.Context, others *etcdmembers.Cluster) error {
+func (m memberJoin) startAndPromote(ctx context.Context, others *etcdmembers.Cluster) error {
 	if err := m.writeStaticPods("etcd"); err != nil {
 		return err
 	}

@@ -57,7 +57,7 @@ func joinPhases() []joinPhase {
 			if err != nil {
 				return err
 			}
-			return m.withEtcdMember(ctx, func(context.Context, *etcdmembers.Cluster) error { return m.writeStaticPods("etcd") })
+			return m.member().withEtcdMember(ctx, func(context.Context, *etcdmembers.Cluster) error { return m.writeStaticPods("etcd") })
 		}},
 		{"kubelet-start", "Start the node, which runs the kubelet; on a control plane node also promote the etcd member and start the control plane", nil, false, func(ctx context.Context, j *joinRun, _ string) error {
 			if j.asControlPlane {
@@ -68,7 +68,7 @@ func joinPhases() []joinPhase {
 				if err := stopNode(ctx, j.layout, j.steps); err != nil {
 					return err
 				}
-				return m.withEtcdMember(ctx, m.startAndPromote)
+				return m.member().withEtcdMember(ctx, m.member().startAndPromote)
 			}
 			c, err := j.discover(ctx, j.waitOptions(j.steps))
 			if err != nil {
@@ -84,7 +84,7 @@ func joinPhases() []joinPhase {
 			if err != nil {
 				return err
 			}
-			if err := m.markSelf(ctx); err != nil {
+			if err := m.member().markSelf(ctx); err != nil {
 				return err
 			}
 			return m.saveJoined()
@@ -94,7 +94,7 @@ func joinPhases() []joinPhase {
 			if err != nil {
 				return err
 			}
-			_, err = m.clients(ctx)
+			_, err = m.setup().clients(ctx)
 			return err
 		}},
 	}
@@ -164,7 +164,7 @@ func (j *joinRun) additionalNode(ctx context.Context) (*controlPlaneNode, error)
 		if err := m.completeAddresses(); err != nil {
 			return nil, err
 		}
-		return m, m.ensureKeys()
+		return m, m.credentials().ensureKeys()
 	}
 	if err := j.prepareControlPlane(ctx, "all"); err != nil {
 		return nil, err
@@ -195,12 +195,12 @@ func (j *joinRun) prepareControlPlane(ctx context.Context, part string) error {
 			return nil
 		}
 	}
-	options, err := m.setUpAdditional()
+	options, err := m.member().setUpAdditional()
 	if err != nil || part == "certs" {
 		return err
 	}
 	if part != "control-plane" {
-		if err := m.writeKubeconfigs(options, additionalNodeKubeconfigs...); err != nil || part == "kubeconfig" {
+		if err := m.credentials().writeKubeconfigs(options, additionalNodeKubeconfigs...); err != nil || part == "kubeconfig" {
 			return err
 		}
 	}

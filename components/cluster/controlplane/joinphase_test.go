@@ -60,7 +60,7 @@ func TestIncompleteJoin(t *testing.T) {
 		t.Error("the node of init has an incomplete join")
 	}
 	m.joining = true
-	if _, err := m.setUpAdditional(); err != nil || !isJoinIncomplete(m.layout) {
+	if _, err := m.member().setUpAdditional(); err != nil || !isJoinIncomplete(m.layout) {
 		t.Errorf("with keys only: %v", err)
 	}
 	node, err := (&initOptions{}).newNode(m.layout, io.Discard, func(string) bool { return false }, false)

@@ -232,11 +232,11 @@ func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error
 	if err := apiServer.waitStopped(ctx, m.waitOptions()); err != nil {
 		return err
 	}
-	clients, err := m.clients(ctx)
+	clients, err := m.setup().clients(ctx)
 	if err != nil {
 		return err
 	}
-	objects, err := m.configObjects()
+	objects, err := m.setup().configObjects()
 	if err != nil {
 		return err
 	}
@@ -247,7 +247,7 @@ func (o *upgrade) apply(ctx context.Context, out io.Writer, l layout.Node) error
 		if m.settings.skips("addon") {
 			return nil
 		}
-		return m.installAddons(ctx, clients)
+		return m.setup().installAddons(ctx, clients)
 	})
 	if err != nil {
 		return err
@@ -296,7 +296,7 @@ func (o *upgrade) node(ctx context.Context, out io.Writer, l layout.Node) error 
 		if err := apiServer.waitStopped(ctx, m.waitOptions()); err != nil {
 			return err
 		}
-		if _, err := m.clients(ctx); err != nil {
+		if _, err := m.setup().clients(ctx); err != nil {
 			return err
 		}
 		s.Done(began, "control plane of this node ready")

@@ -86,7 +86,7 @@ func TestUpgradeOnWrongMachine(t *testing.T) {
 	}
 	additional := newTestNode(t)
 	additional.layout = layout.Under(t.TempDir())
-	if _, err := additional.setUpAdditional(); err != nil {
+	if _, err := additional.member().setUpAdditional(); err != nil {
 		t.Fatal(err)
 	}
 	if err := o.apply(t.Context(), &bytes.Buffer{}, additional.layout); command.ExitCode(err) != command.ExitPreflight || !strings.Contains(err.Error(), "upgrade node") {

@@ -70,7 +70,7 @@ func TestWaitReportsStaticPods(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.waitForAPIServer(ctx, clients); err == nil || !strings.Contains(output, "etcd has exited 1 times, last exit code 1: the disk is full") {
+	if err := m.setup().waitForAPIServer(ctx, clients); err == nil || !strings.Contains(output, "etcd has exited 1 times, last exit code 1: the disk is full") {
 		t.Errorf("%v; output %q", err, output)
 	}
 }

@@ -1,13 +1,15 @@
-package apiserver
+package integration
 
 import (
 	"strings"
 	"testing"
+
+	"hyperkube/components/apiserver"
 )
 
 // TestNotFound sends requests for paths, resources and objects that do not exist.
 func TestNotFound(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	const text, status = "404 page not found", `"reason":"NotFound"`
 	for _, tc := range []struct {
 		method, path string

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"encoding/json"
@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/apiserver"
 )
 
 // listAnswer contains the parts of a list that tests check.
@@ -59,7 +61,7 @@ func number(t *testing.T, revision string) int64 {
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list
 func TestListVersions(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	versions := map[string]string{"": "", "0": "0", "future": "99999999"}
 	for i, name := range strings.Fields("a b c d e") {
 		r := a.do("POST", cms, fmt.Sprintf(`{"metadata":{"name":%q,"labels":{"x":"y"}}}`, name), jsn)
@@ -146,7 +148,7 @@ func TestListVersions(t *testing.T) {
 
 // TestPagesDuringWrites checks that changes between two pages are not visible in later pages.
 func TestPagesDuringWrites(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	was := map[string]string{} // resource versions
 	for i := range 40 {
 		name := fmt.Sprintf("m%02d", i)
@@ -184,7 +186,7 @@ func TestPagesDuringWrites(t *testing.T) {
 // TestExpiredPages checks that a client whose continue token has expired gets an error with a new
 // token for the remaining items at the latest version.
 func TestExpiredPages(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	a := newAPI(t, s)
 	for _, name := range strings.Fields("a b c d") {
 		a.do("POST", cms, fmt.Sprintf(`{"metadata":{"name":%q}}`, name), jsn)
@@ -192,7 +194,9 @@ func TestExpiredPages(t *testing.T) {
 	_, first := a.list(cms, "limit", "2")
 	a.do("DELETE", cms+"/c", "")
 	later := a.do("POST", cms, `{"metadata":{"name":"e"}}`, jsn).object(t).GetResourceVersion()
-	s.store.SetCompacted(number(t, later))
+	for _, store := range s.Stores() {
+		store.SetCompacted(number(t, later))
+	}
 
 	code, expired := a.list(cms, "limit", "1", "continue", first.Metadata.Continue)
 	if code != 410 || expired.Reason != "Expired" || !strings.Contains(expired.Message, "The provided continue parameter is too old to display a consistent list result.") {
@@ -221,7 +225,7 @@ func TestExpiredPages(t *testing.T) {
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#streaming-lists
 func TestWatchOptions(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	a.do("POST", cms, `{"metadata":{"name":"a"}}`, jsn)
 	for _, tc := range []struct {
 		query string
@@ -246,7 +250,7 @@ func TestWatchOptions(t *testing.T) {
 
 // TestDeletePages deletes a page of a collection and checks the continue token.
 func TestDeletePages(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	for _, name := range strings.Fields("a b c d e") {
 		a.do("POST", cms, fmt.Sprintf(`{"metadata":{"name":%q,"finalizers":[%s]}}`, name, map[bool]string{true: `"x.io/y"`}[name == "b"]), jsn)
 	}

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/admission"
 
+	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/registry"
 	"hyperkube/internal/api"
 	"hyperkube/internal/store"
@@ -69,7 +70,7 @@ func TestAdmissionAttributes(t *testing.T) {
 		}
 		return nil, nil
 	}
-	a := newAPI(t, startServer(t, Config{Admission: r, Extend: func(reg *registry.Registry) error {
+	a := newAPI(t, startServer(t, apiserver.Config{Admission: r, Extend: func(reg *registry.Registry) error {
 		return reg.AddHook(schema.GroupResource{Resource: "configmaps"}, allocate)
 	}}))
 	const (

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"context"
@@ -24,6 +24,8 @@ import (
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/yaml"
+
+	"hyperkube/components/apiserver"
 )
 
 var definitions = apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefinitions")
@@ -37,10 +39,10 @@ type custom struct {
 
 func newCustom(t *testing.T) *custom {
 	t.Helper()
-	return customOf(t, startServer(t, Config{}))
+	return customOf(t, startServer(t, apiserver.Config{}))
 }
 
-func customOf(t *testing.T, s *Server) *custom {
+func customOf(t *testing.T, s *apiserver.Server) *custom {
 	t.Helper()
 	d, err := dynamic.NewForConfig(admin(s))
 	if err != nil {

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"fmt"
@@ -10,12 +10,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	clientrest "k8s.io/client-go/rest"
+
+	"hyperkube/components/apiserver"
 )
 
 // BenchmarkRequests measures requests within the process. It includes etcd and a client that does
 // not decode responses, but not TLS and HTTP.
 func BenchmarkRequests(b *testing.B) {
-	s := startServer(b, Config{})
+	s := startServer(b, apiserver.Config{})
 	ctx := contextOf(b)
 	kube := kubeOf(b, s, protobuf)
 	for i := range 1000 {

@@ -1,13 +1,15 @@
-package apiserver
+package integration
 
 import (
 	"strings"
 	"testing"
+
+	"hyperkube/components/apiserver"
 )
 
 // TestUnusualRequests compares the responses to unusual requests with those of upstream.
 func TestUnusualRequests(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	const (
 		deployments  = "/apis/apps/v1/namespaces/default/deployments"
 		pods         = "/api/v1/namespaces/default/pods"

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"context"
@@ -24,10 +24,12 @@ import (
 	clientrest "k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"hyperkube/components/apiserver"
 )
 
 // kubeOf returns a clientset that uses JSON or protobuf.
-func kubeOf(t testing.TB, s *Server, contentType string) kubernetes.Interface {
+func kubeOf(t testing.TB, s *apiserver.Server, contentType string) kubernetes.Interface {
 	t.Helper()
 	rc := admin(s)
 	rc.ContentType = contentType
@@ -75,7 +77,7 @@ func expect(t testing.TB, w watch.Interface, kind watch.EventType, name string) 
 }
 
 func TestWatch(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	for i, contentType := range []string{"application/json", protobuf} {
 		t.Run(contentType, func(t *testing.T) {
 			ctx := contextOf(t)
@@ -176,7 +178,7 @@ func TestWatch(t *testing.T) {
 
 // TestBookmarks checks that bookmarks report progress although the resource does not change.
 func TestBookmarks(t *testing.T) {
-	s := startServer(t, Config{BookmarkEvery: 50 * time.Millisecond})
+	s := startServer(t, apiserver.Config{BookmarkEvery: 50 * time.Millisecond})
 	ctx := contextOf(t)
 	kube := kubeOf(t, s, protobuf)
 	w, err := kube.CoreV1().ConfigMaps("").Watch(ctx, metav1.ListOptions{AllowWatchBookmarks: true})
@@ -208,7 +210,7 @@ func TestBookmarks(t *testing.T) {
 }
 
 func TestInformers(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	ctx := contextOf(t)
 	kube := kubeOf(t, s, protobuf)
 	rc := admin(s)
@@ -247,7 +249,7 @@ func TestInformers(t *testing.T) {
 
 // TestTableWatch checks the watch format that kubectl get -w uses.
 func TestTableWatch(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	a := newAPI(t, s)
 	a.do("POST", cms, `{"metadata":{"name":"a"}}`, jsn)
 	c, err := clientrest.HTTPClientFor(admin(s))
@@ -286,7 +288,7 @@ func TestTableWatch(t *testing.T) {
 
 // TestWebSocketWatch checks watches over WebSocket, which browsers use.
 func TestWebSocketWatch(t *testing.T) {
-	k, s := newKubectl(t, Config{})
+	k, s := newKubectl(t, apiserver.Config{})
 	newAPI(t, s).do("POST", cms, `{"metadata":{"name":"a"}}`, jsn)
 	rc, err := clientcmd.BuildConfigFromFlags("", k.config)
 	if err != nil {

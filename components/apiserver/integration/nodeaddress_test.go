@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"context"
@@ -14,6 +14,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/remotecommand"
+
+	"hyperkube/components/apiserver"
 )
 
 // TestNodeAddressNotAllowed registers nodes whose addresses lead to the API server's own machine, and checks that no
@@ -29,7 +31,7 @@ func TestNodeAddressNotAllowed(t *testing.T) {
 	local.StartTLS()
 	defer local.Close()
 	port := local.Listener.Addr().(*net.TCPAddr).Port
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	kube := kubeOf(t, s, protobuf)
 	ctx := contextOf(t)
 

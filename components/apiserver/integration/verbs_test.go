@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"bytes"
@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	clientrest "k8s.io/client-go/rest"
 	kjson "sigs.k8s.io/json"
+
+	"hyperkube/components/apiserver"
 )
 
 // plainClient sends plain HTTP requests to a server in process.
@@ -23,7 +25,7 @@ type plainClient struct {
 	client *http.Client
 }
 
-func newAPI(t testing.TB, s *Server) *plainClient {
+func newAPI(t testing.TB, s *apiserver.Server) *plainClient {
 	t.Helper()
 	c, err := clientrest.HTTPClientFor(admin(s))
 	if err != nil {
@@ -85,7 +87,7 @@ const (
 
 // TestErrors checks error responses.
 func TestErrors(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	if r := a.do("POST", cms, `{"metadata":{"name":"a"},"data":{"k":"v"}}`, jsn); r.code != 201 {
 		t.Fatalf("%+v", r)
 	}
@@ -234,7 +236,7 @@ func TestErrors(t *testing.T) {
 // TestDuplicateAppliedFields checks the warnings about duplicate fields in an applied
 // configuration: YAML reports all of them in one error.
 func TestDuplicateAppliedFields(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	r := a.do("PATCH", cms+"/a?fieldManager=m", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {k: v, k: w, l: v, l: w}", ssa)
 	want := []string{`299 - "line 4: key \"k\" already set in map"`, `299 - "line 4: key \"l\" already set in map"`}
 	if got := r.header.Values("Warning"); r.code != 201 || !slices.Equal(got, want) {
@@ -245,7 +247,7 @@ func TestDuplicateAppliedFields(t *testing.T) {
 // TestDefaultPropagationWarns checks the warning for deleting a Job without a propagation policy:
 // its pods are orphaned.
 func TestDefaultPropagationWarns(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	const jobs = "/apis/batch/v1/namespaces/default/jobs"
 	create := func() {
 		t.Helper()
@@ -279,7 +281,7 @@ func TestDefaultPropagationWarns(t *testing.T) {
 }
 
 func TestWrites(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	a := newAPI(t, s)
 	t.Run("generateName", func(t *testing.T) {
 		r := a.do("POST", cms, `{"metadata":{"generateName":"gen-"}}`, jsn)
@@ -448,7 +450,7 @@ func TestWrites(t *testing.T) {
 }
 
 func TestNonResources(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{Profiling: true}))
+	a := newAPI(t, startServer(t, apiserver.Config{Profiling: true}))
 	for _, tc := range []struct {
 		path, want string
 		header     []string

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"fmt"
@@ -9,12 +9,14 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
+
+	"hyperkube/components/apiserver"
 )
 
 // TestDiscoveryAfterEstablished checks that a client can change a definition as soon as discovery
 // includes it: the server must not write the definition after that.
 func TestDiscoveryAfterEstablished(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	disco, err := discovery.NewDiscoveryClientForConfig(admin(s))
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"strings"
@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 
+	"hyperkube/components/apiserver"
 	"hyperkube/internal/testing/testetcd"
 )
 
@@ -17,7 +18,7 @@ import (
 func TestEtcdOverrideStores(t *testing.T) {
 	main, other := testetcd.Client(t), testetcd.Client(t)
 	apart := map[schema.GroupResource]*clientv3.Client{{Resource: "events"}: other, {Resource: "configmaps"}: other}
-	s := startServer(t, Config{Etcd: main, EtcdOverrides: apart})
+	s := startServer(t, apiserver.Config{Etcd: main, EtcdOverrides: apart})
 	kube, err := kubernetes.NewForConfig(admin(s))
 	if err != nil {
 		t.Fatal(err)
@@ -66,7 +67,7 @@ func TestEtcdOverrideStores(t *testing.T) {
 	if err != nil || !strings.Contains(string(health), "[+]etcd-override-0 ok") || !strings.Contains(string(health), "[+]etcd-readiness ok") {
 		t.Errorf("got %s, %v", health, err)
 	}
-	if _, err := New(Config{Etcd: main, EtcdOverrides: map[schema.GroupResource]*clientv3.Client{{Resource: "services"}: other}}); err == nil {
+	if _, err := apiserver.New(apiserver.Config{Etcd: main, EtcdOverrides: map[schema.GroupResource]*clientv3.Client{{Resource: "services"}: other}}); err == nil {
 		t.Error("services and their addresses are accepted in different etcds")
 	}
 }

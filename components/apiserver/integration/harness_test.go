@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"context"
@@ -9,17 +9,18 @@ import (
 
 	clientrest "k8s.io/client-go/rest"
 
+	"hyperkube/components/apiserver"
 	"hyperkube/internal/testing/testetcd"
 )
 
 // startServer runs an API server with cfg, after setting missing fields such as etcd and the log.
-func startServer(t testing.TB, cfg Config) *Server {
+func startServer(t testing.TB, cfg apiserver.Config) *apiserver.Server {
 	t.Helper()
 	if cfg.Etcd == nil {
 		cfg.Etcd = testetcd.Client(t)
 	}
 	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	s, err := New(cfg)
+	s, err := apiserver.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +42,7 @@ func startServer(t testing.TB, cfg Config) *Server {
 	return s
 }
 
-func admin(s *Server) *clientrest.Config { return s.ClientConfig("admin", "system:masters") }
+func admin(s *apiserver.Server) *clientrest.Config { return s.ClientConfig("admin", "system:masters") }
 
 func listen(t testing.TB) net.Listener {
 	t.Helper()

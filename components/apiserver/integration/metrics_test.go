@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"strings"
@@ -8,11 +8,13 @@ import (
 	"github.com/prometheus/common/model"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"hyperkube/components/apiserver"
 )
 
 // TestMetrics checks the format of the metrics and the presence of well-known names.
 func TestMetrics(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	kube, err := kubernetes.NewForConfig(admin(s))
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"strings"
@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/yaml"
+
+	"hyperkube/components/apiserver"
 )
 
 const somethingEverywhere = `{"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "a", "annotations": {"deprecated.daemonset.template.generation": "abc"}},
@@ -18,7 +20,7 @@ const somethingEverywhere = `{"apiVersion": "apps/v1", "kind": "DaemonSet", "met
 // annotation and upstream's server stores as a number. A client that does not set it still owns the
 // field, and a value that is not a number is rejected.
 func TestTemplateGeneration(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	kube, err := kubernetes.NewForConfig(admin(s))
 	if err != nil {
 		t.Fatal(err)

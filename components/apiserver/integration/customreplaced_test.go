@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/admission"
 
+	"hyperkube/components/apiserver"
 	"hyperkube/internal/api"
 )
 
@@ -74,7 +75,7 @@ func TestCustomReplaced(t *testing.T) {
 // replacing is an admission plugin that admits everything. The next left times, it first replaces
 // the custom resource definition, by a cluster-scoped one if unbounded is set.
 type replacing struct {
-	server    *Server
+	server    *apiserver.Server
 	left      int
 	unbounded bool
 }
@@ -86,7 +87,7 @@ func (r *replacing) Admit(_ context.Context, a admission.Attributes, _ admission
 		return nil
 	}
 	r.left--
-	reg := r.server.registry
+	reg := r.server.Registry()
 	one, two := *reg.Lookup(fooV1).Resource, *reg.Lookup(fooV2).Resource
 	if r.unbounded {
 		one.Scope, two.Scope = api.Cluster, api.Cluster
@@ -99,7 +100,7 @@ func (r *replacing) Admit(_ context.Context, a admission.Attributes, _ admission
 // times in the meantime.
 func TestCustomReplacedOften(t *testing.T) {
 	r := &replacing{left: 40}
-	r.server = startServer(t, Config{Admission: r})
+	r.server = startServer(t, apiserver.Config{Admission: r})
 	c := customOf(t, r.server)
 	c.define(foos, "Established=True")
 	if _, err := c.Resource(fooV1).Namespace("default").Create(c.ctx, foo(t, "a", "spec: {}"), metav1.CreateOptions{DryRun: []string{"All"}}); err != nil {
@@ -114,7 +115,7 @@ func TestCustomReplacedOften(t *testing.T) {
 // stored.
 func TestCustomReplacedWhileWriting(t *testing.T) {
 	r := &replacing{}
-	r.server = startServer(t, Config{Admission: r})
+	r.server = startServer(t, apiserver.Config{Admission: r})
 	c := customOf(t, r.server)
 	c.define(foos, "Established=True")
 	all := c.Resource(fooV1).Namespace("default")
@@ -150,7 +151,7 @@ func TestCustomReplacedWhileWriting(t *testing.T) {
 // objects.
 func TestCustomReplacedElsewhere(t *testing.T) {
 	r := &replacing{left: 1, unbounded: true}
-	r.server = startServer(t, Config{Admission: r})
+	r.server = startServer(t, apiserver.Config{Admission: r})
 	c := customOf(t, r.server)
 	c.define(foos, "Established=True")
 	got, err := c.Resource(fooV1).Namespace("default").Create(c.ctx, foo(t, "a", "spec: {}"), metav1.CreateOptions{DryRun: []string{"All"}})

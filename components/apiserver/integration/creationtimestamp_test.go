@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"bytes"
@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	"hyperkube/components/apiserver"
 	"hyperkube/internal/testing/testetcd"
 )
 
@@ -29,7 +30,7 @@ func TestMissingCreationTimestamp(t *testing.T) {
 	if _, err := etcd.Put(t.Context(), "/registry/configmaps/default/a", data.String()); err != nil {
 		t.Fatal(err)
 	}
-	kube, err := kubernetes.NewForConfig(admin(startServer(t, Config{Etcd: etcd})))
+	kube, err := kubernetes.NewForConfig(admin(startServer(t, apiserver.Config{Etcd: etcd})))
 	if err != nil {
 		t.Fatal(err)
 	}

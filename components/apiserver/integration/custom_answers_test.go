@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"context"
@@ -9,12 +9,13 @@ import (
 
 	"k8s.io/client-go/dynamic"
 
+	"hyperkube/components/apiserver"
 	"hyperkube/internal/testing/testwait"
 )
 
 // TestCustomAnswers compares responses for custom resources with those of kube-apiserver v1.37.
 func TestCustomAnswers(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	d, err := dynamic.NewForConfig(admin(s))
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +84,7 @@ func TestCustomAnswers(t *testing.T) {
 
 // TestNoConversion uses a conversion webhook whose Service does not exist.
 func TestNoConversion(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	d, err := dynamic.NewForConfig(admin(s))
 	if err != nil {
 		t.Fatal(err)

@@ -1,15 +1,17 @@
-package apiserver
+package integration
 
 import (
 	"encoding/json"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/apiserver"
 )
 
 // TestMalformedStrategicPatch: a strategic merge patch that is malformed is the client's error.
 func TestMalformedStrategicPatch(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	const (
 		pod        = "/api/v1/namespaces/default/pods"
 		service    = "/api/v1/namespaces/default/services"

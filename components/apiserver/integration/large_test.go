@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"bufio"
@@ -14,11 +14,13 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/apiserver"
 )
 
 // TestLargeBody: the response to a request whose body is too large reaches each client.
 func TestLargeBody(t *testing.T) {
-	_, address := startOnNetwork(t, Config{})
+	_, address := startOnNetwork(t, apiserver.Config{})
 	body := []byte(`{"metadata":{"name":"large"},"data":{"k":"` + strings.Repeat("v", 12<<20) + `"}}`)
 	check := func(t *testing.T, resp *http.Response) {
 		t.Helper()

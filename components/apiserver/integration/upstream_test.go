@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"bytes"
@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes/scheme"
 
+	"hyperkube/components/apiserver"
 	"hyperkube/internal/credentials/encryption"
 	"hyperkube/internal/testing/testetcd"
 )
@@ -102,7 +103,7 @@ func TestUpstreamStorage(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			s := startServer(t, Config{Etcd: etcd, Transformer: transformers.For})
+			s := startServer(t, apiserver.Config{Etcd: etcd, Transformer: transformers.For})
 			client := dynamic.NewForConfigOrDie(admin(s))
 			for _, f := range fixtures {
 				was, err := meta.Accessor(f.obj)

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"encoding/json"
@@ -7,13 +7,15 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"hyperkube/components/apiserver"
 )
 
 // TestTableOrder checks that tables of flow schemas are in matching order, while lists are sorted
 // by name.
 func TestTableOrder(t *testing.T) {
 	const path = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas"
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	for name, precedence := range map[string]int{"a": 30, "b": 20, "c": 20, "d": 10} {
 		body := fmt.Sprintf(`{"metadata":{"name":%q},"spec":{"matchingPrecedence":%d,"priorityLevelConfiguration":{"name":"exempt"}}}`, name, precedence)
 		if r := a.do("POST", path, body, jsn); r.code != 201 {
@@ -42,7 +44,7 @@ func TestTableOrder(t *testing.T) {
 // TestColumnDescriptions checks that column descriptions are those of the fields in the current
 // version, not those of former versions.
 func TestColumnDescriptions(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	for resource, want := range map[string]string{
 		"controllerrevisions": "Revision indicates the revision of the state represented by Data.",
 		"daemonsets":          "with a Ready Condition.",

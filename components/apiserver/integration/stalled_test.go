@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"bytes"
@@ -18,12 +18,13 @@ import (
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"hyperkube/components/apiserver"
 	"hyperkube/internal/credentials/pki"
 )
 
 // startOnNetwork runs a server with cfg on the network, where all clients are in the group
 // system:masters, and returns its address.
-func startOnNetwork(t testing.TB, cfg Config) (*Server, string) {
+func startOnNetwork(t testing.TB, cfg apiserver.Config) (*apiserver.Server, string) {
 	t.Helper()
 	dir := t.TempDir()
 	set, err := pki.Ensure(dir, pki.Config{})
@@ -55,7 +56,7 @@ func startOnNetwork(t testing.TB, cfg Config) (*Server, string) {
 // TestStalledWatch checks that the watch of a client that keeps its connection open and answers
 // pings but does not read is closed.
 func TestStalledWatch(t *testing.T) {
-	s, address := startOnNetwork(t, Config{Limits: Limits{SlowReader: 200 * time.Millisecond}})
+	s, address := startOnNetwork(t, apiserver.Config{Limits: apiserver.Limits{SlowReader: 200 * time.Millisecond}})
 	kube := kubeOf(t, s, protobuf)
 	for i := range 3 {
 		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("c", i)}, Data: map[string]string{"k": strings.Repeat("v", 100_000)}}

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"net"
@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"hyperkube/components/apiserver"
 	"hyperkube/internal/credentials/pki"
 )
 
@@ -21,7 +22,7 @@ type kubectl struct {
 	config string
 }
 
-func newKubectl(t *testing.T, cfg Config) (*kubectl, *Server) {
+func newKubectl(t *testing.T, cfg apiserver.Config) (*kubectl, *apiserver.Server) {
 	t.Helper()
 	binary, err := exec.LookPath("kubectl")
 	if err != nil {
@@ -76,7 +77,7 @@ func (k *kubectl) try(stdin string, args ...string) (string, error) {
 }
 
 func TestKubectl(t *testing.T) {
-	k, _ := newKubectl(t, Config{})
+	k, _ := newKubectl(t, apiserver.Config{})
 	for _, step := range []struct {
 		args  string
 		stdin string

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"bufio"
@@ -20,6 +20,8 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/portforward"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 	utilexec "k8s.io/utils/exec"
+
+	"hyperkube/components/apiserver"
 )
 
 // fakeKubelet implements the streaming endpoints of a kubelet.
@@ -76,7 +78,7 @@ func TestStreams(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, s := newKubectl(t, Config{Kubelet: KubeletConfig{Dial: (&net.Dialer{}).DialContext}})
+	k, s := newKubectl(t, apiserver.Config{Kubelet: apiserver.KubeletConfig{Dial: (&net.Dialer{}).DialContext}})
 	ctx := contextOf(t)
 	kube := kubeOf(t, s, protobuf)
 	node, err := kube.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, metav1.CreateOptions{})

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"net/http"
@@ -7,6 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clientrest "k8s.io/client-go/rest"
 
+	"hyperkube/components/apiserver"
 	"hyperkube/components/apiserver/discovery"
 )
 
@@ -23,7 +24,7 @@ func (unknown) Handler(string) http.Handler                   { return nil }
 // aggregated servers are known.
 func TestRequestsDuringStartup(t *testing.T) {
 	others := unknown{make(chan struct{})}
-	s := startServer(t, Config{Aggregation: others})
+	s := startServer(t, apiserver.Config{Aggregation: others})
 	client, err := clientrest.HTTPClientFor(admin(s))
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"context"
@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	clientrest "k8s.io/client-go/rest"
 
+	"hyperkube/components/apiserver"
 	"hyperkube/components/etcd"
 	"hyperkube/internal/testing/testport"
 	"hyperkube/internal/testing/testwait"
@@ -129,7 +130,7 @@ func TestLinearizable(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { client.Close() })
-		s := startServer(t, Config{Etcd: client})
+		s := startServer(t, apiserver.Config{Etcd: client})
 		servers = append(servers, kubeOf(t, s, protobuf))
 	}
 

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"fmt"
@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"hyperkube/components/apiserver"
 )
 
 // owners returns the owners of fields in the form "manager operation subresource fields".
@@ -29,7 +31,7 @@ func (a *plainClient) apply(path, manager, config string) answer {
 //
 // https://kubernetes.io/docs/reference/using-api/server-side-apply/
 func TestOwnership(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	const (
 		deployments = "/apis/apps/v1/namespaces/default/deployments"
 		services    = "/api/v1/namespaces/default/services"
@@ -178,7 +180,7 @@ func TestOwnership(t *testing.T) {
 // TestScaleOwnership checks that managed fields in a Scale are validated as in all objects,
 // although they are not stored, and that each manager has only one entry for the replicas.
 func TestScaleOwnership(t *testing.T) {
-	a := newAPI(t, startServer(t, Config{}))
+	a := newAPI(t, startServer(t, apiserver.Config{}))
 	const (
 		sets = "/apis/apps/v1/namespaces/default/replicasets"
 		twos = `"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"},{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}]`

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"context"
@@ -12,10 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/kubernetes"
+
+	"hyperkube/components/apiserver"
 )
 
 func TestConfigMaps(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	for _, contentType := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
 		t.Run(contentType, func(t *testing.T) {
 			rc := admin(s)

@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"fmt"
@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	clientrest "k8s.io/client-go/rest"
+
+	"hyperkube/components/apiserver"
 )
 
 func somePod(name string) *corev1.Pod {
@@ -26,7 +28,7 @@ func somePod(name string) *corev1.Pod {
 }
 
 func TestPods(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	ctx := contextOf(t)
 	kube := kubeOf(t, s, protobuf)
 	pods := kube.CoreV1().Pods("default")
@@ -116,7 +118,7 @@ func TestPods(t *testing.T) {
 // sees the deletion timestamp. Both requests must succeed.
 func TestConcurrentForceDeletion(t *testing.T) {
 	ctx := t.Context() // no timeout, because there are many requests
-	pods := kubeOf(t, startServer(t, Config{}), protobuf).CoreV1().Pods("default")
+	pods := kubeOf(t, startServer(t, apiserver.Config{}), protobuf).CoreV1().Pods("default")
 	events, err := pods.Watch(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -144,7 +146,7 @@ func TestConcurrentForceDeletion(t *testing.T) {
 }
 
 func TestEviction(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	ctx := contextOf(t)
 	kube := kubeOf(t, s, protobuf)
 	pods := kube.CoreV1().Pods("default")
@@ -242,7 +244,7 @@ func TestEviction(t *testing.T) {
 }
 
 func TestScale(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	ctx := contextOf(t)
 	kube := kubeOf(t, s, protobuf)
 	deployments := kube.AppsV1().Deployments("default")
@@ -290,7 +292,7 @@ func TestScale(t *testing.T) {
 }
 
 func TestImpersonation(t *testing.T) {
-	s := startServer(t, Config{})
+	s := startServer(t, apiserver.Config{})
 	as := func(user string, groups ...string) error {
 		rc := admin(s)
 		rc.Impersonate = clientrest.ImpersonationConfig{UserName: user, Groups: groups}

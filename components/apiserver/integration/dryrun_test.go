@@ -1,4 +1,4 @@
-package apiserver
+package integration
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"hyperkube/components/apiserver"
 	"hyperkube/internal/testing/testetcd"
 )
 
@@ -78,7 +79,7 @@ func TestDryRunOutdatedCache(t *testing.T) {
 	etcd := testetcd.Client(t)
 	l := &lagging{Watcher: etcd.Watcher}
 	etcd.Watcher = l
-	a := newAPI(t, startServer(t, Config{Etcd: etcd}))
+	a := newAPI(t, startServer(t, apiserver.Config{Etcd: etcd}))
 	const other = "7a0c1d2e-0000-4000-8000-000000000001"
 	for i, tc := range []struct {
 		name, method, body, header string

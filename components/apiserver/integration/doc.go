@@ -1,0 +1,2 @@
+// Package integration tests a complete API server with its embedded etcd, through its exported API only.
+package integration
