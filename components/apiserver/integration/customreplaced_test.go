@@ -4,8 +4,8 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,6 +14,7 @@ import (
 
 	"hyperkube/components/apiserver"
 	"hyperkube/internal/api"
+	"hyperkube/internal/testing/testwait"
 )
 
 // TestCustomReplaced checks that clients that read and write while the definition changes see no
@@ -27,6 +28,7 @@ func TestCustomReplaced(t *testing.T) {
 	}
 	ended := make(chan struct{})
 	var wg sync.WaitGroup
+	var served atomic.Int64
 	for i, request := range []func(n int) error{
 		func(int) error { _, err := all.List(c.ctx, metav1.ListOptions{}); return err },
 		func(int) error { _, err := all.Get(c.ctx, "a", metav1.GetOptions{}); return err },
@@ -57,6 +59,7 @@ func TestCustomReplaced(t *testing.T) {
 					t.Errorf("request %d, the %d. time: %v", i, n, err)
 					return
 				}
+				served.Add(1)
 			}
 		})
 	}
@@ -66,7 +69,8 @@ func TestCustomReplaced(t *testing.T) {
 		if _, err := c.Resource(definitions).Patch(c.ctx, "foos.example.com", types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
 			t.Error(err)
 		}
-		time.Sleep(5 * time.Millisecond) // let some requests happen in between
+		before := served.Load()
+		testwait.Until(t, "requests after the change", func() bool { return served.Load() > before || t.Failed() })
 	}
 	close(ended)
 	wg.Wait()

@@ -24,6 +24,7 @@ import (
 
 	"hyperkube/components/apiserver"
 	"hyperkube/components/etcd"
+	"hyperkube/internal/testing/leakcheck"
 	"hyperkube/internal/testing/testport"
 	"hyperkube/internal/testing/testwait"
 )
@@ -42,7 +43,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	leakcheck.Main(m)
 }
 
 // asked is a request of a history. Each write has a unique value, so that a value identifies a
@@ -177,12 +178,15 @@ func TestLinearizable(t *testing.T) {
 		dead := answered.Load()
 		testwait.Until(t, "etcd to serve again", func() bool { return answered.Load() >= dead+serving })
 	}
-	for enough := false; !enough && ctx.Err() == nil; {
-		time.Sleep(length / time.Duration(kills+1))
-		mu.Lock()
-		enough = len(ops) >= least
-		mu.Unlock()
+	select {
+	case <-time.After(length / time.Duration(kills+1)):
+	case <-ctx.Done():
 	}
+	testwait.Until(t, "enough operations", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(ops) >= least || ctx.Err() != nil
+	})
 	cancel()
 	wg.Wait()
 	unknown := 0

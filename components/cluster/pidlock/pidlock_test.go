@@ -3,14 +3,18 @@ package pidlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"hyperkube/internal/testing/testwait"
 )
 
 func TestAcquire(t *testing.T) {
@@ -70,12 +74,26 @@ func TestTerminate(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	holder := func() (int, error) { return cmd.Process.Pid, nil }
+	// Signals to a stopped process stay pending.
+	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	status := func() string {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	testwait.Until(t, "the process to stop", func() bool { return strings.Contains(status(), "State:\tT") })
 	if err := Terminate(ctx, cmd.Process.Pid, func() (int, error) { return 1, nil }); err != nil {
 		t.Error(err)
 	}
-	time.Sleep(10 * time.Millisecond)
-	if err := cmd.Process.Signal(syscall.Signal(0)); err != nil || exiting(cmd.Process.Pid) {
-		t.Errorf("process with a reused PID was terminated: %v", err)
+	if text := status(); exiting(cmd.Process.Pid) || !strings.Contains(text, "\nShdPnd:\t0000000000000000\n") {
+		t.Errorf("process with a reused PID was terminated: %s", text)
+	}
+	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
 	}
 	if err := Terminate(ctx, cmd.Process.Pid, holder); err != nil {
 		t.Error(err)

@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"hyperkube/internal/testing/leakcheck"
 	"hyperkube/internal/testing/testwait"
 )
 
@@ -31,7 +32,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	os.Exit(m.Run())
+	leakcheck.Main(m)
 }
 
 // copyStreams copies both streams of a directory to the log until they end.

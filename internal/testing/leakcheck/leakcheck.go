@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	pathrs "github.com/cyphar/filepath-securejoin/pathrs-lite"
 	"go.uber.org/goleak"
 )
 
@@ -70,11 +71,7 @@ func run(m interface{ Run() int }, options []Option) int {
 	for _, function := range libraryGoroutines {
 		Ignore(function)(&c)
 	}
-	// Let the Go runtime open its own descriptors, so that they are not counted as leaks.
-	if r, w, err := os.Pipe(); err == nil {
-		r.Close()
-		w.Close()
-	}
+	openProcessWide()
 	before := c.resources()
 	c.goroutines = append(c.goroutines, goleak.IgnoreCurrent())
 	if code := m.Run(); code != 0 {
@@ -88,6 +85,20 @@ func run(m interface{ Run() int }, options []Option) int {
 	}
 	fmt.Fprintf(os.Stderr, "leakcheck: the tests passed, but these resources remain:\n%s\n", strings.Join(leaks, "\n"))
 	return 1
+}
+
+// openProcessWide lets the Go runtime and libraries open the descriptors that they keep for the whole
+// process, so that they are not counted as leaks.
+func openProcessWide() {
+	// The network poller of the runtime.
+	if r, w, err := os.Pipe(); err == nil {
+		r.Close()
+		w.Close()
+	}
+	// The handle of /proc of filepath-securejoin.
+	if f, err := pathrs.OpenInRoot("/", "proc"); err == nil {
+		f.Close()
+	}
 }
 
 // wait returns descriptions of the resources that are not in before, after waiting for them to be
