@@ -1,7 +1,7 @@
 // Command record replays the tables in internal/api/catalog/testdata against upstream's kube-apiserver.
 // It prints how the results differ from the recorded ones, or records them with -rewrite.
 //
-// It is a module of its own, so that hyperkube itself does not depend on k8s.io/kubernetes. See
+// It is a separate module, so that hyperkube itself does not depend on k8s.io/kubernetes. See
 // README.md for how to record the tables for a new minor version.
 package main
 
