@@ -382,15 +382,17 @@ func (t *target) update(ctx context.Context, c *tableCase) (result, error) {
 // tables_test.go.
 var recordedAt = time.Date(2026, time.November, 21, 19, 0, 0, 0, time.UTC)
 
-var anyTime = regexp.MustCompile(`"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"`)
+var anyTime = regexp.MustCompile(`"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z"`)
 
 // shiftTimes adds d to all timestamps of an object.
 func shiftTimes(object json.RawMessage, d time.Duration) (json.RawMessage, error) {
+	const seconds = "2006-01-02T15:04:05"
 	var failed error
 	out := anyTime.ReplaceAllFunc(object, func(text []byte) []byte {
-		at, err := time.Parse(`"`+time.RFC3339+`"`, string(text))
+		parts := anyTime.FindSubmatch(text)
+		at, err := time.Parse(seconds, string(parts[1]))
 		failed = errors.Join(failed, err)
-		return []byte(at.Add(d).UTC().Format(`"` + time.RFC3339 + `"`))
+		return fmt.Appendf(nil, `"%s%sZ"`, at.Add(d).Format(seconds), parts[2])
 	})
 	return out, failed
 }

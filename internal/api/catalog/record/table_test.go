@@ -77,8 +77,8 @@ func TestMasks(t *testing.T) {
 	if got := withoutManagedFields(`Invalid value: {"name":"x","managedFields":[{"fieldsV1":{"f:spec":{}}}]}: must be empty`); got != `Invalid value: {"name":"x"}: must be empty` {
 		t.Errorf("managed fields: %s", got)
 	}
-	got, err := shiftTimes([]byte(`{"a":"2020-01-01T00:00:00Z","b":"x"}`), time.Hour)
-	if err != nil || string(got) != `{"a":"2020-01-01T01:00:00Z","b":"x"}` {
+	got, err := shiftTimes([]byte(`{"a":"2020-01-01T00:00:00Z","b":"2020-01-01T00:00:00.001000Z"}`), time.Hour)
+	if err != nil || string(got) != `{"a":"2020-01-01T01:00:00Z","b":"2020-01-01T01:00:00.001000Z"}` {
 		t.Errorf("times: %s, %v", got, err)
 	}
 }
