@@ -1,12 +1,13 @@
 // Command record replays the tables in internal/api/catalog/testdata against upstream's kube-apiserver.
 // It prints how the results differ from the recorded ones, or records them with -rewrite.
 //
-// It is a module own, so that hyperkube itself does not depend on k8s.io/kubernetes. See
+// It is a separate module, so that hyperkube itself does not depend on k8s.io/kubernetes. See
 // README.md for how to record the tables for a new minor version.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"strings"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -71,12 +73,16 @@ func run(ctx context.Context, o *options, names []string, out io.Writer) (bool, 
 	if err != nil {
 		return false, err
 	}
+	bases, err := allBases(o.testdata)
+	if err != nil {
+		return false, err
+	}
 	config, etcd, stop, err := connect(ctx, o)
 	if err != nil {
 		return false, err
 	}
 	defer stop()
-	r, err := newReplayer(config, etcd)
+	r, err := newReplayer(config, etcd, bases)
 	if err != nil {
 		return false, err
 	}
@@ -137,6 +143,28 @@ func tableFiles(dir string, names []string) ([]string, error) {
 	return slices.Compact(files), nil
 }
 
+// allBases returns the base objects of all tables by apiVersion and kind.
+func allBases(dir string) (map[string][]json.RawMessage, error) {
+	files, err := tableFiles(dir, nil)
+	if err != nil {
+		return nil, err
+	}
+	bases := map[string][]json.RawMessage{}
+	for _, name := range files {
+		tab, err := readTable(name)
+		if err != nil {
+			return nil, err
+		}
+		var m metav1.TypeMeta
+		if err := json.Unmarshal(tab.Base, &m); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		kind := m.APIVersion + " " + m.Kind
+		bases[kind] = append(bases[kind], tab.Base)
+	}
+	return bases, nil
+}
+
 // count contains the numbers of cases by outcome.
 type count struct{ equal, different, notReplayable int }
 
@@ -164,6 +192,7 @@ func replayFile(ctx context.Context, r *replayer, o *options, name string, out i
 		return n, err
 	}
 	var lines strings.Builder
+	changed := map[int]bool{}
 	for i := range tab.Cases {
 		c := &tab.Cases[i]
 		got, err := t.replay(ctx, c)
@@ -181,6 +210,7 @@ func replayFile(ctx context.Context, r *replayer, o *options, name string, out i
 				continue
 			}
 			n.different++
+			changed[i] = true
 			fmt.Fprintf(&lines, "  different: %s:\n%s", c.Name, diff)
 			c.Errors, c.Warnings, c.Becomes, c.Cells = got.errors, got.warnings, got.becomes, got.cells
 		}
@@ -189,8 +219,12 @@ func replayFile(ctx context.Context, r *replayer, o *options, name string, out i
 	if !o.quiet {
 		_, _ = io.WriteString(out, lines.String())
 	}
-	if o.rewrite {
-		return n, os.WriteFile(name, tab.text(), 0o644)
+	if !o.rewrite || len(changed) == 0 {
+		return n, nil
 	}
-	return n, nil
+	old, err := os.ReadFile(name)
+	if err != nil {
+		return n, err
+	}
+	return n, os.WriteFile(name, tab.rewritten(old, changed), 0o644)
 }

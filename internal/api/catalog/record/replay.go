@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"path"
 	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -23,6 +24,10 @@ import (
 
 // defaultNamespace is the namespace of objects without one.
 const defaultNamespace = "default"
+
+// maxConflicts is the number of attempts of an update that conflicts with the server's own controllers. They react
+// to every stored CustomResourceDefinition, for example.
+const maxConflicts = 50
 
 // testUID is the UID of stored objects.
 const testUID = "00000000-0000-4000-8000-000000000000"
@@ -39,9 +44,11 @@ type replayer struct {
 	host      string
 	discovery *discovery.DiscoveryClient
 	etcd      *clientv3.Client // may be nil
+	// bases are the base objects of all tables, by apiVersion and kind.
+	bases map[string][]json.RawMessage
 }
 
-func newReplayer(config *rest.Config, etcd *clientv3.Client) (*replayer, error) {
+func newReplayer(config *rest.Config, etcd *clientv3.Client, bases map[string][]json.RawMessage) (*replayer, error) {
 	client, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, err
@@ -50,7 +57,7 @@ func newReplayer(config *rest.Config, etcd *clientv3.Client) (*replayer, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &replayer{http: client, host: strings.TrimSuffix(config.Host, "/"), discovery: d, etcd: etcd}, nil
+	return &replayer{http: client, host: strings.TrimSuffix(config.Host, "/"), discovery: d, etcd: etcd, bases: bases}, nil
 }
 
 // response is the response to a request.
@@ -79,6 +86,7 @@ func (r *replayer) send(ctx context.Context, method, path string, body []byte, a
 	if out.body, err = io.ReadAll(resp.Body); err != nil {
 		return nil, err
 	}
+	out.body = maskUIDs(out.body, body)
 	headers, _ := utilnet.ParseWarningHeaders(resp.Header.Values("Warning")) // malformed ones are skipped
 	for _, h := range headers {
 		out.warnings = append(out.warnings, h.Text)
@@ -102,9 +110,38 @@ func (resp *response) result(tab *table, sent json.RawMessage) (result, error) {
 	}
 	var got result
 	for _, cause := range status.Details.Causes {
-		got.errors = append(got.errors, cause.Field+": "+cause.Message)
+		got.errors = append(got.errors, cause.Field+": "+withoutManagedFields(cause.Message))
 	}
 	return got, nil
+}
+
+var anyUID = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}`)
+
+// maskUIDs replaces the random UIDs that the server has generated, which are those that were not sent.
+func maskUIDs(body, sent []byte) []byte {
+	return anyUID.ReplaceAllFunc(body, func(uid []byte) []byte {
+		if bytes.Contains(sent, uid) {
+			return uid
+		}
+		return []byte(testUID)
+	})
+}
+
+// withoutManagedFields removes the managed fields from the JSON of an object in an error. They are not set
+// by the kind's rules.
+func withoutManagedFields(text string) string {
+	const name = `,"managedFields":`
+	at := strings.Index(text, name)
+	if at < 0 {
+		return text
+	}
+	var fields json.RawMessage
+	rest := strings.NewReader(text[at+len(name):])
+	d := json.NewDecoder(rest)
+	if err := d.Decode(&fields); err != nil {
+		return text
+	}
+	return text[:at] + text[at+len(name)+len(fields):]
 }
 
 // target is the resource of a table.
@@ -140,23 +177,24 @@ func (r *replayer) start(ctx context.Context, tab *table) (*target, error) {
 	return t, t.findPrefix(ctx)
 }
 
-// findPrefix creates an object of the table and finds it in etcd by its revision. If no object can be
-// created, the prefix stays empty.
+// findPrefix creates an object of the table, or of another table of the kind, and finds it in etcd by its
+// revision. If no object can be created, the prefix stays empty.
 func (t *target) findPrefix(ctx context.Context) error {
 	if t.etcd == nil {
 		return nil
 	}
-	patches := []json.RawMessage{[]byte("{}")}
+	objects := []json.RawMessage{t.tab.Base}
 	for i := range t.tab.Cases {
 		if c := &t.tab.Cases[i]; c.Create != nil && len(c.Errors) == 0 {
-			patches = append(patches, c.Create)
+			sent, err := variant(t.tab.Base, c.Create)
+			if err != nil {
+				return err
+			}
+			objects = append(objects, sent)
 		}
 	}
-	for _, patch := range patches {
-		sent, err := variant(t.tab.Base, patch)
-		if err != nil {
-			return err
-		}
+	objects = append(objects, t.bases[t.apiVersion+" "+t.resource.Kind]...)
+	for _, sent := range objects {
 		o, err := nameOf(sent)
 		if err != nil {
 			return err
@@ -316,7 +354,7 @@ func (t *target) update(ctx context.Context, c *tableCase) (result, error) {
 		address += "/" + c.To
 	}
 	var resp *response
-	for range 5 {
+	for range maxConflicts {
 		revision, err := t.store(ctx, stored, true)
 		if err != nil {
 			return result{}, err
@@ -340,6 +378,25 @@ func (t *target) update(ctx context.Context, c *tableCase) (result, error) {
 	return resp.result(t.tab, sent)
 }
 
+// recordedAt is the time at which the objects in table rows have the ages in the tables, as in
+// tables_test.go.
+var recordedAt = time.Date(2026, time.November, 21, 19, 0, 0, 0, time.UTC)
+
+var anyTime = regexp.MustCompile(`"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?Z"`)
+
+// shiftTimes adds d to all timestamps of an object.
+func shiftTimes(object json.RawMessage, d time.Duration) (json.RawMessage, error) {
+	const seconds = "2006-01-02T15:04:05"
+	var failed error
+	out := anyTime.ReplaceAllFunc(object, func(text []byte) []byte {
+		parts := anyTime.FindSubmatch(text)
+		at, err := time.Parse(seconds, string(parts[1]))
+		failed = errors.Join(failed, err)
+		return fmt.Appendf(nil, `"%s%sZ"`, at.Add(d).Format(seconds), parts[2])
+	})
+	return out, failed
+}
+
 // row returns the table row of a stored object.
 func (t *target) row(ctx context.Context, c *tableCase) (result, error) {
 	stored, err := variant(t.tab.Base, c.Row)
@@ -352,6 +409,9 @@ func (t *target) row(ctx context.Context, c *tableCase) (result, error) {
 	}
 	if t.etcdPrefix == "" {
 		return result{}, notReplayable("the object cannot be stored without a creation time through the API")
+	}
+	if stored, err = shiftTimes(stored, time.Since(recordedAt)); err != nil {
+		return result{}, err
 	}
 	if _, err := t.store(ctx, stored, false); err != nil {
 		return result{}, err

@@ -83,7 +83,7 @@ func startIn(ctx context.Context, dir string, args []string, log string) (*rest.
 		"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none",
 		"--secure-port=" + port, "--cert-dir=" + dir, "--token-auth-file=" + tokens,
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file=" + keyFile, "--service-account-signing-key-file=" + keyFile,
-		"--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=RBAC", "--allow-privileged=true",
+		"--service-cluster-ip-range=10.96.0.0/16,fd00:96::/112", "--authorization-mode=RBAC", "--allow-privileged=true",
 		"--disable-admission-plugins=" + strings.Join(admission.AllOrderedPlugins, ","),
 		// Objects of the tables must not affect the requests.
 		"--enable-priority-and-fairness=false",

@@ -107,6 +107,41 @@ func sameJSON(a, b json.RawMessage) bool {
 	return len(x) == 0 && len(y) == 0 || reflect.DeepEqual(x, y)
 }
 
+// rewritten returns the text of a table's file with the cases in changed replaced. The others keep their
+// text, which may have been edited manually.
+func (tab *table) rewritten(old []byte, changed map[int]bool) []byte {
+	head, blocks := split(old)
+	if len(blocks) != len(tab.Cases) {
+		return tab.text()
+	}
+	_, updated := split(tab.text())
+	out := slices.Clone(head)
+	for i, block := range blocks {
+		if changed[i] {
+			block = updated[i]
+		}
+		out = append(out, block...)
+	}
+	return out
+}
+
+// split splits the text of a table into the part before the cases, and the cases.
+func split(text []byte) (head []byte, cases [][]byte) {
+	inCases := false
+	for line := range bytes.Lines(text) {
+		switch {
+		case inCases && bytes.HasPrefix(line, []byte("- ")):
+			cases = append(cases, slices.Clone(line))
+		case len(cases) > 0:
+			cases[len(cases)-1] = append(cases[len(cases)-1], line...)
+		default:
+			inCases = inCases || bytes.HasPrefix(line, []byte("cases:"))
+			head = append(head, line...)
+		}
+	}
+	return head, cases
+}
+
 // text formats the table in the format of its file: the base as YAML, and the fields of cases as
 // one line of JSON each.
 func (tab *table) text() []byte {
