@@ -15,6 +15,8 @@ import (
 )
 
 // ControlPlane contains the template values for the static pods of a control plane node.
+//
+// Size: one field for each value that the templates use.
 type ControlPlane struct {
 	// Image is the reference of the built-in image.
 	Image string

@@ -37,6 +37,8 @@ func (t TLS) info() transport.TLSInfo {
 
 // Config configures a member. With only DataDir set, it is a single-member cluster that only this
 // machine can reach.
+//
+// Size: one field for each flag of etcd.
 type Config struct {
 	// DataDir is the data directory. It is created if it does not exist.
 	DataDir string

@@ -29,6 +29,8 @@ import (
 // options are the flags of `kube-proxy`, with upstream's names. As upstream, if a configuration
 // file is used, only --hostname-override, --root and the flags of the API connection apply in
 // addition to it.
+//
+// Size: one field for each flag.
 type options struct {
 	file, writeTo         string
 	kubeconfig, apiServer string

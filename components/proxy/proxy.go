@@ -27,6 +27,8 @@ import (
 )
 
 // Config configures a Proxy.
+//
+// Size: the fields are those of KubeProxyConfiguration.
 type Config struct {
 	// Clients authenticate as system:kube-proxy. The caller starts their informers.
 	Clients *client.Clients

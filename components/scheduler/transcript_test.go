@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -268,9 +267,9 @@ func (x *transcript) cycle(ctx context.Context, td *datadriven.TestData) error {
 }
 
 func (x *transcript) write(ctx context.Context, d *decision) {
-	var waiting sync.WaitGroup
-	x.s.write(ctx, d, x, &waiting)
-	waiting.Wait()
+	w := x.s.newWriters()
+	w.apply(ctx, d, x)
+	w.done.Wait()
 }
 
 // explain prints the results of the filters and the scores, which have no side effects.

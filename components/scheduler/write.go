@@ -68,13 +68,20 @@ type writers struct {
 	done sync.WaitGroup
 }
 
-func (s *Scheduler) startWriters(ctx context.Context, recorders map[string]events.EventRecorder) *writers {
+// newWriters returns writers that are not started.
+func (s *Scheduler) newWriters() *writers {
 	kube, log := s.cfg.Clients.Kube, s.cfg.Log
-	w := &writers{
+	return &writers{
 		kube: kube, log: log, metrics: s.metrics, inbox: s.inbox, extended: s.extended, work: make([]chan *decision, s.cfg.Binders),
 		claims:  &claimBinder{kube: kube, log: log, inbox: s.inbox, devices: s.devices},
 		volumes: &volumeBinder{kube: kube, volumes: s.volumes, nodes: s.listers.nodes},
 	}
+}
+
+// startWriters starts a goroutine for each of the writers. They stop when write is not called any more
+// and work is closed.
+func (s *Scheduler) startWriters(ctx context.Context, recorders map[string]events.EventRecorder) *writers {
+	w := s.newWriters()
 	for i := range w.work {
 		work := make(chan *decision, 64)
 		w.work[i] = work

@@ -52,6 +52,9 @@ type Config struct {
 }
 
 // Manager tracks all devices and their allocations. Its methods are safe for concurrent use.
+//
+// Size: half of the methods are those of the interfaces for admission, the topology manager, container
+// starts, the node status and the pod resources API, which read the same allocations under one lock.
 type Manager struct {
 	cfg Config
 

@@ -46,6 +46,9 @@ type Config struct {
 }
 
 // Manager tracks drivers and prepared claims. Its methods are safe for concurrent use.
+//
+// Size: half of the methods are those of the interfaces for plugin registration, pods, container starts
+// and the pod resources API, which use the same claims under one lock.
 type Manager struct {
 	cfg  Config
 	path string // path of the state file

@@ -56,6 +56,9 @@ type Config struct {
 // Plugin implements volumes of CSI drivers. It is a plugin handler for the type CSIPlugin, a
 // volume.Type for inline volumes and a volume.PersistentType. Its methods are safe for concurrent
 // use.
+//
+// Size: it implements three interfaces, and staging, publishing, expansion and attach limits of a volume
+// share the locks of volumes and the registered drivers.
 type Plugin struct {
 	cfg    Config
 	places places
