@@ -50,8 +50,11 @@ var inProcess = deviates("up has no such option: the component is configured in 
 func file(most fs.FileMode, pattern func(l layout.Node) string) cisCheck {
 	return func(n *cisNode) error {
 		paths, err := filepath.Glob(pattern(n.layout))
-		if err != nil || len(paths) == 0 {
-			return fmt.Errorf("no file %s (%v)", pattern(n.layout), err)
+		if err != nil {
+			return err
+		}
+		if len(paths) == 0 {
+			return fmt.Errorf("no file %s", pattern(n.layout))
 		}
 		for _, path := range paths {
 			info, err := os.Stat(path)
@@ -183,7 +186,7 @@ func aead(ports ...int) cisCheck {
 					return nil
 				})
 				if refused := err != nil && (strings.Contains(err.Error(), "handshake failure") || strings.Contains(err.Error(), "protocol version")); refused != (name != "GCM") {
-					return fmt.Errorf("port %d with %s: %v", port, name, err)
+					return fmt.Errorf("port %d with %s: %w", port, name, err)
 				}
 			}
 		}
@@ -252,8 +255,12 @@ func audited(n *cisNode) error {
 		}
 		return err
 	})
-	if info, err := os.Stat(filepath.Dir(log)); err != nil || info.Mode().Perm() != 0o700 {
-		return fmt.Errorf("the directory of the audit log: %v, %v", info, err)
+	info, err := os.Stat(filepath.Dir(log))
+	if err != nil {
+		return err
+	}
+	if info.Mode().Perm() != 0o700 {
+		return fmt.Errorf("the directory of the audit log has mode %o", info.Mode().Perm())
 	}
 	if strings.Contains(string(text), "unlikely") || !strings.Contains(string(text), "kubernetes-admin") || strings.Contains(string(text), `"resource":"leases"`) {
 		return errors.New("the audit log contains too much or too little")

@@ -63,7 +63,7 @@ func TestDefunctProcesses(t *testing.T) {
 		{"with two ready nodes", func() error {
 			out, err := kubectl("get", "nodes", "--no-headers").Output()
 			if n := strings.Count(string(out), " Ready "); n != 2 {
-				return fmt.Errorf("%d nodes are ready (%v)", n, err)
+				return fmt.Errorf("%d nodes are ready (%w)", n, err)
 			}
 			return nil
 		}},

@@ -15,7 +15,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -61,6 +60,11 @@ func TestMain(m *testing.M) {
 	if os.Geteuid() != 0 {
 		fmt.Println("skipped: the container runtime can only be tested by root")
 		os.Exit(0)
+	}
+	var err error
+	if program, err = openProgram(); err != nil {
+		fmt.Fprintln(os.Stderr, "opening the program under test:", err)
+		os.Exit(1)
 	}
 	testisolate.Main(m, testisolate.Mounts|testisolate.Network)
 }
@@ -117,7 +121,7 @@ func (n *node) start() {
 		n.t.Fatal(err)
 	}
 	defer r.Close()
-	n.cmd = exec.Command(fmt.Sprintf("/proc/self/fd/%d", sealed(n.t).Fd()), append([]string{
+	n.cmd = exec.Command(fmt.Sprintf("/proc/self/fd/%d", program.Fd()), append([]string{
 		"--root", n.path("root"), "--state", n.path("state"), "--socket", n.path("cri.sock"), "--cgroup-root", n.cgroup,
 		"--journal", n.path("journal"), "--pid-file", n.path("pid"), "--log-level", "debug", "--registry-config", n.path("registries.yaml"),
 	}, n.extra...)...)
@@ -147,47 +151,35 @@ func (n *node) start() {
 	})
 }
 
-// program is the program under test in a sealed memfd: the test binary, or the program named by
-// HYPERKUBE_TEST_RUNTIME.
-var program struct {
-	sync.Mutex
-	sealed *os.File
-}
+// program is the program under test in a sealed memfd, as package launch creates it: the test binary, or
+// the program named by HYPERKUBE_TEST_RUNTIME. TestMain opens it, so that it is not reported as a leak.
+var program *os.File
 
-// sealed returns the program under test in a sealed memfd, as package launch creates it.
-func sealed(t testing.TB) *os.File {
-	t.Helper()
-	program.Lock()
-	defer program.Unlock()
-	if program.sealed != nil {
-		return program.sealed
-	}
+// openProgram returns the value of program.
+func openProgram() (*os.File, error) {
 	path := os.Getenv("HYPERKUBE_TEST_RUNTIME")
 	if path == "" {
 		path = "/proc/self/exe"
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	fd, err := unix.MemfdCreate("runtime", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_EXEC)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	high, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
 	unix.Close(fd)
+	if err != nil {
+		return nil, err
+	}
 	f := os.NewFile(uintptr(high), "runtime")
 	if _, err := f.Write(data); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	if _, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE); err != nil {
-		t.Fatal(err)
-	}
-	program.sealed = f
-	return f
+	_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_SEAL|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_WRITE)
+	return f, err
 }
 
 // stop sends a signal to the program and waits for its exit.

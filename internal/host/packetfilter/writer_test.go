@@ -147,7 +147,7 @@ func (k *kernel) Apply(_ context.Context, _ Family, change Change) error {
 			var at int
 			number, rule, _ := strings.Cut(rest, " ")
 			if _, err := fmt.Sscan(number, &at); err != nil || at > len(k.chains[chain])+1 {
-				return fmt.Errorf("%s: %v", line, err)
+				return fmt.Errorf("%s: %w", line, err)
 			}
 			k.chains[chain] = slices.Insert(k.chains[chain], at-1, rule)
 		default:
