@@ -3,11 +3,8 @@ package compose_test
 import (
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,72 +15,16 @@ import (
 	clientrest "k8s.io/client-go/rest"
 
 	"hyperkube/components/etcd"
+	"hyperkube/internal/testing/testdisk"
 	"hyperkube/internal/testing/testwait"
 )
-
-// slowDisk is a separate file system on which writes can be suspended, to simulate an overloaded
-// disk.
-type slowDisk struct {
-	testing.TB
-	path string
-}
-
-func newSlowDisk(t testing.TB) *slowDisk {
-	t.Helper()
-	dir := t.TempDir()
-	image, d := filepath.Join(dir, "image"), &slowDisk{TB: t, path: filepath.Join(dir, "disk")}
-	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, 512<<20), os.Mkdir(d.path, 0o700)); err != nil {
-		t.Fatal(err)
-	}
-	for _, args := range [][]string{{"mkfs.ext4", "-q", image}, {"mount", "-o", "loop", image, d.path}} {
-		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
-			t.Skipf("requires a dedicated file system: %v: %s", err, out)
-		}
-	}
-	t.Cleanup(d.shell("true", "0", `umount -l "$0"`))
-	return d
-}
-
-// hold suspends writes until the returned function is called.
-func (d *slowDisk) hold() (release func()) {
-	d.Helper()
-	// A process that writes to a frozen file system cannot be killed, so it is frozen for a minute
-	// at most.
-	return d.shell(`fsfreeze -f "$0"`, "60", `fsfreeze -u "$0"`)
-}
-
-// shell runs the command first, and later the command last: when the returned function is called,
-// after the given number of seconds unless it is 0, or when this process exits.
-func (d *slowDisk) shell(first, seconds, last string) (end func()) {
-	d.Helper()
-	cmd := exec.Command("sh", "-c", first+" && echo && timeout "+seconds+" cat; "+last, d.path)
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		d.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		d.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		d.Fatal(err)
-	}
-	if _, err := out.Read(make([]byte, 1)); err != nil {
-		d.Errorf("%s: %v", first, err)
-	}
-	return sync.OnceFunc(func() {
-		if err := errors.Join(in.Close(), cmd.Wait()); err != nil {
-			d.Error(err)
-		}
-	})
-}
 
 // TestSlowDisk checks that writes to a slow disk are slow but succeed. If the disk stalls, writes
 // fail with an error that names the cause, and cached reads succeed. When the disk recovers, all
 // requests succeed immediately, and acknowledged writes are present.
 func TestSlowDisk(t *testing.T) {
-	disk := newSlowDisk(t)
-	e := startWith(t, etcd.Config{DataDir: filepath.Join(disk.path, "etcd")}, nil)
+	disk := testdisk.NewDevice(t, 512<<20)
+	e := startWith(t, etcd.Config{DataDir: filepath.Join(disk.Path(), "etcd")}, nil)
 	kube := kubernetes.NewForConfigOrDie(as(t, e.conf, ""))
 	maps := kube.CoreV1().ConfigMaps("default")
 	acknowledged := map[string]bool{}
@@ -102,7 +43,7 @@ func TestSlowDisk(t *testing.T) {
 	}
 
 	for i := range 5 {
-		release := disk.hold()
+		release := disk.Freeze()
 		timer := time.AfterFunc(300*time.Millisecond, release)
 		if err := create(fmt.Sprint("slow", i)); err != nil {
 			t.Error(err)
@@ -113,7 +54,7 @@ func TestSlowDisk(t *testing.T) {
 		release()
 	}
 
-	release := disk.hold()
+	release := disk.Freeze()
 	defer release()
 	watch, err := maps.Watch(t.Context(), metav1.ListOptions{ResourceVersion: "0", FieldSelector: "metadata.name=before"})
 	if err != nil {

@@ -1,0 +1,182 @@
+// Package history checks what clients of an API server have observed against the log of its store:
+// every write to some keys, in the order of their revisions, as etcd reports it.
+//
+// A request is linearizable if its response is correct at one instant between its call and its
+// return. The log is the only possible order of the writes, so that the checker only has to find an
+// instant for each request: porcupine does that with a model whose state is a position in the log.
+// The package also compares watches, and reads from a cache, with the log.
+package history
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"sort"
+	"time"
+)
+
+// Verb is the verb of a Request.
+type Verb string
+
+// The verbs. List returns all keys.
+const (
+	Get    Verb = "get"
+	List   Verb = "list"
+	Create Verb = "create"
+	Update Verb = "update"
+	Patch  Verb = "patch"
+	Delete Verb = "delete"
+)
+
+// write reports whether the verb changes an object.
+func (v Verb) write() bool { return v != Get && v != List }
+
+// Request is a request for an object, or for all of them.
+type Request struct {
+	Verb Verb
+	Key  string
+	// Value is the new value of a create, update or patch. No other request has the same value, so a
+	// value identifies a write.
+	Value string
+	// Revision is the revision that the object must have for an update or delete. Zero means any.
+	Revision int64
+}
+
+// Result is the result of a request.
+type Result string
+
+// The results. All but OK and Unknown mean that a request changed nothing.
+const (
+	OK       Result = "ok"
+	NotFound Result = "not found"
+	Exists   Result = "exists"
+	Conflict Result = "conflict"
+	// Unknown means that there was no response, or one that does not report whether the request has
+	// changed or will change the object.
+	Unknown Result = "unknown"
+)
+
+// Object is a version of an object.
+type Object struct {
+	Value    string
+	Revision int64
+}
+
+// Response is the response to a request.
+type Response struct {
+	Result Result
+	// Object is the object that a get returned, or a create, update or patch wrote.
+	Object Object
+	// Objects and Revision are what a list returned.
+	Objects  map[string]Object
+	Revision int64
+}
+
+// Operation is a request and its response. A client sends its requests one after the other.
+type Operation struct {
+	Client       int
+	Call, Return time.Duration
+	Request      Request
+	Response     Response
+}
+
+// Event is a write in the log. The value of a deletion is empty.
+type Event struct {
+	Key, Value string
+	Revision   int64
+}
+
+// Log contains all writes, ordered by revision.
+type Log []Event
+
+// History is everything that was observed. All operations and reads must have returned before the
+// log was read.
+type History struct {
+	Log        Log
+	Operations []Operation
+	Watches    []*Watch
+	Caches     []*Cache
+}
+
+// Check returns an error for each observation that is not consistent with the log.
+func (h *History) Check() error {
+	if err := h.checkLog(); err != nil {
+		return err // the other checks depend on the log
+	}
+	states := h.Log.states()
+	errs := []error{h.checkOperations(states)}
+	for i, w := range h.Watches {
+		if err := w.check(states); err != nil {
+			errs = append(errs, fmt.Errorf("watch %d of %q from %d: %w", i, w.Key, w.From, err))
+		}
+	}
+	for i, c := range h.Caches {
+		if err := c.check(states); err != nil {
+			errs = append(errs, fmt.Errorf("cache %d: %w", i, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkLog checks that every value in the log was requested for its key, and was written once.
+func (h *History) checkLog() error {
+	requested := map[string]string{} // key by value
+	for _, op := range h.Operations {
+		if value := op.Request.Value; value != "" {
+			if _, exists := requested[value]; exists {
+				return fmt.Errorf("two requests have the value %q", value)
+			}
+			requested[value] = op.Request.Key
+		}
+	}
+	written := map[string]int64{}
+	last := int64(0)
+	for _, ev := range h.Log {
+		if ev.Revision <= last {
+			return fmt.Errorf("log: revision %d follows %d", ev.Revision, last)
+		}
+		last = ev.Revision
+		if ev.Value == "" {
+			continue
+		}
+		if key, exists := requested[ev.Value]; !exists || key != ev.Key {
+			return fmt.Errorf("log: %+v was never requested", ev)
+		}
+		if before, exists := written[ev.Value]; exists {
+			return fmt.Errorf("log: %+v was already written at revision %d", ev, before)
+		}
+		written[ev.Value] = ev.Revision
+	}
+	return nil
+}
+
+// states are the log and the objects at each of its positions.
+type states struct {
+	log Log
+	// objects[i] are the objects after the first i events.
+	objects []map[string]Object
+}
+
+func (l Log) states() *states {
+	s := &states{log: l, objects: []map[string]Object{{}}}
+	for _, ev := range l {
+		next := maps.Clone(s.objects[len(s.objects)-1])
+		if ev.Value == "" {
+			delete(next, ev.Key)
+		} else {
+			next[ev.Key] = Object{Value: ev.Value, Revision: ev.Revision}
+		}
+		s.objects = append(s.objects, next)
+	}
+	return s
+}
+
+// includes reports whether a state of this revision is the one after the first i events.
+func (s *states) includes(i int, revision int64) bool {
+	return (i == 0 || s.log[i-1].Revision <= revision) && (i == len(s.log) || revision < s.log[i].Revision)
+}
+
+// position returns the number of events up to the revision.
+func (s *states) position(revision int64) int {
+	return sort.Search(len(s.log), func(i int) bool { return s.log[i].Revision > revision })
+}
