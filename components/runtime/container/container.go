@@ -4,7 +4,6 @@ package container
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -23,7 +22,6 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/container/mountspace"
-	"hyperkube/internal/host/atomicfile"
 	"hyperkube/internal/host/cgroup"
 	"hyperkube/internal/host/process"
 )
@@ -45,10 +43,8 @@ type Runner struct {
 
 	// startMu is read-locked while a process is started.
 	startMu sync.RWMutex
+	filters filterCache
 }
-
-// processFile stores the process settings of a container, which exec uses.
-const processFile = "process.json"
 
 // IO contains the standard streams of a process. Nil streams are connected to /dev/null. With a
 // terminal, they are not used.
@@ -130,6 +126,15 @@ func (r *Runner) startWith(one *prestarted, id string, spec *specs.Spec, io IO) 
 			one.discard()
 		}
 	}()
+	filter, err := r.filters.get(spec)
+	if err != nil {
+		return nil, err
+	}
+	if filter != nil {
+		linux, own := *spec.Linux, *spec
+		linux.Seccomp, own.Linux = nil, &linux
+		spec = &own
+	}
 	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{CgroupName: id, Spec: spec})
 	if err != nil {
 		return nil, fmt.Errorf("preparing the container: %w", err)
@@ -154,22 +159,18 @@ func (r *Runner) startWith(one *prestarted, id string, spec *specs.Spec, io IO) 
 			_ = c.Destroy()
 		}
 	}()
-	// Store it before the process runs, because the next runtime process may have to resume from
-	// here.
-	data, err := json.Marshal(spec.Process)
-	if err == nil {
-		err = atomicfile.Write(atomicfile.File{Path: filepath.Join(r.State, id, processFile), Data: data, Mode: 0o600, SkipSync: true})
-	}
+	file, err := r.storeProcess(id, spec.Process, filter)
 	if err != nil {
-		return nil, fmt.Errorf("recording the container's process: %w", err)
+		return nil, err
 	}
-	first := newProcess(spec.Process, true)
+	defer file.Close() // may be nil
+	first := newProcess(spec.Process, true, file)
 	if one != nil {
 		proc := ""
 		if space != nil && space.Proc {
 			proc = r.Spaces.Root()
 		}
-		if err := one.handOver(first, c, proc); err != nil {
+		if err := one.handOver(first, c, proc, file); err != nil {
 			return nil, errors.Join(errPrestarted, err)
 		}
 	}
@@ -177,7 +178,14 @@ func (r *Runner) startWith(one *prestarted, id string, spec *specs.Spec, io IO) 
 		if err := c.Start(p); err != nil {
 			return err
 		}
-		if err := io.beforeStart(); err != nil {
+		pid, err := p.Pid()
+		if err == nil {
+			err = io.beforeStart()
+		}
+		if err == nil && filter != nil {
+			err = checkFilter(pid)
+		}
+		if err != nil {
 			_ = p.Signal(unix.SIGKILL)
 			_, _ = p.Wait()
 			return err
@@ -202,6 +210,7 @@ func (r *Runner) Prestart() {
 func (r *Runner) Close() error {
 	r.prestartOnce.Do(func() { r.prestarts = newPrestartPool() })
 	r.prestarts.close()
+	r.filters.close()
 	if r.Spaces == nil {
 		return nil
 	}
@@ -261,10 +270,14 @@ func isThisProgram(program string) bool {
 	return err == nil && self == program || strings.HasPrefix(program, "/memfd:")
 }
 
-func newProcess(p *specs.Process, init bool) *libcontainer.Process {
+// newProcess returns libcontainer's settings of a process. The process loads the seccomp filter in the file filter, which
+// may be nil.
+func newProcess(p *specs.Process, init bool, filter *os.File) *libcontainer.Process {
 	out := &libcontainer.Process{
 		Args: p.Args, Env: p.Env, UID: int(p.User.UID), GID: int(p.User.GID), Cwd: p.Cwd,
 		NoNewPrivileges: &p.NoNewPrivileges, AppArmorProfile: p.ApparmorProfile, Init: init, LogLevel: "3",
+		// The field has another purpose in libcontainer, but package initial uses the file.
+		PidfdSocket: filter,
 	}
 	for _, g := range p.User.AdditionalGids {
 		out.AdditionalGroups = append(out.AdditionalGroups, int(g))
@@ -342,14 +355,11 @@ type ExecOptions struct {
 
 // Exec starts another process in a running container, with the settings of its first process.
 func (r *Runner) Exec(id string, o ExecOptions) (*Running, error) {
-	data, err := os.ReadFile(filepath.Join(r.State, id, processFile))
+	how, filter, err := r.loadProcess(id)
 	if err != nil {
-		return nil, fmt.Errorf("reading the container's process: %w", err)
+		return nil, err
 	}
-	var how specs.Process
-	if err := json.Unmarshal(data, &how); err != nil {
-		return nil, fmt.Errorf("parsing the container's process: %w", err)
-	}
+	defer filter.Close() // may be nil
 	how.Args, how.Terminal = o.Args, o.Terminal
 	if o.Terminal && !hasVariable(how.Env, "TERM") {
 		how.Env = append(how.Env, "TERM=xterm")
@@ -358,7 +368,7 @@ func (r *Runner) Exec(id string, o ExecOptions) (*Running, error) {
 	if err != nil {
 		return nil, fmt.Errorf("loading the container: %w", err)
 	}
-	return r.start(newProcess(&how, false), &how, o.IO, c.Run)
+	return r.start(newProcess(how, false, filter), how, o.IO, c.Run)
 }
 
 func hasVariable(env []string, name string) bool {

@@ -117,7 +117,7 @@ func prestart() (*prestarted, error) {
 		return nil, fmt.Errorf("pre-starting process: %w", err)
 	}
 	defer null.Close()
-	one := &prestarted{sock: os.NewFile(uintptr(pair[0]), "spare")}
+	one := &prestarted{sock: os.NewFile(uintptr(pair[0]), "pre-started")}
 	one.pid, err = syscall.ForkExec("/proc/self/exe", []string{os.Args[0], "init"}, &syscall.ProcAttr{
 		Dir: "/", Env: []string{initial.PrestartEnv + "=1", "GOMAXPROCS=1"},
 		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), uintptr(pair[1])},
@@ -156,8 +156,9 @@ func (s *prestarted) discard() {
 }
 
 // handOver makes libcontainer's next process of the container hand over to the pre-started process,
-// which joins the container's cgroups and mounts /proc in the root proc, unless proc is empty.
-func (s *prestarted) handOver(p *libcontainer.Process, c *libcontainer.Container, proc string) error {
+// which joins the container's cgroups, mounts /proc in the root proc, unless proc is empty, and loads the seccomp filter
+// in the file filter, unless filter is nil.
+func (s *prestarted) handOver(p *libcontainer.Process, c *libcontainer.Container, proc string, filter *os.File) error {
 	state, err := c.State()
 	if err != nil {
 		return fmt.Errorf("preparing pre-started process: %w", err)
@@ -166,7 +167,11 @@ func (s *prestarted) handOver(p *libcontainer.Process, c *libcontainer.Container
 	for _, dir := range state.CgroupPaths {
 		lines = append(lines, dir)
 	}
-	if _, err := s.sock.WriteString(strings.Join(lines, "\n")); err != nil {
+	var rights []byte
+	if filter != nil {
+		rights = unix.UnixRights(int(filter.Fd()))
+	}
+	if err := unix.Sendmsg(int(s.sock.Fd()), []byte(strings.Join(lines, "\n")), rights, nil, unix.MSG_NOSIGNAL); err != nil {
 		return fmt.Errorf("preparing pre-started process: %w", err)
 	}
 	// The field has another purpose in libcontainer, but handover.c uses the socket.

@@ -16,9 +16,26 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// profiles are the seccomp profiles of the benchmarks.
+var profiles = map[string]runtimeapi.SecurityProfile_ProfileType{
+	"RuntimeDefault": runtimeapi.SecurityProfile_RuntimeDefault, "Unconfined": runtimeapi.SecurityProfile_Unconfined}
+
+// withProfile configures a seccomp profile.
+func withProfile(kind runtimeapi.SecurityProfile_ProfileType) func(*runtimeapi.ContainerConfig) {
+	return func(c *runtimeapi.ContainerConfig) {
+		c.Linux.SecurityContext.Seccomp = &runtimeapi.SecurityProfile{ProfileType: kind}
+	}
+}
+
 // BenchmarkContainer measures the latency of creating, starting, exec and removing a container, as
 // seen by the client.
 func BenchmarkContainer(b *testing.B) {
+	for name, kind := range profiles {
+		b.Run(name, func(b *testing.B) { benchmarkContainer(b, kind) })
+	}
+}
+
+func benchmarkContainer(b *testing.B, profile runtimeapi.SecurityProfile_ProfileType) {
 	n := newNode(b).imported()
 	ctx := context.Background()
 	pod := n.run(n.pod("bench"))
@@ -32,7 +49,7 @@ func BenchmarkContainer(b *testing.B) {
 			times[k] += time.Since(begin)
 			begin = time.Now()
 		}
-		id, err := n.create(pod, shell(fmt.Sprint("c", i), "exec sleep 1000"))
+		id, err := n.create(pod, shell(fmt.Sprint("c", i), "exec sleep 1000", withProfile(profile)))
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -125,6 +142,12 @@ func BenchmarkSandbox(b *testing.B) {
 // BenchmarkStart measures the latency of creating and starting a container. It reports median and
 // minimum, which are less affected by other load than the mean.
 func BenchmarkStart(b *testing.B) {
+	for name, kind := range profiles {
+		b.Run(name, func(b *testing.B) { benchmarkStart(b, kind) })
+	}
+}
+
+func benchmarkStart(b *testing.B, profile runtimeapi.SecurityProfile_ProfileType) {
 	n := newNode(b).imported()
 	ctx := context.Background()
 	pod := n.run(n.pod("bench"))
@@ -133,7 +156,7 @@ func BenchmarkStart(b *testing.B) {
 	for b.Loop() {
 		before := time.Duration(n.cpu()) * 10 * time.Millisecond
 		begin := time.Now()
-		id, err := n.create(pod, shell(fmt.Sprint("c", len(took)), "exec sleep 1000"))
+		id, err := n.create(pod, shell(fmt.Sprint("c", len(took)), "exec sleep 1000", withProfile(profile)))
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -42,7 +42,7 @@ import (
 // asRuntime is the environment variable that makes the test binary act as the runtime.
 const asRuntime = "HYPERKUBE_TEST_AS_RUNTIME"
 
-// TestMain lets the test binary run in three roles: as the runtime under test, as the tests in
+// TestMain lets the test binary run in several roles: as the runtime under test, as a program in a container, as the tests in
 // private network and mount namespaces, and as the parent that starts the tests.
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == doubleName {
@@ -50,6 +50,10 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
+		os.Exit(0)
+	}
+	if filepath.Base(os.Args[0]) == probeName {
+		probe()
 		os.Exit(0)
 	}
 	if os.Getenv(asRuntime) != "" {

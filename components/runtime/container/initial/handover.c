@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static int descriptor(const char *name)
@@ -27,8 +28,13 @@ __attribute__((constructor(200))) static void handover(void)
 {
 	static char way[] = "_LIBCONTAINER_PIDFD_SOCK";
 	int sock = descriptor(way);
+	struct stat info;
 	if (sock < 0)
 		return;
+	if (fstat(sock, &info) != 0)
+		_exit(1);
+	if (!S_ISSOCK(info.st_mode))
+		return; // the seccomp filter of a process that does not hand over, see seccomp.go
 	// Rename the variable, because libcontainer's Go code uses it for another purpose. The name
 	// directly precedes the value.
 	char *value = getenv(way);

@@ -18,8 +18,18 @@ import (
 
 func init() { //nolint:gochecknoinits // must run before the rest of the program
 	if len(os.Args) > 1 && os.Args[1] == "init" {
+		var filter int
+		var err error
 		if os.Getenv(PrestartEnv) != "" {
-			waitForContainer()
+			filter = waitForContainer()
+		} else {
+			filter, err = inheritedFilter()
+		}
+		if err == nil && filter >= 0 {
+			err = useFilter(filter)
+		}
+		if err != nil {
+			exitWithError(logPipe(), err)
 		}
 		libcontainer.Init()
 	}

@@ -22,11 +22,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A pre-started process ("spare") is this program, started as `init` in a new PID namespace before
+// A pre-started process is this program, started as `init` in a new PID namespace before
 // it is needed. The Go runtime is up, packages are initialized, and it waits on a socket.
 //
 // When a container is started, it receives two messages. The first contains the root in which to
-// mount /proc (or an empty line) and the cgroups to join, one per line. The second contains the
+// mount /proc (or an empty line) and the cgroups to join, one per line, and the file descriptor of the
+// seccomp filter if the container has one. The second contains the
 // file descriptors that the process started by libcontainer would have inherited; that process
 // forwards them (see handover.c). From then on it is what libcontainer expects: the container's
 // init process in its initial state.
@@ -45,13 +46,13 @@ const maxMessage = 32 << 10
 // descriptorEnv maps the byte that identifies a descriptor in the handover message to the environment
 // variable in which libcontainer expects its number.
 var descriptorEnv = map[byte]string{
-	'i': "_LIBCONTAINER_INITPIPE", 's': "_LIBCONTAINER_SYNCPIPE", 'l': "_LIBCONTAINER_LOGPIPE",
+	'i': "_LIBCONTAINER_INITPIPE", 's': syncPipeEnv, 'l': logPipeEnv,
 	'f': "_LIBCONTAINER_FIFOFD", 'c': "_LIBCONTAINER_CONSOLE",
 }
 
-// waitForContainer waits until this process is assigned to a container. It must be called on the main
-// thread.
-func waitForContainer() {
+// waitForContainer waits until this process is assigned to a container. It returns the file descriptor
+// of the container's seccomp filter, or -1. It must be called on the main thread.
+func waitForContainer() (filter int) {
 	runtime.LockOSThread()
 	unix.CloseOnExec(PrestartFD)
 	proc, err := mountProc()
@@ -62,9 +63,13 @@ func waitForContainer() {
 	if err != nil {
 		os.Exit(1)
 	}
-	plan, _, err := receive()
-	if err != nil {
+	plan, files, err := receive()
+	if err != nil || len(files) > 1 {
 		os.Exit(0)
+	}
+	filter = -1
+	if len(files) == 1 {
+		filter = files[0]
 	}
 	handed, fds, err := receive()
 	if err != nil || len(handed) != len(fds) {
@@ -93,8 +98,9 @@ func waitForContainer() {
 		err = errors.Join(err, os.Setenv(name, value))
 	}
 	if err != nil {
-		exitWithError(log, err)
+		exitWithError(log, fmt.Errorf("using pre-started process: %w", err))
 	}
+	return filter
 }
 
 // mountProc creates a detached proc mount for the PID namespace of this process.
@@ -136,7 +142,7 @@ func warmUp() error {
 // exitWithError reports an error to libcontainer and exits.
 func exitWithError(log int, err error) {
 	// cannot fail
-	line, _ := json.Marshal(map[string]string{"level": "fatal", "msg": "taking a spare process: " + err.Error()})
+	line, _ := json.Marshal(map[string]string{"level": "fatal", "msg": err.Error()})
 	_, _ = unix.Write(log, append(line, '\n'))
 	os.Exit(1)
 }
