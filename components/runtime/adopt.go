@@ -29,7 +29,7 @@ func (s *services) adopt() error {
 	for _, id := range sandboxes {
 		rec, err := loadSandbox(s.sandboxDir(id))
 		if err != nil {
-			s.log.Warn("sandbox has no valid record, removing it", "sandbox", id, "err", err)
+			s.log.Warn("pod sandbox has no valid record, removing it", "podSandboxID", id, "err", err)
 			s.sandboxes.removeLeftover(id)
 			continue
 		}
@@ -42,7 +42,7 @@ func (s *services) adopt() error {
 	for _, id := range containers {
 		rec, err := loadContainer(s.containerDir(id))
 		if err != nil || !s.inventory.hasSandbox(rec.Sandbox) {
-			s.log.Warn("container has no valid record or no sandbox, removing it", "container", id, "err", err)
+			s.log.Warn("container has no valid record or no pod sandbox, removing it", "containerID", id, "err", err)
 			c := &containerState{id: id, dir: s.containerDir(id)}
 			if rec != nil {
 				c.record = *rec
@@ -50,7 +50,7 @@ func (s *services) adopt() error {
 				c.record = containerRecord{ID: id, config: &runtimeapi.ContainerConfig{}, Cgroup: filepath.Join(s.defaultCgroup(), id)}
 			}
 			if err := errors.Join(sandbox.KillOrphans(id), s.containers.tearDown(context.Background(), c)); err != nil {
-				s.log.Warn("removing leftover container failed", "container", id, "err", err)
+				s.log.Warn("removing container without valid record or pod sandbox failed", "containerID", id, "err", err)
 			}
 			continue
 		}
@@ -91,7 +91,7 @@ func (ss *sandboxService) adopt(rec *sandboxRecord) {
 	}
 	if rec.Phase == phaseCreating {
 		if err := errors.Join(sandbox.KillOrphans(rec.ID), ss.tearDown(context.Background(), s), os.RemoveAll(ss.sandboxDir(rec.ID))); err != nil {
-			ss.log.Warn("removing sandbox after interrupted creation failed", "sandbox", rec.ID, "err", err)
+			ss.log.Warn("removing pod sandbox after interrupted creation failed, some of its resources may remain", "podSandboxID", rec.ID, "err", err)
 		}
 		return
 	}
@@ -113,7 +113,7 @@ func (cs *containerService) adopt(rec *containerRecord) {
 	c := &containerState{id: rec.ID, sandbox: rec.Sandbox, dir: cs.containerDir(rec.ID), record: *rec}
 	if rec.Phase == phaseCreating {
 		if err := cs.tearDown(context.Background(), c); err != nil {
-			cs.log.Warn("removing partially created container failed", "container", rec.ID, "err", err)
+			cs.log.Warn("removing container after interrupted creation failed, retrying at the next start of the runtime", "containerID", rec.ID, "err", err)
 		}
 		return
 	}
@@ -140,7 +140,7 @@ func (cs *containerService) adopt(rec *containerRecord) {
 			cs.watch(c, live)
 			return
 		}
-		cs.log.Info("container exited while the runtime was not running", "container", rec.ID, "reason", err)
+		cs.log.Info("container exited while the runtime was not running", "containerID", rec.ID, "reason", err)
 	}
 	cs.recordLostExit(c)
 }
@@ -162,7 +162,7 @@ func (cs *containerService) resume(c *containerState) bool {
 			err = c.change(func(rec *containerRecord) { rec.Phase = phaseCreated })
 		}
 		if err != nil {
-			cs.log.Warn("undoing interrupted container start failed", "container", c.id, "err", err)
+			cs.log.Warn("undoing interrupted container start failed, treating the container as exited", "containerID", c.id, "err", err)
 		}
 		return err == nil
 	case progress == container.StartCompleted && !rec.config.GetTty() && !rec.config.GetStdin():
@@ -200,12 +200,12 @@ func (cs *containerService) reattach(c *containerState) (*liveContainer, error) 
 func (cs *containerService) recordLostExit(c *containerState) {
 	rec := c.get()
 	if err := errors.Join(cs.engines.of(rec).KillAll(rec.Cgroup), cs.engines.of(rec).Delete(context.Background(), c.id, rec.Cgroup), cs.unmount(c)); err != nil {
-		cs.log.Warn("cleaning up exited container failed", "container", c.id, "err", err)
+		cs.log.Warn("cleaning up exited container failed, retrying when it is removed", "containerID", c.id, "err", err)
 	}
 	cs.stdio.drainOutput(c)
 	if rec.Phase == phaseStarting {
 		if err := sandbox.KillOrphans(c.id); err != nil {
-			cs.log.Warn("killing the process that holds the stdin or terminal of an exited container failed", "container", c.id, "err", err)
+			cs.log.Warn("killing the process that holds the stdin or terminal of an exited container failed", "containerID", c.id, "err", err)
 		}
 	}
 	if h, err := process.Open(rec.Holder.PID, rec.Holder.Start); err == nil && rec.Holder.PID != 0 {
@@ -224,7 +224,7 @@ func (ss *sandboxService) removeLeftover(id string) {
 	defer cancel()
 	if err := errors.Join(sandbox.KillOrphans(id), ss.cgroups.Kill(cg), ss.cgroups.Remove(ctx, cg),
 		container.Unmount(ss.shm(id)), os.RemoveAll(ss.state("sandboxes", id)), os.RemoveAll(ss.sandboxDir(id))); err != nil {
-		ss.log.Warn("removing leftover sandbox failed", "sandbox", id, "err", err)
+		ss.log.Warn("removing pod sandbox without valid record failed", "podSandboxID", id, "err", err)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"hyperkube/components/runtime/images"
@@ -95,9 +96,20 @@ func (is *imageService) PullImage(ctx context.Context, req *runtimeapi.PullImage
 	}
 	i, err := is.images.Pull(ctx, ref, auth, is.registries)
 	if err != nil {
+		is.freeSpace(err)
 		return nil, err
 	}
 	return &runtimeapi.PullImageResponse{ImageRef: i.ID}, nil
+}
+
+// freeSpace removes the layers of an image that could not be created because the disk is full.
+func (is *imageService) freeSpace(err error) {
+	if !errors.Is(err, unix.ENOSPC) {
+		return
+	}
+	if err := is.images.CollectPending(is.inventory.layerUsed); err != nil {
+		is.log.Warn("removing unused image layers failed", "err", err)
+	}
 }
 
 // RemoveImage removes an image with all its names. Containers of the image keep their files.
@@ -137,6 +149,7 @@ func (is *imageService) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequ
 func (is *imageService) ImportImages(ctx context.Context, archive io.Reader) ([]string, error) {
 	list, err := is.images.Import(ctx, archive)
 	if err != nil {
+		is.freeSpace(err)
 		return nil, grpcError(err)
 	}
 	var names []string
@@ -156,17 +169,18 @@ func (is *imageService) importArchives(ctx context.Context, dir string) {
 	}
 	files, err := filepath.Glob(filepath.Join(dir, "*.tar"))
 	if err != nil {
-		is.log.Warn("listing image archives failed", "err", err)
+		is.log.Warn("listing image archives failed, importing none", "directory", dir, "err", err)
 		return
 	}
 	for _, file := range files {
 		list, err := is.images.ImportFile(ctx, file)
 		if err != nil {
-			is.log.Warn("importing image archive failed", "file", file, "err", err)
+			is.freeSpace(err)
+			is.log.Warn("importing image archive failed, skipping it", "file", file, "err", err)
 			continue
 		}
 		for _, image := range list {
-			is.log.Info("image imported", "file", file, "image", image.ID, "names", image.Names)
+			is.log.Info("image imported from archive", "file", file, "image", image.ID, "names", image.Names)
 		}
 	}
 }

@@ -36,12 +36,12 @@ type Imported struct {
 func (s *Store) Import(ctx context.Context, r io.Reader) ([]Imported, error) {
 	dir, err := os.MkdirTemp(s.path("tmp"), "import-")
 	if err != nil {
-		return nil, fmt.Errorf("importing images: %w", err)
+		return nil, fmt.Errorf("importing images: %w", s.diskFull(err))
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // Open removes leftovers
 	a := &archive{dir: dir, links: map[string]string{}}
 	if err := a.spool(ctx, r); err != nil {
-		return nil, fmt.Errorf("reading image archive: %w", err)
+		return nil, fmt.Errorf("reading image archive: %w", s.diskFull(err))
 	}
 	var imported []Imported
 	if data, err := a.document("manifest.json"); err == nil {

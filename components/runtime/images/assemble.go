@@ -27,6 +27,11 @@ type blob func(ctx context.Context) (io.ReadCloser, error)
 // assemble unpacks missing layers and records the image. layers are in the order of the
 // configuration.
 func (s *Store) assemble(ctx context.Context, config []byte, layers []blob, image Image) (*Image, error) {
+	done, err := s.unpackAndRecord(ctx, config, layers, image)
+	return done, s.diskFull(err)
+}
+
+func (s *Store) unpackAndRecord(ctx context.Context, config []byte, layers []blob, image Image) (*Image, error) {
 	if len(config) > maxDocumentSize {
 		return nil, errors.New("image configuration is too large")
 	}
@@ -129,7 +134,7 @@ func (g *spaceGuard) Read(p []byte) (int, error) {
 		if err := unix.Statfs(g.dir, &st); err == nil {
 			size, free := st.Blocks*uint64(st.Bsize), st.Bavail*uint64(st.Bsize)
 			if free < min(size/50, maxReserve) || st.Files > 0 && st.Ffree < st.Files/50 {
-				return 0, fmt.Errorf("not enough disk space: %w", unix.ENOSPC)
+				return 0, unix.ENOSPC
 			}
 			g.next = int64(min(guardStep, free/2+1))
 		}

@@ -84,11 +84,11 @@ func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) 
 	defer s.Hold()()
 	err = s.layers.create(ctx, image.Layers[0], false, func(dir string) error { return fillBuiltIn(dir, file) })
 	if err != nil {
-		return nil, fmt.Errorf("creating built-in image: %w", err)
+		return nil, fmt.Errorf("creating built-in image: %w", s.diskFull(err))
 	}
 	image, err = s.put(image)
 	if err != nil {
-		return nil, err
+		return nil, s.diskFull(err)
 	}
 	// Images of other versions stay until they are unused.
 	for _, old := range s.List() {
@@ -96,11 +96,13 @@ func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) 
 			old = old.clone()
 			old.Pinned = false
 			s.mu.Lock()
-			s.images[old.ID] = old
 			err := s.write(old)
+			if err == nil {
+				s.images[old.ID] = old
+			}
 			s.mu.Unlock()
 			if err != nil {
-				return nil, err
+				return nil, fmt.Errorf("recording image %s: %w", old.ID, s.diskFull(err))
 			}
 		}
 	}

@@ -80,7 +80,7 @@ func (i *inspector) run(ctx context.Context) {
 				break
 			}
 			if err := i.inspect(ctx, layer); err != nil && ctx.Err() == nil {
-				i.log.Warn("inspecting image layer failed", "layer", layer, "err", err)
+				i.log.Warn("verifying content of image layer failed", "layer", layer, "err", err)
 			}
 		}
 	}
@@ -128,7 +128,7 @@ func (i *inspector) inspect(ctx context.Context, layer string) error {
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.log.Warn("image layer was modified, pulling its images again", "layer", layer, "err", err)
+	i.log.Warn("content of image layer was modified, its images are pulled again at their next use", "layer", layer, "err", err)
 	// The replacement is inspected too.
 	delete(i.inspected, layer)
 	return i.layers.moveAside(layer)

@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -96,6 +97,9 @@ func (i *Image) ChainID() string {
 	}
 	return chain
 }
+
+// names returns all references to the image.
+func (i *Image) names() []string { return slices.Concat(i.Tags, i.Digests) }
 
 func (i *Image) clone() *Image {
 	c := *i

@@ -37,7 +37,7 @@ func (s *Store) MountPoints(ctx context.Context, serviceAccount bool) (layer str
 		return nil
 	})
 	if err != nil {
-		return "", fmt.Errorf("creating layer of mount points: %w", err)
+		return "", fmt.Errorf("creating layer of mount points: %w", s.diskFull(err))
 	}
 	return layer, nil
 }

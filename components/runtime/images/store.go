@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,7 +30,7 @@ type Store struct {
 	mu     sync.Mutex // guards the fields below; locked before the lock of layers
 	images map[string]*Image
 	names  map[string]string // normalized reference to ID
-	// collectPending is true if unused layers may exist, see CollectPending.
+	// collectPending is true if unused layers must be removed, see CollectPending.
 	collectPending bool
 }
 
@@ -44,7 +45,7 @@ func Open(root string, log *slog.Logger) (*Store, error) {
 	s := &Store{storeDir: dir, log: log, layers: layers, inspector: newInspector(layers, log),
 		images: map[string]*Image{}, names: map[string]string{}, collectPending: true}
 	if err := os.RemoveAll(s.path("tmp")); errors.Is(err, unix.EROFS) {
-		log.Warn("image store is on a read-only file system", "err", err)
+		log.Warn("image store is on a read-only file system", "directory", dir, "err", err)
 	} else if err != nil {
 		return nil, fmt.Errorf("clearing image store: %w", err)
 	}
@@ -68,11 +69,11 @@ func Open(root string, log *slog.Logger) (*Store, error) {
 		}
 		image := &Image{}
 		if err := json.Unmarshal(data, image); err != nil || image.ID == "" {
-			log.Warn("ignoring damaged image record", "file", entry.Name(), "err", err)
+			log.Warn("image record is damaged, ignoring the image", "file", entry.Name(), "err", err)
 			continue
 		}
 		if !s.layers.hasAll(image) {
-			log.Warn("ignoring image with missing layers", "image", image.ID)
+			log.Warn("image has missing layers, ignoring it", "image", image.ID, "names", image.names())
 			continue
 		}
 		found = append(found, image)
@@ -95,24 +96,33 @@ func (s *Store) LayerDir(layer string) string { return s.layers.filesOf(layer) }
 // the next container.
 func (s *Store) Inspect(ctx context.Context) { s.inspector.run(ctx) }
 
-// claimNames assigns the image's names to it and removes them from other images. It returns the
-// other images that lost names; the caller writes their records if necessary. The caller must hold
+// claimNames assigns the image's names to it and removes them from other images. The caller must hold
 // mu.
-func (s *Store) claimNames(image *Image) []*Image {
-	var previousOwners []*Image
-	for _, name := range append(slices.Clone(image.Tags), image.Digests...) {
-		if owner, ok := s.names[name]; ok && owner != image.ID {
-			if other := s.images[owner]; other != nil {
-				other = other.clone()
-				other.Tags = slices.DeleteFunc(other.Tags, func(t string) bool { return t == name })
-				other.Digests = slices.DeleteFunc(other.Digests, func(t string) bool { return t == name })
-				s.images[owner] = other
-				previousOwners = append(previousOwners, other)
-			}
-		}
+func (s *Store) claimNames(image *Image) {
+	for _, other := range s.previousOwners(image) {
+		s.images[other.ID] = other
+	}
+	for _, name := range image.names() {
 		s.names[name] = image.ID
 	}
-	return previousOwners
+}
+
+// previousOwners returns the other images that have names of the image, without these names. The
+// caller must hold mu.
+func (s *Store) previousOwners(image *Image) []*Image {
+	others := map[string]*Image{}
+	for _, name := range image.names() {
+		id := s.names[name]
+		if id == image.ID || s.images[id] == nil {
+			continue
+		}
+		if others[id] == nil {
+			others[id] = s.images[id].clone()
+		}
+		others[id].Tags = slices.DeleteFunc(others[id].Tags, func(t string) bool { return t == name })
+		others[id].Digests = slices.DeleteFunc(others[id].Digests, func(t string) bool { return t == name })
+	}
+	return slices.Collect(maps.Values(others))
 }
 
 // put records an image. Names of an existing record are kept.
@@ -127,15 +137,11 @@ func (s *Store) put(image *Image) (*Image, error) {
 		image.Size = max(image.Size, old.Size)
 	}
 	image.Time = time.Now()
-	if err := s.write(image); err != nil {
-		return nil, err
+	if err := s.write(append(s.previousOwners(image), image)...); err != nil {
+		return nil, fmt.Errorf("recording image %s: %w", image.ID, err)
 	}
 	s.images[image.ID] = image
-	for _, other := range s.claimNames(image) {
-		if err := s.write(other); err != nil {
-			return nil, err
-		}
-	}
+	s.claimNames(image)
 	return image, nil
 }
 
@@ -149,15 +155,17 @@ func (s *Store) record(id string) string {
 	return s.path("images", strings.TrimPrefix(id, "sha256:")+".json")
 }
 
-func (s *Store) write(image *Image) error {
-	data, err := json.Marshal(image)
-	if err != nil {
-		return fmt.Errorf("recording image %s: %w", image.ID, err)
+// write writes the records of images. If the disk is full, it changes none.
+func (s *Store) write(images ...*Image) error {
+	files := make([]atomicfile.File, len(images))
+	for i, image := range images {
+		data, err := json.Marshal(image)
+		if err != nil {
+			return err
+		}
+		files[i] = atomicfile.File{Path: s.record(image.ID), Data: data, Mode: 0o600, SkipSync: image.BuiltIn}
 	}
-	if err := atomicfile.Write(atomicfile.File{Path: s.record(image.ID), Data: data, Mode: 0o600, SkipSync: image.BuiltIn}); err != nil {
-		return fmt.Errorf("recording image %s: %w", image.ID, err)
-	}
-	return nil
+	return atomicfile.Write(files...)
 }
 
 // List returns all images, sorted by ID.
@@ -200,7 +208,7 @@ func (s *Store) Verify(ref string) (*Image, error) {
 		s.inspector.add(image.Layers)
 		return image, nil
 	}
-	s.log.Warn("removing image with missing layers", "image", image.ID)
+	s.log.Warn("image has missing layers, removing it: it must be pulled again", "image", image.ID, "names", image.names())
 	if err := s.forget(image); err != nil {
 		return nil, err
 	}
@@ -240,7 +248,8 @@ func (s *Store) Remove(ref string, used func() func(layer string) bool) error {
 }
 
 // CollectPending calls Collect if a previous Collect was skipped because images or containers were
-// being created. After Open it always does, to remove leftovers of failed pulls.
+// being created, or if the disk was full when an image was created, whose layers are then of no use.
+// After Open it always does, to remove leftovers of failed pulls.
 func (s *Store) CollectPending(used func() func(layer string) bool) error {
 	s.mu.Lock()
 	left := s.collectPending
@@ -277,6 +286,20 @@ func (s *Store) Collect(used func() func(layer string) bool) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// diskFull replaces an error that means that the disk is full by one that names the directory of the
+// store, and not a temporary file in it, so that all attempts return the same error. Layers that were
+// created for the image are then removed by CollectPending.
+func (s *Store) diskFull(err error) error {
+	if !errors.Is(err, unix.ENOSPC) {
+		return err
+	}
+	s.log.Debug("disk of image store is full", "err", err)
+	s.mu.Lock()
+	s.collectPending = true
+	s.mu.Unlock()
+	return fmt.Errorf("not enough disk space in %s: %w", string(s.storeDir), unix.ENOSPC)
 }
 
 // Hold prevents Collect from removing layers while an image or a container is created. The caller

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"hyperkube/internal/testing/testdisk"
 )
 
 func openStore(t *testing.T, dir string) *Store {
@@ -64,7 +66,6 @@ func TestCollectOfBefore(t *testing.T) {
 	dir := t.TempDir()
 	addLayer(t, openStore(t, dir), "unused")
 	s := openStore(t, dir)
-	none := func() func(string) bool { return func(string) bool { return false } }
 	if err := s.CollectPending(none); err != nil || s.layers.has("unused") {
 		t.Errorf("there still, %v", err)
 	}
@@ -73,15 +74,7 @@ func TestCollectOfBefore(t *testing.T) {
 // TestArchiveFillsDisk checks that an archive that does not fit on the disk is rejected before the
 // disk is full.
 func TestArchiveFillsDisk(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("mounting needs root")
-	}
-	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=16m"); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = unix.Unmount(dir, unix.MNT_DETACH) }()
-	s := openStore(t, dir)
+	s := openStore(t, testdisk.New(t).Path)
 	var packed bytes.Buffer
 	z := gzip.NewWriter(&packed)
 	w := tar.NewWriter(z)

@@ -135,12 +135,27 @@ func (l *Log) writeNoted(entries []byte, note func(inode uint64, size int64)) ti
 	if l.file == nil || len(entries) == 0 {
 		return 0
 	}
-	_, err := l.file.Write(entries)
+	n, err := l.file.Write(entries)
 	if err != nil {
+		err = errors.Join(err, l.cutLocked(entries[:n]))
 		note(0, 0)
 	}
 	l.complainLocked(err)
 	return l.throttle.reserve(time.Now(), len(entries))
+}
+
+// cutLocked removes an incomplete entry from the end of the log, because the next one would be appended
+// to it. written is the part of the last write that is in the file.
+func (l *Log) cutLocked(written []byte) error {
+	torn := len(written) - (bytes.LastIndexByte(written, '\n') + 1)
+	if torn == 0 {
+		return nil
+	}
+	info, err := l.file.Stat()
+	if err != nil {
+		return err
+	}
+	return l.file.Truncate(info.Size() - int64(torn))
 }
 
 // complete reports whether entries of a length were appended in full to the log
@@ -177,7 +192,7 @@ func (l *Log) complain(err error) {
 
 func (l *Log) complainLocked(err error) {
 	if err != nil && !l.failed {
-		l.log.Warn("writing container log failed", "file", l.path, "err", err)
+		l.log.Warn("writing container log failed, output is missing in the log", "file", l.path, "err", err)
 	}
 	l.failed = err != nil
 }

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"hyperkube/internal/testing/leakcheck"
+	"hyperkube/internal/testing/testisolate"
 	"hyperkube/internal/testing/testwait"
 )
 
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	leakcheck.Main(m)
+	testisolate.Main(m, testisolate.Mounts)
 }
 
 // copyStreams copies both streams of a directory to the log until they end.

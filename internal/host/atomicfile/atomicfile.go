@@ -3,6 +3,7 @@
 package atomicfile
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -79,7 +80,7 @@ func Write(files ...File) error {
 func writeTemp(f *File) (string, error) {
 	tmp, err := os.CreateTemp(filepath.Dir(f.Path), "."+filepath.Base(f.Path)+".*")
 	if err != nil {
-		return "", fmt.Errorf("writing %s: %w", f.Path, err)
+		return "", writeError(f, err)
 	}
 	_, err = tmp.Write(f.Data)
 	if err == nil {
@@ -94,9 +95,18 @@ func writeTemp(f *File) (string, error) {
 		err = cerr
 	}
 	if err != nil {
-		err = fmt.Errorf("writing %s: %w", f.Path, err)
+		err = writeError(f, err)
 	}
 	return tmp.Name(), err
+}
+
+// writeError returns an error that names the file and not its temporary name, which would differ with
+// each attempt.
+func writeError(f *File, err error) error {
+	if at, ok := errors.AsType[*fs.PathError](err); ok {
+		err = at.Err
+	}
+	return fmt.Errorf("writing %s: %w", f.Path, err)
 }
 
 // syncAll syncs files and directories in parallel.

@@ -175,16 +175,35 @@ func (j *Journal) Record(changes ...Change) error {
 		}
 		j.file = f
 	}
-	if _, err := j.file.Write(buf); err != nil {
-		return fmt.Errorf("recording host change: %w", err)
-	}
-	if err := j.file.Sync(); err != nil {
+	if err := j.append(buf); err != nil {
 		return fmt.Errorf("recording host change: %w", err)
 	}
 	for _, c := range changes {
 		j.seen[c.key()] = true
 	}
 	return nil
+}
+
+// append appends lines to the file and syncs it. If the disk is full, it removes what has been written
+// of them, because the next line would be appended to an incomplete one. The caller must hold mu.
+func (j *Journal) append(lines []byte) error {
+	info, err := j.file.Stat()
+	if err != nil {
+		return err
+	}
+	if _, err = j.file.Write(lines); err == nil {
+		err = j.file.Sync()
+	}
+	if err == nil {
+		return nil
+	}
+	if undoErr := j.file.Truncate(info.Size()); undoErr != nil {
+		// openFile repairs an incomplete line.
+		_ = j.file.Close()
+		j.file = nil
+		return errors.Join(err, undoErr)
+	}
+	return err
 }
 
 // Close closes the file. The recorded changes remain.

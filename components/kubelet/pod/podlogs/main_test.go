@@ -3,7 +3,7 @@ package podlogs
 import (
 	"testing"
 
-	"hyperkube/internal/testing/leakcheck"
+	"hyperkube/internal/testing/testisolate"
 )
 
-func TestMain(m *testing.M) { leakcheck.Main(m) }
+func TestMain(m *testing.M) { testisolate.Main(m, testisolate.Mounts) }

@@ -30,8 +30,10 @@ const (
 
 // Rotate rotates the log at path if it is too large: it compresses old files, removes the oldest
 // ones, renames the current file, and calls reopen, which makes the runtime write to a new file. It
-// reports whether it rotated or must be called again soon. It must not be called concurrently for
-// the same path.
+// reports whether it rotated or must be called again soon. If old files cannot be compressed, for
+// example because the disk is full, it rotates nevertheless, so that the log does not grow without
+// limit, and returns the error too; the next rotation compresses them. It must not be called
+// concurrently for the same path.
 func (r Rotation) Rotate(path string, reopen func() error) (bool, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -55,12 +57,10 @@ func (r Rotation) Rotate(path string, reopen func() error) (bool, error) {
 		}
 		old = old[1:]
 	}
+	var errs []error
 	for _, f := range old {
-		if strings.HasSuffix(f, gz) {
-			continue
-		}
-		if err := compress(f); err != nil {
-			return false, err
+		if !strings.HasSuffix(f, gz) {
+			errs = append(errs, compress(f))
 		}
 	}
 	now := time.Now
@@ -74,15 +74,15 @@ func (r Rotation) Rotate(path string, reopen func() error) (bool, error) {
 		}
 	}
 	if err := os.Rename(path, rotated); err != nil {
-		return false, fmt.Errorf("rotating log: %w", err)
+		return false, errors.Join(append(errs, fmt.Errorf("rotating log: %w", err))...)
 	}
 	if err := reopen(); err != nil {
 		if back := os.Rename(rotated, path); back != nil {
 			err = errors.Join(err, back)
 		}
-		return false, fmt.Errorf("reopening log: %w", err)
+		return false, errors.Join(append(errs, fmt.Errorf("reopening log: %w", err))...)
 	}
-	return true, nil
+	return true, errors.Join(errs...)
 }
 
 // rotated returns the rotated files of the log at path, oldest first.
@@ -122,10 +122,11 @@ func compress(path string) error {
 	if err == nil {
 		err = os.Rename(path+temp, path+gz)
 	}
-	if err == nil {
-		err = os.Remove(path)
-	}
 	if err != nil {
+		// An incomplete file must not occupy space until the next rotation.
+		return errors.Join(fmt.Errorf("compressing log: %w", err), os.Remove(path+temp))
+	}
+	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("compressing log: %w", err)
 	}
 	return nil

@@ -45,7 +45,11 @@ func writeAtomically(dir string, payload Payload, group *int64) error {
 		return fmt.Errorf("reading the link to the volume's files: %w", err)
 	}
 	if old != "" && unchanged(filepath.Join(dir, old), payload) {
-		return linkAll(dir, payload)
+		// An earlier attempt may have failed after it switched to the new files.
+		if err := linkAll(dir, payload); err != nil {
+			return err
+		}
+		return removeStale(dir, payload, old)
 	}
 	fresh := filepath.Join(dir, time.Now().UTC().Format("..2006_01_02_15_04_05.")+strings.ToLower(rand.Text()[:10]))
 	err = writeFresh(fresh, payload, group)
@@ -69,7 +73,11 @@ func switchTo(dir, fresh string) error {
 		return fmt.Errorf("removing a stale link: %w", err)
 	}
 	if err := os.Symlink(fresh, temp); err != nil {
-		return fmt.Errorf("linking the volume's files: %w", err)
+		// The error of os contains the target, whose name differs with each attempt.
+		if at, ok := errors.AsType[*os.LinkError](err); ok {
+			err = at.Err
+		}
+		return fmt.Errorf("creating link %s: %w", temp, err)
 	}
 	if err := os.Rename(temp, filepath.Join(dir, dataLink)); err != nil {
 		return fmt.Errorf("switching to the volume's new files: %w", err)
@@ -123,28 +131,35 @@ func unchanged(dir string, payload Payload) bool {
 
 // writeFresh creates the directory fresh and writes payload into it.
 func writeFresh(fresh string, payload Payload, group *int64) error {
+	// Errors name the path in the volume, because that of fresh differs with each attempt.
+	fail := func(verb, name string, err error) error {
+		if at, ok := errors.AsType[*fs.PathError](err); ok {
+			err = at.Err
+		}
+		return fmt.Errorf("%s %s: %w", verb, filepath.Join(filepath.Dir(fresh), name), err)
+	}
 	if err := os.Mkdir(fresh, 0o755); err != nil {
-		return fmt.Errorf("creating the volume's directory: %w", err)
+		return fail("creating a directory in", "", err)
 	}
 	if err := os.Chmod(fresh, 0o755); err != nil {
-		return fmt.Errorf("creating the volume's directory: %w", err)
+		return fail("creating a directory in", "", err)
 	}
 	for p, f := range payload {
 		full := filepath.Join(fresh, p)
 		if err := os.MkdirAll(filepath.Dir(full), 0o755); err != nil {
-			return fmt.Errorf("creating a directory of the volume: %w", err)
+			return fail("creating directory", filepath.Dir(p), err)
 		}
 		if err := os.WriteFile(full, f.Data, f.Mode); err != nil {
-			return fmt.Errorf("writing a file of the volume: %w", err)
+			return fail("writing", p, err)
 		}
 		if f.User != nil {
 			if err := os.Chown(full, int(*f.User), -1); err != nil {
-				return fmt.Errorf("changing the owner of a file of the volume: %w", err)
+				return fail("changing the owner of", p, err)
 			}
 		}
 		// The umask must not affect the modes of a volume's files.
 		if err := os.Chmod(full, f.Mode); err != nil {
-			return fmt.Errorf("setting the mode of a file of the volume: %w", err)
+			return fail("setting the mode of", p, err)
 		}
 	}
 	if group != nil {
@@ -170,7 +185,8 @@ func linkAll(dir string, payload Payload) error {
 }
 
 // removeStale removes everything except what payload and ..data, which links to current, need:
-// files of earlier payloads and leftovers of a crash.
+// files of earlier payloads, links to them, and leftovers of a crash. Other entries stay, such as mount
+// points of other volumes.
 func removeStale(dir string, payload Payload, current string) error {
 	keep := map[string]bool{}
 	for p := range payload {
@@ -191,7 +207,11 @@ func removeStale(dir string, payload Payload, current string) error {
 			}
 			continue
 		}
-		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, os.ErrNotExist) {
+		link := filepath.Join(dir, e.Name())
+		if target, err := os.Readlink(link); err != nil || filepath.Dir(target) != dataLink {
+			continue
+		}
+		if err := os.Remove(link); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("removing a stale link of the volume: %w", err)
 		}
 	}
