@@ -17,6 +17,8 @@ LINKS   := kube-apiserver kube-controller-manager kube-scheduler kubelet kube-pr
 SUDO    := $(shell [ $$(id -u) = 0 ] || echo sudo)
 # ARCH=arm64 builds bin/arm64/hyperkube on an amd64 machine, and vice versa.
 ARCH    ?= $(shell go env GOARCH 2>/dev/null)
+# The architectures of a release.
+ARCHES  ?= amd64 arm64
 # Packages with concurrent code, whose tests run under the race detector.
 RACE    := ./internal/store/... ./internal/base/lifecycle/... ./internal/host/hostjournal/... ./components/scheduler/... ./components/proxy/...
 
@@ -29,10 +31,10 @@ export CGO_ENABLED := 0
 # which may not exist anymore.
 RUNTIME_GO := CGO_ENABLED=1 GOFLAGS=-buildvcs=false go
 
-.PHONY: help build setup up test unit e2e upgrade-test fuzz vulncheck lint generate bench bench-scale install clean runtime
+.PHONY: help build setup up test unit e2e upgrade-test fuzz vulncheck lint generate bench bench-scale install clean runtime release release-test
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ifeq ($(ARCH),$(shell go env GOARCH 2>/dev/null))
 build: setup runtime ## build bin/hyperkube and its symlinks; ARCH=arm64 for another architecture
@@ -87,6 +89,12 @@ bench: build ## run the benchmarks of docs/development/performance.md
 
 bench-scale: build ## benchmark the API server with 10,000 to 100,000 pods; takes minutes
 	$(SUDO) env "PATH=$$PATH" go run ./e2e/scale -up
+
+release: ## build archives, packages and images into bin/release/; ARCHES=amd64 for one architecture
+	@scripts/release/build $(VERSION) $(ARCHES)
+
+release-test: ## test the files in bin/release/; needs root
+	$(SUDO) env "PATH=$$PATH" HYPERKUBE_RELEASE=$(CURDIR)/bin/release go test -count=1 -timeout 20m -v ./e2e/release
 
 install: build ## install to PREFIX (/usr/local)
 	install -D -m 0755 bin/hyperkube $(DESTDIR)$(PREFIX)/bin/hyperkube
