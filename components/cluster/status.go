@@ -21,6 +21,7 @@ import (
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/components/cluster/preflight"
+	"hyperkube/components/cluster/service"
 	"hyperkube/components/cluster/teardown"
 	"hyperkube/components/kubelet/pod/staticpod"
 	"hyperkube/internal/base/version"
@@ -78,6 +79,10 @@ func newStatus() *cobra.Command {
 // startCommand returns the command that starts the node of this machine.
 func startCommand(l layout.Node) string {
 	switch {
+	case service.Cluster.Exists(l):
+		return "systemctl start hyperkube"
+	case service.Node.Exists(l):
+		return "systemctl start hyperkube-node"
 	case !clusterconfig.HasJoined(l):
 		return "hyperkube up"
 	case layout.Exists(clusterconfig.File(l)):
@@ -90,6 +95,11 @@ func startCommand(l layout.Node) string {
 // status collects the report. It reports failed queries as problems.
 func status(ctx context.Context, l layout.Node) report {
 	r := report{Version: version.Get().GitVersion, Data: l.Data, Log: l.Log(layout.MainProcess)}
+	for _, unit := range []service.Unit{service.Cluster, service.Node} {
+		if unit.Exists(l) {
+			r.Log = unit.LogCommand()
+		}
+	}
 	r.checkProcesses(l)
 	if clusterconfig.HasJoined(l) { // clusters of up have no static pods
 		r.checkManifests(l)

@@ -81,7 +81,7 @@ func (k *Applier) applyUntilDone(ctx context.Context, obj *unstructured.Unstruct
 		text := err.Error()
 		k.lastError.Store(&text)
 		if text != before {
-			k.log.Warn("applying an add-on object failed, retrying", "err", err)
+			k.log.Warn("applying add-on object failed, retrying", "kind", obj.GetKind(), "namespace", obj.GetNamespace(), "name", obj.GetName(), "err", err)
 			before = text
 		}
 		if _, err := resourceOf(k.client, obj).Get(ctx, obj.GetName(), metav1.GetOptions{}); err == nil {

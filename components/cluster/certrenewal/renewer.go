@@ -112,7 +112,7 @@ func (k Renewer) Run(ctx context.Context) error {
 // clock was wrong. Errors are logged, and the node starts with the existing certificates.
 func (k Renewer) RenewBeforeStart(node kubeletcerts.Config) {
 	if _, err := k.Renew(); err != nil {
-		k.Log.Error("renewing control plane certificates failed", "err", err)
+		k.Log.Error("renewing control plane certificates before the start failed, starting with the existing certificates", "err", err)
 	}
 	replaced, err := kubeletcerts.ReplaceExpired(node, func() (certPEM, keyPEM []byte, err error) {
 		ca, err := pki.LoadCA(filepath.Join(k.Layout.Etc, "pki", "ca"))
@@ -127,9 +127,9 @@ func (k Renewer) RenewBeforeStart(node kubeletcerts.Config) {
 	})
 	switch {
 	case err != nil:
-		k.Log.Error("renewing expired kubelet client certificate failed", "err", err)
+		k.Log.Error("renewing expired kubelet client certificate failed, the kubelet cannot authenticate", "node", node.NodeName, "err", err)
 	case replaced:
-		k.Log.Info("expired kubelet client certificate renewed")
+		k.Log.Info("expired kubelet client certificate renewed", "node", node.NodeName)
 	}
 }
 

@@ -133,7 +133,7 @@ func (k RuntimeSupervisor) Run(ctx context.Context) error {
 	for {
 		began := time.Now()
 		if err := k.waitForExit(ctx); err != nil {
-			k.Log.Warn("watching the container runtime failed", "err", err)
+			k.Log.Warn("waiting for the exit of the container runtime failed, restarting it", "err", err)
 		}
 		if ctx.Err() != nil {
 			return nil
@@ -151,7 +151,7 @@ func (k RuntimeSupervisor) Run(ctx context.Context) error {
 			continue // the first restart is immediate
 		}
 		if err != nil {
-			k.Log.Error("restarting the container runtime failed", "err", err, "retryAfter", pause)
+			k.Log.Error("restarting the container runtime failed, retrying", "err", err, "retryAfter", pause)
 		}
 		if !lifecycle.Pause(ctx, pause) {
 			return nil

@@ -106,15 +106,12 @@ func check(l layout.Node, ports []int) []Problem {
 	for _, path := range otherCluster(l) {
 		add("FileAvailable-"+strings.ReplaceAll(path, "/", "-"), fmt.Errorf("%s already exists: this machine belongs to another cluster; remove it first, for example with `kubeadm reset`", path))
 	}
-	for _, program := range []string{"iptables", "iptables-restore"} {
-		if _, err := exec.LookPath(program); err != nil {
-			add("FileExisting-"+program, fmt.Errorf("%s not found in system path; install the package iptables", program))
-		}
-	}
-	if data, err := os.ReadFile("/proc/filesystems"); err == nil && !strings.Contains(string(data), "\toverlay\n") {
-		// The kernel module may exist without being loaded.
-		if exec.Command("modprobe", "overlay").Run() != nil {
-			add("SystemVerification", errors.New("the kernel does not support overlayfs; load the kernel module overlay"))
+	osRelease := readOSRelease(osReleaseFiles)
+	problems = append(problems, checkPrograms(exec.LookPath, osRelease)...)
+	if data, err := os.ReadFile("/proc/filesystems"); err == nil {
+		load := func() error { return exec.Command("modprobe", "overlay").Run() }
+		if err := checkOverlayModule(string(data), load, osRelease); err != nil {
+			add("SystemVerification", err)
 		}
 	}
 	if err := CheckDisk(l); err != nil {

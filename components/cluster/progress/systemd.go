@@ -15,11 +15,11 @@ func NotifySystemd(state string) {
 	}
 	conn, err := net.Dial("unixgram", address)
 	if err != nil {
-		slog.Warn("notifying systemd failed", "err", err)
+		slog.Warn("notifying systemd of a state change failed", "state", state, "err", err)
 		return
 	}
 	defer conn.Close()
 	if _, err := conn.Write([]byte(state)); err != nil {
-		slog.Warn("notifying systemd failed", "err", err)
+		slog.Warn("notifying systemd of a state change failed", "state", state, "err", err)
 	}
 }

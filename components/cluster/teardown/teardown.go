@@ -18,6 +18,7 @@ import (
 	"hyperkube/components/cluster/controlplane"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/cluster/pidlock"
+	"hyperkube/components/cluster/service"
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/credentials/kubeconfig"
 	"hyperkube/internal/host/hostjournal"
@@ -29,17 +30,22 @@ import (
 // which run in one or in separate processes, and of the runtime.
 var journals = []string{"node", "runtime", "cni"}
 
+// units are the systemd units that may run a cluster or a node on this machine.
+var units = []service.Unit{service.Cluster, service.Node}
+
 // StopTimeout limits how long the main process may take to stop.
 const StopTimeout = 30 * time.Second
 
 // NewStop returns the command `stop`.
 func NewStop() *cobra.Command {
 	return command.NewHostCommand("stop", "Stop the control plane and the kubelet; pods keep running", func(ctx context.Context, out io.Writer, l layout.Node) error {
-		if stopped, err := node.StopUnit(ctx, l); err != nil || stopped {
-			if err == nil {
-				fmt.Fprintln(out, "stopped the systemd unit of this node")
+		for _, unit := range units {
+			if stopped, err := unit.Stop(ctx, l); err != nil {
+				return err
+			} else if stopped {
+				fmt.Fprintf(out, "stopped the systemd unit %s; it starts again at the next boot\n", unit)
+				return stopAdditionalNodes(ctx, out, l)
 			}
-			return err
 		}
 		return errors.Join(StopMain(ctx, out, l), stopAdditionalNodes(ctx, out, l))
 	})
@@ -118,10 +124,16 @@ func NewDown() *cobra.Command {
 // what was stopped, and reverts their changes to the host. The caller must hold the exclusive
 // lifecycle lock. leave is called when only etcd still runs; it may be nil.
 func down(ctx context.Context, out io.Writer, l layout.Node, leave func()) error {
-	if err := node.RemoveUnit(ctx, l); err != nil {
-		return err
+	processOut := out
+	for _, unit := range units {
+		if removed, err := unit.Remove(ctx, l); err != nil {
+			return err
+		} else if removed {
+			fmt.Fprintf(out, "stopped and removed the systemd unit %s\n", unit)
+			processOut = io.Discard // the unit was the main process
+		}
 	}
-	main, err := terminateMain(ctx, out, l)
+	main, err := terminateMain(ctx, processOut, l)
 	if err != nil {
 		return err
 	}

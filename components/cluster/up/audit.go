@@ -1,16 +1,11 @@
 package up
 
 import (
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 
 	"github.com/spf13/pflag"
 
 	"hyperkube/components/apiserver/audit"
-	"hyperkube/internal/host/atomicfile"
 	"hyperkube/manifests"
 )
 
@@ -25,10 +20,5 @@ func (c *clusterRun) auditConfig() (audit.Config, error) {
 	cfg.Flags(pflag.NewFlagSet("", pflag.ContinueOnError)) // sets the defaults
 	cfg.Path, cfg.PolicyFile = c.auditLog, filepath.Join(c.layout.Data, "audit-policy.yaml")
 	cfg.MaxAge, cfg.MaxBackups, cfg.MaxSize = 30, 10, 100
-	if _, err := os.Stat(cfg.PolicyFile); errors.Is(err, fs.ErrNotExist) {
-		if err := atomicfile.Write(atomicfile.File{Path: cfg.PolicyFile, Data: manifests.AuditPolicy(), Mode: 0o600}); err != nil {
-			return cfg, fmt.Errorf("writing audit policy: %w", err)
-		}
-	}
-	return cfg, nil
+	return cfg, manifests.EnsureAuditPolicy(cfg.PolicyFile)
 }

@@ -47,7 +47,7 @@ func serveComponents(ctx context.Context, log *slog.Logger, confs ...debugserver
 				err = s.Run(ctx)
 			}
 			if err != nil {
-				log.Warn("serving component metrics failed", "component", conf.Component, "address", conf.Addr, "err", err)
+				log.Warn("serving metrics and debug endpoints of component failed", "component", conf.Component, "address", conf.Addr, "err", err)
 			}
 		})
 	}

@@ -132,7 +132,7 @@ func (r *resumer) report(reason string) {
 	r.steps.Send(progress.Step{Text: "waiting for free disk space: " + reason, Waiting: true})
 	progress.NotifySystemd("STATUS=waiting for free disk space: " + reason)
 	if err := os.WriteFile(r.layout.Stopped(), []byte(reason), 0o644); err != nil {
-		r.log.Warn("writing the reason for status failed", "err", err)
+		r.log.Warn("writing the reason for the stop to a file failed, `hyperkube status` does not show it", "file", r.layout.Stopped(), "err", err)
 	}
 }
 
@@ -152,7 +152,7 @@ func (r *resumer) resume(ctx context.Context, err error) error {
 	}
 	r.log.Error("disk is full, restarting the cluster when there is free space", "err", err)
 	if failed := r.exec(next); failed != nil {
-		r.log.Error("restarting the cluster failed", "err", failed)
+		r.log.Error("restarting the cluster failed, exiting", "err", failed)
 	}
 	return err
 }

@@ -76,7 +76,7 @@ func (c *clusterRun) renewCertificates(ctx context.Context, p *parts) (next time
 		return next, err
 	}
 	if shown := c.servingCert.Load(); shown == nil || !shown.Leaf.Equal(serving.Cert) {
-		c.log.Info("kubelet serving certificate renewed", "until", serving.Cert.NotAfter)
+		c.log.Info("kubelet serving certificate renewed", "notAfter", serving.Cert.NotAfter)
 		certificate := serving.TLS()
 		c.servingCert.Store(&certificate)
 	}
@@ -85,7 +85,7 @@ func (c *clusterRun) renewCertificates(ctx context.Context, p *parts) (next time
 		return next, err
 	}
 	if !c.adminCert.Equal(admin.Cert) {
-		c.log.Info("administrator certificate renewed", "until", admin.Cert.NotAfter)
+		c.log.Info("administrator certificate renewed", "notAfter", admin.Cert.NotAfter)
 		if err := c.writeKubeconfigs(); err != nil {
 			return next, err
 		}

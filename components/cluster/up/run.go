@@ -276,7 +276,7 @@ func (c *clusterRun) maintainNodeRules(ctx context.Context, p *parts) error {
 		}
 	}
 	if err != nil {
-		log.Warn("maintaining the rules of the local nodes failed", "err", err)
+		log.Warn("loading the additional nodes or their network failed, their iptables rules are not maintained", "err", err)
 	}
 	<-ctx.Done()
 	return nil

@@ -35,8 +35,10 @@ import (
 
 // upOptions are the flags of `up`.
 type upOptions struct {
-	root         string
-	foreground   bool
+	root       string
+	foreground bool
+	// service is true if a systemd unit shall run the cluster.
+	service      bool
 	nodeName     string
 	podCIDRs     []string
 	serviceCIDRs []string
@@ -78,6 +80,7 @@ func newCommand(o *upOptions) *cobra.Command {
 	flags := cmd.Flags()
 	command.RootFlag(cmd.Flags(), &o.root)
 	flags.BoolVar(&o.foreground, "foreground", false, "Run in the foreground, for service managers. Notifies systemd when the cluster is ready.")
+	flags.BoolVar(&o.service, "service", false, "Run the cluster as a systemd unit that starts at boot. A unit stays until --service=false, which removes it.")
 	flags.StringVar(&o.nodeName, "node-name", "", "Name of the node. Only used at the first start. Defaults to the hostname.")
 	flags.StringSliceVar(&o.podCIDRs, "cluster-cidr", nil, "CIDR for pod IPs, or a comma-separated dual-stack pair. Only used at the first start. By default, an unused CIDR is chosen.")
 	flags.StringSliceVar(&o.serviceCIDRs, "service-cidr", nil, "CIDR for service IPs, or a comma-separated dual-stack pair. Only used at the first start. By default, an unused CIDR is chosen.")
@@ -136,6 +139,9 @@ func (o *upOptions) run(cmd *cobra.Command) error {
 	}
 	if isResumed {
 		return o.runWithProgress(cmd.Context(), l, from, notify)
+	}
+	if done, err := o.manageService(cmd, l); err != nil || done {
+		return err
 	}
 	before, done, err := o.handleRunning(cmd, l)
 	if err != nil || done {

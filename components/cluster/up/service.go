@@ -1,0 +1,177 @@
+package up
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"hyperkube/components/cluster/clusterconfig"
+	"hyperkube/components/cluster/command"
+	"hyperkube/components/cluster/pidlock"
+	"hyperkube/components/cluster/preflight"
+	"hyperkube/components/cluster/progress"
+	"hyperkube/components/cluster/service"
+	"hyperkube/components/cluster/teardown"
+	kubeletconfig "hyperkube/components/kubelet/config"
+	"hyperkube/internal/base/version"
+	"hyperkube/internal/credentials/kubeconfig"
+	"hyperkube/internal/host/layout"
+)
+
+// unitTemplate is the template of the systemd unit that runs the cluster. The runtime and all containers are in
+// separate cgroups, so they keep running when the unit stops. The unit is ordered after multi-user.target,
+// so that a boot does not wait for the cluster.
+const unitTemplate = `[Unit]
+Description=hyperkube: Kubernetes cluster
+Documentation=https://kubernetes.io/docs/
+After=network-online.target multi-user.target
+Wants=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+ExecStart=%s
+KillMode=process
+Delegate=yes
+Restart=always
+RestartSec=2
+TimeoutStartSec=infinity
+LimitNOFILE=1048576
+OOMScoreAdjust=-999
+
+[Install]
+WantedBy=multi-user.target
+`
+
+// manageService handles --service. It returns true if a systemd unit runs the cluster and there is nothing left
+// to do. A cluster with a unit keeps it until --service=false.
+func (o *upOptions) manageService(cmd *cobra.Command, l layout.Node) (done bool, err error) {
+	ctx, out, asked := cmd.Context(), cmd.OutOrStdout(), cmd.Flags().Changed("service")
+	switch {
+	case o.foreground && o.service:
+		return false, command.ConfigError(errors.New("--service and --foreground exclude each other"))
+	case o.foreground:
+		return false, nil
+	case asked && !o.service:
+		removed, err := service.Cluster.Remove(ctx, l)
+		if removed && err == nil {
+			fmt.Fprintf(out, "stopped and removed the systemd unit %s\n", service.Cluster)
+		}
+		return false, err
+	case !asked && !service.Cluster.Exists(l):
+		return false, nil
+	case l != layout.Default():
+		return false, command.ConfigError(errors.New("--service cannot be used with --root: only the cluster with the default paths can be a service"))
+	case !service.HasSystemd():
+		return false, command.ConfigError(errors.New("--service needs systemd, which does not run on this machine; start `hyperkube up --foreground` from its service manager"))
+	}
+	return o.startService(cmd, l, asked)
+}
+
+// startService installs and starts the unit, unless it already runs with the same flags and the same build. It
+// writes the unit only if --service was set, or if it is missing or differs in flags that the user set.
+func (o *upOptions) startService(cmd *cobra.Command, l layout.Node, asked bool) (done bool, err error) {
+	ctx, out := cmd.Context(), cmd.OutOrStdout()
+	// Report errors here and not in the journal.
+	if _, err := kubeletconfig.LoadFiles(o.config, o.configDir, nil); err != nil {
+		return false, command.ConfigError(err)
+	}
+	if err := preflight.CheckDisk(l); err != nil {
+		return false, command.PreflightError(err)
+	}
+	changed := false
+	if args, set := unitArguments(cmd.Flags()); asked || set {
+		self, err := os.Executable()
+		if err != nil {
+			return false, fmt.Errorf("finding the hyperkube binary: %w", err)
+		}
+		line := strings.Join(append([]string{service.Quote(self), "up", "--foreground", "--no-kubeconfig"}, args...), " ")
+		if changed, err = service.Cluster.Install(ctx, fmt.Appendf(nil, unitTemplate, line)); err != nil {
+			return false, err
+		}
+	}
+	running, err := o.stopOther(ctx, out, l)
+	if err != nil || running && !changed {
+		return false, err
+	}
+	if err := service.Cluster.Start(ctx, progress.DefaultTimeout, progress.New(progress.Print(out))); err != nil {
+		return false, err
+	}
+	if !o.noKubeconfig {
+		if err := mergeAdminKubeconfig(l); err != nil {
+			return false, err
+		}
+	}
+	fmt.Fprintf(out, "hyperkube %s is up and starts at boot; its log is printed by `%s`\n", version.Get().GitVersion, service.Cluster.LogCommand())
+	return true, nil
+}
+
+// stopOther stops a main process that the unit did not start; its pods keep running. It reports whether the
+// unit's main process runs this build.
+func (o *upOptions) stopOther(ctx context.Context, out io.Writer, l layout.Node) (running bool, err error) {
+	pid, err := pidlock.Holder(l.PIDFile(layout.MainProcess))
+	if err != nil || pid == 0 {
+		return false, err
+	}
+	main, err := service.Cluster.MainPID(ctx)
+	if err != nil {
+		return false, err
+	}
+	if main != pid {
+		return false, teardown.StopMain(ctx, out, l)
+	}
+	same, err := sameProgram(fmt.Sprintf("/proc/%d/exe", pid), "/proc/self/exe")
+	return same && err == nil, nil // a process that exits in the meantime is restarted
+}
+
+// unitArguments returns the arguments of `up` in the unit for the flags that the user set, and whether there are
+// any. Paths are absolute, because the unit has another working directory.
+func unitArguments(flags *pflag.FlagSet) (args []string, set bool) {
+	flags.Visit(func(f *pflag.Flag) {
+		switch f.Name {
+		case "service", "foreground", "no-kubeconfig", "root":
+			return
+		}
+		value := f.Value.String()
+		if list, ok := f.Value.(pflag.SliceValue); ok {
+			value = strings.Join(list.GetSlice(), ",")
+		}
+		switch f.Name {
+		case "kubelet-config", "kubelet-config-dir", "image-credential-provider-config", "image-credential-provider-bin-dir":
+			if abs, err := filepath.Abs(value); err == nil && value != "" {
+				value = abs
+			}
+		}
+		args = append(args, service.QuoteArgument("--"+f.Name+"="+value))
+	})
+	return args, len(args) > 0
+}
+
+// mergeAdminKubeconfig merges the administrator's kubeconfig into that of the user.
+func mergeAdminKubeconfig(l layout.Node) error {
+	admin, err := clientcmd.LoadFromFile(clusterconfig.AdminKubeconfig(l))
+	if err != nil {
+		return fmt.Errorf("reading the kubeconfig of the administrator: %w", err)
+	}
+	current := admin.Contexts[admin.CurrentContext]
+	if current == nil || admin.Clusters[current.Cluster] == nil || admin.AuthInfos[current.AuthInfo] == nil {
+		return fmt.Errorf("reading the kubeconfig of the administrator: %s has no complete current context", clusterconfig.AdminKubeconfig(l))
+	}
+	target, err := kubeconfig.UserTarget(os.Getenv)
+	if err != nil {
+		return err
+	}
+	cluster, user := admin.Clusters[current.Cluster], admin.AuthInfos[current.AuthInfo]
+	return target.Merge(kubeconfig.Config{
+		Name: kubeconfig.DefaultName, Server: cluster.Server, CA: cluster.CertificateAuthorityData,
+		Cert: user.ClientCertificateData, Key: user.ClientKeyData,
+	})
+}
