@@ -24,7 +24,9 @@ const certCheckInterval = 10 * time.Second
 func newCertificate(certFile, keyFile string, log *slog.Logger) (*pki.Files, error) {
 	c := &pki.Files{
 		Context: "serving certificate", CertFile: certFile, KeyFile: keyFile, CheckInterval: certCheckInterval,
-		OnError: func(err error) { log.Warn("reloading serving certificate failed", "err", err) },
+		OnError: func(err error) {
+			log.Warn("reloading serving certificate failed, keeping the previous certificate", "file", certFile, "err", err)
+		},
 	}
 	_, err := c.Certificate()
 	return c, err

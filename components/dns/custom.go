@@ -125,7 +125,7 @@ func (s *Server) watchCustom(ctx context.Context) {
 	s.loadCustom()
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			s.cfg.Log.Warn("cannot watch custom name server configuration", "err", err)
+			s.cfg.Log.Warn("watching custom name server configuration failed, changes take effect at the next start", "directory", s.cfg.CustomDir, "err", err)
 		}
 		return
 	}
@@ -141,7 +141,7 @@ func (s *Server) watchCustom(ctx context.Context) {
 			if !ok {
 				return
 			}
-			s.cfg.Log.Warn("watching custom name server configuration failed", "err", err)
+			s.cfg.Log.Warn("watch of custom name server configuration reported an error, loading it again", "directory", s.cfg.CustomDir, "err", err)
 		}
 		s.loadCustom()
 	}
@@ -151,7 +151,7 @@ func (s *Server) watchCustom(ctx context.Context) {
 func (s *Server) loadCustom() {
 	c, err := readCustom(s.cfg.CustomDir)
 	if err != nil {
-		s.cfg.Log.Error("invalid custom name server configuration, keeping the previous one", "err", err)
+		s.cfg.Log.Error("invalid custom name server configuration, keeping the previous one", "directory", s.cfg.CustomDir, "err", err)
 		return
 	}
 	if s.forward.custom.Load().equal(c) {
@@ -159,5 +159,5 @@ func (s *Server) loadCustom() {
 	}
 	s.forward.custom.Store(c)
 	s.forward.cache.reset()
-	s.cfg.Log.Info("custom name server configuration loaded", "upstreams", c.upstreams, "stubDomains", c.stubs)
+	s.cfg.Log.Info("custom name server configuration loaded", "directory", s.cfg.CustomDir, "upstreams", c.upstreams, "stubDomains", c.stubs)
 }

@@ -207,7 +207,7 @@ func (s *Server) serve(ctx context.Context, w dns.ResponseWriter, query *dns.Msg
 	answer.Truncate(size)
 	s.metrics.count(w.RemoteAddr(), query, answer, zone, tcp, time.Since(began))
 	if err := w.WriteMsg(answer); err != nil && !errors.Is(err, net.ErrClosed) {
-		s.cfg.Log.Debug("writing dns response failed", "client", w.RemoteAddr(), "err", err)
+		s.cfg.Log.Debug("sending dns response failed", "client", w.RemoteAddr(), "err", err)
 	}
 }
 
@@ -237,7 +237,7 @@ func (s *Server) answer(ctx context.Context, query *dns.Msg, tcp bool) (*dns.Msg
 	}
 	answer, err := s.forward.exchange(ctx, query, tcp)
 	if err != nil {
-		s.cfg.Log.Debug("forwarding dns query failed", "name", q.Name, "err", err)
+		s.cfg.Log.Debug("forwarding dns query to upstream name servers failed, answering with an error", "name", q.Name, "err", err)
 		return m.SetRcode(query, rcodeOf(err)), "."
 	}
 	answer.Id = query.Id

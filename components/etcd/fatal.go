@@ -82,7 +82,7 @@ func (h fatalHook) logDiskFull(problem *fatal) bool {
 	if !IsDiskFull(problem) {
 		return false
 	}
-	h.log.Error("etcd disk is full: free space, then start etcd again", "err", problem)
+	h.log.Error("etcd exits because its disk is full: free space, then etcd can start again", "err", problem)
 	if h.diskFull != nil {
 		h.diskFull(problem)
 	}

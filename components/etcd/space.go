@@ -52,7 +52,7 @@ func (s *spaceManager) run(ctx context.Context, interval time.Duration) {
 			return
 		}
 		if err := s.check(ctx); err != nil && ctx.Err() == nil {
-			s.log.Error("freeing database space failed", "err", err)
+			s.log.Error("freeing space of the etcd database failed, retrying", "err", err)
 		}
 	}
 }
@@ -68,7 +68,7 @@ func (s *spaceManager) check(ctx context.Context) error {
 		// An early compaction breaks watches of older revisions, but without it etcd rejects all
 		// writes except deletions.
 		revision := s.server.KV().Rev()
-		s.log.Warn("database quota exhausted, compacting", "size", db.Size(), "quota", s.server.Cfg.QuotaBackendBytes, "revision", revision)
+		s.log.Warn("etcd database quota exhausted, compacting the database", "size", db.Size(), "quota", s.server.Cfg.QuotaBackendBytes, "revision", revision)
 		_, err := s.server.Compact(ctx, &etcdserverpb.CompactionRequest{Revision: revision, Physical: true})
 		if err != nil && !errors.Is(err, mvcc.ErrCompacted) {
 			return fmt.Errorf("compacting: %w", err)
@@ -82,7 +82,7 @@ func (s *spaceManager) check(ctx context.Context) error {
 		if err := s.server.Defragment(); err != nil {
 			return fmt.Errorf("defragmenting: %w", err)
 		}
-		s.log.Info("database defragmented", "before", size, "after", db.Size(), "took", time.Since(began))
+		s.log.Info("etcd database defragmented", "sizeBefore", size, "size", db.Size(), "took", time.Since(began))
 	}
 	s.ineffectiveSince = time.Time{}
 	if !full {
@@ -98,7 +98,7 @@ func (s *spaceManager) check(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("disarming the NOSPACE alarm: %w", err)
 	}
-	s.log.Info("database has space again", "size", db.Size())
+	s.log.Info("etcd database has space again, NOSPACE alarm disarmed", "size", db.Size())
 	return nil
 }
 

@@ -129,9 +129,9 @@ func run(ctx context.Context, flags *config.Flags, set *pflag.FlagSet) (err erro
 		return err
 	}
 	if text, err := k.cfg.EffectiveText(); err == nil {
-		deps.Log.Info("Effective KubeletConfiguration", "config", text)
+		deps.Log.Info("effective kubelet configuration", "config", text)
 	} else {
-		deps.Log.Warn("Failed to marshal effective KubeletConfiguration for logging", "err", err)
+		deps.Log.Warn("encoding effective kubelet configuration for the log failed", "err", err)
 	}
 	return k.Run(ctx)
 }

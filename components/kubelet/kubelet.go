@@ -224,7 +224,7 @@ func (k *Kubelet) cleanUp(ctx context.Context) error {
 		wait.Go(func() { _ = k.pods.mirrors.Run(ctx) })
 	}
 	if err := k.workers.TerminateOrphans(ctx); err != nil && ctx.Err() == nil {
-		k.log.Warn("terminating orphaned pods failed", "err", err)
+		k.log.Warn("terminating orphaned pods failed, retrying at the next start of the kubelet", "err", err)
 	}
 	if k.kube != nil {
 		k.resources.ReconcileClaims(ctx)

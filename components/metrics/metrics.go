@@ -171,7 +171,7 @@ func (s *Server) scrapeLoop(ctx context.Context) {
 func (s *Server) scrapeAll(ctx context.Context) {
 	nodes, err := s.nodes.List(labels.Everything())
 	if err != nil {
-		s.cfg.Log.Error("listing nodes failed", "err", err)
+		s.cfg.Log.Error("listing nodes failed, no kubelet is scraped in this round", "err", err)
 		return
 	}
 	names := map[string]bool{}
@@ -185,7 +185,7 @@ func (s *Server) scrapeAll(ctx context.Context) {
 			got, err := s.scrape(ctx, n)
 			if err != nil {
 				if ctx.Err() == nil {
-					s.cfg.Log.Warn("scraping kubelet failed", "node", n.Name, "err", err)
+					s.cfg.Log.Warn("scraping kubelet failed, retrying in the next round", "node", n.Name, "err", err)
 				}
 				return
 			}

@@ -170,11 +170,11 @@ func (n *Network) Run(ctx context.Context) error {
 		if len(peers) > 0 && routes == nil {
 			var err error
 			if routes, err = n.watch(watching); err != nil {
-				n.cfg.Log.Warn("cannot watch host routes", "err", err)
+				n.cfg.Log.Warn("watching host routes failed, retrying at the next sync", "err", err)
 			}
 		}
 		if err := n.sync(ctx, self, peers); err != nil && ctx.Err() == nil {
-			n.cfg.Log.Warn("cannot set up routes to pods of other nodes, retrying", "err", err)
+			n.cfg.Log.Warn("setting up routes to pods of other nodes failed, retrying", "err", err)
 			retry.Reset(retryAfter)
 		}
 	}
@@ -261,7 +261,7 @@ func (n *Network) watchRoutes(ctx context.Context) (<-chan struct{}, error) {
 	if err := netlink.RouteSubscribeWithOptions(updates, ctx.Done(), netlink.RouteSubscribeOptions{
 		ErrorCallback: func(err error) {
 			if ctx.Err() == nil {
-				n.cfg.Log.Warn("watching the node's pod network routes failed", "err", err)
+				n.cfg.Log.Warn("watch of host routes reported an error, watching again if it has ended", "err", err)
 			}
 		},
 	}); err != nil {

@@ -15,7 +15,7 @@ func (n *Network) watchCNIConf(ctx context.Context) {
 	}
 	watcher, err := fsnotify.NewWatcher()
 	if err != nil {
-		n.cfg.Log.Warn("cannot watch CNI configurations", "err", err)
+		n.cfg.Log.Warn("watching CNI configurations failed, their changes are not noticed", "directory", n.cfg.CNIConfDir, "err", err)
 		return
 	}
 	defer watcher.Close()
@@ -43,7 +43,7 @@ func (n *Network) watchCNIConf(ctx context.Context) {
 			if !ok {
 				return
 			}
-			n.cfg.Log.Warn("watching CNI configurations failed", "err", err)
+			n.cfg.Log.Warn("watch of CNI configurations reported an error, reading them again", "directory", n.cfg.CNIConfDir, "err", err)
 		}
 		select {
 		case n.changed <- struct{}{}:

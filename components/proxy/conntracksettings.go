@@ -173,9 +173,9 @@ func setConntrackParams(all []conntrackParam, journal *hostjournal.Journal, log 
 		case b.explicit:
 			return fmt.Errorf("setting kernel parameter %s: %w", b.change.Name, err)
 		case errors.Is(err, unix.EACCES):
-			log.Debug("kernel parameter cannot be set in this network namespace", "name", b.change.Name)
+			log.Debug("kernel parameter cannot be set in this network namespace", "sysctl", b.change.Name)
 		default:
-			log.Warn("setting kernel parameter failed, keeping its value", "name", b.change.Name, "desired", b.value, "err", err)
+			log.Warn("setting kernel parameter failed, keeping its value", "sysctl", b.change.Name, "desired", b.value, "err", err)
 		}
 	}
 	if err := journal.Record(changes...); err != nil {

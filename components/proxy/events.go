@@ -28,6 +28,6 @@ func (p *Proxy) createUnservedEvent(ctx context.Context, service serviceName, po
 		Note:      fmt.Sprintf("node %s failed to start healthcheck %q on port %d: %v", p.cfg.NodeName, service.Namespace+"/"+service.Name, port, cause),
 	}
 	if _, err := p.cfg.Clients.Kube.EventsV1().Events(service.Namespace).Create(ctx, event, metav1.CreateOptions{}); err != nil && ctx.Err() == nil {
-		p.cfg.Log.Warn("creating event failed", "service", service.Namespace+"/"+service.Name, "err", err)
+		p.cfg.Log.Warn("creating event about the health check port of a Service failed", "service", service.Namespace+"/"+service.Name, "port", port, "err", err)
 	}
 }

@@ -112,7 +112,7 @@ func (p *Proxy) healthCheckPorts(changed map[string]bool) map[string]*serviceHea
 		}
 		if sockets == nil {
 			if sockets, err = p.healthSockets(); err != nil {
-				p.cfg.Log.Error("listing node addresses failed, health check ports listen on all addresses", "err", err)
+				p.cfg.Log.Error("listing node addresses failed, health check ports listen on all addresses", "node", p.cfg.NodeName, "err", err)
 				sockets = wildcardSockets
 			}
 		}
@@ -167,7 +167,7 @@ func (h *health) serveServices(desired map[string]*serviceHealth) {
 		}
 		if err := want.listen(h.serviceHandler(key)); err != nil {
 			if before == nil || before.port != want.port {
-				h.log.Error("listening on health check port failed, retrying", "service", key, "err", err)
+				h.log.Error("listening on health check port of Service failed, retrying", "service", key, "port", want.port, "err", err)
 				if h.onUnserved != nil {
 					h.onUnserved(key, want.port, err)
 				}

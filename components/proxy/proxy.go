@@ -328,7 +328,7 @@ func (p *Proxy) sync(ctx context.Context) error {
 		n, err := udpFrontendsOf(append(removed, all...)).flush(ipv6)
 		p.metrics.flowsDeleted(ipv6, n, began)
 		if err != nil {
-			p.cfg.Log.Warn("deleting stale UDP flows failed", "err", err)
+			p.cfg.Log.Warn("deleting stale UDP flows of Services failed, clients may still use removed endpoints", "family", family, "err", err)
 		}
 	}
 	triggered := p.drainTriggered()

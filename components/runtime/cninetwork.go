@@ -142,7 +142,7 @@ func (pn *podNetwork) reconcileCNI(ctx context.Context) {
 			err = pn.plugins.Check(ctx, network, pod)
 		}
 		if err != nil && ctx.Err() == nil {
-			pn.log.Warn("cni check of pod network failed", "sandbox", rec.ID, "err", err)
+			pn.log.Warn("CNI CHECK of pod network failed, keeping the pod network as it is", "podSandboxID", rec.ID, "err", err)
 		}
 	}
 	alive := func() []string {
@@ -151,6 +151,6 @@ func (pn *podNetwork) reconcileCNI(ctx context.Context) {
 		return slices.AppendSeq(slices.Clone(adopted), maps.Keys(pn.cniAttached))
 	}
 	if err := pn.plugins.GC(ctx, n, alive); err != nil && ctx.Err() == nil {
-		pn.log.Warn("cni garbage collection failed", "err", err)
+		pn.log.Warn("CNI garbage collection failed, network attachments of removed pod sandboxes may remain", "err", err)
 	}
 }

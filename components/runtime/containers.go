@@ -81,7 +81,7 @@ func (cs *containerService) CreateContainer(ctx context.Context, req *runtimeapi
 	}}
 	if err := cs.setUp(c, pod, image); err != nil {
 		if undoErr := cs.tearDown(context.WithoutCancel(ctx), c); undoErr != nil {
-			cs.log.Warn("cleanup after unsuccessful container creation failed", "container", id, "err", undoErr)
+			cs.log.Warn("cleanup after unsuccessful container creation failed", "containerID", id, "podSandboxID", pod.ID, "err", undoErr)
 		}
 		cs.selinux.Release(labels)
 		cs.inventory.release("container", name)

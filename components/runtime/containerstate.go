@@ -60,7 +60,7 @@ func (c *containerState) change(f func(*containerRecord)) error {
 // After a restart, the runtime detects the exit again.
 func (c *containerState) recordExit(log *slog.Logger, f func(*containerRecord)) {
 	if err := c.change(f); err != nil {
-		log.Error("recording container exit failed", "container", c.id, "err", err)
+		log.Error("writing container exit to its record failed, keeping it in memory only", "containerID", c.id, "err", err)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		f(&c.record)

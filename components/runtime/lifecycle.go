@@ -196,7 +196,7 @@ func (cs *containerService) handleExit(c *containerState, live *liveContainer, h
 	if rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() != runtimeapi.NamespaceMode_CONTAINER {
 		// In a private PID namespace the kernel has killed all other processes.
 		if err := cs.engines.of(rec).KillAll(rec.Cgroup); err != nil {
-			cs.log.Warn("killing processes of exited container failed", "container", c.id, "err", err)
+			cs.log.Warn("killing remaining processes of exited container failed", "containerID", c.id, "err", err)
 		}
 	}
 	drained := cs.stdio.awaitOutput(live) // if not, what is known is still recorded
@@ -238,7 +238,7 @@ func (cs *containerService) handleExit(c *containerState, live *liveContainer, h
 	c.lifecycleMu.Lock()
 	defer c.lifecycleMu.Unlock()
 	if err := errors.Join(cs.engines.of(rec).Delete(context.Background(), c.id, rec.Cgroup), cs.unmount(c)); err != nil {
-		cs.log.Warn("cleaning up exited container failed", "container", c.id, "err", err)
+		cs.log.Warn("cleaning up exited container failed, retrying when it is removed", "containerID", c.id, "err", err)
 	}
 }
 

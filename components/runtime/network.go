@@ -147,7 +147,7 @@ func (pn *podNetwork) setUp(ctx context.Context) {
 		err = pn.publishAdoptedPorts(ctx)
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, podnet.ErrNoCIDR) {
-		pn.log.Error("setting up the node's built-in pod network failed", "err", err)
+		pn.log.Error("setting up the node's built-in pod network failed, the runtime reports the network as not ready", "err", err)
 	}
 	pn.setErr(err)
 }

@@ -216,6 +216,24 @@ func listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
+// targetOf returns the log attributes of the object that a CRI request names.
+func targetOf(req any) []any {
+	switch req := req.(type) {
+	case *runtimeapi.RunPodSandboxRequest:
+		m := req.GetConfig().GetMetadata()
+		return []any{"pod", m.GetNamespace() + "/" + m.GetName()}
+	case *runtimeapi.CreateContainerRequest:
+		return []any{"podSandboxID", req.GetPodSandboxId(), "container", req.GetConfig().GetMetadata().GetName()}
+	case interface{ GetContainerId() string }:
+		return []any{"containerID", req.GetContainerId()}
+	case interface{ GetPodSandboxId() string }:
+		return []any{"podSandboxID", req.GetPodSandboxId()}
+	case interface{ GetImage() *runtimeapi.ImageSpec }:
+		return []any{"image", req.GetImage().GetImage()}
+	}
+	return nil
+}
+
 // logErrors returns an interceptor that logs each failed call and converts its error.
 func logErrors(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
@@ -225,7 +243,7 @@ func logErrors(log *slog.Logger) grpc.UnaryServerInterceptor {
 		}
 		method, coded := info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:], grpcError(err)
 		if status.Code(coded) != codes.NotFound {
-			log.Warn("call failed", "method", method, "err", err)
+			log.Warn("CRI call failed", append(targetOf(req), "method", method, "err", err)...)
 		}
 		return resp, coded
 	}

@@ -77,7 +77,7 @@ func (ss *sandboxService) RunPodSandbox(ctx context.Context, req *runtimeapi.Run
 	if err := ss.setUp(ctx, s, external); err != nil {
 		// Clean up even if the client has disconnected.
 		if undoErr := ss.tearDown(context.WithoutCancel(ctx), s); undoErr != nil {
-			ss.log.Warn("removing failed sandbox failed", "sandbox", id, "err", undoErr)
+			ss.log.Warn("cleanup after unsuccessful pod sandbox creation failed", "podSandboxID", id, "err", undoErr)
 		}
 		_ = os.RemoveAll(ss.sandboxDir(id))
 		ss.selinux.Release(labels)

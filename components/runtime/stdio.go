@@ -209,7 +209,7 @@ func (sf *stdioFiles) openSpool(c *containerState, log *logs.Log, stream string,
 	}
 	spool, err := logs.OpenSpool(sf.fifo(c.id, spoolOf(stream)), log)
 	if err != nil {
-		sf.log.Warn("spooling container output failed, copying directly", "container", c.id, "stream", stream, "err", err)
+		sf.log.Warn("spooling container output failed, copying directly", "containerID", c.id, "stream", stream, "err", err)
 		return nil
 	}
 	return spool
@@ -229,7 +229,7 @@ func (sf *stdioFiles) keepOutput(c *containerState) {
 		s.keep.Unlock()
 	}
 	if err != nil {
-		sf.log.Warn("container output will be lost while the runtime is not running", "container", c.id, "err", err)
+		sf.log.Warn("container output will be lost while the runtime is not running", "containerID", c.id, "err", err)
 	}
 }
 
@@ -245,12 +245,12 @@ func (sf *stdioFiles) releaseOutput(c *containerState) {
 		s.keep.Unlock()
 		// Nothing is kept by a sandbox that has ended or that an earlier version has started.
 		if err != nil && !errors.Is(err, process.ErrNotFound) && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EBADF) {
-			sf.log.Warn("releasing container output failed", "container", c.id, "err", err)
+			sf.log.Warn("closing output FIFOs in the pod sandbox process failed", "containerID", c.id, "err", err)
 		}
 	}
 	for _, name := range []string{spoolOf("stdout"), spoolOf("stderr"), "stderr", "stdout"} {
 		if err := os.Remove(sf.fifo(c.id, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			sf.log.Warn("releasing container output failed", "container", c.id, "err", err)
+			sf.log.Warn("removing output FIFO of container failed", "containerID", c.id, "stream", name, "err", err)
 		}
 	}
 }
@@ -342,7 +342,7 @@ func (sf *stdioFiles) openStreams(c *containerState, live *liveContainer) {
 	// A container whose log or streams are lost runs all the same.
 	complain := func(what string, err error) {
 		if err != nil {
-			sf.log.Warn("opening log or stream of adopted container failed", "container", c.id, "stream", what, "err", err)
+			sf.log.Warn("opening log or stream of adopted container failed, its output is lost", "containerID", c.id, "stream", what, "err", err)
 		}
 	}
 	var err error

@@ -58,7 +58,7 @@ func startStreamService(ctx context.Context, address string, runner *streamRunne
 	})
 	runner.background.Go(func() {
 		if err := server.Serve(gracefulclose.Listener(listener)); err != nil && !errors.Is(err, http.ErrServerClosed) {
-			log.Error("streaming server failed", "err", err)
+			log.Error("streaming server of exec, attach and port-forward failed", "address", address, "err", err)
 		}
 	})
 	return &streamService{inventory: runner.inventory, runner: runner, server: handler}, nil

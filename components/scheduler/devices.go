@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"hyperkube/components/scheduler/framework"
+	"hyperkube/internal/base/broadcast"
 	"hyperkube/internal/client"
 )
 
@@ -31,7 +32,7 @@ const maxExpressions = 50
 // lister and changed. It is empty until a pod requests devices.
 type devices struct {
 	// changed is notified when a claim changes.
-	changed   *broadcast
+	changed   broadcast.Broadcast
 	requested bool // whether a pod has requested devices
 	started   bool
 	synced    bool
@@ -62,8 +63,7 @@ var _ framework.Devices = (*devices)(nil)
 
 func newDevices() *devices {
 	return &devices{
-		changed: newBroadcast(),
-		claims:  map[string]*resourcev1.ResourceClaim{}, pending: map[types.UID]string{},
+		claims: map[string]*resourcev1.ResourceClaim{}, pending: map[types.UID]string{},
 		extended:    map[types.UID]*resourcev1.ResourceClaim{},
 		allocations: map[types.UID]*resourcev1.AllocationResult{},
 		allocated: structured.AllocatedState{
@@ -106,7 +106,7 @@ func (d *devices) start(ctx context.Context, clients *client.Clients, in *inbox)
 		handler  cache.ResourceEventHandler
 	}{
 		{res.ResourceClaims().Informer(), handler(func(claim *resourcev1.ResourceClaim, gone bool) {
-			d.changed.notify()
+			d.changed.Send()
 			in.put(message{devices: &devicesMessage{claim: claim, gone: gone}})
 		})},
 		{res.ResourceSlices().Informer(), any},

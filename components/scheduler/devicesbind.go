@@ -90,7 +90,7 @@ func (b *claimBinder) release(ctx context.Context, r *framework.Reservation) {
 			continue
 		}
 		if err := b.unreserve(ctx, c); err != nil && ctx.Err() == nil {
-			b.log.Warn("removing claim reservation failed", "claim", c.Claim.Namespace+"/"+c.Claim.Name, "err", err)
+			b.log.Warn("removing pod from reservedFor of ResourceClaim failed", "resourceClaim", c.Claim.Namespace+"/"+c.Claim.Name, "err", err)
 		}
 		if c.Allocation == nil {
 			continue
@@ -174,7 +174,7 @@ func (b *claimBinder) writeClaim(ctx context.Context, c framework.Claimed, claim
 // awaitDevices waits until the devices of a claim are ready. claim is the version that was written.
 func (b *claimBinder) awaitDevices(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	for {
-		changed := b.devices.changed.next()
+		changed := b.devices.changed.Next()
 		now, err := b.devices.lister.ResourceClaims(claim.Namespace).Get(claim.Name)
 		switch {
 		case apierrors.IsNotFound(err):

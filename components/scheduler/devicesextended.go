@@ -118,7 +118,7 @@ func (b *claimBinder) releaseExtended(ctx context.Context, c framework.Claimed) 
 	}
 	if err := b.deleteExtended(ctx, c.Made); err != nil {
 		if ctx.Err() == nil {
-			b.log.Warn("deleting claim for extended resources failed", "claim", c.Made.Namespace+"/"+c.Made.Name, "err", err)
+			b.log.Warn("deleting ResourceClaim for extended resources of a pod failed", "resourceClaim", c.Made.Namespace+"/"+c.Made.Name, "err", err)
 		}
 		return
 	}

@@ -276,7 +276,7 @@ func (s *Scheduler) extendPreempt(ctx context.Context, pod *corev1.Pod, found []
 		left, err := e.preempt(ctx, pod, found, now)
 		if err != nil {
 			if e.cfg.Ignorable {
-				s.cfg.Log.Warn("ignoring failed extender", "extender", e.cfg.URLPrefix, "err", err)
+				s.cfg.Log.Warn("scheduler extender failed to filter preemption victims, ignoring it", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
 				continue
 			}
 			return nil, err
@@ -296,7 +296,7 @@ func (s *Scheduler) extendFilter(ctx context.Context, pod *corev1.Pod, nodes []*
 		left, result, err := e.filter(ctx, pod, nodes)
 		if err != nil {
 			if e.cfg.Ignorable {
-				s.cfg.Log.Warn("ignoring failed extender", "extender", e.cfg.URLPrefix, "err", err)
+				s.cfg.Log.Warn("scheduler extender failed to filter nodes, ignoring it", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
 				continue
 			}
 			return nil, err
@@ -330,7 +330,7 @@ func (s *Scheduler) extendScore(ctx context.Context, pod *corev1.Pod, nodes []*s
 		}
 		var list extenderv1.HostPriorityList
 		if err := e.call(ctx, e.cfg.PrioritizeVerb, e.args(pod, nodes), &list); err != nil {
-			s.cfg.Log.Warn("extender scoring failed", "extender", e.cfg.URLPrefix, "err", err)
+			s.cfg.Log.Warn("scheduler extender failed to score nodes, ignoring its scores", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
 			continue
 		}
 		for _, host := range list {

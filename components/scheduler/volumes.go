@@ -21,6 +21,7 @@ import (
 
 	"hyperkube/components/scheduler/framework"
 	"hyperkube/components/scheduler/state"
+	"hyperkube/internal/base/broadcast"
 )
 
 // volumes implements framework.Volumes. It overlays the informers' caches with decisions that the
@@ -35,7 +36,7 @@ type volumes struct {
 	attachments storagelisters.VolumeAttachmentLister
 	synced      []cache.DoneChecker
 	// changed is notified when a claim or a volume changes.
-	changed *broadcast
+	changed broadcast.Broadcast
 
 	mu sync.Mutex // guards the fields below
 	// assumedClaims are by namespace/name, assumedVolumes by name. They are valid until the cache
@@ -53,7 +54,6 @@ func newVolumes(factory informers.SharedInformerFactory, in *inbox) (*volumes, e
 		classes: store.StorageClasses().Lister(), drivers: store.CSIDrivers().Lister(), csiNodes: store.CSINodes().Lister(),
 		capacities: store.CSIStorageCapacities().Lister(), attachments: store.VolumeAttachments().Lister(),
 		assumedClaims: map[string]framework.Provisioned{}, assumedVolumes: map[string]framework.Bound{},
-		changed: newBroadcast(),
 	}
 	event := func(e framework.Event) cache.ResourceEventHandler {
 		notify := func(any) { in.put(message{event: e}) }
@@ -65,14 +65,14 @@ func newVolumes(factory informers.SharedInformerFactory, in *inbox) (*volumes, e
 	}{
 		{core.PersistentVolumeClaims().Informer(), handler(func(pvc *corev1.PersistentVolumeClaim, gone bool) {
 			v.claimChanged(pvc, gone)
-			v.changed.notify()
+			v.changed.Send()
 			if !gone {
 				in.put(message{claim: pvc.Namespace + "/" + pvc.Name})
 			}
 		})},
 		{core.PersistentVolumes().Informer(), handler(func(pv *corev1.PersistentVolume, gone bool) {
 			v.volumeChanged(pv, gone)
-			v.changed.notify()
+			v.changed.Send()
 			if !gone {
 				in.put(message{event: framework.VolumeChanged})
 			}
@@ -299,7 +299,7 @@ func (b *volumeBinder) bind(ctx context.Context, r *framework.Reservation, node 
 		written[claim.UID] = claim.ResourceVersion
 	}
 	for {
-		changed := b.volumes.changed.next()
+		changed := b.volumes.changed.Next()
 		done, err := b.bound(ctx, r, node, written)
 		if done || err != nil {
 			return err

@@ -135,12 +135,12 @@ func (w *writers) apply(ctx context.Context, d *decision, recorder events.EventR
 	}
 	if d.deallocated != nil {
 		if err := w.claims.free(ctx, d.deallocated); err != nil && ctx.Err() == nil {
-			w.log.Warn("deallocating claim failed", "claim", d.deallocated.Namespace+"/"+d.deallocated.Name, "err", err)
+			w.log.Warn("deallocating ResourceClaim failed", "pod", name(d.pod), "resourceClaim", d.deallocated.Namespace+"/"+d.deallocated.Name, "err", err)
 		}
 	}
 	for _, pod := range d.nominationCleared {
 		if err := patchStatus(ctx, w.kube, pod, map[string]any{"nominatedNodeName": nil}); err != nil && ctx.Err() == nil {
-			w.log.Warn("clearing nominated node failed", "pod", name(pod), "err", err)
+			w.log.Warn("clearing nominated node of pod failed", "pod", name(pod), "err", err)
 		}
 	}
 	if d.nominated == nil || *d.nominated == "" {
@@ -148,7 +148,7 @@ func (w *writers) apply(ctx context.Context, d *decision, recorder events.EventR
 	}
 	err := w.evict(ctx, d, recorder)
 	if err != nil && ctx.Err() == nil {
-		w.log.Warn("evicting preemption victims failed", "pod", name(d.pod), "err", err)
+		w.log.Warn("evicting preemption victims for pod failed", "pod", name(d.pod), "node", *d.nominated, "err", err)
 	}
 	w.inbox.put(message{evicted: d.pod, err: err})
 }
@@ -202,7 +202,7 @@ func (w *writers) place(ctx context.Context, d *decision, recorder events.EventR
 		if err == nil || !e.cfg.Ignorable {
 			return err
 		}
-		w.log.Warn("ignoring failed extender", "extender", e.cfg.URLPrefix, "err", err)
+		w.log.Warn("scheduler extender failed to bind pod, binding without it", "extender", e.cfg.URLPrefix, "pod", name(pod), "node", d.node, "err", err)
 	}
 	w.metrics.binding.Inc()
 	defer w.metrics.binding.Dec()
@@ -222,7 +222,7 @@ func (w *writers) reportBindFailure(ctx context.Context, d *decision, why error,
 	if apierrors.IsNotFound(err) || err == nil && now.UID != d.pod.UID {
 		return
 	}
-	w.log.Warn("binding failed", "pod", name(d.pod), "node", d.node, "err", why)
+	w.log.Warn("binding pod to node failed, the pod will be scheduled again", "pod", name(d.pod), "node", d.node, "err", why)
 	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", note(why.Error()))
 	if err == nil && now.Spec.NodeName == "" {
 		d.pod, d.reason, d.failed = now, why.Error(), true
@@ -256,7 +256,7 @@ func (w *writers) expect(ctx context.Context, d *decision) {
 		return
 	}
 	if err := patchStatus(ctx, w.kube, d.pod, map[string]any{"nominatedNodeName": d.node}); err != nil && ctx.Err() == nil {
-		w.log.Warn("setting nominated node failed", "pod", name(d.pod), "err", err)
+		w.log.Warn("setting nominated node of pod failed", "pod", name(d.pod), "node", d.node, "err", err)
 	}
 }
 

@@ -55,7 +55,7 @@ func (c *Compactor) Run(ctx context.Context) error {
 		next, current, err := c.compact(ctx, round, revision)
 		if err != nil {
 			if ctx.Err() == nil && c.Log != nil {
-				c.Log.Warn("etcd compaction failed", "revision", revision, "err", err)
+				c.Log.Warn("etcd compaction failed, retrying at the next interval", "revision", revision, "err", err)
 			}
 			continue
 		}

@@ -41,7 +41,7 @@ func (c *Collection) replay(ctx context.Context, since int64) error {
 			c.mu.Unlock()
 			return fmt.Errorf("reading past events: %w", waitError(ctx))
 		}
-		c.store.log.Warn("reading past events failed", "path", c.cfg.Path, "err", err)
+		c.store.log.Warn("reading past events from etcd failed, watches from earlier revisions must list again", "path", c.cfg.Path, "err", err)
 		return nil
 	}
 	c.mu.Lock()

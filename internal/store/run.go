@@ -92,7 +92,7 @@ func (s *Store) fillCollection(ctx context.Context, c *Collection) {
 		}
 		if err != nil {
 			if ctx.Err() == nil {
-				s.log.Warn("reading collection failed, retrying", "path", c.cfg.Path, "err", err)
+				s.log.Warn("filling the watch cache of a resource from etcd failed, retrying", "path", c.cfg.Path, "err", err)
 			}
 			retry.wait(ctx)
 		}
@@ -107,14 +107,14 @@ func (s *Store) feed(ctx context.Context, established chan struct{}) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.log.Warn("etcd watch broke", "revision", s.position.get(), "err", err)
+		s.log.Warn("etcd watch of the watch cache failed, watching again", "revision", s.position.get(), "err", err)
 		wentBack := errors.Is(err, errRolledBack)
 		if wentBack {
 			s.compacted.Store(0) // belongs to another history
 		}
 		if wentBack || errors.Is(err, rpctypes.ErrCompacted) {
 			if err := s.relist(ctx, !wentBack); err != nil && ctx.Err() == nil {
-				s.log.Warn("reading all collections again failed", "err", err)
+				s.log.Warn("filling the watch cache of all resources from etcd again failed", "err", err)
 			}
 		}
 		retry.wait(ctx)

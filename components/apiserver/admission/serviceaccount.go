@@ -4,10 +4,10 @@ import (
 	"context"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"hyperkube/internal/api/podrefs"
+	"hyperkube/internal/base/broadcast"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,20 +35,14 @@ type serviceAccounts struct {
 	lister corelisters.ServiceAccountLister
 	kube   kubernetes.Interface
 
-	mu sync.Mutex // guards changed
-	// changed is closed and replaced when a service account is added.
-	changed chan struct{}
+	// added is notified when a service account is added.
+	added broadcast.Broadcast
 }
 
 func newServiceAccount(cfg *Config) (admission.Interface, error) {
 	inf := cfg.Informers.Core().V1().ServiceAccounts()
-	p := &serviceAccounts{operations: onCreateUpdate, lister: inf.Lister(), kube: cfg.Kube, changed: make(chan struct{})}
-	_, err := inf.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(any) {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		close(p.changed)
-		p.changed = make(chan struct{})
-	}})
+	p := &serviceAccounts{operations: onCreateUpdate, lister: inf.Lister(), kube: cfg.Kube}
+	_, err := inf.Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: func(any) { p.added.Send() }})
 	if err != nil {
 		return nil, err
 	}
@@ -220,9 +214,7 @@ func (p *serviceAccounts) account(ctx context.Context, namespace, name string) (
 	}
 	var timeout <-chan time.Time
 	for {
-		p.mu.Lock()
-		changed := p.changed
-		p.mu.Unlock()
+		added := p.added.Next()
 		sa, err := p.kube.CoreV1().ServiceAccounts(namespace).Get(ctx, name, metav1.GetOptions{})
 		if !apierrors.IsNotFound(err) {
 			return sa, err
@@ -237,7 +229,7 @@ func (p *serviceAccounts) account(ctx context.Context, namespace, name string) (
 			timeout = timer.C
 		}
 		select {
-		case <-changed:
+		case <-added:
 		case <-timeout:
 			return nil, err
 		case <-ctx.Done():

@@ -139,7 +139,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 			break
 		}
 		if !errors.Is(err, store.ErrTooOld) {
-			a.cfg.Log.WarnContext(ctx, "watching APIServices failed", "err", err)
+			a.cfg.Log.WarnContext(ctx, "watching APIServices failed, retrying", "err", err)
 		}
 		lifecycle.Pause(ctx, retryDelay)
 	}
@@ -207,7 +207,7 @@ func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 		changed := a.cfg.Registry.Changed()
 		var again <-chan time.Time
 		if err := r.register(ctx); err != nil && ctx.Err() == nil {
-			a.cfg.Log.WarnContext(ctx, "registering APIServices failed", "err", err)
+			a.cfg.Log.WarnContext(ctx, "writing APIServices of the served API groups failed, retrying", "err", err)
 			again = time.After(retryDelay)
 		}
 		select {

@@ -52,7 +52,7 @@ func (b *backend) probe(ctx context.Context) {
 		}
 		wait := probeInterval
 		if err != nil {
-			b.cfg.Log.WarnContext(ctx, "writing APIService status failed", "apiservice", b.name, "err", err)
+			b.cfg.Log.WarnContext(ctx, "updating availability in APIService status failed, retrying", "apiservice", b.name, "err", err)
 		}
 		if err != nil || condition.Reason == reasonFailed {
 			wait = min(probeInterval, probeMinInterval<<min(failures, 10))
@@ -91,7 +91,7 @@ func (b *backend) isSlice(e *store.Entry) bool {
 func (b *backend) follow(ctx context.Context, res *registry.Resource, opts store.WatchOptions, changed chan<- struct{}) {
 	for res != nil && ctx.Err() == nil {
 		if err := b.watch(ctx, res, opts, changed); ctx.Err() == nil && !errors.Is(err, store.ErrTooOld) {
-			b.cfg.Log.WarnContext(ctx, "watching Service of APIService failed", "apiservice", b.name, "err", err)
+			b.cfg.Log.WarnContext(ctx, "watching Service and EndpointSlices of APIService failed, retrying", "apiservice", b.name, "service", b.namespace+"/"+b.service, "err", err)
 			lifecycle.Pause(ctx, retryDelay)
 		}
 	}

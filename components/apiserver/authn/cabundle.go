@@ -85,7 +85,7 @@ func (b *CABundle) Run(ctx context.Context, log *slog.Logger, changed func()) er
 	seen := sha256.Sum256(b.PEM())
 	return configfile.Follow(ctx, b.path, log, func() {
 		if err := b.reload(); err != nil && !errors.Is(err, os.ErrNotExist) {
-			log.ErrorContext(ctx, "reloading CA bundle failed", "file", b.path, "err", err)
+			log.ErrorContext(ctx, "reloading CA bundle failed, keeping the previous bundle", "file", b.path, "err", err)
 		}
 		if now := sha256.Sum256(b.PEM()); now != seen {
 			seen = now

@@ -226,7 +226,7 @@ func (i *issuers) reload(ctx context.Context) (done bool) {
 	data, err := os.ReadFile(i.file)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
-			i.log.ErrorContext(ctx, "reloading authentication configuration failed", "err", err)
+			i.log.ErrorContext(ctx, "reloading authentication configuration failed, keeping the previous configuration", "file", i.file, "err", err)
 		}
 		return true
 	}
@@ -243,13 +243,13 @@ func (i *issuers) reload(ctx context.Context) (done bool) {
 	}
 	if err != nil {
 		i.lastRead = data // an invalid file is not retried
-		i.log.ErrorContext(ctx, "reloading authentication configuration failed", "err", err)
+		i.log.ErrorContext(ctx, "reloading authentication configuration failed, keeping the previous configuration", "file", i.file, "err", err)
 		return true
 	}
 	if err := next.healthy(ctx); err != nil {
 		next.cancel()
 		if ctx.Err() == nil {
-			i.log.ErrorContext(ctx, "reloading authentication configuration failed", "err", err)
+			i.log.ErrorContext(ctx, "issuer of the new authentication configuration is not healthy, keeping the previous configuration and retrying", "file", i.file, "err", err)
 		}
 		return false
 	}

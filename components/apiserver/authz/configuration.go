@@ -182,7 +182,7 @@ func (a *Authorizer) followFile(ctx context.Context) error {
 		data, err := os.ReadFile(a.cfg.ConfigFile)
 		if err != nil {
 			if !errors.Is(err, os.ErrNotExist) {
-				log.ErrorContext(ctx, "reloading authorization configuration failed", "err", err)
+				log.ErrorContext(ctx, "reloading authorization configuration failed, keeping the previous configuration", "file", a.cfg.ConfigFile, "err", err)
 			}
 			return
 		}
@@ -196,7 +196,7 @@ func (a *Authorizer) followFile(ctx context.Context) error {
 			chain, err = a.build(cfg)
 		}
 		if err != nil {
-			log.ErrorContext(ctx, "reloading authorization configuration failed", "err", err)
+			log.ErrorContext(ctx, "reloading authorization configuration failed, keeping the previous configuration", "file", a.cfg.ConfigFile, "err", err)
 			return
 		}
 		a.chain.Store(&chain)

@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/internal/base/broadcast"
 )
 
 // graph records the objects to which the pods of each node refer.
@@ -20,8 +22,8 @@ type graph struct {
 	pods map[types.NamespacedName]*podEntry
 	// nodes counts, for each node, the pods that refer to an object.
 	nodes map[string]map[ref]int
-	// changed is closed and replaced when a node gains a reference.
-	changed chan struct{}
+	// changed is notified when a node gains a reference.
+	changed broadcast.Broadcast
 	// filled is closed once all pods have been added, if no informer is used.
 	filled chan struct{}
 }
@@ -40,10 +42,9 @@ type podEntry struct {
 
 func newGraph() *graph {
 	return &graph{
-		pods:    map[types.NamespacedName]*podEntry{},
-		nodes:   map[string]map[ref]int{},
-		changed: make(chan struct{}),
-		filled:  make(chan struct{}),
+		pods:   map[types.NamespacedName]*podEntry{},
+		nodes:  map[string]map[ref]int{},
+		filled: make(chan struct{}),
 	}
 }
 
@@ -101,8 +102,7 @@ func (g *graph) set(pod *corev1.Pod) {
 	for _, r := range entry.refs {
 		counts[r]++
 	}
-	close(g.changed)
-	g.changed = make(chan struct{})
+	g.changed.Send()
 }
 
 // intern returns an interned copy of s.
@@ -154,11 +154,13 @@ func (g *graph) has(ctx context.Context, node string, r ref, patience time.Durat
 	var timeout <-chan time.Time
 	for {
 		g.mu.RLock()
-		found, changed := g.hasLocked(node, r), g.changed
-		g.mu.RUnlock()
+		found := g.hasLocked(node, r)
 		if found || patience == 0 {
+			g.mu.RUnlock()
 			return found
 		}
+		changed := g.changed.Next()
+		g.mu.RUnlock()
 		if timeout == nil {
 			timer := time.NewTimer(patience)
 			defer timer.Stop()

@@ -186,7 +186,7 @@ func missing(ctx context.Context, res *registry.Resource, w desiredObjects, log 
 		existing, err := e.Object()
 		if err != nil {
 			// Do not fail: the server must run so that an operator can delete the object.
-			log.ErrorContext(ctx, "decoding initial cluster object failed", "resource", res.Plural, "key", key, "err", err)
+			log.ErrorContext(ctx, "decoding initial cluster object failed, leaving it unchanged", "resource", res.Plural, "key", key, "err", err)
 			continue
 		}
 		if repaired := w.reconcile(existing.(api.Object), obj); repaired != nil {

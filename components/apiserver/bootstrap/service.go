@@ -120,7 +120,7 @@ func (k *ServiceReconciler) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
-		k.log.Warn("reconciling Service kubernetes failed", "err", err)
+		k.log.Warn("reconciling Service default/kubernetes failed, retrying", "err", err)
 		lifecycle.Pause(ctx, retryDelay)
 	}
 	return nil
@@ -200,7 +200,7 @@ func (k *ServiceReconciler) ensure(ctx context.Context, res *registry.Resource, 
 			stored, err := e.Object()
 			if errors.Is(err, store.ErrCorrupt) {
 				// It is written again after an operator has deleted it.
-				k.log.ErrorContext(ctx, "decoding object of Service kubernetes failed", "resource", res.Plural, "err", err)
+				k.log.ErrorContext(ctx, "decoding object of Service default/kubernetes failed: delete the object, it will be written again", "resource", res.Plural, "key", key, "err", err)
 				return nil
 			}
 			if err != nil {

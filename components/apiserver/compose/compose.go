@@ -268,7 +268,7 @@ func (c *Config) discovery() map[string]http.Handler {
 	}
 	docs, err := tokens.NewDiscovery(c.Issuers[0], uri, c.Keys)
 	if err != nil {
-		c.Log.Warn("OpenID discovery of service account issuer disabled", "err", err)
+		c.Log.Warn("OpenID discovery of service account issuer disabled", "issuer", c.Issuers[0], "err", err)
 		return map[string]http.Handler{}
 	}
 	return map[string]http.Handler{

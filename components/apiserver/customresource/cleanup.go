@@ -104,7 +104,7 @@ func (s *Server) startCleanup(ctx context.Context, d *crd) {
 			if err == nil || ctx.Err() != nil {
 				return
 			}
-			s.cfg.Log.Error("deleting custom resource instances failed", "crd", d.Name, "err", err)
+			s.cfg.Log.Error("deleting custom resources of a deleted CustomResourceDefinition failed, retrying", "crd", d.Name, "err", err)
 			s.setTerminating(ctx, d, apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", err))
 			lifecycle.Pause(ctx, time.Second)
 		}
@@ -121,7 +121,7 @@ func (s *Server) setTerminating(ctx context.Context, d *crd, status apiextension
 		return true
 	})
 	if err != nil && ctx.Err() == nil {
-		s.cfg.Log.Error("writing custom resource definition status failed", "crd", d.Name, "err", err)
+		s.cfg.Log.Error("writing Terminating condition of CustomResourceDefinition failed", "crd", d.Name, "err", err)
 	}
 }
 

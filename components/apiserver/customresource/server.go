@@ -148,7 +148,7 @@ func (s *Server) follow(ctx context.Context) error {
 func (s *Server) read(e *store.Entry) *crd {
 	obj, err := s.definitions.Read(e)
 	if err != nil {
-		s.cfg.Log.Error("decoding custom resource definition failed", "key", e.Key(), "err", err)
+		s.cfg.Log.Error("decoding CustomResourceDefinition failed, ignoring it", "key", e.Key(), "err", err)
 		return nil
 	}
 	d, ok := obj.(*crd)
@@ -211,7 +211,7 @@ func (s *Server) sync(ctx context.Context, name string) {
 		})
 		if err != nil {
 			if ctx.Err() == nil {
-				s.cfg.Log.Error("writing custom resource definition status failed", "crd", name, "err", err)
+				s.cfg.Log.Error("writing CustomResourceDefinition status failed", "crd", name, "err", err)
 			}
 			return
 		}
@@ -249,7 +249,7 @@ func (s *Server) serveAs(d *crd, early bool) {
 	} else {
 		var err error
 		if now.definition, err = newDefinition(d, s.webhooks.converter); err != nil {
-			s.cfg.Log.Error("serving custom resource failed", "crd", d.Name, "err", err)
+			s.cfg.Log.Error("custom resource of CustomResourceDefinition cannot be served", "crd", d.Name, "err", err)
 			return
 		}
 	}

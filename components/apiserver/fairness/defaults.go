@@ -56,7 +56,7 @@ func (k *DefaultsReconciler) Run(ctx context.Context) error {
 		case <-retry.C:
 		}
 		if err := k.Reconcile(ctx); err != nil && !errors.Is(err, context.Canceled) {
-			k.Log.WarnContext(ctx, "reconciling default flow control configuration failed", "err", err)
+			k.Log.WarnContext(ctx, "reconciling default FlowSchemas and PriorityLevelConfigurations failed, retrying", "err", err)
 			retry.Reset(retryInterval)
 		}
 	}

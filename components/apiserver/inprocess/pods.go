@@ -69,7 +69,7 @@ func (p *Pods) ListPods(ctx context.Context, namespace string) ([]*corev1.Pod, e
 func (p *Pods) read(e *store.Entry) *corev1.Pod {
 	obj, err := p.resource.Peek(e)
 	if err != nil {
-		p.log.Error("decoding pod failed", "key", e.Key(), "err", err)
+		p.log.Error("decoding pod failed, ignoring it", "pod", e.Key(), "err", err)
 		return nil
 	}
 	pod, _ := obj.(*corev1.Pod)

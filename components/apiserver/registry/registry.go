@@ -23,6 +23,7 @@ import (
 
 	"hyperkube/components/apiserver/wire"
 	"hyperkube/internal/api"
+	"hyperkube/internal/base/broadcast"
 	"hyperkube/internal/store"
 )
 
@@ -49,7 +50,8 @@ type Registry struct {
 	mu    sync.Mutex // serializes writers of table
 	table atomic.Pointer[table]
 	// change notifies of new tables.
-	change change
+	// changed is notified when another table is published.
+	changed broadcast.Broadcast
 }
 
 // table is immutable once it is published.

@@ -63,7 +63,7 @@ func (h *Handler) Error(w http.ResponseWriter, req *http.Request, err error) {
 		format = negotiate.Format{Pretty: true} // readable for users
 	}
 	if err := h.SendObject(w, req, format, int(status.Code), status); err != nil {
-		h.cfg.Log.DebugContext(req.Context(), "sending status failed", "err", err)
+		h.cfg.Log.DebugContext(req.Context(), "sending error response failed", "method", req.Method, "path", req.URL.Path, "err", err)
 	}
 }
 

@@ -319,7 +319,7 @@ func (w *eventWriter) entry(event watch.EventType, e *store.Entry, gone int64) {
 	}
 	before := len(w.buf)
 	if err := w.append(event, e, gone); err != nil {
-		w.cfg.Log.ErrorContext(w.ctx, "encoding watch event failed", "resource", w.res.GVR(), "key", e.Key(), "err", err)
+		w.cfg.Log.ErrorContext(w.ctx, "encoding watch event failed, ending the watch with an error", "resource", w.res.GVR(), "key", e.Key(), "err", err)
 		w.status(corruptEvent(err, gone != 0))
 		w.failed = true
 	} else {

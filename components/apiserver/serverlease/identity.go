@@ -77,19 +77,24 @@ func (k *LeaseManager) Run(ctx context.Context) error {
 	renew, clean := time.NewTicker(renewInterval), time.NewTicker(cleanupInterval)
 	defer renew.Stop()
 	defer clean.Stop()
-	report := func(err error) {
-		if err != nil && ctx.Err() == nil {
-			k.cfg.Log.Warn("renewing API server lease failed", "lease", k.name, "err", err)
+	renewLease := func() {
+		if err := k.renew(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			k.cfg.Log.Warn("renewing lease of this API server failed, will retry", "lease", k.name, "err", err)
 		}
 	}
-	report(k.renew(ctx, time.Now()))
-	report(k.clean(ctx, time.Now()))
+	cleanLeases := func() {
+		if err := k.clean(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			k.cfg.Log.Warn("deleting expired leases of other API servers failed, will retry", "err", err)
+		}
+	}
+	renewLease()
+	cleanLeases()
 	for {
 		select {
 		case <-renew.C:
-			report(k.renew(ctx, time.Now()))
+			renewLease()
 		case <-clean.C:
-			report(k.clean(ctx, time.Now()))
+			cleanLeases()
 		case <-ctx.Done():
 			return nil
 		}

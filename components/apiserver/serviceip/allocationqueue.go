@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"hyperkube/internal/base/broadcast"
 )
 
 // allocationQueue serializes port allocations that are based on the same stored version. Only one allocation
@@ -16,8 +18,8 @@ type allocationQueue struct {
 	// chosen is the revision on which the current allocation is based, valid until deadline.
 	chosen   int64
 	deadline time.Time
-	// changed is closed when the watch has seen a new version.
-	changed chan struct{}
+	// changed is notified when the watch has seen a new version.
+	changed broadcast.Broadcast
 }
 
 // commitTimeout is how long other allocations wait for the commit. It is longer than a transaction takes
@@ -25,7 +27,7 @@ type allocationQueue struct {
 const commitTimeout = 50 * time.Millisecond
 
 func newAllocationQueue() *allocationQueue {
-	return &allocationQueue{chosen: -1, changed: make(chan struct{})}
+	return &allocationQueue{chosen: -1}
 }
 
 // wait waits until no other allocation is based on the revision that current returns, which is that
@@ -39,7 +41,7 @@ func (t *allocationQueue) wait(ctx context.Context, current func() int64) (int64
 			t.mu.Unlock()
 			return revision, nil
 		}
-		changed, wait := t.changed, t.deadline.Sub(now)
+		changed, wait := t.changed.Next(), t.deadline.Sub(now)
 		t.mu.Unlock()
 		timer := time.NewTimer(wait)
 		select {
@@ -67,6 +69,5 @@ func (t *allocationQueue) release(revision int64) {
 func (t *allocationQueue) notify() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	close(t.changed)
-	t.changed = make(chan struct{})
+	t.changed.Send()
 }

@@ -24,7 +24,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 	// repair, and the repair restores those deleted before.
 	repair := func() {
 		if err := a.Repair(ctx); err != nil && ctx.Err() == nil {
-			a.log.Error("repairing Service addresses and ports failed", "err", err)
+			a.log.Error("repairing IPAddresses and node port allocations of Services failed", "err", err)
 		}
 	}
 	a.watch(ctx, a.cfg.IPAddresses, repair, func(ev store.Event) {
@@ -46,7 +46,7 @@ func (a *Allocator) watch(ctx context.Context, c *store.Collection, begun func()
 		if ctx.Err() != nil {
 			return
 		}
-		a.log.Debug("watch failed", "err", err)
+		a.log.Debug("watching allocations of Service addresses or node ports failed, retrying", "err", err)
 		lifecycle.Pause(ctx, retryDelay)
 	}
 }
@@ -90,7 +90,7 @@ func (a *Allocator) restore(ctx context.Context, gone *store.Entry) {
 		return
 	}
 	if err := a.restoreAll(ctx, svc.(*corev1.Service)); err != nil && ctx.Err() == nil {
-		a.log.Error("restoring Service address failed", "service", e.Key(), "address", ip.Name, "err", err)
+		a.log.Error("restoring deleted IPAddress of Service failed", "service", e.Key(), "address", ip.Name, "err", err)
 	}
 }
 
@@ -140,7 +140,7 @@ func (a *Allocator) repairAddresses(ctx context.Context) error {
 		}
 		switch _, _, err := a.cfg.Store.Commit(ctx, a.cfg.IPAddresses.Delete(e)); {
 		case err == nil:
-			a.log.Warn("orphaned Service address released", "address", ip.Name)
+			a.log.Warn("IPAddress deleted because no Service uses it", "address", ip.Name)
 		case errors.Is(err, store.ErrConflict), errors.Is(err, store.ErrNotFound):
 		default:
 			return err
@@ -159,7 +159,7 @@ func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 	for _, ip := range addressesOf(svc) {
 		addr, err := parse(ip)
 		if err != nil {
-			a.log.Error("Service has an invalid address", "service", svc.Namespace+"/"+svc.Name, "address", ip)
+			a.log.Error("Service has an invalid cluster IP, ignoring it", "service", svc.Namespace+"/"+svc.Name, "address", ip, "err", err)
 			continue
 		}
 		e, err := a.cfg.IPAddresses.Get(ctx, addr.String(), 0)
@@ -169,7 +169,7 @@ func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 				return err
 			}
 			if !allocatedTo(obj.(*networkingv1.IPAddress), svc) {
-				a.log.Error("address is allocated to another object", "service", svc.Namespace+"/"+svc.Name, "address", ip)
+				a.log.Error("cluster IP of Service is allocated to another object: recreate the Service", "service", svc.Namespace+"/"+svc.Name, "address", ip)
 			}
 			continue
 		}
@@ -178,7 +178,7 @@ func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 		}
 		switch _, _, err := a.cfg.Store.Commit(ctx, a.createOp(addr, svc)); {
 		case err == nil:
-			a.log.Warn("missing Service address allocated", "service", svc.Namespace+"/"+svc.Name, "address", ip)
+			a.log.Warn("missing IPAddress of Service created", "service", svc.Namespace+"/"+svc.Name, "address", ip)
 		case errors.Is(err, store.ErrExists):
 		default:
 			return err
@@ -207,7 +207,7 @@ func (a *Allocator) repairPorts(ctx context.Context) error {
 			}
 			for _, p := range list {
 				if !a.cfg.NodePorts.Contains(int(p)) {
-					a.log.Error("Service has a node port outside of the range", "service", svc.Namespace+"/"+svc.Name,
+					a.log.Error("Service has a node port outside of the range: recreate the Service", "service", svc.Namespace+"/"+svc.Name,
 						"port", p, "range", a.cfg.NodePorts.String())
 					continue
 				}
@@ -224,7 +224,7 @@ func (a *Allocator) repairPorts(ctx context.Context) error {
 		_, _, err = a.cfg.Store.Commit(ctx, op)
 		if err == nil {
 			if entry != nil {
-				a.log.Warn("node port allocation repaired")
+				a.log.Warn("node port allocations repaired, they differed from the ports of the Services")
 			}
 			return nil
 		}

@@ -64,7 +64,7 @@ func (k *ConfigMapReconciler) Run(ctx context.Context) error {
 			break
 		}
 		if !errors.Is(err, store.ErrTooOld) {
-			k.cfg.Log.WarnContext(ctx, "updating token tracking ConfigMap failed", "err", err)
+			k.cfg.Log.WarnContext(ctx, "updating ConfigMap with the start of token usage tracking failed, retrying", "err", err)
 		}
 		lifecycle.Pause(ctx, retryDelay)
 	}

@@ -225,7 +225,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(ds.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "invalid selector", "key", k, "err", err)
+		c.env.Log.ErrorContext(ctx, "DaemonSet has an invalid selector, ignoring it", "daemonset", k, "err", err)
 		return nil
 	}
 	h, err := c.history(ctx, ds, selector)

@@ -147,7 +147,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "invalid selector", "key", key, "err", err)
+		c.env.Log.ErrorContext(ctx, "Deployment has an invalid selector, ignoring it", "deployment", key, "err", err)
 		return nil
 	}
 	owned, err := c.claim(ctx, d, selector)

@@ -190,7 +190,7 @@ func (c *Collector) waitSettled(ctx context.Context) error {
 func (c *Collector) updateMonitors(ctx context.Context) {
 	found, err := discoverAll(c.cfg.Discovery)
 	if err != nil {
-		c.env.Log.WarnContext(ctx, "some served resources could not be discovered", "err", err)
+		c.env.Log.WarnContext(ctx, "discovery of some served resources failed, garbage collection keeps their previous list", "err", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -218,7 +218,7 @@ func (c *Collector) updateMonitors(ctx context.Context) {
 		}
 		m, err := c.watch(ctx, gvr, kind)
 		if err != nil {
-			c.env.Log.WarnContext(ctx, "resource cannot be watched", "resource", gvr, "err", err)
+			c.env.Log.WarnContext(ctx, "watching resource for garbage collection failed, its objects are not collected", "resource", gvr, "err", err)
 			continue
 		}
 		c.monitors[gvr] = m
@@ -253,7 +253,7 @@ func (c *Collector) waitForSync(ctx context.Context) {
 			select {
 			case <-check.Done():
 			case <-timeout.C:
-				c.env.Log.WarnContext(ctx, "garbage collection starts although some resources could not be listed", "missing", check.Name())
+				c.env.Log.WarnContext(ctx, "garbage collection starts although a resource could not be listed in time", "resource", check.Name())
 				return
 			case <-ctx.Done():
 				return

@@ -230,7 +230,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(rs.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "invalid selector", "key", k, "err", err)
+		c.env.Log.ErrorContext(ctx, "object has an invalid selector, ignoring it", "controller", c.flavor.Name, "key", k, "err", err)
 		return nil
 	}
 	// Check the expectations before reading the pods: events in between only make the pods newer.

@@ -133,7 +133,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	set := shared.DeepCopy()
 	selector, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "invalid selector", "key", key, "err", err)
+		c.env.Log.ErrorContext(ctx, "StatefulSet has an invalid selector, ignoring it", "statefulset", key, "err", err)
 		return nil
 	}
 	candidates, err := control.Owned[*corev1.Pod](c.podIndex, set, true)

@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
-	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/backoff"
 	"hyperkube/internal/host/layout"
 )
 
@@ -138,7 +138,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 			if !ok {
 				return nil
 			}
-			w.Log.Warn("watching plugin sockets failed", "err", err)
+			w.Log.Warn("watch of the plugin directory reported an error, listing its sockets again", "directory", w.Dir, "err", err)
 			f.rescan(ctx)
 		case ev, ok := <-notify.Events:
 			if !ok {
@@ -163,7 +163,7 @@ func (f *watchState) event(ctx context.Context, ev fsnotify.Event) {
 	case !within(f.w.Dir, ev.Name):
 	case ev.Has(fsnotify.Create):
 		if err := f.walk(ctx, ev.Name); err != nil {
-			f.w.Log.Warn("watching plugin sockets failed", "err", err)
+			f.w.Log.Warn("watching new entry of the plugin directory failed, its plugins are not registered", "path", ev.Name, "err", err)
 		}
 	case ev.Has(fsnotify.Remove) || ev.Has(fsnotify.Rename):
 		// Moving a directory away removes all sockets in it.
@@ -175,7 +175,7 @@ func (f *watchState) event(ctx context.Context, ev fsnotify.Event) {
 func (f *watchState) rescan(ctx context.Context) {
 	f.removeSockets(notExist)
 	if err := f.walk(ctx, f.w.Dir); err != nil {
-		f.w.Log.Warn("listing plugin sockets failed", "err", err)
+		f.w.Log.Warn("listing plugin sockets failed", "directory", f.w.Dir, "err", err)
 	}
 }
 
@@ -250,14 +250,14 @@ func notExist(path string) bool {
 // handleSocket registers the plugin at a socket with retries, and deregisters it when own is done before
 // ctx.
 func (w *Watcher) handleSocket(ctx, own context.Context, path string) {
-	pause := minRetryBackoff
+	retry := backoff.Backoff{First: minRetryBackoff, Max: maxRetryBackoff}
 	for {
 		plugin, handler, err := w.register(ctx, own, path)
 		if err == nil {
 			w.setRegistered(path, true)
 			<-own.Done()
 			if ctx.Err() == nil {
-				w.Log.Info("plugin removed", "plugin", plugin.Name, "socket", path)
+				w.Log.Info("plugin deregistered because its socket was removed", "plugin", plugin.Name, "socket", path)
 				handler.Deregister(plugin)
 			}
 			return
@@ -266,10 +266,9 @@ func (w *Watcher) handleSocket(ctx, own context.Context, path string) {
 			return
 		}
 		w.Log.Info("plugin registration failed, will retry", "socket", path, "err", err)
-		if !lifecycle.Pause(own, pause) {
+		if !retry.Pause(own) {
 			return
 		}
-		pause = min(2*pause, maxRetryBackoff)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"hyperkube/components/kubelet/resources/dra"
-	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/backoff"
 )
 
 // Bounds of the back-off for unpreparing claims of pods that were deleted while the kubelet was not
@@ -32,13 +32,14 @@ func (m *Manager) ReconcileClaims(ctx context.Context) {
 			return true
 		}
 	}
-	for pause := minReconcileBackoff; ; pause = min(2*pause, maxReconcileBackoff) {
+	retry := backoff.Backoff{First: minReconcileBackoff, Max: maxReconcileBackoff}
+	for {
 		err := m.claims.Reconcile(ctx, exists)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		m.log.Warn("unpreparing claims of deleted pods failed, will retry", "err", err)
-		if !lifecycle.Pause(ctx, pause) {
+		m.log.Warn("unpreparing ResourceClaims of deleted pods failed, will retry", "err", err)
+		if !retry.Pause(ctx) {
 			return
 		}
 	}

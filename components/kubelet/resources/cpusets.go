@@ -14,7 +14,7 @@ import (
 	"k8s.io/utils/cpuset"
 
 	"hyperkube/components/kubelet/cri"
-	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/backoff"
 )
 
 // ContainerUpdater is the part of the CRI client that changes the CPUs of containers.
@@ -51,8 +51,9 @@ func (s *cpuSetUpdater) Run(ctx context.Context) error {
 			return nil
 		case <-s.retry:
 		}
-		for pause := minUpdateBackoff; ; pause = min(2*pause, maxUpdateBackoff) {
-			if !lifecycle.Pause(ctx, pause) {
+		again := backoff.Backoff{First: minUpdateBackoff, Max: maxUpdateBackoff}
+		for {
+			if !again.Pause(ctx) {
 				return nil
 			}
 			if s.tryUpdateAll(ctx) == nil {
@@ -110,7 +111,7 @@ func (s *cpuSetUpdater) containerStarted(ctx context.Context, pod *v1.Pod, conta
 		return
 	}
 	if err := s.update(ctx, id, set); err != nil {
-		s.log.Warn("updating CPU set of container failed, will retry", "err", err)
+		s.log.Warn("updating CPU set of container failed, will retry", "pod", pod.Namespace+"/"+pod.Name, "container", container, "containerID", id, "err", err)
 		s.requestRetry()
 	}
 }

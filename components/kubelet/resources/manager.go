@@ -335,11 +335,11 @@ func (m *Manager) DeviceHealth(pod *v1.Pod, container string) []v1.ResourceStatu
 // PodTerminated frees what was allocated to a pod. It may be called again.
 func (m *Manager) PodTerminated(uid types.UID) {
 	if err := m.devices.Release(uid); err != nil {
-		m.log.Warn("releasing device plugin devices of pod failed", "uid", uid, "err", err)
+		m.log.Warn("releasing devices of terminated pod failed", "podUID", uid, "err", err)
 	}
 	if m.memory != nil {
 		if err := m.memory.Release(uid); err != nil {
-			m.log.Warn("releasing memory of pod failed", "err", err)
+			m.log.Warn("releasing memory of terminated pod failed", "podUID", uid, "err", err)
 		}
 	}
 	if m.cpus == nil {
@@ -347,7 +347,7 @@ func (m *Manager) PodTerminated(uid types.UID) {
 	}
 	changed, err := m.cpus.Release(uid)
 	if err != nil {
-		m.log.Warn("releasing CPUs of pod failed", "err", err)
+		m.log.Warn("releasing CPUs of terminated pod failed", "podUID", uid, "err", err)
 	}
 	if changed {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

@@ -76,6 +76,6 @@ func (p *Provider) Flush(log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
 	defer cancel()
 	if err := p.provider.Shutdown(ctx); err != nil {
-		log.Debug("flushing traces failed", "err", err)
+		log.Debug("exporting remaining traces at shutdown failed", "err", err)
 	}
 }

@@ -79,7 +79,7 @@ func (k *Reconciler) Run(ctx context.Context) error {
 	if err := netlink.RouteSubscribeWithOptions(updates, done, netlink.RouteSubscribeOptions{
 		ErrorCallback: func(err error) {
 			if ctx.Err() == nil {
-				k.cfg.Log.Warn("watching the node's service routes failed", "err", err)
+				k.cfg.Log.Warn("watch of host routes reported an error, deleted service routes may only be restored at the next ServiceCIDR change", "err", err)
 			}
 		},
 	}); err != nil {
@@ -106,7 +106,7 @@ func (k *Reconciler) Run(ctx context.Context) error {
 			}
 		}
 		if err := k.ensure(k.ranges()); err != nil {
-			k.cfg.Log.Warn("cannot add routes to service addresses", "err", err)
+			k.cfg.Log.Warn("adding routes to service addresses failed, retrying at the next route or ServiceCIDR change", "err", err)
 		}
 	}
 }
@@ -184,7 +184,7 @@ func (k *Reconciler) ensureOne(bridge netlink.Link, prefix netip.Prefix) error {
 	if err := netlink.RouteReplace(route); err != nil {
 		return err
 	}
-	k.cfg.Log.Info("added route to service CIDR through the pods' bridge", "range", prefix, "link", k.cfg.Bridge)
+	k.cfg.Log.Info("route to service CIDR through the pods' bridge added", "cidr", prefix, "link", k.cfg.Bridge)
 	return nil
 }
 

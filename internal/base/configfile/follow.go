@@ -54,7 +54,7 @@ func FollowRetrying(ctx context.Context, path string, log *slog.Logger, look fun
 		case <-ctx.Done():
 			return nil
 		case err := <-watcher.Errors:
-			log.ErrorContext(ctx, "file watch failed", "file", path, "err", err)
+			log.ErrorContext(ctx, "watch of file reported an error, reading the file again", "file", path, "err", err)
 		case <-watcher.Events:
 		case <-again.C:
 		}

@@ -132,7 +132,7 @@ func release(ctx context.Context, e Election, lock resourcelock.Interface) {
 		})
 	})
 	if err != nil {
-		slog.WarnContext(ctx, "releasing lease failed", "lease", lock.Describe(), "err", err)
+		slog.WarnContext(ctx, "releasing leader election lease failed, other candidates wait until it expires", "lease", lock.Describe(), "err", err)
 	}
 }
 

@@ -149,7 +149,7 @@ func (t *Transformers) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 		case err != nil:
 			metrics.RecordEncryptionConfigAutomaticReloadFailure(t.cfg.ServerID)
-			t.cfg.Log.ErrorContext(ctx, "encryption configuration reload failed, keeping the current configuration", "file", t.cfg.Path, "err", err)
+			t.cfg.Log.ErrorContext(ctx, "reloading encryption configuration failed, keeping the current configuration and retrying", "file", t.cfg.Path, "err", err)
 			return false
 		case changed:
 			metrics.RecordEncryptionConfigAutomaticReloadSuccess(t.cfg.ServerID, t.current.Load().EncryptionFileContentHash)

@@ -175,7 +175,7 @@ func (u *Usage) labelLastUsed(ctx context.Context, s *corev1.Secret) {
 		return
 	}
 	if err := u.label(ctx, s, now); err != nil {
-		u.log.ErrorContext(ctx, "labeling Secret with the last use of its token failed", "namespace", s.Namespace, "secret", s.Name, "err", err)
+		u.log.ErrorContext(ctx, "labeling Secret with the last use of its token failed, retrying at the next use", "namespace", s.Namespace, "secret", s.Name, "err", err)
 	}
 }
 

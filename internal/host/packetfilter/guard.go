@@ -100,7 +100,7 @@ func (g *Guard) Run(ctx context.Context, suspect chan<- struct{}) {
 		err = g.Listen()
 	}
 	if socket := g.socket; err != nil {
-		g.log.Warn("kernel does not report rule changes, checking rules periodically", "err", err)
+		g.log.Warn("kernel does not report iptables rule changes, checking the rules periodically", "err", err)
 	} else {
 		var reading sync.WaitGroup
 		defer reading.Wait()

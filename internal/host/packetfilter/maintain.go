@@ -36,10 +36,10 @@ func (w *Writer) Maintain(ctx context.Context, restore func(context.Context) (lo
 		}
 		lost, err := restore(ctx)
 		if err != nil && ctx.Err() == nil {
-			w.log.Warn("restoring removed rules failed, retrying", "owner", w.cfg.Owner, "err", err)
+			w.log.Warn("restoring removed iptables rules failed, retrying", "owner", w.cfg.Owner, "err", err)
 			timer.Reset(restoreRetry)
 		} else if lost {
-			w.log.Info("restored rules removed by another program", "owner", w.cfg.Owner)
+			w.log.Info("iptables rules restored after another program removed them", "owner", w.cfg.Owner)
 		}
 	}
 }

@@ -122,7 +122,7 @@ func (n *Network) forgetFlows(rules []portRule) {
 			continue
 		}
 		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, filter); err != nil {
-			n.log.Warn("deleting conntrack entries of old UDP flows to host port failed", "port", r.HostPort, "err", err)
+			n.log.Warn("deleting conntrack entries of old UDP flows to host port failed, their packets may not reach the pod", "hostPort", r.HostPort, "podIP", r.pod, "err", err)
 		}
 	}
 }

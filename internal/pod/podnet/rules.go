@@ -162,7 +162,7 @@ func (n *Network) setupSysctls() error {
 			// In some kernels br_netfilter is a module.
 			_ = exec.Command("modprobe", "br_netfilter").Run()
 			if err := n.sysctl(name, value); err != nil {
-				n.log.Warn("kernel has no br_netfilter, Services do not work between pods on the same node", "sysctl", name)
+				n.log.Warn("kernel has no br_netfilter, Services do not work between pods on the same node", "sysctl", name, "err", err)
 			}
 		default:
 			return fmt.Errorf("setting sysctl %s: %w", strings.ReplaceAll(name, "/", "."), err)

@@ -146,7 +146,7 @@ func (c *conn) serve() {
 	defer c.close()
 	_ = c.tls.SetDeadline(time.Time{}) // clears the deadline that net/http sets for the handshake
 	if err := c.preface(); err != nil {
-		c.debug("no HTTP/2 preface", err)
+		c.debug("HTTP/2 client preface is missing or invalid, connection closed", err)
 		return
 	}
 	c.mu.Lock()
@@ -169,7 +169,7 @@ func (c *conn) serve() {
 			continue
 		}
 		if stream, ok := errors.AsType[http2.StreamError](err); ok {
-			c.debug("stream error", err)
+			c.debug("HTTP/2 stream error", err)
 			if err = c.refuse(stream); err == nil {
 				continue
 			}
@@ -179,15 +179,15 @@ func (c *conn) serve() {
 			err = http2.ConnectionError(http2.ErrCodeFrameSize)
 		}
 		if broken, ok := errors.AsType[http2.ConnectionError](err); ok {
-			c.debug("connection error", err)
+			c.debug("HTTP/2 connection error, connection closed", err)
 			c.closeWithError(http2.ErrCode(broken))
 		}
 		return
 	}
 }
 
-func (c *conn) debug(what string, err error) {
-	c.server.cfg.Log.Debug("HTTP/2: "+what, "client", c.remote, "err", err)
+func (c *conn) debug(message string, err error) {
+	c.server.cfg.Log.Debug(message, "client", c.remote, "err", err)
 }
 
 // preface reads and checks the client preface.

@@ -218,7 +218,7 @@ func (st *stream) serve() {
 	defer func() {
 		if panicked {
 			if v := recover(); v != nil && v != http.ErrAbortHandler { //nolint:errorlint // what panics is compared as it is
-				st.c.server.cfg.Log.Error("HTTP/2: handler panicked", "client", st.c.remote, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+				st.c.server.cfg.Log.Error("HTTP/2 request handler panicked", "method", st.request.Method, "path", st.request.URL.Path, "client", st.c.remote, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			}
 		}
 		st.finish(panicked)

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
-	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/backoff"
 	"hyperkube/internal/serving/componentmetrics"
 )
 
@@ -192,15 +192,16 @@ func (l *Loop) runPrepare(ctx context.Context) bool {
 	if l.prepare == nil {
 		return true
 	}
-	for wait := initialBackoff; ; wait = min(2*wait, maxPrepareBackoff) {
+	retry := backoff.Backoff{First: initialBackoff, Max: maxPrepareBackoff}
+	for {
 		err := l.prepare(ctx)
 		if err == nil {
 			return true
 		}
 		if ctx.Err() == nil {
-			l.log.WarnContext(ctx, "preparation failed, retrying", "err", err)
+			l.log.WarnContext(ctx, "preparing controller before its first sync failed, retrying", "err", err)
 		}
-		if !lifecycle.Pause(ctx, wait) {
+		if !retry.Pause(ctx) {
 			return false
 		}
 	}
@@ -222,12 +223,12 @@ func (l *Loop) next(ctx context.Context, w *componentmetrics.Worker) bool {
 	case ctx.Err() != nil:
 	case errors.Is(err, ErrNoRetry):
 		l.queue.Forget(key)
-		l.log.WarnContext(ctx, "sync failed", "key", key, "err", err)
+		l.log.WarnContext(ctx, "syncing object failed, not retrying", "key", key, "err", err)
 	default:
 		if apierrors.IsConflict(err) || errors.Is(err, ErrStale) {
-			l.log.DebugContext(ctx, "informer cache out of date, retrying", "key", key, "err", err)
+			l.log.DebugContext(ctx, "syncing object failed because the informer cache is out of date, retrying", "key", key, "err", err)
 		} else {
-			l.log.WarnContext(ctx, "sync failed, retrying", "key", key, "err", err)
+			l.log.WarnContext(ctx, "syncing object failed, retrying", "key", key, "err", err)
 		}
 		l.queue.AddRateLimited(key)
 	}

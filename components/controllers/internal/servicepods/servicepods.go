@@ -20,7 +20,7 @@ func Watch(loop *control.Loop, env control.Env) error {
 		}
 		keys, err := sliceutil.GetServicesToUpdate(services, change)
 		if err != nil {
-			env.Log.Error("listing services of pod failed", "err", err)
+			env.Log.Error("listing Services that select a changed pod failed, their endpoints are not updated", "namespace", change.Namespace, "podLabels", change.Labels, "err", err)
 			return
 		}
 		for key := range keys {

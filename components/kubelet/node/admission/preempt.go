@@ -137,7 +137,7 @@ func (a *Admitter) preempt(ctx context.Context, pod *v1.Pod, others []*v1.Pod, m
 		case <-ctx.Done():
 		case <-a.cfg.Pods.Cleaned(v.UID):
 		case <-timer.C:
-			a.cfg.Log.Warn("preemption victim did not terminate in time", "pod", v.Namespace+"/"+v.Name)
+			a.cfg.Log.Warn("preemption victim did not terminate in time, starting the critical pod anyway", "pod", v.Namespace+"/"+v.Name, "preemptor", pod.Namespace+"/"+pod.Name)
 		}
 		timer.Stop()
 	}

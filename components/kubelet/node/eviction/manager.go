@@ -139,7 +139,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			m.cfg.Log.Warn("eviction check failed", "err", err)
+			m.cfg.Log.Warn("eviction check failed, retrying", "err", err)
 		}
 		next := measureInterval
 		if len(ended) > 0 {
@@ -161,7 +161,7 @@ func (m *Manager) waitForTermination(ctx context.Context, ended []<-chan struct{
 		select {
 		case <-done:
 		case <-limit.C:
-			m.cfg.Log.Info("evicted pod did not terminate in time")
+			m.cfg.Log.Info("evicted pods did not terminate in time, checking eviction thresholds again", "timeout", cleanupWait)
 			return
 		case <-ctx.Done():
 			return
@@ -194,7 +194,7 @@ func (m *Manager) synchronize(ctx context.Context) ([]<-chan struct{}, error) {
 	}
 	ended, err := m.enforceLimits(ctx)
 	if err != nil {
-		m.cfg.Log.Warn("measuring the local storage of pods failed", "err", err)
+		m.cfg.Log.Warn("measuring local ephemeral storage of pods failed, retrying at the next eviction check", "err", err)
 	}
 	if len(ended) > 0 || len(due) == 0 {
 		return ended, nil
@@ -206,7 +206,7 @@ func (m *Manager) synchronize(ctx context.Context) ([]<-chan struct{}, error) {
 	m.cfg.Events.Eventf(node, v1.EventTypeWarning, "EvictionThresholdMet", "Attempting to reclaim %s", short)
 	if room := disks.reclaimable(t.Signal); room != (Reclaim{}) {
 		if err := m.cfg.FreeDisk(ctx, room); err != nil && ctx.Err() == nil {
-			m.cfg.Log.Warn("reclaiming disk space failed", "err", err)
+			m.cfg.Log.Warn("reclaiming disk space failed, evicting pods if the threshold is still met", "signal", t.Signal, "err", err)
 		}
 		again, err := m.cfg.Measure(ctx)
 		if err != nil {
@@ -239,7 +239,7 @@ func (m *Manager) arm(now map[Signal]Observation) {
 	for _, t := range m.cfg.Thresholds {
 		if o, ok := now[t.Signal]; ok && t.Signal == MemoryAvailable && t.Grace == 0 {
 			if err := m.cfg.Watch.Arm(o.Available - t.Value.Of(o.Capacity)); err != nil {
-				m.cfg.Log.Debug("requesting a memory notification from the kernel failed", "err", err)
+				m.cfg.Log.Debug("requesting a memory notification from the kernel failed, relying on periodic checks", "err", err)
 			}
 		}
 	}

@@ -55,11 +55,11 @@ func (h *Housekeeper) Run(ctx context.Context) error {
 	defer ticker.Stop()
 	// The age of unused images counts from now.
 	if err := h.Images.Observe(ctx); err != nil && ctx.Err() == nil {
-		h.Log.Warn("listing images in use failed", "err", err)
+		h.Log.Warn("listing images in use at the start failed, retrying at the first image garbage collection", "err", err)
 	}
 	if r := h.Records; r != nil {
 		if err := r.Recover(ctx, h.ImageService); err != nil && ctx.Err() == nil {
-			h.Log.Warn("recovering interrupted image pulls failed", "err", err)
+			h.Log.Warn("recovering records of interrupted image pulls failed, retrying at the next start of the kubelet", "err", err)
 		}
 	}
 	var lastImages time.Time
@@ -70,7 +70,7 @@ func (h *Housekeeper) Run(ctx context.Context) error {
 		case now := <-ticker.C:
 			rotated, err := h.Containers.Collect(ctx, h.Rotation)
 			if err != nil && ctx.Err() == nil {
-				h.Log.Warn("garbage collection of containers failed", "err", err)
+				h.Log.Warn("garbage collection of containers failed, retrying", "err", err)
 				h.Warn("ContainerGCFailed", err.Error())
 			}
 			next := h.Interval
@@ -82,11 +82,11 @@ func (h *Housekeeper) Run(ctx context.Context) error {
 				lastImages = now
 				if h.PodsKnown() {
 					if err := h.Containers.RemoveOrphanedLogs(); err != nil {
-						h.Log.Warn("removing logs of deleted pods failed", "err", err)
+						h.Log.Warn("removing container logs of deleted pods failed, retrying", "err", err)
 					}
 				}
 				if err := h.Images.Collect(ctx, false); err != nil && ctx.Err() == nil {
-					h.Log.Warn("garbage collection of images failed", "err", err)
+					h.Log.Warn("garbage collection of images failed, retrying", "err", err)
 					switch {
 					case errors.Is(err, images.ErrFull):
 						h.Warn("FreeDiskSpaceFailed", err.Error())

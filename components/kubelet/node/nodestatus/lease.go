@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"hyperkube/internal/base/backoff"
 	"hyperkube/internal/base/lifecycle"
 )
 
@@ -16,7 +17,7 @@ import (
 // as long as the lease is renewed.
 func (k *Manager) renewLease(ctx context.Context) {
 	var lease *coordinationv1.Lease
-	pause := 50 * time.Millisecond
+	retry := backoff.Backoff{First: 50 * time.Millisecond, Max: k.cfg.Periods.Renew}
 	for {
 		next := k.cfg.Periods.Renew
 		fresh, err := k.renew(ctx, lease)
@@ -24,10 +25,10 @@ func (k *Manager) renewLease(ctx context.Context) {
 			if ctx.Err() == nil {
 				k.cfg.Log.Debug("renewing node lease failed, will retry", "err", err)
 			}
-			lease, next = nil, min(pause, k.cfg.Periods.Renew)
-			pause *= 2
+			lease, next = nil, retry.Next()
 		} else {
-			lease, pause = fresh, 50*time.Millisecond
+			lease = fresh
+			retry.Reset()
 		}
 		if !lifecycle.Pause(ctx, next) {
 			return

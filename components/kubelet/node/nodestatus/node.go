@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"hyperkube/components/kubelet/cri"
+	"hyperkube/internal/base/backoff"
 )
 
 // Config is the configuration of a Manager. All fields are required unless their comment says
@@ -145,7 +146,7 @@ func (k *Manager) Run(ctx context.Context) error {
 	defer lease.Wait()
 	var lastReport time.Time
 	announced := false
-	pause := 20 * time.Millisecond
+	retry := backoff.Backoff{First: 20 * time.Millisecond, Max: 5 * time.Second}
 	for {
 		k.getRuntimeStatus(ctx)
 		err := k.setPodCIDRs(ctx)
@@ -163,13 +164,11 @@ func (k *Manager) Run(ctx context.Context) error {
 		switch {
 		case err != nil:
 			k.cfg.Log.Warn("updating node status failed, will retry", "err", err)
-			next = pause
-			pause = min(2*pause, 5*time.Second)
+			next = retry.Next()
 		case !ok:
-			next = min(pause, time.Second)
-			pause = min(2*pause, 5*time.Second)
+			next = min(retry.Next(), time.Second)
 		default:
-			pause = 20 * time.Millisecond
+			retry.Reset()
 		}
 		if ok && err == nil && !announced {
 			announced = true

@@ -19,6 +19,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"hyperkube/internal/base/backoff"
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/host/atomicfile"
 )
@@ -84,7 +85,7 @@ func New(cfg Config) *Manager {
 	m := &Manager{cfg: cfg}
 	if raw, err := os.ReadFile(cfg.State); err == nil {
 		if m.times, err = decode(raw); err != nil {
-			cfg.Log.Warn("decoding times of the last node shutdown failed", "err", err)
+			cfg.Log.Warn("decoding times of the last node shutdown failed, ignoring them", "file", cfg.State, "err", err)
 		}
 	}
 	return m
@@ -130,7 +131,7 @@ const minReconnectBackoff = time.Second
 
 // Run handles shutdowns until ctx is done. It returns no error if there is no logind.
 func (m *Manager) Run(ctx context.Context) error {
-	pause := minReconnectBackoff
+	retry := backoff.Backoff{First: minReconnectBackoff, Max: time.Minute}
 	for {
 		began := time.Now()
 		err := m.watch(ctx)
@@ -138,13 +139,13 @@ func (m *Manager) Run(ctx context.Context) error {
 			return nil
 		}
 		if time.Since(began) > time.Minute {
-			pause = minReconnectBackoff
+			retry.Reset()
 		}
-		m.cfg.Log.Warn("watching for node shutdown failed, will retry", "err", err, "backoff", pause)
+		pause := retry.Next()
+		m.cfg.Log.Warn("watching systemd-logind for node shutdown failed, will retry", "err", err, "backoff", pause)
 		if !lifecycle.Pause(ctx, pause) {
 			return nil
 		}
-		pause = min(2*pause, time.Minute)
 	}
 }
 
@@ -252,7 +253,7 @@ func (m *Manager) terminatePods(ctx context.Context) {
 			continue
 		}
 		grace := int64(m.cfg.Periods[i].Grace / time.Second)
-		m.cfg.Log.Info("terminating pods for node shutdown", "pods", len(group), "priority", m.cfg.Periods[i].Priority, "gracePeriod", grace)
+		m.cfg.Log.Info("terminating pods for node shutdown", "pods", len(group), "priority", m.cfg.Periods[i].Priority, "gracePeriodSeconds", grace)
 		var ended []<-chan struct{}
 		for _, pod := range group {
 			g := grace
@@ -267,7 +268,7 @@ func (m *Manager) terminatePods(ctx context.Context) {
 			select {
 			case <-done:
 			case <-late.C:
-				m.cfg.Log.Warn("pods did not terminate within the shutdown grace period", "priority", m.cfg.Periods[i].Priority)
+				m.cfg.Log.Warn("pods did not terminate within the shutdown grace period, continuing the node shutdown", "priority", m.cfg.Periods[i].Priority, "gracePeriodSeconds", grace)
 				break group
 			case <-ctx.Done():
 				break group
@@ -292,6 +293,6 @@ func (m *Manager) record(t times) {
 		err = atomicfile.Write(atomicfile.File{Path: m.cfg.State, Data: raw, Mode: 0o600})
 	}
 	if err != nil {
-		m.cfg.Log.Warn("recording shutdown failed", "err", err)
+		m.cfg.Log.Warn("writing times of the node shutdown failed", "file", m.cfg.State, "err", err)
 	}
 }

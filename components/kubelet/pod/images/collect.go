@@ -63,7 +63,7 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 	}
 	if c.Records != nil {
 		if err := c.Records.Prune(list, began); err != nil {
-			c.Log.Warn("removing pull records of deleted images failed", "err", err)
+			c.Log.Warn("deleting pull records of removed images failed, retrying at the next image garbage collection", "err", err)
 		}
 	}
 	list, old := c.removeExpired(ctx, list, used)
@@ -92,7 +92,7 @@ func (c *Collector) Collect(ctx context.Context, all bool) error {
 			continue
 		}
 		c.Metrics.ImageCollected(false)
-		c.Log.Info("removed unused image", "image", i.RepoTags, "bytes", i.Size)
+		c.Log.Info("unused image removed to free disk space", "image", i.RepoTags, "bytes", i.Size)
 		goal -= int64(i.Size)
 		freed += int64(i.Size)
 	}

@@ -119,7 +119,7 @@ func (r *Records) load() error {
 			}
 			if err := r.decode(kind, raw); err != nil {
 				// Without the record, pods must present their credentials again.
-				r.Log.Warn("image pull record is unreadable", "file", e.Name(), "err", err)
+				r.Log.Warn("image pull record is unreadable, pods must present credentials for the image again", "file", e.Name(), "err", err)
 			}
 		}
 	}
@@ -297,7 +297,7 @@ func (r *Records) MustPull(image string, there *runtimeapi.Image, credentials fu
 				err := r.add(image, ref, c)
 				r.mu.Unlock()
 				if err != nil {
-					r.Log.Warn("recording the credentials of an image failed", "image", image, "err", err)
+					r.Log.Warn("recording additional credentials of an image failed", "image", image, "err", err)
 				}
 			}
 			return false, nil

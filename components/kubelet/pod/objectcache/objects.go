@@ -8,12 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
 	"hyperkube/internal/api/podrefs"
-	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/backoff"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -183,11 +182,11 @@ func singular(k Kind) string { return string(k[:len(k)-1]) }
 
 // listAndWatch lists and watches one object until ctx is done.
 func (s *Store) listAndWatch(ctx context.Context, r Ref, e *entry) {
-	pause := 20 * time.Millisecond
+	retry := backoff.Backoff{First: 20 * time.Millisecond, Max: 10 * time.Second, Jitter: 1}
 	for ctx.Err() == nil {
 		version, immutable, err := s.list(ctx, r, e)
 		if err == nil {
-			pause = 20 * time.Millisecond
+			retry.Reset()
 			if immutable {
 				<-ctx.Done()
 				return
@@ -204,8 +203,7 @@ func (s *Store) listAndWatch(ctx context.Context, r Ref, e *entry) {
 		s.mu.Lock()
 		e.err = err
 		s.mu.Unlock()
-		lifecycle.Pause(ctx, pause+rand.N(pause))
-		pause = min(2*pause, 10*time.Second)
+		retry.Pause(ctx)
 	}
 }
 

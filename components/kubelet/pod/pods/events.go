@@ -13,7 +13,7 @@ import (
 
 	"hyperkube/components/kubelet/cri"
 	"hyperkube/components/kubelet/pod/podstate"
-	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/backoff"
 )
 
 // exitWaiters are channels that wait for the exit of containers. Its methods are safe for concurrent
@@ -78,11 +78,11 @@ func (m *Manager) CancelExited(id string, ch <-chan struct{}) { m.exits.remove(i
 // watchRuntime dispatches the runtime's events until ctx is done. A runtime without an event stream is
 // polled every second.
 func (m *Manager) watchRuntime(ctx context.Context) {
-	pause := 20 * time.Millisecond
+	retry := backoff.Backoff{First: 20 * time.Millisecond, Max: time.Second}
 	first := true
 	for ctx.Err() == nil {
 		err := m.stream(ctx, func() {
-			pause = 20 * time.Millisecond
+			retry.Reset()
 			m.relistAll()
 			if first {
 				m.startAll()
@@ -93,16 +93,15 @@ func (m *Manager) watchRuntime(ctx context.Context) {
 			return
 		}
 		if cri.IsUnimplemented(err) {
-			m.host.Log.Info("container runtime has no event stream, polling instead")
+			m.host.Log.Info("container runtime has no event stream, polling its containers instead")
 			if first {
 				m.startAll()
 			}
 			m.poll(ctx)
 			return
 		}
-		m.host.Log.Info("container event stream closed, reopening", "err", err)
-		lifecycle.Pause(ctx, pause)
-		pause = min(2*pause, time.Second)
+		m.host.Log.Info("container event stream of the runtime closed, reopening it", "err", err)
+		retry.Pause(ctx)
 	}
 }
 
@@ -177,7 +176,7 @@ func (m *Manager) poll(ctx context.Context) {
 	for {
 		now, err := m.list(ctx, func(id, uid string, state int32) any { return seen{uid, state} })
 		if err != nil {
-			m.host.Log.Warn("listing containers failed", "err", err)
+			m.host.Log.Warn("polling containers of the runtime failed, retrying", "err", err)
 		} else {
 			dirty := map[string]bool{}
 			after := make(map[string]seen, len(now))

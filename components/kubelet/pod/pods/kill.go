@@ -12,7 +12,7 @@ import (
 	"hyperkube/components/kubelet/pod/podmachine"
 	"hyperkube/components/kubelet/pod/podstate"
 	"hyperkube/components/kubelet/pod/probe"
-	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/backoff"
 )
 
 // stopping is a container that is being stopped.
@@ -84,13 +84,12 @@ func (s *stopping) run(ctx context.Context) {
 		left -= time.Since(began)
 	}
 	left = max(left, minGrace*time.Second)
-	pause := 100 * time.Millisecond
+	retry := backoff.Backoff{First: 100 * time.Millisecond, Max: 10 * time.Second}
 	for ctx.Err() == nil {
 		if s.stop(ctx, left) {
 			return
 		}
-		lifecycle.Pause(ctx, pause)
-		pause = min(2*pause, 10*time.Second)
+		retry.Pause(ctx)
 	}
 }
 
@@ -106,7 +105,7 @@ func (s *stopping) runPreStop(ctx context.Context, timeout time.Duration) time.D
 	h := s.w.host
 	err := h.Prober.Hook(hookCtx, probe.Target{Pod: s.pod, Container: c, ContainerID: s.ID, PodIP: s.ip, Warn: h.podWarner(s.pod)}, c.Lifecycle.PreStop)
 	if err != nil && ctx.Err() == nil && hookCtx.Err() == nil {
-		s.w.log.Info("preStop hook failed", "container", s.Name, "err", err)
+		s.w.log.Info("preStop hook failed, stopping the container", "container", s.Name, "containerID", s.ID, "err", err)
 		h.event(s.pod, s.Name, true, "FailedPreStopHook", "PreStopHook failed")
 	}
 	return time.Since(began)
@@ -118,7 +117,7 @@ func (s *stopping) stop(ctx context.Context, grace time.Duration) bool {
 	_, err := s.w.host.CRI.Runtime.StopContainer(ctx, &runtimeapi.StopContainerRequest{ContainerId: s.ID, Timeout: seconds})
 	if err != nil && !cri.IsNotFound(err) {
 		if ctx.Err() == nil && !cri.IsUnavailable(err) {
-			s.w.log.Warn("stopping container failed", "container", s.Name, "err", err)
+			s.w.log.Warn("stopping container failed, will retry", "container", s.Name, "containerID", s.ID, "err", err)
 			s.w.host.event(s.pod, "", true, "FailedKillPod", fmt.Sprintf("error killing pod: failed to \"KillContainer\" for %q with KillContainerError: %q", s.Name, cri.Message(err)))
 		}
 		return false

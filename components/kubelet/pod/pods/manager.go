@@ -136,7 +136,7 @@ func (m *Manager) TerminateOrphans(ctx context.Context) error {
 	for _, uid := range dirs {
 		found, err := m.host.Volumes.CountVolumes(uid)
 		if err != nil {
-			m.host.Log.Warn("counting volume directories of pod failed", "uid", uid, "err", err)
+			m.host.Log.Warn("counting volumes of pod for the metrics failed", "podUID", uid, "err", err)
 			m.host.Metrics.VolumesFound(found, 1)
 		} else {
 			m.host.Metrics.VolumesFound(found, 0)
@@ -148,7 +148,7 @@ func (m *Manager) TerminateOrphans(ctx context.Context) error {
 			if err != nil {
 				cleaned, failed = cleaned-1, failed+1
 				// The volume's driver may not be registered yet, so a worker retries it.
-				m.host.Log.Info("removing the directory of a deleted pod failed, will retry", "uid", uid, "err", err)
+				m.host.Log.Info("removing the directory of a deleted pod failed, will retry", "podUID", uid, "err", err)
 				pod := &v1.Pod{}
 				pod.UID = uid
 				orphans[uid] = pod
@@ -157,7 +157,7 @@ func (m *Manager) TerminateOrphans(ctx context.Context) error {
 	}
 	m.host.Metrics.OrphansCleaned(cleaned, failed)
 	for _, pod := range orphans {
-		m.host.Log.Info("terminating orphaned pod", "pod", pod.Namespace+"/"+pod.Name)
+		m.host.Log.Info("orphaned pod found, terminating it", "pod", pod.Namespace+"/"+pod.Name, "podUID", pod.UID)
 		w := newWorker(m.host, pod)
 		w.machine.Remove()
 		w.orphan = true

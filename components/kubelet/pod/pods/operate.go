@@ -65,9 +65,9 @@ func (w *worker) finish(ctx context.Context, kind podmachine.OperationKind, err 
 	switch {
 	case outcome == podmachine.Succeeded || outcome == podmachine.Interrupted || err == errStillRunning: //nolint:errorlint // a wrapped one has a cause
 	case kind == podmachine.Start:
-		w.log.Debug("starting pod failed", "err", err)
+		w.log.Debug("starting pod failed, will retry", "err", err)
 	case kind == podmachine.RemoveContainers:
-		w.log.Warn("removing container before restart of all failed, will retry", "err", err)
+		w.log.Warn("removing containers before restarting all containers of the pod failed, will retry", "err", err)
 	case kind > podmachine.ResizePod:
 		w.log.Warn("pod termination failed, will retry", "err", err)
 	}

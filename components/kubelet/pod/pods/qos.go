@@ -50,7 +50,7 @@ func (b *qosWeights) update() {
 		return
 	}
 	if err := b.limits.Cgroups.Set(name, cgroup.Resources{CPUShares: want}); err != nil {
-		b.log.Warn("setting the CPU weight of Burstable pods failed", "cgroup", name, "err", err)
+		b.log.Warn("setting CPU weight of the Burstable cgroup failed, retrying at the next pod change", "cgroup", name, "err", err)
 		return
 	}
 	b.written = want
@@ -70,7 +70,7 @@ func (b *qosWeights) protectMemory(active []*v1.Pod, burstable string) {
 		err = b.limits.Cgroups.Set(burstable, cgroup.Resources{Unified: map[string]string{memoryLow: text(soft)}})
 	}
 	if err != nil {
-		b.log.Warn("setting memory protection failed", "cgroup", burstable, "err", err)
+		b.log.Warn("setting memory protection of the Burstable cgroup failed, retrying at the next pod change", "cgroup", burstable, "err", err)
 		return
 	}
 	b.guaranteed, b.burstable = hard, soft

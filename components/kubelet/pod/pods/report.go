@@ -220,7 +220,7 @@ func (r *reporter) sent(ctx context.Context, want *v1.PodStatus, result *v1.Pod,
 		// that.
 		r.halted = true
 	case apierrors.IsInvalid(err), apierrors.IsForbidden(err) && pause > 5*time.Second:
-		w.log.Error("API server rejected pod status", "err", err)
+		w.log.Error("API server rejected pod status, sending it again when it changes", "err", err)
 		r.halted, r.refused = true, want
 	default:
 		if ctx.Err() == nil {

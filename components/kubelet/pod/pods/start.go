@@ -296,7 +296,7 @@ func (a *attempt) postStart(ctx context.Context, id string) error {
 	if err == nil || ctx.Err() != nil {
 		return ctx.Err()
 	}
-	a.log.Info("postStart hook failed", "container", c.Name, "err", err)
+	a.log.Info("postStart hook failed, stopping the container", "container", c.Name, "containerID", id, "err", err)
 	a.host.event(a.pod, c.Name, true, "FailedPostStartHook", "PostStartHook failed")
 	a.mu.Lock()
 	stop := a.machine.Stop(id, "FailedPostStartHook")
@@ -402,12 +402,12 @@ func (l *logFiles) linkLog(pod *v1.Pod, container, id string, attempt uint32) {
 		return
 	}
 	if err := os.MkdirAll(l.Containers, 0o755); err != nil {
-		l.log.Debug("creating the container log directory failed", "err", err)
+		l.log.Debug("creating the directory of container log links failed", "directory", l.Containers, "err", err)
 		return
 	}
 	target := filepath.Join(l.Dir(pod), container, fmt.Sprintf("%d.log", attempt))
 	if err := os.Symlink(target, l.logLink(pod, container, id)); err != nil && !errors.Is(err, os.ErrExist) {
-		l.log.Debug("linking container log failed", "err", err)
+		l.log.Debug("creating link to container log failed", "pod", pod.Namespace+"/"+pod.Name, "container", container, "containerID", id, "err", err)
 	}
 }
 

@@ -187,7 +187,7 @@ func (w *worker) step(ctx context.Context) (wakeAt time.Time, done bool) {
 		if ctx.Err() != nil {
 			return time.Time{}, false
 		}
-		w.log.Warn("getting pod state from the runtime failed", "err", err)
+		w.log.Warn("getting pod state from the container runtime failed, retrying", "err", err)
 		if !cri.IsUnavailable(err) {
 			w.host.event(w.pod(), "", true, "FailedSync", "error determining status: "+cri.Message(err))
 		}

@@ -28,7 +28,7 @@ func (s *Sources) staticPods(ctx context.Context, start func(func())) <-chan str
 		left.Add(1)
 		start(func() {
 			if err := run(ctx, one); err != nil {
-				s.cfg.Log.Error("watching static pods failed", "source", what, "err", err)
+				s.cfg.Log.Error("watching static pods failed, changes take effect at the next start of the kubelet", "source", what, "err", err)
 			}
 		})
 	}

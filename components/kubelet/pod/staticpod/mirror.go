@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"hyperkube/components/kubelet/pod/pods"
+	"hyperkube/internal/base/backoff"
 )
 
 // Mirrors creates and deletes the mirror pods of static pods. Its methods are safe for concurrent
@@ -104,13 +105,13 @@ func (m *Mirrors) Of(p *v1.Pod) *v1.Pod {
 // Run reconciles the mirror pods until ctx is done. It must be started after the API's pods are
 // synced.
 func (m *Mirrors) Run(ctx context.Context) error {
-	pause := 100 * time.Millisecond
+	retry := backoff.Backoff{First: 100 * time.Millisecond, Max: 10 * time.Second}
 	for {
 		next := time.Hour
 		if !m.sync(ctx) {
-			next, pause = pause, min(2*pause, 10*time.Second)
+			next = retry.Next()
 		} else {
-			pause = 100 * time.Millisecond
+			retry.Reset()
 		}
 		timer := time.NewTimer(next)
 		select {
@@ -148,7 +149,7 @@ func (m *Mirrors) sync(ctx context.Context) bool {
 			GracePeriodSeconds: &zero, Preconditions: &metav1.Preconditions{UID: &uid},
 		})
 		if err != nil && !apierrors.IsNotFound(err) {
-			m.Log.Warn("deleting mirror pod failed", "pod", key(p), "err", err)
+			m.Log.Warn("deleting mirror pod failed, will retry", "pod", key(p), "err", err)
 			ok = false
 		}
 		if apierrors.IsNotFound(err) {
@@ -168,7 +169,7 @@ func (m *Mirrors) sync(ctx context.Context) bool {
 			// The watch reports which pod exists.
 			ok = false
 		default:
-			m.Log.Warn("creating mirror pod failed", "pod", key(p), "err", err)
+			m.Log.Warn("creating mirror pod failed, will retry", "pod", key(p), "err", err)
 			ok = false
 		}
 	}

@@ -99,7 +99,7 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 				if event.Has(fsnotify.Create) && !s.single() {
 					_ = watcher.Remove(dir) // of a previous directory
 					if err := watcher.Add(dir); err != nil {
-						s.Log.Warn("watching the static pod directory failed", "err", err)
+						s.Log.Warn("watching the recreated static pod directory failed, changes of its files are not noticed", "directory", dir, "err", err)
 					}
 				}
 			case filepath.Dir(event.Name) != dir:
@@ -109,7 +109,7 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 			}
 			quiet.Reset(quietPeriod)
 		case err := <-watcher.Errors:
-			s.Log.Warn("watching the static pod directory failed", "err", err)
+			s.Log.Warn("watch of the static pod directory reported an error, reading the directory again", "directory", dir, "err", err)
 			quiet.Reset(quietPeriod)
 		case <-quiet.C:
 			s.read()
@@ -122,7 +122,7 @@ func (s *Source) Run(ctx context.Context, first func()) error {
 func (s *Source) read() {
 	paths, err := s.paths()
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		s.Log.Warn("reading the static pod directory failed", "err", err)
+		s.Log.Warn("reading the static pod directory failed, keeping the current static pods", "directory", s.Dir, "err", err)
 		return
 	}
 	for path := range s.removed {
@@ -143,11 +143,11 @@ func (s *Source) read() {
 		}
 		seen[path] = true
 		if err != nil {
-			s.Log.Warn("static pod manifest is invalid", "file", path, "err", err)
+			s.Log.Warn("static pod manifest is invalid, ignoring it", "file", path, "err", err)
 			continue
 		}
 		if other, taken := names[p.Namespace+"/"+p.Name]; taken {
-			s.Log.Warn("static pod ignored because another one has the same name", "file", path, "otherFile", other)
+			s.Log.Warn("static pod ignored because another one has the same name", "pod", p.Namespace+"/"+p.Name, "file", path, "otherFile", other)
 			if s.Ignored != nil && s.ignored[path] != p.UID {
 				s.Ignored(p)
 			}

@@ -47,7 +47,7 @@ func (u *URL) Run(ctx context.Context, first func()) error {
 			return nil
 		case err != nil:
 			if !failed {
-				u.Log.Warn("fetching static pods failed, will retry", "url", u.URL, "err", err)
+				u.Log.Warn("fetching static pods from a URL failed, will retry", "url", u.URL, "err", err)
 			}
 			failed = true
 		default:

@@ -67,7 +67,11 @@ func TestWriteAtomically(t *testing.T) {
 	if again, _ := os.Readlink(filepath.Join(dir, "..data")); again != first {
 		t.Error("unchanged content was written again")
 	}
+	must(os.Mkdir(filepath.Join(dir, "mountpoint"), 0o755))
 	must(writeAtomically(dir, Payload{"a": {Data: []byte("3"), Mode: 0o644}, "c": {Mode: 0o644}}, nil))
+	if _, err := os.Stat(filepath.Join(dir, "mountpoint")); err != nil {
+		t.Error("a mount point of another volume was removed:", err)
+	}
 	if read(t, filepath.Join(dir, "a")) != "3" {
 		t.Error("wrong content after the change")
 	}

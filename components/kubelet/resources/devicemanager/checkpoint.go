@@ -28,13 +28,13 @@ func (m *Manager) load() error {
 	}
 	entries, known, err := checkpoint.Decode(raw)
 	if err != nil {
-		m.cfg.Log.Warn("device checkpoint is unreadable and ignored", "err", err)
+		m.cfg.Log.Warn("device checkpoint is unreadable, ignoring it: devices are allocated again", "file", m.checkpoint(), "err", err)
 		return nil
 	}
 	for _, e := range entries {
 		resp := &api.ContainerAllocateResponse{}
 		if err := proto.Unmarshal(e.AllocResp, resp); err != nil {
-			m.cfg.Log.Warn("entry of the device checkpoint is unreadable and ignored", "err", err)
+			m.cfg.Log.Warn("entry of the device checkpoint is unreadable, ignoring it: devices are allocated again", "podUID", e.PodUID, "container", e.ContainerName, "resource", e.ResourceName, "err", err)
 			continue
 		}
 		uid := types.UID(e.PodUID)
@@ -68,7 +68,7 @@ func (m *Manager) saveIfChanged(before, now map[string]*api.Device) {
 		return
 	}
 	if err := m.save(); err != nil {
-		m.cfg.Log.Warn("writing device checkpoint failed", "err", err)
+		m.cfg.Log.Warn("writing device checkpoint failed, a restarted kubelet may not know new devices", "file", m.checkpoint(), "err", err)
 	}
 }
 

@@ -316,9 +316,9 @@ func (m *Manager) allocate(ctx context.Context, pod *v1.Pod, container, name str
 	if options.GetGetPreferredAllocationAvailable() {
 		switch {
 		case need > 0 && need < near:
-			ids = m.preferred(ctx, client, slices.Concat(must, free[:near]), must, n, ids)
+			ids = m.preferred(ctx, name, client, slices.Concat(must, free[:near]), must, n, ids)
 		case need > near && need < len(free):
-			ids = m.preferred(ctx, client, slices.Concat(must, free), slices.Concat(must, free[:near]), n, ids)
+			ids = m.preferred(ctx, name, client, slices.Concat(must, free), slices.Concat(must, free[:near]), n, ids)
 		}
 	}
 	began := time.Now()
@@ -344,12 +344,12 @@ func (m *Manager) allocate(ctx context.Context, pod *v1.Pod, container, name str
 
 // preferred calls GetPreferredAllocation of the plugin. Devices in the response that are not
 // available are ignored; otherwise supplies the missing ones.
-func (m *Manager) preferred(ctx context.Context, client api.DevicePluginClient, available, must []string, n int, otherwise []string) []string {
+func (m *Manager) preferred(ctx context.Context, name string, client api.DevicePluginClient, available, must []string, n int, otherwise []string) []string {
 	resp, err := client.GetPreferredAllocation(ctx, &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{{
 		AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(n),
 	}}})
 	if err != nil || len(resp.ContainerResponses) != 1 {
-		m.cfg.Log.Warn("getting preferred allocation of device plugin failed", "err", err)
+		m.cfg.Log.Warn("getting preferred devices from device plugin failed, choosing devices without it", "resource", name, "err", err)
 		return otherwise
 	}
 	out := slices.Clone(must)

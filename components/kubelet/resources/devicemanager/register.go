@@ -56,7 +56,7 @@ func (r *registration) Register(ctx context.Context, in *api.RegisterRequest) (*
 	}
 	r.wait.Go(func() {
 		if err := r.m.watch(r.ctx(), in, p); err != nil && r.ctx().Err() == nil {
-			r.m.cfg.Log.Warn("device plugin stopped", "resource", in.ResourceName, "err", err)
+			r.m.cfg.Log.Warn("device plugin disconnected", "resource", in.ResourceName, "err", err)
 		}
 	})
 	return &api.Empty{}, nil

@@ -26,6 +26,7 @@ import (
 	draapi "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/internal/base/broadcast"
 )
 
 // driverTimeout is the timeout of a call to a driver.
@@ -57,10 +58,10 @@ type Manager struct {
 	drivers map[string]*driver
 	stopped bool // Run has returned
 	claims  map[types.UID]*Claim
-	// busy are the claims for which a driver call is in flight. idle is closed and replaced when
-	// one of these calls finishes.
+	// busy are the claims for which a driver call is in flight. idle is notified when one of these
+	// calls finishes.
 	busy map[types.UID]bool
-	idle chan struct{}
+	idle broadcast.Broadcast
 	// health is the health of devices by driver. healthConns are the connections that reported it
 	// last. stale are timers that report when health data is outdated.
 	health      map[string]map[device]health
@@ -100,7 +101,7 @@ type Device struct {
 func New(cfg Config) (*Manager, error) {
 	m := &Manager{
 		cfg: cfg, path: filepath.Join(cfg.Root, "dra_manager_state"),
-		drivers: map[string]*driver{}, busy: map[types.UID]bool{}, idle: make(chan struct{}),
+		drivers: map[string]*driver{}, busy: map[types.UID]bool{},
 		health: map[string]map[device]health{}, healthConns: map[string]*grpc.ClientConn{}, stale: map[string]*time.Timer{},
 	}
 	var err error
@@ -426,7 +427,7 @@ func (m *Manager) Reconcile(ctx context.Context, active func(types.UID) bool) er
 func (m *Manager) setBusy(ctx context.Context, claims []types.UID) error {
 	for {
 		m.mu.Lock()
-		idle := m.idle
+		idle := m.idle.Next()
 		taken := slices.ContainsFunc(claims, func(uid types.UID) bool { return m.busy[uid] })
 		if !taken {
 			for _, uid := range claims {
@@ -451,6 +452,5 @@ func (m *Manager) vacate(claims []types.UID) {
 	for _, uid := range claims {
 		delete(m.busy, uid)
 	}
-	close(m.idle)
-	m.idle = make(chan struct{})
+	m.idle.Send()
 }

@@ -18,6 +18,7 @@ import (
 	drabeta "k8s.io/kubelet/pkg/apis/dra/v1beta1"
 
 	"hyperkube/components/kubelet/pluginwatch"
+	"hyperkube/internal/base/backoff"
 )
 
 // driverGracePeriod is how long a driver may be disconnected before its ResourceSlices are removed.
@@ -197,7 +198,7 @@ func (m *Manager) removeSlicesRetry(name string, pause time.Duration) {
 	if err == nil {
 		return
 	}
-	m.cfg.Log.Warn("removing the resource slices of a stopped driver failed, will retry", "driver", name, "err", err)
+	m.cfg.Log.Warn("removing ResourceSlices of stopped DRA driver failed, will retry", "driver", name, "err", err)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if d := m.drivers[name]; !m.stopped && d != nil && !d.connected() {
@@ -210,7 +211,8 @@ func (m *Manager) removeSlicesRetry(name string, pause time.Duration) {
 func (m *Manager) Run(ctx context.Context) error {
 	timer := time.NewTimer(driverGracePeriod)
 	defer timer.Stop()
-	for pause := minRemoveBackoff; ctx.Err() == nil; pause = min(2*pause, maxRemoveBackoff) {
+	retry := backoff.Backoff{First: minRemoveBackoff, Max: maxRemoveBackoff}
+	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 			continue
@@ -222,9 +224,9 @@ func (m *Manager) Run(ctx context.Context) error {
 			continue
 		}
 		if ctx.Err() == nil {
-			m.cfg.Log.Warn("removing the resource slices of stopped drivers failed, will retry", "err", err)
+			m.cfg.Log.Warn("removing ResourceSlices of stopped DRA drivers failed, will retry", "err", err)
 		}
-		timer.Reset(pause)
+		timer.Reset(retry.Next())
 	}
 	m.mu.Lock()
 	m.stopped = true

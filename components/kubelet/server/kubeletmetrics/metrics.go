@@ -196,7 +196,7 @@ func (m Collector) records(gauge gauges) {
 	}
 	begun, pulled, err := r.Count()
 	if err != nil {
-		m.Log.Warn("counting image pull records failed", "err", err)
+		m.Log.Warn("counting image pull records for the metrics failed", "err", err)
 		return
 	}
 	gauge("kubelet_imagemanager_ondisk_pullintents", "Number of ImagePullIntents stored on disk.", float64(begun))

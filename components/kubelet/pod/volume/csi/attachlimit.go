@@ -73,7 +73,7 @@ func (p *Plugin) updateLimitPeriodically(ctx context.Context, d *driver) {
 			}
 		case <-due:
 			if err := p.updateLimit(ctx, d); err != nil && ctx.Err() == nil {
-				p.cfg.Log.Warn("updating the maximum number of volumes of a CSI driver failed", "driver", d.plugin.Name, "err", err)
+				p.cfg.Log.Warn("updating maximum number of volumes of CSI driver failed, retrying in the next period", "driver", d.plugin.Name, "err", err)
 			}
 		}
 	}

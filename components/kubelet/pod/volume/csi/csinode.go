@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 
-	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/base/backoff"
 )
 
 // nodeIDAnnotation is the annotation of Nodes that maps drivers to their ID of the node.
@@ -42,7 +42,7 @@ func (p *Plugin) ensureCSINode(ctx context.Context) {
 	if err := p.await(ctx, func() bool { node = p.cfg.Node(); return node != nil }); err != nil {
 		return
 	}
-	pause := 100 * time.Millisecond
+	retry := backoff.Backoff{First: 100 * time.Millisecond, Max: 10 * time.Second}
 	for {
 		p.csiNode.Lock()
 		err := p.changeCSINode(ctx, node, slices.Clone)
@@ -50,11 +50,10 @@ func (p *Plugin) ensureCSINode(ctx context.Context) {
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		p.cfg.Log.Warn("creating the CSINode failed, will retry", "err", err)
-		if !lifecycle.Pause(ctx, pause) {
+		p.cfg.Log.Warn("creating CSINode failed, will retry", "node", node.Name, "err", err)
+		if !retry.Pause(ctx) {
 			return
 		}
-		pause = min(2*pause, 10*time.Second)
 	}
 }
 

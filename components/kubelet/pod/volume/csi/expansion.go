@@ -165,12 +165,12 @@ func (p *Plugin) handleExpansionError(ctx context.Context, pvc *v1.PersistentVol
 		g.final = true
 		infeasible := code == codes.InvalidArgument || code == codes.OutOfRange || code == codes.NotFound
 		if e := p.markFailed(ctx, pvc, infeasible || todo.abandonOnFailure, err); e != nil {
-			p.cfg.Log.Warn("recording the failure of a volume expansion failed", "claim", pvc.Namespace+"/"+pvc.Name, "err", e)
+			p.cfg.Log.Warn("recording failed volume expansion in the claim status failed", "persistentVolumeClaim", pvc.Namespace+"/"+pvc.Name, "err", e)
 		}
 	}
 	if code == codes.FailedPrecondition {
 		g.busy = true
-		p.cfg.Log.Warn("volume cannot be expanded while it is in use", "claim", pvc.Namespace+"/"+pvc.Name, "err", err)
+		p.cfg.Log.Warn("volume cannot be expanded while it is in use, retrying when another pod mounts it", "persistentVolumeClaim", pvc.Namespace+"/"+pvc.Name, "err", err)
 		return nil
 	}
 	return err

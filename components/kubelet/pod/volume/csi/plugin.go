@@ -22,6 +22,8 @@ import (
 	"hyperkube/components/kubelet/pluginwatch"
 	"hyperkube/components/kubelet/pod/volume"
 	"hyperkube/components/kubelet/telemetry"
+	"hyperkube/internal/base/backoff"
+	"hyperkube/internal/base/broadcast"
 	"hyperkube/internal/base/lifecycle"
 )
 
@@ -68,6 +70,9 @@ type Plugin struct {
 	// staged volumes. The status of the node reports these volumes as in use.
 	users volume.UseTracker
 
+	// changed is notified when the node, the drivers or the attachments have changed.
+	changed broadcast.Broadcast
+
 	mu      sync.Mutex // guards the following fields
 	drivers map[string]*driver
 	// published maps the directories of volumes that this process has published to the volumes. staged
@@ -77,8 +82,6 @@ type Plugin struct {
 	// expansions has an entry for each volume in made.
 	expansions map[key]expansion
 	locks      map[key]*volumeLock
-	// changed is closed and replaced when the node, the drivers or the attachments have changed.
-	changed chan struct{}
 
 	// attachTimeout is the timeout for attaching a volume.
 	attachTimeout time.Duration
@@ -94,7 +97,7 @@ type volumeLock struct {
 func New(cfg Config) (*Plugin, error) {
 	p := &Plugin{
 		cfg: cfg, places: places{cfg.Root}, sweep: make(chan struct{}, 1), drivers: map[string]*driver{},
-		published: map[string]key{}, expansions: map[key]expansion{}, staged: map[key]bool{}, locks: map[key]*volumeLock{}, changed: make(chan struct{}), attachTimeout: defaultAttachTimeout,
+		published: map[string]key{}, expansions: map[key]expansion{}, staged: map[key]bool{}, locks: map[key]*volumeLock{}, attachTimeout: defaultAttachTimeout,
 	}
 	p.users.Changed = cfg.InUse
 	uses, usesErr := p.places.uses()
@@ -106,7 +109,7 @@ func New(cfg Config) (*Plugin, error) {
 	staged, err := p.places.allStaged()
 	if err := errors.Join(usesErr, err); err != nil {
 		// One damaged volume must not keep the node from running pods.
-		cfg.Log.Error("volume data file is damaged: unmount the volume manually and remove the file", "err", err)
+		cfg.Log.Error("data file of CSI volume is damaged: unmount the volume manually and remove the file", "err", err)
 	}
 	for _, s := range staged {
 		if s.Attachment != "" {
@@ -137,15 +140,15 @@ func (p *Plugin) Run(ctx context.Context) error {
 	begin.Go(func() {
 		p.ensureCSINode(ctx)
 	})
-	wait := retryFirst
+	retry := backoff.Backoff{First: retryFirst, Max: retryMax}
 	for {
 		var again <-chan time.Time
 		if err := p.unstageUnused(ctx); err != nil && ctx.Err() == nil {
-			p.cfg.Log.Warn("unstaging unused volumes failed, will retry", "err", err, "backoff", wait)
+			wait := retry.Next()
+			p.cfg.Log.Warn("unstaging unused CSI volumes failed, will retry", "err", err, "backoff", wait)
 			again = time.After(wait)
-			wait = min(2*wait, retryMax)
 		} else {
-			wait = retryFirst
+			retry.Reset()
 		}
 		select {
 		case <-ctx.Done():
@@ -185,7 +188,7 @@ func (p *Plugin) Register(ctx context.Context, plugin pluginwatch.Plugin) error 
 	p.mu.Lock()
 	old := p.drivers[plugin.Name]
 	p.drivers[plugin.Name] = d
-	p.notifyChanged()
+	p.changed.Send()
 	p.mu.Unlock()
 	if old != nil {
 		old.close()
@@ -220,29 +223,19 @@ func (p *Plugin) Deregister(plugin pluginwatch.Plugin) {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := p.unregisterDriver(ctx, plugin.Name); err != nil {
-		p.cfg.Log.Warn("unregistering a CSI driver from the API failed", "driver", plugin.Name, "err", err)
+		p.cfg.Log.Warn("removing CSI driver from the CSINode failed", "driver", plugin.Name, "err", err)
 	}
 }
 
 // Observe must be called when the Node has changed.
 func (p *Plugin) Observe() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.notifyChanged()
-}
-
-// notifyChanged wakes all goroutines that wait for a change. The caller must hold mu.
-func (p *Plugin) notifyChanged() {
-	close(p.changed)
-	p.changed = make(chan struct{})
+	p.changed.Send()
 }
 
 // await returns when ok returns true. It calls ok again after every change.
 func (p *Plugin) await(ctx context.Context, ok func() bool) error {
 	for {
-		p.mu.Lock()
-		changed := p.changed
-		p.mu.Unlock()
+		changed := p.changed.Next()
 		if ok() {
 			return nil
 		}
@@ -346,7 +339,7 @@ func (p *Plugin) attachment(ctx context.Context, k key, dir string) (map[string]
 		if errors.Is(err, context.DeadlineExceeded) {
 			full, why := p.limitReached(ctx, k)
 			if why != nil {
-				p.cfg.Log.Debug("determining why a volume is not attached failed", "volume", k.unique(), "err", why)
+				p.cfg.Log.Debug("checking attach limit of a CSI volume that is not attached failed", "volume", k.unique(), "err", why)
 			}
 			if full {
 				err = fmt.Errorf("%w: %w", volume.ErrAttachLimit, err)
@@ -379,7 +372,7 @@ func (p *Plugin) watchDriverObject(ctx context.Context, name string, seen func(*
 	for ctx.Err() == nil {
 		w, err := p.cfg.Kube.StorageV1().CSIDrivers().Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: name}))
 		if err != nil {
-			p.cfg.Log.Debug("watching the CSIDriver failed, will retry", "driver", name, "err", err)
+			p.cfg.Log.Debug("watching CSIDriver failed, will retry", "driver", name, "err", err)
 		} else {
 			handleDriverEvents(ctx, w, seen)
 			w.Stop()

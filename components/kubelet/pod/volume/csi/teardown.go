@@ -51,7 +51,7 @@ func (p *Plugin) TearDown(ctx context.Context, r volume.TearDownRequest) error {
 		return fmt.Errorf("UnmountVolume.TearDown failed for volume %q : %w", d.Spec, err)
 	}
 	if err := p.unstage(ctx, driver, d.key(), r.Dir); err != nil {
-		p.cfg.Log.Warn("unstaging a volume failed, will retry", "volume", d.Spec, "err", err)
+		p.cfg.Log.Warn("unstaging CSI volume failed, will retry", "volume", d.Spec, "err", err)
 		p.mu.Lock()
 		delete(p.staged, d.key())
 		p.mu.Unlock()

@@ -15,6 +15,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"hyperkube/components/kubelet/pod/volume"
+	"hyperkube/internal/base/broadcast"
 )
 
 // pluginName is the name of the directory below a pod's volumes directory.
@@ -53,11 +54,12 @@ type Plugin struct {
 	// disks as in use.
 	users volume.UseTracker
 
-	mu sync.Mutex // guards the following fields
+	// changed is notified when the Node has changed.
+	changed broadcast.Broadcast
+
+	mu sync.Mutex // guards targets
 	// targets are locks of capacity 1, held during logins to and logouts from a target.
 	targets map[string]chan struct{}
-	// changed is closed and replaced when the Node has changed.
-	changed chan struct{}
 }
 
 // New creates a Plugin. Volumes left by earlier kubelets are in use from the beginning.
@@ -70,13 +72,13 @@ func New(cfg Config) *Plugin {
 	}
 	p := &Plugin{
 		cfg: cfg, kernel: sysfs{cfg.Sys}, deviceTimeout: defaultDeviceTimeout, freeTimeout: defaultFreeTimeout,
-		targets: map[string]chan struct{}{}, changed: make(chan struct{}),
+		targets: map[string]chan struct{}{},
 	}
 	p.users.Changed = cfg.InUse
 	uses, err := p.uses()
 	if err != nil {
 		// One damaged volume must not keep the node from running pods.
-		cfg.Log.Error("volume data file is damaged: unmount the volume manually and remove the file", "err", err)
+		cfg.Log.Error("data file of iSCSI volume is damaged: unmount the volume manually and remove the file", "err", err)
 	}
 	for _, u := range uses {
 		p.users.Use(u.unique(), u.dir)
@@ -190,9 +192,7 @@ func (p *Plugin) awaitAttached(ctx context.Context, d *disk) error {
 	ctx, cancel := context.WithTimeout(ctx, attachTimeout)
 	defer cancel()
 	for {
-		p.mu.Lock()
-		changed := p.changed
-		p.mu.Unlock()
+		changed := p.changed.Next()
 		if volume.Attached(p.cfg.Node(), d.unique()) {
 			return nil
 		}
@@ -206,10 +206,7 @@ func (p *Plugin) awaitAttached(ctx context.Context, d *disk) error {
 
 // Observe must be called when the Node has changed.
 func (p *Plugin) Observe() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	close(p.changed)
-	p.changed = make(chan struct{})
+	p.changed.Send()
 }
 
 // mount mounts a device once for all pods and bind-mounts it for the pod.
