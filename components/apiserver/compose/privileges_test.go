@@ -125,7 +125,22 @@ kind: ClusterRole
 metadata: {name: watcher}
 rules:
 - {apiGroups: [""], resources: [pods, pods/exec, pods/attach, pods/portforward], verbs: [get]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: on-loopback, namespace: default}
+spec: {nodeName: loop4, containers: [{name: c, image: i}]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: executor}
+rules:
+- {apiGroups: [""], resources: [pods/exec, pods/attach, pods/portforward], verbs: [create, get]}
+- {apiGroups: [""], resources: [pods/log], verbs: [get]}
 `
+
+// privilegedUsers are the users that have the ClusterRole of the same name.
+var privilegedUsers = []string{"editor", "binder", "deputy", "requester", "operator", "developer", "watcher", "executor"}
 
 // attempt is a request that must not give its user more than the user's permissions.
 type attempt struct {
@@ -152,7 +167,7 @@ func TestPrivilegeEscalation(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.create(privileges)
-	for _, name := range []string{"editor", "binder", "deputy", "requester", "operator", "developer", "watcher"} {
+	for _, name := range privilegedUsers {
 		e.create(fmt.Sprintf("{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: %s}, "+
 			"roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: %[1]s}, subjects: [{kind: User, apiGroup: rbac.authorization.k8s.io, name: %[1]s}]}", name))
 	}
@@ -208,6 +223,7 @@ func TestPrivilegeEscalation(t *testing.T) {
 		return `{"apiVersion":"v1","kind":"Node","metadata":{"name":"` + name + `"},"status":{"addresses":[{"type":"InternalIP","address":"` + address + `"}],"daemonEndpoints":{"kubeletEndpoint":{"Port":` + e.port() + `}}}}`
 	}
 	nodes := []string{"system:nodes", "system:authenticated"}
+	upgrade := map[string]string{"Connection": "Upgrade", "Upgrade": "SPDY/3.1", "X-Stream-Protocol-Version": "v4.channel.k8s.io"}
 	merge := map[string]string{"Content-Type": "application/merge-patch+json"}
 	rbac := "/apis/rbac.authorization.k8s.io/v1/"
 	attempts := []attempt{
@@ -293,6 +309,11 @@ func TestPrivilegeEscalation(t *testing.T) {
 		{name: "a node on loopback", user: "operator", request: "POST /api/v1/nodes", body: node("loop4", "127.0.0.1"), status: 201},
 		{name: "the proxy of a node on loopback", user: "operator", request: "GET /api/v1/nodes/loop4/proxy/api/v1/secrets", status: 503, text: "address not allowed"},
 		{name: "the proxy of a node on loopback with another port", user: "operator", request: "GET /api/v1/nodes/https:loop4:" + e.port() + "/proxy/api/v1/secrets", status: 503, text: "address not allowed"},
+		{name: "exec in a pod of a node on loopback", user: "executor", request: "POST /api/v1/namespaces/default/pods/on-loopback/exec?command=id&stdout=1", headers: upgrade, status: 500, text: "address not allowed"},
+		{name: "attach to a pod of a node on loopback", user: "executor", request: "POST /api/v1/namespaces/default/pods/on-loopback/attach?stdout=1", headers: upgrade, status: 500, text: "address not allowed"},
+		{name: "port-forward to a pod of a node on loopback", user: "executor", request: "POST /api/v1/namespaces/default/pods/on-loopback/portforward?ports=80", headers: upgrade, status: 500, text: "address not allowed"},
+		{name: "the log of a pod of a node on loopback", user: "executor", request: "GET /api/v1/namespaces/default/pods/on-loopback/log", status: 500, text: "address not allowed"},
+		{name: "exec leads to no other resource of the node", user: "executor", request: "POST /api/v1/namespaces/default/pods/on-one/exec/../../../../nodes/loop4/proxy/?command=id", headers: upgrade, status: 404},
 		{name: "a node on IPv6 loopback", user: "operator", request: "POST /api/v1/nodes", body: node("loop6", "::1"), status: 201},
 		{name: "the proxy of a node on IPv6 loopback", user: "operator", request: "GET /api/v1/nodes/loop6/proxy/", status: 503, text: "address not allowed"},
 		{name: "a node on a mapped address", user: "operator", request: "POST /api/v1/nodes", body: node("mapped", "::ffff:127.0.0.1"), status: 201},
@@ -312,7 +333,7 @@ func TestPrivilegeEscalation(t *testing.T) {
 		{name: "anonymous users read the health", token: "-", request: "GET /livez", status: 200},
 	}
 	// Permissions take effect when the API server has observed them.
-	for _, name := range []string{"editor", "binder", "deputy", "requester", "operator", "developer", "watcher"} {
+	for _, name := range privilegedUsers {
 		testwait.Succeed(t, "permissions of "+name, func() error {
 			status, text := e.send(&attempt{user: name, request: "GET /apis/rbac.authorization.k8s.io/v1/clusterroles/" + name})
 			if want := map[bool]int{true: 200, false: 403}[name == "editor"]; status != want {
