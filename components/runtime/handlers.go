@@ -104,11 +104,12 @@ func (e *engines) of(rec containerRecord) engine {
 
 // features returns the features of each handler for the kubelet.
 func (e *engines) features() []*runtimeapi.RuntimeHandler {
-	builtin := &runtimeapi.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: true, UserNamespaces: userNamespaces()}
+	userNamespaces := checkUserNamespaces() == nil
+	builtin := &runtimeapi.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: true, UserNamespaces: userNamespaces}
 	list := []*runtimeapi.RuntimeHandler{{Name: "", Features: builtin}, {Name: runtimeName, Features: builtin}}
 	for name, h := range e.handlers {
 		list = append(list, &runtimeapi.RuntimeHandler{Name: name, Features: &runtimeapi.RuntimeHandlerFeatures{
-			RecursiveReadOnlyMounts: h.RecursiveReadOnlyMounts, UserNamespaces: h.UserNamespaces && userNamespaces()}})
+			RecursiveReadOnlyMounts: h.RecursiveReadOnlyMounts, UserNamespaces: h.UserNamespaces && userNamespaces}})
 	}
 	return list
 }

@@ -40,8 +40,10 @@ func (ss *sandboxService) RunPodSandbox(ctx context.Context, req *runtimeapi.Run
 	}
 	if user, err := userNS(config); err != nil {
 		return nil, err
-	} else if user != nil && !userNamespaces() {
-		return nil, errors.New("can't set `spec.hostUsers: false`, runtime does not support user namespaces")
+	} else if user != nil {
+		if err := checkUserNamespaces(); err != nil {
+			return nil, err
+		}
 	}
 	if err := sandbox.CheckSysctls(config.GetLinux().GetSysctls(), hostNetwork(config), hostIPC(config)); err != nil {
 		return nil, err

@@ -62,17 +62,30 @@ func singleMapping(what string, list []*runtimeapi.IDMapping) (host, length int,
 	return int(m.GetHostId()), int(m.GetLength()), nil
 }
 
-// userNamespaces reports whether the kernel supports pods with user namespaces: ID-mapped mounts as
-// overlay layers (Linux 5.19), and of tmpfs, which contains tokens and Secrets (Linux 6.3).
-func userNamespaces() bool {
-	if limit, err := os.ReadFile("/proc/sys/user/max_user_namespaces"); err != nil || strings.TrimSpace(string(limit)) == "0" {
-		return false
+// errNoUserNamespaces is the error for pods with user namespaces on a machine that does not support them. The first
+// part is upstream's.
+var errNoUserNamespaces = errors.New("can't set `spec.hostUsers: false`, runtime does not support user namespaces")
+
+// checkUserNamespaces returns an error that wraps errNoUserNamespaces and states the reason if the kernel does
+// not support pods with user namespaces. They need ID-mapped mounts as overlay layers (Linux 5.19), and of tmpfs,
+// which contains tokens and Secrets (Linux 6.3).
+func checkUserNamespaces() error {
+	const limits = "/proc/sys/user/max_user_namespaces"
+	limit, err := os.ReadFile(limits)
+	if err != nil {
+		return fmt.Errorf("%w: the kernel has none: %w", errNoUserNamespaces, err)
+	}
+	if strings.TrimSpace(string(limit)) == "0" {
+		return fmt.Errorf("%w: %s is 0", errNoUserNamespaces, limits)
 	}
 	var name unix.Utsname
 	if err := unix.Uname(&name); err != nil {
-		return false
+		return fmt.Errorf("%w: %w", errNoUserNamespaces, err)
 	}
-	return supportsIDMapping(unix.ByteSliceToString(name.Release[:]))
+	if release := unix.ByteSliceToString(name.Release[:]); !supportsIDMapping(release) {
+		return fmt.Errorf("%w: the kernel is Linux %s, and pods with user namespaces need Linux 6.3 or newer", errNoUserNamespaces, release)
+	}
+	return nil
 }
 
 // supportsIDMapping reports whether a Linux release, such as "6.1.0-13-amd64", supports ID-mapped mounts

@@ -6,6 +6,10 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
+// ControlPlaneRole is the label of nodes that run a control plane, and the taint of control plane nodes of init and
+// join.
+const ControlPlaneRole = "node-role.kubernetes.io/control-plane"
+
 // HasJoined reports whether init or join has set up this machine.
 func HasJoined(l layout.Node) bool { return layout.Exists(NodeFile(l)) }
 

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"hyperkube/components/cluster/addons"
+	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/joindiscovery"
 	"hyperkube/components/cluster/node"
@@ -29,9 +30,6 @@ import (
 	"hyperkube/internal/host/layout"
 	"hyperkube/manifests"
 )
-
-// controlPlaneRole is the label and the taint of control plane nodes.
-const controlPlaneRole = "node-role.kubernetes.io/control-plane"
 
 // configure applies the objects that joining requires, marks the control plane node and applies the
 // add-ons. It returns the bootstrap token.
@@ -298,10 +296,10 @@ func (m clusterSetup) mark(ctx context.Context, clients *client.Clients) error {
 		if err != nil {
 			return err
 		}
-		if _, marked := node.Labels[controlPlaneRole]; marked {
+		if _, marked := node.Labels[clusterconfig.ControlPlaneRole]; marked {
 			return nil
 		}
-		node.Labels[controlPlaneRole] = ""
+		node.Labels[clusterconfig.ControlPlaneRole] = ""
 		node.Labels["node.kubernetes.io/exclude-from-external-load-balancers"] = ""
 		taints, err := m.taints()
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 
+	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/components/cluster/joindiscovery"
 	kubeletconfig "hyperkube/components/kubelet/config"
 	"hyperkube/internal/base/version"
@@ -339,7 +340,7 @@ func (r *nodeRegistration) taints() ([]string, error) {
 // taints returns the taints of this control plane node.
 func (m *controlPlaneNode) taints() ([]corev1.Taint, error) {
 	if m.settings.Taints == nil {
-		return []corev1.Taint{{Key: controlPlaneRole, Effect: corev1.TaintEffectNoSchedule}}, nil
+		return []corev1.Taint{{Key: clusterconfig.ControlPlaneRole, Effect: corev1.TaintEffectNoSchedule}}, nil
 	}
 	return kubeletconfig.ParseTaints(m.settings.Taints)
 }

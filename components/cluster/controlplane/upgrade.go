@@ -358,7 +358,7 @@ func findUpgradeProblems(ctx context.Context, kube kubernetes.Interface, l layou
 	if !clusterconfig.IsControlPlane(l) {
 		return upgradeProblems(l, nodeName, nil), nil
 	}
-	nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: controlPlaneRole})
+	nodes, err := kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{LabelSelector: clusterconfig.ControlPlaneRole})
 	if err != nil {
 		return nil, fmt.Errorf("listing control plane nodes: %w", err)
 	}

@@ -41,7 +41,8 @@ func stageOf(labels map[string]string) int {
 const removalTimeout = 2 * time.Minute
 
 // removePods stops and removes all pods of the runtime, etcd last. Before it stops etcd, it calls
-// last, if that is not nil. It continues after errors and returns all of them.
+// last, if that is not nil. It returns the number of pods that had running containers: completed pods and
+// pods from before a reboot are only removed. It continues after errors and returns all of them.
 func removePods(ctx context.Context, runtime runtimeapi.RuntimeServiceClient, last func()) (int, error) {
 	sandboxes, err := runtime.ListPodSandbox(ctx, &runtimeapi.ListPodSandboxRequest{})
 	if err != nil {
@@ -56,6 +57,10 @@ func removePods(ctx context.Context, runtime runtimeapi.RuntimeServiceClient, la
 	})
 	if err != nil {
 		return 0, fmt.Errorf("listing containers: %w", err)
+	}
+	running := map[string]bool{} // by sandbox ID
+	for _, c := range containers.Containers {
+		running[c.PodSandboxId] = true
 	}
 	stopErrs := make([]error, len(containers.Containers))
 	for current := 0; current <= len(finalStages); current++ {
@@ -88,7 +93,7 @@ func removePods(ctx context.Context, runtime runtimeapi.RuntimeServiceClient, la
 		})
 	}
 	_ = group.Wait() // errs contains the errors
-	return len(sandboxes.Items), errors.Join(append(stopErrs, errs...)...)
+	return len(running), errors.Join(append(stopErrs, errs...)...)
 }
 
 // removePod stops and removes a pod sandbox with its containers.

@@ -12,7 +12,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// brokenRuntime has three pods with a container each, and cannot stop those with the ID "bad".
+// brokenRuntime has three pods with a running container each and a completed pod. It cannot stop those with the
+// ID "bad".
 type brokenRuntime struct {
 	runtimeapi.RuntimeServiceClient
 
@@ -24,7 +25,7 @@ var errStuck = errors.New("stuck")
 
 func (*brokenRuntime) ListPodSandbox(context.Context, *runtimeapi.ListPodSandboxRequest, ...grpc.CallOption) (*runtimeapi.ListPodSandboxResponse, error) {
 	out := &runtimeapi.ListPodSandboxResponse{}
-	for _, id := range []string{"bad", "one", "two"} {
+	for _, id := range []string{"bad", "one", "two", "completed"} {
 		out.Items = append(out.Items, &runtimeapi.PodSandbox{Id: id, Metadata: &runtimeapi.PodSandboxMetadata{Namespace: "default", Name: id}})
 	}
 	return out, nil
@@ -66,12 +67,15 @@ func (b *brokenRuntime) RemovePodSandbox(ctx context.Context, r *runtimeapi.Remo
 // of last.
 func TestRemovePods(t *testing.T) {
 	runtime, left := &brokenRuntime{}, false
-	_, err := removePods(context.Background(), runtime, func() { left = true })
+	running, err := removePods(context.Background(), runtime, func() { left = true })
 	if !errors.Is(err, errStuck) || !strings.Contains(err.Error(), "stopping container bad") || !strings.Contains(err.Error(), "stopping pod default/bad") {
 		t.Errorf("error %v", err)
 	}
+	if running != 3 {
+		t.Errorf("%d pods had running containers, want 3", running)
+	}
 	slices.Sort(runtime.removed)
-	if !slices.Equal(runtime.removed, []string{"one", "two"}) || !left {
+	if !slices.Equal(runtime.removed, []string{"completed", "one", "two"}) || !left {
 		t.Errorf("removed %v; last called: %v", runtime.removed, left)
 	}
 }

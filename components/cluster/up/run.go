@@ -222,13 +222,16 @@ func (c *clusterRun) waitControl(ctx context.Context, group *lifecycle.Group, p 
 	return c.wait(ctx, group, "the scheduler", nil, progress.UntilReady(p.scheduler))
 }
 
-// waitNode waits until this node is ready.
+// waitNode waits until this node is ready, and labels it as a control plane node.
 func (c *clusterRun) waitNode(ctx context.Context, group *lifecycle.Group, p *parts) error {
 	name, nodes := c.cluster.NodeName, p.shared.Informers.Core().V1().Nodes().Informer()
-	return c.wait(ctx, group, fmt.Sprintf("node %q", name),
+	if err := c.wait(ctx, group, fmt.Sprintf("node %q", name),
 		func(ctx context.Context) string { return describeNode(ctx, p.admin.Kube, name) },
 		func(ctx context.Context) error { return waitNodeReady(ctx, nodes, name) },
-	)
+	); err != nil {
+		return err
+	}
+	return labelControlPlane(ctx, p.admin.Kube, name)
 }
 
 // waitDNS waits until DNS answers queries.

@@ -14,10 +14,13 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
+	"hyperkube/components/cluster/addons"
+	"hyperkube/components/cluster/clusterconfig"
 	"hyperkube/internal/base/backoff"
 	"hyperkube/internal/base/lifecycle"
 )
@@ -61,6 +64,16 @@ func waitNodeReady(ctx context.Context, nodes cache.SharedIndexInformer, name st
 		c := readyCondition(node)
 		return node.Name == name && c != nil && c.Status == corev1.ConditionTrue
 	})
+}
+
+// labelControlPlane labels the node as a control plane node. The kubelet may not do that. The node gets no taint,
+// because it runs all pods.
+func labelControlPlane(ctx context.Context, kube kubernetes.Interface, name string) error {
+	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:""}}}`, clusterconfig.ControlPlaneRole)
+	if _, err := kube.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: addons.FieldManager}); err != nil {
+		return fmt.Errorf("labeling node %s as control plane: %w", name, err)
+	}
+	return nil
 }
 
 // describeNode describes why a node is not ready.
