@@ -90,10 +90,10 @@ bench: build ## run the benchmarks of docs/development/performance.md
 bench-scale: build ## benchmark the API server with 10,000 to 100,000 pods; takes minutes
 	$(SUDO) env "PATH=$$PATH" go run ./e2e/scale -up
 
-release: ## build archives, packages and images into bin/release/; ARCHES=amd64 for one architecture
+release: setup ## build archives, packages and images into bin/release/; ARCHES=amd64 for one architecture
 	@scripts/release/build $(VERSION) $(ARCHES)
 
-release-test: ## test the files in bin/release/; needs root
+release-test: ## test the files in bin/release/; needs root, dpkg and rpm
 	$(SUDO) env "PATH=$$PATH" HYPERKUBE_RELEASE=$(CURDIR)/bin/release go test -count=1 -timeout 20m -v ./e2e/release
 
 install: build ## install to PREFIX (/usr/local)
