@@ -5,6 +5,7 @@ package seccompfilter
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/opencontainers/runc/libcontainer/configs"
 	libseccomp "github.com/seccomp/libseccomp-golang"
@@ -43,8 +44,7 @@ func auditArchitecture(a libseccomp.ScmpArch) uint32 {
 // all numbers in the profile. C libraries detect new system calls by this error, and use older ones instead.
 func prologue(profile *configs.Seccomp, architectures []libseccomp.ScmpArch) ([]byte, error) {
 	var program []bpf.Instruction
-	for i := len(architectures) - 1; i >= 0; i-- {
-		a := architectures[i]
+	for _, a := range slices.Backward(architectures) {
 		audit := auditArchitecture(a)
 		highest := highestNumber(profile, a)
 		if highest == 0 {
