@@ -16,6 +16,7 @@ import (
 	"hyperkube/components/controllers/csrsigning"
 	"hyperkube/components/controllers/horizontalpodautoscaling"
 	"hyperkube/components/controllers/legacytokencleaner"
+	"hyperkube/components/controllers/loadbalancer"
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/internal/base/compatflags"
 	"hyperkube/internal/base/logging"
@@ -243,6 +244,7 @@ func (o *options) config(own *client.Clients) (Config, error) {
 	cfg := Config{
 		Clients:                own,
 		Controllers:            o.controllers,
+		LoadBalancer:           loadbalancer.Config{Reserved: loadbalancer.ComponentPorts()},
 		AllocateNodeCIDRs:      o.allocateNodeCIDRs,
 		NodeCIDRMaskSizeIPv4:   o.mask4,
 		NodeCIDRMaskSizeIPv6:   o.mask6,

@@ -21,6 +21,7 @@ import (
 	"hyperkube/components/controllers/garbagecollector"
 	"hyperkube/components/controllers/horizontalpodautoscaling"
 	"hyperkube/components/controllers/internal/control"
+	"hyperkube/components/controllers/loadbalancer"
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/components/controllers/serviceaccounttoken"
 	"hyperkube/internal/client"
@@ -65,6 +66,10 @@ type Config struct {
 
 	// Autoscaling configures the horizontal pod autoscaler. Its clients are set by New.
 	Autoscaling horizontalpodautoscaling.Config
+
+	// LoadBalancer configures the load balancer for clusters without a cloud provider. It only runs if Controllers
+	// contains its name.
+	LoadBalancer loadbalancer.Config
 
 	// Concurrency is the number of workers of each controller, by the controller's name.
 	// Controllers that are not listed have upstream's default.

@@ -30,6 +30,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 	"hyperkube/components/controllers/job"
 	"hyperkube/components/controllers/legacytokencleaner"
+	"hyperkube/components/controllers/loadbalancer"
 	"hyperkube/components/controllers/localpath"
 	"hyperkube/components/controllers/namespace"
 	"hyperkube/components/controllers/nodeipam"
@@ -168,6 +169,8 @@ func descriptors() []descriptor {
 			make: func(d *deps) (runner, error) { return bootstraptokens.NewSigner(d.env) }},
 		{name: "token-cleaner-controller", alias: "tokencleaner", user: "token-cleaner", source: "token-cleaner", offByDefault: true, workers: 1,
 			make: func(d *deps) (runner, error) { return bootstraptokens.NewCleaner(d.env) }},
+		{name: "load-balancer-controller", user: "load-balancer-controller", source: "load-balancer-controller", offByDefault: true, workers: 1,
+			make: func(d *deps) (runner, error) { return loadbalancer.New(d.env, d.LoadBalancer) }},
 		{name: "persistentvolume-binder-controller", alias: "persistentvolume-binder", user: "persistent-volume-binder", source: "persistentvolume-controller", workers: 1,
 			needs: volumeKinds, make: func(d *deps) (runner, error) {
 				return persistentvolume.New(d.env, persistentvolume.Config{Image: version.Image(), NoProvisioning: d.NoDynamicProvisioning})

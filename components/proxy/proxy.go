@@ -115,6 +115,9 @@ type Proxy struct {
 	// removed are the ports of deleted services, keyed by IPv6. Their UDP flows are deleted after
 	// the rules are written.
 	removed map[bool][]*rules.Port
+	// refused are the load balancer addresses of this node that are not served because other programs listen there,
+	// with the service that has the address.
+	refused map[hostListener]string
 	liberal bool // rules.Config.Liberal
 }
 
@@ -144,6 +147,7 @@ func New(cfg Config) (*Proxy, error) {
 		ports:    map[bool]map[string][]*rules.Port{false: {}, true: {}},
 		builders: map[bool]*rules.Builder{false: {}, true: {}},
 		removed:  map[bool][]*rules.Port{},
+		refused:  map[hostListener]string{},
 		metrics:  newMetrics(),
 	}
 	if r := cfg.Clients.Requests; r != nil {
@@ -246,7 +250,7 @@ func (p *Proxy) Run(ctx context.Context) error {
 			}
 			p.cfg.Log.Info("iptables rules of services were removed, writing them again")
 		}
-		if err := p.sync(ctx); err != nil {
+		if err := p.sync(ctx, &eventWrites); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}
@@ -273,8 +277,8 @@ func (p *Proxy) Run(ctx context.Context) error {
 	}
 }
 
-// sync computes the ports of changed services and writes the rules.
-func (p *Proxy) sync(ctx context.Context) error {
+// sync computes the ports of changed services and writes the rules. It creates events in goroutines of events.
+func (p *Proxy) sync(ctx context.Context, events *sync.WaitGroup) error {
 	p.mu.Lock()
 	changed := p.changed
 	p.changed, p.pending = map[string]bool{}, [2]map[string]bool{}
@@ -288,6 +292,9 @@ func (p *Proxy) sync(ctx context.Context) error {
 		for key := range changed {
 			before := p.ports[ipv6][key]
 			after := p.portsOf(key, here, ipv6)
+			for _, l := range p.usedAddresses(key, ipv6, before, after) {
+				events.Go(func() { p.createPortInUseEvent(ctx, nameOf(key), l) })
+			}
 			datagrams[ipv6] = datagrams[ipv6] || slices.ContainsFunc(before, isUDP) || slices.ContainsFunc(after, isUDP)
 			if len(after) == 0 {
 				delete(p.ports[ipv6], key)

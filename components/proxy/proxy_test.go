@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -127,7 +128,7 @@ func TestTraffic(t *testing.T) {
 		t.Helper()
 		// Mark the service as changed, because touch may not have run yet.
 		p.requeue(map[string]bool{"default/web": true})
-		if err := p.sync(ctx); err != nil {
+		if err := p.sync(ctx, new(sync.WaitGroup)); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"sync"
 	"testing"
 
 	"k8s.io/client-go/informers"
@@ -38,7 +39,7 @@ func TestRemovedIsRemembered(t *testing.T) {
 	}
 	p.writer = packetfilter.NewWriter(packetfilter.Config{Objects: rules.ServiceChains(), Log: log, Backend: brokenBackend{}})
 	for range 2 {
-		if err := p.sync(t.Context()); err == nil {
+		if err := p.sync(t.Context(), new(sync.WaitGroup)); err == nil {
 			t.Fatal("written by a broken backend")
 		}
 		if n := len(p.removed[false]); n != 1 {

@@ -128,6 +128,12 @@ func controllers() []controller {
 		rule("patch update", "core", "services/status"),
 		rule("list watch", "core", "nodes"),
 		events)
+	// This controller does not exist upstream.
+	add("load-balancer-controller",
+		rule(read, "core", "services nodes"),
+		rule("patch update", "core", "services/status"),
+		rule(read, "discovery.k8s.io", "endpointslices"),
+		events)
 	add("service-cidrs-controller",
 		rule("get list patch update watch", "networking.k8s.io", "servicecidrs"),
 		rule("patch update", "networking.k8s.io", "servicecidrs/finalizers"),

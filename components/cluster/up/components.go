@@ -14,6 +14,7 @@ import (
 	"hyperkube/components/cluster/command"
 	"hyperkube/components/cluster/node"
 	"hyperkube/components/controllers"
+	"hyperkube/components/controllers/loadbalancer"
 	"hyperkube/components/controllers/nodelifecycle"
 	"hyperkube/components/etcd"
 	"hyperkube/components/scheduler"
@@ -150,6 +151,8 @@ func (c *clusterRun) newParts(ctx context.Context, api *compose.Server) (*parts,
 	}
 	p.controllers, err = controllers.New(controllers.Config{
 		Clients: p.shared, Builder: b,
+		Controllers:       []string{"*", "load-balancer-controller"},
+		LoadBalancer:      loadbalancer.Config{Reserved: loadbalancer.ComponentPorts()},
 		AllocateNodeCIDRs: true, ClusterCIDRs: podCIDRs, ServiceCIDRs: serviceCIDRs,
 		RootCA: c.pki.CA.CertPEM, SecretTokens: secretTokens,
 		Signing:       controllers.SignWith(c.pki.CA.Cert, c.pki.CA.Key),

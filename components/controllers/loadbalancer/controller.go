@@ -1,0 +1,314 @@
+// Package loadbalancer assigns addresses to Services of type LoadBalancer in clusters without a cloud
+// provider. The addresses are those of the nodes. Service proxies accept connections to the ports of the
+// Service at these addresses, and forward them like connections to node ports.
+//
+// Two Services cannot have the same port, because all of them have the same addresses. The older Service
+// keeps the port. The other one stays pending, with the condition LoadBalancerPortsError and an event, until the
+// port is free.
+//
+// https://kubernetes.io/docs/concepts/services-networking/service/#loadbalancer
+package loadbalancer
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	discoverylisters "k8s.io/client-go/listers/discovery/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"hyperkube/components/controllers/internal/control"
+)
+
+const (
+	// finalizer marks the Services that this controller has assigned addresses to. Upstream's service controller uses
+	// the same finalizer.
+	finalizer = "service.kubernetes.io/load-balancer-cleanup"
+	// fieldManager is the field manager of this controller's writes.
+	fieldManager = "load-balancer-controller"
+)
+
+// Reasons of the condition LoadBalancerPortsError.
+const (
+	// reasonPortConflict: an older Service, or a component of the cluster, has the port.
+	reasonPortConflict = "PortConflict"
+	// reasonPortsAvailable: the addresses serve all ports.
+	reasonPortsAvailable = "PortsAvailable"
+)
+
+// Config configures the controller.
+type Config struct {
+	// Reserved are the ports that components of the cluster serve at the addresses of nodes. A Service
+	// with such a port gets no addresses, because it would take over the connections of the component.
+	Reserved []Port
+}
+
+// Controller assigns addresses to Services. Use New to create it.
+type Controller struct {
+	*control.Loop
+	env      control.Env
+	reserved map[Port]bool
+	services corelisters.ServiceLister
+	index    cache.Indexer // of Services, with the index byPort
+	nodes    corelisters.NodeLister
+	slices   discoverylisters.EndpointSliceLister
+}
+
+// New creates the controller. It adds an index to the informer of Services, so the informer must not have been
+// started.
+func New(env control.Env, cfg Config) (*Controller, error) {
+	env = env.Defaulted()
+	services, nodes, slices := env.Informers.Core().V1().Services(), env.Informers.Core().V1().Nodes(), env.Informers.Discovery().V1().EndpointSlices()
+	c := &Controller{
+		env: env, reserved: map[Port]bool{}, services: services.Lister(), index: services.Informer().GetIndexer(),
+		nodes: nodes.Lister(), slices: slices.Lister(),
+	}
+	for _, p := range cfg.Reserved {
+		c.reserved[p] = true
+	}
+	if err := services.Informer().AddIndexers(cache.Indexers{byPort: indexPorts}); err != nil {
+		return nil, fmt.Errorf("indexing Services by port: %w", err)
+	}
+	c.Loop = control.NewLoop(env, "load-balancer", c.sync)
+	if err := c.Watch(services.Informer(), control.Handlers(
+		c.enqueueService,
+		func(old, cur *corev1.Service) {
+			c.enqueueSharing(old)
+			c.enqueueService(cur)
+		},
+		c.enqueueSharing)); err != nil {
+		return nil, err
+	}
+	if err := c.Watch(nodes.Informer(), control.Handlers(
+		func(*corev1.Node) { c.enqueueAll() },
+		func(old, cur *corev1.Node) {
+			if !stateOf(old).equal(stateOf(cur)) {
+				c.enqueueAll()
+			}
+		},
+		func(*corev1.Node) { c.enqueueAll() })); err != nil {
+		return nil, err
+	}
+	return c, c.Watch(slices.Informer(), control.AnyEvent(c.enqueueServiceOf))
+}
+
+// enqueueService enqueues a Service, and those that have a port in common with it.
+func (c *Controller) enqueueService(svc *corev1.Service) {
+	if handles(svc) || slices.Contains(svc.Finalizers, finalizer) {
+		c.AddObject(svc)
+	}
+	c.enqueueSharing(svc)
+}
+
+// enqueueSharing enqueues the Services that have a port in common with svc, because its ports may have become
+// free.
+func (c *Controller) enqueueSharing(svc *corev1.Service) {
+	for _, port := range portsOf(svc) {
+		sharing, err := c.index.ByIndex(byPort, port.String())
+		if err != nil {
+			continue // the index exists
+		}
+		for _, obj := range sharing {
+			c.AddObject(obj)
+		}
+	}
+}
+
+// enqueueAll enqueues all Services that the controller handles.
+func (c *Controller) enqueueAll() {
+	all, err := c.services.List(labels.Everything())
+	if err != nil {
+		return // the cache returns no errors
+	}
+	for _, svc := range all {
+		if handles(svc) {
+			c.AddObject(svc)
+		}
+	}
+}
+
+// enqueueServiceOf enqueues the Service of an EndpointSlice if its addresses depend on the endpoints.
+func (c *Controller) enqueueServiceOf(slice *discoveryv1.EndpointSlice) {
+	svc, err := c.services.Services(slice.Namespace).Get(slice.Labels[discoveryv1.LabelServiceName])
+	if err == nil && handles(svc) && isLocal(svc) {
+		c.AddObject(svc)
+	}
+}
+
+// sync assigns addresses to a Service, or clears them if the Service does not need them any more.
+func (c *Controller) sync(ctx context.Context, key string) error {
+	namespace, name := control.SplitKey(key)
+	svc, err := c.services.Services(namespace).Get(name)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	assigned := slices.Contains(svc.Finalizers, finalizer)
+	switch {
+	case !handles(svc) && assigned:
+		return c.release(ctx, svc)
+	case !handles(svc):
+		return nil
+	case isForeign(svc):
+		return nil
+	}
+	holder, err := c.conflict(svc)
+	if err != nil {
+		return err
+	}
+	if holder != "" {
+		return c.refuse(ctx, svc, holder)
+	}
+	return c.assign(ctx, svc)
+}
+
+// conflict returns which Service or component has a port that svc needs, as a part of a sentence. It returns "" if all
+// ports are free.
+func (c *Controller) conflict(svc *corev1.Service) (string, error) {
+	for _, port := range portsOf(svc) {
+		if c.reserved[port] {
+			return fmt.Sprintf("port %s is used by a component of the cluster", port), nil
+		}
+		sharing, err := c.index.ByIndex(byPort, port.String())
+		if err != nil {
+			return "", err
+		}
+		for _, obj := range sharing {
+			if other, ok := obj.(*corev1.Service); ok && !isForeign(other) && precedes(other, svc) {
+				return fmt.Sprintf("port %s is used by Service %s/%s", port, other.Namespace, other.Name), nil
+			}
+		}
+	}
+	return "", nil
+}
+
+// assign sets the addresses of a Service.
+func (c *Controller) assign(ctx context.Context, svc *corev1.Service) error {
+	nodes, err := c.nodes.List(labels.Everything())
+	if err != nil {
+		return err
+	}
+	var endpoints []*discoveryv1.EndpointSlice
+	if isLocal(svc) {
+		if endpoints, err = c.slices.EndpointSlices(svc.Namespace).List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: svc.Name})); err != nil {
+			return err
+		}
+	}
+	ingress := addresses(svc, nodes, endpoints)
+	if len(ingress) == 0 {
+		c.env.Events.Event(svc, corev1.EventTypeWarning, "UnAvailableLoadBalancer", "There are no available nodes for LoadBalancer")
+	}
+	next := svc.DeepCopy()
+	if !slices.Contains(next.Finalizers, finalizer) {
+		next.Finalizers = append(next.Finalizers, finalizer)
+	}
+	next.Status.LoadBalancer.Ingress = ingress
+	if meta.FindStatusCondition(next.Status.Conditions, corev1.LoadBalancerPortsError) != nil {
+		c.setCondition(next, metav1.ConditionFalse, reasonPortsAvailable, "All ports are available")
+	}
+	changed, err := c.write(ctx, svc, next)
+	if err != nil || !changed || len(ingress) == 0 {
+		return err
+	}
+	if len(svc.Status.LoadBalancer.Ingress) == 0 {
+		c.env.Events.Event(svc, corev1.EventTypeNormal, "EnsuredLoadBalancer", "Ensured load balancer")
+	} else {
+		c.env.Events.Event(svc, corev1.EventTypeNormal, "UpdatedLoadBalancer", "Updated load balancer with new hosts")
+	}
+	return nil
+}
+
+// refuse leaves a Service pending, because another Service or a component has one of its ports. problem is a part of a
+// sentence.
+func (c *Controller) refuse(ctx context.Context, svc *corev1.Service, problem string) error {
+	next := svc.DeepCopy()
+	next.Status.LoadBalancer.Ingress = nil
+	c.setCondition(next, metav1.ConditionTrue, reasonPortConflict, problem)
+	changed, err := c.write(ctx, svc, next)
+	if err != nil || !changed {
+		return err
+	}
+	c.env.Events.Eventf(svc, corev1.EventTypeWarning, "SyncLoadBalancerFailed", "Error syncing load balancer: %s", problem)
+	return nil
+}
+
+// release clears the addresses of a Service that is being deleted or does not need them any more.
+func (c *Controller) release(ctx context.Context, svc *corev1.Service) error {
+	next := svc.DeepCopy()
+	next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == finalizer })
+	next.Status.LoadBalancer = corev1.LoadBalancerStatus{}
+	meta.RemoveStatusCondition(&next.Status.Conditions, corev1.LoadBalancerPortsError)
+	if _, err := c.write(ctx, svc, next); err != nil {
+		return err
+	}
+	c.env.Events.Event(svc, corev1.EventTypeNormal, "DeletedLoadBalancer", "Deleted load balancer")
+	return nil
+}
+
+// setCondition sets the condition LoadBalancerPortsError.
+func (c *Controller) setCondition(svc *corev1.Service, status metav1.ConditionStatus, reason, message string) {
+	meta.SetStatusCondition(&svc.Status.Conditions, metav1.Condition{
+		Type: corev1.LoadBalancerPortsError, Status: status, Reason: reason, Message: message,
+		ObservedGeneration: svc.Generation, LastTransitionTime: metav1.NewTime(c.env.Clock.Now()),
+	})
+}
+
+// write writes the difference between two states of a Service, unless it was changed in the meantime. It reports
+// whether there was one.
+func (c *Controller) write(ctx context.Context, old, next *corev1.Service) (changed bool, err error) {
+	if equality.Semantic.DeepEqual(old, next) {
+		return false, nil
+	}
+	before, err := json.Marshal(old)
+	if err != nil {
+		return false, fmt.Errorf("encoding Service: %w", err)
+	}
+	after, err := json.Marshal(next)
+	if err != nil {
+		return false, fmt.Errorf("encoding Service: %w", err)
+	}
+	patch, err := strategicpatch.CreateTwoWayMergePatch(before, after, corev1.Service{})
+	if err != nil {
+		return false, fmt.Errorf("computing the change of a Service: %w", err)
+	}
+	if patch, err = withVersion(patch, old); err != nil {
+		return false, err
+	}
+	_, err = c.env.Kube.CoreV1().Services(old.Namespace).Patch(ctx, old.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldManager: fieldManager}, "status")
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("updating status of Service: %w", err)
+	}
+	return true, nil
+}
+
+// withVersion adds the UID and the resource version of an object to a patch, so that the patch fails if the object
+// has changed.
+func withVersion(patch []byte, svc *corev1.Service) ([]byte, error) {
+	var fields map[string]any
+	if err := json.Unmarshal(patch, &fields); err != nil {
+		return nil, fmt.Errorf("decoding the change of a Service: %w", err)
+	}
+	metadata, ok := fields["metadata"].(map[string]any)
+	if !ok {
+		metadata = map[string]any{}
+		fields["metadata"] = metadata
+	}
+	metadata["uid"], metadata["resourceVersion"] = svc.UID, svc.ResourceVersion
+	return json.Marshal(fields)
+}
