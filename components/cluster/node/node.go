@@ -30,6 +30,7 @@ import (
 	"hyperkube/internal/base/lifecycle"
 	"hyperkube/internal/client"
 	"hyperkube/internal/host/cgroup"
+	"hyperkube/internal/host/firewalld"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
 )
@@ -84,6 +85,8 @@ type Node struct {
 	routes  *serviceroute.Reconciler
 	network *network.Network
 	policy  *policy.Enforcer
+	// firewall makes firewalld accept traffic of pods.
+	firewall *firewalld.Manager
 }
 
 // New returns a Node with the components that cfg configures.
@@ -158,7 +161,11 @@ func New(cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Node{cfg: cfg, kubelet: k, proxy: p, routes: routes, network: between, policy: enforcer}, nil
+	firewall := firewalld.New(firewalld.Config{
+		Sources: pc.PodCIDRs, Links: []string{cfg.Layout.Bridge(), cfg.Layout.Tunnel(), localnodes.Bridge(cfg.Layout)},
+		Journal: cfg.Journal, Log: cfg.Log.With("component", "network"),
+	})
+	return &Node{cfg: cfg, kubelet: k, proxy: p, routes: routes, network: between, policy: enforcer, firewall: firewall}, nil
 }
 
 // RecordCgroupRoot records the cgroup root of the node in the journal if the node has to create it.
@@ -192,6 +199,7 @@ func (n *Node) StopTimeout() time.Duration { return 2 * time.Minute }
 func (n *Node) Run(ctx context.Context) error {
 	group := &lifecycle.Group{Log: n.cfg.Log}
 	background := context.WithoutCancel(ctx)
+	group.Start(background, "firewalld", n.firewall)
 	group.Start(background, "kube-proxy", n.proxy)
 	group.Start(background, "service routes", n.routes)
 	group.Start(background, "network", n.network)

@@ -16,7 +16,6 @@ import (
 	"hyperkube/components/cluster/pidlock"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
-	"hyperkube/internal/host/packetfilter"
 )
 
 // stopAdditionalNodes stops the processes of all additional nodes. Their pods keep running.
@@ -87,7 +86,7 @@ func DownAdditionalNode(ctx context.Context, out io.Writer, l layout.Node, i int
 	undo := func() error {
 		var errs []error
 		for _, process := range journals {
-			errs = append(errs, hostjournal.Undo(ctx, n.Journal(process), packetfilter.Undo()))
+			errs = append(errs, hostjournal.Undo(ctx, n.Journal(process), undoFunctions()))
 		}
 		return errors.Join(errs...)
 	}

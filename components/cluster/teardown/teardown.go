@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +22,7 @@ import (
 	"hyperkube/components/cluster/service"
 	"hyperkube/components/runtime/runtimeclient"
 	"hyperkube/internal/credentials/kubeconfig"
+	"hyperkube/internal/host/firewalld"
 	"hyperkube/internal/host/hostjournal"
 	"hyperkube/internal/host/layout"
 	"hyperkube/internal/host/packetfilter"
@@ -150,7 +152,7 @@ func down(ctx context.Context, out io.Writer, l layout.Node, leave func()) error
 		errs = append(errs, err)
 	}
 	for _, process := range append([]string{"nodes"}, journals...) {
-		if err := hostjournal.Undo(ctx, l.Journal(process), packetfilter.Undo()); err != nil {
+		if err := hostjournal.Undo(ctx, l.Journal(process), undoFunctions()); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -162,6 +164,13 @@ func down(ctx context.Context, out io.Writer, l layout.Node, leave func()) error
 	}
 	fmt.Fprintln(out, "reverted all changes to this host")
 	return nil
+}
+
+// undoFunctions returns the functions that revert changes of the kinds that belong to other packages.
+func undoFunctions() hostjournal.Functions {
+	functions := packetfilter.Undo()
+	maps.Copy(functions, firewalld.Undo())
+	return functions
 }
 
 func stopRuntime(ctx context.Context, out io.Writer, l layout.Node, leave func()) error {

@@ -32,6 +32,39 @@ func SystemBus() string {
 	return "unix:path=/var/run/dbus/system_bus_socket"
 }
 
+// Exists reports whether the machine has a system bus, that is, its socket exists.
+func Exists() bool {
+	path, err := socketPath(SystemBus())
+	if err != nil {
+		return false
+	}
+	if strings.HasPrefix(path, "@") {
+		return true // an abstract socket has no file
+	}
+	_, err = os.Stat(path)
+	return err == nil
+}
+
+// socketPath returns the path of the first unix socket in the address of a bus. The path of an abstract socket begins
+// with "@".
+func socketPath(address string) (string, error) {
+	for one := range strings.SplitSeq(address, ";") {
+		rest, ok := strings.CutPrefix(one, "unix:")
+		if !ok {
+			continue
+		}
+		for pair := range strings.SplitSeq(rest, ",") {
+			switch key, value, _ := strings.Cut(pair, "="); key {
+			case "path":
+				return value, nil
+			case "abstract":
+				return "@" + value, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("bus address %q is not the address of a unix socket", address)
+}
+
 // Call is a method call.
 type Call struct {
 	Destination, Path, Interface, Member string
@@ -61,23 +94,9 @@ type Conn struct {
 
 // Dial connects to the bus at address, authenticates and sends Hello.
 func Dial(ctx context.Context, address string) (*Conn, error) {
-	path := ""
-	for one := range strings.SplitSeq(address, ";") {
-		rest, ok := strings.CutPrefix(one, "unix:")
-		if !ok {
-			continue
-		}
-		for pair := range strings.SplitSeq(rest, ",") {
-			switch key, value, _ := strings.Cut(pair, "="); key {
-			case "path":
-				path = value
-			case "abstract":
-				path = "@" + value
-			}
-		}
-	}
-	if path == "" {
-		return nil, fmt.Errorf("bus address %q is not the address of a unix socket", address)
+	path, err := socketPath(address)
+	if err != nil {
+		return nil, err
 	}
 	var d net.Dialer
 	raw, err := d.DialContext(ctx, "unix", path)

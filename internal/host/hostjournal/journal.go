@@ -48,6 +48,9 @@ const (
 	Dir Kind = "dir"
 	// Route is a route. Name is its destination, Before the name of its link.
 	Route Kind = "route"
+	// Firewalld is an entry of a zone of firewalld. Name is "Source RANGE" or "Interface LINK". Package
+	// firewalld records and reverts it.
+	Firewalld Kind = "firewalld"
 )
 
 // Change is one change to the host.

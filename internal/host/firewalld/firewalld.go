@@ -1,0 +1,276 @@
+// Package firewalld makes firewalld accept the traffic of pods. The base chains of firewalld reject connections that
+// no zone accepts, also those that the rules of this project have accepted: the kernel evaluates the base chains of
+// both, and one reject is enough. So the address ranges of pods and the links of the pod network are added to
+// firewalld's zone "trusted".
+//
+// https://firewalld.org/documentation/zone/predefined-zones.html
+package firewalld
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"hyperkube/internal/base/backoff"
+	"hyperkube/internal/base/lifecycle"
+	"hyperkube/internal/host/dbus"
+	"hyperkube/internal/host/hostjournal"
+)
+
+// Names of firewalld on the system bus.
+//
+// https://firewalld.org/documentation/man-pages/firewalld.dbus.html
+const (
+	service       = "org.fedoraproject.FirewallD1"
+	object        = "/org/fedoraproject/FirewallD1"
+	zoneInterface = service + ".zone"
+)
+
+// zone is the zone that accepts all connections.
+const zone = "trusted"
+
+// The kinds of entries of a zone, as in the names of firewalld's methods and of journal entries.
+const (
+	sourceEntry    = "Source"
+	interfaceEntry = "Interface"
+)
+
+// callTimeout limits a call of firewalld, which applies a change before it replies.
+const callTimeout = 30 * time.Second
+
+// Config configures a Manager.
+type Config struct {
+	// Sources are the address ranges of pods.
+	Sources []netip.Prefix
+	// Links are the names of the links of the pod network. They may not exist yet.
+	Links []string
+	// Journal records the changes. Nil records none.
+	Journal *hostjournal.Journal
+	// Log receives messages about changes and failures.
+	Log *slog.Logger
+}
+
+// Manager keeps the entries in the zone while firewalld runs. firewalld drops them when it is restarted or reloaded,
+// because they are only part of its runtime configuration.
+type Manager struct {
+	cfg Config
+	// entries are what is added to the zone.
+	entries []entry
+}
+
+// entry is a source or an interface of the zone.
+type entry struct{ kind, name string }
+
+// New returns a Manager.
+func New(cfg Config) *Manager {
+	m := &Manager{cfg: cfg}
+	for _, s := range cfg.Sources {
+		m.entries = append(m.entries, entry{sourceEntry, s.String()})
+	}
+	for _, l := range cfg.Links {
+		m.entries = append(m.entries, entry{interfaceEntry, l})
+	}
+	return m
+}
+
+// Run adds the entries whenever firewalld has started or reloaded, until ctx is done. It does nothing on a machine
+// without a system bus, and in a network namespace other than that of process 1, which firewalld does not protect. It
+// returns no error.
+func (m *Manager) Run(ctx context.Context) error {
+	if !inHostNetwork() {
+		<-ctx.Done()
+		return nil
+	}
+	retry := backoff.Backoff{First: time.Second, Max: time.Minute}
+	for {
+		began := time.Now()
+		err := m.watch(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err == nil { // there is no system bus
+			<-ctx.Done()
+			return nil
+		}
+		if time.Since(began) > time.Minute {
+			retry.Reset()
+		}
+		pause := retry.Next()
+		m.cfg.Log.Warn("adding pod network to the trusted zone of firewalld failed, firewalld may reject traffic of pods, retrying", "err", err, "retryAfter", pause)
+		if !lifecycle.Pause(ctx, pause) {
+			return nil
+		}
+	}
+}
+
+// watch adds the entries if firewalld runs, and again whenever it was restarted or reloaded. It returns nil if there is
+// no system bus, and otherwise an error when the connection to the bus ends or a change fails.
+func (m *Manager) watch(ctx context.Context) error {
+	conn, err := dial(ctx)
+	if conn == nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	for _, rule := range []string{
+		"type='signal',sender='org.freedesktop.DBus',interface='org.freedesktop.DBus',member='NameOwnerChanged',arg0='" + service + "'",
+		"type='signal',sender='" + service + "',interface='" + service + "',member='Reloaded'",
+	} {
+		if err := conn.Match(ctx, rule); err != nil {
+			return fmt.Errorf("subscribing to signals of firewalld: %w", err)
+		}
+	}
+	running, err := isRunning(ctx, conn)
+	if err != nil {
+		return err
+	}
+	if running {
+		if err := m.add(ctx, conn); err != nil {
+			return err
+		}
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case s, ok := <-conn.Signals():
+			if !ok {
+				return dbus.ErrClosed
+			}
+			if s.Member == "NameOwnerChanged" && !started(s.Body) {
+				continue
+			}
+			if err := m.add(ctx, conn); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// started reports whether the arguments of NameOwnerChanged, which are a name, its old and its new owner, mean that
+// firewalld has started.
+func started(body []any) bool {
+	if len(body) != 3 {
+		return false
+	}
+	owner, ok := body[2].(string)
+	return ok && body[0] == service && owner != ""
+}
+
+// add adds the entries to the zone.
+func (m *Manager) add(ctx context.Context, conn *dbus.Conn) error {
+	var changes []hostjournal.Change
+	for _, e := range m.entries {
+		changes = append(changes, hostjournal.Change{Kind: hostjournal.Firewalld, Name: e.kind + " " + e.name})
+	}
+	if err := m.cfg.Journal.Record(changes...); err != nil {
+		return fmt.Errorf("recording changes to firewalld: %w", err)
+	}
+	added := 0
+	for _, e := range m.entries {
+		// Unlike add, change also moves an entry from another zone, into which an administrator or NetworkManager has put
+		// it.
+		err := call(ctx, conn, "changeZoneOf"+e.kind, zone, e.name)
+		switch {
+		case err == nil:
+			added++
+		case !hasCode(err, "ZONE_ALREADY_SET", "ALREADY_ENABLED"):
+			return fmt.Errorf("adding %s %s to the zone %s: %w", strings.ToLower(e.kind), e.name, zone, err)
+		}
+	}
+	if added > 0 {
+		m.cfg.Log.Info("pod network added to the trusted zone of firewalld", "entries", added)
+	}
+	return nil
+}
+
+// Undo returns the function that removes the entries of a journal from the zone. If firewalld does not run, there are
+// none.
+func Undo() hostjournal.Functions {
+	return hostjournal.Functions{hostjournal.Firewalld: func(ctx context.Context, changes []hostjournal.Change) error {
+		conn, err := dial(ctx)
+		if conn == nil {
+			return err
+		}
+		defer func() { _ = conn.Close() }()
+		if running, err := isRunning(ctx, conn); err != nil || !running {
+			return err
+		}
+		var errs []error
+		for _, c := range changes {
+			kind, name, _ := strings.Cut(c.Name, " ")
+			if kind != sourceEntry && kind != interfaceEntry {
+				errs = append(errs, fmt.Errorf("unknown firewalld entry %q", c.Name))
+				continue
+			}
+			if err := call(ctx, conn, "remove"+kind, zone, name); err != nil && !hasCode(err, "NOT_ENABLED", "UNKNOWN_SOURCE", "UNKNOWN_INTERFACE", "ZONE_CONFLICT") {
+				errs = append(errs, fmt.Errorf("removing %s %s from the zone %s of firewalld: %w", strings.ToLower(kind), name, zone, err))
+			}
+		}
+		return errors.Join(errs...)
+	}}
+}
+
+// inHostNetwork reports whether this process is in the network namespace of process 1, and so of firewalld. It returns
+// true if that is unknown.
+func inHostNetwork() bool {
+	self, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return true
+	}
+	first, err := os.Readlink("/proc/1/ns/net")
+	return err != nil || self == first
+}
+
+// dial connects to the system bus. It returns nil without an error if the machine has none.
+func dial(ctx context.Context) (*dbus.Conn, error) {
+	if !dbus.Exists() {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	conn, err := dbus.Dial(ctx, dbus.SystemBus())
+	if err != nil {
+		return nil, fmt.Errorf("connecting to the system bus: %w", err)
+	}
+	return conn, nil
+}
+
+// isRunning reports whether firewalld runs. It does not start it.
+func isRunning(ctx context.Context, conn *dbus.Conn) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	out, err := conn.Call(ctx, dbus.Call{
+		Destination: "org.freedesktop.DBus", Path: "/org/freedesktop/DBus", Interface: "org.freedesktop.DBus", Member: "NameHasOwner", Args: []any{service},
+	})
+	if err != nil {
+		return false, fmt.Errorf("finding firewalld: %w", err)
+	}
+	running, ok := false, len(out) == 1
+	if ok {
+		running, ok = out[0].(bool)
+	}
+	if !ok {
+		return false, fmt.Errorf("finding firewalld: unexpected reply %v", out)
+	}
+	return running, nil
+}
+
+// call calls a method of firewalld for a zone.
+func call(ctx context.Context, conn *dbus.Conn, member, zone, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	_, err := conn.Call(ctx, dbus.Call{Destination: service, Path: object, Interface: zoneInterface, Member: member, Args: []any{zone, name}})
+	return err
+}
+
+// hasCode reports whether an error of firewalld has one of the codes. Its text is "CODE: details".
+func hasCode(err error, codes ...string) bool {
+	code, _, _ := strings.Cut(err.Error(), ":")
+	return slices.Contains(codes, code)
+}
