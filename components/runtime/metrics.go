@@ -54,7 +54,7 @@ type metric struct {
 	read       func(*measurement) []metricValue
 }
 
-// singleValue returns the read function of a metric with one value and no labels of its own.
+// singleValue returns the read function of a metric with one value and no labels other than commonLabels.
 func singleValue(f func(*measurement) uint64) func(*measurement) []metricValue {
 	return func(m *measurement) []metricValue { return []metricValue{{value: f(m)}} }
 }
