@@ -16,26 +16,31 @@ import (
 	"hyperkube/internal/credentials/pki"
 )
 
-// certCheckInterval is the minimum interval at which TLS handshakes check whether the serving certificate
-// file has changed.
+// certCheckInterval is the minimum interval between checks whether the serving certificate file has
+// changed. The checks happen in TLS handshakes.
 const certCheckInterval = 10 * time.Second
 
-// newCertificate reads a serving certificate, which is reloaded when its file changes.
+// newCertificate reads a serving certificate and its key. Later TLS handshakes read the files again
+// when they have changed. It returns an error if the files are unusable now; a later error is
+// logged, and the previous certificate stays in use.
 func newCertificate(certFile, keyFile string, log *slog.Logger) (*pki.Files, error) {
 	c := &pki.Files{
 		Context: "serving certificate", CertFile: certFile, KeyFile: keyFile, CheckInterval: certCheckInterval,
 		OnError: func(err error) {
-			log.Warn("reloading serving certificate failed, keeping the previous certificate", "file", certFile, "err", err)
+			log.Warn("reloading serving certificate failed, keeping the previous certificate and retrying: fix the file before that certificate expires", "file", certFile, "err", err)
 		},
 	}
 	_, err := c.Certificate()
 	return c, err
 }
 
-// clientCertAuthenticator authenticates only by client certificates.
+// clientCertAuthenticator authenticates requests only by client certificates that roots have
+// signed. The server uses it if Config.Authenticator is nil, mainly in tests.
 type clientCertAuthenticator struct{ roots *x509.CertPool }
 
-// AuthenticateRequest implements authenticator.Request. It verifies the client's certificate.
+// AuthenticateRequest implements authenticator.Request. The user is the common name of the client's
+// certificate, its groups are the organizations. ok is false without a certificate; an invalid one
+// is an error.
 func (c clientCertAuthenticator) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	if c.roots == nil || req.TLS == nil || len(req.TLS.PeerCertificates) == 0 {
 		return nil, false, nil
@@ -57,7 +62,8 @@ func (c clientCertAuthenticator) AuthenticateRequest(req *http.Request) (*authen
 	}}, true, nil
 }
 
-// superusersOnly is an authorizer that allows everything to the group system:masters.
+// superusersOnly is an authorizer that allows everything to the group system:masters, and nothing
+// to other users. The server uses it if Config.Authorizer is nil.
 var superusersOnly = authorizer.AuthorizerFunc(func(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if u := a.GetUser(); u != nil && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) {
 		return authorizer.DecisionAllow, "", nil

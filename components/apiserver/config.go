@@ -78,15 +78,15 @@ type Config struct {
 	// Limits of what requests and connections may take.
 	Limits Limits
 
-	// Extend, unless nil, is called by New with the registry before anything
-	// is served, to add hooks, actions and streams.
+	// Extend, unless nil, is called by New with the registry before anything is served. It adds
+	// hooks, actions and streams to resources (see package registry).
 	Extend func(*registry.Registry) error
 
 	// Paths are additional handlers behind the same filter chain. A path that ends with a slash
 	// includes all paths below it.
 	Paths map[string]http.Handler
-	// External is the external host and port of this server for generated URLs, e.g.
-	// "192.0.2.1:6443". If it is empty, such URLs are left out.
+	// External is the external host and port of this server, e.g. "192.0.2.1:6443". It is part of
+	// URLs in discovery, which are left out if it is empty.
 	External string
 	// Aggregation, unless nil, proxies requests to aggregated API servers.
 	Aggregation Aggregation
@@ -127,9 +127,9 @@ type Limits struct {
 	// proxy in each direction. Zero means no limit.
 	StreamBytes int64
 	// ShutdownDelay is how long the server continues to serve after shutdown was requested. During
-	// that time it is not ready, so that load balancers notice.
+	// that time /readyz fails, so that load balancers stop sending requests to it.
 	ShutdownDelay time.Duration
-	// LivezGrace is how long /livez ignores unfinished startup checks.
+	// LivezGrace is how long after startup /livez ignores startup checks that have not passed yet.
 	LivezGrace time.Duration
 	// Guard contains settings for browsers and load balancers.
 	Guard filters.Guard

@@ -46,7 +46,8 @@ func newRoutes(handlers map[string]http.Handler) *routes {
 	return r
 }
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP implements http.Handler. It calls the handler of the exact path, or of the longest
+// registered prefix, and responds with 404 if there is none.
 func (r *routes) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	path := req.URL.Path
 	if h, ok := r.exact[path]; ok {
@@ -62,7 +63,8 @@ func (r *routes) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	http.Error(w, "404 page not found", http.StatusNotFound)
 }
 
-// routes returns the handler of all paths, including API resources.
+// routes returns the handler of all paths of the server: API resources, discovery, health, metrics,
+// OpenAPI, debug pages and those of Config.Paths.
 func (s *Server) routes() http.Handler {
 	others := s.cfg.Aggregation
 	var addresses []metav1.ServerAddressByClientCIDR
@@ -138,7 +140,7 @@ func (s *Server) routes() http.Handler {
 	return newRoutes(all)
 }
 
-// checks returns the checks of each health path.
+// checks returns the health checks of /livez, /readyz and /healthz, by path.
 func (s *Server) checks() map[string][]health.Check {
 	etcd := func(name string, one *store.Store) health.Check {
 		return health.Check{Name: name, Probe: func(ctx context.Context) error {
@@ -177,8 +179,8 @@ func (s *Server) checks() map[string][]health.Check {
 	}
 }
 
-// stored returns statistics of the cached objects. Resources that have not been used yet are
-// omitted.
+// stored returns statistics of the cached objects of each resource, for metrics. Resources whose
+// cache has not been filled yet are omitted.
 func (s *Server) stored() iter.Seq[metrics.Stored] {
 	return func(yield func(metrics.Stored) bool) {
 		seen := map[*store.Collection]bool{}
@@ -195,7 +197,8 @@ func (s *Server) stored() iter.Seq[metrics.Stored] {
 	}
 }
 
-// indexPaths returns the paths that the index shows, without debug paths and prefixes.
+// indexPaths returns the paths of all handlers for the list that "/" shows. Debug paths and path
+// prefixes are omitted.
 func indexPaths(all map[string]http.Handler) []string {
 	var paths []string
 	for path := range all {
@@ -206,7 +209,8 @@ func indexPaths(all map[string]http.Handler) []string {
 	return paths
 }
 
-// index serves the list of paths.
+// index returns the handler of "/", which lists all paths of the server as JSON. Other paths get
+// the response 404.
 func (s *Server) index(all map[string]http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path != "/" && req.URL.Path != "/index.html" {
@@ -231,8 +235,8 @@ func (s *Server) index(all map[string]http.Handler) http.Handler {
 	})
 }
 
-// onlyGet rejects methods other than GET, and requests that do not accept the only available
-// format, like upstream's router.
+// onlyGet wraps a handler that serves the media type produces. Other methods than GET get the
+// response 405, and clients that do not accept the type the response 406, as in upstream.
 func (s *Server) onlyGet(h http.Handler, produces string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		switch {

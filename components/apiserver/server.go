@@ -37,7 +37,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Server is a Kubernetes API server.
+// Server is a Kubernetes API server: the store, the registry of resources, and the chain of HTTP
+// handlers. New creates it, Run serves requests.
 type Server struct {
 	cfg            Config
 	log            *slog.Logger
@@ -62,8 +63,8 @@ type Server struct {
 	created time.Time
 }
 
-// New validates cfg and composes the server. Nothing runs yet, but clients within the process can
-// be created immediately. Their requests wait for Run.
+// New validates cfg and creates the server. No goroutine runs yet, but clients within the process
+// can be created immediately. Their requests wait for Run.
 func New(cfg Config) (*Server, error) {
 	if cfg.Etcd == nil {
 		return nil, errors.New("the API server requires an etcd client")
@@ -146,7 +147,8 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// openOverrideStores creates a store for each etcd of individual resources.
+// openOverrideStores creates a store for each etcd in Config.EtcdOverrides, and returns the stores
+// by resource. It returns an error for resources that must be in the main etcd.
 func (s *Server) openOverrideStores() (map[schema.GroupResource]*store.Store, error) {
 	made := map[*clientv3.Client]*store.Store{}
 	apart := map[schema.GroupResource]*store.Store{}
@@ -168,7 +170,8 @@ func (s *Server) openOverrideStores() (map[schema.GroupResource]*store.Store, er
 	return apart, nil
 }
 
-// serves reports whether the resource and subresource of a request exist.
+// serves reports whether the resource and subresource of a request exist. The metrics use it to
+// limit the values of their labels to existing resources.
 func (s *Server) serves(info *apirequest.RequestInfo) bool {
 	res := s.registry.Lookup(schema.GroupVersionResource{Group: info.APIGroup, Version: info.APIVersion, Resource: info.Resource})
 	if res == nil {
@@ -179,7 +182,7 @@ func (s *Server) serves(info *apirequest.RequestInfo) bool {
 	return sub == "" || view || sub == "scale" && res.Scale != nil || res.Action(sub) != nil || res.Stream(sub) != nil
 }
 
-// compose creates the handlers.
+// compose creates the handler of API resources and the filter chain in front of all handlers.
 func (s *Server) compose() error {
 	authn, authz := s.cfg.Authenticator, s.cfg.Authorizer
 	if authn == nil {
@@ -233,7 +236,7 @@ func (s *Server) compose() error {
 	return err
 }
 
-// Registry returns the served resources.
+// Registry returns the registry of the served API resources.
 func (s *Server) Registry() *registry.Registry { return s.registry }
 
 // Stores returns the stores of the server by their etcd clients.
@@ -247,13 +250,15 @@ func (s *Server) Stores() map[*clientv3.Client]*store.Store {
 	return all
 }
 
-// Handler returns the handler of network requests.
+// Handler returns the complete filter chain, which serves network requests: it authenticates,
+// authorizes and handles them.
 func (s *Server) Handler() http.Handler { return s.chain }
 
-// Metrics returns the metrics of the server.
+// Metrics returns the metrics of the server, so that other parts of the process can add theirs.
 func (s *Server) Metrics() *metrics.Metrics { return s.metrics }
 
-// Ready is closed once requests are served.
+// Ready returns a channel that is closed once the server can handle requests: the store works and
+// all custom resources are served.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
 // ClientConfig returns the configuration of an in-process client that acts as a user with groups.
@@ -276,7 +281,8 @@ func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Con
 	}
 }
 
-// isShort reports whether the response to a request is short and not streamed.
+// isShort reports whether the response to an in-process request is complete in one piece, so that
+// it can be buffered. Watches and upgraded connections are not short.
 func isShort(req *http.Request) bool {
 	if req.Header.Get("Upgrade") != "" {
 		return false
@@ -342,8 +348,8 @@ func (s *Server) Run(ctx context.Context) error {
 	return errors.Join(err, g.Stop())
 }
 
-// warm fills the namespace cache, which every request needs. The returned channel is closed once
-// that is done, which shows that the store works, and once all custom resources are served. Other
+// warm fills the cache of namespaces, which most requests need. The returned channel is closed once
+// this is done, which shows that the store works, and once all custom resources are served. Other
 // caches are filled at first use.
 func (s *Server) warm() <-chan struct{} {
 	c := s.registry.Collection(schema.GroupResource{Resource: "namespaces"})
@@ -370,10 +376,12 @@ func (s *Server) warm() <-chan struct{} {
 	return both
 }
 
-// responseGrace is the extra time for sending a response after the request timeout.
+// responseGrace is the time that a client has to read the response after the request timeout,
+// before the server closes the stream.
 const responseGrace = 5 * time.Second
 
-// httpServer is the server on the network.
+// httpServer returns the HTTP server for network clients, with its timeouts, TLS and HTTP/2
+// settings. It returns an error if the serving certificate cannot be read.
 func (s *Server) httpServer(ctx context.Context) (*http.Server, error) {
 	secure, err := s.tlsConfig()
 	if err != nil {

@@ -15,18 +15,20 @@ import (
 // must not fail with "not found": garbage collectors and operators would conclude that existing
 // objects have been deleted.
 
-// earlyTimeout is how long such a request waits before the server responds with a retry.
+// earlyTimeout is how long a request for a possibly unknown resource waits after startup before the
+// server responds with 503, and the delay after which the client retries.
 const earlyTimeout = 5 * time.Second
 
-// errEarly returns the error for such a request.
+// errEarly returns the error 503 for a request whose resource is not known yet, directly after
+// startup. Clients retry it.
 func errEarly() error {
 	err := apierrors.NewServiceUnavailable("the request has been made before all known HTTP paths have been installed, please try again")
 	err.ErrStatus.Details = &metav1.StatusDetails{RetryAfterSeconds: int32(earlyTimeout / time.Second)}
 	return err
 }
 
-// waitComplete waits until the server knows all resources, its own and those of aggregated servers. It
-// returns false on timeout.
+// waitComplete waits until the server knows all custom resources and those of aggregated servers.
+// It returns false on timeout, or if the request or the server is stopped.
 func (s *Server) waitComplete(req *http.Request) bool {
 	if s.known.Load() {
 		return true
@@ -55,8 +57,9 @@ func (s *Server) waitComplete(req *http.Request) bool {
 	return true
 }
 
-// checkKnown reports whether the resource of a request below /api or /apis is known to be served or not.
-// If that is unknown it sends an error response.
+// checkKnown reports whether a request below /api or /apis can be handled because it is known
+// whether its resource exists. Directly after startup it waits for that. On timeout it responds
+// with 503 and returns false.
 func (s *Server) checkKnown(w http.ResponseWriter, req *http.Request) bool {
 	if s.known.Load() {
 		return true
@@ -76,7 +79,9 @@ func (s *Server) checkKnown(w http.ResponseWriter, req *http.Request) bool {
 	return false
 }
 
-// requireComplete wraps a handler whose response depends on all served resources.
+// requireComplete wraps a handler whose response depends on all served resources, such as
+// discovery. Directly after startup, requests wait until all resources are known, or get the
+// response 503.
 func (s *Server) requireComplete(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if !s.waitComplete(req) {

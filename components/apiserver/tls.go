@@ -28,14 +28,16 @@ type TLSConfig struct {
 	ClientCAs func() *x509.CertPool
 }
 
-// NamedCertificate is a certificate for certain server names.
+// NamedCertificate is a serving certificate that clients get which request one of the server names
+// (SNI).
 type NamedCertificate struct {
 	CertFile, KeyFile string
 	// Names may start with "*.". If empty, the names in the certificate are used.
 	Names []string
 }
 
-// tlsConfig returns the TLS configuration of the listener.
+// tlsConfig returns the TLS configuration of the listener. Certificates are reloaded when their
+// files change. It returns an error if one cannot be read now.
 func (s *Server) tlsConfig() (*tls.Config, error) {
 	usual, err := newCertificate(s.cfg.CertFile, s.cfg.KeyFile, s.log)
 	if err != nil {
@@ -70,8 +72,9 @@ func (s *Server) tlsConfig() (*tls.Config, error) {
 	return base, nil
 }
 
-// forAuthorities returns a function that returns base with the current CAs. base is only copied
-// when the CAs change, so that session tickets stay valid.
+// forAuthorities returns a function for tls.Config.GetConfigForClient that returns base with the
+// CAs that pool returns. base is only copied when the CAs have changed, so that session tickets
+// stay valid.
 func forAuthorities(base *tls.Config, pool func() *x509.CertPool) func(*tls.ClientHelloInfo) (*tls.Config, error) {
 	var mu sync.Mutex // guards current
 	var current *tls.Config
@@ -87,7 +90,8 @@ func forAuthorities(base *tls.Config, pool func() *x509.CertPool) func(*tls.Clie
 	}
 }
 
-// certificateForName returns a function that selects a certificate by server name.
+// certificateForName returns a function that selects the serving certificate for the server name
+// that the client requests: an exact match or a wildcard match from all, otherwise usual.
 func (s *Server) certificateForName(usual *pki.Files, all []NamedCertificate) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
 	byName := map[string]*pki.Files{}
 	for _, n := range all {

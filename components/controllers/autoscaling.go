@@ -13,7 +13,7 @@ import (
 	"hyperkube/components/controllers/horizontalpodautoscaling"
 )
 
-// autoscalingDescriptors are the controllers that scale workloads.
+// autoscalingDescriptors returns the controllers that scale workloads, for descriptors.
 func autoscalingDescriptors() []descriptor {
 	return []descriptor{
 		{name: "horizontal-pod-autoscaler-controller", alias: "horizontalpodautoscaling", user: "horizontal-pod-autoscaler", source: "horizontal-pod-autoscaler", workers: 5,
@@ -22,6 +22,7 @@ func autoscalingDescriptors() []descriptor {
 	}
 }
 
+// makeAutoscaler creates the horizontal pod autoscaler with clients for scale subresources and metrics APIs.
 func makeAutoscaler(d *deps) (runner, error) {
 	// The discovery mapper sends no request before the first autoscaler exists.
 	found := d.clients.Kube.Discovery()

@@ -17,12 +17,12 @@ import (
 	"hyperkube/internal/client"
 )
 
-// tokenLife is the requested lifetime of a controller's token.
+// tokenLife is the lifetime that is requested for a controller's service account token. The API server may shorten it.
 const tokenLife = time.Hour
 
-// tokenBuilder creates each controller's clients, which authenticate with a token of the
-// controller's service account in kube-system. It creates a missing service account. It is safe for
-// concurrent use.
+// tokenBuilder creates separate clients for each controller, which authenticate with a token of the controller's
+// service account in kube-system. It implements --use-service-account-credentials. Missing service accounts are
+// created. It is safe for concurrent use.
 type tokenBuilder struct {
 	clients *client.Clients
 
@@ -32,13 +32,14 @@ type tokenBuilder struct {
 
 var _ client.Builder = (*tokenBuilder)(nil)
 
-// newTokenBuilder creates a builder that requests tokens with the clients own. All clients that it
-// builds share the informers of own.
+// newTokenBuilder returns a tokenBuilder that requests tokens with own, the controller manager's clients. All clients
+// that it builds share the informers of own.
 func newTokenBuilder(own *client.Clients) *tokenBuilder {
 	return &tokenBuilder{clients: own, built: map[string]*client.Clients{}}
 }
 
-// For implements client.Builder. It sends no request; the first use of the clients does.
+// For returns the clients of the controller with this service account. It sends no request; the first request of the
+// clients requests the token.
 func (b *tokenBuilder) For(name string) (*client.Clients, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -58,7 +59,7 @@ func (b *tokenBuilder) For(name string) (*client.Clients, error) {
 	return c, nil
 }
 
-// tokenSource caches and renews a service account's token.
+// tokenSource caches the token of a service account and renews it before it expires. It is safe for concurrent use.
 type tokenSource struct {
 	kube    kubernetes.Interface
 	account string
@@ -69,7 +70,8 @@ type tokenSource struct {
 	renew time.Time // guarded by mu
 }
 
-// get returns a valid token. It requests a new one if necessary.
+// get returns a valid token. If there is none or it expires soon, get requests a new one from the API server, and
+// creates the service account if it does not exist.
 func (s *tokenSource) get(ctx context.Context) (string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -99,7 +101,7 @@ func (s *tokenSource) get(ctx context.Context) (string, error) {
 	return s.token, nil
 }
 
-// drop discards a token that the API server rejected.
+// drop discards a token that the API server has rejected, so that the next get requests a new one.
 func (s *tokenSource) drop(token string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,13 +110,13 @@ func (s *tokenSource) drop(token string) {
 	}
 }
 
-// tokenTransport adds the token to requests.
+// tokenTransport is an HTTP transport that adds the token of source to each request.
 type tokenTransport struct {
 	source *tokenSource
 	next   http.RoundTripper
 }
 
-// RoundTrip implements http.RoundTripper.
+// RoundTrip sends a request with the token. It returns an error without sending the request if there is no token.
 func (t *tokenTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	token, err := t.source.get(req.Context())
 	if err != nil {

@@ -24,8 +24,8 @@ import (
 	"hyperkube/internal/api/certificates"
 )
 
-// certificateDescriptors are the controllers of certificates, dynamic resources, and storage
-// version migration.
+// certificateDescriptors returns the controllers for certificates, dynamic resource allocation and storage version
+// migration, for descriptors.
 func certificateDescriptors() []descriptor {
 	requests := []schema.GroupVersionResource{certificatesv1.SchemeGroupVersion.WithResource("certificatesigningrequests")}
 	return []descriptor{
@@ -58,6 +58,7 @@ func certificateDescriptors() []descriptor {
 	}
 }
 
+// makeMigrator creates the storage version migrator with a client for CustomResourceDefinitions.
 func makeMigrator(d *deps) (runner, error) {
 	definitions, err := apiextensionsclient.NewForConfig(d.clients.REST)
 	if err != nil {
@@ -68,6 +69,7 @@ func makeMigrator(d *deps) (runner, error) {
 	})
 }
 
+// makeSigner creates the CSR signing controller, or returns nil if no authorities are configured.
 func makeSigner(d *deps) (runner, error) {
 	if len(d.Signing.Authorities) == 0 {
 		return nil, nil
@@ -75,8 +77,8 @@ func makeSigner(d *deps) (runner, error) {
 	return csrsigning.New(d.env, d.Signing)
 }
 
-// SignWith returns a Config with which one authority signs for all signers. If key is nil, because
-// it is kept outside the cluster, no request is signed.
+// SignWith returns a configuration of the CSR signing controller with which one certificate authority signs the
+// requests for all signers. If key is nil, because the CA's key is kept outside the cluster, no request is signed.
 func SignWith(cert *x509.Certificate, key crypto.Signer) csrsigning.Config {
 	if key == nil {
 		return csrsigning.Config{}
@@ -88,10 +90,11 @@ func SignWith(cert *x509.Certificate, key crypto.Signer) csrsigning.Config {
 	return csrsigning.Config{Authorities: all}
 }
 
-// signingFlags are the --cluster-signing-… flags of one signer. If signer is empty, they apply to
-// all signers without specific flags.
+// signingFlags are the --cluster-signing-… flags for one signer. flag is their common prefix. If signer is empty, the
+// flags apply to all signers.
 type signingFlags struct{ flag, signer, certFile, keyFile string }
 
+// newSigningFlags returns the signing flags for all signers and for each signer, without values.
 func newSigningFlags() []*signingFlags {
 	return []*signingFlags{
 		{flag: "cluster-signing"},
@@ -102,7 +105,8 @@ func newSigningFlags() []*signingFlags {
 	}
 }
 
-// readSigning reads the certificates and keys that the flags specify.
+// readSigning reads the CA certificates and keys that the flags specify and returns them by signer. It returns an error
+// if a certificate has no key, or if flags for all signers and for single signers are combined.
 func readSigning(flags []*signingFlags) (map[string]csrsigning.Authority, error) {
 	all := map[string]csrsigning.Authority{}
 	common, particular := "", ""
@@ -133,6 +137,7 @@ func readSigning(flags []*signingFlags) (map[string]csrsigning.Authority, error)
 	return all, nil
 }
 
+// readAuthority reads the certificate and private key of a certificate authority.
 func readAuthority(certFile, keyFile string) (csrsigning.Authority, error) {
 	certs, err := certutil.CertsFromFile(certFile)
 	if err != nil {

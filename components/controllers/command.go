@@ -90,7 +90,8 @@ var concurrency = []struct {
 	{"concurrent-disruption-syncs", "disruption-controller", 5},
 }
 
-// NewCommand returns the kube-controller-manager command.
+// NewCommand returns the kube-controller-manager command, which runs the controllers as a separate process with
+// upstream's flags. `hyperkube up` runs them without this command.
 func NewCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
@@ -103,6 +104,7 @@ func NewCommand() *cobra.Command {
 	return cmd
 }
 
+// flags adds the flags to f, with upstream's names and defaults.
 func (o *options) flags(f *pflag.FlagSet) {
 	all, off := knownControllers()
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "Path to the kubeconfig file with the location and credentials of the API server.")
@@ -154,7 +156,8 @@ func (o *options) flags(f *pflag.FlagSet) {
 	compatflags.Add(f, slices.Concat(compatflags.Logging(), compatflags.Metrics(), compatflags.Versions(), compatflags.LeaderElection(), compatflags.Client(), compatflags.Serving(), unused)...)
 }
 
-// unused are upstream's flags that configure what is fixed, unlimited, or missing here.
+// unused are upstream's flags that are accepted without effect, because what they configure is fixed or does not exist
+// here.
 var unused = []compatflags.Flag{
 	{Name: "min-resync-period", Why: "objects are synced only after events"},
 	{Name: "controller-start-interval", Why: "all controllers start together"},
@@ -192,6 +195,7 @@ var unused = []compatflags.Flag{
 	{Name: "concurrent-validating-admission-policy-status-syncs", Why: "policies are checked one at a time"},
 }
 
+// run runs the controllers and the secure port until ctx is done, a controller fails or the lease is lost.
 func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
@@ -229,7 +233,7 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	return err
 }
 
-// Server fills in the controllers' part of the secure port's configuration.
+// Server adds the name, metrics and health checks of the controllers to conf, the configuration of the secure port.
 func (m *Manager) Server(conf debugserver.Config) debugserver.Config {
 	conf.Component, conf.Metrics = component, m.Metrics()
 	// The check always succeeds, because a controller that fails stops the process.
@@ -239,7 +243,8 @@ func (m *Manager) Server(conf debugserver.Config) debugserver.Config {
 	return conf
 }
 
-// config converts the flags to a Config.
+// config converts the flags to a Config and reads the files that they name. own are the clients of the controller
+// manager.
 func (o *options) config(own *client.Clients) (Config, error) {
 	cfg := Config{
 		Clients:                own,
@@ -305,6 +310,7 @@ func (o *options) config(own *client.Clients) (Config, error) {
 	return cfg, nil
 }
 
+// prefixes parses a comma-separated list of CIDR ranges. flag is the name of its flag, for errors.
 func prefixes(flag, list string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for s := range strings.SplitSeq(list, ",") {

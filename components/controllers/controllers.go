@@ -114,7 +114,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Manager runs controllers. Use New to create it.
+// Manager runs the selected controllers in one process. Use New to create it.
 type Manager struct {
 	cfg     Config
 	log     *slog.Logger
@@ -125,20 +125,23 @@ type Manager struct {
 	leaders  *componentmetrics.Leaders
 }
 
-// runningController is a controller that is run, with its event recorder.
+// runningController is a controller that Run runs, with its event recorder.
 type runningController struct {
 	name     string
 	runner   runner
 	recorder *control.Recorder
 }
 
-// runner is the interface of all controllers.
+// runner is the interface of all controllers. Run blocks until ctx is done. The channel of Ready is closed when the
+// controller has synced its informers and processes changes.
 type runner interface {
 	Run(ctx context.Context) error
 	Ready() <-chan struct{}
 }
 
-// New creates all controllers that cfg selects, and requests their informers.
+// New creates the controllers that cfg selects and requests their informers from cfg.Clients. The caller must start the
+// informer factory afterwards and then call Run. Controllers are omitted if they need a resource that the API server
+// does not serve, or if cfg does not configure them.
 func New(cfg Config) (*Manager, error) {
 	if cfg.Clients == nil {
 		return nil, errors.New("controllers: clients are missing")
@@ -207,10 +210,10 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// Ready is closed once all controllers' informers are synced and their workers run.
+// Ready returns a channel that is closed when the informers of all controllers are synced and their workers run.
 func (m *Manager) Ready() <-chan struct{} { return m.ready }
 
-// Metrics returns the metrics of the controllers.
+// Metrics returns the metrics of the controllers for the path /metrics.
 func (m *Manager) Metrics() prometheus.Gatherer {
 	return componentmetrics.Page(m.registry, componentmetrics.Library("endpoint_slice_"))
 }
@@ -224,8 +227,8 @@ func (m *Manager) Names() []string {
 	return names
 }
 
-// Run runs the controllers until ctx is canceled. It returns an error when a controller fails or
-// leadership is lost.
+// Run runs the controllers until ctx is done. With leader election, it waits for the lease first. It returns an error
+// when a controller fails or the lease is lost; the process should then exit and be started again.
 func (m *Manager) Run(ctx context.Context) error {
 	if m.cfg.LeaderElect {
 		return m.lead(ctx)
@@ -233,6 +236,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	return m.run(ctx)
 }
 
+// run runs the controllers without leader election. If one fails, it stops the others and returns the error.
 func (m *Manager) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -7,7 +7,8 @@ import (
 	"hyperkube/internal/client/leaderelection"
 )
 
-// lead runs the controllers while it holds the lease.
+// lead waits until it holds the lease, and then runs the controllers until ctx is done or the lease is lost. In the
+// latter case it returns an error.
 func (m *Manager) lead(ctx context.Context) error {
 	recording, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	recorder := control.NewRecorder(m.cfg.Clients.Kube, component)
@@ -24,5 +25,5 @@ func (m *Manager) lead(ctx context.Context) error {
 	return err
 }
 
-// component is the name of this component, of its lease, and in its user agent.
+// component is the name of this component. It is also the name of its lease and part of its user agent.
 const component = "kube-controller-manager"

@@ -57,7 +57,7 @@ import (
 	localpathnames "hyperkube/internal/pod/localpath"
 )
 
-// deps contains what is needed to create a controller.
+// deps contains what a descriptor needs to create its controller.
 type deps struct {
 	Config
 	// clients are the clients of this controller.
@@ -65,8 +65,7 @@ type deps struct {
 	env     control.Env
 }
 
-// descriptor describes a controller. Names, users, event sources and numbers of workers are
-// upstream's.
+// descriptor describes a controller. Names, users, event sources and numbers of workers are upstream's.
 type descriptor struct {
 	name string
 	// alias is another name that --controllers accepts.
@@ -211,8 +210,8 @@ func descriptors() []descriptor {
 	}, append(certificateDescriptors(), autoscalingDescriptors()...)...)
 }
 
-// forceDetach is the time after which a volume is detached from an unresponsive node, like
-// upstream's.
+// forceDetach is the time after which a volume is detached from an unresponsive node that still reports it as in use.
+// It is upstream's.
 const forceDetach = 6 * time.Minute
 
 // volumeKinds are the resources that all volume controllers need.
@@ -221,6 +220,7 @@ var volumeKinds = []schema.GroupVersionResource{
 	storagev1.SchemeGroupVersion.WithResource("storageclasses"),
 }
 
+// makeNodeIPAM creates the node IPAM controller, or returns nil if pod CIDRs are not to be allocated.
 func makeNodeIPAM(d *deps) (runner, error) {
 	if !d.AllocateNodeCIDRs {
 		return nil, nil
@@ -233,7 +233,8 @@ func makeNodeIPAM(d *deps) (runner, error) {
 	})
 }
 
-// chooseControllers returns the controllers that the --controllers flag selects.
+// chooseControllers returns the controllers that the values of the --controllers flag select, in the order of
+// descriptors. An empty list means "*". It returns an error for unknown names.
 func chooseControllers(flag []string) ([]descriptor, error) {
 	if len(flag) == 0 {
 		flag = []string{"*"}
@@ -286,7 +287,8 @@ var upstreamOnly = map[string]bool{
 	"selinux-warning-controller": true,
 }
 
-// knownControllers returns the names of all controllers, and of those that are off by default.
+// knownControllers returns the sorted names of all controllers, and of those that "*" does not include, for the help
+// text.
 func knownControllers() (all, off []string) {
 	for _, d := range descriptors() {
 		all = append(all, d.name)

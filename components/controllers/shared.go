@@ -18,11 +18,11 @@ import (
 	"hyperkube/internal/client"
 )
 
-// SharedInformers returns the garbage collector's informers for a process whose informers read from
-// the API server's watch cache. For built-in kinds these are the informers of clients.Informers,
-// and custom resources are read from the watch cache as well; both need little memory. Only
-// resources of aggregated API servers are watched with the metadata API. Informers that it adds to
-// clients.Informers run until running is canceled, which is the context of the other informers.
+// SharedInformers returns a function that returns the garbage collector's informer of a resource, for a process whose
+// informers read from the API server's watch cache. For built-in kinds it returns the informers of clients.Informers,
+// and informers of custom resources read from the watch cache too; both need little memory. Only resources of
+// aggregated API servers are watched with the metadata API. Informers that it adds to clients.Informers run until
+// running is done, which must be the context of the other informers.
 func SharedInformers(running context.Context, clients *client.Clients) garbagecollector.Informer {
 	return func(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) (cache.SharedIndexInformer, error) {
 		obj, err := scheme.Scheme.New(kind)
@@ -49,8 +49,8 @@ func SharedInformers(running context.Context, clients *client.Clients) garbageco
 	}
 }
 
-// fromMemory returns an informer that reads from the watch cache, for kinds without a client-go
-// type. It returns nil if the kind is not in the watch cache.
+// fromMemory returns an informer that reads objects of a kind without a client-go type from the watch cache. It returns
+// nil if the watch cache is not in this process or does not contain the kind.
 func fromMemory(clients *client.Clients, kind schema.GroupVersionKind) cache.SharedIndexInformer {
 	if clients.Source == nil {
 		return nil
@@ -65,6 +65,8 @@ func fromMemory(clients *client.Clients, kind schema.GroupVersionKind) cache.Sha
 	})
 }
 
+// listWatch returns a list and watch of a built-in resource with a REST client, for kinds that are not in the watch
+// cache.
 func listWatch(config *rest.Config, gvr schema.GroupVersionResource) (cache.ListerWatcher, error) {
 	rc := rest.CopyConfig(config)
 	gv := gvr.GroupVersion()

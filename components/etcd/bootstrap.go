@@ -13,16 +13,17 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/wal/walpb"
 )
 
-// firstSegment is the name of the first segment of a write-ahead log.
+// firstSegment is the file name of the first segment of an etcd member's write-ahead log.
 const firstSegment = "0000000000000000-0000000000000000.wal"
 
-// clearPartialBootstrap removes the data of a first start that was interrupted before raft's first state was
-// in the write-ahead log. etcd would treat it as a member with a known cluster and wait for a
-// leader forever, because the log contains the member's identity but not its membership. Nothing
-// can have been acknowledged, not even a vote, so the bootstrap may start again.
+// clearPartialBootstrap removes the data of a member's first start if that was interrupted before
+// the first raft state was in the write-ahead log. etcd would treat the data as a member of a known
+// cluster and wait for a leader forever, because the log contains the member's identity but not its
+// membership. Nothing, not even a vote, was acknowledged, so etcd may start from the beginning. dir
+// is the data directory, members the number of members in the initial cluster.
 //
-// If the database contains more than the log, the log was lost. That is an error, and the database
-// is not touched.
+// If the database contains more entries than a bootstrap writes, the log was lost. That is an
+// error, and the data is not touched.
 func clearPartialBootstrap(dir string, members int) error {
 	logDir := datadir.ToWALDir(dir)
 	entries, err := os.ReadDir(logDir)
@@ -67,11 +68,13 @@ func clearPartialBootstrap(dir string, members int) error {
 	return os.RemoveAll(partial)
 }
 
-// initialPages is the number of pages that bbolt writes first when it creates a database.
+// initialPages is the number of pages that bbolt, the database library of etcd, writes first when
+// it creates a file.
 const initialPages = 4
 
-// clearPartialDatabase removes a database whose creation was cut short by a full disk. It is empty and
-// there is no log. etcd would treat it as damaged.
+// clearPartialDatabase removes the database file of a data directory without a log if its creation
+// was interrupted by a full disk. Such a file is too small and contains no data, but etcd would
+// treat it as damaged.
 func clearPartialDatabase(dir string) error {
 	file := datadir.ToBackendFileName(dir)
 	info, err := os.Stat(file)
@@ -88,8 +91,8 @@ func clearPartialDatabase(dir string) error {
 	return os.Remove(file)
 }
 
-// isEmptyLog reports whether a log begins with file and contains no raft state. Read errors are
-// left to etcd.
+// isEmptyLog reports whether the write-ahead log that begins with the segment file contains no raft
+// state. It returns false if the segment cannot be decoded; etcd then reports the error.
 func isEmptyLog(file string) (bool, error) {
 	f, err := os.Open(file)
 	if err != nil {

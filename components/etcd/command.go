@@ -40,7 +40,7 @@ func NewCommand() *cobra.Command {
 	return cmd
 }
 
-// options are the flags of the command.
+// options are the values of the command's flags.
 type options struct {
 	cfg                 Config
 	heartbeat, election uint // in milliseconds
@@ -84,8 +84,9 @@ func (o *options) addFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&cfg.NoSync, "unsafe-no-fsync", false, "Disable fsync: faster, for tests. A power failure may lose data or corrupt the member.")
 }
 
-// config returns the configuration of the flags, or that of the configuration file if there is one.
-// Logs are written to out.
+// config returns the configuration that the flags or the configuration file specify; the file
+// replaces the flags. Logs are written to out. It returns an error if the file is invalid or
+// --logger is not zap.
 func (o *options) config(out io.Writer) (Config, error) {
 	if o.file != "" {
 		fromFile, err := readConfigFile(o.file)

@@ -98,8 +98,8 @@ type Config struct {
 	// LogLevel is debug, info, warn, error, panic or fatal. Empty means warn.
 	LogLevel string
 
-	// DiskFull is called with the error when a running member cannot go on because its disk is full, from a goroutine
-	// of etcd. The process exits with code 1 when it returns. Nil: the process exits.
+	// DiskFull is called with the error when a running member cannot continue because its disk is
+	// full, in a goroutine of etcd. The process exits with code 1 when it returns. It may be nil.
 	DiskFull func(err error)
 }
 
@@ -123,12 +123,14 @@ const (
 	singleBatchInterval = time.Second
 )
 
-// singleMember reports whether the cluster has a single member.
+// singleMember reports whether the configuration describes a cluster whose only member is this one.
+// It can be wrong if members join later.
 func (c *Config) singleMember() bool {
 	return c.InitialClusterState != embed.ClusterStateFlagExisting && !strings.Contains(c.InitialCluster, ",")
 }
 
-// embed returns the configuration of embedded etcd, which logs to logger.
+// embed validates c and returns the configuration of the etcd library, with the defaults of this
+// package. etcd logs to logger.
 func (c *Config) embed(logger *zap.Logger) (*embed.Config, error) {
 	if c.DataDir == "" {
 		return nil, errors.New("etcd: no data directory")

@@ -25,7 +25,8 @@ func readConfigFile(file string) (*options, error) {
 	return parseConfigFile(file, data)
 }
 
-// parseConfigFile parses the content of file.
+// parseConfigFile parses data, the content of the configuration file with the path file, which
+// errors contain.
 func parseConfigFile(file string, data []byte) (*options, error) {
 	// As floats, large numbers would lose digits.
 	var settings map[string]any
@@ -75,5 +76,6 @@ func parseConfigFile(file string, data []byte) (*options, error) {
 	return &o, nil
 }
 
-// sections maps the sections of a configuration file to the prefix of their flags.
+// sections maps the name of each section of a configuration file to the prefix of the flags that
+// its keys stand for.
 var sections = map[string]string{"client-transport-security": "", "peer-transport-security": "peer-"}

@@ -20,17 +20,18 @@ import (
 	"hyperkube/components/etcd/database"
 )
 
-// Advice in errors about unusable data. The server never deletes such data itself.
+// The remedies that errors about damaged data name: adviseBackup if the database is unusable, adviseLog
+// if only the write-ahead log is. The server never deletes damaged data itself.
 const (
 	adviseBackup = "restore a backup (hyperkube snapshot restore FILE); if the cluster has other members, remove this member from it, empty the data directory and join again"
 	adviseLog    = "its database may be intact: restore a copy of it with hyperkube snapshot restore --skip-hash-check, or " + adviseBackup
 )
 
-// checkDamage checks the data of a member before etcd opens it. It detects damage at which etcd
-// panics without an explanation or hangs: a log that ends before the database's applied index, so
-// that new entries would count as applied already, and a missing or damaged database.
-//
-// It reads no more than etcd itself reads during startup.
+// checkDamage returns an error with a remedy if the data directory dir has damage at which etcd
+// would panic without an explanation or hang: a missing or damaged database, or a write-ahead log
+// that ends before the last entry that the database contains (new entries would count as applied
+// already). It runs before etcd opens the data, and reads no more than etcd itself reads during
+// startup.
 func checkDamage(dir string) error {
 	logDir, file := datadir.ToWALDir(dir), datadir.ToBackendFileName(dir)
 	segments, err := filesWithSuffix(logDir, ".wal")
@@ -71,7 +72,8 @@ func checkDamage(dir string) error {
 	return nil
 }
 
-// inspectDatabase calls database.Look and adds advice to its error.
+// inspectDatabase calls database.Inspect for the database file and adds a remedy to its error. A
+// failing disk has another remedy than damaged data.
 func inspectDatabase(file string) (database.Contents, error) {
 	db, err := database.Inspect(file)
 	if err == nil {
@@ -84,7 +86,8 @@ func inspectDatabase(file string) (database.Contents, error) {
 	return db, fmt.Errorf("the database %s is damaged: %w: %s", file, err, adviseBackup)
 }
 
-// withAdvice adds advice to an error of etcd, whose data is in dir.
+// withAdvice adds a remedy to an error with which etcd failed to start, if the cause is a full disk
+// or a damaged write-ahead log. dir is the data directory. Other errors are returned unchanged.
 func withAdvice(err error, dir string) error {
 	if err == nil {
 		return nil
@@ -112,8 +115,8 @@ func withAdvice(err error, dir string) error {
 	return err
 }
 
-// filesWithSuffix returns the files in dir whose names end with suffix, sorted. It returns none if dir does
-// not exist.
+// filesWithSuffix returns the paths of the files in dir whose names end with suffix, sorted. It
+// returns none if dir does not exist.
 func filesWithSuffix(dir, suffix string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -131,15 +134,16 @@ func filesWithSuffix(dir, suffix string) ([]string, error) {
 	return out, nil
 }
 
-// walState is the state of a write-ahead log as read before etcd opens it.
+// walState is the end of a write-ahead log, read before etcd opens it.
 type walState struct {
-	// lastIndex is the index of the last entry or the last snapshot, whichever is greater. snapshot is
-	// the index of the last snapshot. They are zero if there is none.
+	// lastIndex is the index of the last entry or the last snapshot, whichever is greater.
+	// snapshotIndex is the index of the last snapshot. They are zero if there is none.
 	lastIndex, snapshotIndex uint64
 }
 
-// inspectLog reads the frame headers of the log segments, newest first, and decodes only the last
-// entry and the last snapshot. It does not open segments that it does not need.
+// inspectLog returns the state of a write-ahead log from its segment files, in order. To be fast,
+// it reads only the frame headers of the newest segments, and decodes only the last entry and the
+// last snapshot.
 func inspectLog(segments []string) (out walState, err error) {
 	for _, file := range slices.Backward(segments) {
 		here, err := inspectSegment(file)
@@ -154,9 +158,11 @@ func inspectLog(segments []string) (out walState, err error) {
 	return out, nil
 }
 
-// frame is the position of one record in a segment.
+// frame is the position of one record in a segment file, in bytes.
 type frame struct{ offset, size int64 }
 
+// inspectSegment returns the indexes of the last entry and the last snapshot in one segment file,
+// ignoring an incomplete record at its end.
 func inspectSegment(file string) (out walState, err error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -206,7 +212,8 @@ func inspectSegment(file string) (out walState, err error) {
 	return out, nil
 }
 
-// indexAt returns the index of the entry or snapshot in a frame, or zero if it cannot be read.
+// indexAt returns the raft index of the entry or snapshot at a position of a segment file, or zero
+// if it cannot be read.
 func indexAt(f *os.File, at frame) uint64 {
 	data := make([]byte, at.size)
 	if _, err := f.ReadAt(data, at.offset); err != nil {

@@ -24,15 +24,17 @@ type DialConfig struct {
 	Log *slog.Logger
 }
 
-// Keepalive and dial timeouts, as in upstream's API server.
+// Timeouts of the client, as in upstream's API server: a connection without responses is probed after
+// keepaliveTime and closed keepaliveTimeout later; dialTimeout limits connecting.
 const (
 	keepaliveTime    = 30 * time.Second
 	keepaliveTimeout = 10 * time.Second
 	dialTimeout      = 20 * time.Second
 )
 
-// Dial creates a client. It does not wait for a connection. The certificate files are read again
-// for later connections, so that they can be renewed.
+// Dial creates a client of an external etcd cluster. It does not wait for a connection. It returns
+// an error if cfg is invalid. The certificate files are read again for later connections, so that
+// they can be renewed.
 func Dial(cfg DialConfig) (*clientv3.Client, error) {
 	if len(cfg.Servers) == 0 {
 		return nil, errors.New("etcd: no servers to connect to")

@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fatal is the error with which etcd terminates its process.
+// fatal is the error with which etcd terminates its process: its last log message and the error in
+// it.
 type fatal struct {
 	message string
 	cause   error
@@ -47,15 +48,17 @@ func startMember(cfg *embed.Config) (member *embed.Etcd, err error) {
 	return embed.StartEtcd(cfg)
 }
 
-// fatalHook exits the process like zap's fatal hook, except within startMember, where it panics
-// with a *fatal.
+// fatalHook is called when etcd logs at the fatal level. It exits the process as zap does by
+// default. During startMember it panics with a *fatal instead, which startMember returns as an
+// error.
 type fatalHook struct {
 	log *slog.Logger
 	// diskFull is Config.DiskFull.
 	diskFull func(error)
 }
 
-// OnWrite is called after the entry is written.
+// OnWrite implements zapcore.CheckWriteHook. zap calls it after it has written a message at the
+// fatal level.
 func (h fatalHook) OnWrite(entry *zapcore.CheckedEntry, fields []zap.Field) {
 	problem := fatalOf(entry.Message, fields)
 	abortStart(problem)
@@ -63,11 +66,13 @@ func (h fatalHook) OnWrite(entry *zapcore.CheckedEntry, fields []zap.Field) {
 	os.Exit(1)
 }
 
-// panicHook panics like zap's panic hook, except within startMember, where it panics with a *fatal.
-// If the disk is full it exits without a stack trace, which would hide the cause.
+// panicHook is called when etcd logs at the panic level. It panics as zap does by default, during
+// startMember with a *fatal. If the disk is full, it exits without a stack trace, which would hide
+// the cause.
 type panicHook struct{ fatalHook }
 
-// OnWrite is called after the entry is written.
+// OnWrite implements zapcore.CheckWriteHook. zap calls it after it has written a message at the
+// panic level.
 func (h panicHook) OnWrite(entry *zapcore.CheckedEntry, fields []zap.Field) {
 	problem := fatalOf(entry.Message, fields)
 	abortStart(problem)
@@ -77,7 +82,8 @@ func (h panicHook) OnWrite(entry *zapcore.CheckedEntry, fields []zap.Field) {
 	panic(entry.Message)
 }
 
-// logDiskFull logs advice and returns true if problem was caused by a full disk.
+// logDiskFull reports whether a full disk has caused problem. In that case it logs the remedy and
+// calls Config.DiskFull.
 func (h fatalHook) logDiskFull(problem *fatal) bool {
 	if !IsDiskFull(problem) {
 		return false
@@ -92,7 +98,8 @@ func (h fatalHook) logDiskFull(problem *fatal) bool {
 // IsDiskFull reports whether the cause of an error is a full disk or an exceeded disk quota.
 func IsDiskFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// fatalOf converts the last log entry of etcd to an error.
+// fatalOf converts the log message with which etcd terminates the process to an error. The error
+// field, if there is one, is the cause.
 func fatalOf(message string, fields []zap.Field) *fatal {
 	out := &fatal{message: message}
 	for _, f := range fields {
@@ -103,7 +110,8 @@ func fatalOf(message string, fields []zap.Field) *fatal {
 	return out
 }
 
-// abortStart panics with problem if startMember is on the call stack.
+// abortStart panics with problem if startMember is on the call stack, so that startMember can
+// return it. Otherwise it returns.
 func abortStart(problem *fatal) {
 	frames := make([]uintptr, 64)
 	callers := runtime.CallersFrames(frames[:runtime.Callers(1, frames)])

@@ -10,7 +10,8 @@ import (
 	"hyperkube/internal/base/logging"
 )
 
-// ignoredWarnings are warnings of etcd that do not apply here.
+// ignoredWarnings are log messages of etcd that are dropped because they do not apply to this
+// program.
 var ignoredWarnings = map[string]bool{
 	"it isn't recommended to use default name, please set a value for --name. Note that etcd might run into issue when multiple members have the same default name": true,
 	"Running http and grpc server on single port. This is not recommended for production.":                                                                          true,
@@ -20,8 +21,9 @@ var ignoredWarnings = map[string]bool{
 	"failed to update storage version": true,
 }
 
-// zapLogger forwards log entries of etcd at level and above to a slog.Logger until silent is set.
-// Entries below are never formatted. Warnings are always forwarded, because detectRemoval needs them.
+// zapLogger returns a zap logger that forwards log entries of etcd at level and above to log (nil
+// discards them) until silent is set. Warnings are always forwarded, because detectRemoval needs
+// them. Entries below the level are not formatted. diskFull is Config.DiskFull.
 func zapLogger(log *slog.Logger, level zapcore.Level, silent *atomic.Bool, diskFull func(error)) *zap.Logger {
 	drop := func(message string) bool { return silent.Load() || ignoredWarnings[message] }
 	if log == nil {
@@ -31,11 +33,11 @@ func zapLogger(log *slog.Logger, level zapcore.Level, silent *atomic.Bool, diskF
 	return logging.Zap(log, min(level, zapcore.WarnLevel), drop).WithOptions(zap.WithFatalHook(end), zap.WithPanicHook(panicHook{end}))
 }
 
-// removedMessage is the message that etcd logs when other members reject it as removed. There is no
-// other notification.
+// removedMessage is part of etcd's log output when other members reject this member because it was
+// removed from the cluster. etcd has no other notification of this.
 const removedMessage = "data-dir used by this member must be removed"
 
-// detectRemoval sets removed when etcd logs removedMessage.
+// detectRemoval returns a logger that sets removed when etcd logs removedMessage to it.
 func detectRemoval(log *zap.Logger, removed *atomic.Bool) *zap.Logger {
 	return log.WithOptions(zap.Hooks(func(entry zapcore.Entry) error {
 		if entry.Message == removedMessage {

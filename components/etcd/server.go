@@ -27,14 +27,15 @@ type Server struct {
 	log          *slog.Logger
 	singleMember bool
 	ready        chan struct{}
-	// stopping suppresses etcd's log messages during shutdown.
+	// stopping is set when Run stops the member. It suppresses etcd's log messages, which report
+	// lost connections as errors then.
 	stopping *atomic.Bool
 	// removed is set when other members report that this member was removed from the cluster.
 	removed *atomic.Bool
 	client  atomic.Pointer[clientv3.Client]
 }
 
-// New validates cfg and returns a Server. It does not open files or listeners.
+// New validates cfg and returns a Server. It does not open files or listeners; Run does.
 func New(cfg Config) (*Server, error) {
 	stopping, removed := new(atomic.Bool), new(atomic.Bool)
 	log := cfg.Log
@@ -55,12 +56,13 @@ func New(cfg Config) (*Server, error) {
 // Ready returns a channel that is closed once the member serves requests.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Client returns the in-process client. It is nil until Ready is closed. The server owns the client
-// and closes it when Run returns.
+// Client returns the client for code in this process, which calls the member directly. It is nil
+// until Ready is closed. The server owns the client and closes it when Run returns.
 func (s *Server) Client() *clientv3.Client { return s.client.Load() }
 
-// Run runs the member until ctx is cancelled or the member fails. Every acknowledged write is on
-// disk, however Run returns.
+// Run checks the data, then runs the member until ctx is cancelled or the member fails. Errors
+// about damaged data and full disks name the remedy. Every acknowledged write is on disk, however
+// Run returns.
 func (s *Server) Run(ctx context.Context) error {
 	if err := os.MkdirAll(s.cfg.Dir, 0o700); err != nil {
 		return fmt.Errorf("starting etcd: %w", withAdvice(err, s.cfg.Dir))
@@ -120,12 +122,14 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// errRemoved reports that this member was removed from the cluster. The removal is permanent.
+// errRemoved is the error of Run if this member was removed from the cluster. The removal is
+// permanent.
 var errRemoved = errors.New("this member has been removed from the cluster and its data cannot be used any more; reset the node and join it again " +
 	"(`hyperkube reset`, then `hyperkube join` as a control plane node)")
 
-// stopReason replaces err by errRemoved if the member was removed from the cluster. The member learns
-// that from the raft log or from the responses of other members.
+// stopReason returns why the member has stopped: an error that wraps errRemoved if it was removed
+// from the cluster, and otherwise err. The member learns of the removal from the raft log or from
+// the responses of other members.
 func (s *Server) stopReason(member *embed.Etcd, err error) error {
 	if s.removed.Load() || member.Server.IsIDRemoved(uint64(member.Server.MemberID())) {
 		return fmt.Errorf("%w (%w)", errRemoved, err)
@@ -133,24 +137,25 @@ func (s *Server) stopReason(member *embed.Etcd, err error) error {
 	return err
 }
 
-// grpcServers are the gRPC servers for clients, one per listen URL.
+// grpcServers are the gRPC servers of a member that serve clients, one per listen URL. They are
+// recorded so that Run can stop them faster than etcd would.
 type grpcServers struct {
 	mu      sync.Mutex
 	servers []*grpc.Server
 }
 
-// add is called before a server starts serving.
+// add records a server. etcd calls it before the server starts serving.
 func (s *grpcServers) add(server *grpc.Server) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.servers = append(s.servers, server)
 }
 
-// shutdownGrace is how long calls in flight may still take at shutdown. etcd itself waits seven
+// shutdownGrace is the time that calls in progress get at shutdown. etcd itself would wait seven
 // seconds, also for watches, which never complete.
 const shutdownGrace = 100 * time.Millisecond
 
-// stop closes all client connections.
+// stop closes all client connections, after waiting up to shutdownGrace for calls in progress.
 func (s *grpcServers) stop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

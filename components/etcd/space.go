@@ -12,7 +12,7 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/mvcc"
 )
 
-// Limits for the maintenance of a single member's database.
+// Settings of spaceManager.
 const (
 	// spaceInterval is the interval between checks. A check reads a few numbers.
 	spaceInterval = 30 * time.Second
@@ -41,7 +41,8 @@ type spaceManager struct {
 	revision         int64
 }
 
-// run checks the database at each interval until ctx is cancelled.
+// run calls check at each interval until ctx is cancelled. A failure is logged and repeated at the
+// next interval.
 func (s *spaceManager) run(ctx context.Context, interval time.Duration) {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
@@ -52,12 +53,14 @@ func (s *spaceManager) run(ctx context.Context, interval time.Duration) {
 			return
 		}
 		if err := s.check(ctx); err != nil && ctx.Err() == nil {
-			s.log.Error("freeing space of the etcd database failed, retrying", "err", err)
+			s.log.Error("freeing space of the etcd database failed, etcd rejects writes when the quota is exhausted, retrying at the next check: if it persists, check the disk", "err", err)
 		}
 	}
 }
 
-// check frees space if necessary and disarms the alarm when there is enough.
+// check defragments the database if much of its file is unused. If the quota is exhausted (the
+// NOSPACE alarm is active), it first compacts the history, and disarms the alarm when there is
+// enough space again. It does nothing if the cluster has several members.
 func (s *spaceManager) check(ctx context.Context) error {
 	if len(s.server.Cluster().Members()) > 1 {
 		return nil // a defragmentation would block the other members too
@@ -68,7 +71,7 @@ func (s *spaceManager) check(ctx context.Context) error {
 		// An early compaction breaks watches of older revisions, but without it etcd rejects all
 		// writes except deletions.
 		revision := s.server.KV().Rev()
-		s.log.Warn("etcd database quota exhausted, compacting the database", "size", db.Size(), "quota", s.server.Cfg.QuotaBackendBytes, "revision", revision)
+		s.log.Warn("etcd database quota exhausted, etcd rejects writes until compaction has freed space, watches of older revisions fail", "size", db.Size(), "quota", s.server.Cfg.QuotaBackendBytes, "revision", revision)
 		_, err := s.server.Compact(ctx, &etcdserverpb.CompactionRequest{Revision: revision, Physical: true})
 		if err != nil && !errors.Is(err, mvcc.ErrCompacted) {
 			return fmt.Errorf("compacting: %w", err)
@@ -102,14 +105,14 @@ func (s *spaceManager) check(ctx context.Context) error {
 	return nil
 }
 
-// disarmSize returns the size below which the alarm is disarmed.
+// disarmSize returns the database size, in bytes, below which the NOSPACE alarm is disarmed.
 func (s *spaceManager) disarmSize() int64 {
 	return s.server.Cfg.QuotaBackendBytes / 100 * disarmPercent
 }
 
-// wouldNotHelp reports whether a defragmentation would block requests without freeing enough space: the
-// previous one did not, and too little has been deleted since. The size in use is updated with a
-// delay, so this holds only for defragmentRetryInterval.
+// wouldNotHelp reports whether a defragmentation at the store revision would block requests without
+// freeing enough space: the previous one did not, and too little has been deleted since. The size
+// in use is updated with a delay, so this holds only for defragmentRetryInterval.
 func (s *spaceManager) wouldNotHelp(revision int64) bool {
 	switch {
 	case s.ineffectiveSince.IsZero():
@@ -120,7 +123,7 @@ func (s *spaceManager) wouldNotHelp(revision int64) bool {
 	return s.server.Backend().SizeInUse() > s.disarmSize() && time.Since(s.ineffectiveSince) < defragmentRetryInterval
 }
 
-// alarmActive reports whether the NOSPACE alarm is active.
+// alarmActive reports whether the NOSPACE alarm is active, which means that etcd rejects writes.
 func (s *spaceManager) alarmActive() bool {
 	for _, alarm := range s.server.Alarms() {
 		if alarm.GetAlarm() == etcdserverpb.AlarmType_NOSPACE {

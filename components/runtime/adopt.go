@@ -18,9 +18,10 @@ import (
 	"hyperkube/internal/host/process"
 )
 
-// adopt takes over the sandboxes and containers of a previous runtime process. It reads their
-// records from disk and reattaches to their processes if the boot ID is unchanged. Partially
-// created sandboxes and containers are removed.
+// adopt takes over the sandboxes and containers that a previous runtime process has left running. Run calls it before
+// CRI is served. It reads the record of each of them from disk and, if the machine has not been rebooted since, opens
+// its process again. Sandboxes and containers whose creation was interrupted, or whose record is missing or damaged,
+// are removed with their processes, mounts and cgroups. Failures to remove one are logged and do not stop the runtime.
 func (s *services) adopt() error {
 	sandboxes, err := subdirectories(s.path("sandboxes"))
 	if err != nil {
@@ -50,7 +51,7 @@ func (s *services) adopt() error {
 				c.record = containerRecord{ID: id, config: &runtimeapi.ContainerConfig{}, Cgroup: filepath.Join(s.defaultCgroup(), id)}
 			}
 			if err := errors.Join(sandbox.KillOrphans(id), s.containers.tearDown(context.Background(), c)); err != nil {
-				s.log.Warn("removing container without valid record or pod sandbox failed", "containerID", id, "err", err)
+				s.log.Warn("removing container without valid record or pod sandbox failed, retrying at the next start of the runtime", "containerID", id, "err", err)
 			}
 			continue
 		}
@@ -66,6 +67,7 @@ func (s *services) adopt() error {
 	})
 }
 
+// subdirectories returns the names of the directories in dir, which are the IDs of sandboxes or containers.
 func subdirectories(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -80,7 +82,9 @@ func subdirectories(dir string) ([]string, error) {
 	return names, nil
 }
 
-// adopt takes over a sandbox of the previous process.
+// adopt adds the sandbox with the record rec, which the previous runtime process has created, to the inventory. A
+// sandbox whose pause process has exited, or that is from before a reboot, becomes exited; the kubelet then replaces
+// it. A sandbox in phase creating is removed instead.
 func (ss *sandboxService) adopt(rec *sandboxRecord) {
 	s := &sandboxState{id: rec.ID, dir: ss.sandboxDir(rec.ID), record: *rec}
 	if rec.Boot != ss.boot {
@@ -108,7 +112,10 @@ func (ss *sandboxService) adopt(rec *sandboxRecord) {
 	ss.watch(s)
 }
 
-// adopt takes over a container of the previous process.
+// adopt adds the container with the record rec, which the previous runtime process has created, to the inventory. If
+// the container's process still runs, adopt reopens its log and streams. A container that was running but has no
+// process any more becomes exited with reason Unknown, because its exit code is lost. A container in phase creating is
+// removed instead.
 func (cs *containerService) adopt(rec *containerRecord) {
 	c := &containerState{id: rec.ID, sandbox: rec.Sandbox, dir: cs.containerDir(rec.ID), record: *rec}
 	if rec.Phase == phaseCreating {
@@ -140,14 +147,16 @@ func (cs *containerService) adopt(rec *containerRecord) {
 			cs.watch(c, live)
 			return
 		}
-		cs.log.Info("container exited while the runtime was not running", "containerID", rec.ID, "reason", err)
+		cs.log.Info("container exited while the runtime was not running, recording its exit with reason Unknown", "containerID", rec.ID, "reason", err)
 	}
 	cs.recordLostExit(c)
 }
 
-// resume continues with a container whose start was interrupted. If its program runs, the container
-// is adopted. If its program was never executed, the start is undone. Otherwise resume returns
-// false.
+// resume continues with a container whose start was interrupted because the previous runtime process was killed. If its
+// program runs, the container becomes running. If its program was not executed yet, the start is undone, so that the
+// kubelet can start the container again. In both cases resume returns true. It returns false if the state is unknown or
+// if the container has a terminal or stdin, which were lost with the previous process; the caller then terminates the
+// container.
 func (cs *containerService) resume(c *containerState) bool {
 	rec := c.get()
 	h, progress := cs.engines.of(rec).Resume(c.id)
@@ -184,7 +193,8 @@ func (cs *containerService) resume(c *containerState) bool {
 	return false
 }
 
-// reattach opens the process of a running container, its log and its streams.
+// reattach opens the process, the log and the streams of an adopted container that is recorded as running. It returns
+// an error if the process has exited. A log or stream that cannot be opened is logged and not an error.
 func (cs *containerService) reattach(c *containerState) (*liveContainer, error) {
 	rec := c.get()
 	h, err := process.Open(rec.Process.PID, rec.Process.Start)
@@ -196,16 +206,18 @@ func (cs *containerService) reattach(c *containerState) (*liveContainer, error) 
 	return live, nil
 }
 
-// recordLostExit records the exit of a container that was not observed, and cleans up after it.
+// recordLostExit handles the exit of a container that no runtime process has observed. It kills the remaining
+// processes, removes the mounts and cgroups, copies the remaining output to the log, and records the container as
+// exited with reason Unknown.
 func (cs *containerService) recordLostExit(c *containerState) {
 	rec := c.get()
 	if err := errors.Join(cs.engines.of(rec).KillAll(rec.Cgroup), cs.engines.of(rec).Delete(context.Background(), c.id, rec.Cgroup), cs.unmount(c)); err != nil {
-		cs.log.Warn("cleaning up exited container failed, retrying when it is removed", "containerID", c.id, "err", err)
+		cs.log.Warn("cleaning up exited container failed, retrying when the kubelet removes it", "containerID", c.id, "err", err)
 	}
 	cs.stdio.drainOutput(c)
 	if rec.Phase == phaseStarting {
 		if err := sandbox.KillOrphans(c.id); err != nil {
-			cs.log.Warn("killing the process that holds the stdin or terminal of an exited container failed", "containerID", c.id, "err", err)
+			cs.log.Warn("killing the process that holds the stdin or terminal of an exited container failed, the process may remain", "containerID", c.id, "err", err)
 		}
 	}
 	if h, err := process.Open(rec.Holder.PID, rec.Holder.Start); err == nil && rec.Holder.PID != 0 {
@@ -217,18 +229,21 @@ func (cs *containerService) recordLostExit(c *containerState) {
 	})
 }
 
-// removeLeftover removes the leftovers of a sandbox without a record.
+// removeLeftover removes the processes, cgroup, mounts and files of a sandbox that has a directory but no valid record.
+// Failures are logged.
 func (ss *sandboxService) removeLeftover(id string) {
 	cg := filepath.Join(ss.defaultCgroup(), id)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	if err := errors.Join(sandbox.KillOrphans(id), ss.cgroups.Kill(cg), ss.cgroups.Remove(ctx, cg),
 		container.Unmount(ss.shm(id)), os.RemoveAll(ss.state("sandboxes", id)), os.RemoveAll(ss.sandboxDir(id))); err != nil {
-		ss.log.Warn("removing pod sandbox without valid record failed", "podSandboxID", id, "err", err)
+		ss.log.Warn("removing pod sandbox without valid record failed, some of its resources may remain", "podSandboxID", id, "err", err)
 	}
 }
 
-// removeOrphanedState removes state directories without a record.
+// removeOrphanedState unmounts and removes the directories below Config.State of sandboxes and containers that are not
+// in the inventory. They remain if the runtime was killed while it removed one. adopt calls it after the inventory is
+// complete.
 func (s *services) removeOrphanedState() error {
 	ids, err := subdirectories(s.state("containers"))
 	if err != nil {
@@ -271,8 +286,9 @@ func (s *services) removeOrphanedState() error {
 	return nil
 }
 
-// reapUntracked reaps zombie children that were started before this process was re-executed and are
-// not tracked any more, such as processes of exec requests.
+// reapUntracked reaps zombie child processes that no sandbox or container in the inventory refers to, such as those of
+// exec requests. They are left over when this process has executed a new program of the runtime (see UpgradeError),
+// which keeps its children but not the goroutines that wait for them.
 func (s *services) reapUntracked() {
 	known := map[int]bool{}
 	for _, sandbox := range s.inventory.allSandboxes() {

@@ -19,13 +19,16 @@ import (
 	"hyperkube/internal/pod/podnet"
 )
 
-// errCNINetwork means that the built-in network is not set up, because CNI plugins connect pods.
+// errCNINetwork is the value of podNetwork.err while CNI plugins connect pods, so the built-in network has not been set
+// up.
 var errCNINetwork = errors.New("pods are connected by CNI plugins")
 
-// external returns the CNI network that connects new pods, or nil if the built-in network does.
+// external returns the CNI network that connects new pods. It returns nil if the CNI configuration directory contains
+// no configuration, in which case the built-in network connects them, and an error if all configurations are invalid.
 func (pn *podNetwork) external() (*cni.Network, error) { return pn.plugins.Configured() }
 
-// cniPod returns the parameters of a sandbox for CNI plugins.
+// cniPod returns the parameters of a sandbox for calls of CNI plugins. The network namespace is empty if the sandbox's
+// process has exited. It returns an error for invalid bandwidth annotations.
 func cniPod(s *sandboxState) (cni.Pod, error) {
 	rec := s.get()
 	m := rec.config.GetMetadata()
@@ -63,8 +66,9 @@ func cniPod(s *sandboxState) (cni.Pod, error) {
 	return pod, nil
 }
 
-// attachCNI connects a sandbox with CNI plugins and records its addresses. It records the network
-// configuration before.
+// attachCNI calls the CNI plugins of n to connect a new sandbox, and records the addresses that they assign. It records
+// the network configuration first, so that a runtime process that is started after a crash can disconnect the sandbox.
+// netns is the sandbox's network namespace. inside is called in that namespace and sets the hostname and sysctls.
 func (pn *podNetwork) attachCNI(ctx context.Context, s *sandboxState, n *cni.Network, netns *os.File, inside func() error) error {
 	if err := podnet.Loopback(netns, inside); err != nil {
 		return err
@@ -90,8 +94,9 @@ func (pn *podNetwork) attachCNI(ctx context.Context, s *sandboxState, n *cni.Net
 	})
 }
 
-// otherCNICaches returns glob patterns of the CNI cache directories of other runtimes on this
-// machine: those of other nodes, and the default directory. root is the directory of this one.
+// otherCNICaches returns glob patterns of the CNI cache directories of other runtimes on this machine: the runtimes of
+// other nodes of this project, and libcni's default directory, which other container runtimes use. root is Config.Root
+// of this runtime. CNI GC must not release the attachments in these caches.
 func otherCNICaches(root string) []string {
 	patterns := []string{libcni.CacheDir}
 	for _, data := range layout.DataDirPatterns(filepath.Dir(root)) {
@@ -100,7 +105,8 @@ func otherCNICaches(root string) []string {
 	return patterns
 }
 
-// detachCNI disconnects a sandbox from its CNI network.
+// detachCNI calls the CNI plugins that have connected a sandbox to disconnect it. It uses the network configuration in
+// the sandbox's record, because the current configuration may be another one.
 func (pn *podNetwork) detachCNI(ctx context.Context, s *sandboxState) error {
 	n, err := cni.Parse(s.get().CNI)
 	if err != nil {
@@ -119,8 +125,9 @@ func (pn *podNetwork) detachCNI(ctx context.Context, s *sandboxState) error {
 	return nil
 }
 
-// reconcileCNI runs CNI GC to release the resources of deleted pods, and CNI CHECK for adopted
-// pods, because the previous runtime process may have been killed at any time.
+// reconcileCNI is called once after start if CNI plugins are configured. The previous runtime process may have been
+// killed at any time, so it runs CNI CHECK for each adopted pod, and CNI GC to release the network attachments of
+// deleted pods. Failures are only logged.
 func (pn *podNetwork) reconcileCNI(ctx context.Context) {
 	n, err := pn.external()
 	if err != nil || n == nil {
@@ -151,6 +158,6 @@ func (pn *podNetwork) reconcileCNI(ctx context.Context) {
 		return slices.AppendSeq(slices.Clone(adopted), maps.Keys(pn.cniAttached))
 	}
 	if err := pn.plugins.GC(ctx, n, alive); err != nil && ctx.Err() == nil {
-		pn.log.Warn("CNI garbage collection failed, network attachments of removed pod sandboxes may remain", "err", err)
+		pn.log.Warn("CNI garbage collection failed, network attachments of removed pod sandboxes may remain until the runtime starts again", "err", err)
 	}
 }

@@ -74,12 +74,14 @@ type Config struct {
 	// CDIDirs are the directories of CDI files (Container Device Interface). Later directories take
 	// precedence. Empty means the default directories.
 	CDIDirs []string
-	// Kubelet is the kubelet's directory, under the path that drivers in pods use.
+	// Kubelet contains the path of the kubelet's directory, and the path under which CDI files refer
+	// to it because drivers in pods use that one.
 	Kubelet layout.Alias
 	// Log receives log messages. Nil means slog's default.
 	Log *slog.Logger
 }
 
+// validate checks the configuration and sets the defaults of empty fields.
 func (c *Config) validate() error {
 	for name, path := range map[string]string{"root": c.Root, "state": c.State, "socket": c.Socket} {
 		if !filepath.IsAbs(path) {

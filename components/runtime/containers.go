@@ -24,7 +24,7 @@ func cloneSandboxConfig(c *runtimeapi.PodSandboxConfig) *runtimeapi.PodSandboxCo
 	return proto.Clone(c).(*runtimeapi.PodSandboxConfig)
 }
 
-// containerService implements the CRI calls for containers, from creation to removal.
+// containerService implements the CRI calls that create, start, stop, update, remove and list containers.
 type containerService struct {
 	*host
 	inventory  *inventory
@@ -36,7 +36,9 @@ type containerService struct {
 	background *background
 }
 
-// CreateContainer validates the request and creates the root of a container.
+// CreateContainer creates a container in a running sandbox: it mounts the container's root, builds its OCI
+// specification and stores its record. The program is not started; see StartContainer. If the same request is already
+// in progress, it waits and returns the same container.
 func (cs *containerService) CreateContainer(ctx context.Context, req *runtimeapi.CreateContainerRequest) (*runtimeapi.CreateContainerResponse, error) {
 	config := req.GetConfig()
 	if config.GetMetadata().GetName() == "" {
@@ -81,7 +83,7 @@ func (cs *containerService) CreateContainer(ctx context.Context, req *runtimeapi
 	}}
 	if err := cs.setUp(c, pod, image); err != nil {
 		if undoErr := cs.tearDown(context.WithoutCancel(ctx), c); undoErr != nil {
-			cs.log.Warn("cleanup after unsuccessful container creation failed", "containerID", id, "podSandboxID", pod.ID, "err", undoErr)
+			cs.log.Warn("cleanup after unsuccessful container creation failed, retrying at the next start of the runtime", "containerID", id, "podSandboxID", pod.ID, "err", undoErr)
 		}
 		cs.selinux.Release(labels)
 		cs.inventory.release("container", name)
@@ -97,6 +99,8 @@ func (cs *containerService) CreateContainer(ctx context.Context, req *runtimeapi
 	return &runtimeapi.CreateContainerResponse{ContainerId: id}, nil
 }
 
+// imageRef returns the image reference for the container status: a digest of the image's manifest, or the image ID if
+// the image has no digest.
 func imageRef(image *images.Image) string {
 	if len(image.Digests) > 0 {
 		return image.Digests[0]
@@ -104,6 +108,8 @@ func imageRef(image *images.Image) string {
 	return image.ID
 }
 
+// setUp creates the directories, mounts, cgroups and specification of a new container, and records phase created. If it
+// returns an error, the caller must call tearDown.
 func (cs *containerService) setUp(c *containerState, pod sandboxRecord, image *images.Image) error {
 	dir := cs.containerDir(c.id)
 	if err := os.Mkdir(dir, 0o711); err != nil {
@@ -141,8 +147,8 @@ func (cs *containerService) setUp(c *containerState, pod sandboxRecord, image *i
 	})
 }
 
-// tearDownContainer kills and deletes all resources of a container, whether it has run or not. It is
-// idempotent.
+// tearDown kills the processes of a container and deletes all its resources and its record, whether it has run or not.
+// It is idempotent. After an error the record is still on disk, so that the removal can be repeated.
 func (cs *containerService) tearDown(ctx context.Context, c *containerState) error {
 	rec := c.get()
 	errs := []error{cs.engines.of(rec).KillAll(rec.Cgroup), cs.engines.of(rec).Delete(ctx, c.id, rec.Cgroup), cs.unmount(c)}
@@ -156,7 +162,7 @@ func (cs *containerService) tearDown(ctx context.Context, c *containerState) err
 	return errors.Join(os.RemoveAll(cs.state("containers", c.id)), os.RemoveAll(cs.containerDir(c.id)))
 }
 
-// unmount unmounts all mounts of a container.
+// unmount unmounts the container's root, its image volumes and temporary layer mounts.
 func (cs *containerService) unmount(c *containerState) error {
 	rec := c.get()
 	errs := []error{container.UnmountIn(cs.layersDir(c.id)), container.Unmount(cs.containerRoot(c.id))}
@@ -182,6 +188,8 @@ func (cs *containerService) RemoveContainer(ctx context.Context, req *runtimeapi
 	return &runtimeapi.RemoveContainerResponse{}, nil
 }
 
+// remove kills a container if it runs, and deletes it. It does nothing if another call has removed the container in the
+// meantime.
 func (cs *containerService) remove(ctx context.Context, c *containerState) error {
 	for {
 		if err := cs.stop(ctx, c, 0); err != nil {
@@ -207,8 +215,9 @@ func (cs *containerService) remove(ctx context.Context, c *containerState) error
 	return nil
 }
 
-// UpdateContainerResources changes the limits of a container: immediately if it runs, else for its
-// start.
+// UpdateContainerResources changes the resource limits of a container. Zero values in the request leave a limit
+// unchanged. If the container runs, the limits apply immediately; if it is created, they apply to its start. An exited
+// container is an error.
 func (cs *containerService) UpdateContainerResources(_ context.Context, req *runtimeapi.UpdateContainerResourcesRequest) (*runtimeapi.UpdateContainerResourcesResponse, error) {
 	c, err := cs.inventory.findContainer(req.GetContainerId())
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// serviceAccountDir is the directory of the service account token in most containers.
+// serviceAccountDir is the path in containers at which the kubelet mounts the service account token.
 const serviceAccountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// specBuilder mounts the file systems of containers and builds their specifications.
+// specBuilder mounts the root and the image volumes of containers and builds their OCI runtime specifications.
 type specBuilder struct {
 	*host
 	inventory *inventory
@@ -32,8 +32,8 @@ type specBuilder struct {
 	kubelet layout.Alias
 }
 
-// mountRoot mounts the container's root: mount points, the image's layers and the container's
-// writable layer.
+// mountRoot mounts the container's root as an overlay. From bottom to top, it consists of the layer with common mount
+// points (see images.Store.MountPoints), the image's layers and the container's writable layer.
 func (b *specBuilder) mountRoot(c *containerState, pod sandboxRecord) error {
 	dir, layers := b.containerDir(c.id), c.get().Layers
 	overlay := container.Overlay{Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"), Target: b.containerRoot(c.id),
@@ -44,8 +44,10 @@ func (b *specBuilder) mountRoot(c *containerState, pod sandboxRecord) error {
 	return overlay.Mount()
 }
 
-// resolveMounts returns the mounts with host directories as sources. It mounts image volumes first,
-// unless again is set, which means that they are mounted already.
+// resolveMounts returns the mounts of the container's CRI configuration with a host directory as the source of each.
+// Image volumes are mounted on the host first, unless again is true, which means that an earlier call for the same
+// container has done it. If the root is read-only, writable directories are added for the volumes that the image
+// declares. config is the configuration of the container's image.
 func (b *specBuilder) resolveMounts(c *containerState, pod sandboxRecord, config images.Config, again bool) ([]*runtimeapi.Mount, error) {
 	var out []*runtimeapi.Mount
 	covered := map[string]bool{}
@@ -115,8 +117,9 @@ func (b *specBuilder) mappedUsers(c *containerState, pod sandboxRecord) *contain
 	}
 }
 
-// mountImage mounts the files of an image for one of the container's mounts. It records the image,
-// so that garbage collection keeps it and the container status reports it.
+// mountImage mounts the files of an image at target, as the image volume with index mount in the container's
+// configuration. It first adds the image to the container's record, so that image garbage collection keeps it and the
+// container status reports it.
 func (b *specBuilder) mountImage(c *containerState, pod sandboxRecord, image *images.Image, target string, mount int) error {
 	overlay := container.Overlay{Target: target, UserNS: b.mappedUsers(c, pod), Label: c.get().Labels.ForMount()}
 	for _, layer := range image.Layers {
@@ -135,6 +138,8 @@ func (b *specBuilder) mountImage(c *containerState, pod sandboxRecord, image *im
 	return overlay.Mount()
 }
 
+// build returns the OCI runtime specification of a container. mounts are the result of resolveMounts. It returns an
+// error if a debug container targets a container that does not run in the same sandbox.
 func (b *specBuilder) build(c *containerState, pod sandboxRecord, image images.Config, mounts []*runtimeapi.Mount) (*specs.Spec, error) {
 	hostname := pod.config.GetHostname()
 	if hostNetwork(pod.config) || hostname == "" {

@@ -12,7 +12,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// containerState is a container that this process manages.
+// containerState is a container in the inventory: its record on disk and what this process needs to manage it.
 type containerState struct {
 	id, sandbox string
 	dir         string // of its files and its record
@@ -30,19 +30,23 @@ type containerState struct {
 	cpu  cpuSample
 }
 
+// get returns a copy of the container's record. Its slices and messages are shared and must not be modified.
 func (c *containerState) get() containerRecord {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.record
 }
 
+// running returns the open process and streams of the container, or nil if it does not run.
 func (c *containerState) running() *liveContainer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.live
 }
 
-// change changes the record, on disk first.
+// change applies f to a copy of the record, writes the copy to disk, and then uses it as the record in memory. If the
+// write fails, it returns the error and the record is unchanged. f must not modify slices or messages of the record in
+// place.
 func (c *containerState) change(f func(*containerRecord)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -67,11 +71,14 @@ func (c *containerState) recordExit(log *slog.Logger, f func(*containerRecord)) 
 	}
 }
 
+// containerName returns the name that is unique among containers, from the pod's and the container's metadata. See
+// inventory.reserve.
 func containerName(m *runtimeapi.ContainerMetadata, pod *runtimeapi.PodSandboxMetadata) string {
 	return strings.Join([]string{m.GetName(), pod.GetName(), pod.GetNamespace(), pod.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
 }
 
-// closeFiles closes all files of a container that keeps running without this process.
+// closeFiles closes the process handle and the streams of a running container when the runtime stops. The container
+// keeps running, and the next runtime process opens them again.
 func (c *containerState) closeFiles() {
 	live := c.running()
 	if live == nil {

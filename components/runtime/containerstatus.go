@@ -10,6 +10,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// containerPhase converts a phase to the CRI container state. Containers in phase starting are still reported as
+// created.
 func containerPhase(p phase) runtimeapi.ContainerState {
 	switch p {
 	case phaseRunning:
@@ -20,7 +22,7 @@ func containerPhase(p phase) runtimeapi.ContainerState {
 	return runtimeapi.ContainerState_CONTAINER_CREATED
 }
 
-// containerStatus returns the CRI status of a container.
+// containerStatus converts a container's record to its CRI status.
 func containerStatus(rec containerRecord) *runtimeapi.ContainerStatus {
 	st := &runtimeapi.ContainerStatus{
 		Id: rec.ID, Metadata: rec.config.GetMetadata(), State: containerPhase(rec.Phase),
@@ -38,7 +40,8 @@ func containerStatus(rec containerRecord) *runtimeapi.ContainerStatus {
 	return st
 }
 
-// ContainerStatus implements CRI.
+// ContainerStatus returns the status of a container. With the verbose option, it adds the process ID, the cgroup and
+// the OCI specification.
 func (cs *containerService) ContainerStatus(_ context.Context, req *runtimeapi.ContainerStatusRequest) (*runtimeapi.ContainerStatusResponse, error) {
 	c, err := cs.inventory.findContainer(req.GetContainerId())
 	if err != nil {

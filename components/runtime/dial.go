@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dialInNetNS connects to a port on the loopback address of a process's network namespace, first
-// with IPv4, then with IPv6. Only the creation of the socket needs a separate thread, so
-// connections that hang do not exhaust threads.
+// dialInNetNS connects to a TCP port on the loopback address in the network namespace of the process pid, for
+// port-forward. It tries 127.0.0.1 first and then ::1. If both fail, it returns the error of 127.0.0.1. Only creating
+// the socket needs a dedicated thread, so connections that hang do not exhaust threads.
 func dialInNetNS(ctx context.Context, pid int, port int32) (*net.TCPConn, error) {
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
 	if err != nil {
@@ -46,7 +46,8 @@ func dialInNetNS(ctx context.Context, pid int, port int32) (*net.TCPConn, error)
 	return nil, first
 }
 
-// socketInNetNS creates a socket in a network namespace. The socket stays in that namespace.
+// socketInNetNS creates a non-blocking TCP socket of the address family in the network namespace ns. The socket stays
+// in that namespace, whichever thread uses it later.
 func socketInNetNS(ns *os.File, family int) (*os.File, error) {
 	type result struct {
 		fd  int
@@ -69,7 +70,8 @@ func socketInNetNS(ns *os.File, family int) (*os.File, error) {
 	return os.NewFile(uintptr(got.fd), "port-forward"), nil
 }
 
-// connect connects and closes socket, and returns the connection.
+// connect connects socket to address and returns it as a Go connection. It closes socket in any case, because the
+// connection is a duplicate. When ctx is done it returns the error of ctx.
 func connect(ctx context.Context, socket *os.File, address unix.Sockaddr) (*net.TCPConn, error) {
 	defer socket.Close()
 	raw, err := socket.SyscallConn()

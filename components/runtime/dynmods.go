@@ -11,13 +11,14 @@ import (
 	"hyperkube/internal/host/cgroup"
 )
 
-// cgroupHierarchyName is the name of the empty cgroup hierarchy that favorDynamicCgroups creates.
+// cgroupHierarchyName is the name of the empty cgroup hierarchy that favorDynamicCgroups creates. It is visible in
+// /proc/PID/cgroup.
 const cgroupHierarchyName = "hyperkube"
 
-// favorsDynamicCgroups reports whether favorDynamicCgroups should be called. slow is Config.SlowCgroups. It should not with
-// cgroup v2: there, starting a container moves a process once instead of once per controller. In
-// addition, another hierarchy would add a line to /proc/PID/cgroup of all processes, before the
-// line of the unified hierarchy that programs and scripts expect to be the only one.
+// favorsDynamicCgroups reports whether favorDynamicCgroups should be called: with cgroup v1, unless slow is set, which
+// is Config.SlowCgroups. With cgroup v2 it is not worth it, because starting a container moves a process once and not
+// once per controller. In addition, another hierarchy would add a line to /proc/PID/cgroup of all processes, before the
+// line of the unified hierarchy, and programs and scripts expect that to be the only line.
 func favorsDynamicCgroups(cgroups *cgroup.Manager, slow bool) bool {
 	return !slow && !cgroups.Unified()
 }

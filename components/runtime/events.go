@@ -9,16 +9,18 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// maxEvents is the length of a watcher's event queue. A watcher whose queue is full is disconnected
-// and must list again.
+// maxEvents is the number of container events that are queued for a client of GetContainerEvents. If the queue is full,
+// the client is disconnected and must list the containers again.
 const maxEvents = 4096
 
-// broker broadcasts container events.
+// broker broadcasts container events to the clients of GetContainerEvents. The zero value is ready to use. Its methods
+// are safe for concurrent use.
 type broker struct {
 	mu   sync.Mutex
 	subs map[chan *runtimeapi.ContainerEventResponse]struct{}
 }
 
+// subscribe returns a channel that receives all events from now on. It is closed if the subscriber is too slow.
 func (b *broker) subscribe() chan *runtimeapi.ContainerEventResponse {
 	ch := make(chan *runtimeapi.ContainerEventResponse, maxEvents)
 	b.mu.Lock()
@@ -36,12 +38,14 @@ func (b *broker) unsubscribe(ch chan *runtimeapi.ContainerEventResponse) {
 	delete(b.subs, ch)
 }
 
+// idle reports whether there are no subscribers, so an event need not be built.
 func (b *broker) idle() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.subs) == 0
 }
 
+// publish sends an event to all subscribers. It never blocks: subscribers with a full queue are disconnected.
 func (b *broker) publish(e *runtimeapi.ContainerEventResponse) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -55,15 +59,16 @@ func (b *broker) publish(e *runtimeapi.ContainerEventResponse) {
 	}
 }
 
-// eventService streams the events of sandboxes and containers to CRI clients.
+// eventService implements the CRI call that streams the events of sandboxes and containers.
 type eventService struct {
 	broker
 	inventory  *inventory
 	background *background
 }
 
-// emit broadcasts an event of a container or sandbox with the status of its pod. s is nil if the
-// sandbox was deleted.
+// emit broadcasts an event of the container or sandbox with this ID to the clients of GetContainerEvents. The event
+// contains the status of the pod and its containers. s is the sandbox of the pod, or nil if it was deleted; the event
+// then has no status. Without clients, emit does nothing.
 func (es *eventService) emit(id string, kind runtimeapi.ContainerEventType, s *sandboxState) {
 	if es.idle() {
 		return
@@ -79,7 +84,8 @@ func (es *eventService) emit(id string, kind runtimeapi.ContainerEventType, s *s
 	es.publish(e)
 }
 
-// GetContainerEvents streams events, starting now.
+// GetContainerEvents sends all container events from now on to the client, until the client disconnects or the runtime
+// stops. It returns an error if the client is too slow.
 func (es *eventService) GetContainerEvents(_ *runtimeapi.GetEventsRequest, stream runtimeapi.RuntimeService_GetContainerEventsServer) error {
 	ch := es.subscribe()
 	defer es.unsubscribe(ch)

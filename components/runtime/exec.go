@@ -20,10 +20,12 @@ import (
 	"hyperkube/components/runtime/container"
 )
 
-// maxOutput limits what ExecSync returns of each stream, because both must fit in one gRPC message.
+// maxOutput is the maximum number of bytes that ExecSync returns of stdout and of stderr; more output is discarded.
+// Both must fit in one gRPC message of maxMessage bytes.
 const maxOutput = 7 << 20
 
-// limitedBuffer keeps the first maxOutput bytes written to it.
+// limitedBuffer is a writer that keeps the first maxOutput bytes and discards the others without an error. It is safe
+// for concurrent use.
 type limitedBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -42,7 +44,8 @@ func (l *limitedBuffer) bytes() []byte {
 	return bytes.Clone(l.buf.Bytes())
 }
 
-// runningContainer returns a running container for exec and attach.
+// runningContainer returns the container with this ID and its open process for exec and attach. It returns an error if
+// the container does not exist or does not run.
 func (s *streamRunner) runningContainer(id string) (*containerState, *liveContainer, error) {
 	c, err := s.inventory.findContainer(id)
 	if err != nil {
@@ -55,7 +58,8 @@ func (s *streamRunner) runningContainer(id string) (*containerState, *liveContai
 	return c, live, nil
 }
 
-// ExecSync runs a command in a container and returns its output.
+// ExecSync runs a command in a container, for example an exec probe, and returns its output and exit code. A command
+// that exceeds the timeout is killed, and the error has the code DeadlineExceeded.
 func (ss *streamService) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncRequest) (*runtimeapi.ExecSyncResponse, error) {
 	if len(req.GetCmd()) == 0 {
 		return nil, errors.New("failed to exec in container: no command")
@@ -80,7 +84,8 @@ func (ss *streamService) ExecSync(ctx context.Context, req *runtimeapi.ExecSyncR
 	return &runtimeapi.ExecSyncResponse{Stdout: stdout.bytes(), Stderr: stderr.bytes(), ExitCode: int32(code)}, nil
 }
 
-// exec runs a command and returns its exit code. The command is killed when ctx is cancelled.
+// exec runs a command in a container and returns its exit code when it has exited. The command is killed when ctx is
+// done. If the runtime stops, exec returns an error and the command keeps running.
 func (s *streamRunner) exec(ctx context.Context, c *containerState, req execRequest) (int, error) {
 	streams, err := openExecStreams(req)
 	if err != nil {
@@ -111,7 +116,7 @@ func (s *streamRunner) exec(ctx context.Context, c *containerState, req execRequ
 	return p.Status().Code, nil
 }
 
-// resizeTo applies terminal sizes until over or the channel is closed.
+// resizeTo applies the terminal sizes that a client sends to console, until over or sizes is closed.
 func resizeTo(console *os.File, sizes <-chan remotecommand.TerminalSize, over <-chan struct{}) {
 	for {
 		select {

@@ -15,7 +15,8 @@ import (
 	"hyperkube/components/runtime/container"
 )
 
-// execRequest is a command and its streams. Nil streams are not connected.
+// execRequest is a command to run in a container and the client's streams for it. A nil stream is not connected. With
+// tty, stdout receives all output of the terminal and stderr is not used.
 type execRequest struct {
 	args           []string
 	stdin          io.Reader
@@ -24,7 +25,8 @@ type execRequest struct {
 	resize         <-chan remotecommand.TerminalSize
 }
 
-// execStreams copies the streams of a command in a container, through pipes or the terminal.
+// execStreams copies data between the client's streams of an exec request and the command, through pipes or the
+// command's terminal. Call openExecStreams, start the command with child, then call start, drain and Close.
 type execStreams struct {
 	req           execRequest
 	child         container.IO // the command's ends
@@ -32,7 +34,8 @@ type execStreams struct {
 	copies        sync.WaitGroup
 }
 
-// openExecStreams creates the pipes. The caller must call Close.
+// openExecStreams creates the pipes for a command. With a terminal it creates none, because the command's terminal is
+// passed to start. The caller must call Close.
 func openExecStreams(req execRequest) (*execStreams, error) {
 	s := &execStreams{req: req}
 	if req.tty {
@@ -59,8 +62,8 @@ func openExecStreams(req execRequest) (*execStreams, error) {
 	return s, nil
 }
 
-// start starts copying the streams of the command, or its terminal if console is not nil. The
-// command must have been started.
+// start starts copying after the command was started. console is the command's terminal, or nil if it has none. start
+// closes the runtime's copies of the command's pipe ends, so that the copies end when the command exits.
 func (s *execStreams) start(console *os.File) {
 	s.closeChild()
 	if console != nil {
@@ -81,6 +84,8 @@ func (s *execStreams) start(console *os.File) {
 	}()
 }
 
+// copyStream copies from the command's output to the client in a goroutine. If to is nil, the output is discarded so
+// that the command does not block.
 func (s *execStreams) copyStream(from *os.File, to io.Writer) {
 	if from == nil {
 		return
@@ -114,7 +119,7 @@ func (s *execStreams) closeChild() {
 	}
 }
 
-// Close stops copying.
+// Close closes all pipes and the terminal, which stops the copies.
 func (s *execStreams) Close() {
 	s.closeChild()
 	for _, f := range []*os.File{s.in, s.out, s.errs} {

@@ -19,7 +19,8 @@ import (
 	"hyperkube/internal/host/process"
 )
 
-// engine runs containers: with libcontainer in this program, or with an external OCI runtime.
+// engine creates and controls the processes of containers. container.Runner implements it with libcontainer in this
+// program, and container.OCI with an external OCI runtime. The handler of a pod's RuntimeClass selects the engine.
 type engine interface {
 	// Prepare creates what a container needs before it is started. Delete removes it.
 	Prepare(cgroupPath string) error
@@ -31,7 +32,7 @@ type engine interface {
 	Delete(ctx context.Context, id, cgroupPath string) error
 }
 
-// Handler is a runtime handler for RuntimeClasses.
+// Handler configures an external OCI runtime that RuntimeClasses can select by the name of the handler.
 type Handler struct {
 	// Binary is the absolute path of an OCI runtime with runc's command line.
 	Binary string `json:"binary"`
@@ -40,7 +41,8 @@ type Handler struct {
 	RecursiveReadOnlyMounts bool `json:"recursiveReadOnlyMounts,omitempty"`
 }
 
-// LoadHandlers reads a YAML or JSON file with handlers by name. A missing file is not an error.
+// LoadHandlers reads the additional runtime handlers, by name, from a YAML or JSON file. If file is empty or does not
+// exist, it returns nil. Unknown fields are an error.
 func LoadHandlers(file string) (map[string]Handler, error) {
 	data, err := os.ReadFile(file)
 	if file == "" || errors.Is(err, os.ErrNotExist) {
@@ -58,6 +60,7 @@ func LoadHandlers(file string) (map[string]Handler, error) {
 	return in.Handlers, nil
 }
 
+// checkHandlers returns an error if a handler has an invalid or reserved name, or its binary is not an absolute path.
 func checkHandlers(handlers map[string]Handler) error {
 	for name, h := range handlers {
 		if name == "" || name == runtimeName || strings.ContainsAny(name, "/.") {
@@ -70,14 +73,16 @@ func checkHandlers(handlers map[string]Handler) error {
 	return nil
 }
 
-// engines contains the engines of all handlers. It does not change after newEngines.
+// engines contains the engine of each runtime handler. It does not change after newEngines, so it is safe for
+// concurrent use.
 type engines struct {
 	builtin   *container.Runner
 	byHandler map[string]engine
 	handlers  map[string]Handler // the additional handlers
 }
 
-// newEngines creates the engines of the built-in handler and of the additional handlers.
+// newEngines creates the built-in engine, for the handler names "" and "hyperkube", and an engine for each of the
+// configured handlers. It starts no processes.
 func newEngines(h *host, handlers map[string]Handler) *engines {
 	e := &engines{
 		builtin:  &container.Runner{State: h.state("libcontainer"), Cgroups: h.cgroups, Spaces: mountspace.New(h.state("root")), Log: h.log},
@@ -90,11 +95,11 @@ func newEngines(h *host, handlers map[string]Handler) *engines {
 	return e
 }
 
-// has reports whether the handler is configured.
+// has reports whether a handler with this name is configured. RunPodSandbox rejects pods with other handlers.
 func (e *engines) has(handler string) bool { return e.byHandler[handler] != nil }
 
-// of returns the engine of a container. If its handler is no longer configured, it returns
-// the built-in engine, which can stop the container and remove most of it.
+// of returns the engine for the container with the record rec. If its handler is no longer configured, of returns the
+// built-in engine, which can kill the container's processes and remove its cgroup.
 func (e *engines) of(rec containerRecord) engine {
 	if e, ok := e.byHandler[rec.Handler]; ok {
 		return e
@@ -102,7 +107,7 @@ func (e *engines) of(rec containerRecord) engine {
 	return e.builtin
 }
 
-// features returns the features of each handler for the kubelet.
+// features returns the features of each runtime handler, which the kubelet publishes in the node's status.
 func (e *engines) features() []*runtimeapi.RuntimeHandler {
 	userNamespaces := checkUserNamespaces() == nil
 	builtin := &runtimeapi.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: true, UserNamespaces: userNamespaces}

@@ -18,8 +18,8 @@ import (
 	"hyperkube/internal/host/cgroup"
 )
 
-// host contains the facts about this machine and the runtime's directories on it. It does not change
-// after New, so it is safe for concurrent use.
+// host contains the properties of this machine, such as its boot ID and cgroups, and the paths of the runtime's
+// directories. The services embed it. It does not change after New, so it is safe for concurrent use.
 type host struct {
 	// root is the directory that persists across reboots, stateDir that of state that does not.
 	root, stateDir string
@@ -31,7 +31,8 @@ type host struct {
 	log        *slog.Logger
 }
 
-// newHost detects the facts and creates the directories of persistent state.
+// newHost detects the properties of the machine and creates the directories below Config.Root. If SELinux is enabled
+// but cannot be used, it logs a warning and containers run without SELinux labels.
 func newHost(cfg *Config) (*host, error) {
 	h := &host{root: cfg.Root, stateDir: cfg.State, cgroupRoot: cfg.CgroupRoot, log: cfg.Log}
 	var err error
@@ -52,17 +53,21 @@ func newHost(cfg *Config) (*host, error) {
 	return h, nil
 }
 
+// path returns a path below the directory that persists across reboots.
 func (h *host) path(parts ...string) string {
 	return filepath.Join(append([]string{h.root}, parts...)...)
 }
 
+// state returns a path below the directory of state that does not outlive a reboot.
 func (h *host) state(parts ...string) string {
 	return filepath.Join(append([]string{h.stateDir}, parts...)...)
 }
 
+// pauseProgram is the path of the program that holds a pod's namespaces, see package pause.
 func (h *host) pauseProgram() string { return h.path("pause") }
 
-// cidrFile is the file that stores the pod CIDRs of UpdateRuntimeConfig.
+// cidrFile is the file that stores the pod CIDRs that the kubelet has set with UpdateRuntimeConfig, so that the next
+// runtime process uses them from the start.
 func (h *host) cidrFile() string { return h.path("pod-cidrs") }
 
 // defaultCgroup returns the parent cgroup of pods that do not specify one.
@@ -72,17 +77,22 @@ func (h *host) defaultCgroup() string {
 
 func (h *host) sandboxDir(id string) string { return h.path("sandboxes", id) }
 
+// shm is the mount point of the /dev/shm that the containers of a sandbox share.
 func (h *host) shm(id string) string { return h.state("sandboxes", id, "shm") }
 
 func (h *host) containerDir(id string) string { return h.path("containers", id) }
 
-// layersDir is the directory of temporary layer mounts, see container.MappedUsers.
+// layersDir is the directory in which the image layers of a container with a user namespace are mounted temporarily,
+// see container.MappedUsers.
 func (h *host) layersDir(id string) string { return h.state("containers", id, "layers") }
 
 func (h *host) containerRoot(id string) string { return h.state("containers", id, "rootfs") }
 
+// fifo is the path of a FIFO or spool of a container's stream. name is the name of the stream, such as "stdout", or of
+// the spool, such as "stdout.spool".
 func (h *host) fifo(id, name string) string { return h.state("containers", id, name) }
 
+// handlerState is the directory of the state of an additional runtime handler.
 func (h *host) handlerState(name string) string { return h.state("handlers", name) }
 
 // sandboxCgroup returns the cgroup of a sandbox's pause process.
@@ -90,7 +100,8 @@ func (h *host) sandboxCgroup(c *runtimeapi.PodSandboxConfig, id string) string {
 	return filepath.Join(h.podCgroup(c), id)
 }
 
-// podCgroup returns the parent cgroup of a pod's containers.
+// podCgroup returns the parent cgroup of a pod's containers: that in the request, which is the pod's cgroup that the
+// kubelet has created, or defaultCgroup, which other pods use too.
 func (h *host) podCgroup(c *runtimeapi.PodSandboxConfig) string {
 	if parent := c.GetLinux().GetCgroupParent(); parent != "" {
 		return filepath.Join("/", parent)
@@ -98,9 +109,10 @@ func (h *host) podCgroup(c *runtimeapi.PodSandboxConfig) string {
 	return h.defaultCgroup()
 }
 
-// createStateDirs creates the directories of state that does not outlive a reboot. If State is not on a
-// tmpfs already, it mounts one, because each container creates and deletes a dozen files there. The
-// mount was recorded in the journal before.
+// createStateDirs creates the directories of state that does not outlive a reboot. handlers are the additional runtime
+// handlers, which get a directory each. If Config.State is not on a tmpfs, createStateDirs mounts one there, because
+// each container creates and deletes a dozen files. openJournal has recorded this mount in the journal of host changes
+// before. If the mount fails, the directories are on disk.
 func (h *host) createStateDirs(handlers map[string]Handler) error {
 	if err := os.MkdirAll(h.stateDir, 0o711); err != nil {
 		return fmt.Errorf("creating the runtime's directories: %w", err)
@@ -121,8 +133,8 @@ func (h *host) createStateDirs(handlers map[string]Handler) error {
 	return nil
 }
 
-// mountInMemory mounts a tmpfs at dir, unless dir is on one already or contains mounts, which
-// belong to running containers of a previous process.
+// mountInMemory mounts a tmpfs at dir. It does nothing if dir is on a tmpfs already or contains mounts, because these
+// belong to containers that a previous runtime process has started.
 func mountInMemory(dir string) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {
@@ -148,7 +160,8 @@ func mountInMemory(dir string) error {
 	return nil
 }
 
-// bootID returns the boot ID of the machine.
+// bootID returns the random ID that the kernel generates at each boot. Records contain it, because processes and mounts
+// of another boot do not exist any more.
 func bootID() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -157,8 +170,8 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(data)), nil
 }
 
-// labelFiles sets the SELinux label of the sandbox's files so that containers with these labels can
-// read them.
+// labelFiles sets the SELinux label of the hosts, hostname and resolv.conf files of the sandbox with this ID, so that
+// containers with these labels can read them. Without SELinux it does nothing.
 func (h *host) labelFiles(id string, labels *selinux.Labels) error {
 	files := sandbox.PathsIn(h.sandboxDir(id))
 	for _, file := range []string{files.Hosts, files.Hostname, files.ResolvConf} {

@@ -15,6 +15,7 @@ import (
 	"hyperkube/components/runtime/images"
 )
 
+// imageOf converts an image of the store to its CRI form.
 func imageOf(i *images.Image) *runtimeapi.Image {
 	out := &runtimeapi.Image{Id: i.ID, RepoTags: i.Tags, RepoDigests: i.Digests, Size: i.Size, Pinned: i.Pinned,
 		Spec: &runtimeapi.ImageSpec{Image: i.ID}}
@@ -58,7 +59,8 @@ func (is *imageService) list(filter *runtimeapi.ImageFilter) []*runtimeapi.Image
 	return list
 }
 
-// ImageStatus returns the status of an image. The response is empty if the image does not exist.
+// ImageStatus returns the status of an image. The response is empty if the store does not contain the image. An image
+// with missing layers is removed from the store, so that the kubelet pulls it again.
 func (is *imageService) ImageStatus(_ context.Context, req *runtimeapi.ImageStatusRequest) (*runtimeapi.ImageStatusResponse, error) {
 	i, err := is.images.Verify(req.GetImage().GetImage())
 	if errors.Is(err, images.ErrNotFound) {
@@ -74,7 +76,9 @@ func (is *imageService) ImageStatus(_ context.Context, req *runtimeapi.ImageStat
 	return resp, err
 }
 
-// PullImage pulls an image. The built-in image is created again if necessary.
+// PullImage pulls an image from its registry or a mirror into the store and returns its ID. The built-in image is never
+// pulled but created from Config.BuiltIn. The credentials of the request are only used if they are for the registry of
+// the image.
 func (is *imageService) PullImage(ctx context.Context, req *runtimeapi.PullImageRequest) (*runtimeapi.PullImageResponse, error) {
 	ref := req.GetImage().GetImage()
 	if have, err := is.images.Get(ref); err == nil && have.BuiltIn {
@@ -102,7 +106,8 @@ func (is *imageService) PullImage(ctx context.Context, req *runtimeapi.PullImage
 	return &runtimeapi.PullImageResponse{ImageRef: i.ID}, nil
 }
 
-// freeSpace removes the layers of an image that could not be created because the disk is full.
+// freeSpace removes unused layers if err, the error of a pull or import, means that the disk is full. Otherwise the
+// layers that were unpacked before the error would occupy the disk. For other errors it does nothing.
 func (is *imageService) freeSpace(err error) {
 	if !errors.Is(err, unix.ENOSPC) {
 		return
@@ -112,7 +117,8 @@ func (is *imageService) freeSpace(err error) {
 	}
 }
 
-// RemoveImage removes an image with all its names. Containers of the image keep their files.
+// RemoveImage removes an image with all its names. Layers that containers use stay until these containers are removed.
+// It is not an error if the image does not exist.
 func (is *imageService) RemoveImage(_ context.Context, req *runtimeapi.RemoveImageRequest) (*runtimeapi.RemoveImageResponse, error) {
 	if err := is.images.Remove(req.GetImage().GetImage(), is.inventory.layerUsed); err != nil {
 		return nil, err
@@ -120,8 +126,9 @@ func (is *imageService) RemoveImage(_ context.Context, req *runtimeapi.RemoveIma
 	return &runtimeapi.RemoveImageResponse{}, nil
 }
 
-// ImageFsInfo returns the disk usage of images and containers. It removes unused layers before it
-// measures the image store.
+// ImageFsInfo returns the disk usage of images and of the containers' writable layers, which the kubelet compares with
+// its thresholds for image garbage collection and eviction. It first removes unused layers that earlier removals have
+// left.
 func (is *imageService) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
 	if err := is.images.CollectPending(is.inventory.layerUsed); err != nil {
 		is.log.Warn("removing unused image layers failed", "err", err)
@@ -145,7 +152,8 @@ func (is *imageService) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequ
 	}, nil
 }
 
-// ImportImages implements importpb.Server.
+// ImportImages imports the images in an archive of `docker save` or an OCI layout, for `hyperkube` commands that load
+// images. It returns the names of the images, or the IDs of those without a name. Errors are gRPC statuses.
 func (is *imageService) ImportImages(ctx context.Context, archive io.Reader) ([]string, error) {
 	list, err := is.images.Import(ctx, archive)
 	if err != nil {
@@ -162,7 +170,8 @@ func (is *imageService) ImportImages(ctx context.Context, archive io.Reader) ([]
 	return names, nil
 }
 
-// importArchives imports the archives in dir, unless dir is empty.
+// importArchives imports all archives (*.tar) in dir, which is Config.ImagesDir, in the background after start. It does
+// nothing if dir is empty. An archive that cannot be imported is logged and skipped.
 func (is *imageService) importArchives(ctx context.Context, dir string) {
 	if dir == "" {
 		return

@@ -11,8 +11,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// inventory contains all sandboxes and containers of this process and reserves their names. It is
-// safe for concurrent use.
+// inventory contains all sandboxes and containers that this process manages, by ID, and reserves their names. The
+// services share it. It is safe for concurrent use.
 type inventory struct {
 	mu         sync.Mutex // guards the fields below
 	sandboxes  map[string]*sandboxState
@@ -28,12 +28,16 @@ func newInventory() *inventory {
 	return &inventory{sandboxes: map[string]*sandboxState{}, containers: map[string]*containerState{}, names: map[string]string{}, creations: map[string]*creation{}}
 }
 
+// findSandbox returns the sandbox with an ID, which may be abbreviated to an unambiguous prefix. It returns errNotFound
+// if there is none.
 func (inv *inventory) findSandbox(id string) (*sandboxState, error) {
 	inv.mu.Lock()
 	defer inv.mu.Unlock()
 	return find("sandbox", inv.sandboxes, id)
 }
 
+// findContainer returns the container with an ID, which may be abbreviated to an unambiguous prefix. It returns
+// errNotFound if there is none.
 func (inv *inventory) findContainer(id string) (*containerState, error) {
 	inv.mu.Lock()
 	defer inv.mu.Unlock()
@@ -89,7 +93,8 @@ func (inv *inventory) containersOf(sandboxID string) []*containerState {
 	return list
 }
 
-// layerUsed returns a function that reports whether containers currently use a layer.
+// layerUsed returns a function that reports whether a container uses an image layer now, for images.Store.Collect. The
+// function does not reflect containers that are added or removed later.
 func (inv *inventory) layerUsed() func(string) bool {
 	used := map[string]bool{}
 	for _, c := range inv.allContainers() {
@@ -100,7 +105,8 @@ func (inv *inventory) layerUsed() func(string) bool {
 	return func(layer string) bool { return used[layer] }
 }
 
-// addSandbox adds a sandbox whose creation under name was reserved and has succeeded.
+// addSandbox adds a sandbox after its creation has succeeded. name is the name that reserve has reserved for it. Calls
+// of reserve that wait for the creation then return its ID.
 func (inv *inventory) addSandbox(s *sandboxState, name string) {
 	inv.mu.Lock()
 	defer inv.mu.Unlock()
@@ -108,8 +114,9 @@ func (inv *inventory) addSandbox(s *sandboxState, name string) {
 	inv.markCreated("sandbox", name)
 }
 
-// addContainer adds a container whose creation under name was reserved and has succeeded. It reports
-// false, and does not add it, if its sandbox s was removed in the meantime.
+// addContainer adds a container after its creation has succeeded. name is the name that reserve has reserved for it. If
+// the sandbox s was removed in the meantime, addContainer does not add the container and returns false; the caller must
+// then remove it.
 func (inv *inventory) addContainer(c *containerState, s *sandboxState, name string) bool {
 	inv.mu.Lock()
 	defer inv.mu.Unlock()
@@ -121,7 +128,7 @@ func (inv *inventory) addContainer(c *containerState, s *sandboxState, name stri
 	return true
 }
 
-// adoptSandbox adds a sandbox of the previous process.
+// adoptSandbox adds a sandbox that a previous runtime process has created, and reserves its name.
 func (inv *inventory) adoptSandbox(s *sandboxState) {
 	inv.mu.Lock()
 	defer inv.mu.Unlock()
@@ -129,7 +136,8 @@ func (inv *inventory) adoptSandbox(s *sandboxState) {
 	inv.names["sandbox"+sandboxName(s.get().config.GetMetadata())] = s.id
 }
 
-// adoptContainer adds a container of the previous process. Its sandbox must have been added.
+// adoptContainer adds a container that a previous runtime process has created, and reserves its name. Its sandbox must
+// have been added before.
 func (inv *inventory) adoptContainer(c *containerState) {
 	inv.mu.Lock()
 	defer inv.mu.Unlock()
@@ -138,9 +146,10 @@ func (inv *inventory) adoptContainer(c *containerState) {
 	inv.names["container"+containerName(c.get().config.GetMetadata(), pod.GetMetadata())] = c.id
 }
 
-// forgetSandbox deletes the sandbox from the map and reports whether it was present. If a container
-// was created in the meantime, it returns that container and keeps the sandbox, because the
-// container would never be removed otherwise.
+// forgetSandbox deletes a sandbox from the inventory and releases its name. known reports whether the sandbox was
+// present. If a container was created in the sandbox in the meantime, forgetSandbox returns that container as left and
+// keeps the sandbox: the caller must remove the container and call again, because otherwise no request would ever
+// remove it.
 func (inv *inventory) forgetSandbox(s *sandboxState) (left *containerState, known bool) {
 	inv.mu.Lock()
 	defer inv.mu.Unlock()
@@ -155,8 +164,8 @@ func (inv *inventory) forgetSandbox(s *sandboxState) (left *containerState, know
 	return nil, known
 }
 
-// forgetContainer deletes a container and releases its name. s is its sandbox, or nil if that was
-// removed.
+// forgetContainer deletes a container from the inventory and releases its name. s is its sandbox, or nil if the sandbox
+// was removed; the name is then not released.
 func (inv *inventory) forgetContainer(c *containerState, s *sandboxState) {
 	inv.mu.Lock()
 	defer inv.mu.Unlock()
@@ -166,7 +175,7 @@ func (inv *inventory) forgetContainer(c *containerState, s *sandboxState) {
 	}
 }
 
-// creation is a sandbox or container that is being created.
+// creation is a request that creates a sandbox or container and has not completed yet.
 type creation struct {
 	// request is a copy of the original request, because creation modifies the request.
 	request proto.Message
@@ -176,9 +185,12 @@ type creation struct {
 	succeeded bool
 }
 
-// reserve reserves a name for an ID until release. If an identical request is already in progress
-// (its client may have disconnected), reserve waits and returns the ID that it creates. If the name
-// belongs to an existing object or to a different request, it returns an error.
+// reserve reserves the name of a new sandbox or container, so that a repeated request does not create a second one.
+// kind is "sandbox" or "container", id the ID of the new object, and request its CRI request. If the result is empty,
+// the name is reserved: the caller must create the object and call addSandbox or addContainer, or release if the
+// creation fails. If an identical request is in progress, because its client has disconnected and repeats it, reserve
+// waits and returns the ID of the object that the other request has created. It returns an error if the name belongs to
+// an existing object or a different request, or if ctx is done.
 func (inv *inventory) reserve(ctx context.Context, kind, name, id string, request proto.Message) (made string, err error) {
 	for {
 		inv.mu.Lock()
@@ -206,7 +218,8 @@ func (inv *inventory) reserve(ctx context.Context, kind, name, id string, reques
 	}
 }
 
-// markCreated marks the creation under a name as successful. The caller must hold mu.
+// markCreated completes the creation that reserve has started for a name, and wakes identical requests that wait for
+// it. The caller must hold mu.
 func (inv *inventory) markCreated(kind, name string) {
 	if m := inv.creations[kind+name]; m != nil {
 		m.succeeded = true
@@ -215,7 +228,8 @@ func (inv *inventory) markCreated(kind, name string) {
 	}
 }
 
-// release releases a name after the creation has failed.
+// release releases a name that reserve has reserved, after the creation has failed. One of the identical requests that
+// wait for it then creates the object.
 func (inv *inventory) release(kind, name string) {
 	inv.mu.Lock()
 	defer inv.mu.Unlock()
@@ -226,8 +240,8 @@ func (inv *inventory) release(kind, name string) {
 	}
 }
 
-// find looks up an object by its ID or an unambiguous prefix of it. what is the kind of object for
-// errors. The caller must hold the lock that guards all.
+// find returns the object in all with this ID, or with an ID of which id is an unambiguous prefix. what is the kind of
+// object in error messages. It returns errNotFound if there is none. The caller must hold the lock that guards all.
 func find[S any](what string, all map[string]*S, id string) (*S, error) {
 	if s := all[id]; s != nil {
 		return s, nil

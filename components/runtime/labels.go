@@ -12,8 +12,9 @@ import (
 	"hyperkube/components/runtime/selinux"
 )
 
-// label sets the SELinux labels of host files that a container uses: the pod's files and the mounts
-// that request relabeling.
+// label sets the SELinux label of host files that a container uses: of the sandbox's files for /etc, if the container's
+// label differs from that of its pod, and recursively of the sources of mounts that request relabeling. labels are
+// those of the container. Without SELinux it does nothing.
 func (b *specBuilder) label(pod sandboxRecord, labels *selinux.Labels, mounts []*runtimeapi.Mount) error {
 	if b.selinux == nil {
 		return nil

@@ -18,7 +18,8 @@ import (
 	"hyperkube/internal/host/process"
 )
 
-// liveContainer is the state of a running container.
+// liveContainer contains the open process, log and streams of a running container. It exists from the start or adoption
+// of the container until its exit is recorded.
 type liveContainer struct {
 	handle *process.Handle
 	// holder is the process that keeps the terminal or stdin open across restarts of the runtime. It
@@ -43,7 +44,8 @@ type liveContainer struct {
 	exited chan struct{}
 }
 
-// StartContainer starts a created container.
+// StartContainer starts the program of a container in phase created. If the start fails, the container is recorded as
+// exited with code 128 and reason StartError, and cannot be started again.
 func (cs *containerService) StartContainer(ctx context.Context, req *runtimeapi.StartContainerRequest) (*runtimeapi.StartContainerResponse, error) {
 	c, err := cs.inventory.findContainer(req.GetContainerId())
 	if err != nil {
@@ -73,6 +75,8 @@ func (cs *containerService) StartContainer(ctx context.Context, req *runtimeapi.
 	return &runtimeapi.StartContainerResponse{}, nil
 }
 
+// start opens the log, creates the streams and starts the container's program with the engine of its handler. pod is
+// the record of its sandbox. After an error no process of the container remains. The caller must hold lifecycleMu.
 func (cs *containerService) start(c *containerState, pod sandboxRecord) (err error) {
 	c.mu.Lock()
 	spec := c.spec
@@ -164,7 +168,8 @@ func (cs *containerService) start(c *containerState, pod sandboxRecord) (err err
 	return nil
 }
 
-// watchContainer starts copying a running container's output and waits for its exit.
+// watch starts copying a running container's output to its log, and waits in the background for the exit of its process
+// to call handleExit.
 func (cs *containerService) watch(c *containerState, live *liveContainer) {
 	c.mu.Lock()
 	c.live = live
@@ -185,18 +190,20 @@ func (cs *containerService) watch(c *containerState, live *liveContainer) {
 	})
 }
 
-// drainTimeout bounds the wait for the rest of a dead container's output, which
-// only a process of another container could keep open.
+// drainTimeout bounds the wait for the remaining output of a process that has exited. The wait ends early in general;
+// it takes longer only if another process has inherited the streams and keeps them open.
 const drainTimeout = 2 * time.Second
 
-// handleContainerExit records the exit of a container and deletes its runtime resources.
+// handleExit is called when the first process of a container has exited with the status how. It kills the container's
+// other processes, waits for the remaining output, records the exit, wakes waiters on live.exited and emits an event.
+// Then it deletes the cgroup and the mounts. The container stays in the inventory until RemoveContainer.
 func (cs *containerService) handleExit(c *containerState, live *liveContainer, how process.Status) {
 	rec := c.get()
 	now := time.Now().UnixNano()
 	if rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetPid() != runtimeapi.NamespaceMode_CONTAINER {
 		// In a private PID namespace the kernel has killed all other processes.
 		if err := cs.engines.of(rec).KillAll(rec.Cgroup); err != nil {
-			cs.log.Warn("killing remaining processes of exited container failed", "containerID", c.id, "err", err)
+			cs.log.Warn("killing remaining processes of exited container failed, retrying when the kubelet removes it", "containerID", c.id, "err", err)
 		}
 	}
 	drained := cs.stdio.awaitOutput(live) // if not, what is known is still recorded
@@ -238,12 +245,13 @@ func (cs *containerService) handleExit(c *containerState, live *liveContainer, h
 	c.lifecycleMu.Lock()
 	defer c.lifecycleMu.Unlock()
 	if err := errors.Join(cs.engines.of(rec).Delete(context.Background(), c.id, rec.Cgroup), cs.unmount(c)); err != nil {
-		cs.log.Warn("cleaning up exited container failed, retrying when it is removed", "containerID", c.id, "err", err)
+		cs.log.Warn("cleaning up exited container failed, retrying when the kubelet removes it", "containerID", c.id, "err", err)
 	}
 }
 
-// StopContainer stops a container and kills it after the timeout. It is not an error if it does not
-// run.
+// StopContainer sends the stop signal to a container, and SIGKILL if it has not exited after the timeout in the
+// request. With timeout zero it sends SIGKILL only. It returns when the exit is recorded. It is not an error if the
+// container does not run or does not exist.
 func (cs *containerService) StopContainer(ctx context.Context, req *runtimeapi.StopContainerRequest) (*runtimeapi.StopContainerResponse, error) {
 	c, err := cs.inventory.findContainer(req.GetContainerId())
 	if errors.Is(err, errNotFound) {
@@ -258,9 +266,12 @@ func (cs *containerService) StopContainer(ctx context.Context, req *runtimeapi.S
 	return &runtimeapi.StopContainerResponse{}, nil
 }
 
-// killTimeout is how long a process may take to exit after SIGKILL.
+// killTimeout is how long stop waits for the exit of a process after SIGKILL before it returns an error. A process that
+// waits for a disk or network file system exits late.
 const killTimeout = 2 * time.Minute
 
+// stop implements StopContainer for a container. It also waits for a start in progress, so the container does not run
+// after stop has returned nil, unless it is started again.
 func (cs *containerService) stop(ctx context.Context, c *containerState, timeout time.Duration) error {
 	live := c.running()
 	if live == nil {
@@ -302,7 +313,8 @@ func (cs *containerService) stop(ctx context.Context, c *containerState, timeout
 	}
 }
 
-// ReopenContainerLog opens a new log file after the old one was rotated.
+// ReopenContainerLog opens a new log file after the kubelet has renamed the old one to rotate it. It returns an error
+// if the container does not run.
 func (cs *containerService) ReopenContainerLog(_ context.Context, req *runtimeapi.ReopenContainerLogRequest) (*runtimeapi.ReopenContainerLogResponse, error) {
 	c, err := cs.inventory.findContainer(req.GetContainerId())
 	if err != nil {

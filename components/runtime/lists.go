@@ -11,9 +11,10 @@ import (
 // Streaming variants of the list calls, for nodes whose lists exceed the maximum message size
 // (KEP-5825).
 
-// itemsPerMessage is the number of items per message.
+// itemsPerMessage is the maximum number of items in one message of a streaming list call.
 const itemsPerMessage = 500
 
+// sendChunks calls send with successive parts of items of at most itemsPerMessage each, until send returns an error.
 func sendChunks[T any](items []T, send func([]T) error) error {
 	for chunk := range slices.Chunk(items, itemsPerMessage) {
 		if err := send(chunk); err != nil {

@@ -23,7 +23,8 @@ import (
 // commonLabels are the first labels of every metric.
 var commonLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
 
-// measurement contains the values for the metrics of a container or a pod's network.
+// measurement contains the raw data from which the metrics of one container, or of the network of one pod, are
+// computed. In the latter case only traffic is set.
 type measurement struct {
 	stats   cgroup.Stats
 	details cgroup.Details
@@ -39,12 +40,13 @@ type measurement struct {
 // processes counts a container's processes, threads and open files.
 type processes struct{ count, threads, files, sockets uint64 }
 
-// metricValue is one value of a metric, with the values of its specific labels.
+// metricValue is one value of a metric, with the values of metric.labels in the same order.
 type metricValue struct {
 	value  uint64
 	labels []string
 }
 
+// metric describes one metric of ListPodSandboxMetrics, and how to read its values from a measurement.
 type metric struct {
 	name, help string
 	counter    bool
@@ -52,18 +54,23 @@ type metric struct {
 	read       func(*measurement) []metricValue
 }
 
+// singleValue returns the read function of a metric with one value and no labels other than commonLabels.
 func singleValue(f func(*measurement) uint64) func(*measurement) []metricValue {
 	return func(m *measurement) []metricValue { return []metricValue{{value: f(m)}} }
 }
 
+// onDevice returns the read function of a metric with one value, labeled with the device of the container's writable
+// layer.
 func onDevice(f func(*measurement) uint64) func(*measurement) []metricValue {
 	return func(m *measurement) []metricValue { return []metricValue{{f(m), []string{deviceName(m.device)}}} }
 }
 
+// onLink returns the read function of a metric with one value, labeled with the pod's network interface.
 func onLink(f func(*podnet.Traffic) uint64) func(*measurement) []metricValue {
 	return func(m *measurement) []metricValue { return []metricValue{{f(&m.traffic), []string{"eth0"}}} }
 }
 
+// ofDevices returns the read function of a metric with one value for each block device that the container has used.
 func ofDevices(f func(cgroup.IO) uint64) func(*measurement) []metricValue {
 	return func(m *measurement) []metricValue {
 		var out []metricValue
@@ -74,8 +81,8 @@ func ofDevices(f func(cgroup.IO) uint64) func(*measurement) []metricValue {
 	}
 }
 
-// deviceName returns the path of a block device, which dashboards use to select disks, or its
-// numbers, such as "8:0", if it has no name.
+// deviceName returns the path of a block device, such as "/dev/sda", which dashboards use to select disks. numbers are
+// its major and minor number, such as "8:0". They are returned unchanged if the device has no name.
 func deviceName(numbers string) string {
 	if numbers == "" {
 		return ""
@@ -89,7 +96,7 @@ func deviceName(numbers string) string {
 
 func seconds(d time.Duration) uint64 { return uint64(d / time.Second) }
 
-// containerMetrics returns the metrics of each container.
+// containerMetrics returns the descriptions of the metrics that are reported for each container.
 func containerMetrics() []metric {
 	device, cpu := []string{"device"}, []string{"cpu"}
 	return []metric{
@@ -159,10 +166,11 @@ func containerMetrics() []metric {
 	}
 }
 
-// sandboxImage is the image label of a sandbox. Dashboards ignore series without an image.
+// sandboxImage is the value of the label "image" of pod network metrics. Dashboards ignore series with an empty image.
 const sandboxImage = "pause"
 
-// networkMetrics returns the metrics of each pod that does not use the host network.
+// networkMetrics returns the descriptions of the metrics that are reported for each pod that does not use the host's
+// network.
 func networkMetrics() []metric {
 	link := []string{"interface"}
 	return []metric{
@@ -184,7 +192,7 @@ type metricsService struct {
 	network   trafficCounter
 }
 
-// ListMetricDescriptors describes the metrics of ListPodSandboxMetrics.
+// ListMetricDescriptors returns the names, help texts and labels of all metrics that ListPodSandboxMetrics returns.
 func (ms *metricsService) ListMetricDescriptors(context.Context, *runtimeapi.ListMetricDescriptorsRequest) (*runtimeapi.ListMetricDescriptorsResponse, error) {
 	resp := &runtimeapi.ListMetricDescriptorsResponse{}
 	for _, m := range append(containerMetrics(), networkMetrics()...) {
@@ -194,7 +202,7 @@ func (ms *metricsService) ListMetricDescriptors(context.Context, *runtimeapi.Lis
 	return resp, nil
 }
 
-// metricValues returns the values of metrics with the given common labels.
+// metricValues reads the values of all metrics from m, in the form of CRI. common are the values of commonLabels.
 func metricValues(metrics []metric, m *measurement, common []string, now time.Time) []*runtimeapi.Metric {
 	var out []*runtimeapi.Metric
 	for _, d := range metrics {
@@ -215,6 +223,7 @@ func (ms *metricsService) ListPodSandboxMetrics(context.Context, *runtimeapi.Lis
 	return &runtimeapi.ListPodSandboxMetricsResponse{PodMetrics: ms.podMetrics()}, nil
 }
 
+// podMetrics measures all running pods and their running containers. Containers that exit in the meantime are omitted.
 func (ms *metricsService) podMetrics() []*runtimeapi.PodSandboxMetrics {
 	now := time.Now()
 	var out []*runtimeapi.PodSandboxMetrics
@@ -250,7 +259,8 @@ func (ms *metricsService) podMetrics() []*runtimeapi.PodSandboxMetrics {
 	return out
 }
 
-// measure measures a container. It returns nil if the container does not run.
+// measure reads the resource usage of a container. It returns nil if the container does not run. The disk usage may be
+// cached, see diskSample.
 func (ms *metricsService) measure(c *containerState) *measurement {
 	rec := c.get()
 	if rec.Phase != phaseRunning {
@@ -273,8 +283,8 @@ func (ms *metricsService) measure(c *containerState) *measurement {
 	return m
 }
 
-// countProcesses counts the processes of a container and what they have open. Processes that exit
-// in the meantime are counted partially.
+// countProcesses counts the processes in a cgroup, and their threads, open files and sockets. Processes that exit while
+// it counts may be counted without threads or files. An unreadable cgroup counts as empty.
 func countProcesses(cgroups *cgroup.Manager, cgroupPath string) processes {
 	pids, err := cgroups.Pids(cgroupPath)
 	if err != nil {

@@ -22,7 +22,8 @@ import (
 	"hyperkube/internal/pod/podnet"
 )
 
-// podNetwork connects pods, with the built-in network or with CNI plugins.
+// podNetwork connects the sandboxes of pods to the network. CNI plugins do it if the CNI configuration directory
+// contains a configuration; otherwise the built-in network does. Its methods are safe for concurrent use.
 type podNetwork struct {
 	*host
 	builtin   *podnet.Network
@@ -38,8 +39,9 @@ type podNetwork struct {
 	cniAttached map[string]bool
 }
 
-// newPodNetwork creates the built-in network with the most recent pod CIDRs, and the CNI plugins. It
-// does not change the host. The caller must call Close.
+// newPodNetwork creates the built-in network with the pod CIDRs that the kubelet has set most recently, or those of
+// cfg, and the CNI plugins. It does not change the host. journal records later changes of the host and may be nil. The
+// caller must close the built-in network.
 func newPodNetwork(h *host, cfg *Config, inventory *inventory, journal *hostjournal.Journal) (*podNetwork, error) {
 	cidrs := cfg.PodCIDRs
 	if data, err := os.ReadFile(h.cidrFile()); err == nil {
@@ -73,13 +75,15 @@ func (pn *podNetwork) getErr() error {
 	return pn.err
 }
 
-// allocate allocates the addresses of a sandbox in the built-in network.
+// allocate reserves the addresses of a new sandbox in the built-in network, before the sandbox is connected. id is the
+// sandbox ID.
 func (pn *podNetwork) allocate(id string) error {
 	_, err := pn.builtin.Allocate(id)
 	return err
 }
 
-// addresses returns the addresses that allocate has allocated for a sandbox.
+// addresses returns the addresses that allocate has reserved for a sandbox. It is empty for sandboxes on the host's
+// network or that CNI plugins connect.
 func (pn *podNetwork) addresses(id string) []string {
 	var list []string
 	for _, addr := range pn.builtin.Addresses(id) {
@@ -88,10 +92,11 @@ func (pn *podNetwork) addresses(id string) []string {
 	return list
 }
 
-// free frees the addresses of a sandbox in the built-in network. It is idempotent.
+// free releases the addresses of a sandbox in the built-in network for other pods. It is idempotent.
 func (pn *podNetwork) free(id string) error { return pn.builtin.Free(id) }
 
-// disconnect disconnects a sandbox from its network. It is idempotent.
+// disconnect removes a sandbox's network link or calls its CNI plugins to do so. It does nothing for a sandbox on the
+// host's network, and is idempotent. Addresses in the built-in network stay reserved until free.
 func (pn *podNetwork) disconnect(ctx context.Context, s *sandboxState) error {
 	rec := s.get()
 	switch {
@@ -103,7 +108,9 @@ func (pn *podNetwork) disconnect(ctx context.Context, s *sandboxState) error {
 	return pn.builtin.Detach(ctx, rec.ID)
 }
 
-// setCIDRs sets the node's pod CIDRs, whose text is stored for the next runtime process.
+// setCIDRs sets the node's pod CIDRs when the kubelet has received them, and sets up the built-in network with them.
+// While CNI plugins are configured, the CIDRs are only stored for later. text is the original form of cidrs, which is
+// written to a file for the next runtime process.
 func (pn *podNetwork) setCIDRs(ctx context.Context, cidrs []netip.Prefix, text string) error {
 	external, err := pn.external()
 	if err != nil {
@@ -128,7 +135,8 @@ func (pn *podNetwork) setCIDRs(ctx context.Context, cidrs []netip.Prefix, text s
 	return nil
 }
 
-// choose sets up the built-in network, unless CNI plugins are configured.
+// choose sets up the built-in network when the runtime starts. If CNI plugins are configured, it reconciles their
+// attachments instead. Run calls it in the background, so that it does not delay the first CRI calls.
 func (pn *podNetwork) choose(ctx context.Context) {
 	if n, _ := pn.external(); n == nil {
 		pn.setUp(ctx)
@@ -138,7 +146,8 @@ func (pn *podNetwork) choose(ctx context.Context) {
 	pn.reconcileCNI(ctx)
 }
 
-// setUp sets up the built-in network and publishes the host ports of adopted pods.
+// setUp sets up the built-in network and publishes the host ports of adopted pods again. The outcome is the
+// NetworkReady condition. A missing pod CIDR is not logged, because the kubelet sets it later.
 func (pn *podNetwork) setUp(ctx context.Context) {
 	pn.setup.Lock()
 	defer pn.setup.Unlock()
@@ -147,7 +156,7 @@ func (pn *podNetwork) setUp(ctx context.Context) {
 		err = pn.publishAdoptedPorts(ctx)
 	}
 	if err != nil && ctx.Err() == nil && !errors.Is(err, podnet.ErrNoCIDR) {
-		pn.log.Error("setting up the node's built-in pod network failed, the runtime reports the network as not ready", "err", err)
+		pn.log.Error("setting up the node's built-in pod network failed, pods cannot be created: resolve the error and restart the runtime", "err", err)
 	}
 	pn.setErr(err)
 }
@@ -164,7 +173,8 @@ func parseCIDRs(text string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// connect configures the sandbox's namespaces and connects it to the network.
+// connect sets the hostname and sysctls of a new sandbox and connects it to the network. external is the CNI network,
+// or nil for the built-in network. A sandbox on the host's network is not connected.
 func (pn *podNetwork) connect(ctx context.Context, s *sandboxState, hostname string, external *cni.Network) error {
 	config := s.get().config
 	shared := hostNetwork(config)
@@ -207,8 +217,8 @@ func (pn *podNetwork) connect(ctx context.Context, s *sandboxState, hostname str
 	return nil
 }
 
-// ensureBuiltin returns the error that prevents the built-in network from connecting pods. It sets up
-// the network if CNI plugins were used until now.
+// ensureBuiltin returns nil if the built-in network can connect pods, or else the reason why not. If CNI plugins
+// connected pods until now and their configuration was removed, it sets up the built-in network first.
 func (pn *podNetwork) ensureBuiltin(ctx context.Context) error {
 	err := pn.getErr()
 	if errors.Is(err, errCNINetwork) {
@@ -218,8 +228,8 @@ func (pn *podNetwork) ensureBuiltin(ctx context.Context) error {
 	return err
 }
 
-// condition returns the NetworkReady condition. Its messages are those of containerd, which
-// users search for.
+// condition returns the CRI condition NetworkReady, from which the kubelet derives whether the node is ready. With CNI
+// plugins it asks the plugins for their status. The messages are those of containerd, because users search for them.
 func (pn *podNetwork) condition(ctx context.Context) *runtimeapi.RuntimeCondition {
 	n, err := pn.external()
 	switch {
@@ -242,7 +252,8 @@ func (pn *podNetwork) condition(ctx context.Context) *runtimeapi.RuntimeConditio
 	return c
 }
 
-// publishAdoptedPorts publishes the host ports of adopted pods again.
+// publishAdoptedPorts publishes the host ports of the pods that a previous runtime process has connected to the
+// built-in network, because setting up the network replaces its packet filter rules.
 func (pn *podNetwork) publishAdoptedPorts(ctx context.Context) error {
 	for _, s := range pn.inventory.allSandboxes() {
 		rec := s.get()

@@ -11,7 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// nodeService implements the CRI calls for the runtime as a whole.
+// nodeService implements the CRI calls about the runtime itself: version, status and configuration.
 type nodeService struct {
 	*host
 	version string // to report
@@ -22,7 +22,8 @@ type nodeService struct {
 // runtimeName is the runtime name in the Version response.
 const runtimeName = "hyperkube"
 
-// reportedVersion returns the version of the runtime: that of the built-in image if there is one.
+// reportedVersion returns the runtime version for CRI: the tag of the built-in image, or else Config.Version, or else
+// v0.0.0.
 func reportedVersion(cfg *Config) string {
 	_, version, _ := strings.Cut(cfg.BuiltInImage, ":")
 	return cmp.Or(version, cfg.Version, "v0.0.0")
@@ -33,7 +34,8 @@ func (ns *nodeService) Version(context.Context, *runtimeapi.VersionRequest) (*ru
 	return &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: runtimeName, RuntimeVersion: ns.version, RuntimeApiVersion: "v1"}, nil
 }
 
-// Status returns the runtime conditions, which report whether pods can be created.
+// Status returns the conditions RuntimeReady, which is always true, and NetworkReady, which reports whether pods can be
+// connected. It also returns the features of the runtime and its handlers.
 func (ns *nodeService) Status(ctx context.Context, req *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	resp := &runtimeapi.StatusResponse{
 		Status:          &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{{Type: "RuntimeReady", Status: true}, ns.network.condition(ctx)}},
@@ -53,12 +55,13 @@ func (ns *nodeService) cgroupVersion() int {
 	return 1
 }
 
-// RuntimeConfig returns the cgroup driver: cgroupfs, so the kubelet manages cgroups itself.
+// RuntimeConfig returns the cgroup driver that the kubelet must use: cgroupfs.
 func (ns *nodeService) RuntimeConfig(context.Context, *runtimeapi.RuntimeConfigRequest) (*runtimeapi.RuntimeConfigResponse, error) {
 	return &runtimeapi.RuntimeConfigResponse{Linux: &runtimeapi.LinuxRuntimeConfiguration{CgroupDriver: runtimeapi.CgroupDriver_CGROUPFS}}, nil
 }
 
-// UpdateRuntimeConfig sets the node's pod CIDRs and stores them for the next runtime process.
+// UpdateRuntimeConfig sets the pod CIDRs of the node, which the kubelet sends when they are assigned, and stores them
+// for the next runtime process. It ignores a request without CIDRs.
 func (ns *nodeService) UpdateRuntimeConfig(ctx context.Context, req *runtimeapi.UpdateRuntimeConfigRequest) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
 	text := req.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()
 	if text == "" {

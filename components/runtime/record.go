@@ -27,7 +27,7 @@ import (
 // A record changes five times while a container is created and started. Replacing the file each
 // time would need a new inode and a rename; appending a line costs a tenth of that.
 
-// phase is the state of a sandbox or container.
+// phase is the recorded progress of a sandbox or container through its life.
 type phase string
 
 const (
@@ -38,13 +38,14 @@ const (
 	phaseExited   phase = "exited"
 )
 
-// processID identifies a process uniquely within a boot.
+// processID identifies a process uniquely within a boot: Start is the start time of the process, which distinguishes it
+// from a later process with the same PID. The zero value means no process.
 type processID struct {
 	PID   int    `json:"pid,omitempty"`
 	Start uint64 `json:"start,omitempty"`
 }
 
-// sandboxRecord is the record of a sandbox.
+// sandboxRecord is the persistent state of a sandbox. The next runtime process reads it to take over the sandbox.
 type sandboxRecord struct {
 	ID string `json:"id"`
 	// Boot is the boot ID at the start of its process.
@@ -64,7 +65,7 @@ type sandboxRecord struct {
 	config *runtimeapi.PodSandboxConfig
 }
 
-// containerRecord is the record of a container.
+// containerRecord is the persistent state of a container. The next runtime process reads it to take over the container.
 //
 // Size: one field for each property in a file format.
 type containerRecord struct {
@@ -100,14 +101,16 @@ type containerRecord struct {
 	config *runtimeapi.ContainerConfig
 }
 
+// user contains the user ID, the primary group and all groups of a container's first process, for the container status.
 type user struct {
 	UID, GID int64
 	Groups   []int64
 }
 
-// message is a marshaled protobuf message.
+// message is a protobuf message in its encoded form, as records store it.
 type message []byte
 
+// marshal encodes a message for a record.
 func marshal(m proto.Message) message {
 	data, err := proto.Marshal(m)
 	if err != nil {
@@ -116,13 +119,14 @@ func marshal(m proto.Message) message {
 	return data
 }
 
+// recordFile is the name of the record in the directory of a sandbox or container.
 const recordFile = "record.json"
 
-// maxRecordFileSize is the file size above which outdated lines are removed, unless the record itself is
-// larger.
+// maxRecordFileSize is the size in bytes above which the file of a record is replaced by one with the latest line only.
+// A file of up to three times the size of its latest line is not replaced.
 const maxRecordFileSize = 16 << 10
 
-// save writes a record to its directory.
+// save appends a record to the file in the directory of its sandbox or container.
 func save(dir string, record any) error {
 	data, err := json.Marshal(record)
 	if err == nil {
@@ -134,7 +138,8 @@ func save(dir string, record any) error {
 	return nil
 }
 
-// appendRecord appends data as the last line of file.
+// appendRecord appends data, a record in JSON, as the last line of file, which it creates if necessary. If the file is
+// too large, it replaces the file by this line.
 func appendRecord(file string, data []byte) error {
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -156,9 +161,11 @@ func appendRecord(file string, data []byte) error {
 	return err
 }
 
-// errDamaged reports a record that cannot be read.
+// errDamaged means that the record of a sandbox or container is missing or invalid. The runtime then removes the
+// sandbox or container.
 var errDamaged = errors.New("damaged record")
 
+// loadRecord decodes the record in dir into record. It returns errDamaged if there is no valid record.
 func loadRecord(dir string, record any) error {
 	data, err := os.ReadFile(filepath.Join(dir, recordFile))
 	if err != nil {
@@ -174,8 +181,8 @@ func loadRecord(dir string, record any) error {
 	return nil
 }
 
-// lastLine returns the last line that is valid JSON. A truncated line never is, because its closing
-// brace is missing.
+// lastLine returns the last line of data that is valid JSON. A line that was truncated by a crash or a full disk is not
+// valid, because its closing brace is missing.
 func lastLine(data []byte) ([]byte, error) {
 	for len(data) > 0 {
 		at := bytes.LastIndexByte(data, '\n') + 1
@@ -209,7 +216,7 @@ func loadContainer(dir string) (*containerRecord, error) {
 	return r, nil
 }
 
-// newID returns a random ID in the format of other container engines.
+// newID returns a random ID for a sandbox or container: 64 hexadecimal digits, as in other container runtimes.
 func newID() string {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // never fails

@@ -26,11 +26,11 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// maxMessage is the maximum size of a CRI message, as in other runtimes.
+// maxMessage is the maximum size of a CRI message in bytes, as in other runtimes.
 const maxMessage = 16 << 20
 
-// Runtime is a container runtime. Its services implement CRI: each of them has its own state and its own
-// locks, and they share the inventory of sandboxes and containers.
+// Runtime is a container runtime. It consists of services that implement the calls of CRI. Each service has its own
+// state and locks; all share the inventory of sandboxes and containers.
 type Runtime struct {
 	host     *host
 	cfg      Config
@@ -43,7 +43,8 @@ type Runtime struct {
 	upgrade chan []string
 }
 
-// New validates cfg and creates the directories.
+// New validates cfg, creates the runtime's directories, opens the image store and loads the default AppArmor profile.
+// The caller must call Run.
 func New(cfg Config) (*Runtime, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -80,10 +81,11 @@ func New(cfg Config) (*Runtime, error) {
 	return r, nil
 }
 
-// Ready returns a channel that is closed once CRI is served.
+// Ready returns a channel that is closed when the runtime serves CRI on its socket.
 func (r *Runtime) Ready() <-chan struct{} { return r.ready }
 
-// Run serves CRI until ctx is cancelled. Containers keep running afterwards.
+// Run takes over the containers of a previous runtime process and serves CRI until ctx is done. Containers keep running
+// afterwards. It returns an *UpgradeError when an upgrade was requested. Call it once.
 func (r *Runtime) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -141,8 +143,9 @@ func (r *Runtime) Run(ctx context.Context) error {
 	return err
 }
 
-// openJournal opens the journal and records the host changes of this run. The journal, which may be
-// nil, must be closed even after an error.
+// openJournal opens the journal of host changes, and records those of this run before they are made: the parent cgroup
+// of pods and the tmpfs at Config.State. The journal is nil if Config.Journal is empty. The caller must close it even
+// if openJournal returns an error; closing a nil journal is allowed.
 func (r *Runtime) openJournal() (*hostjournal.Journal, error) {
 	var journal *hostjournal.Journal
 	if r.cfg.Journal != "" {
@@ -157,8 +160,8 @@ func (r *Runtime) openJournal() (*hostjournal.Journal, error) {
 	)
 }
 
-// serve serves CRI on listener until ctx is cancelled or an upgrade is requested, for which it
-// returns an *UpgradeError.
+// serve serves CRI on listener until ctx is done or an upgrade is requested. In the latter case it returns an
+// *UpgradeError. Before it returns, it waits up to stopTimeout for calls in flight.
 func (r *Runtime) serve(ctx context.Context, listener net.Listener, s *services, streams *streamService) error {
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
 		grpc.UnaryInterceptor(logErrors(r.host.log)), grpc.WaitForHandlers(true))
@@ -185,15 +188,17 @@ func (r *Runtime) serve(ctx context.Context, listener net.Listener, s *services,
 	return err
 }
 
-// stopTimeout is how long calls in flight may take at shutdown.
+// stopTimeout is how long calls in flight may take after ctx is done. Then their connections are closed.
 const stopTimeout = 500 * time.Millisecond
 
-// UpgradeError is returned by Run when another program should replace this one in the same process.
+// UpgradeError is returned by Run when this process should execute another program, a new version of the runtime. The
+// process must stay the same, because it is the parent of every container. Argv is the command.
 type UpgradeError struct{ Argv []string }
 
 func (e *UpgradeError) Error() string { return "replace the runtime by " + e.Argv[0] }
 
-// listen opens the unix socket at path. It replaces a stale socket of a previous process.
+// listen opens the unix socket at path, which only root can use. It replaces a stale socket of a previous process. It
+// returns an error if another process serves the socket.
 func listen(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("creating directory of the socket: %w", err)
@@ -216,7 +221,7 @@ func listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// targetOf returns the log attributes of the object that a CRI request names.
+// targetOf returns the log attributes of the object that a CRI request names, or nil if it names none.
 func targetOf(req any) []any {
 	switch req := req.(type) {
 	case *runtimeapi.RunPodSandboxRequest:
@@ -234,7 +239,8 @@ func targetOf(req any) []any {
 	return nil
 }
 
-// logErrors returns an interceptor that logs each failed call and converts its error.
+// logErrors returns a gRPC interceptor that logs each failed CRI call with its object, except for objects that do not
+// exist, and converts the error with grpcError.
 func logErrors(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		resp, err := handler(ctx, req)
@@ -243,13 +249,14 @@ func logErrors(log *slog.Logger) grpc.UnaryServerInterceptor {
 		}
 		method, coded := info.FullMethod[strings.LastIndexByte(info.FullMethod, '/')+1:], grpcError(err)
 		if status.Code(coded) != codes.NotFound {
-			log.Warn("CRI call failed", append(targetOf(req), "method", method, "err", err)...)
+			log.Warn("CRI call failed, returning the error to the client", append(targetOf(req), "method", method, "err", err)...)
 		}
 		return resp, coded
 	}
 }
 
-// grpcError converts an error to a gRPC status with the code that the kubelet expects.
+// grpcError converts err to a gRPC status: code NotFound if the object does not exist, the codes of a done context,
+// else Unknown. The kubelet depends on these codes. Errors that are a status already are returned unchanged.
 func grpcError(err error) error {
 	if err == nil {
 		return nil
@@ -269,5 +276,5 @@ func grpcError(err error) error {
 	return status.Error(code, err.Error())
 }
 
-// errNotFound reports that a sandbox or container does not exist.
+// errNotFound means that the inventory has no sandbox or container with the requested ID.
 var errNotFound = errors.New("not found")

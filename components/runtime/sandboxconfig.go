@@ -12,7 +12,8 @@ import (
 	"hyperkube/internal/pod/podnet"
 )
 
-// namespaceOptions returns the namespace options of a pod.
+// namespaceOptions returns which namespaces the pod shares with the host or among its containers. It is nil if the
+// request does not specify any; its getters then return the defaults.
 func namespaceOptions(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOption {
 	return c.GetLinux().GetSecurityContext().GetNamespaceOptions()
 }
@@ -25,6 +26,8 @@ func hostIPC(c *runtimeapi.PodSandboxConfig) bool {
 	return namespaceOptions(c).GetIpc() == runtimeapi.NamespaceMode_NODE
 }
 
+// portMappings converts the port mappings of a CRI request. Mappings without a host port are omitted. It returns an
+// error for invalid ports or addresses.
 func portMappings(list []*runtimeapi.PortMapping) ([]podnet.PortMapping, error) {
 	var out []podnet.PortMapping
 	for _, p := range list {

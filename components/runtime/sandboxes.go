@@ -18,7 +18,7 @@ import (
 	"hyperkube/internal/host/cgroup"
 )
 
-// sandboxService implements the CRI calls for pod sandboxes.
+// sandboxService implements the CRI calls that create, stop, remove, update and list pod sandboxes.
 type sandboxService struct {
 	*host
 	inventory  *inventory
@@ -29,7 +29,9 @@ type sandboxService struct {
 	background *background
 }
 
-// RunPodSandbox creates a sandbox: namespaces, files and network.
+// RunPodSandbox creates the sandbox of a pod: the pause process that holds its namespaces, the files for /etc, and the
+// network. If the same request is already in progress, it waits and returns the same sandbox. After an error,
+// everything is undone.
 func (ss *sandboxService) RunPodSandbox(ctx context.Context, req *runtimeapi.RunPodSandboxRequest) (*runtimeapi.RunPodSandboxResponse, error) {
 	config := req.GetConfig()
 	if config.GetMetadata().GetName() == "" {
@@ -79,7 +81,7 @@ func (ss *sandboxService) RunPodSandbox(ctx context.Context, req *runtimeapi.Run
 	if err := ss.setUp(ctx, s, external); err != nil {
 		// Clean up even if the client has disconnected.
 		if undoErr := ss.tearDown(context.WithoutCancel(ctx), s); undoErr != nil {
-			ss.log.Warn("cleanup after unsuccessful pod sandbox creation failed", "podSandboxID", id, "err", undoErr)
+			ss.log.Warn("cleanup after unsuccessful pod sandbox creation failed, some of its resources may remain", "podSandboxID", id, "err", undoErr)
 		}
 		_ = os.RemoveAll(ss.sandboxDir(id))
 		ss.selinux.Release(labels)
@@ -93,8 +95,8 @@ func (ss *sandboxService) RunPodSandbox(ctx context.Context, req *runtimeapi.Run
 	return &runtimeapi.RunPodSandboxResponse{PodSandboxId: id}, nil
 }
 
-// setUpSandbox creates the resources of a sandbox. external is the CNI network that connects it, or
-// nil for the built-in network.
+// setUp creates the resources of a new sandbox and records phase running. external is the CNI network that connects it,
+// or nil for the built-in network. If it returns an error, the caller must call tearDown.
 func (ss *sandboxService) setUp(ctx context.Context, s *sandboxState, external *cni.Network) error {
 	id, config, labels := s.id, s.get().config, s.get().Labels
 	dir := ss.sandboxDir(id)
@@ -163,7 +165,9 @@ func (ss *sandboxService) setUp(ctx context.Context, s *sandboxState, external *
 	})
 }
 
-// watchSandbox watches the sandbox's process and handles its unexpected exit.
+// watch waits in the background for the exit of the sandbox's pause process. If the process exits although the sandbox
+// was not stopped, the sandbox is recorded as exited, and the kubelet replaces it. It does nothing if there is no
+// process.
 func (ss *sandboxService) watch(s *sandboxState) {
 	h := s.handle
 	if h == nil {
@@ -193,8 +197,8 @@ func (ss *sandboxService) watch(s *sandboxState) {
 	})
 }
 
-// tearDownSandbox releases the resources that setUpSandbox has created, even partially. It is
-// idempotent. The directory and the record stay.
+// tearDown releases the resources that setUp has created, also if setUp has failed: network, processes, mounts and
+// cgroup. It continues after errors and returns all of them. It is idempotent. The sandbox's directory and record stay.
 func (ss *sandboxService) tearDown(ctx context.Context, s *sandboxState) error {
 	rec := s.get()
 	var errs []error
@@ -214,8 +218,8 @@ func (ss *sandboxService) tearDown(ctx context.Context, s *sandboxState) error {
 	return errors.Join(errs...)
 }
 
-// StopPodSandbox stops a sandbox and its containers. It is not an error if the sandbox does not
-// exist or is stopped.
+// StopPodSandbox kills the containers of a sandbox and releases its processes and network. The sandbox stays in the
+// inventory until RemovePodSandbox. It is not an error if the sandbox does not exist or is stopped.
 func (ss *sandboxService) StopPodSandbox(ctx context.Context, req *runtimeapi.StopPodSandboxRequest) (*runtimeapi.StopPodSandboxResponse, error) {
 	s, err := ss.inventory.findSandbox(req.GetPodSandboxId())
 	if errors.Is(err, errNotFound) {
@@ -230,6 +234,7 @@ func (ss *sandboxService) StopPodSandbox(ctx context.Context, req *runtimeapi.St
 	return &runtimeapi.StopPodSandboxResponse{}, nil
 }
 
+// stop implements StopPodSandbox for a sandbox. It is idempotent.
 func (ss *sandboxService) stop(ctx context.Context, s *sandboxState) error {
 	s.lifecycleMu.Lock()
 	defer s.lifecycleMu.Unlock()
@@ -298,8 +303,8 @@ func (ss *sandboxService) RemovePodSandbox(ctx context.Context, req *runtimeapi.
 	return &runtimeapi.RemovePodSandboxResponse{}, nil
 }
 
-// UpdatePodSandboxResources only records the resources, because the kubelet manages the pod's
-// cgroup.
+// UpdatePodSandboxResources stores the pod's new resources in the sandbox's record. It does not change cgroups, because
+// the kubelet manages the pod's cgroup.
 func (ss *sandboxService) UpdatePodSandboxResources(_ context.Context, req *runtimeapi.UpdatePodSandboxResourcesRequest) (*runtimeapi.UpdatePodSandboxResourcesResponse, error) {
 	s, err := ss.inventory.findSandbox(req.GetPodSandboxId())
 	if err != nil {

@@ -15,13 +15,14 @@ import (
 	"hyperkube/internal/host/process"
 )
 
-// sandboxState is a sandbox that this process manages.
+// sandboxState is a sandbox in the inventory: its record on disk and what this process needs to manage it.
 type sandboxState struct {
 	id  string
 	dir string // of its files and its record
 	// lifecycleMu is locked while the sandbox is created, stopped or removed.
 	lifecycleMu sync.Mutex
-	// keep is held while the files that its process keeps are changed.
+	// keep is held during calls of sandbox.Keep and sandbox.Release for the pause process, because
+	// they must not overlap.
 	keep sync.Mutex
 
 	mu     sync.Mutex // guards the fields below
@@ -29,17 +30,19 @@ type sandboxState struct {
 	// stopping is true while the sandbox is being stopped. No container may be started then.
 	stopping bool
 	cpu      cpuSample
-	// handle is its process, or nil. It is set before the sandbox is visible to other goroutines.
+	// handle is the sandbox's pause process, or nil if the process had exited when the sandbox was
+	// adopted. It is set before the sandbox is visible to other goroutines, so reading it needs no lock.
 	handle *process.Handle
 }
 
+// get returns a copy of the sandbox's record. Its slices and messages are shared and must not be modified.
 func (s *sandboxState) get() sandboxRecord {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.record
 }
 
-// setStopping marks the sandbox as being stopped, or clears the mark if stopping has failed.
+// setStopping sets whether the sandbox is being stopped. While it is, no container can be started in it.
 func (s *sandboxState) setStopping(yes bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -53,7 +56,9 @@ func (s *sandboxState) acceptsContainers() bool {
 	return s.record.Phase == phaseRunning && !s.stopping
 }
 
-// change changes the record, on disk first.
+// change applies f to a copy of the record, writes the copy to disk, and then uses it as the record in memory. If the
+// write fails, it returns the error and the record is unchanged. f must not modify slices or messages of the record in
+// place.
 func (s *sandboxState) change(f func(*sandboxRecord)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -80,6 +85,7 @@ func (s *sandboxState) recordExit(log *slog.Logger, f func(*sandboxRecord)) {
 	}
 }
 
+// sandboxName returns the name that is unique among sandboxes, from the pod's metadata. See inventory.reserve.
 func sandboxName(m *runtimeapi.PodSandboxMetadata) string {
 	return strings.Join([]string{m.GetName(), m.GetNamespace(), m.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
 }

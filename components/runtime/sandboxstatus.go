@@ -11,7 +11,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// sandboxStatus returns the CRI status of a sandbox.
+// sandboxStatus converts a sandbox's record to its CRI status.
 func sandboxStatus(rec sandboxRecord) *runtimeapi.PodSandboxStatus {
 	st := &runtimeapi.PodSandboxStatus{
 		Id: rec.ID, Metadata: rec.config.GetMetadata(), State: sandboxPhase(rec), CreatedAt: rec.Created,
@@ -39,7 +39,8 @@ func sandboxPhase(rec sandboxRecord) runtimeapi.PodSandboxState {
 	return runtimeapi.PodSandboxState_SANDBOX_NOTREADY
 }
 
-// PodSandboxStatus returns the status of a sandbox and its containers.
+// PodSandboxStatus returns the status of a sandbox and of its containers. With the verbose option, it adds the process
+// ID, the cgroup and the namespaces.
 func (ss *sandboxService) PodSandboxStatus(_ context.Context, req *runtimeapi.PodSandboxStatusRequest) (*runtimeapi.PodSandboxStatusResponse, error) {
 	s, err := ss.inventory.findSandbox(req.GetPodSandboxId())
 	if err != nil {
@@ -78,6 +79,7 @@ func (ss *sandboxService) list(filter *runtimeapi.PodSandboxFilter) []*runtimeap
 	return items
 }
 
+// labelsMatch reports whether labels contains all keys and values of selector.
 func labelsMatch(selector, labels map[string]string) bool {
 	for k, v := range selector {
 		if have, ok := labels[k]; !ok || have != v {

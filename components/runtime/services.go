@@ -13,7 +13,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// background runs the goroutines that watch processes and logs.
+// background runs the background goroutines of a runtime, such as those that wait for processes or copy output, and
+// stops them when the runtime stops.
 type background struct {
 	// quit is closed when Run returns.
 	quit chan struct{}
@@ -24,13 +25,13 @@ type background struct {
 
 func newBackground() *background { return &background{quit: make(chan struct{})} }
 
-// Go runs f in a goroutine. f must return soon after quit is closed.
+// Go runs f in a goroutine that services.stop waits for. f must return soon after quit is closed.
 func (b *background) Go(f func()) { b.goroutines.Go(f) }
 
-// quitNow closes quit. It may be called repeatedly.
+// quitNow closes quit, which asks all background goroutines to return. It may be called repeatedly.
 func (b *background) quitNow() { b.once.Do(func() { close(b.quit) }) }
 
-// services are the parts of a running runtime.
+// services are the services of a runtime that is running, and the state that they share.
 type services struct {
 	*host
 	inventory  *inventory
@@ -43,7 +44,7 @@ type services struct {
 	node       *nodeService
 }
 
-// compose creates the services.
+// compose creates the services for one call of Run. It starts nothing.
 func (r *Runtime) compose(inv *inventory, network *podNetwork) *services {
 	s := &services{host: r.host, inventory: inv, background: newBackground(), network: network}
 	s.events = &eventService{inventory: inv, background: s.background}
@@ -62,7 +63,8 @@ func (r *Runtime) compose(inv *inventory, network *podNetwork) *services {
 	return s
 }
 
-// stop stops all goroutines that watch sandboxes and containers and waits for them.
+// stop stops all background goroutines and waits for them. It closes the handles and streams of sandboxes and
+// containers, which keep running.
 func (s *services) stop() {
 	s.background.quitNow()
 	for _, sandbox := range s.inventory.allSandboxes() {
@@ -76,13 +78,13 @@ func (s *services) stop() {
 	s.background.goroutines.Wait()
 }
 
-// unimplemented rejects the calls that no service implements. It is a separate type so that the
-// services take precedence when criService embeds it.
+// unimplemented rejects CRI calls that no service implements. It is a separate type so that its methods are embedded
+// one level deeper in criService than those of the services, which therefore take precedence.
 type unimplemented struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 }
 
-// criService is the CRI runtime service, composed of the services for its topics.
+// criService implements the CRI runtime service. Each embedded service contributes the calls for its topic.
 type criService struct {
 	unimplemented
 	*nodeService
@@ -94,7 +96,7 @@ type criService struct {
 	*eventService
 }
 
-// cri returns the CRI runtime service.
+// cri returns the CRI runtime service that the gRPC server serves. The image service is registered separately.
 func (s *services) cri(streams *streamService) runtimeapi.RuntimeServiceServer {
 	return criService{
 		nodeService: s.node, sandboxService: s.sandboxes, containerService: s.containers, streamService: streams,
@@ -104,14 +106,17 @@ func (s *services) cri(streams *streamService) runtimeapi.RuntimeServiceServer {
 	}
 }
 
-// importService implements importpb.Server.
+// importService serves the calls of package importpb, which are not part of CRI: importing images from an archive, and
+// upgrading the runtime.
 type importService struct {
 	*imageService
 	// upgrade receives the command of the program that should replace this one.
 	upgrade chan<- []string
 }
 
-// Upgrade replaces this program by the one that argv starts.
+// Upgrade requests that this process executes the command argv, a new version of the runtime. It validates argv[0],
+// which must be an absolute path of an executable file, and returns before the execution. It returns an error if
+// another upgrade is in progress.
 func (s importService) Upgrade(_ context.Context, argv []string) error {
 	if len(argv) == 0 || !filepath.IsAbs(argv[0]) {
 		return status.Error(codes.InvalidArgument, "the program must be an absolute path")

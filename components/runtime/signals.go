@@ -13,8 +13,8 @@ import (
 	"hyperkube/components/runtime/images"
 )
 
-// parseSignal parses a signal name or number, with or without "SIG". It returns SIGTERM for unknown
-// names.
+// parseSignal parses the stop signal of an image or container: a name with or without "SIG", such as "SIGTERM" or
+// "RTMIN+3", or a number. Unknown signals become SIGTERM.
 func parseSignal(name string) unix.Signal {
 	name = strings.ToUpper(strings.TrimSpace(name))
 	if n, err := strconv.Atoi(name); err == nil && n > 0 && n <= 64 {
@@ -53,7 +53,8 @@ func parseSignal(name string) unix.Signal {
 	return unix.SIGTERM
 }
 
-// signalNumber converts a signal name to its CRI constant.
+// signalNumber converts a stop signal to its CRI constant for the container status. Empty and unknown names become
+// SIGTERM.
 func signalNumber(name string) runtimeapi.Signal {
 	if name == "" {
 		return runtimeapi.Signal_SIGNAL_SIGTERM
@@ -76,6 +77,8 @@ func signalNumber(name string) runtimeapi.Signal {
 	return runtimeapi.Signal_SIGNAL_SIGTERM
 }
 
+// stopSignal returns the name of the signal that StopContainer sends: that of the container's configuration, else that
+// of the image. It is empty if neither specifies one, which means SIGTERM.
 func stopSignal(config *runtimeapi.ContainerConfig, image images.Config) string {
 	if s := config.GetStopSignal(); s != runtimeapi.Signal_SIGNAL_RUNTIME_DEFAULT {
 		return strings.TrimPrefix(s.String(), "SIGNAL_")

@@ -18,18 +18,21 @@ import (
 	"hyperkube/internal/pod/podnet"
 )
 
-// cpuSample stores a sample of CPU time, to compute a rate.
+// cpuSample stores the CPU time of a container or pod at a point in time, to compute its current CPU usage. The caller
+// must hold the lock of the container or sandbox.
 type cpuSample struct {
 	time  time.Time
 	nanos uint64
 	rate  uint64
 }
 
-// rateWindow is the minimum time between two samples for a rate.
+// rateWindow is the minimum time between the two samples from which cpuSample computes a rate. Shorter intervals would
+// be inaccurate.
 const rateWindow = time.Second
 
-// next adds a sample and returns the rate since the previous one, in nanoseconds of CPU time per
-// second.
+// next adds a sample of the total CPU time nanos at the time now. It returns the CPU usage since the previous sample,
+// in nanoseconds of CPU time per second. If less than rateWindow has passed, it returns the previous rate. It returns 0
+// for the first sample and after a restart of the counter.
 func (s *cpuSample) next(now time.Time, nanos uint64) uint64 {
 	if s.time.IsZero() || nanos < s.nanos {
 		*s = cpuSample{time: now, nanos: nanos}
@@ -42,9 +45,8 @@ func (s *cpuSample) next(now time.Time, nanos uint64) uint64 {
 	return s.rate
 }
 
-// diskSample caches the disk usage of a container's writable layer, so that large trees are walked
-// less often. It has its own lock, because a walk may take minutes, in which the container must be
-// visible, stoppable and removable.
+// diskSample caches the disk usage of a container's writable layer, because measuring it walks all files. It has its
+// own lock, because a walk may take minutes, during which the container must be visible, stoppable and removable.
 type diskSample struct {
 	mu      sync.Mutex // guards the fields below
 	usage   images.Usage
@@ -52,6 +54,8 @@ type diskSample struct {
 	taken   time.Time
 }
 
+// get returns the disk usage of dir and the time of the measurement. It measures again if the cached value is older
+// than 100 times the duration of the last measurement. If that fails, it returns the previous value.
 func (s *diskSample) get(dir string) (images.Usage, time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,7 +78,8 @@ func cpuUsage(s cgroup.Stats, rate uint64, p *cgroup.Pressure) *runtimeapi.CpuUs
 	return &runtimeapi.CpuUsage{Timestamp: s.Time.UnixNano(), UsageCoreNanoSeconds: value(s.CPUNanoseconds), UsageNanoCores: value(rate), Psi: psiStats(p)}
 }
 
-// psiStats returns the PSI stats, or nil if the kernel does not support them.
+// psiStats converts pressure stall information to CRI. It returns nil if p is nil, which means that the kernel does not
+// support it.
 func psiStats(p *cgroup.Pressure) *runtimeapi.PsiStats {
 	if p == nil {
 		return nil
@@ -103,7 +108,7 @@ func memoryUsage(s cgroup.Stats, p *cgroup.Pressure) *runtimeapi.MemoryUsage {
 	return m
 }
 
-// trafficCounter counts the traffic of pods.
+// trafficCounter returns the network traffic of pods. podnet.Network implements it.
 type trafficCounter interface {
 	// Traffic returns the traffic of the pod with this sandbox ID.
 	Traffic(id string) (podnet.Traffic, error)
@@ -116,8 +121,8 @@ type statsService struct {
 	network   trafficCounter
 }
 
-// containerStats returns the stats of a container. For a container that does not run, they contain
-// the disk usage and zero CPU time.
+// containerStats returns the resource usage of a container. For a container that does not run, it contains only the
+// disk usage.
 func (ss *statsService) containerStats(c *containerState) (*runtimeapi.ContainerStats, error) {
 	rec := c.get()
 	usage, taken := c.diskUsage.get(filepath.Join(ss.containerDir(c.id), "upper"))
@@ -182,7 +187,8 @@ func (ss *statsService) listContainerStats(filter *runtimeapi.ContainerStatsFilt
 	return list, nil
 }
 
-// podStats returns the stats of a pod, or nil if it does not run.
+// podStats returns the resource usage of a pod and its running containers. It returns nil without an error if the pod
+// does not run.
 func (ss *statsService) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, error) {
 	rec := s.get()
 	if rec.Phase != phaseRunning {
@@ -226,8 +232,8 @@ func (ss *statsService) podStats(s *sandboxState) (*runtimeapi.PodSandboxStats, 
 	return out, nil
 }
 
-// podUsage returns the usage of all processes of a pod. For a pod without its own cgroup, as
-// created by `crictl runp`, it returns the sum of its sandbox and containers, without pressure.
+// podUsage returns the resource usage of all processes of a pod, from the pod's cgroup. A pod without its own cgroup,
+// as `crictl runp` creates it, gets the sum of its sandbox and containers, and no pressure stall information.
 func (ss *statsService) podUsage(rec sandboxRecord) (cgroup.Stats, cgroup.Pressures, error) {
 	if pod := ss.podCgroup(rec.config); pod != ss.defaultCgroup() {
 		st, err := ss.cgroups.Stats(pod)
@@ -261,7 +267,7 @@ func (ss *statsService) podUsage(rec sandboxRecord) (cgroup.Stats, cgroup.Pressu
 	return sum, cgroup.Pressures{}, nil
 }
 
-// PodSandboxStats returns the stats of a pod.
+// PodSandboxStats returns the resource usage of a pod. The response is empty if the pod does not run.
 func (ss *statsService) PodSandboxStats(_ context.Context, req *runtimeapi.PodSandboxStatsRequest) (*runtimeapi.PodSandboxStatsResponse, error) {
 	s, err := ss.inventory.findSandbox(req.GetPodSandboxId())
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 	"hyperkube/internal/host/process"
 )
 
-// closeStdin closes a container's stdin, including the duplicates of attach clients.
+// closeStdin closes a container's stdin pipe, so the container reads EOF. It also closes the duplicates of attach
+// clients, which would keep the pipe open.
 func (l *liveContainer) closeStdin() {
 	l.stdinMu.Lock()
 	defer l.stdinMu.Unlock()
@@ -29,22 +30,22 @@ func (l *liveContainer) closeStdin() {
 	l.inputs = nil
 }
 
-// closeStreams closes the runtime's ends of the container's streams.
+// closeStreams closes the runtime's ends of the container's pipes and terminal.
 func (l *liveContainer) closeStreams() {
 	closeAll(l.stdout, l.stderr, l.console)
 	l.closeStdin()
 }
 
-// closeAll closes files. Any of them may be nil.
+// closeAll closes files. Nil files are ignored.
 func closeAll(files ...*os.File) {
 	for _, f := range files {
 		f.Close() // Close on nil only returns an error
 	}
 }
 
-// attachStdin returns a duplicate of the container's stdin for an attach client, or nil if the container
-// has none. Closing it interrupts a write that waits for the container to read. The caller must
-// pass it to detachStdin.
+// attachStdin returns a duplicate of the container's stdin or terminal for an attach client, or nil if the container
+// has neither. Each client has its own file, because closing it interrupts a write that waits for the container to
+// read. The caller must pass the result to detachStdin.
 func (l *liveContainer) attachStdin() (*os.File, error) {
 	l.stdinMu.Lock()
 	defer l.stdinMu.Unlock()
@@ -66,7 +67,7 @@ func (l *liveContainer) attachStdin() (*os.File, error) {
 	return in, nil
 }
 
-// detachStdin closes the file returned by attachStdin.
+// detachStdin closes a file that attachStdin returned, when the client has disconnected. in may be nil.
 func (l *liveContainer) detachStdin(in *os.File) {
 	if in == nil {
 		return
@@ -77,7 +78,7 @@ func (l *liveContainer) detachStdin(in *os.File) {
 	in.Close()
 }
 
-// duplicate duplicates a file descriptor.
+// duplicate returns a new file that refers to the same open file as f. Unlike f.Fd, it does not make f blocking.
 func duplicate(f *os.File) (*os.File, error) {
 	conn, err := f.SyscallConn()
 	if err != nil {
@@ -94,7 +95,8 @@ func duplicate(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
-// killHolder kills the process that keeps a container's stdin or terminal open, which closes the file.
+// killHolder kills the holder h, the process that keeps a container's stdin or terminal open across restarts of the
+// runtime, and closes h.
 func killHolder(h *process.Handle) {
 	if err := h.Signal(unix.SIGKILL); err == nil {
 		<-h.Done()
@@ -102,16 +104,17 @@ func killHolder(h *process.Handle) {
 	h.Close()
 }
 
-// stdioFiles manages the files behind the streams of containers: FIFOs, spools, logs, and the processes
-// that keep them open while no runtime runs.
+// stdioFiles manages the files and processes behind the standard streams of containers: FIFOs, spools, logs and
+// holders. See the package documentation.
 type stdioFiles struct {
 	*host
 	inventory  *inventory
 	background *background
 }
 
-// startHolder starts the container's holder: a process that keeps its terminal or stdin open when this
-// process exits. It does nothing if the container has neither.
+// startHolder starts the holder of a container that has a terminal or stdin: a process that keeps it open when this
+// process exits. The holder runs in the cgroup of the sandbox pod. id is the container's ID. startHolder sets
+// live.holder. It does nothing if the container has neither.
 func (sf *stdioFiles) startHolder(id string, pod sandboxRecord, live *liveContainer) error {
 	file := live.console
 	if file == nil {
@@ -142,7 +145,8 @@ func (sf *stdioFiles) startHolder(id string, pod sandboxRecord, live *liveContai
 	return nil
 }
 
-// createFIFO creates a FIFO for the container, unless it exists.
+// createFIFO creates the FIFO of a container's stream, unless it exists, and sets its SELinux label. name is the
+// stream, such as "stdout".
 func (sf *stdioFiles) createFIFO(rec containerRecord, name string) (path string, err error) {
 	path = sf.fifo(rec.ID, name)
 	err = unix.Mkfifo(path, 0o600)
@@ -158,8 +162,9 @@ func (sf *stdioFiles) createFIFO(rec containerRecord, name string) (path string,
 	return path, nil
 }
 
-// outputFIFO creates a FIFO and opens both ends. The container's end is also opened for reading, so
-// that a write never fails for lack of a reader.
+// outputFIFO creates the FIFO of a container's output stream and opens the runtime's end (ours) and the container's end
+// (theirs). The container's end is also open for reading, so that writing never fails for lack of a reader while no
+// runtime runs.
 func (sf *stdioFiles) outputFIFO(rec containerRecord, name string) (ours, theirs *os.File, err error) {
 	path, err := sf.createFIFO(rec, name)
 	if err != nil {
@@ -175,7 +180,8 @@ func (sf *stdioFiles) outputFIFO(rec containerRecord, name string) (ours, theirs
 	return ours, theirs, nil
 }
 
-// inputFIFO creates a FIFO for stdin and opens both ends.
+// inputFIFO creates the FIFO of a container's stdin and opens the container's end (theirs) and the runtime's end
+// (ours).
 func (sf *stdioFiles) inputFIFO(rec containerRecord) (theirs, ours *os.File, err error) {
 	path, err := sf.createFIFO(rec, "stdin")
 	if err != nil {
@@ -197,27 +203,27 @@ func (sf *stdioFiles) inputFIFO(rec containerRecord) (theirs, ours *os.File, err
 	return theirs, ours, nil
 }
 
-// spoolOf returns the file name of the spool of a container's stream.
+// spoolOf returns the file name of the spool of a container's stream, beside the FIFO.
 func spoolOf(stream string) string { return stream + ".spool" }
 
-// openSpool opens the spool of a container's stream: the file that buffers output before it is written
-// to the log. It returns nil if there is no stream or the spool cannot be opened. Without a spool,
-// lines are lost if this process is killed while it writes them to the log.
+// openSpool opens the spool of a container's stream: the file that buffers output between the FIFO and the log. fifo is
+// the runtime's end of the stream. openSpool returns nil if fifo is nil or the spool cannot be opened. Output is then
+// copied directly, and lines are lost if this process is killed while it writes them to the log.
 func (sf *stdioFiles) openSpool(c *containerState, log *logs.Log, stream string, fifo *os.File) *logs.Spool {
 	if fifo == nil {
 		return nil
 	}
 	spool, err := logs.OpenSpool(sf.fifo(c.id, spoolOf(stream)), log)
 	if err != nil {
-		sf.log.Warn("spooling container output failed, copying directly", "containerID", c.id, "stream", stream, "err", err)
+		sf.log.Warn("opening spool of container output failed, lines are lost if the runtime is killed while it writes the log", "containerID", c.id, "stream", stream, "err", err)
 		return nil
 	}
 	return spool
 }
 
-// keepOutput has the sandbox's process keep the container's output FIFOs open. What the
-// container has written is then read by a successor even if this process is killed and
-// the container exits.
+// keepOutput passes the container's output FIFOs to the pause process of its sandbox, which keeps them open. If this
+// process is killed and the container exits, the unread output stays in the FIFOs, and the next runtime process writes
+// it to the log. A failure is only logged.
 func (sf *stdioFiles) keepOutput(c *containerState) {
 	s, err := sf.inventory.findSandbox(c.sandbox)
 	if err == nil && s.handle == nil {
@@ -233,8 +239,9 @@ func (sf *stdioFiles) keepOutput(c *containerState) {
 	}
 }
 
-// releaseOutput removes the container's output FIFOs, of which everything has been read
-// or which were never used.
+// releaseOutput removes the output FIFOs and spools of a container and closes the FIFOs in the sandbox's pause process.
+// It is called when all output is in the log, or when the container is not started. It does nothing if they do not
+// exist.
 func (sf *stdioFiles) releaseOutput(c *containerState) {
 	if !sf.hasOutput(c) {
 		return
@@ -245,24 +252,25 @@ func (sf *stdioFiles) releaseOutput(c *containerState) {
 		s.keep.Unlock()
 		// Nothing is kept by a sandbox that has ended or that an earlier version has started.
 		if err != nil && !errors.Is(err, process.ErrNotFound) && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EBADF) {
-			sf.log.Warn("closing output FIFOs in the pod sandbox process failed", "containerID", c.id, "err", err)
+			sf.log.Warn("closing output FIFOs in the pod sandbox process failed, they stay open until the sandbox is stopped", "containerID", c.id, "err", err)
 		}
 	}
 	for _, name := range []string{spoolOf("stdout"), spoolOf("stderr"), "stderr", "stdout"} {
 		if err := os.Remove(sf.fifo(c.id, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			sf.log.Warn("removing output FIFO of container failed", "containerID", c.id, "stream", name, "err", err)
+			sf.log.Warn("removing output FIFO or spool of container failed, retrying when the container is removed", "containerID", c.id, "stream", name, "err", err)
 		}
 	}
 }
 
-// hasOutput reports whether the container has output FIFOs that were not released.
+// hasOutput reports whether the container has output FIFOs, so its output may not be in the log completely.
 func (sf *stdioFiles) hasOutput(c *containerState) bool {
 	_, err := os.Lstat(sf.fifo(c.id, "stdout"))
 	return err == nil
 }
 
-// awaitOutput waits until the output of a container whose processes have exited is in its
-// log, and reports whether it is. It is not if this process is stopped before.
+// awaitOutput waits until the remaining output of a container whose processes have exited is in its log, and reports
+// whether it is. If another process keeps the streams open, it stops reading after drainTimeout. It returns false if
+// the log's disk does not respond or the runtime stops; the next runtime process then continues.
 func (sf *stdioFiles) awaitOutput(live *liveContainer) bool {
 	timer := time.NewTimer(drainTimeout)
 	defer timer.Stop()
@@ -289,7 +297,8 @@ func (sf *stdioFiles) awaitOutput(live *liveContainer) bool {
 	}
 }
 
-// drainOutput writes to the log what a container that has exited has left in its streams.
+// drainOutput writes the output that an exited container has left in its FIFOs and spools to its log. It is called for
+// an adopted container, because the previous runtime process was stopped or killed before all output was written.
 func (sf *stdioFiles) drainOutput(c *containerState) {
 	if rec := c.get(); rec.Boot != sf.boot || !sf.hasOutput(c) && !runs(rec.Holder) {
 		return
@@ -307,7 +316,7 @@ func (sf *stdioFiles) drainOutput(c *containerState) {
 	}
 }
 
-// runs reports whether a recorded process has not exited.
+// runs reports whether the recorded process still runs.
 func runs(id processID) bool {
 	if id.PID == 0 {
 		return false
@@ -320,6 +329,7 @@ func runs(id processID) bool {
 	return true
 }
 
+// openReader opens the reading end of a FIFO in non-blocking mode, so that Go's poller waits for data.
 func openReader(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -328,6 +338,7 @@ func openReader(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
+// openBlocking opens a FIFO in blocking mode, which the container's processes expect.
 func openBlocking(path string, flags int) (*os.File, error) {
 	fd, err := unix.Open(path, flags|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -336,13 +347,14 @@ func openBlocking(path string, flags int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// openStreams opens the log of an adopted container and this side of its streams.
+// openStreams opens the log, the holder and the runtime's ends of the streams of an adopted container, and stores them
+// in live. A failure is only logged, because the container runs without them too.
 func (sf *stdioFiles) openStreams(c *containerState, live *liveContainer) {
 	rec := c.get()
 	// A container whose log or streams are lost runs all the same.
 	complain := func(what string, err error) {
 		if err != nil {
-			sf.log.Warn("opening log or stream of adopted container failed, its output is lost", "containerID", c.id, "stream", what, "err", err)
+			sf.log.Warn("opening log or stream of adopted container failed, data of this stream is lost", "containerID", c.id, "stream", what, "err", err)
 		}
 	}
 	var err error
@@ -369,7 +381,9 @@ func (sf *stdioFiles) openStreams(c *containerState, live *liveContainer) {
 	}
 }
 
-// carry starts to copy the container's output to its log.
+// carry starts copying the container's output to its log and to attach clients. It closes live.drained when both
+// streams are at EOF. It opens the spools first, because they determine how much of their content is already in the
+// log.
 func (sf *stdioFiles) carry(c *containerState, live *liveContainer) {
 	// Both spools are opened before either stream is copied: they find out what is in the log.
 	stdout, stderr := sf.openSpool(c, live.log, "stdout", live.stdout), sf.openSpool(c, live.log, "stderr", live.stderr)

@@ -24,20 +24,22 @@ import (
 	"hyperkube/internal/serving/gracefulclose"
 )
 
-// errSlowWatcher terminates an event stream whose client did not keep up.
+// errSlowWatcher terminates a stream of container events whose client does not read fast enough, see maxEvents. The
+// client must list the containers and connect again.
 var errSlowWatcher = errors.New("the watcher of container events is too slow")
 
-// streamService implements the CRI calls for commands in containers and for streams. It returns the URLs
-// of a streaming server, which connects clients with the containers.
+// streamService implements the CRI calls for exec, attach and port-forward. Exec, Attach and PortForward return URLs of
+// an HTTP server of this process. The API server connects to it through the kubelet and exchanges data with the
+// container. ExecSync needs no URL.
 type streamService struct {
 	inventory *inventory
 	runner    *streamRunner
 	server    streaming.Server
 }
 
-// startStreamService starts the server for exec, attach and port-forward at address. Each request
-// needs a token from a CRI call, which is valid once and for one minute. The server stops when ctx is
-// cancelled. The caller must call close.
+// startStreamService starts the HTTP server for exec, attach and port-forward at address. Each request needs a token,
+// which the URL of a CRI call contains and which is valid once and for one minute. The server stops when ctx is done.
+// The caller must call close.
 func startStreamService(ctx context.Context, address string, runner *streamRunner, log *slog.Logger) (*streamService, error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -58,7 +60,7 @@ func startStreamService(ctx context.Context, address string, runner *streamRunne
 	})
 	runner.background.Go(func() {
 		if err := server.Serve(gracefulclose.Listener(listener)); err != nil && !errors.Is(err, http.ErrServerClosed) {
-			log.Error("streaming server of exec, attach and port-forward failed", "address", address, "err", err)
+			log.Error("streaming server failed, exec, attach and port-forward do not work: restart the runtime", "address", address, "err", err)
 		}
 	})
 	return &streamService{inventory: runner.inventory, runner: runner, server: handler}, nil
@@ -67,7 +69,7 @@ func startStreamService(ctx context.Context, address string, runner *streamRunne
 // close releases the resources of the streaming server.
 func (ss *streamService) close() { _ = ss.server.Stop() }
 
-// Exec returns the URL of a command with streams.
+// Exec returns a URL at which the client can run a command in a container and use its streams.
 func (ss *streamService) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*runtimeapi.ExecResponse, error) {
 	if _, _, err := ss.runner.runningContainer(req.GetContainerId()); err != nil {
 		return nil, err
@@ -75,7 +77,7 @@ func (ss *streamService) Exec(_ context.Context, req *runtimeapi.ExecRequest) (*
 	return ss.server.GetExec(req)
 }
 
-// Attach returns the URL of the streams of a container's first process.
+// Attach returns a URL at which the client can use the streams of a container's first process.
 func (ss *streamService) Attach(_ context.Context, req *runtimeapi.AttachRequest) (*runtimeapi.AttachResponse, error) {
 	if _, _, err := ss.runner.runningContainer(req.GetContainerId()); err != nil {
 		return nil, err
@@ -83,7 +85,7 @@ func (ss *streamService) Attach(_ context.Context, req *runtimeapi.AttachRequest
 	return ss.server.GetAttach(req)
 }
 
-// PortForward returns the URL of streams to ports of a pod.
+// PortForward returns a URL at which the client can connect to ports of a pod.
 func (ss *streamService) PortForward(_ context.Context, req *runtimeapi.PortForwardRequest) (*runtimeapi.PortForwardResponse, error) {
 	s, err := ss.inventory.findSandbox(req.GetPodSandboxId())
 	if err != nil {
@@ -95,8 +97,8 @@ func (ss *streamService) PortForward(_ context.Context, req *runtimeapi.PortForw
 	return ss.server.GetPortForward(req)
 }
 
-// streamRunner connects the streams of clients with containers and pods. It implements
-// streaming.Runtime.
+// streamRunner runs the requests to the streaming server: it connects the streams of clients with containers and pods.
+// It implements streaming.Runtime.
 type streamRunner struct {
 	inventory  *inventory
 	engines    *engines
@@ -105,7 +107,7 @@ type streamRunner struct {
 
 var _ streaming.Runtime = (*streamRunner)(nil)
 
-// exitError returns an exit code to the streaming server.
+// exitError passes the non-zero exit code of an exec command to the streaming server, which sends it to the client.
 type exitError struct{ code int }
 
 func (e exitError) Error() string   { return fmt.Sprintf("command terminated with exit code %d", e.code) }
@@ -113,7 +115,8 @@ func (e exitError) String() string  { return e.Error() }
 func (e exitError) Exited() bool    { return true }
 func (e exitError) ExitStatus() int { return e.code }
 
-// Exec implements streaming.Runtime.
+// Exec runs cmd in the container with this ID for a client of the streaming server, and returns when it has exited.
+// Streams that the client does not use are nil. A non-zero exit code is returned as exitError.
 func (s *streamRunner) Exec(ctx context.Context, id string, cmd []string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
 	c, _, err := s.runningContainer(id)
 	if err != nil {
@@ -139,7 +142,9 @@ func (s *streamRunner) Exec(ctx context.Context, id string, cmd []string, in io.
 	return nil
 }
 
-// Attach implements streaming.Runtime.
+// Attach connects a client of the streaming server to the streams of the container's first process: new output is sent
+// to out and errs, and input from in is written to stdin. It returns when the container has exited, the client has
+// disconnected or the runtime stops. Streams that the client does not use are nil.
 func (s *streamRunner) Attach(ctx context.Context, id string, in io.Reader, out, errs io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
 	c, live, err := s.runningContainer(id)
 	if err != nil {
@@ -208,7 +213,8 @@ func (s *streamRunner) Attach(ctx context.Context, id string, in io.Reader, out,
 	return nil
 }
 
-// receiveIf returns ch if enabled, else a nil channel, which blocks.
+// receiveIf returns ch if enabled is true. Otherwise it returns a nil channel, which disables a case of a select
+// statement.
 func receiveIf(enabled bool, ch <-chan struct{}) <-chan struct{} {
 	if enabled {
 		return ch
@@ -216,8 +222,9 @@ func receiveIf(enabled bool, ch <-chan struct{}) <-chan struct{} {
 	return nil
 }
 
-// copyStdin copies input to a container until the input ends or stdin is closed. stdin is from
-// liveContainer.attachStdin and may be nil.
+// copyStdin copies the input of an attach client to a container until the input ends or stdin is closed. stdin is the
+// result of liveContainer.attachStdin and may be nil, in which case it does nothing. If config has stdinOnce set, it
+// then closes the container's stdin for good.
 func (s *streamRunner) copyStdin(live *liveContainer, stdin *os.File, in io.Reader, config *runtimeapi.ContainerConfig) {
 	if stdin == nil {
 		return
@@ -238,7 +245,8 @@ func (s *streamRunner) copyStdin(live *liveContainer, stdin *os.File, in io.Read
 	}
 }
 
-// PortForward implements streaming.Runtime. It connects to the pod's loopback address.
+// PortForward connects a client of the streaming server to a port on the loopback address of the pod with this sandbox
+// ID. It returns when the pod closes the connection or ctx is done.
 func (s *streamRunner) PortForward(ctx context.Context, id string, port int32, stream io.ReadWriteCloser) error {
 	defer stream.Close()
 	sandbox, err := s.inventory.findSandbox(id)

@@ -15,8 +15,9 @@ import (
 	"hyperkube/components/runtime/sandbox"
 )
 
-// userNS returns the user namespace of a pod, or nil for the host's. The containers of a pod share
-// it. It has one UID range and one GID range, which must start at 0.
+// userNS returns the ID mapping of a pod's user namespace, which all its containers share. It returns nil if the pod
+// uses the host's user namespace. It returns an error if the mapping is not a single range of user IDs and of group
+// IDs, both from 0 and of the same length, or if the pod shares other namespaces with the host.
 //
 // https://kubernetes.io/docs/concepts/workloads/pods/user-namespaces/
 func userNS(config *runtimeapi.PodSandboxConfig) (*sandbox.UserNS, error) {
@@ -48,6 +49,8 @@ func userNS(config *runtimeapi.PodSandboxConfig) (*sandbox.UserNS, error) {
 	return &sandbox.UserNS{HostUID: uid, HostGID: gid, Length: length}, nil
 }
 
+// singleMapping returns the first host ID and the length of the only mapping in list. what is "user" or "group", for
+// error messages.
 func singleMapping(what string, list []*runtimeapi.IDMapping) (host, length int, err error) {
 	if len(list) != 1 {
 		return 0, 0, fmt.Errorf("only one mapping of %s IDs is supported, not %d", what, len(list))
@@ -62,8 +65,8 @@ func singleMapping(what string, list []*runtimeapi.IDMapping) (host, length int,
 	return int(m.GetHostId()), int(m.GetLength()), nil
 }
 
-// errNoUserNamespaces is the error for pods with user namespaces on a machine that does not support them. The first
-// part is upstream's.
+// errNoUserNamespaces is the error for pods with a user namespace on a machine that does not support them. The first
+// part of its text is upstream's message.
 var errNoUserNamespaces = errors.New("can't set `spec.hostUsers: false`, runtime does not support user namespaces")
 
 // checkUserNamespaces returns an error that wraps errNoUserNamespaces and states the reason if the kernel does
@@ -88,8 +91,8 @@ func checkUserNamespaces() error {
 	return nil
 }
 
-// supportsIDMapping reports whether a Linux release, such as "6.1.0-13-amd64", supports ID-mapped mounts
-// as pods need them.
+// supportsIDMapping reports whether a Linux release, such as "6.1.0-13-amd64", supports the ID-mapped mounts that pods
+// with user namespaces need, which is the case from 6.3 on.
 func supportsIDMapping(release string) bool {
 	var major, minor int
 	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {

@@ -18,6 +18,7 @@ import (
 // Verbose status information, as shown by `crictl inspect`. CRI does not define its content.
 // Scripts of operators expect the namespaces, the cgroup and the command under containerd's names.
 
+// sandboxInfo is the verbose status of a sandbox, shown by `crictl inspectp`. Its JSON names are those of containerd.
 type sandboxInfo struct {
 	PID           int                          `json:"pid"`
 	ProcessStatus string                       `json:"processStatus"`
@@ -29,6 +30,8 @@ type sandboxInfo struct {
 	Spec          *specs.Spec                  `json:"runtimeSpec,omitempty"`
 }
 
+// containerInfo is the verbose status of a container, shown by `crictl inspect`. Its JSON names are those of
+// containerd.
 type containerInfo struct {
 	SandboxID string                      `json:"sandboxID"`
 	PID       int                         `json:"pid"`
@@ -40,6 +43,7 @@ type containerInfo struct {
 	Spec *specs.Spec `json:"runtimeSpec,omitempty"`
 }
 
+// imageInfo is the verbose status of an image, shown by `crictl inspecti`. Its JSON names are those of containerd.
 type imageInfo struct {
 	// ChainID is the chain ID of all layers. It and RootFS are missing for images pulled by
 	// versions that did not store diff IDs.
@@ -60,7 +64,7 @@ type rootFS struct {
 	DiffIDs []string `json:"diff_ids"`
 }
 
-// encodeVerbose encodes verbose status information for CRI.
+// encodeVerbose encodes a sandboxInfo, containerInfo or imageInfo as the info map of a CRI status response.
 func encodeVerbose(info any) (map[string]string, error) {
 	data, err := json.Marshal(info)
 	if err != nil {
@@ -104,9 +108,9 @@ func (cs *containerService) info(c *containerState) containerInfo {
 	return containerInfo{SandboxID: rec.Sandbox, PID: rec.Process.PID, Cgroup: rec.Cgroup, Handler: rec.Handler, Config: rec.config, Labels: rec.Labels, Spec: cs.specOf(c)}
 }
 
-// specOf builds the specification of a container. It is not stored, because it is larger than the
-// rest of the container's state. It returns nil if it cannot be built, for example because the
-// container's root or the source of a volume does not exist any more.
+// specOf builds the OCI specification of a container for its verbose status. The specification is not stored, because
+// it is larger than the other state of a container. specOf returns nil if the container has exited or the specification
+// cannot be built, for example because the source of a volume does not exist any more.
 func (cs *containerService) specOf(c *containerState) *specs.Spec {
 	rec := c.get()
 	if rec.Phase != phaseCreated && rec.Phase != phaseRunning {

@@ -14,7 +14,8 @@ import (
 	"hyperkube/components/scheduler/plugins"
 )
 
-// readArgs decodes and validates plugin arguments.
+// readArgs decodes and validates the pluginConfig of a profile. Plugins without an entry get upstream's default
+// arguments. It returns an error for unknown plugins, repeated entries and invalid arguments.
 // https://kubernetes.io/docs/reference/config-api/kube-scheduler-config.v1/
 func readArgs(list []configv1.PluginConfig) (plugins.Args, error) {
 	args := plugins.DefaultArgs()
@@ -36,6 +37,8 @@ func readArgs(list []configv1.PluginConfig) (plugins.Args, error) {
 	return args, nil
 }
 
+// readOne decodes the arguments of one plugin into args. Empty arguments, and those of ignored plugins, change nothing.
+// It returns an error if the plugin has no arguments.
 func readOne(args *plugins.Args, c *configv1.PluginConfig) error {
 	data := c.Args.Raw
 	if len(data) == 0 || slices.Contains(ignoredPlugins, c.Name) {
@@ -189,7 +192,8 @@ func readFit(p *plugins.NodeResourcesFit, data []byte) error {
 	return nil
 }
 
-// readShape decodes the points of a scoring function.
+// readShape converts the points of a scoring function. Scores from 0 to 10 become scores from 0 to framework.MaxScore.
+// Utilizations must increase from point to point.
 func readShape(points []configv1.UtilizationShapePoint) ([]plugins.Point, error) {
 	var out []plugins.Point
 	for i, point := range points {

@@ -11,14 +11,16 @@ import (
 	"hyperkube/components/scheduler/plugins"
 )
 
-// ignoredPlugins are upstream's plugins that are not plugins here, because their function is always
-// active or does not exist. A configuration may contain them.
+// ignoredPlugins are upstream's plugins that a configuration may name without effect: their function is always active
+// here, or does not exist.
 var ignoredPlugins = []string{
 	"PrioritySort", "DefaultBinder",
 	"GangScheduling", "DeferredPodScheduling", "TopologyPlacementGenerator", "PodGroupPodsCount",
 }
 
-// choosePlugins returns the plugins that a profile enables. p may be nil.
+// choosePlugins returns the plugins that a profile enables, with the arguments args. p is the plugins field of the
+// profile; nil enables the default plugins. It returns an error for unknown plugins and for plugins that do not
+// implement the extension point at which they are enabled.
 func choosePlugins(args plugins.Args, p *configv1.Plugins) (plugins.Set, error) {
 	all := plugins.With(args)
 	if p == nil {
@@ -71,6 +73,7 @@ func choosePlugins(args plugins.Args, p *configv1.Plugins) (plugins.Set, error) 
 	return set, errors.Join(errs...)
 }
 
+// knownNames returns the names of all plugins in set and of the ignored plugins.
 func knownNames(set plugins.Set) map[string]bool {
 	known := map[string]bool{set.Preemption.Name(): true}
 	for _, p := range set.PreEnqueue {
@@ -88,7 +91,9 @@ func knownNames(set plugins.Set) map[string]bool {
 	return known
 }
 
-// pickPlugins returns the enabled plugins of an extension point, in the order of all.
+// pickPlugins returns those of all, the plugins of an extension point, that a profile enables, in the order of all.
+// multi is the profile's multiPoint configuration and own that of the extension point, which takes precedence. Errors
+// are appended to errs.
 func pickPlugins[P framework.Plugin](point string, all []P, multi, own configv1.PluginSet, errs *[]error) []P {
 	for _, e := range own.Enabled {
 		// DynamicResources extends most points, and is enabled as a whole with its filter.

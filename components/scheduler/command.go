@@ -22,7 +22,7 @@ import (
 	"hyperkube/internal/serving/zpages"
 )
 
-// component is the name of this component, of its lease, and in its user agent.
+// component is the name of this component. It is also the name of its lease and part of its user agent.
 const component = "kube-scheduler"
 
 // options are the flags of kube-scheduler.
@@ -35,13 +35,15 @@ type options struct {
 	verbosity          int
 }
 
-// unused are upstream's flags that configure what is fixed, unlimited, or missing here.
+// unused are upstream's flags that are accepted without effect, because what they configure is fixed or does not exist
+// here.
 var unused = []compatflags.Flag{
 	{Name: "pod-max-in-unschedulable-pods-duration", Why: "unschedulable pods are retried after five minutes"},
 	{Name: "write-config-to", Why: "writing the configuration is not supported", Only: []string{""}},
 }
 
-// NewCommand returns the kube-scheduler command.
+// NewCommand returns the kube-scheduler command, which runs the scheduler as a separate process with upstream's flags.
+// `hyperkube up` runs the scheduler without this command.
 func NewCommand() *cobra.Command {
 	var o options
 	cmd := &cobra.Command{
@@ -63,7 +65,8 @@ func NewCommand() *cobra.Command {
 	return cmd
 }
 
-// merge applies a configuration file. Flags that are set take precedence.
+// merge sets the options that the configuration file cfg contains. Flags on the command line take precedence; changed
+// reports whether a flag is set.
 func (o *options) merge(cfg *configv1.KubeSchedulerConfiguration, changed func(flag string) bool) {
 	if o.kubeconfig == "" {
 		o.kubeconfig = cfg.ClientConnection.Kubeconfig
@@ -93,6 +96,8 @@ func (o *options) merge(cfg *configv1.KubeSchedulerConfiguration, changed func(f
 	}
 }
 
+// run runs the scheduler and its secure port until ctx is done or the lease is lost. changed reports whether a flag is
+// set.
 func (o *options) run(ctx context.Context, changed func(flag string) bool, flags zpages.Flags) error {
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
@@ -142,7 +147,8 @@ func (o *options) run(ctx context.Context, changed func(flag string) bool, flags
 	return err
 }
 
-// lead runs s. With leader election, it runs s only while it holds the lease.
+// lead runs the scheduler s until ctx is done. With leader election, it waits for the lease first and returns an error
+// when the lease is lost.
 func (o *options) lead(ctx context.Context, s *Scheduler, clients *client.Clients) error {
 	if !o.leaderElect {
 		return s.Run(ctx)
@@ -156,7 +162,7 @@ func (o *options) lead(ctx context.Context, s *Scheduler, clients *client.Client
 	})
 }
 
-// Server fills in the scheduler's part of the secure port's configuration.
+// Server adds the scheduler's name, metrics and readiness check to conf, the configuration of the secure port.
 func (s *Scheduler) Server(conf debugserver.Config) debugserver.Config {
 	conf.Component, conf.Metrics = component, s.Metrics()
 	conf.Paths = map[string]http.Handler{"/metrics/resources": componentmetrics.Handler(s.Resources())}

@@ -10,7 +10,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// loadConfig reads a KubeSchedulerConfiguration. If path is empty, it returns an empty one.
+// loadConfig reads and validates the KubeSchedulerConfiguration file at path. If path is empty, it returns an empty
+// configuration.
 func loadConfig(path string) (*configv1.KubeSchedulerConfiguration, error) {
 	if path == "" {
 		return &configv1.KubeSchedulerConfiguration{}, nil
@@ -26,6 +27,7 @@ func loadConfig(path string) (*configv1.KubeSchedulerConfiguration, error) {
 	return cfg, nil
 }
 
+// parseConfig decodes and validates the content of a KubeSchedulerConfiguration file. Unknown fields are an error.
 func parseConfig(data []byte) (*configv1.KubeSchedulerConfiguration, error) {
 	var cfg configv1.KubeSchedulerConfiguration
 	if err := yaml.UnmarshalStrict(data, &cfg); err != nil {
@@ -42,7 +44,8 @@ func parseConfig(data []byte) (*configv1.KubeSchedulerConfiguration, error) {
 	return &cfg, nil
 }
 
-// profiles returns the profiles of a configuration. Unset fields have default values.
+// profiles converts the profiles of a configuration. Unset fields have upstream's defaults. It returns nil, which means
+// the default profile, if the configuration does not affect profiles.
 func profiles(cfg *configv1.KubeSchedulerConfiguration) ([]Profile, error) {
 	var profiles []Profile
 	list, ignored := cfg.Profiles, ignoredByExtenders(cfg.Extenders)
@@ -70,8 +73,8 @@ func profiles(cfg *configv1.KubeSchedulerConfiguration) ([]Profile, error) {
 	return profiles, nil
 }
 
-// ignoredByExtenders returns the resources that only extenders account for. They replace the
-// ignored resources of a profile.
+// ignoredByExtenders returns the resources that extenders manage with ignoredByScheduler. The NodeResourcesFit plugin
+// of every profile ignores them instead of those in its arguments.
 func ignoredByExtenders(extenders []configv1.Extender) map[corev1.ResourceName]bool {
 	out := map[corev1.ResourceName]bool{}
 	for i := range extenders {

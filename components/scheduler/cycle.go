@@ -12,13 +12,15 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// fitError is the error that no node fits a pod.
+// fitError is the result of an attempt that found no node for a pod: the reasons for events and conditions, and what
+// may make the pod schedulable later.
 type fitError struct {
 	nodes   int
-	reasons map[string]int // number of nodes by reason
-	events  framework.Event
-	err     error // the pod itself is invalid
-	// resolvable are the nodes on which preemption may help. They were found by search.
+	reasons map[string]int  // number of nodes by reason
+	events  framework.Event // events that may make the pod schedulable
+	err     error           // error of a plugin or extender; the reasons are then ignored
+	// resolvable are the nodes on which preemption may help. search is the search that rejected them;
+	// it is nil if the attempt failed before.
 	resolvable []*state.Node
 	search     *search
 	// refused is the reason of a filter that rejected all nodes; reasons is then empty.
@@ -30,7 +32,7 @@ type fitError struct {
 	preemption string
 }
 
-// Error returns the message for events and conditions.
+// Error returns the message for the pod's FailedScheduling event and PodScheduled condition, in upstream's words.
 func (u *fitError) Error() string {
 	if u.err != nil {
 		return u.err.Error()
@@ -45,6 +47,8 @@ func (u *fitError) Error() string {
 	return text
 }
 
+// fitText returns upstream's message for a number of nodes that were rejected with reasons, which maps each reason to
+// its number of nodes.
 func fitText(nodes int, reasons map[string]int) string {
 	if nodes == 0 {
 		return "no nodes available to schedule pods"
@@ -57,7 +61,7 @@ func fitText(nodes int, reasons map[string]int) string {
 	return fmt.Sprintf("0/%d nodes are available: %s.", nodes, strings.Join(parts, ", "))
 }
 
-// search is the state of a profile's filters for the pod of a cycle.
+// search contains what the filters of a profile have returned for the pod of a cycle. It evaluates nodes one by one.
 type search struct {
 	c      *framework.Cycle
 	checks []check
@@ -65,15 +69,16 @@ type search struct {
 	// others. If nil, all nodes must be checked.
 	only   map[string]bool
 	onlyBy []string
-	// refused is the reason of the first filter that rejected all nodes; wake are its events.
+	// refused is the reason of the first filter that rejected all nodes, or empty if none did.
 	refused string
-	by      string // name of the filter that rejected all nodes
-	events  framework.Event
-	// refusedEarly is true if that filter runs before the DynamicResources filter, which therefore did not
-	// run.
+	by      string          // name of that filter
+	events  framework.Event // events after which that filter may accept the pod
+	// refusedEarly is true if a filter that precedes DynamicResources in the profile rejected all
+	// nodes. Upstream does not run DynamicResources then, which changes the preemption message.
 	refusedEarly bool
 }
 
+// check is the result of one filter for the pod of a cycle, with the properties of the filter.
 type check struct {
 	*framework.Check
 	events framework.Event
@@ -82,6 +87,8 @@ type check struct {
 	nodes  int // number of evaluated nodes that are not in the metrics yet
 }
 
+// newSearch runs the filters of a profile for the pod of a cycle. It returns an error if a filter considers the pod
+// invalid. a records plugin metrics and may be nil.
 func newSearch(c *framework.Cycle, set *plugins.Set, a *pluginMetrics) (*search, error) {
 	s := &search{c: c}
 	for i, p := range set.Filter {
@@ -126,8 +133,8 @@ func newSearch(c *framework.Cycle, set *plugins.Set, a *pluginMetrics) (*search,
 	return s, nil
 }
 
-// move temporarily adds a pod to a node (by is 1) or removes it (by is -1). The caller must revert
-// it.
+// move adds the pod p to the node n if by is 1, or removes it from n if by is -1, in the State and in the filters. It
+// is used to evaluate preemption and nominated pods. The caller must revert it before the cycle ends.
 func (s *search) move(p *state.Pod, n *state.Node, by int64) {
 	if by > 0 {
 		s.c.State.SetPod(p, n.Name)
@@ -141,10 +148,9 @@ func (s *search) move(p *state.Pod, n *state.Node, by int64) {
 	}
 }
 
-// check returns why a node does not fit and the filter that rejected it, or nil if the node fits.
-// Pods that are nominated to the node with at least the same priority count as running there. The
-// pod must also fit without them, because they may never be bound, and its affinity may depend on
-// them.
+// check returns the reasons why the pod does not fit on a node and the filter that rejected it, or nil if it fits. Pods
+// that are nominated to the node and have at least the same priority count as if they ran there. The pod must also fit
+// without them, because they may never be bound, and because its affinity may depend on them.
 func (s *search) check(n *state.Node) ([]framework.Reason, *check) {
 	if len(n.Nominated) > 0 {
 		var added []*state.Pod
@@ -169,6 +175,7 @@ func (s *search) check(n *state.Node) ([]framework.Reason, *check) {
 	return s.checkBare(n)
 }
 
+// checkBare is check without nominated pods.
 func (s *search) checkBare(n *state.Node) ([]framework.Reason, *check) {
 	for i := range s.checks {
 		k := &s.checks[i]
@@ -180,8 +187,8 @@ func (s *search) checkBare(n *state.Node) ([]framework.Reason, *check) {
 	return nil, nil
 }
 
-// failure returns the error of a filter on any evaluated node, or nil. An error on one node means
-// that the pod is invalid, which would stay unnoticed if the pod was assigned to another node.
+// failure returns an error that a filter has encountered on any evaluated node, or nil. Such an error means that the
+// pod is invalid. It must be reported even if another node fits, because it would stay unnoticed otherwise.
 func (s *search) failure() error {
 	for _, k := range s.checks {
 		if k.Failed == nil {
@@ -194,8 +201,8 @@ func (s *search) failure() error {
 	return nil
 }
 
-// findNode returns the best node for the pod of a cycle. It has no side effects; it chooses
-// randomly between nodes with the same score. a, which may be nil, records plugin metrics.
+// findNode returns the best node for the pod of a cycle, without extenders. It has no side effects. Between nodes with
+// the same score it chooses randomly. a records plugin metrics and may be nil.
 func findNode(c *framework.Cycle, set *plugins.Set, a *pluginMetrics) (*state.Node, *fitError) {
 	candidates, failed := candidates(c, set, nil, a)
 	if failed != nil {
@@ -204,12 +211,14 @@ func findNode(c *framework.Cycle, set *plugins.Set, a *pluginMetrics) (*state.No
 	return best(c, set, candidates, nil, a), nil
 }
 
-// nodeFilter filters the nodes that fit further. It returns the remaining nodes, and adds the reasons
+// nodeFilter filters nodes that fit once more, as extenders do. It returns the remaining nodes, and adds the reasons
 // for the others to failed.
 type nodeFilter func(nodes []*state.Node, failed *fitError) ([]*state.Node, error)
 
-// candidates returns the nodes that fit, in the cycle's Buffers, or an error if there are
-// none. more may be nil.
+// candidates returns the nodes that fit the pod of a cycle, or a fitError if there are none. If the pod is nominated to
+// a node that fits, it returns only that node, because victims were preempted there. more filters the nodes further and
+// may be nil, and so may a, which records plugin metrics. The result uses the cycle's Buffers, so it is valid until the
+// next cycle.
 func candidates(c *framework.Cycle, set *plugins.Set, more nodeFilter, a *pluginMetrics) ([]*state.Node, *fitError) {
 	if more == nil {
 		more = func(nodes []*state.Node, _ *fitError) ([]*state.Node, error) { return nodes, nil }
@@ -281,8 +290,8 @@ func candidates(c *framework.Cycle, set *plugins.Set, more nodeFilter, a *plugin
 	return nil, failed
 }
 
-// try checks a node. It appends the node to fitting if it fits, and otherwise adds its reasons to
-// u.
+// try checks a node. If the pod fits, it appends the node to fitting and returns the result. Otherwise it adds the
+// reasons to u.
 func (u *fitError) try(n *state.Node, fitting []*state.Node) []*state.Node {
 	reasons, by := u.search.check(n)
 	if reasons == nil {
@@ -301,7 +310,8 @@ func (u *fitError) try(n *state.Node, fitting []*state.Node) []*state.Node {
 	return fitting
 }
 
-// plugins returns the names of the plugins that made the pod unschedulable.
+// plugins returns the names of the plugins that made the pod unschedulable, for metrics. It returns none if an error
+// occurred.
 func (u *fitError) plugins() []string {
 	s := u.search
 	switch {
@@ -319,8 +329,9 @@ func (u *fitError) plugins() []string {
 	return names
 }
 
-// best returns the candidate with the highest weighted sum of scores, a random one if there are
-// several. extra, which may be nil, is added to the sums.
+// best returns the candidate with the highest weighted sum of scores. Between equal candidates it chooses randomly.
+// extra contains the scores of extenders by node name, which are added to the sums; it may be nil. a records plugin
+// metrics and may be nil.
 func best(c *framework.Cycle, set *plugins.Set, candidates []*state.Node, extra map[string]int64, a *pluginMetrics) *state.Node {
 	if len(candidates) == 1 {
 		return candidates[0]

@@ -25,11 +25,12 @@ import (
 	"hyperkube/internal/client"
 )
 
-// maxExpressions is the maximum number of cached compiled selector expressions.
+// maxExpressions is the maximum number of compiled CEL expressions of device selectors that are cached.
 const maxExpressions = 50
 
-// devices implements framework.Devices. After the start, it belongs to the goroutine of Run, except
-// lister and changed. It is empty until a pod requests devices.
+// devices implements framework.Devices: the scheduler's view of resource claims and allocated devices. It starts its
+// informers when the first pod requests devices. Only the goroutine of Run uses it, except for lister and changed,
+// which are safe for concurrent use after start.
 type devices struct {
 	// changed is notified when a claim changes.
 	changed   broadcast.Broadcast
@@ -61,6 +62,7 @@ type devices struct {
 
 var _ framework.Devices = (*devices)(nil)
 
+// newDevices returns devices without informers, see start.
 func newDevices() *devices {
 	return &devices{
 		claims: map[string]*resourcev1.ResourceClaim{}, pending: map[types.UID]string{},
@@ -73,7 +75,7 @@ func newDevices() *devices {
 	}
 }
 
-// devicesMessage is an event about devices.
+// devicesMessage is a message to the goroutine of Run about devices. One of claim, written, changed and synced is set.
 type devicesMessage struct {
 	claim *resourcev1.ResourceClaim
 	gone  bool
@@ -89,8 +91,8 @@ type devicesMessage struct {
 	synced bool
 }
 
-// start starts the informers, which send all events to in. A goroutine that waits for them exits
-// when ctx is canceled.
+// start creates and starts the informers for devices, which send all events to in. When they are synced, a message with
+// synced is sent. The goroutine that waits for that exits when ctx is done.
 func (d *devices) start(ctx context.Context, clients *client.Clients, in *inbox) error {
 	d.started = true
 	res := clients.Informers.Resource().V1()
@@ -128,8 +130,8 @@ func (d *devices) start(ctx context.Context, clients *client.Clients, in *inbox)
 	return nil
 }
 
-// process processes a message. It reports whether devices may have become free, and returns the key of
-// a claim that pods may be waiting for.
+// process updates d with a message. freed reports whether devices may have become available, so that unschedulable pods
+// should be tried again. claim is the namespace/name of a changed claim for which pods may be waiting, or "".
 func (d *devices) process(m *devicesMessage) (freed bool, claim string) {
 	switch {
 	case m.claim != nil:
@@ -165,12 +167,12 @@ func (d *devices) process(m *devicesMessage) (freed bool, claim string) {
 	}
 }
 
-// updateAllocated updates the allocated devices with a claim, unless the claim is older than the scheduler's
-// last write.
+// updateAllocated updates the allocated devices with a version of a claim from the cache. It ignores a version that is
+// older than the scheduler's own last write of the claim. It reports whether devices became available.
 func (d *devices) updateAllocated(claim *resourcev1.ResourceClaim) bool {
 	if owner := extendedOwner(claim); owner != "" {
 		if _, ok := d.pending[framework.PlannedClaim(owner)]; ok {
-			return false // handOver updates them
+			return false // movePlanned updates them
 		}
 	}
 	if written, ok := d.pending[claim.UID]; ok {
@@ -185,7 +187,8 @@ func (d *devices) updateAllocated(claim *resourcev1.ResourceClaim) bool {
 	return d.account(claim.UID, claim.Status.Allocation)
 }
 
-// assume records the allocations of a reservation before they are written.
+// assume counts the devices of a reservation as allocated before the allocations are written, so that the next cycle
+// does not allocate them again. r may be nil.
 func (d *devices) assume(r *framework.Reservation) {
 	if r == nil {
 		return
@@ -198,8 +201,8 @@ func (d *devices) assume(r *framework.Reservation) {
 	}
 }
 
-// account sets the devices of a claim, which may be nil, and reports whether the claim had other
-// devices before.
+// account replaces the devices that are allocated to a claim by those in a, which is nil if there are none. It reports
+// whether the claim lost its allocation.
 func (d *devices) account(claim types.UID, a *resourcev1.AllocationResult) bool {
 	was := d.allocations[claim]
 	if was == a {
@@ -215,7 +218,7 @@ func (d *devices) account(claim types.UID, a *resourcev1.AllocationResult) bool 
 	return was != nil && a == nil
 }
 
-// count adds an allocation to the allocated devices, or removes it.
+// count adds the devices of an allocation to d.allocated, or removes them if add is false. a may be nil.
 func (d *devices) count(a *resourcev1.AllocationResult, add bool) {
 	if a == nil {
 		return
@@ -245,27 +248,28 @@ func (d *devices) count(a *resourcev1.AllocationResult, add bool) {
 	}
 }
 
-// Claim implements framework.Devices.
+// Claim returns a claim, or nil if the cache does not contain it.
 func (d *devices) Claim(namespace, name string) *resourcev1.ResourceClaim {
 	return d.claims[namespace+"/"+name]
 }
 
-// Pending implements framework.Devices.
+// Pending reports whether an allocation of the claim is being written, or was written and is not in the cache yet.
 func (d *devices) Pending(claim *resourcev1.ResourceClaim) bool {
 	_, ok := d.pending[claim.UID]
 	return ok
 }
 
-// Classes implements framework.Devices.
+// Classes returns a lister of all DeviceClasses.
 func (d *devices) Classes() structured.DeviceClassLister { return d.classes }
 
-// Allocated implements framework.Devices.
+// Allocated returns the allocated devices of all claims, including allocations that are being written.
 func (d *devices) Allocated() structured.AllocatedState { return d.allocated }
 
-// Expressions implements framework.Devices.
+// Expressions returns the cache of compiled CEL expressions of device selectors.
 func (d *devices) Expressions() *cel.Cache { return d.expressions }
 
-// Slices implements framework.Devices.
+// Slices returns all ResourceSlices, with the taints of DeviceTaintRules added to their devices. The result is cached
+// until a slice or rule changes.
 func (d *devices) Slices() []*resourcev1.ResourceSlice {
 	if d.patched == nil {
 		// Listers read from the cache and do not fail.
@@ -279,8 +283,8 @@ func (d *devices) Slices() []*resourcev1.ResourceSlice {
 	return d.patched
 }
 
-// withTaints returns a slice with the taints that rules add to its devices. It returns a copy if
-// there are any.
+// withTaints returns the slice s with the taints that rules add to its devices. If there are any, the result is a copy,
+// because s is shared with the cache.
 func withTaints(s *resourcev1.ResourceSlice, rules []*resourcev1.DeviceTaintRule) *resourcev1.ResourceSlice {
 	copied := false
 	for _, rule := range rules {
@@ -301,20 +305,21 @@ func withTaints(s *resourcev1.ResourceSlice, rules []*resourcev1.DeviceTaintRule
 	return s
 }
 
-// classLister implements structured.DeviceClassLister.
+// classLister implements structured.DeviceClassLister, the interface of the device allocator, with the informer's
+// cache.
 type classLister struct {
 	lister resourcelisters.DeviceClassLister
 }
 
-// List returns all classes.
+// List returns all DeviceClasses.
 func (c classLister) List() ([]*resourcev1.DeviceClass, error) {
 	return c.lister.List(labels.Everything())
 }
 
-// Get returns a class by name.
+// Get returns a DeviceClass by name, or an error if it does not exist.
 func (c classLister) Get(name string) (*resourcev1.DeviceClass, error) { return c.lister.Get(name) }
 
-// usesClaim reports whether a pod uses the resource claim with a key, namespace/name.
+// usesClaim reports whether a pod uses the resource claim with this key, which is its namespace/name.
 func usesClaim(pod *corev1.Pod, key string) bool {
 	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(r corev1.PodResourceClaim) bool {
 		name, _, err := resourceclaim.Name(pod, &r)
@@ -322,7 +327,8 @@ func usesClaim(pod *corev1.Pod, key string) bool {
 	})
 }
 
-// devicesChanged processes an event about devices, and returns the event for waiting pods.
+// devicesChanged processes a message about devices: it queues pods that wait for the changed claim again, and evaluates
+// gated pods again. It returns the event that applies to all unschedulable pods, or 0.
 func (s *Scheduler) devicesChanged(m *devicesMessage, now time.Time) framework.Event {
 	freed, claim := s.devices.process(m)
 	if claim != "" {
@@ -343,7 +349,9 @@ func (s *Scheduler) devicesChanged(m *devicesMessage, now time.Time) framework.E
 	return 0
 }
 
-// gate returns the name of the PreEnqueue plugin that prevents a pod from being scheduled, or "".
+// gate returns the name of the PreEnqueue plugin that prevents a pod from being scheduled, or "" if none does. For a
+// pod that requests devices, this is DynamicResources while the informers for devices are not synced or a claim does
+// not exist.
 func (s *Scheduler) gate(pod *corev1.Pod) string {
 	set := &s.profiles[pod.Spec.SchedulerName].Plugins
 	for _, p := range set.PreEnqueue {
@@ -361,8 +369,9 @@ func (s *Scheduler) gate(pod *corev1.Pod) string {
 	return ""
 }
 
-// deviceConditions reports whether the drivers have prepared a claim's devices for binding a pod.
-// It returns an error if a binding failure condition is set.
+// deviceConditions reports whether the drivers have prepared all devices of an allocated claim, according to the
+// binding conditions of the devices. It returns an error if a binding failure condition is set or the claim is not
+// allocated any more; the pod must then be scheduled again.
 func deviceConditions(claim *resourcev1.ResourceClaim) (bool, error) {
 	if claim.Status.Allocation == nil {
 		return false, fmt.Errorf("claim %s/%s is no longer allocated", claim.Namespace, claim.Name)

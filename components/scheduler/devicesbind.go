@@ -22,7 +22,8 @@ import (
 	"hyperkube/components/scheduler/framework"
 )
 
-// claimBinder writes the allocations of resource claims. It is safe for concurrent use.
+// claimBinder writes the allocations of resource claims to the API server while a pod is being bound. It is safe for
+// concurrent use.
 type claimBinder struct {
 	kube    kubernetes.Interface
 	log     *slog.Logger
@@ -30,8 +31,10 @@ type claimBinder struct {
 	devices *devices // only lister and changed, which all goroutines may use
 }
 
-// bind writes the allocations of a reservation, reserves the claims for the pod, and waits
-// until the devices are ready. If it must wait, it calls waits first.
+// bind writes the allocations of a reservation, adds the pod to the consumers of the claims, and waits until the
+// drivers have prepared the devices. It calls waits before it waits. If the devices are not ready within
+// r.DevicesTimeout or fail, it removes the allocation and returns an error. The caller must call release after an
+// error.
 func (b *claimBinder) bind(ctx context.Context, r *framework.Reservation, waits func()) error {
 	var unready []*resourcev1.ResourceClaim
 	for i := range r.Claims {
@@ -82,7 +85,8 @@ func (b *claimBinder) bind(ctx context.Context, r *framework.Reservation, waits 
 	return nil
 }
 
-// release removes the reservations of a pod that could not be bound.
+// release removes the pod of a reservation from the consumers of its claims after the pod could not be bound. Devices
+// whose allocation was not written become available again. Failures are logged.
 func (b *claimBinder) release(ctx context.Context, r *framework.Reservation) {
 	for _, c := range r.Claims {
 		if len(c.Requests) > 0 {
@@ -90,7 +94,7 @@ func (b *claimBinder) release(ctx context.Context, r *framework.Reservation) {
 			continue
 		}
 		if err := b.unreserve(ctx, c); err != nil && ctx.Err() == nil {
-			b.log.Warn("removing pod from reservedFor of ResourceClaim failed", "resourceClaim", c.Claim.Namespace+"/"+c.Claim.Name, "err", err)
+			b.log.Warn("removing pod from reservedFor of ResourceClaim failed, the claim stays reserved until the pod is scheduled or deleted", "pod", name(c.Pod), "resourceClaim", c.Claim.Namespace+"/"+c.Claim.Name, "err", err)
 		}
 		if c.Allocation == nil {
 			continue
@@ -103,9 +107,9 @@ func (b *claimBinder) release(ctx context.Context, r *framework.Reservation) {
 	}
 }
 
-// versionOf returns the current resource version of a claim, or "" if it was deleted. After a
-// failed write, only the API server knows whether the allocation was written. versionOf retries
-// until it gets a response, because until then it is unknown whether the devices are free.
+// versionOf returns the current resource version of a claim from the API server, or "" if the claim was deleted. After
+// a failed write it is unknown whether the allocation was written and thus whether its devices are free, so versionOf
+// retries until the API server responds or ctx is done.
 func (b *claimBinder) versionOf(ctx context.Context, claim *resourcev1.ResourceClaim) (version string, err error) {
 	again := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: math.MaxInt32, Cap: 10 * time.Second}
 	err = wait.ExponentialBackoffWithContext(ctx, again, func(ctx context.Context) (bool, error) {
@@ -121,7 +125,9 @@ func (b *claimBinder) versionOf(ctx context.Context, claim *resourcev1.ResourceC
 	return version, err
 }
 
-// writeClaim allocates a claim if necessary and reserves it. claim is the cached version.
+// writeClaim writes the allocation in c to the claim, if there is one, and adds the pod to the consumers of the claim.
+// claim is the cached version. It returns the written version. It returns an error if the claim was deleted, or
+// allocated or deallocated by another client.
 func (b *claimBinder) writeClaim(ctx context.Context, c framework.Claimed, claim *resourcev1.ResourceClaim) (*resourcev1.ResourceClaim, error) {
 	claims := b.kube.ResourceV1().ResourceClaims(claim.Namespace)
 	name, uid := claim.Name, claim.UID
@@ -171,7 +177,8 @@ func (b *claimBinder) writeClaim(ctx context.Context, c framework.Claimed, claim
 	return claim, err
 }
 
-// awaitDevices waits until the devices of a claim are ready. claim is the version that was written.
+// awaitDevices waits until the drivers have prepared the devices of a claim. claim is the version that writeClaim has
+// returned. It returns an error if preparation fails, the claim is deleted or ctx is done.
 func (b *claimBinder) awaitDevices(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	for {
 		changed := b.devices.changed.Next()
@@ -201,8 +208,8 @@ func (b *claimBinder) awaitDevices(ctx context.Context, claim *resourcev1.Resour
 	}
 }
 
-// unreserve removes a pod from the consumers of a claim. The claim stays allocated, and the next
-// attempt uses or deallocates it.
+// unreserve removes the pod of c from the consumers of the claim. The claim stays allocated; the next attempt to
+// schedule the pod uses the allocation or removes it. It is not an error if the claim was deleted.
 func (b *claimBinder) unreserve(ctx context.Context, c framework.Claimed) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"uid": c.Claim.UID},
@@ -218,7 +225,8 @@ func (b *claimBinder) unreserve(ctx context.Context, c framework.Claimed) error 
 	return err
 }
 
-// deallocate removes the allocation of a claim.
+// deallocate removes the allocation of a claim, unless more than one pod uses it. It is not an error if the claim was
+// deleted.
 func (b *claimBinder) deallocate(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	claims := b.kube.ResourceV1().ResourceClaims(claim.Namespace)
 	uid := claim.UID

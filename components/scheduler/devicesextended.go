@@ -21,8 +21,8 @@ import (
 // recorded under framework.PlannedClaim.
 // https://kep.k8s.io/5004
 
-// extendedOwner returns the pod whose extended resources a claim is for, or "" if it is a normal
-// claim.
+// extendedOwner returns the UID of the pod for whose extended resources the scheduler has created the claim. It returns
+// "" for all other claims.
 func extendedOwner(claim *resourcev1.ResourceClaim) types.UID {
 	if claim.Annotations[resourcev1.ExtendedResourceClaimAnnotation] != "true" {
 		return ""
@@ -33,11 +33,12 @@ func extendedOwner(claim *resourcev1.ResourceClaim) types.UID {
 	return ""
 }
 
-// ExtendedClaim implements framework.Devices.
+// ExtendedClaim returns the claim that the scheduler has created for a pod's extended resources, or nil.
 func (d *devices) ExtendedClaim(pod types.UID) *resourcev1.ResourceClaim { return d.extended[pod] }
 
-// Class implements framework.Devices. If several classes have the same extended resource name, it
-// returns the newest one, or the first by name.
+// Class returns the DeviceClass whose devices satisfy requests of an extended resource, or nil if there is none. If
+// several classes have the same extended resource name, it returns the newest one, or of equally old ones the first by
+// name.
 func (d *devices) Class(resource corev1.ResourceName) *resourcev1.DeviceClass {
 	if d.byResource == nil {
 		d.byResource = map[corev1.ResourceName]*resourcev1.DeviceClass{}
@@ -58,7 +59,8 @@ func (d *devices) Class(resource corev1.ResourceName) *resourcev1.DeviceClass {
 	return d.byResource[resource]
 }
 
-// updateExtended updates the claims for pods' extended resources.
+// updateExtended updates d.extended with a claim that was changed, or deleted if gone is true. Claims that are not for
+// extended resources are ignored.
 func (d *devices) updateExtended(claim *resourcev1.ResourceClaim, gone bool) {
 	owner := extendedOwner(claim)
 	switch was := d.extended[owner]; {
@@ -70,7 +72,8 @@ func (d *devices) updateExtended(claim *resourcev1.ResourceClaim, gone bool) {
 	}
 }
 
-// movePlanned moves a planned allocation to the claim that was created for it.
+// movePlanned moves the allocation that was recorded under framework.PlannedClaim to the claim that was created for it.
+// It reports whether devices became available.
 func (d *devices) movePlanned(m *devicesMessage) bool {
 	delete(d.pending, m.written.UID)
 	d.account(m.written.UID, nil)
@@ -82,8 +85,8 @@ func (d *devices) movePlanned(m *devicesMessage) bool {
 	return false
 }
 
-// makeClaim creates the claim of a reservation for extended resources. It returns the created
-// claim, or the existing one.
+// makeClaim creates the claim in the API server if c is for extended resources, and stores it in c.Made. It returns the
+// created claim, or for other claims the existing one.
 func (b *claimBinder) makeClaim(ctx context.Context, c *framework.Claimed) (*resourcev1.ResourceClaim, error) {
 	if len(c.Requests) == 0 {
 		return c.Claim, nil
@@ -98,8 +101,8 @@ func (b *claimBinder) makeClaim(ctx context.Context, c *framework.Claimed) (*res
 	return made, nil
 }
 
-// setExtendedStatus sets the status of a pod that maps its extended resources to the requests of a
-// claim.
+// setExtendedStatus writes to the status of the pod which request of the claim satisfies which extended resource of
+// which container. The kubelet needs this mapping.
 func (b *claimBinder) setExtendedStatus(ctx context.Context, c *framework.Claimed) error {
 	err := patchStatus(ctx, b.kube, c.Pod, map[string]any{"extendedResourceClaimStatus": corev1.PodExtendedResourceClaimStatus{
 		ResourceClaimName: c.Made.Name, RequestMappings: c.Requests,
@@ -110,7 +113,8 @@ func (b *claimBinder) setExtendedStatus(ctx context.Context, c *framework.Claime
 	return nil
 }
 
-// releaseExtended deletes the claim for extended resources of a pod that could not be bound.
+// releaseExtended deletes the claim for the extended resources of a pod that could not be bound, and makes its devices
+// available again. If the deletion fails, the next attempt to schedule the pod deletes it.
 func (b *claimBinder) releaseExtended(ctx context.Context, c framework.Claimed) {
 	b.inbox.put(message{devices: &devicesMessage{written: c.Claim}})
 	if c.Made == nil {
@@ -118,15 +122,15 @@ func (b *claimBinder) releaseExtended(ctx context.Context, c framework.Claimed) 
 	}
 	if err := b.deleteExtended(ctx, c.Made); err != nil {
 		if ctx.Err() == nil {
-			b.log.Warn("deleting ResourceClaim for extended resources of a pod failed", "resourceClaim", c.Made.Namespace+"/"+c.Made.Name, "err", err)
+			b.log.Warn("deleting ResourceClaim for extended resources of a pod failed, retrying when the pod is scheduled again", "pod", name(c.Pod), "resourceClaim", c.Made.Namespace+"/"+c.Made.Name, "err", err)
 		}
 		return
 	}
 	b.inbox.put(message{devices: &devicesMessage{written: c.Made}})
 }
 
-// free deallocates a claim. A claim for extended resources is deleted, because it is not needed any
-// more.
+// free removes the allocation of a claim, so that the next attempt to schedule its pod can allocate other devices. A
+// claim for extended resources is deleted, because the next attempt creates a new one.
 func (b *claimBinder) free(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	if extendedOwner(claim) != "" {
 		return b.deleteExtended(ctx, claim)
@@ -134,7 +138,8 @@ func (b *claimBinder) free(ctx context.Context, claim *resourcev1.ResourceClaim)
 	return b.deallocate(ctx, claim)
 }
 
-// deleteExtended deletes an unused claim for extended resources.
+// deleteExtended removes the finalizer of a claim for extended resources and deletes the claim. It is not an error if
+// the claim was deleted.
 func (b *claimBinder) deleteExtended(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	claims := b.kube.ResourceV1().ResourceClaims(claim.Namespace)
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {

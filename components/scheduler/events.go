@@ -8,28 +8,29 @@ import (
 	"k8s.io/client-go/tools/events"
 )
 
-// maxWaitingEvents is the maximum number of events that wait to be written. Each needs about 5 KB of
+// maxWaitingEvents is the maximum number of Event objects that wait in a serialEventSink. Each needs about 5 KB of
 // memory.
 const maxWaitingEvents = 4000
 
-// serialEventSink is an event sink that writes one event at a time, so that writing events does not take
-// CPU time from scheduling. The broadcaster writes each event in a separate goroutine, so without
-// this there would be as many concurrent requests as scheduled pods. Events above the limit of
-// waiting ones are written without a wait.
+// serialEventSink writes Event objects to the API server one at a time, so that writing them does not take CPU time
+// from scheduling. The event broadcaster of client-go uses a separate goroutine for each write, so without this type
+// there would be as many concurrent requests as pods that are scheduled. If more than maxWaiting events wait, further
+// events are written without waiting. It is safe for concurrent use.
 type serialEventSink struct {
 	events.EventSink
 	// slot has capacity for the event that is being written.
 	slot chan struct{}
-	// waiting is the number of events that wait for turn, and most is the limit.
+	// waiting is the number of events that wait for slot, and maxWaiting is its limit.
 	waiting    atomic.Int64
 	maxWaiting int64
 }
 
+// newSerialEventSink returns a serialEventSink that writes with sink.
 func newSerialEventSink(sink events.EventSink) *serialEventSink {
 	return &serialEventSink{EventSink: sink, slot: make(chan struct{}, 1), maxWaiting: maxWaitingEvents}
 }
 
-// Create implements events.EventSink.
+// Create creates an event when no other event is being written. It drops the event if ctx is done.
 func (u *serialEventSink) Create(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
 	done, ok := u.begin(ctx)
 	if !ok {
@@ -39,7 +40,7 @@ func (u *serialEventSink) Create(ctx context.Context, event *eventsv1.Event) (*e
 	return u.EventSink.Create(ctx, event)
 }
 
-// Update implements events.EventSink.
+// Update updates an event when no other event is being written. It drops the update if ctx is done.
 func (u *serialEventSink) Update(ctx context.Context, event *eventsv1.Event) (*eventsv1.Event, error) {
 	done, ok := u.begin(ctx)
 	if !ok {
@@ -49,7 +50,7 @@ func (u *serialEventSink) Update(ctx context.Context, event *eventsv1.Event) (*e
 	return u.EventSink.Update(ctx, event)
 }
 
-// Patch implements events.EventSink.
+// Patch patches an event when no other event is being written. It drops the patch if ctx is done.
 func (u *serialEventSink) Patch(ctx context.Context, event *eventsv1.Event, data []byte) (*eventsv1.Event, error) {
 	done, ok := u.begin(ctx)
 	if !ok {
@@ -59,9 +60,9 @@ func (u *serialEventSink) Patch(ctx context.Context, event *eventsv1.Event, data
 	return u.EventSink.Patch(ctx, event, data)
 }
 
-// begin waits until an event may be written; the caller calls the returned function afterwards. It
-// returns false if ctx is canceled. The event is then dropped without an error, because the caller
-// could not handle it.
+// begin waits until an event may be written. The caller then writes it and calls the returned function. If ctx is done
+// first, begin returns false and the caller drops the event without an error, because the event broadcaster could not
+// handle it.
 func (u *serialEventSink) begin(ctx context.Context) (func(), bool) {
 	if u.waiting.Add(1) > u.maxWaiting {
 		u.waiting.Add(-1)

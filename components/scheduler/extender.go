@@ -22,8 +22,8 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// extender is an external process that filters and scores nodes over HTTP.
-// https://kubernetes.io/docs/reference/config-api/kube-scheduler-config.v1/
+// extender is a scheduler extender: an HTTP server that filters, scores, binds or preempts in addition to the plugins.
+// Its methods are safe for concurrent use. https://kubernetes.io/docs/reference/config-api/kube-scheduler-config.v1/
 type extender struct {
 	cfg  *configv1.Extender
 	http *http.Client
@@ -32,9 +32,10 @@ type extender struct {
 	managed map[corev1.ResourceName]bool
 }
 
-// maxExtenderAnswer is the maximum size of a response, in bytes.
+// maxExtenderAnswer is the maximum size in bytes of an extender's response.
 const maxExtenderAnswer = 64 << 20
 
+// newExtender validates the configuration of an extender and reads its certificates. It does not connect.
 func newExtender(cfg *configv1.Extender) (*extender, error) {
 	if cfg.URLPrefix == "" {
 		return nil, fmt.Errorf("an extender has no urlPrefix")
@@ -94,6 +95,7 @@ func newExtender(cfg *configv1.Extender) (*extender, error) {
 	return e, nil
 }
 
+// dataOr returns data, or if it is empty the content of file. It returns nothing if both are empty.
 func dataOr(data []byte, file string) ([]byte, error) {
 	if len(data) > 0 || file == "" {
 		return data, nil
@@ -101,7 +103,8 @@ func dataOr(data []byte, file string) ([]byte, error) {
 	return os.ReadFile(file)
 }
 
-// interested reports whether a pod must be sent to the extender.
+// interested reports whether a pod must be sent to the extender: if the extender manages all pods, or a resource that
+// one of the pod's containers requests.
 func (e *extender) interested(pod *corev1.Pod) bool {
 	if e.managed == nil {
 		return true
@@ -123,7 +126,7 @@ func (e *extender) interested(pod *corev1.Pod) bool {
 	return false
 }
 
-// call posts in and decodes the response into out.
+// call sends the request in to the extender's path for verb and decodes the response into out.
 func (e *extender) call(ctx context.Context, verb string, in, out any) error {
 	body, err := json.Marshal(in)
 	if err != nil {
@@ -149,7 +152,7 @@ func (e *extender) call(ctx context.Context, verb string, in, out any) error {
 	return nil
 }
 
-// args returns the request for a pod. It contains only the names of the nodes if the extender
+// args returns the request for a pod and nodes. It contains the complete nodes, or only their names if the extender
 // caches nodes.
 func (e *extender) args(pod *corev1.Pod, nodes []*state.Node) *extenderv1.ExtenderArgs {
 	args := &extenderv1.ExtenderArgs{Pod: pod}
@@ -168,7 +171,8 @@ func (e *extender) args(pod *corev1.Pod, nodes []*state.Node) *extenderv1.Extend
 	return args
 }
 
-// filter returns the nodes that pass the extender's filter.
+// filter returns the nodes that the extender accepts for a pod, and the response, which contains the reasons for the
+// other nodes.
 func (e *extender) filter(ctx context.Context, pod *corev1.Pod, nodes []*state.Node) ([]*state.Node, *extenderv1.ExtenderFilterResult, error) {
 	var result extenderv1.ExtenderFilterResult
 	if err := e.call(ctx, e.cfg.FilterVerb, e.args(pod, nodes), &result); err != nil {
@@ -197,7 +201,7 @@ func (e *extender) filter(ctx context.Context, pod *corev1.Pod, nodes []*state.N
 	return left, &result, nil
 }
 
-// bind lets the extender bind a pod.
+// bind requests that the extender binds a pod to the node in b.
 func (e *extender) bind(ctx context.Context, b *corev1.Binding) error {
 	var result extenderv1.ExtenderBindingResult
 	err := e.call(ctx, e.cfg.BindVerb, &extenderv1.ExtenderBindingArgs{
@@ -209,8 +213,9 @@ func (e *extender) bind(ctx context.Context, b *corev1.Binding) error {
 	return err
 }
 
-// preempt sends possible preemption victims to the extender. The extender may remove nodes, and
-// choose other victims on them.
+// preempt sends the candidates for preemption, found, to the extender and returns those that it selects. The extender
+// may omit nodes and choose other victims on a node. It returns an error if the response contains an unknown node or
+// pod.
 func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, found []*victims, now time.Time) ([]*victims, error) {
 	args := extenderv1.ExtenderPreemptionArgs{Pod: pod}
 	nodes := map[string]*state.Node{}
@@ -267,7 +272,8 @@ func (e *extender) preempt(ctx context.Context, pod *corev1.Pod, found []*victim
 	return left, nil
 }
 
-// extendPreempt lets all extenders in order choose the nodes and victims for preemption.
+// extendPreempt passes the candidates for preemption through all extenders in order and returns the remaining ones. An
+// error of an ignorable extender is logged and the extender skipped; other errors are returned.
 func (s *Scheduler) extendPreempt(ctx context.Context, pod *corev1.Pod, found []*victims, now time.Time) ([]*victims, error) {
 	for _, e := range s.extended {
 		if e.cfg.PreemptVerb == "" || !e.interested(pod) || len(found) == 0 {
@@ -276,7 +282,7 @@ func (s *Scheduler) extendPreempt(ctx context.Context, pod *corev1.Pod, found []
 		left, err := e.preempt(ctx, pod, found, now)
 		if err != nil {
 			if e.cfg.Ignorable {
-				s.cfg.Log.Warn("scheduler extender failed to filter preemption victims, ignoring it", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
+				s.cfg.Log.Warn("scheduler extender failed to filter preemption victims, ignoring the extender for this pod", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
 				continue
 			}
 			return nil, err
@@ -286,8 +292,10 @@ func (s *Scheduler) extendPreempt(ctx context.Context, pod *corev1.Pod, found []
 	return found, nil
 }
 
-// extendFilter lets all extenders filter the nodes, and adds the reasons of rejected nodes to
-// failed. Any event may change an extender's result.
+// extendFilter passes the nodes that fit through all extenders in order and returns the remaining ones. It adds the
+// reasons for rejected nodes to failed. After a rejection, any event retries the pod, because the scheduler does not
+// know which events matter to an extender. An error of an ignorable extender is logged and the extender skipped; other
+// errors are returned.
 func (s *Scheduler) extendFilter(ctx context.Context, pod *corev1.Pod, nodes []*state.Node, failed *fitError) ([]*state.Node, error) {
 	for _, e := range s.extended {
 		if e.cfg.FilterVerb == "" || !e.interested(pod) || len(nodes) == 0 {
@@ -296,7 +304,7 @@ func (s *Scheduler) extendFilter(ctx context.Context, pod *corev1.Pod, nodes []*
 		left, result, err := e.filter(ctx, pod, nodes)
 		if err != nil {
 			if e.cfg.Ignorable {
-				s.cfg.Log.Warn("scheduler extender failed to filter nodes, ignoring it", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
+				s.cfg.Log.Warn("scheduler extender failed to filter nodes, ignoring the extender for this pod", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
 				continue
 			}
 			return nil, err
@@ -318,7 +326,8 @@ func (s *Scheduler) extendFilter(ctx context.Context, pod *corev1.Pod, nodes []*
 	return nodes, nil
 }
 
-// extendScore returns the sum of all extenders' scores for each node.
+// extendScore returns the sum of all extenders' weighted scores by node name. The scores of an extender that returns an
+// error are ignored. It returns nil for a single node, which needs no score.
 func (s *Scheduler) extendScore(ctx context.Context, pod *corev1.Pod, nodes []*state.Node) map[string]int64 {
 	if len(nodes) < 2 {
 		return nil
@@ -330,7 +339,7 @@ func (s *Scheduler) extendScore(ctx context.Context, pod *corev1.Pod, nodes []*s
 		}
 		var list extenderv1.HostPriorityList
 		if err := e.call(ctx, e.cfg.PrioritizeVerb, e.args(pod, nodes), &list); err != nil {
-			s.cfg.Log.Warn("scheduler extender failed to score nodes, ignoring its scores", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
+			s.cfg.Log.Warn("scheduler extender failed to score nodes, ignoring its scores for this pod", "extender", e.cfg.URLPrefix, "pod", pod.Namespace+"/"+pod.Name, "err", err)
 			continue
 		}
 		for _, host := range list {

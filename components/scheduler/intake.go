@@ -13,7 +13,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// processInbox processes all messages, and moves pods in the queue that may have become schedulable.
+// processInbox processes all messages that other goroutines have sent: it updates the state and the queue. Then it
+// moves unschedulable pods that the changes may have made schedulable to the active or back-off queue.
 func (s *Scheduler) processInbox() {
 	now := time.Now()
 	var happened framework.Event
@@ -42,7 +43,8 @@ func (s *Scheduler) processInbox() {
 	s.queue.onEvent(happened, now)
 }
 
-// bindingFailed removes a pod from its node because its binding failed.
+// bindingFailed removes an assumed pod from its node because a writer could not bind it, and queues the pod again after
+// its back-off. It returns the event for unschedulable pods, because the resources of the pod are available again.
 func (s *Scheduler) bindingFailed(it *item, now time.Time) framework.Event {
 	uid := it.pod.UID
 	// The pod may have been bound or deleted before.
@@ -55,7 +57,8 @@ func (s *Scheduler) bindingFailed(it *item, now time.Time) framework.Event {
 	return framework.PodRemoved
 }
 
-// evictionDone handles the result of evicting a pod's preemption victims.
+// evictionDone handles the message that the preemption victims of a pod were evicted, or could not be if err is not
+// nil. In the latter case the pod loses its nomination and is tried again.
 func (s *Scheduler) evictionDone(pod *corev1.Pod, err error, now time.Time) {
 	if err != nil {
 		s.state.ClearNomination(pod.UID)
@@ -63,6 +66,8 @@ func (s *Scheduler) evictionDone(pod *corev1.Pod, err error, now time.Time) {
 	s.queue.evictionDone(pod.UID, err != nil, now)
 }
 
+// podChanged updates the state and the queue with a pod from the informer, which was deleted if gone is true. It
+// returns the event for unschedulable pods, or 0.
 func (s *Scheduler) podChanged(pod *corev1.Pod, gone bool, now time.Time) framework.Event {
 	uid := pod.UID
 	switch {
@@ -109,8 +114,8 @@ func (s *Scheduler) podChanged(pod *corev1.Pod, gone bool, now time.Time) framew
 	return 0
 }
 
-// forgetUnscheduled removes an unscheduled pod from the queue. If the pod was nominated to a node, its
-// reserved resources become available.
+// forgetUnscheduled removes a deleted or terminating pod without a node from the queue. If the pod was nominated to a
+// node, it returns PodRemoved, because the resources that were reserved there are available again.
 func (s *Scheduler) forgetUnscheduled(uid types.UID) framework.Event {
 	s.queue.remove(uid)
 	if s.state.NominatedNode(uid) == nil {
@@ -120,7 +125,7 @@ func (s *Scheduler) forgetUnscheduled(uid types.UID) framework.Event {
 	return framework.PodRemoved
 }
 
-// removeFromNode removes a pod from its node.
+// removeFromNode removes a pod from its node in the state. It returns PodRemoved, or 0 if the pod was on no node.
 func (s *Scheduler) removeFromNode(uid types.UID) framework.Event {
 	if s.state.Pod(uid) == nil {
 		return 0
@@ -129,7 +134,7 @@ func (s *Scheduler) removeFromNode(uid types.UID) framework.Event {
 	return framework.PodRemoved
 }
 
-// podEvent returns the changes of an assigned pod that affect unschedulable pods.
+// podEvent returns the event for unschedulable pods when an assigned pod changes from old to now, or 0.
 func podEvent(old, now *state.Pod) framework.Event {
 	var e framework.Event
 	if !maps.Equal(old.Object.Labels, now.Object.Labels) || old.Object.DeletionTimestamp == nil && now.Object.DeletionTimestamp != nil {
@@ -141,7 +146,8 @@ func podEvent(old, now *state.Pod) framework.Event {
 	return e
 }
 
-// nodeEvent returns the changes of a node that affect unschedulable pods.
+// nodeEvent returns the events for unschedulable pods when a node changes from old to now, or 0. old is nil for a new
+// node.
 func nodeEvent(old *state.Node, now *corev1.Node) framework.Event {
 	if old == nil {
 		return framework.NodeAdded

@@ -18,13 +18,14 @@ import (
 	"hyperkube/components/scheduler/framework"
 )
 
-// message is an event for the goroutine of Run.
+// message is a message from an informer or a writer to the goroutine of Run. One of pod, node, failed, claim, event,
+// evicted and devices is set.
 type message struct {
 	pod    *corev1.Pod
 	node   *corev1.Node
-	gone   bool
-	failed *item // binding failed
-	// claim is the namespace/name of a changed claim; event is another change.
+	gone   bool  // pod or node was deleted
+	failed *item // pod that could not be bound
+	// claim is the namespace/name of a changed PersistentVolumeClaim; event is another change.
 	claim string
 	event framework.Event
 	// evicted is a pod whose preemption victims were evicted, or could not be if err is not nil.
@@ -34,7 +35,8 @@ type message struct {
 	devices *devicesMessage
 }
 
-// inbox passes messages from many goroutines to one. The senders never block.
+// inbox is an unbounded queue of messages from many goroutines to the goroutine of Run. Senders never block. It is safe
+// for concurrent use.
 type inbox struct {
 	mu       sync.Mutex // guards messages
 	messages []message
@@ -44,6 +46,7 @@ type inbox struct {
 
 func newInbox() *inbox { return &inbox{signal: make(chan struct{}, 1)} }
 
+// put adds a message and wakes the goroutine of Run.
 func (b *inbox) put(m message) {
 	b.mu.Lock()
 	b.messages = append(b.messages, m)
@@ -54,6 +57,7 @@ func (b *inbox) put(m message) {
 	}
 }
 
+// take removes and returns all messages, in the order of put.
 func (b *inbox) take() []message {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -62,7 +66,7 @@ func (b *inbox) take() []message {
 	return messages
 }
 
-// listers contains the scheduler's listers.
+// listers contains the listers of objects that all pods need. Those for storage and devices are in volumes and devices.
 type listers struct {
 	synced     []cache.DoneChecker
 	nodes      corelisters.NodeLister
@@ -75,6 +79,8 @@ type listers struct {
 	budgets      policylisters.PodDisruptionBudgetLister
 }
 
+// newListers requests the informers from factory. Events of pods and nodes are sent to in. The caller starts the
+// factory.
 func newListers(factory informers.SharedInformerFactory, in *inbox) (*listers, error) {
 	core, apps, budgets := factory.Core().V1(), factory.Apps().V1(), factory.Policy().V1().PodDisruptionBudgets()
 	f := &listers{
@@ -108,9 +114,9 @@ func newListers(factory informers.SharedInformerFactory, in *inbox) (*listers, e
 	return f, nil
 }
 
-// handler returns an event handler that calls notify for added, updated, and deleted objects. If an
-// object was deleted and recreated between two lists, the informer sends an update. handler then
-// calls notify for the deleted object first.
+// handler returns an informer event handler that calls notify for added, updated and deleted objects. gone is true for
+// deleted ones. If an object was deleted and recreated between two lists, the informer sends only an update; handler
+// then calls notify for the deleted object first.
 func handler[T metav1.Object](notify func(obj T, gone bool)) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { notify(obj.(T), false) },
@@ -132,7 +138,8 @@ func handler[T metav1.Object](notify func(obj T, gone bool)) cache.ResourceEvent
 	}
 }
 
-// namespaceLabels is the function for framework.Cycle.Namespaces.
+// namespaceLabels returns the labels of a namespace, or nil if it does not exist. Namespace selectors of inter-pod
+// affinity use it.
 func (f *listers) namespaceLabels(name string) map[string]string {
 	ns, err := f.namespaces.Get(name)
 	if err != nil {
@@ -141,7 +148,8 @@ func (f *listers) namespaceLabels(name string) map[string]string {
 	return ns.Labels
 }
 
-// spreadSelector is the function for framework.Cycle.SpreadSelector.
+// spreadSelector returns the selector with which default topology spread constraints count pods. It combines the
+// selectors of all services that select the pod with that of the pod's controller. It is empty if there are none.
 func (f *listers) spreadSelector(pod *corev1.Pod) labels.Selector {
 	selected := map[string]string{}
 	services, err := f.services.Services(pod.Namespace).List(labels.Everything())

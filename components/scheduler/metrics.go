@@ -10,7 +10,7 @@ import (
 	"hyperkube/internal/serving/componentmetrics"
 )
 
-// metrics are upstream's scheduler metrics.
+// metrics are the scheduler's metrics, with upstream's names and labels. They are safe for concurrent use.
 // https://kubernetes.io/docs/reference/instrumentation/metrics/
 type metrics struct {
 	attempts    *prometheus.CounterVec
@@ -35,7 +35,7 @@ type metrics struct {
 	nodes, pods, unbounds prometheus.Gauge
 }
 
-// newMetrics creates the metrics, and registers them and others with r.
+// newMetrics creates the metrics and registers them, and the collectors in others, with r.
 func newMetrics(r prometheus.Registerer, others ...prometheus.Collector) (*metrics, error) {
 	m := &metrics{
 		attempts: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -132,33 +132,34 @@ func newMetrics(r prometheus.Registerer, others ...prometheus.Collector) (*metri
 	return m, nil
 }
 
-// queueNames are the queue names in metrics.
+// queueNames are the names of the parts of the queue in metrics. Parts without a name have no metric.
 var queueNames = [numSubQueues]string{activeQ: "active", backoffQ: "backoff", unschedulable: "unschedulable", gated: "gated"}
 
-// queueAdd counts a pod that was added to a queue.
+// queueAdd counts a pod that was added to a part of the queue. cause is upstream's name of the event that caused it.
 func (m *metrics) queueAdd(to subQueue, cause string) {
 	m.incoming.WithLabelValues(queueNames[to], cause).Inc()
 	m.entities.WithLabelValues(queueNames[to], cause, "pod").Inc()
 }
 
-// unschedulableAdd adds by to the number of pods that a plugin makes unschedulable.
+// unschedulableAdd adds by, which may be negative, to the number of pods of a profile that a plugin makes
+// unschedulable.
 func (m *metrics) unschedulableAdd(plugin, profile string, by float64) {
 	m.unschedulable.WithLabelValues(plugin, profile).Add(by)
 }
 
-// point records the duration of all plugins of an extension point.
+// point records how long all plugins of an extension point took together since began.
 func (m *metrics) point(profile, point, status string, began time.Time) {
 	m.points.WithLabelValues(point, status, profile).Observe(time.Since(began).Seconds())
 }
 
-// cacheSize records the size of the scheduler's state and the number of assumed pods.
+// cacheSize records the number of nodes and pods in the state and the number of assumed pods.
 func (m *metrics) cacheSize(s *state.State, assumed int) {
 	m.nodes.Set(float64(len(s.Nodes())))
 	m.pods.Set(float64(s.PodCount()))
 	m.unbounds.Set(float64(assumed))
 }
 
-// pendingPods records the number of pods in each queue.
+// pendingPods records the number of pods in each part of the queue.
 func (m *metrics) pendingPods(q *queue) {
 	for at, gauge := range m.pending {
 		if gauge != nil {
@@ -168,13 +169,14 @@ func (m *metrics) pendingPods(q *queue) {
 	}
 }
 
-// attempt records the result of an attempt: scheduled, unschedulable or error.
+// attempt records the result and duration of an attempt to schedule a pod. result is "scheduled", "unschedulable" or
+// "error".
 func (m *metrics) attempt(profile, result string, took time.Duration) {
 	m.attempts.WithLabelValues(profile, result).Inc()
 	m.duration.WithLabelValues(profile, result).Observe(took.Seconds())
 }
 
-// scheduled records the total scheduling time of a pod.
+// scheduled records the number of attempts that a bound pod needed, and the time since its first attempt.
 func (m *metrics) scheduled(attempts int, took time.Duration) {
 	label := strconv.Itoa(attempts)
 	if attempts >= 15 {

@@ -11,11 +11,12 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// sampled is the percentage of attempts whose plugin durations are measured.
+// sampled is the percentage of attempts in which the durations of plugins are measured. Measuring all would slow down
+// scheduling.
 const sampled = 10
 
-// pluginMetrics counts the plugin evaluations of a profile, for the extension points that upstream counts.
-// Only the goroutine of Run uses it. A nil pluginMetrics counts nothing.
+// pluginMetrics records how often and how long the plugins of a profile run. Only the goroutine of Run uses it. The
+// methods of a nil *pluginMetrics do nothing.
 type pluginMetrics struct {
 	m       *metrics
 	profile string
@@ -26,10 +27,11 @@ type pluginMetrics struct {
 	timed bool
 }
 
-// pointCounters are the counters of a plugin: pre counts attempts, each counts nodes.
+// pointCounters are the evaluation counters of one plugin. pre counts attempts (PreFilter or PreScore), and is nil if
+// upstream's plugin does not implement that extension point. each counts nodes (Filter or Score).
 type pointCounters struct{ pre, each prometheus.Counter }
 
-// newPluginMetrics creates the counters of a profile.
+// newPluginMetrics creates the counters for the plugins in set.
 func newPluginMetrics(m *metrics, profile string, set *plugins.Set) *pluginMetrics {
 	a := &pluginMetrics{m: m, profile: profile}
 	for _, p := range set.Filter {
@@ -51,17 +53,18 @@ func newPluginMetrics(m *metrics, profile string, set *plugins.Set) *pluginMetri
 	return a
 }
 
-// begin starts an attempt.
+// begin starts an attempt and decides randomly whether the durations of its plugins are measured. a must not be nil.
 func (a *pluginMetrics) begin() { a.timed = rand.IntN(100) < sampled }
 
-// observePoint records the duration of all plugins of an extension point.
+// observePoint records how long all plugins of an extension point took together since began.
 func (a *pluginMetrics) observePoint(point, status string, began time.Time) {
 	if a != nil {
 		a.m.point(a.profile, point, status, began)
 	}
 }
 
-// startTime returns the time before a plugin call, or zero if durations are not measured.
+// startTime returns the current time to pass to filter, score or observe after a plugin call, or zero if this attempt
+// is not measured.
 func (a *pluginMetrics) startTime() time.Time {
 	if a == nil || !a.timed {
 		return time.Time{}
@@ -69,14 +72,15 @@ func (a *pluginMetrics) startTime() time.Time {
 	return time.Now()
 }
 
-// observe records the duration of a plugin call.
+// observe records the duration of a plugin call that started at began. It does nothing if began is zero.
 func (a *pluginMetrics) observe(plugin, point, status string, began time.Time) {
 	if !began.IsZero() {
 		a.m.took.WithLabelValues(plugin, point, status).Observe(time.Since(began).Seconds())
 	}
 }
 
-// filter records the call of the i-th filter for a pod, and its result.
+// filter counts the call of the i-th filter of the profile for a pod. k and err are its result, and began is from
+// startTime.
 func (a *pluginMetrics) filter(i int, name string, k *framework.Check, err error, began time.Time) {
 	if a == nil || a.filters[i].pre == nil {
 		return
@@ -96,7 +100,7 @@ func (a *pluginMetrics) filter(i int, name string, k *framework.Check, err error
 	a.observe(name, "PreFilter", status, began)
 }
 
-// nodes counts the nodes that the filters of a search have evaluated since the last call.
+// nodes counts the nodes that the filters of a search have evaluated since the last call. s may be nil.
 func (a *pluginMetrics) nodes(s *search) {
 	if a == nil || s == nil {
 		return
@@ -110,8 +114,8 @@ func (a *pluginMetrics) nodes(s *search) {
 	}
 }
 
-// sampleNode measures the duration of each filter for a single node. It does not measure all nodes,
-// because reading the clock costs more than many filters.
+// sampleNode measures the duration of each filter on a single node, if this attempt is measured. It does not measure
+// all nodes, because reading the clock costs more than many filters.
 func (a *pluginMetrics) sampleNode(s *search, n *state.Node) {
 	if a == nil || !a.timed {
 		return
@@ -134,7 +138,7 @@ func (a *pluginMetrics) sampleNode(s *search, n *state.Node) {
 	}
 }
 
-// score records that the i-th score plugin has scored nodes.
+// score counts that the i-th score plugin of the profile has scored a number of nodes. began is from startTime.
 func (a *pluginMetrics) score(i int, name string, nodes int, began time.Time) {
 	if a == nil {
 		return

@@ -7,16 +7,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// reserving tracks pods whose reservations are being written. These pods are not on a node yet, so
-// they need not be deleted when they are preempted: the binding is canceled, and they are queued
-// again. It is safe for concurrent use.
+// reserving tracks the pods whose volumes and devices are being reserved before they are bound. Such a pod is not on a
+// node yet, so it need not be deleted when it is chosen as a preemption victim: its binding is canceled, and the pod is
+// queued again. It is safe for concurrent use.
 type reserving struct {
 	mu   sync.Mutex
 	pods map[types.UID]context.CancelCauseFunc // guarded by mu
 }
 
-// begin returns a context for writing a pod's reservation, and a function to call afterwards. The
-// function returns why the binding was canceled, or nil.
+// begin starts tracking a pod. It returns a context for writing the pod's reservation, which cancel cancels, and a
+// function that the caller must call afterwards. That function returns the cause of the cancellation, or nil.
 func (r *reserving) begin(ctx context.Context, pod types.UID) (context.Context, func() error) {
 	off, cancel := context.WithCancelCause(ctx)
 	r.mu.Lock()
@@ -35,8 +35,7 @@ func (r *reserving) begin(ctx context.Context, pod types.UID) (context.Context, 
 	}
 }
 
-// cancel cancels the writing of a pod's reservation with cause why, and reports whether one was in
-// progress.
+// cancel cancels the reservation of a pod with the cause why. It reports whether the pod was being reserved.
 func (r *reserving) cancel(pod types.UID, why error) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

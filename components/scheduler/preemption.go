@@ -24,7 +24,8 @@ type budget struct {
 	selector labels.Selector
 }
 
-// newBudget parses a budget. It returns nil if the budget selects no pods.
+// newBudget parses the selector of a PodDisruptionBudget. It returns nil if the selector is invalid or empty, because
+// such a budget protects no pods.
 func newBudget(object *policyv1.PodDisruptionBudget) *budget {
 	selector, err := metav1.LabelSelectorAsSelector(object.Spec.Selector)
 	if err != nil || selector.Empty() {
@@ -33,7 +34,7 @@ func newBudget(object *policyv1.PodDisruptionBudget) *budget {
 	return &budget{object, selector}
 }
 
-// victims are the pods to preempt on a node, the most important first.
+// victims is a candidate for preemption: a node, and the pods on it to evict, the most important first.
 type victims struct {
 	node *state.Node
 	pods []*state.Pod
@@ -41,11 +42,12 @@ type victims struct {
 	violations int
 }
 
-// preempt finds a node on which preemption makes an unschedulable pod schedulable, and the victims.
-// It returns nil if there is none. It sets failed.preemption to the result or the reason.
+// preempt finds a node on which evicting pods of lower priority makes an unschedulable pod schedulable, without
+// extenders. It returns the victims on that node, or nil if there is no such node. It sets failed.preemption to a
+// message with the result.
 //
-// It has no side effects. If preemption may help on very many nodes, it compares only some of them
-// and starts at a random one.
+// It has no side effects. If preemption may help on very many nodes, it compares only as many candidates as p specifies
+// and starts at a random node.
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/
 func preempt(failed *fitError, p *plugins.DefaultPreemption, budgets []*budget, now time.Time) *victims {
@@ -53,12 +55,11 @@ func preempt(failed *fitError, p *plugins.DefaultPreemption, budgets []*budget, 
 	return v
 }
 
-// errNoCandidate means that extenders rejected all candidates.
+// errNoCandidate is returned by preemptAmong if extenders reject all candidates.
 var errNoCandidate = errors.New("no candidate node for preemption")
 
-// preemptAmong is preempt with a function that filters the candidates. narrow is called with at
-// least one candidate. preemptAmong returns the error of narrow, or errNoCandidate if narrow
-// returns none.
+// preemptAmong is preempt with a function that selects among the candidates, such as extenders. narrow is called with
+// at least one candidate. preemptAmong returns the error of narrow, or errNoCandidate if narrow returns no candidates.
 func preemptAmong(failed *fitError, p *plugins.DefaultPreemption, budgets []*budget, now time.Time, narrow func([]*victims) ([]*victims, error)) (*victims, error) {
 	if failed.search == nil || failed.nodes == 0 {
 		return nil, nil
@@ -107,7 +108,8 @@ func preemptAmong(failed *fitError, p *plugins.DefaultPreemption, budgets []*bud
 	return nil, nil
 }
 
-// preemptionForbidden returns the reason why the pod must not preempt, or "".
+// preemptionForbidden returns the reason why the pod must not preempt others, or "". This is the case if its policy is
+// Never, or if pods that it preempted before are still terminating on its nominated node.
 func preemptionForbidden(failed *fitError) string {
 	pod := failed.search.c.Pod
 	if policy := pod.Object.Spec.PreemptionPolicy; policy != nil && *policy == corev1.PreemptNever {
@@ -125,7 +127,8 @@ func preemptionForbidden(failed *fitError) string {
 	return ""
 }
 
-// preempted reports whether a pod was preempted by a scheduler.
+// preempted reports whether the pod was evicted by a scheduler's preemption, according to its DisruptionTarget
+// condition.
 func preempted(pod *corev1.Pod) bool {
 	for i := range pod.Status.Conditions {
 		c := &pod.Status.Conditions[i]
@@ -136,9 +139,10 @@ func preempted(pod *corev1.Pod) bool {
 	return false
 }
 
-// victims returns the victims on a node: all pods of lower priority except those that can stay. It
-// tries to keep pods that budgets protect first, and then pods by importance. If preemption does
-// not help, it returns nil and the reasons.
+// victims returns the victims on a node that must be evicted for the pod to fit. It removes all pods of lower priority,
+// and adds them back one by one while the pod still fits: first pods whose eviction would violate a budget, then the
+// others, the most important first. If preemption does not help, it returns nil and the reasons. The state is unchanged
+// afterwards.
 func (s *search) victims(n *state.Node, budgets []*budget, now time.Time) (*victims, []string) {
 	var lower []*state.Pod
 	for _, p := range n.Pods {
@@ -199,7 +203,8 @@ func (s *search) victims(n *state.Node, budgets []*budget, now time.Time) (*vict
 	return v, nil
 }
 
-// byImportance sorts pods by descending priority, then by start time.
+// byImportance compares pods for sorting: higher priority first, then earlier start time. A pod that has not started
+// counts as started at now.
 func byImportance(a, b *state.Pod, now time.Time) int {
 	if a.Priority != b.Priority {
 		return cmp.Compare(b.Priority, a.Priority)
@@ -218,8 +223,8 @@ func started(p *state.Pod, now time.Time) time.Time {
 	return now
 }
 
-// split divides pods into those whose eviction would violate a budget, given the evictions of the
-// pods before them, and the others. It keeps the order.
+// split divides pods into those whose eviction would violate a budget and the rest. The budgets' allowed disruptions
+// are used up in the order of pods, which both results keep.
 func split(pods []*state.Pod, budgets []*budget) (protected, rest []*state.Pod) {
 	allowed := make([]int32, len(budgets))
 	for i, b := range budgets {
@@ -247,9 +252,9 @@ func split(pods []*state.Pod, budgets []*budget) (protected, rest []*state.Pod) 
 	return protected, rest
 }
 
-// bestCandidate returns the candidate with the fewest budget violations, then with the lowest highest
-// priority of the victims, the smallest sum of priorities, the fewest victims, and the latest start
-// of the highest priority victims.
+// bestCandidate returns the candidate with the least disruption. It compares in this order: the fewest budget
+// violations, the lowest priority of the most important victim, the smallest sum of priorities, the fewest victims, and
+// the latest start time of the victims with the highest priority.
 func bestCandidate(all []*victims, now time.Time) *victims {
 	return slices.MinFunc(all, func(a, b *victims) int {
 		return cmp.Or(
@@ -262,6 +267,7 @@ func bestCandidate(all []*victims, now time.Time) *victims {
 	})
 }
 
+// highest returns the priority of the most important victim.
 func highest(v *victims) int32 {
 	if len(v.pods) == 0 {
 		return math.MinInt32
@@ -269,7 +275,8 @@ func highest(v *victims) int32 {
 	return v.pods[0].Priority
 }
 
-// sum returns the sum of priorities, shifted so that every victim increases the sum.
+// sum returns the sum of the victims' priorities. Each priority is shifted to be positive, so that every victim
+// increases the sum.
 func sum(v *victims) int64 {
 	var total int64
 	for _, p := range v.pods {
@@ -278,7 +285,7 @@ func sum(v *victims) int64 {
 	return total
 }
 
-// earliest returns the earliest start of the highest priority victims.
+// earliest returns the earliest start time among the victims that have the highest priority.
 func earliest(v *victims, now time.Time) time.Time {
 	first := now
 	for _, p := range v.pods {

@@ -23,7 +23,7 @@ const (
 	maxWaiting = 5 * time.Minute
 )
 
-// subQueue is a part of the scheduling queue.
+// subQueue is a part of the scheduling queue. Each pod without a node is in one of them.
 type subQueue uint8
 
 const (
@@ -35,12 +35,12 @@ const (
 	numSubQueues
 )
 
-// item is a pod without a node.
+// item is a pod in the queue, with the state of its attempts.
 type item struct {
 	pod      *corev1.Pod
-	added    time.Time
-	first    time.Time // first attempt
-	attempts int
+	added    time.Time // time when it was added to the queue, or ungated
+	first    time.Time // time of the first attempt, or zero
+	attempts int       // number of attempts
 	subQueue subQueue
 	// events are the events that may make the pod schedulable.
 	events     framework.Event
@@ -61,7 +61,8 @@ type item struct {
 	index   int // index in its heap
 }
 
-// queue contains the pods without a node. The current time is passed to its methods.
+// queue contains the pods without a node, each in one subQueue. It has no clock: the caller passes the current time.
+// Only the goroutine of Run uses it.
 type queue struct {
 	items map[types.UID]*item
 	heaps [numSubQueues]*itemHeap // nil for parts without an order
@@ -73,10 +74,11 @@ type queue struct {
 	// onUnschedulable, if not nil, is called when the number of pods that a plugin makes unschedulable
 	// changes by by.
 	onUnschedulable func(plugin, profile string, by float64)
-	// initial and most are the initial and the maximum back-off of unschedulable pods.
+	// initial and max are the initial and the maximum back-off of a pod after unsuccessful attempts.
 	initial, max time.Duration
 }
 
+// newQueue returns an empty queue with the default back-off.
 func newQueue() *queue {
 	q := &queue{items: map[types.UID]*item{}, initial: initialBackoff, max: maxBackoff}
 	q.heaps[activeQ] = &itemHeap{less: func(a, b *item) bool {
@@ -102,7 +104,8 @@ func newQueue() *queue {
 	return q
 }
 
-// set adds or updates a pod. An unschedulable pod is retried if the update may make it schedulable.
+// set adds a pod to the queue or replaces the object of a pod in it. isGated reports whether a PreEnqueue plugin blocks
+// the pod. An unschedulable pod is tried again if the update may make it schedulable.
 func (q *queue) set(pod *corev1.Pod, isGated bool, now time.Time) {
 	it := q.items[pod.UID]
 	if it == nil {
@@ -129,7 +132,8 @@ func (q *queue) set(pod *corev1.Pod, isGated bool, now time.Time) {
 	}
 }
 
-// schedulingChanged reports whether an update may make a pod schedulable.
+// schedulingChanged reports whether an update of an unschedulable pod from a to b may make it schedulable: its spec or
+// labels have changed.
 func schedulingChanged(a, b *corev1.Pod) bool {
 	if a.Generation != b.Generation || !maps.Equal(a.Labels, b.Labels) {
 		return true
@@ -138,6 +142,7 @@ func schedulingChanged(a, b *corev1.Pod) bool {
 	return a.Generation == 0 && !apiequality.Semantic.DeepEqual(&a.Spec, &b.Spec)
 }
 
+// subQueueOf returns the part of the queue for a new pod.
 func subQueueOf(isGated bool) subQueue {
 	if isGated {
 		return gated
@@ -145,7 +150,7 @@ func subQueueOf(isGated bool) subQueue {
 	return activeQ
 }
 
-// put moves an item to a part of the queue. cause is upstream's name of the event in metrics.
+// put moves an item to another part of the queue. cause is upstream's name of the event that caused it, for metrics.
 func (q *queue) put(it *item, to subQueue, cause string) {
 	if q.onAdd != nil && to != inFlight {
 		q.onAdd(to, cause)
@@ -158,7 +163,7 @@ func (q *queue) put(it *item, to subQueue, cause string) {
 	}
 }
 
-// take removes an item from its part of the queue.
+// take removes an item from its part of the queue. The caller adds it to another part or deletes it.
 func (q *queue) take(it *item) {
 	q.counts[it.subQueue]--
 	if h := q.heaps[it.subQueue]; h != nil {
@@ -166,7 +171,8 @@ func (q *queue) take(it *item) {
 	}
 }
 
-// setPlugins sets the plugins that make a pod unschedulable.
+// setPlugins stores which plugins make a pod unschedulable, for metrics. None means that the pod is not unschedulable
+// any more.
 func (q *queue) setPlugins(it *item, plugins ...string) {
 	if q.onUnschedulable != nil {
 		for _, name := range it.plugins {
@@ -179,14 +185,14 @@ func (q *queue) setPlugins(it *item, plugins ...string) {
 	it.plugins = plugins
 }
 
-// gatedBy sets the plugin that blocks a gated pod.
+// gatedBy stores which plugin blocks a pod, for metrics. It does nothing if the pod is not gated.
 func (q *queue) gatedBy(uid types.UID, plugin string) {
 	if it := q.items[uid]; it != nil && it.subQueue == gated {
 		q.setPlugins(it, plugin)
 	}
 }
 
-// remove removes a pod.
+// remove removes a pod that was assigned to a node or deleted. It does nothing if the queue does not contain the pod.
 func (q *queue) remove(uid types.UID) {
 	if it := q.items[uid]; it != nil {
 		q.setPlugins(it)
@@ -195,7 +201,9 @@ func (q *queue) remove(uid types.UID) {
 	}
 }
 
-// pop returns the next pod to schedule, or nil if there is none now.
+// pop returns the next pod to schedule and moves it to inFlight, or returns nil if there is none now. Pods whose
+// back-off or maximum waiting time has ended become active first. If no pod is active, pop returns a pod before the end
+// of its back-off, unless its last attempt failed with an error.
 func (q *queue) pop(now time.Time) *item {
 	for {
 		it := q.heaps[backoffQ].first()
@@ -232,8 +240,8 @@ func (q *queue) pop(now time.Time) *item {
 	return it
 }
 
-// nextReady returns when the next back-off ends or the next unschedulable pod must be retried, zero
-// if there is no such pod.
+// nextReady returns the time at which pop may return a pod although no event occurs: the earliest end of a back-off or
+// of the maximum waiting time. It returns the zero time if there is no such pod.
 func (q *queue) nextReady() time.Time {
 	var next time.Time
 	if it := q.heaps[backoffQ].first(); it != nil {
@@ -245,7 +253,8 @@ func (q *queue) nextReady() time.Time {
 	return next
 }
 
-// addUnschedulable marks a pod as unschedulable until one of the events in wake.
+// addUnschedulable queues a pod that fits no node. It is tried again after one of the events in wake, and at the latest
+// after maxWaiting. It does nothing if the pod was removed during the attempt.
 func (q *queue) addUnschedulable(it *item, wake framework.Event, now time.Time) {
 	if q.items[it.pod.UID] != it {
 		return
@@ -256,8 +265,8 @@ func (q *queue) addUnschedulable(it *item, wake framework.Event, now time.Time) 
 	q.put(it, unschedulable, "ScheduleAttemptFailure")
 }
 
-// addBackoff queues a pod for another attempt after its back-off, because the last one failed with an
-// error.
+// addBackoff queues a pod for another attempt after its back-off, because the last attempt failed with an error. It
+// does nothing if the pod was removed during the attempt.
 func (q *queue) addBackoff(it *item, now time.Time) {
 	if q.items[it.pod.UID] != it {
 		return
@@ -266,7 +275,9 @@ func (q *queue) addBackoff(it *item, now time.Time) {
 	q.put(it, backoffQ, "ScheduleAttemptFailure")
 }
 
-// requeue moves an unschedulable pod to activeQ or backoffQ, unless its victims are being evicted.
+// requeue moves an unschedulable pod to backoffQ, or to activeQ if its back-off has ended. While its preemption victims
+// are being evicted, it only stores the event in missedEvent, and evictionDone moves the pod. cause is upstream's name
+// of the event.
 func (q *queue) requeue(it *item, now time.Time, cause string) {
 	switch {
 	case it.evicting:
@@ -278,9 +289,9 @@ func (q *queue) requeue(it *item, now time.Time, cause string) {
 	}
 }
 
-// evictionDone handles the end of evicting a pod's victims. The pod stays unschedulable until the
-// victims are deleted. It is retried immediately if an event was missed in the meantime, or if the
-// eviction failed.
+// evictionDone is called when the preemption victims of a pod have been evicted, or could not be if failed is true. The
+// pod stays unschedulable until an event shows that the victims are deleted. It is queued again now if an event was
+// missed during the eviction, or if the eviction failed.
 func (q *queue) evictionDone(uid types.UID, failed bool, now time.Time) {
 	it := q.items[uid]
 	if it == nil || !it.evicting {
@@ -296,7 +307,7 @@ func (q *queue) evictionDone(uid types.UID, failed bool, now time.Time) {
 	}
 }
 
-// onEvent retries the pods that an event may make schedulable.
+// onEvent queues the unschedulable pods again that one of the events in e may make schedulable.
 func (q *queue) onEvent(e framework.Event, now time.Time) {
 	if e == 0 {
 		return
@@ -309,7 +320,8 @@ func (q *queue) onEvent(e framework.Event, now time.Time) {
 	}
 }
 
-// claimChanged retries the pods that use a changed claim. key is its namespace/name.
+// claimChanged queues the unschedulable pods again that use the changed PersistentVolumeClaim with this key, which is
+// its namespace/name.
 func (q *queue) claimChanged(key string, now time.Time) {
 	for _, it := range slices.Clone(q.heaps[unschedulable].items) {
 		if it.events&framework.ClaimChanged != 0 && hasClaim(it.pod, key) {
@@ -318,7 +330,8 @@ func (q *queue) claimChanged(key string, now time.Time) {
 	}
 }
 
-// resourceClaimChanged is claimChanged for resource claims.
+// resourceClaimChanged queues the unschedulable pods again that use the changed ResourceClaim with this key, which is
+// its namespace/name.
 func (q *queue) resourceClaimChanged(key string, now time.Time) {
 	for _, it := range slices.Clone(q.heaps[unschedulable].items) {
 		if it.events&framework.ClaimChanged != 0 && len(it.pod.Spec.ResourceClaims) > 0 && usesClaim(it.pod, key) {
@@ -327,7 +340,7 @@ func (q *queue) resourceClaimChanged(key string, now time.Time) {
 	}
 }
 
-// gatedWithClaims returns the gated pods that request devices.
+// gatedWithClaims returns the gated pods that request devices, which may be waiting for a claim.
 func (q *queue) gatedWithClaims() []*item {
 	if q.counts[gated] == 0 {
 		return nil
@@ -341,6 +354,7 @@ func (q *queue) gatedWithClaims() []*item {
 	return out
 }
 
+// hasClaim reports whether a pod uses the PersistentVolumeClaim with this key, which is its namespace/name.
 func hasClaim(pod *corev1.Pod, key string) bool {
 	return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {
 		name := podrefs.ClaimName(pod, &v)
@@ -348,6 +362,7 @@ func hasClaim(pod *corev1.Pod, key string) bool {
 	})
 }
 
+// backoffAfter returns the back-off after a number of attempts. It doubles with each attempt up to q.max.
 func (q *queue) backoffAfter(attempts int) time.Duration {
 	d := q.initial
 	for i := 1; i < attempts && d < q.max; i++ {
@@ -356,13 +371,13 @@ func (q *queue) backoffAfter(attempts int) time.Duration {
 	return min(d, q.max)
 }
 
-// itemHeap implements heap.Interface.
+// itemHeap is a heap of items, ordered by less. It implements heap.Interface and keeps item.index up to date.
 type itemHeap struct {
 	items []*item
 	less  func(a, b *item) bool
 }
 
-// first returns the first item, or nil.
+// first returns the item that is first in the order, or nil if the heap is empty.
 func (h *itemHeap) first() *item {
 	if len(h.items) == 0 {
 		return nil

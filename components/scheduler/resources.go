@@ -13,7 +13,8 @@ import (
 	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Metrics returns the scheduler's metrics.
+// Metrics returns the metrics for the path /metrics. If Config.Metrics is set, the scheduler's own metrics are
+// registered there and not included.
 func (s *Scheduler) Metrics() prometheus.Gatherer {
 	if s.registry == nil {
 		return componentmetrics.Page()
@@ -21,14 +22,15 @@ func (s *Scheduler) Metrics() prometheus.Gatherer {
 	return componentmetrics.Page(s.registry)
 }
 
-// Resources returns the metrics of the requests and limits of all pods.
+// Resources returns the metrics for the path /metrics/resources: the resource requests and limits of all pods.
 func (s *Scheduler) Resources() prometheus.Gatherer {
 	r := prometheus.NewRegistry()
 	r.MustRegister(podResources{s.cfg.Clients.Informers.Core().V1().Pods().Lister()})
 	return r
 }
 
-// podResources implements prometheus.Collector.
+// podResources collects the resource requests and limits of all pods from the informer's cache. It implements
+// prometheus.Collector.
 type podResources struct{ pods corelisters.PodLister }
 
 var (
@@ -39,13 +41,13 @@ var (
 		"[STABLE] Resources limit for workloads on the cluster, broken down by pod. This shows the resource usage the scheduler and kubelet expect per pod for resources along with the unit for the resource if any.", podLabels, nil)
 )
 
-// Describe implements prometheus.Collector.
+// Describe sends the descriptions of both metrics.
 func (podResources) Describe(ch chan<- *prometheus.Desc) {
 	ch <- requestDesc
 	ch <- limitDesc
 }
 
-// Collect implements prometheus.Collector. It skips pods that have terminated on their node.
+// Collect sends the requests and limits of each pod. It omits pods that have terminated on their node, and zero values.
 func (c podResources) Collect(ch chan<- prometheus.Metric) {
 	pods, err := c.pods.List(labels.Everything())
 	if err != nil {
@@ -74,7 +76,8 @@ func (c podResources) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// unit returns the unit of a resource, or "" for countable resources.
+// unit returns the unit of a resource for the label "unit". It is empty for extended resources and pods, which are
+// counted.
 func unit(name corev1.ResourceName) string {
 	switch name {
 	case corev1.ResourceCPU:

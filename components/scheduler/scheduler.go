@@ -30,7 +30,7 @@ import (
 	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Profile is a scheduler name with its plugins.
+// Profile is the set of plugins for the pods with a scheduler name.
 type Profile struct {
 	SchedulerName string
 	Plugins       plugins.Set
@@ -54,7 +54,7 @@ type Config struct {
 	Log     *slog.Logger
 }
 
-// Scheduler assigns nodes to pods.
+// Scheduler assigns pods to nodes. Create it with New, start the informers, and call Run.
 type Scheduler struct {
 	cfg      Config
 	profiles map[string]*Profile
@@ -72,8 +72,8 @@ type Scheduler struct {
 	state   *state.State
 	queue   *queue
 	devices *devices
-	// assumed are the pods whose binding is being written, or was written and is not in the cache
-	// yet.
+	// assumed are the pods that count as running on a node in state although they are not bound in
+	// the cache: their binding is being written, or was written and is not in the cache yet.
 	assumed map[types.UID]bool
 	// buffers contains the buffers that attempts reuse.
 	buffers framework.Buffers
@@ -81,7 +81,8 @@ type Scheduler struct {
 	pluginMetrics map[*Profile]*pluginMetrics
 }
 
-// New validates cfg and requests the informers. The caller starts them.
+// New validates cfg and requests the informers from cfg.Clients. The caller must start the informer factory afterwards
+// and then call Run.
 func New(cfg Config) (*Scheduler, error) {
 	if cfg.Clients == nil {
 		return nil, errors.New("scheduler: no clients")
@@ -155,10 +156,10 @@ func New(cfg Config) (*Scheduler, error) {
 	return s, nil
 }
 
-// Ready is closed once all informers are synced.
+// Ready returns a channel that is closed when Run has synced its informers and schedules pods.
 func (s *Scheduler) Ready() <-chan struct{} { return s.ready }
 
-// Synced reports whether all informers are synced.
+// Synced reports whether all informers that the scheduler always needs are synced, for the readiness check.
 func (s *Scheduler) Synced() bool {
 	for _, synced := range s.listers.synced {
 		if !cache.IsDone(synced) {
@@ -168,7 +169,7 @@ func (s *Scheduler) Synced() bool {
 	return true
 }
 
-// Run schedules pods until ctx is canceled. It then waits for bindings in progress.
+// Run schedules pods until ctx is done. It then waits for bindings in progress and returns nil. Call it once.
 func (s *Scheduler) Run(ctx context.Context) error {
 	if !cache.WaitFor(ctx, "", s.listers.synced...) {
 		return nil
@@ -211,8 +212,8 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	}
 }
 
-// wait blocks until the inbox contains a message or a pod must be retried. It returns false if ctx
-// is canceled.
+// wait blocks until the inbox contains a message or a queued pod is ready for another attempt. It returns false if ctx
+// is done.
 func (s *Scheduler) wait(ctx context.Context) bool {
 	var expiry <-chan time.Time
 	if next := s.queue.nextReady(); !next.IsZero() {
@@ -229,7 +230,9 @@ func (s *Scheduler) wait(ctx context.Context) bool {
 	return true
 }
 
-// attempt tries to find a node for a pod, and returns what must be written.
+// attempt tries to find a node for a pod from the queue. If it finds one, it assumes the pod: the state counts the pod
+// as running there before it is bound. Otherwise it queues the pod again. It returns what a writer must write to the
+// API server.
 func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	start := time.Now()
 	profile := s.profiles[it.pod.Spec.SchedulerName]
@@ -261,7 +264,7 @@ func (s *Scheduler) attempt(ctx context.Context, it *item) *decision {
 	return d
 }
 
-// newCycle returns the cycle of an attempt to find a node for a pod. It has no side effects.
+// newCycle returns the framework.Cycle in which the plugins of a profile evaluate a pod. It has no side effects.
 func (s *Scheduler) newCycle(pod *state.Pod, profile *Profile) *framework.Cycle {
 	c := &framework.Cycle{
 		Pod: pod, State: s.state, Namespaces: s.listers.namespaceLabels, SpreadSelector: s.listers.spreadSelector,
@@ -273,7 +276,7 @@ func (s *Scheduler) newCycle(pod *state.Pod, profile *Profile) *framework.Cycle 
 	return c
 }
 
-// find is findNode with extenders.
+// find returns the best node for the pod of a cycle according to the plugins of a profile and the extenders.
 func (s *Scheduler) find(ctx context.Context, cycle *framework.Cycle, profile *Profile) (*state.Node, *fitError) {
 	if len(s.extended) == 0 {
 		return findNode(cycle, &profile.Plugins, s.pluginMetrics[profile])
@@ -288,7 +291,9 @@ func (s *Scheduler) find(ctx context.Context, cycle *framework.Cycle, profile *P
 	return best(cycle, &profile.Plugins, nodes, s.extendScore(ctx, cycle.Pod.Object, nodes), s.pluginMetrics[profile]), nil
 }
 
-// fail handles a pod that fits no node: it queues the pod again, and tries preemption.
+// fail handles an attempt that found no node. It adds the consequences to the decision d: the message, a claim to
+// deallocate, or a nomination and preemption victims. It queues the pod again: after its back-off if an error occurred,
+// and else until an event may make it schedulable. info is the pod of the cycle.
 func (s *Scheduler) fail(ctx context.Context, d *decision, info *state.Pod, failed *fitError, profile *Profile) {
 	now := time.Now()
 	pod := d.pod
@@ -359,7 +364,7 @@ func (s *Scheduler) fail(ctx context.Context, d *decision, info *state.Pod, fail
 	s.queue.addUnschedulable(d.item, failed.events, now)
 }
 
-// budgets returns the budgets that preemption respects if possible.
+// budgets returns all PodDisruptionBudgets that select pods. Preemption avoids violating them if possible.
 func (s *Scheduler) budgets() []*budget {
 	all, _ := s.listers.budgets.List(labels.Everything()) // reads from the cache and does not fail
 	var out []*budget

@@ -24,8 +24,9 @@ import (
 	"hyperkube/internal/base/broadcast"
 )
 
-// volumes implements framework.Volumes. It overlays the informers' caches with decisions that the
-// caches do not contain yet.
+// volumes implements framework.Volumes: the scheduler's view of storage. It returns objects of the informers' caches,
+// or for claims and volumes of pods that are being bound the versions that the scheduler is writing. It is safe for
+// concurrent use.
 type volumes struct {
 	claims      corelisters.PersistentVolumeClaimLister
 	volumes     corelisters.PersistentVolumeLister
@@ -47,6 +48,8 @@ type volumes struct {
 
 var _ framework.Volumes = (*volumes)(nil)
 
+// newVolumes requests the informers for storage from factory. Their events are sent to in. The caller starts the
+// factory.
 func newVolumes(factory informers.SharedInformerFactory, in *inbox) (*volumes, error) {
 	core, store := factory.Core().V1(), factory.Storage().V1()
 	v := &volumes{
@@ -92,7 +95,8 @@ func newVolumes(factory informers.SharedInformerFactory, in *inbox) (*volumes, e
 	return v, nil
 }
 
-// claimChanged removes the assumed version of a claim that was changed or deleted.
+// claimChanged removes the assumed version of a claim when the informer has received a newer one, or when the claim was
+// deleted (gone).
 func (v *volumes) claimChanged(pvc *corev1.PersistentVolumeClaim, gone bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -102,7 +106,8 @@ func (v *volumes) claimChanged(pvc *corev1.PersistentVolumeClaim, gone bool) {
 	}
 }
 
-// volumeChanged is claimChanged for volumes.
+// volumeChanged removes the assumed version of a PersistentVolume when the informer has received a newer one, or when
+// the volume was deleted (gone).
 func (v *volumes) volumeChanged(pv *corev1.PersistentVolume, gone bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -111,8 +116,9 @@ func (v *volumes) volumeChanged(pv *corev1.PersistentVolume, gone bool) {
 	}
 }
 
-// isNewer reports whether an informer event shows that an object is newer than was, or was
-// deleted. Events may be older than the cache.
+// isNewer reports whether the object of an informer event, seen, is newer than was, the version from which an assumed
+// object was made, or was deleted (gone). An event may be older than was, because the cache is updated before the event
+// is handled.
 func isNewer(seen metav1.Object, gone bool, was metav1.Object) bool {
 	if gone {
 		return seen.GetUID() == was.GetUID()
@@ -121,7 +127,8 @@ func isNewer(seen metav1.Object, gone bool, was metav1.Object) bool {
 	return err == nil && order > 0
 }
 
-// Claim implements framework.Volumes.
+// Claim returns a PersistentVolumeClaim, or the version that is being written. It returns nil if the claim does not
+// exist.
 func (v *volumes) Claim(namespace, name string) *corev1.PersistentVolumeClaim {
 	pvc, err := v.claims.PersistentVolumeClaims(namespace).Get(name)
 	if err != nil {
@@ -139,7 +146,7 @@ func (v *volumes) Claim(namespace, name string) *corev1.PersistentVolumeClaim {
 	return pvc
 }
 
-// Volume implements framework.Volumes.
+// Volume returns a PersistentVolume, or the version that is being written. It returns nil if the volume does not exist.
 func (v *volumes) Volume(name string) *corev1.PersistentVolume {
 	pv, err := v.volumes.Get(name)
 	if err != nil {
@@ -148,6 +155,7 @@ func (v *volumes) Volume(name string) *corev1.PersistentVolume {
 	return v.assumed(pv)
 }
 
+// assumed returns the version of a cached PersistentVolume that is being written, or else pv.
 func (v *volumes) assumed(pv *corev1.PersistentVolume) *corev1.PersistentVolume {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -160,7 +168,8 @@ func (v *volumes) assumed(pv *corev1.PersistentVolume) *corev1.PersistentVolume 
 	return pv
 }
 
-// VolumesOf implements framework.Volumes.
+// VolumesOf returns the PersistentVolumes of a storage class, or for "" those without a class, in the versions that are
+// being written.
 func (v *volumes) VolumesOf(class string) []*corev1.PersistentVolume {
 	// Listers read from the cache and do not fail, here and below.
 	all, _ := v.volumes.List(labels.Everything())
@@ -173,7 +182,7 @@ func (v *volumes) VolumesOf(class string) []*corev1.PersistentVolume {
 	return out
 }
 
-// Class implements framework.Volumes.
+// Class returns a StorageClass, or nil if it does not exist.
 func (v *volumes) Class(name string) *storagev1.StorageClass {
 	class, err := v.classes.Get(name)
 	if err != nil {
@@ -182,7 +191,7 @@ func (v *volumes) Class(name string) *storagev1.StorageClass {
 	return class
 }
 
-// Driver implements framework.Volumes.
+// Driver returns a CSIDriver, or nil if it does not exist.
 func (v *volumes) Driver(name string) *storagev1.CSIDriver {
 	driver, err := v.drivers.Get(name)
 	if err != nil {
@@ -191,7 +200,7 @@ func (v *volumes) Driver(name string) *storagev1.CSIDriver {
 	return driver
 }
 
-// CSINode implements framework.Volumes.
+// CSINode returns the CSINode of a node, or nil if it does not exist.
 func (v *volumes) CSINode(name string) *storagev1.CSINode {
 	node, err := v.csiNodes.Get(name)
 	if err != nil {
@@ -200,19 +209,20 @@ func (v *volumes) CSINode(name string) *storagev1.CSINode {
 	return node
 }
 
-// Capacities implements framework.Volumes.
+// Capacities returns all CSIStorageCapacities.
 func (v *volumes) Capacities() []*storagev1.CSIStorageCapacity {
 	all, _ := v.capacities.List(labels.Everything())
 	return all
 }
 
-// Attachments implements framework.Volumes.
+// Attachments returns all VolumeAttachments.
 func (v *volumes) Attachments() []*storagev1.VolumeAttachment {
 	all, _ := v.attachments.List(labels.Everything())
 	return all
 }
 
-// assume records a reservation before it is written.
+// assume makes the volumes and claims of a reservation visible to the next cycles before they are written, so that
+// these do not choose the same volumes. r may be nil.
 func (v *volumes) assume(r *framework.Reservation) {
 	if r == nil {
 		return
@@ -227,7 +237,7 @@ func (v *volumes) assume(r *framework.Reservation) {
 	}
 }
 
-// forget reverts assume.
+// forget reverts assume after writing the reservation has failed. r may be nil.
 func (v *volumes) forget(r *framework.Reservation) {
 	if r == nil {
 		return
@@ -242,7 +252,8 @@ func (v *volumes) forget(r *framework.Reservation) {
 	}
 }
 
-// reserve calls the Reserve plugins and merges their reservations.
+// reserve calls the filters that implement framework.Reserver for the chosen node n, and merges what they must write
+// before the pod can be bound. It returns nil if nothing must be written.
 func reserve(c *framework.Cycle, filters []framework.Filter, n *state.Node) (*framework.Reservation, error) {
 	var all *framework.Reservation
 	for _, p := range filters {
@@ -268,14 +279,16 @@ func reserve(c *framework.Cycle, filters []framework.Filter, n *state.Node) (*fr
 	return all, nil
 }
 
-// volumeBinder writes the volumes of reservations. It is safe for concurrent use.
+// volumeBinder writes the volumes and claims of reservations to the API server while a pod is being bound. It is safe
+// for concurrent use.
 type volumeBinder struct {
 	kube    kubernetes.Interface
 	volumes *volumes
 	nodes   corelisters.NodeLister
 }
 
-// bind writes the volumes of a reservation and waits until the claims are bound.
+// bind writes the volumes and claims of a reservation and waits until the PersistentVolume controller and provisioners
+// have bound the claims. It returns an error after r.Timeout, or if a provisioner rejects the node.
 func (b *volumeBinder) bind(ctx context.Context, r *framework.Reservation, node string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, r.Timeout, errors.New("timed out waiting for the condition"))
 	defer cancel()
@@ -312,6 +325,9 @@ func (b *volumeBinder) bind(ctx context.Context, r *framework.Reservation, node 
 	}
 }
 
+// bound reports whether all claims of a reservation are bound to volumes that the node can access. written contains the
+// resource versions of the claims that bind has written, by UID. It returns an error if binding cannot succeed any
+// more.
 func (b *volumeBinder) bound(ctx context.Context, r *framework.Reservation, node string, written map[types.UID]string) (bool, error) {
 	claims := make([]*corev1.PersistentVolumeClaim, 0, len(r.Bind)+len(r.Provision))
 	for _, b := range r.Bind {

@@ -22,8 +22,9 @@ import (
 	"hyperkube/components/scheduler/framework"
 )
 
-// decision is the result of an attempt: a node, or the reason why there is none and the resulting
-// actions. The goroutine of Run does not access it after passing it to a writer.
+// decision is the result of an attempt to schedule a pod, which a writer writes to the API server: a node, or the
+// reason why there is none and the resulting actions. The goroutine of Run does not access it after passing it to a
+// writer.
 type decision struct {
 	item     *item // only passed back
 	pod      *corev1.Pod
@@ -50,9 +51,11 @@ type decision struct {
 	nominationCleared []*corev1.Pod
 }
 
+// nominate sets the new nominated node of the pod; "" removes the nomination.
 func (d *decision) nominate(node string) { d.nominated = &node }
 
-// writers write decisions concurrently. The decisions of one pod are written in order.
+// writers write decisions to the API server concurrently, so that scheduling does not wait for requests. The decisions
+// about one pod are written in order.
 type writers struct {
 	kube     kubernetes.Interface
 	log      *slog.Logger
@@ -68,7 +71,7 @@ type writers struct {
 	done sync.WaitGroup
 }
 
-// newWriters returns writers that are not started.
+// newWriters returns writers whose goroutines are not started, see startWriters.
 func (s *Scheduler) newWriters() *writers {
 	kube, log := s.cfg.Clients.Kube, s.cfg.Log
 	return &writers{
@@ -78,8 +81,8 @@ func (s *Scheduler) newWriters() *writers {
 	}
 }
 
-// startWriters starts a goroutine for each of the writers. They stop when write is not called any more
-// and work is closed.
+// startWriters starts Config.Binders goroutines that write decisions. recorders are the event recorders by profile. The
+// goroutines exit after stop.
 func (s *Scheduler) startWriters(ctx context.Context, recorders map[string]events.EventRecorder) *writers {
 	w := s.newWriters()
 	for i := range w.work {
@@ -94,7 +97,8 @@ func (s *Scheduler) startWriters(ctx context.Context, recorders map[string]event
 	return w
 }
 
-// write passes a decision to a writer. It returns false if ctx is canceled.
+// write passes a decision to the goroutine for its pod. It blocks while that goroutine has too many decisions to write,
+// and returns false if ctx is done.
 func (w *writers) write(ctx context.Context, d *decision) bool {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(d.pod.UID))
@@ -106,7 +110,7 @@ func (w *writers) write(ctx context.Context, d *decision) bool {
 	}
 }
 
-// stop waits until all decisions are written.
+// stop waits until all decisions are written. write must not be called any more.
 func (w *writers) stop() {
 	for _, work := range w.work {
 		close(work)
@@ -114,7 +118,8 @@ func (w *writers) stop() {
 	w.done.Wait()
 }
 
-// apply writes a decision.
+// apply writes one decision: it binds the pod, or it updates the pod's status and evicts its preemption victims.
+// Failures are logged; where the pod must be tried again, the goroutine of Run gets a message.
 func (w *writers) apply(ctx context.Context, d *decision, recorder events.EventRecorder) {
 	switch {
 	case d.node != "" && d.reservation != nil:
@@ -131,16 +136,16 @@ func (w *writers) apply(ctx context.Context, d *decision, recorder events.EventR
 	}
 	recorder.Eventf(d.pod, nil, corev1.EventTypeWarning, "FailedScheduling", "Scheduling", "%s", note(d.reason))
 	if err := w.setUnschedulable(ctx, d); err != nil && ctx.Err() == nil {
-		w.log.Warn("updating status of unschedulable pod failed", "pod", name(d.pod), "err", err)
+		w.log.Warn("updating status of unschedulable pod failed, retrying at its next scheduling attempt", "pod", name(d.pod), "err", err)
 	}
 	if d.deallocated != nil {
 		if err := w.claims.free(ctx, d.deallocated); err != nil && ctx.Err() == nil {
-			w.log.Warn("deallocating ResourceClaim failed", "pod", name(d.pod), "resourceClaim", d.deallocated.Namespace+"/"+d.deallocated.Name, "err", err)
+			w.log.Warn("deallocating ResourceClaim of unschedulable pod failed, retrying at the next scheduling attempt of the pod", "pod", name(d.pod), "resourceClaim", d.deallocated.Namespace+"/"+d.deallocated.Name, "err", err)
 		}
 	}
 	for _, pod := range d.nominationCleared {
 		if err := patchStatus(ctx, w.kube, pod, map[string]any{"nominatedNodeName": nil}); err != nil && ctx.Err() == nil {
-			w.log.Warn("clearing nominated node of pod failed", "pod", name(pod), "err", err)
+			w.log.Warn("clearing nominated node of pod failed, retrying at its next scheduling attempt", "pod", name(pod), "err", err)
 		}
 	}
 	if d.nominated == nil || *d.nominated == "" {
@@ -148,11 +153,13 @@ func (w *writers) apply(ctx context.Context, d *decision, recorder events.EventR
 	}
 	err := w.evict(ctx, d, recorder)
 	if err != nil && ctx.Err() == nil {
-		w.log.Warn("evicting preemption victims for pod failed", "pod", name(d.pod), "node", *d.nominated, "err", err)
+		w.log.Warn("evicting preemption victims for pod failed, the pod will be scheduled again", "pod", name(d.pod), "node", *d.nominated, "err", err)
 	}
 	w.inbox.put(message{evicted: d.pod, err: err})
 }
 
+// bind binds the pod of a decision to its node and records the result. If binding fails, it releases the reservation
+// and sends a message, so that the pod is scheduled again.
 func (w *writers) bind(ctx context.Context, d *decision, recorder events.EventRecorder) {
 	pod := d.pod
 	if err := w.place(ctx, d, recorder); err != nil {
@@ -176,7 +183,7 @@ func (w *writers) bind(ctx context.Context, d *decision, recorder events.EventRe
 		"Successfully assigned %v/%v to %v", pod.Namespace, pod.Name, d.node)
 }
 
-// place writes the reservation of a decision, and then binds the pod.
+// place writes the reservation of a decision, and then the binding, by an extender that binds or by the API server.
 func (w *writers) place(ctx context.Context, d *decision, recorder events.EventRecorder) error {
 	pod := d.pod
 	if d.reservation != nil {
@@ -202,7 +209,7 @@ func (w *writers) place(ctx context.Context, d *decision, recorder events.EventR
 		if err == nil || !e.cfg.Ignorable {
 			return err
 		}
-		w.log.Warn("scheduler extender failed to bind pod, binding without it", "extender", e.cfg.URLPrefix, "pod", name(pod), "node", d.node, "err", err)
+		w.log.Warn("scheduler extender failed to bind pod, binding the pod without the extender", "extender", e.cfg.URLPrefix, "pod", name(pod), "node", d.node, "err", err)
 	}
 	w.metrics.binding.Inc()
 	defer w.metrics.binding.Dec()
@@ -215,8 +222,8 @@ func (w *writers) place(ctx context.Context, d *decision, recorder events.EventR
 	return nil
 }
 
-// reportBindFailure reports that a pod could not be bound in its status and with an event, unless the pod
-// was deleted or is bound.
+// reportBindFailure reports with a log message, an event and the pod's condition that a pod could not be bound because
+// of why. It does nothing if the pod was deleted.
 func (w *writers) reportBindFailure(ctx context.Context, d *decision, why error, recorder events.EventRecorder) {
 	now, err := w.kube.CoreV1().Pods(d.pod.Namespace).Get(ctx, d.pod.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && now.UID != d.pod.UID {
@@ -230,14 +237,14 @@ func (w *writers) reportBindFailure(ctx context.Context, d *decision, why error,
 		err = w.setUnschedulable(ctx, d)
 	}
 	if err != nil && ctx.Err() == nil {
-		w.log.Warn("updating status of unschedulable pod failed", "pod", name(d.pod), "err", err)
+		w.log.Warn("updating status of pod that could not be bound failed, retrying at its next scheduling attempt", "pod", name(d.pod), "err", err)
 	}
 }
 
-// maxNote is the maximum length of an event's note.
+// maxNote is the maximum length of an Event's note in bytes, which the API server enforces.
 const maxNote = 1024
 
-// note truncates a text to the maximum length.
+// note truncates a text to maxNote bytes.
 func note(text string) string {
 	const rest = " ..."
 	if len(text) <= maxNote {
@@ -246,8 +253,9 @@ func note(text string) string {
 	return strings.ToValidUTF8(text[:maxNote-len(rest)], "") + rest
 }
 
-// expect sets the nominated node of a pod that waits for its reservation, so that its resources
-// stay reserved even if the scheduler restarts.
+// expect sets the nominated node of a pod before its volumes or devices are reserved, which may take long. If the
+// scheduler restarts in the meantime, the new one keeps the resources on the node reserved for the pod. A failure is
+// logged and does not stop the binding.
 //
 // https://kep.k8s.io/5278
 func (w *writers) expect(ctx context.Context, d *decision) {
@@ -256,11 +264,11 @@ func (w *writers) expect(ctx context.Context, d *decision) {
 		return
 	}
 	if err := patchStatus(ctx, w.kube, d.pod, map[string]any{"nominatedNodeName": d.node}); err != nil && ctx.Err() == nil {
-		w.log.Warn("setting nominated node of pod failed", "pod", name(d.pod), "node", d.node, "err", err)
+		w.log.Warn("setting nominated node of pod failed, its resources are not reserved if the scheduler restarts before it is bound", "pod", name(d.pod), "node", d.node, "err", err)
 	}
 }
 
-// reserve writes a reservation and waits until it is completed.
+// reserve writes a reservation and waits until its volumes are bound and its devices are prepared.
 func (w *writers) reserve(ctx context.Context, d *decision, recorder events.EventRecorder) error {
 	r := d.reservation
 	if len(r.Bind)+len(r.Provision) > 0 {
@@ -281,7 +289,8 @@ func (w *writers) reserve(ctx context.Context, d *decision, recorder events.Even
 	return nil
 }
 
-// setUnschedulable updates the PodScheduled condition and the nominated node, if they changed.
+// setUnschedulable sets the pod's PodScheduled condition to false with the reason of the decision, and updates the
+// nominated node. It writes nothing if the status already contains both.
 func (w *writers) setUnschedulable(ctx context.Context, d *decision) error {
 	reason := corev1.PodReasonUnschedulable
 	if d.failed {
@@ -313,7 +322,7 @@ func (w *writers) setUnschedulable(ctx context.Context, d *decision) error {
 	return patchStatus(ctx, w.kube, d.pod, status)
 }
 
-// patchStatus patches the status of a pod. It ignores that the pod was deleted.
+// patchStatus patches the status of a pod. It is not an error if the pod was deleted, or if another pod has its name.
 func patchStatus(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod, status map[string]any) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": pod.UID}, "status": status})
 	if err != nil {
@@ -328,8 +337,8 @@ func patchStatus(ctx context.Context, kube kubernetes.Interface, pod *corev1.Pod
 	return err
 }
 
-// evict deletes the victims of a decision, after setting their DisruptionTarget condition and
-// emitting an event.
+// evict evicts the preemption victims of a decision: it sets their DisruptionTarget condition, deletes them and emits
+// an event for each. A victim that is still being bound is not deleted; its binding is canceled.
 func (w *writers) evict(ctx context.Context, d *decision, recorder events.EventRecorder) error {
 	var errs []error
 	for _, victim := range d.victims {
@@ -365,4 +374,5 @@ func (w *writers) evict(ctx context.Context, d *decision, recorder events.EventR
 	return errors.Join(errs...)
 }
 
+// name returns the namespace/name of a pod for logs and errors.
 func name(pod *corev1.Pod) string { return pod.Namespace + "/" + pod.Name }

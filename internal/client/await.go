@@ -11,8 +11,9 @@ import (
 	"hyperkube/internal/base/backoff"
 )
 
-// AwaitAPI polls an API server, which runs in another process, until it is ready or ctx is done. It
-// calls failed, if that is not nil, with the reason of each unsuccessful attempt.
+// AwaitAPI waits until the /readyz endpoint of an API server in another process reports success. It
+// asks again with increasing delays of up to half a second. It calls failed, if that is not nil,
+// with the reason of each unsuccessful attempt. It returns the cause of ctx if ctx is done first.
 func AwaitAPI(ctx context.Context, kube kubernetes.Interface, failed func(error)) error {
 	retry := backoff.Backoff{First: 20 * time.Millisecond, Max: 500 * time.Millisecond}
 	for {
@@ -29,8 +30,9 @@ func AwaitAPI(ctx context.Context, kube kubernetes.Interface, failed func(error)
 	}
 }
 
-// notReady returns an error that names the first failed checks in answer, the response of /readyz,
-// which contains about thirty checks. It returns err if answer does not contain a failed check.
+// notReady returns the error for an API server that is not ready. It names up to three failed
+// checks from answer, the response of /readyz. It returns err, the error of the request, if answer
+// contains no failed check.
 func notReady(answer []byte, err error) error {
 	var missing []string
 	for line := range strings.Lines(string(answer)) {

@@ -41,7 +41,7 @@ type Config struct {
 	Requests *componentmetrics.Requests
 }
 
-// Clients are the API clients of one user.
+// Clients are the API clients and informers of one user or component.
 type Clients struct {
 	REST     *rest.Config
 	Kube     kubernetes.Interface
@@ -69,7 +69,8 @@ func FromKubeconfig(path, agent string) (*Clients, error) {
 	return New(Config{REST: config})
 }
 
-// New creates all clients from cfg.
+// New creates all clients from cfg. They share one HTTP client, whose requests are recorded in
+// metrics. Client-side rate limits are disabled.
 func New(cfg Config) (*Clients, error) {
 	rc := rest.CopyConfig(cfg.REST)
 	// The client-side limits of client-go protect a server from its clients. Here, API priority and

@@ -29,8 +29,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// newInformers returns a factory whose informers are fed by source if it serves their kind, and by
-// kube otherwise. An informer is created on first request.
+// newInformers returns an informer factory. Its informers get their objects from source, the watch
+// cache in this process, if source serves their kind, and otherwise by requests of kube. source is
+// nil if the API server runs in another process.
 func newInformers(kube kubernetes.Interface, source Source) informers.SharedInformerFactory {
 	inner := informers.NewSharedInformerFactory(kube, 0)
 	if source == nil {
@@ -47,7 +48,8 @@ type fedInformers struct {
 	source Source
 }
 
-// InformerFor implements informers.SharedInformerFactory.
+// InformerFor implements informers.SharedInformerFactory. A new informer lists and watches source
+// if that serves the kind of obj. Otherwise it is created by fallback.
 func (f *fedInformers) InformerFor(obj runtime.Object, fallback internalinterfaces.NewInformerFunc) cache.SharedIndexInformer {
 	return f.SharedInformerFactory.InformerFor(obj, func(kube kubernetes.Interface, resync time.Duration) cache.SharedIndexInformer {
 		kinds, _, err := scheme.Scheme.ObjectKinds(obj)
@@ -65,60 +67,61 @@ func (f *fedInformers) InformerFor(obj runtime.Object, fallback internalinterfac
 	})
 }
 
-// Admissionregistration implements informers.SharedInformerFactory.
+// Admissionregistration returns the informers of the group admissionregistration.k8s.io, fed from
+// source.
 func (f *fedInformers) Admissionregistration() admissionregistration.Interface {
 	return admissionregistration.New(f, "", nil)
 }
 
-// Apps implements informers.SharedInformerFactory.
+// Apps returns the informers of the group apps, fed from source.
 func (f *fedInformers) Apps() apps.Interface { return apps.New(f, "", nil) }
 
-// Autoscaling implements informers.SharedInformerFactory.
+// Autoscaling returns the informers of the group autoscaling, fed from source.
 func (f *fedInformers) Autoscaling() autoscaling.Interface { return autoscaling.New(f, "", nil) }
 
-// Batch implements informers.SharedInformerFactory.
+// Batch returns the informers of the group batch, fed from source.
 func (f *fedInformers) Batch() batch.Interface { return batch.New(f, "", nil) }
 
-// Certificates implements informers.SharedInformerFactory.
+// Certificates returns the informers of the group certificates.k8s.io, fed from source.
 func (f *fedInformers) Certificates() certificates.Interface { return certificates.New(f, "", nil) }
 
-// Coordination implements informers.SharedInformerFactory.
+// Coordination returns the informers of the group coordination.k8s.io, fed from source.
 func (f *fedInformers) Coordination() coordination.Interface { return coordination.New(f, "", nil) }
 
-// Core implements informers.SharedInformerFactory.
+// Core returns the informers of the core group (pods, services, …), fed from source.
 func (f *fedInformers) Core() core.Interface { return core.New(f, "", nil) }
 
-// Discovery implements informers.SharedInformerFactory.
+// Discovery returns the informers of the group discovery.k8s.io (EndpointSlices), fed from source.
 func (f *fedInformers) Discovery() discovery.Interface { return discovery.New(f, "", nil) }
 
-// Events implements informers.SharedInformerFactory.
+// Events returns the informers of the group events.k8s.io, fed from source.
 func (f *fedInformers) Events() events.Interface { return events.New(f, "", nil) }
 
-// Flowcontrol implements informers.SharedInformerFactory.
+// Flowcontrol returns the informers of the group flowcontrol.apiserver.k8s.io, fed from source.
 func (f *fedInformers) Flowcontrol() flowcontrol.Interface { return flowcontrol.New(f, "", nil) }
 
-// Networking implements informers.SharedInformerFactory.
+// Networking returns the informers of the group networking.k8s.io, fed from source.
 func (f *fedInformers) Networking() networking.Interface { return networking.New(f, "", nil) }
 
-// Node implements informers.SharedInformerFactory.
+// Node returns the informers of the group node.k8s.io (RuntimeClasses), fed from source.
 func (f *fedInformers) Node() node.Interface { return node.New(f, "", nil) }
 
-// Policy implements informers.SharedInformerFactory.
+// Policy returns the informers of the group policy, fed from source.
 func (f *fedInformers) Policy() policy.Interface { return policy.New(f, "", nil) }
 
-// Rbac implements informers.SharedInformerFactory.
+// Rbac returns the informers of the group rbac.authorization.k8s.io, fed from source.
 func (f *fedInformers) Rbac() rbac.Interface { return rbac.New(f, "", nil) }
 
-// Resource implements informers.SharedInformerFactory.
+// Resource returns the informers of the group resource.k8s.io, fed from source.
 func (f *fedInformers) Resource() resource.Interface { return resource.New(f, "", nil) }
 
-// Scheduling implements informers.SharedInformerFactory.
+// Scheduling returns the informers of the group scheduling.k8s.io, fed from source.
 func (f *fedInformers) Scheduling() scheduling.Interface { return scheduling.New(f, "", nil) }
 
-// Storage implements informers.SharedInformerFactory.
+// Storage returns the informers of the group storage.k8s.io, fed from source.
 func (f *fedInformers) Storage() storage.Interface { return storage.New(f, "", nil) }
 
-// Storagemigration implements informers.SharedInformerFactory.
+// Storagemigration returns the informers of the group storagemigration.k8s.io, fed from source.
 func (f *fedInformers) Storagemigration() storagemigration.Interface {
 	return storagemigration.New(f, "", nil)
 }

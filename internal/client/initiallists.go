@@ -22,7 +22,8 @@ func (t hideConnectionRefused) RoundTrip(r *http.Request) (*http.Response, error
 	return response, err
 }
 
-// opaqueError is an error that keeps only the text of another error.
+// opaqueError is an error that keeps only the message of another error, so that errors.Is and
+// similar checks do not recognize the cause.
 type opaqueError struct{ text string }
 
 func (o opaqueError) Error() string { return o.text }

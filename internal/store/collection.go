@@ -28,7 +28,8 @@ type Collection struct {
 	// dropped is closed when the collection has been dropped from the store.
 	dropped chan struct{}
 
-	// replaying is a semaphore for one goroutine that reads past events.
+	// replaying is a semaphore of one. The goroutine that reads past events from etcd holds it (see
+	// replay).
 	replaying chan struct{}
 
 	counters
@@ -64,7 +65,8 @@ type fillState struct {
 	generation int
 }
 
-// view is a snapshot. Its contents must not be modified.
+// view is a snapshot of a collection's entries and indexes. Its contents are shared and must not be
+// modified.
 type view struct {
 	*contents
 	// revision is the revision of the last change in the snapshot. The snapshot is valid until the
@@ -72,7 +74,7 @@ type view struct {
 	revision int64
 }
 
-// change is an event from etcd.
+// change is a change of one key that the etcd watch has reported.
 type change struct {
 	key      string
 	revision int64
@@ -118,18 +120,21 @@ func (c *Collection) Delete(expect *Entry) Op {
 // FullKey returns the etcd key of an entry.
 func (c *Collection) FullKey(key string) string { return c.prefix + key }
 
-// PathOf returns FullKey without the store's prefix, but with a leading slash.
+// PathOf returns the etcd key of an entry without the store's prefix, but with a leading slash,
+// e.g. "/pods/default/web".
 func (c *Collection) PathOf(key string) string {
 	return "/" + strings.TrimPrefix(c.prefix+key, c.store.prefix)
 }
 
-// Ready returns a channel that is closed when the cache has been filled.
+// Ready returns a channel that is closed when the cache has been filled for the first time. The
+// fill starts with the first read, watch or call of Warm.
 func (c *Collection) Ready() <-chan struct{} { return c.ready }
 
-// Store returns the store of the collection.
+// Store returns the store that contains the collection.
 func (c *Collection) Store() *Store { return c.store }
 
-// Warm starts to fill the cache, if that has not happened yet.
+// Warm starts to fill the cache in the background, if that has not happened yet. Callers use it so
+// that the first read does not have to wait.
 func (c *Collection) Warm() { c.fillOnce.Do(func() { c.store.wantFill(c) }) }
 
 // Len returns the number of entries in the cache.
@@ -202,7 +207,8 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// fill waits until the cache has been filled.
+// fill starts to fill the cache if needed, and waits until it is filled. It returns ErrStopped if
+// the collection is dropped or the store stops first.
 func (c *Collection) fill(ctx context.Context) error {
 	if closed(c.dropped) {
 		return ErrStopped
@@ -223,7 +229,9 @@ func (c *Collection) fill(ctx context.Context) error {
 	}
 }
 
-// waitForRevision waits until the cache includes revision, which has the meaning of ListOptions.Revision.
+// waitForRevision waits until the cache is filled and includes revision, which has the meaning of
+// ListOptions.Revision: zero does not wait further, a negative value waits for all writes before
+// the call. It returns ErrTooNew if a positive revision is not reached in time.
 func (c *Collection) waitForRevision(ctx context.Context, revision int64) error {
 	if err := c.fill(ctx); err != nil {
 		return err
@@ -253,7 +261,8 @@ func (c *Collection) waitForRevision(ctx context.Context, revision int64) error 
 	}
 }
 
-// snapshot returns a snapshot of the entries and its revision. The cache must have been filled.
+// snapshot returns a view of the entries, and the revision at which the view is consistent. That
+// can be later than the revision of the collection's last change. The cache must have been filled.
 func (c *Collection) snapshot() (*view, int64) {
 	// Read the position first: the entries then include everything up to it.
 	position := c.store.position.get()
@@ -266,6 +275,8 @@ func (c *Collection) snapshot() (*view, int64) {
 	return v, max(position, v.revision)
 }
 
+// viewLocked returns the current snapshot and creates it if the collection has changed since the
+// last one. The caller holds mu.
 func (c *Collection) viewLocked() *view {
 	v := c.view.Load()
 	if v == nil {
@@ -275,7 +286,9 @@ func (c *Collection) viewLocked() *view {
 	return v
 }
 
-// apply applies changes, which are sorted by revision.
+// apply adds changes from the etcd watch, sorted by revision, to the cache and the history, and
+// notifies watchers. While the cache is being filled, it only records them for endFill. A
+// collection that is not filled ignores them.
 func (c *Collection) apply(changes []change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -287,6 +300,8 @@ func (c *Collection) apply(changes []change) {
 	}
 }
 
+// applyLocked applies changes that are later than the collection's revision; earlier ones are
+// already in the cache. The caller holds mu, and the cache is filled.
 func (c *Collection) applyLocked(changes []change) {
 	since := c.revision
 	changed := false
@@ -317,7 +332,8 @@ func (c *Collection) applyLocked(changes []change) {
 	}
 }
 
-// beginFill starts to collect changes while the entries are read from etcd.
+// beginFill starts to record changes while the caller reads all entries from etcd. It returns the
+// generation, which the caller passes to endFill.
 func (c *Collection) beginFill() (generation int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -326,8 +342,9 @@ func (c *Collection) beginFill() (generation int) {
 	return c.generation
 }
 
-// endFill installs the entries that were read at revision. It returns false if they are unusable
-// because events were lost in between.
+// endFill installs the entries kvs, which were read from etcd at revision, applies the changes
+// recorded since beginFill, and closes ready. It returns false and changes nothing if events were
+// lost since beginFill returned generation; the caller must then read the entries again.
 func (c *Collection) endFill(generation int, kvs []*mvccpb.KeyValue, revision int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -343,9 +360,10 @@ func (c *Collection) endFill(generation int, kvs []*mvccpb.KeyValue, revision in
 	return true
 }
 
-// refill replaces all entries after events were lost. All watches fail, because the changes in
-// between are unknown. If same is set, etcd has the same history as before, and unchanged entries
-// are kept.
+// refill replaces all entries by kvs, read from etcd at revision, after events were lost. All
+// watches of the collection fail with ErrTooOld, because the changes in between are unknown. If
+// same is set, etcd has the same history as before, and entries with an unchanged revision are
+// kept.
 func (c *Collection) refill(kvs []*mvccpb.KeyValue, revision int64, same bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -357,6 +375,8 @@ func (c *Collection) refill(kvs []*mvccpb.KeyValue, revision int64, same bool) {
 	c.watchers.fail(ErrTooOld)
 }
 
+// install replaces the entries by kvs and empties the history. It keeps current entries whose
+// revision is unchanged, because their decoded objects can be reused. The caller holds mu.
 func (c *Collection) install(kvs []*mvccpb.KeyValue, revision int64) {
 	c.fills.Add(1)
 	old := c.current
@@ -377,7 +397,8 @@ func (c *Collection) install(kvs []*mvccpb.KeyValue, revision int64) {
 	c.view.Store(nil)
 }
 
-// waitError returns the error of a wait that was interrupted by ctx.
+// waitError returns the error of a wait that ctx has interrupted. A deadline is reported as
+// ErrUnavailable, because the wait depends on etcd.
 func waitError(ctx context.Context) error {
 	err := ctx.Err()
 	if errors.Is(err, context.DeadlineExceeded) {

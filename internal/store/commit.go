@@ -11,7 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// write is an Op that is prepared for etcd.
+// write is an Op with its encoded and encrypted value, ready to be sent to etcd.
 type write struct {
 	op      Op
 	fullKey string
@@ -23,7 +23,8 @@ type write struct {
 	keep bool
 }
 
-// operation returns the label of the write in upstream's metrics.
+// operation returns the kind of the write: "create", "update" or "delete". It is the value of the
+// label "operation" in upstream's etcd_request_duration_seconds.
 func (w *write) operation() string {
 	switch {
 	case w.entry == nil && !w.keep:
@@ -138,7 +139,9 @@ func (s *Store) prepare(ctx context.Context, ops []Op) ([]write, error) {
 	return writes, nil
 }
 
-// transact executes the etcd transaction. It retries once if a lease that it uses has expired.
+// transact sends the etcd transaction, which executes all writes if each key has its expected
+// revision, and otherwise returns the current values of all keys. It sends it again once with a new
+// lease if a lease of the transaction has expired.
 func (s *Store) transact(ctx context.Context, writes []write) (*clientv3.TxnResponse, error) {
 	cmps := make([]clientv3.Cmp, len(writes))
 	thens := make([]clientv3.Op, 0, len(writes))
@@ -178,7 +181,8 @@ func (s *Store) transact(ctx context.Context, writes []write) (*clientv3.TxnResp
 	}
 }
 
-// conflict returns the error for the operation whose condition failed.
+// conflict returns the *ConflictError for the first write whose condition failed. resp is the
+// response of the failed transaction and contains the current value of each key.
 func conflict(writes []write, resp *clientv3.TxnResponse) error {
 	for i := range writes {
 		w := &writes[i]

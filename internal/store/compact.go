@@ -20,8 +20,9 @@ const compactKey = "compact_rev_key"
 // defaultCompactInterval is the default of upstream's --etcd-compaction-interval.
 const defaultCompactInterval = 5 * time.Minute
 
-// Compactor compacts etcd's history that is older than one to two intervals. It coordinates with
-// the compaction of other API servers, including upstream's.
+// Compactor periodically deletes etcd's history (old versions of keys) that is older than one to
+// two intervals. All API servers of the etcd cluster, including upstream's, share the key
+// compactKey, so that one of them compacts per interval.
 type Compactor struct {
 	// Client is the etcd client.
 	Client *clientv3.Client
@@ -30,11 +31,12 @@ type Compactor struct {
 	// Compacted is called with the revision of each compaction, including those of other API
 	// servers. It may be nil.
 	Compacted func(revision int64)
-	// Log receives warnings. If it is nil, nothing is logged.
+	// Log receives a warning for each failed compaction. If it is nil, nothing is logged.
 	Log *slog.Logger
 }
 
-// Run compacts until ctx is done.
+// Run compacts once per interval until ctx is done. A failed compaction is logged and tried again
+// after the next interval. It returns an error only if Client is nil.
 func (c *Compactor) Run(ctx context.Context) error {
 	if c.Client == nil {
 		return errors.New("compactor: no etcd client")
@@ -55,7 +57,7 @@ func (c *Compactor) Run(ctx context.Context) error {
 		next, current, err := c.compact(ctx, round, revision)
 		if err != nil {
 			if ctx.Err() == nil && c.Log != nil {
-				c.Log.Warn("etcd compaction failed, retrying at the next interval", "revision", revision, "err", err)
+				c.Log.Warn("etcd compaction failed, keeping the old history and retrying at the next interval", "revision", revision, "err", err)
 			}
 			continue
 		}
@@ -63,8 +65,9 @@ func (c *Compactor) Run(ctx context.Context) error {
 	}
 }
 
-// compact compacts etcd up to revision, unless another API server has done this round already. It
-// returns the round and revision for the call after the next interval.
+// compact compacts etcd up to revision, unless another API server has already done so in this
+// round. round is the expected version of compactKey. With revision zero, compact only starts the
+// round. It returns the round and revision for the call after the next interval.
 func (c *Compactor) compact(ctx context.Context, round, revision int64) (next, current int64, err error) {
 	resp, err := c.Client.Txn(ctx).
 		If(clientv3.Compare(clientv3.Version(compactKey), "=", round)).
@@ -95,15 +98,17 @@ func (c *Compactor) compact(ctx context.Context, round, revision int64) (next, c
 	return round + 1, current, nil
 }
 
+// notify calls Compacted, if it is set and a compaction has taken place (revision is not zero).
 func (c *Compactor) notify(revision int64) {
 	if c.Compacted != nil && revision > 0 {
 		c.Compacted(revision)
 	}
 }
 
-// SetCompacted makes lists at an exact revision before this one fail with ErrTooOld, as they would in
-// etcd, even if the cache could still serve them. So clients with an old continue token get the
-// same error for all collections, including those that have not changed.
+// SetCompacted records that etcd was compacted at revision. Lists at an exact revision before it
+// then fail with ErrTooOld, as they would in etcd, even if the cache could still serve them. So
+// clients with an old continue token get the same error for all collections, including those that
+// have not changed. A revision lower than a previous one has no effect.
 func (s *Store) SetCompacted(revision int64) {
 	for {
 		old := s.compacted.Load()

@@ -15,7 +15,7 @@ type contents struct {
 	indexes []*btree.BTreeG[indexed]
 }
 
-// indexed is an entry in an index.
+// indexed is an element of an index: an entry and the value that Index.Of returns for it.
 type indexed struct {
 	value unique.Handle[string]
 	entry *Entry
@@ -30,10 +30,12 @@ func indexedLess(a, b indexed) bool {
 	return a.entry.key < b.entry.key
 }
 
-// treeDegree is a compromise between the bytes copied per write and the depth of the tree.
+// treeDegree is the degree of the B-trees of entries. Larger nodes make the tree less deep, but
+// more bytes are copied per write.
 const treeDegree = 16
 
-// newContents returns empty contents with a number of indexes. nodes contains unused tree nodes for reuse.
+// newContents returns empty contents with a number of indexes. nodes is the store's list of unused
+// tree nodes, which the new tree reuses.
 func newContents(indexes int, nodes *btree.FreeListG[*Entry]) *contents {
 	t := &contents{entries: btree.NewWithFreeListG(treeDegree, entryLess, nodes)}
 	for range indexes {
@@ -51,7 +53,7 @@ func (c *CollectionConfig) indexes() []Index {
 	return c.Indexes
 }
 
-// indexNamed returns the position of an index, or -1.
+// indexNamed returns the position of the index with the name in indexes(), or -1 if there is none.
 func (c *CollectionConfig) indexNamed(name string) int {
 	if name != "" {
 		for i, index := range c.indexes() {
@@ -63,7 +65,8 @@ func (c *CollectionConfig) indexNamed(name string) int {
 	return -1
 }
 
-// clone returns a lazy copy. Nodes are copied when one of both is modified.
+// clone returns a lazy copy: both share their tree nodes, and a node is copied when one of them
+// modifies it.
 func (t *contents) clone() *contents {
 	other := &contents{entries: t.entries.Clone()}
 	for _, x := range t.indexes {
@@ -78,7 +81,8 @@ func (t *contents) get(key string) *Entry {
 	return e
 }
 
-// put inserts e and returns the entry that it replaces, or nil.
+// put inserts e, updates the indexes, and returns the entry with the same key that it replaces, or
+// nil.
 func (t *contents) put(e *Entry) *Entry {
 	previous, _ := t.entries.ReplaceOrInsert(e)
 	for i, index := range e.collection.cfg.indexes() {
@@ -93,7 +97,8 @@ func (t *contents) put(e *Entry) *Entry {
 	return previous
 }
 
-// remove removes the entry with the key and returns it, or nil.
+// remove removes the entry with the key from the tree and the indexes. It returns the entry, or nil
+// if there is none.
 func (t *contents) remove(key string) *Entry {
 	previous, _ := t.entries.Delete(&Entry{key: key})
 	if previous == nil {
@@ -106,8 +111,8 @@ func (t *contents) remove(key string) *Entry {
 }
 
 // ascend calls f for all entries with the key prefix, starting at the key from, in the order of
-// keys, until f returns false. If in is not negative, it only visits entries that have value in
-// that index.
+// keys, until f returns false. If in is not negative, it is the position of an index, and only
+// entries with value in that index are visited.
 func (t *contents) ascend(prefix, from string, in int, value string, f func(*Entry) bool) {
 	pivot := &Entry{key: max(from, prefix)}
 	if in < 0 {
@@ -121,8 +126,9 @@ func (t *contents) ascend(prefix, from string, in int, value string, f func(*Ent
 	})
 }
 
-// ascendAll calls f for all entries with the prefix, starting at pivot. It compares only the last
-// key, because loading each key from memory takes longer than the rest of the loop.
+// ascendAll calls f for all entries with the prefix, starting at pivot, until f returns false. It
+// looks up the last key with the prefix first and ends there, instead of comparing each key with
+// the prefix, because loading each key from memory takes longer than everything else in the loop.
 func (t *contents) ascendAll(pivot *Entry, prefix string, f func(*Entry) bool) {
 	if prefix == "" {
 		t.entries.AscendGreaterOrEqual(pivot, f)

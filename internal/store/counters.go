@@ -20,9 +20,11 @@ type Counts struct {
 // were returned.
 type Lists struct{ Total, Fetched, Evaluated, Returned uint64 }
 
-// lists contains the counters of Lists.
+// lists is the concurrently updated form of Lists.
 type lists struct{ total, fetched, evaluated, returned atomic.Uint64 }
 
+// add counts one list that checked a number of entries (evaluated) and returned some of them.
+// matched is set if the list had a selector, so that Match was called for each checked entry.
 func (l *lists) add(evaluated, returned int, matched bool) {
 	l.total.Add(1)
 	l.fetched.Add(uint64(evaluated))
@@ -32,6 +34,7 @@ func (l *lists) add(evaluated, returned int, matched bool) {
 	l.returned.Add(uint64(returned))
 }
 
+// load returns the current values.
 func (l *lists) load() Lists {
 	return Lists{Total: l.total.Load(), Fetched: l.fetched.Load(), Evaluated: l.evaluated.Load(), Returned: l.returned.Load()}
 }
@@ -47,7 +50,8 @@ type counters struct {
 	terminatedWatchers    atomic.Uint64
 }
 
-// Counts returns the current counters.
+// Counts returns the current counters of the collection, for metrics. It is safe for concurrent
+// use.
 func (c *Collection) Counts() Counts {
 	c.mu.Lock()
 	capacity := len(c.ring.events)

@@ -49,11 +49,14 @@ type plain struct {
 	stale bool
 }
 
+// newEntry creates an entry for a value as it is stored in etcd, possibly encrypted. Values derived
+// from it are computed on first use.
 func newEntry(c *Collection, key string, revision int64, stored []byte) *Entry {
 	return &Entry{collection: c, key: key, revision: revision, stored: stored, size: len(stored)}
 }
 
-// Unstored creates an entry for an object that is not stored in etcd.
+// Unstored creates an entry for an object that is not stored in etcd, with revision zero, so that
+// code which works on entries can process it. It encodes obj, which the caller may then modify.
 func (c *Collection) Unstored(key string, obj runtime.Object) (*Entry, error) {
 	data, err := c.cfg.Codec.Encode(obj)
 	if err != nil {
@@ -126,6 +129,8 @@ const (
 	retainHeld
 )
 
+// decoded returns the decoded object and keeps it as keep specifies. Concurrent callers decode only
+// once, unless keep is retainNone.
 func (e *Entry) decoded(keep retention) (runtime.Object, error) {
 	if obj := e.existing(keep); obj != nil {
 		return obj, nil
@@ -182,7 +187,7 @@ const noPart = 1 << 32 * 2
 
 // Part returns the range of Bytes that find returns, or nil if find reports that there is none.
 // find is called only once per entry, and the result is cached for all callers, so all of them must
-// use the same function. The error is that of Err.
+// use the same function. The error is the one that Err returns.
 func (e *Entry) Part(find func(data []byte) (from, to int, ok bool)) ([]byte, error) {
 	data, err := e.load()
 	if err != nil {
@@ -209,13 +214,15 @@ func (e *Entry) Err() error {
 	return err
 }
 
-// Stale reports whether a write would encrypt the value differently now, so that it should be
-// written again.
+// Stale reports whether the object should be written again, because a write would encrypt the value
+// differently now, for example after a key rotation. It also returns true if the value cannot be
+// decrypted.
 func (e *Entry) Stale() bool {
 	data, err := e.load()
 	return err != nil || data.stale
 }
 
+// load returns the decrypted value. Without encryption it takes no lock.
 func (e *Entry) load() (plain, error) {
 	if e.collection.cfg.Transformer == nil {
 		return plain{data: e.stored}, nil
@@ -253,6 +260,9 @@ func (e *Entry) decrypt() (plain, error) {
 // encryption.
 var errEncrypted = errors.New("identity transformer tried to read encrypted data")
 
+// corrupt returns the CorruptError for a value that cannot be decrypted (encrypted is set) or
+// decoded because of err. Without a transformer, a value with the prefix of encrypted values is
+// reported as encrypted.
 func (e *Entry) corrupt(encrypted bool, err error) error {
 	if e.collection.cfg.Transformer == nil && bytes.HasPrefix(e.stored, []byte("k8s:enc:")) {
 		encrypted, err = true, errEncrypted
@@ -262,8 +272,8 @@ func (e *Entry) corrupt(encrypted bool, err error) error {
 	return &CorruptError{Key: key, Path: path, Encrypted: encrypted, Revision: e.revision, Err: err}
 }
 
-// Unreadable returns the error for an entry that was decoded but cannot be converted to the
-// requested form because of err. It wraps ErrCorrupt and err, and contains the key.
+// Unreadable returns a CorruptError for an entry that was decoded but cannot be converted to the
+// API version that the client requested. err is the error of the conversion.
 func (e *Entry) Unreadable(err error) error {
 	return &CorruptError{Key: e.collection.FullKey(e.key), Path: e.collection.PathOf(e.key), Revision: e.revision, Err: err}
 }
@@ -291,7 +301,8 @@ func (e *Entry) Memo(slot int, make func() ([]byte, error)) ([]byte, error) {
 	return data, nil
 }
 
-// memo returns the memo of the slot, and adds it if needed.
+// memo returns the entry's memo of the slot, and adds an empty one if there is none. It takes no
+// lock.
 func (e *Entry) memo(slot int) *memo {
 	var added *memo
 	for {
@@ -311,7 +322,8 @@ func (e *Entry) memo(slot int) *memo {
 	}
 }
 
-// dropDerived drops derived values. Callers that use them keep them alive.
+// dropDerived drops the decoded objects and memos of a replaced version, to free memory. Callers
+// that still use such a value keep it alive; later callers compute it again.
 func (e *Entry) dropDerived() {
 	e.weak.Store(nil)
 	e.trimmed.Store(nil)

@@ -37,11 +37,12 @@ type UnsettledError struct {
 // Error implements error.
 func (e *UnsettledError) Error() string { return e.Err.Error() }
 
-// Unwrap supports errors.Is and errors.As.
+// Unwrap returns ErrUnavailable and the error of etcd, for errors.Is and errors.As.
 func (e *UnsettledError) Unwrap() []error { return []error{ErrUnavailable, e.Err} }
 
-// unsettled converts the error of a transaction with the context ctx. It is like etcdError, but
-// returns an UnsettledError if the outcome is unknown.
+// unsettled converts the error of a transaction that was sent with the context ctx. If etcd did not
+// respond, it returns an UnsettledError, because the transaction may have been executed. Other
+// errors are converted as by etcdError.
 func unsettled(ctx context.Context, err error) error {
 	if known := etcdError(err); !errors.Is(known, ErrUnavailable) {
 		return known
@@ -74,10 +75,11 @@ func (e *CorruptError) Error() string {
 	return fmt.Sprintf("%v: %s %s: %v", ErrCorrupt, doing, e.Key, e.Err)
 }
 
-// Unwrap supports errors.Is and errors.As.
+// Unwrap returns ErrCorrupt and the cause, for errors.Is and errors.As.
 func (e *CorruptError) Unwrap() []error { return []error{ErrCorrupt, e.Err} }
 
-// etcdError wraps an error of the etcd client with the matching error of this package.
+// etcdError wraps an error of the etcd client with the error of this package that has the same
+// meaning. It returns nil for nil, and errors without a counterpart unchanged.
 func etcdError(err error) error {
 	switch {
 	case err == nil:

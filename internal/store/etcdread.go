@@ -13,12 +13,13 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// etcdReader reads the entries of a collection from etcd, not from its cache. It neither needs nor changes
-// the state that the collection's lock guards.
+// etcdReader contains the methods of a collection that read from etcd instead of the cache. They do
+// not use the state that the collection's lock guards, so they can be called without the lock.
 type etcdReader struct{ *Collection }
 
 // all reads all entries from etcd at a revision, or at the current one if it is zero, and returns
-// that revision. Large collections are read in pieces.
+// that revision. Large collections are read in pieces. Keys that belong to a collection with a
+// longer path are skipped.
 func (c etcdReader) all(ctx context.Context, revision int64) ([]*mvccpb.KeyValue, int64, error) {
 	var kvs []*mvccpb.KeyValue
 	from := c.prefix
@@ -42,13 +43,15 @@ func (c etcdReader) all(ctx context.Context, revision int64) ([]*mvccpb.KeyValue
 	}
 }
 
-// readPiece is the number of keys per read from etcd.
+// readPiece is the maximum number of keys per request to etcd. Larger responses would need much
+// memory in etcd and here.
 const readPiece = 2000
 
 // rangeEnd returns the first key after all keys with the prefix, which has a trailing slash.
 func rangeEnd(prefix string) string { return strings.TrimSuffix(prefix, "/") + "0" }
 
-// page reads a page at an exact revision from etcd.
+// page reads a page of a list from etcd at the exact revision opts.Revision. List uses it for
+// revisions that the cache cannot restore anymore.
 func (c etcdReader) page(ctx context.Context, opts ListOptions) (*Page, error) {
 	page := &Page{Revision: opts.Revision, Remaining: -1}
 	looked := 0
@@ -95,7 +98,8 @@ func (c etcdReader) page(ctx context.Context, opts ListOptions) (*Page, error) {
 	}
 }
 
-// prefixEnd returns the first key after all keys with the prefix.
+// prefixEnd returns the first key after all keys with the prefix, which is the end of etcd's range.
+// It returns "\x00", which etcd treats as the end of all keys, if there is no such key.
 func prefixEnd(prefix string) string {
 	end := []byte(prefix)
 	for i := len(end) - 1; i >= 0; i-- {
@@ -127,11 +131,14 @@ func (c etcdReader) events(ctx context.Context, since, end int64) (events []Even
 // errNoPrevious is returned when etcd was compacted while past events were read.
 var errNoPrevious = errors.New("previous value is compacted")
 
-// compactedError contains the revision of the last compaction.
+// compactedError is the error of watchPast if etcd has been compacted at revision, which is after
+// the requested start.
 type compactedError struct{ revision int64 }
 
 func (e *compactedError) Error() string { return fmt.Sprintf("compacted at %d", e.revision) }
 
+// watchPast opens an etcd watch after the revision since and returns the collection's events up to
+// the revision end. It returns a *compactedError if etcd does not have all of them anymore.
 func (c etcdReader) watchPast(ctx context.Context, since, end int64) ([]Event, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -180,8 +187,9 @@ func (c etcdReader) watchPast(ctx context.Context, since, end int64) ([]Event, e
 	}
 }
 
-// pastEvent converts an event of etcd with the previous value. last contains the latest version of
-// each key.
+// pastEvent converts an event of etcd to an Event. last contains the entry of each key from the
+// previous events, which is reused as the previous version; pastEvent updates it. It returns
+// errNoPrevious if etcd does not have the previous value anymore.
 func (c etcdReader) pastEvent(kv *clientv3.Event, last map[string]*Entry) (Event, error) {
 	key := string(kv.Kv.Key[len(c.prefix):])
 	ev := Event{Revision: kv.Kv.ModRevision}
@@ -203,9 +211,11 @@ func (c etcdReader) pastEvent(kv *clientv3.Event, last map[string]*Entry) (Event
 	return ev, nil
 }
 
-// fresh reports whether the value of an entry in etcd is encrypted as a write would encrypt it now.
-// The encryption configuration may have changed since the entry was decrypted, for example by key
-// rotation, so the transformer is called again.
+// fresh reports whether the stored value of an entry is encrypted as a write would encrypt it now.
+// Commit omits a write that changes nothing only in this case. It reads the value from etcd and
+// decrypts it again, because the encryption configuration may have changed since the entry was
+// decrypted, for example by key rotation. It also returns true if the entry has changed in etcd,
+// which the transaction detects.
 func (c etcdReader) fresh(ctx context.Context, e *Entry) (bool, error) {
 	if c.cfg.Transformer == nil {
 		return true, nil

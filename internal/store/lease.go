@@ -12,13 +12,13 @@ const (
 	// leaseShare is the time during which one lease is used for new keys. Keys live at most this
 	// much longer than requested.
 	leaseShare = time.Minute
-	// leaseKeys is the maximum number of keys per lease, because an expired lease deletes all its
-	// keys in one transaction.
+	// leaseKeys is the maximum number of keys per lease. When a lease expires, etcd deletes all its
+	// keys in one transaction, which must not become too large.
 	leaseKeys = 1000
 )
 
-// leases shares etcd leases between keys with the same time to live, because a lease per key would
-// be expensive for etcd.
+// leases shares etcd leases between keys with the same time to live, such as events, because a
+// lease per key would be expensive for etcd.
 type leases struct {
 	client *clientv3.Client
 	// onFull is called with the number of keys of a lease when a new lease replaces it. It may be
@@ -29,6 +29,7 @@ type leases struct {
 	byTTL map[int64]*lease
 }
 
+// lease is the lease that new keys with one time to live use until the time until.
 type lease struct {
 	// mu is held while the lease is granted, so that only one is granted.
 	mu    sync.Mutex
@@ -37,7 +38,8 @@ type lease struct {
 	keys  int
 }
 
-// get returns a lease with a remaining lifetime of at least ttl seconds.
+// get returns a lease with a remaining lifetime of at least ttl seconds for one new key. It reuses
+// a lease for up to leaseShare and leaseKeys keys, and otherwise grants a new one in etcd.
 func (l *leases) get(ctx context.Context, ttl int64) (clientv3.LeaseID, error) {
 	l.mu.Lock()
 	shared := l.byTTL[ttl]
@@ -67,7 +69,8 @@ func (l *leases) get(ctx context.Context, ttl int64) (clientv3.LeaseID, error) {
 	return shared.id, nil
 }
 
-// reset forgets all leases. They expire in etcd.
+// reset makes get grant new leases, because etcd reported that one has expired. The other leases
+// stay in etcd until they expire with their keys.
 func (l *leases) reset() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

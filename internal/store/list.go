@@ -5,7 +5,9 @@ import (
 	"fmt"
 )
 
-// List returns a consistent page.
+// List returns a page of entries that is consistent at one revision. It is served from the cache,
+// or from etcd if opts requests an exact revision that the cache cannot restore. It returns
+// ErrTooOld if the revision is compacted, and ErrTooNew if it is not reached in time.
 func (c *Collection) List(ctx context.Context, opts ListOptions) (*Page, error) {
 	page, err := c.list(ctx, opts)
 	if err != nil {
@@ -42,8 +44,8 @@ func (c *Collection) list(ctx context.Context, opts ListOptions) (*Page, error) 
 	return page, nil
 }
 
-// page selects entries from a snapshot, with an index if index is not negative. looked is the
-// number of entries that were checked.
+// page selects entries from a snapshot. If index is not negative, it is the position of the index
+// to use. looked is the number of entries that were checked.
 func (v *view) page(opts ListOptions, index int) (page *Page, looked int) {
 	page = &Page{}
 	size := opts.Limit
@@ -73,8 +75,9 @@ func (v *view) page(opts ListOptions, index int) (page *Page, looked int) {
 	return page, looked
 }
 
-// viewAt returns the state of the collection at a revision before the current one, by reverting the
-// events since. It returns nil if the ring does not reach back to the revision.
+// viewAt returns the state of the collection at an earlier revision. It copies the current entries
+// and reverts the recorded events since. It returns nil if the recorded events do not reach back to
+// the revision.
 func (c *Collection) viewAt(revision int64) *view {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -7,7 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// memo is a value derived from an entry: the bytes of a slot, or the decoded object.
+// memo is a cached value that is derived from an entry: the bytes of a slot of Entry.Memo, or the
+// decoded object of the entry.
 type memo struct {
 	slot int
 	// sibling is the next memo of the entry. It never changes after publication.
@@ -26,6 +27,8 @@ type memo struct {
 	size       int
 }
 
+// get returns the bytes and marks them as used, or nil if they were not created yet or were
+// dropped.
 func (m *memo) get() []byte {
 	p := m.data.Load()
 	if p == nil {
@@ -35,7 +38,7 @@ func (m *memo) get() []byte {
 	return *p
 }
 
-// held returns the decoded object, or nil.
+// held returns the decoded object and marks it as used, or nil if it was dropped.
 func (m *memo) held() runtime.Object {
 	p := m.object.Load()
 	if p == nil {
@@ -45,6 +48,8 @@ func (m *memo) held() runtime.Object {
 	return *p
 }
 
+// touch marks the memo as used, so that the next visit of the clock's hand does not drop it. It
+// writes only if needed, because concurrent readers share the cache line.
 func (m *memo) touch() {
 	if !m.used.Load() {
 		m.used.Store(true)
@@ -68,7 +73,8 @@ type memoClock struct {
 	used int
 }
 
-// add stores a value. Large values that would displace many others are not kept.
+// add stores data in m and makes it count against the memory limit. Values larger than a quarter of
+// the limit are not kept, because they would displace many others.
 func (c *memoClock) add(m *memo, data []byte) {
 	size := len(data) + memoOverhead
 	if size > c.limit/4 || data == nil {
@@ -81,7 +87,8 @@ func (c *memoClock) add(m *memo, data []byte) {
 	c.insert(m, size)
 }
 
-// hold stores the decoded object of an entry.
+// hold keeps the decoded object of an entry alive within the memory limit. It does nothing if an
+// object is already held, or if it is larger than a quarter of the limit.
 func (c *memoClock) hold(e *Entry, obj runtime.Object) {
 	size := decodedSize(e.size) + memoOverhead
 	if size > c.limit/4 {
@@ -97,7 +104,8 @@ func (c *memoClock) hold(e *Entry, obj runtime.Object) {
 	c.insert(m, size)
 }
 
-// insert adds a memo to the ring. The caller holds mu.
+// insert adds a memo of size bytes to the ring and drops unused memos until the limit is met. The
+// caller holds mu.
 func (c *memoClock) insert(m *memo, size int) {
 	m.size = size
 	if c.hand == nil {
@@ -119,13 +127,14 @@ func (c *memoClock) insert(m *memo, size int) {
 	}
 }
 
-// drop removes a memo from the cache.
+// drop removes a memo and its value from the cache. It does nothing if the memo has no value.
 func (c *memoClock) drop(m *memo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.remove(m)
 }
 
+// remove is drop for callers that hold mu.
 func (c *memoClock) remove(m *memo) {
 	if m.next == nil {
 		return

@@ -27,10 +27,12 @@ const (
 // events are kept regardless of their size.
 const historyBytes = 8 << 20
 
-// memoBytes is the limit of the bytes of all values of Entry.Memo.
+// memoBytes is the memory limit, in bytes, of all values of Entry.Memo and all decoded objects that
+// Entry.Object keeps.
 const memoBytes = 32 << 20
 
-// Store caches the resources in one etcd cluster. It contains their collections.
+// Store stores the objects of all resources in one etcd cluster and caches them in memory. It
+// contains one Collection per resource.
 type Store struct {
 	client *clientv3.Client
 	// local returns the current revision, if the client has a cheap way to get it; otherwise nil.
@@ -76,7 +78,7 @@ type observers struct {
 	onFill func(group, resource string, took time.Duration)
 }
 
-// lifetime is the state of Run.
+// lifetime is the state of Run. running is set when Run is called.
 type lifetime struct {
 	running atomic.Bool
 	// done is closed when Run has returned.
@@ -96,7 +98,8 @@ type routes struct {
 	depth int
 }
 
-// New validates cfg and creates a store. Collections can be added before or while Run runs.
+// New validates cfg and creates a store. Its caches are not filled until the caller runs Run.
+// Collections can be added before or while Run runs.
 func New(cfg Config) (*Store, error) {
 	if cfg.Client == nil {
 		return nil, errors.New("store: no etcd client")
@@ -171,6 +174,7 @@ func (s *Store) Drop(c *Collection) {
 	c.watchers.fail(ErrStopped)
 }
 
+// reroute replaces routes by a copy of collections. The caller holds mu.
 func (s *Store) reroute() {
 	r := &routes{byPath: make(map[string]*Collection, len(s.collections))}
 	for path, c := range s.collections {
@@ -201,7 +205,8 @@ func (s *Store) route(fullKey []byte) *Collection {
 	return found
 }
 
-// Healthy returns nil if etcd can serve a linearizable read.
+// Healthy returns nil if etcd can serve a linearizable read, which needs a quorum. The health
+// endpoints of the API server call it.
 func (s *Store) Healthy(ctx context.Context) error {
 	if _, err := s.readCurrent(ctx); err != nil {
 		return fmt.Errorf("checking etcd: %w", err)
@@ -209,11 +214,13 @@ func (s *Store) Healthy(ctx context.Context) error {
 	return nil
 }
 
+// currentRevision returns etcd's current revision, linearizably. Concurrent callers share a
+// request.
 func (s *Store) currentRevision(ctx context.Context) (int64, error) {
 	return s.current.get(ctx, s.readShared)
 }
 
-// currentTimeout is the timeout for reading the current revision.
+// currentTimeout limits a shared read of the current revision from an etcd over the network.
 const currentTimeout = 10 * time.Second
 
 // readShared reads the current revision for concurrent callers. It does not depend on the context
@@ -245,9 +252,10 @@ func (s *Store) readCurrent(ctx context.Context) (int64, error) {
 // event for the latter.
 const maxRevisionLag = 100 * time.Millisecond
 
-// recordCurrent reads the current revision from etcd and records it. If it stays lower than the
-// revision that the caches have reached before, etcd was restored from a backup while the store was
-// running.
+// recordCurrent returns the current revision, which it gets from etcd with ask, and records it in
+// position. If the result stays lower than the revision that the caches have reached, etcd was
+// restored from a backup while the store was running: recordCurrent then makes the store read all
+// objects again and returns ErrUnavailable.
 func (s *Store) recordCurrent(ctx context.Context, ask func(context.Context) (int64, error)) (int64, error) {
 	wait := 50 * time.Microsecond
 	for {
@@ -279,7 +287,8 @@ func (s *Store) getRange(ctx context.Context, c *Collection, from, end string, r
 	return resp, err
 }
 
-// now returns the start time of a request to etcd, or zero if requests are not observed.
+// now returns the start time of a request to etcd for observed, or zero if requests are not
+// observed.
 func (s *Store) now() time.Time {
 	if s.onRequest == nil {
 		return time.Time{}
@@ -287,7 +296,7 @@ func (s *Store) now() time.Time {
 	return time.Now()
 }
 
-// observed reports a completed request to etcd.
+// observed calls Config.OnRequest for a completed request to etcd that started at began.
 func (s *Store) observed(operation string, c *Collection, began time.Time, err error) {
 	if s.onRequest != nil {
 		s.onRequest(operation, c.cfg.Resource.Group, c.cfg.Resource.Resource, time.Since(began), err)
@@ -297,7 +306,8 @@ func (s *Store) observed(operation string, c *Collection, began time.Time, err e
 // requestedRevisionTimeout is the maximum time to wait for a revision that a client requested, as in upstream.
 const requestedRevisionTimeout = 3 * time.Second
 
-// waitForRequested waits for a revision that a client requested and that may never be reached.
+// waitForRequested waits until the caches include a revision that a client requested. It gives up
+// with ErrTooNew after requestedRevisionTimeout, because etcd may never reach the revision.
 func (s *Store) waitForRequested(ctx context.Context, revision int64) error {
 	if s.position.get() >= revision {
 		return nil

@@ -1,6 +1,6 @@
 package store
 
-// pastView is a snapshot at an older revision.
+// pastView is a snapshot of a collection before its latest change.
 type pastView struct {
 	*view
 	// until is the revision of the next change. The view is valid for revisions in [view.revision,
@@ -14,8 +14,10 @@ const maxPast = 4
 // pastViews are the snapshots of a collection for reads at exact revisions, least recently used first.
 type pastViews []pastView
 
-// keep stores a snapshot for the next page. r is the collection's ring, and revision that of its last
-// change.
+// keep stores the snapshot v, because the client of a paginated list will request the next page at
+// the same revision. r is the collection's history, and revision the revision of its last change.
+// The least recently used snapshot is dropped if there are too many. The caller holds the
+// collection's lock.
 func (p *pastViews) keep(v *view, r *ring, revision int64) {
 	if v.revision < r.start || v.revision >= revision {
 		return // too old, of another history, or can be restored from the ring later
@@ -32,7 +34,7 @@ func (p *pastViews) keep(v *view, r *ring, revision int64) {
 	*p = append(*p, pastView{v, r.at(r.after(v.revision)).Revision})
 }
 
-// at returns the snapshot that is valid at a revision, or nil.
+// at returns the snapshot whose contents are those at revision, or nil if none is kept.
 func (p pastViews) at(revision int64) *view {
 	for _, have := range p {
 		if have.revision <= revision && revision < have.until {
@@ -42,8 +44,8 @@ func (p pastViews) at(revision int64) *view {
 	return nil
 }
 
-// prune drops snapshots from before start, where the ring starts, so that they do not keep old entries
-// alive.
+// prune drops snapshots from before start, the revision at which the recorded history starts, so
+// that they do not keep old entries in memory.
 func (p *pastViews) prune(start int64) {
 	kept := (*p)[:0]
 	for _, have := range *p {

@@ -14,12 +14,12 @@ type pendingWrites struct {
 	byKey map[string]*pendingWrite
 }
 
-// maxPendingWrites is the number of writes at which those are dropped that the watch should have
-// reported.
+// maxPendingWrites limits pendingWrites. When it is reached, the writes that Commit has already
+// returned are dropped: the watch should have reported them, but has not because it is broken.
 const maxPendingWrites = 1024
 
-// pendingWrite is one write. The revision of its entry is set once, by the watch or by Commit, before
-// any other goroutine can see the entry.
+// pendingWrite is one put that Commit has sent to etcd. The revision of its entry is set once, by
+// the watch or by Commit, before any other goroutine can see the entry.
 type pendingWrite struct {
 	entry  *Entry
 	stored []byte
@@ -28,6 +28,7 @@ type pendingWrite struct {
 	reported, returned bool
 }
 
+// begin adds a write before it is sent to etcd, so that the watch can use its entry.
 func (o *pendingWrites) begin(w *write) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -59,7 +60,8 @@ func (o *pendingWrites) abandon(writes []write) {
 	}
 }
 
-// finish sets the revision of the entry of a successful write.
+// finish returns the entry of a successful write with its revision. It is the entry that the watch
+// uses too, unless the watch has already used it for another write of the same bytes.
 func (o *pendingWrites) finish(w *write, revision int64) *Entry {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -81,7 +83,8 @@ func (o *pendingWrites) finish(w *write, revision int64) *Entry {
 	return w.entry
 }
 
-// claim returns the entry for a change that the watch reports.
+// claim returns the entry for a change that the watch reports: that of the pending write if key,
+// value and revision match, otherwise a new one.
 func (o *pendingWrites) claim(c *Collection, ch change) *Entry {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// position is the revision up to which the caches are complete, and the goroutines that wait for it
-// to advance.
+// position tracks the etcd revision up to which all caches of the store are complete, and wakes the
+// goroutines that wait until the caches include a revision.
 type position struct {
 	revision atomic.Int64
 	// known is the highest revision that etcd is known to have reached.
@@ -25,6 +25,7 @@ type position struct {
 	waiters waiterHeap
 }
 
+// waiter is a goroutine in wait. reached is closed when the caches are complete up to revision.
 type waiter struct {
 	revision int64
 	reached  chan struct{}
@@ -39,9 +40,11 @@ func newPosition(stopped <-chan struct{}) *position {
 	}
 }
 
+// get returns the revision up to which the caches are complete.
 func (p *position) get() int64 { return p.revision.Load() }
 
-// learn records that etcd has reached a revision.
+// learn records that etcd has reached a revision, which the caches may not include yet.
+// requestProgress then knows that a progress notification can satisfy a waiter of this revision.
 func (p *position) learn(revision int64) {
 	for {
 		old := p.known.Load()
@@ -71,7 +74,8 @@ func (p *position) advance(revision int64) {
 	}
 }
 
-// reset is like advance, but the revision may be lower than before.
+// reset sets the position after all caches were read again. In contrast to advance, the revision
+// may be lower than before, because etcd may have been restored from a backup.
 func (p *position) reset(revision int64) {
 	if revision < p.get() {
 		p.mu.Lock()
@@ -82,7 +86,9 @@ func (p *position) reset(revision int64) {
 	p.advance(revision)
 }
 
-// wait blocks until the caches are complete up to revision.
+// wait blocks until the caches are complete up to revision. It returns ErrStopped if the store
+// stops first. If ctx is done first, it returns the error of ctx, which also wraps ErrUnavailable
+// if the deadline was exceeded.
 func (p *position) wait(ctx context.Context, revision int64) error {
 	if p.get() >= revision {
 		return nil
@@ -133,8 +139,9 @@ const (
 	progressRetry = 100 * time.Millisecond
 )
 
-// requestProgress requests progress notifications from etcd while goroutines wait for a revision, one
-// request at a time, until ctx is done.
+// requestProgress calls request, which asks etcd for a progress notification, while goroutines wait
+// for a revision. The notification advances the position although no object has changed. One
+// request is sent at a time. requestProgress returns when ctx is done.
 func (p *position) requestProgress(ctx context.Context, request func(context.Context) error) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
@@ -176,6 +183,8 @@ func (p *position) requestProgress(ctx context.Context, request func(context.Con
 	}
 }
 
+// signal sends a token to ch, which has a capacity of one. It does nothing if ch already contains
+// one.
 func signal(ch chan struct{}) {
 	select {
 	case ch <- struct{}{}:
@@ -183,7 +192,8 @@ func signal(ch chan struct{}) {
 	}
 }
 
-// currentReads shares linearizable reads of etcd's revision between concurrent callers.
+// currentReads shares linearizable reads of etcd's current revision between concurrent callers, so
+// that many consistent reads need few requests to etcd.
 type currentReads struct {
 	mu sync.Mutex
 	// running is the active read. It was sent before new callers arrived, so they cannot use its
@@ -191,12 +201,15 @@ type currentReads struct {
 	running, next *currentRead
 }
 
+// currentRead is one read of etcd's current revision. done is closed when revision and err are set.
 type currentRead struct {
 	done     chan struct{}
 	revision int64
 	err      error
 }
 
+// get returns etcd's current revision from a call of read that starts after the call of get. If ctx
+// is done first, it returns the error of ctx, and the read continues for the other callers.
 func (r *currentReads) get(ctx context.Context, read func() (int64, error)) (int64, error) {
 	r.mu.Lock()
 	var mine *currentRead
@@ -220,8 +233,9 @@ func (r *currentReads) get(ctx context.Context, read func() (int64, error)) (int
 	}
 }
 
-// run sends reads one by one while callers wait for the next. It does not use the context of a
-// caller, because callers share the reads.
+// run calls send for read, and then for each read that callers of get have requested meanwhile. It
+// returns when no caller waits. It does not use the context of a caller, because callers share the
+// reads.
 func (r *currentReads) run(read *currentRead, send func() (int64, error)) {
 	for read != nil {
 		read.revision, read.err = send()
@@ -243,14 +257,16 @@ func (h waiterHeap) Swap(i, j int) {
 	h[i].index, h[j].index = i, j
 }
 
-// Push implements heap.Interface.
+// Push implements heap.Interface. It records the position of the waiter in the heap, so that wait
+// can remove it.
 func (h *waiterHeap) Push(x any) {
 	w := x.(*waiter)
 	w.index = len(*h)
 	*h = append(*h, w)
 }
 
-// Pop implements heap.Interface.
+// Pop implements heap.Interface. It sets the index of the waiter to -1, which means that it is not
+// in the heap anymore.
 func (h *waiterHeap) Pop() any {
 	old := *h
 	w := old[len(old)-1]

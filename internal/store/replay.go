@@ -10,10 +10,11 @@ import (
 // its start, including those of other keys.
 const replayRevisions = 5000
 
-// replay adds events from before the cache was filled to the ring, so that clients of a previous
-// instance of the store can resume their watches. It is done once per collection, and only when a
-// client requests a revision that is not far in the past. A failure is not an error: events that
-// are not in the ring are treated like compacted ones.
+// replay reads events from before the cache was filled from etcd and adds them to the history, so
+// that clients can resume watches that they started before a restart of the API server. since is
+// the revision from which the client resumes. Events are read once per collection, and only if
+// since is at most replayRevisions old. If etcd cannot return them, the client gets the same error
+// as after a compaction. replay returns an error only if ctx is done.
 func (c *Collection) replay(ctx context.Context, since int64) error {
 	select {
 	case c.replaying <- struct{}{}:
@@ -41,7 +42,7 @@ func (c *Collection) replay(ctx context.Context, since int64) error {
 			c.mu.Unlock()
 			return fmt.Errorf("reading past events: %w", waitError(ctx))
 		}
-		c.store.log.Warn("reading past events from etcd failed, watches from earlier revisions must list again", "path", c.cfg.Path, "err", err)
+		c.store.log.Warn("reading past events from etcd failed, clients cannot resume watches from before the start and list again", "path", c.cfg.Path, "err", err)
 		return nil
 	}
 	c.mu.Lock()
@@ -53,8 +54,8 @@ func (c *Collection) replay(ctx context.Context, since int64) error {
 	return nil
 }
 
-// prepend adds events before the present ones, as many of the latest as fit. events must contain
-// all events between start and the ring's own start.
+// prepend adds events from before the start of the ring, as many of the latest as the limits allow.
+// events must contain all events of the collection in (start, r.start].
 func (r *ring) prepend(events []Event, start int64) {
 	present := make([]Event, 0, r.next-r.first)
 	for n := r.first; n < r.next; n++ {

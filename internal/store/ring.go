@@ -30,8 +30,10 @@ type ring struct {
 	bytes int
 }
 
+// at returns event number n, which must be in [first, next).
 func (r *ring) at(n uint64) *Event { return &r.events[n&uint64(len(r.events)-1)] }
 
+// eventSize returns the approximate memory size of an event, in bytes.
 func eventSize(ev *Event) int {
 	if ev.Current != nil {
 		return eventOverhead + ev.Current.size
@@ -64,6 +66,7 @@ func (r *ring) add(ev Event) uint64 {
 	return number
 }
 
+// evict drops the oldest event. Watches from before its revision are no longer possible.
 func (r *ring) evict() {
 	ev := r.at(r.first)
 	r.start = ev.Revision
@@ -75,6 +78,7 @@ func (r *ring) evict() {
 	r.first++
 }
 
+// grow doubles the capacity of a ring that contains n events.
 func (r *ring) grow(n int) {
 	size := max(8, 2*n)
 	events := make([]Event, size)
@@ -93,8 +97,9 @@ func (r *ring) after(revision int64) uint64 {
 	return r.first + uint64(n)
 }
 
-// reset empties the ring. Numbers continue to grow, so that numbers from before are known to be
-// invalid.
+// reset empties the ring. start is the revision after which it will contain all events. The numbers
+// of new events are higher than those of all previous ones, so that watchers with an earlier number
+// detect that they have missed events.
 func (r *ring) reset(start int64) {
 	r.events = nil
 	r.next++

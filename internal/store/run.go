@@ -14,8 +14,9 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// Run updates the caches until ctx is done. A broken watch is resumed. Run fails only on errors
-// that a retry cannot fix.
+// Run updates the caches from an etcd watch and fills collections on demand until ctx is done. It
+// retries failed reads and opens a broken watch again. It returns nil, or an error if it was called
+// before.
 func (s *Store) Run(ctx context.Context) error {
 	if s.running.Swap(true) {
 		return errors.New("store: already run")
@@ -64,9 +65,11 @@ func (s *Store) Run(ctx context.Context) error {
 	}
 }
 
-// maxFills is the maximum number of collections that are read from etcd concurrently.
+// maxFills is the maximum number of collections that are read from etcd concurrently, to limit the
+// memory for their responses.
 const maxFills = 4
 
+// wantFill adds a collection to those that Run fills from etcd.
 func (s *Store) wantFill(c *Collection) {
 	s.mu.Lock()
 	s.toFill = append(s.toFill, c)
@@ -74,7 +77,8 @@ func (s *Store) wantFill(c *Collection) {
 	signal(s.fills)
 }
 
-// fillCollection reads a collection for the first time, and retries until it succeeds.
+// fillCollection fills the cache of a collection for the first time. It retries until it succeeds,
+// the collection is dropped or ctx is done.
 func (s *Store) fillCollection(ctx context.Context, c *Collection) {
 	var retry backoff
 	began := time.Now()
@@ -92,14 +96,16 @@ func (s *Store) fillCollection(ctx context.Context, c *Collection) {
 		}
 		if err != nil {
 			if ctx.Err() == nil {
-				s.log.Warn("filling the watch cache of a resource from etcd failed, retrying", "path", c.cfg.Path, "err", err)
+				s.log.Warn("filling the watch cache of a resource from etcd failed, requests for the resource wait, retrying", "path", c.cfg.Path, "err", err)
 			}
 			retry.wait(ctx)
 		}
 	}
 }
 
-// feed watches all keys until ctx is done, and closes established when the first watch is open.
+// feed updates the caches from an etcd watch on all keys until ctx is done. It opens a broken watch
+// again. If events were lost, it reads all cached collections again. It closes established when the
+// first watch is open.
 func (s *Store) feed(ctx context.Context, established chan struct{}) {
 	var retry backoff
 	for ctx.Err() == nil {
@@ -107,14 +113,14 @@ func (s *Store) feed(ctx context.Context, established chan struct{}) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.log.Warn("etcd watch of the watch cache failed, watching again", "revision", s.position.get(), "err", err)
+		s.log.Warn("etcd watch of the watch cache failed, objects in the cache may be stale, watching again", "revision", s.position.get(), "err", err)
 		wentBack := errors.Is(err, errRolledBack)
 		if wentBack {
 			s.compacted.Store(0) // belongs to another history
 		}
 		if wentBack || errors.Is(err, rpctypes.ErrCompacted) {
 			if err := s.relist(ctx, !wentBack); err != nil && ctx.Err() == nil {
-				s.log.Warn("filling the watch cache of all resources from etcd again failed", "err", err)
+				s.log.Warn("filling the watch cache of all resources from etcd again failed, objects in the cache are stale, retrying", "err", err)
 			}
 		}
 		retry.wait(ctx)
@@ -125,7 +131,9 @@ func (s *Store) feed(ctx context.Context, established chan struct{}) {
 // from a backup.
 var errRolledBack = errors.New("etcd went back to an earlier revision")
 
-// watchOnce opens a watch after the position and processes its events until it breaks.
+// watchOnce opens an etcd watch that starts after the position, and applies its events until it
+// breaks. It returns the reason: errRolledBack, or an error of etcd. It closes and clears
+// *established when the first watch is open, and resets retry when the watch works.
 func (s *Store) watchOnce(ctx context.Context, established *chan struct{}, retry *backoff) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -171,7 +179,8 @@ func (s *Store) watchOnce(ctx context.Context, established *chan struct{}, retry
 	}
 }
 
-// take distributes events to their collections and then advances the position.
+// take applies events of the etcd watch to their collections and then advances the position to the
+// last one. touched is an empty buffer, which take returns for reuse.
 func (s *Store) take(events []*clientv3.Event, touched []*Collection) []*Collection {
 	for _, ev := range events {
 		c := s.route(ev.Kv.Key)
@@ -201,9 +210,11 @@ func (s *Store) take(events []*clientv3.Event, touched []*Collection) []*Collect
 	return touched
 }
 
-// relist reads all filled collections again at one revision after events were lost, and sets the
-// position to it. Until then the position does not change, so that old entries are not mistaken for
-// new ones. If the history is the same, entries with an unchanged revision are kept.
+// relist reads all filled collections from etcd again at one revision after events were lost, and
+// then sets the position to this revision. The position does not change earlier, so that old
+// entries are not mistaken for new ones. same is set if etcd has the same history as before;
+// entries with an unchanged revision are then kept. If a read fails, some collections may have been
+// replaced; the caller must retry.
 func (s *Store) relist(ctx context.Context, same bool) error {
 	resp, err := s.client.Get(ctx, s.prefix, clientv3.WithKeysOnly())
 	if err != nil {
@@ -234,7 +245,8 @@ func (s *Store) relist(ctx context.Context, same bool) error {
 	return nil
 }
 
-// restart reports whether the collection has been filled. If a fill is in progress, it is repeated.
+// restart invalidates a fill in progress, which fillCollection then repeats, because events were
+// lost. It reports whether the collection has been filled, so that relist must read it again.
 func (c *Collection) restart() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

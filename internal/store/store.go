@@ -46,10 +46,11 @@ type Codec interface {
 	Decode(data []byte, revision int64) (runtime.Object, error)
 }
 
-// Trimmer is an optional interface of a Codec.
+// Trimmer is an optional interface of a Codec. Entry.Trimmed uses it for in-process informers,
+// which keep many objects in memory.
 type Trimmer interface {
-	// DecodeTrimmed is like Decode, but leaves out parts that are not needed by callers that keep
-	// many objects and do not write them back unchanged.
+	// DecodeTrimmed is like Decode, but leaves out parts of the object, such as managedFields. The
+	// caller must not write the result back as the complete object.
 	DecodeTrimmed(data []byte, revision int64) (runtime.Object, error)
 }
 
@@ -97,7 +98,8 @@ type Index struct {
 	Of func(*Entry) string
 }
 
-// Op is an operation of a transaction. Create it with the methods of Collection.
+// Op is one create, update or delete of an object in a transaction. Collection.Create, Update and
+// Delete return one; Store.Commit executes it.
 type Op struct {
 	collection *Collection
 	key        string
@@ -107,14 +109,16 @@ type Op struct {
 	from       *Entry         // for updates: the entry with the revision expect
 }
 
-// Store returns the store of the operation.
+// Store returns the store whose collection created the operation. Commit of another store rejects
+// it.
 func (o Op) Store() *Store { return o.collection.store }
 
 // Key returns the key of the operation, relative to its collection.
 func (o Op) Key() string { return o.key }
 
-// ConflictError contains the operation of a transaction that failed and the current entry. It wraps
-// ErrConflict, ErrExists or ErrNotFound.
+// ConflictError is the error of Store.Commit if the key of an operation is not in the expected
+// state, because another client has written it. It identifies the operation, contains the current
+// entry, and wraps ErrConflict (another revision), ErrExists (a create) or ErrNotFound (deleted).
 type ConflictError struct {
 	Resource schema.GroupResource
 	Key      string
@@ -157,7 +161,7 @@ type WatchOptions struct {
 	Narrow bool
 }
 
-// Batch is the result of Watcher.Next.
+// Batch contains the events that Watcher.Next returns together.
 type Batch struct {
 	// Events are sorted by revision. All events of a revision are in the same batch. The slice is
 	// valid until the next call of Next.
@@ -188,7 +192,8 @@ type ListOptions struct {
 	Index, Value string
 }
 
-// Page is the result of List.
+// Page is the result of Collection.List: the selected entries, and the position at which the next
+// List continues.
 type Page struct {
 	// Revision is the revision at which the list is consistent.
 	Revision int64
@@ -200,7 +205,9 @@ type Page struct {
 	Remaining int64
 }
 
-// CurrentRevision returns the current revision of etcd. It is linearizable.
+// CurrentRevision asks etcd for its current revision. The result is linearizable: it includes all
+// writes that completed before the call. Concurrent calls share one request. It returns
+// ErrUnavailable if etcd does not respond.
 func (s *Store) CurrentRevision(ctx context.Context) (int64, error) {
 	return s.currentRevision(ctx)
 }

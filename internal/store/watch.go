@@ -10,7 +10,8 @@ import (
 // errClosed is returned by Next after Close.
 var errClosed = fmt.Errorf("watcher is closed: %w", ErrStopped)
 
-// Watcher is a position in the history of a collection.
+// Watcher is one watch of a collection. It is a position in the collection's recorded history, from
+// which Next continues; it has no buffer.
 type Watcher struct {
 	collection *Collection
 	opts       WatchOptions
@@ -65,7 +66,8 @@ func (c *Collection) Watch(ctx context.Context, opts WatchOptions) (*Watcher, er
 	return nil, fmt.Errorf("watching %s: %w", c.cfg.Resource, &TooOldError{Since: opts.Since, Oldest: start})
 }
 
-// begin registers the watcher. It returns false if its start revision is not available anymore.
+// begin registers the watcher at its start revision. It returns false if the recorded history does
+// not reach back to that revision, and ErrStopped if the collection was dropped.
 func (w *Watcher) begin() (bool, error) {
 	c := w.collection
 	position := c.store.position.get()
@@ -115,7 +117,8 @@ func (w *Watcher) Next(ctx context.Context) (Batch, error) {
 	}
 }
 
-// take returns the available events.
+// take returns the events since the last call that match, without blocking. Without events, the
+// batch contains only the revision up to which there are none.
 func (w *Watcher) take() (Batch, error) {
 	c := w.collection
 	for {
@@ -159,8 +162,10 @@ func (w *Watcher) take() (Batch, error) {
 	}
 }
 
-// collect copies the events that match by key and prefix and advances the watcher. It returns the
-// revision up to which the watcher has seen all events, and whether there are more.
+// collect copies the next events with a matching key or prefix to found, up to about maxBatch, and
+// advances the watcher. It returns the revision up to which the watcher has seen all events (the
+// parameter, if it has seen everything), and whether there are more events. The caller holds the
+// collection's lock.
 func (w *Watcher) collect(revision int64) (int64, bool) {
 	r := &w.collection.ring
 	n := w.first
@@ -185,6 +190,7 @@ func (ev *Event) key() string {
 	return ev.Previous.key
 }
 
+// concerns reports whether the watch includes the key, by WatchOptions.Key or Prefix.
 func (w *Watcher) concerns(key string) bool {
 	if w.opts.Key != "" {
 		return key == w.opts.Key
@@ -199,9 +205,9 @@ func (w *Watcher) RequestProgress() {
 	signal(w.wake)
 }
 
-// Notify sends nil to changed after each change, and finally the error with which the watch failed,
-// until ctx is done. It is for callers that read the objects again after a change and wait for
-// other events too. It calls Next, so it must not be called concurrently with Next.
+// Notify sends nil to changed after each batch of changes, and finally the error with which the
+// watch failed, until ctx is done. It is for callers that read the objects again after a change and
+// select on other channels too. It calls Next, so the caller must not.
 func (w *Watcher) Notify(ctx context.Context, changed chan<- error) {
 	for {
 		_, err := w.Next(ctx)
@@ -228,8 +234,9 @@ func (w *Watcher) Close() {
 	signal(w.wake)
 }
 
-// watcherIndex finds the watchers that may match an event, by its key and indexes. The zero value
-// is empty.
+// watcherIndex finds the watchers that may match an event by its key and index values, so that a
+// change does not evaluate all watchers of a resource. Each watcher is in one bucket. The zero
+// value is empty. The lock of the collection guards it.
 type watcherIndex struct {
 	all []*Watcher
 	// byKey and byNamespace contain watchers with a Key, or with a Prefix that has a single,
@@ -241,6 +248,7 @@ type watcherIndex struct {
 	byPrefix []*Watcher
 }
 
+// add puts the watcher into the bucket for its index value, key, namespace or prefix.
 func (x *watcherIndex) add(w *Watcher) {
 	bucket := func(m *map[string]*[]*Watcher, name string) *[]*Watcher {
 		if *m == nil {
@@ -273,6 +281,7 @@ func (x *watcherIndex) add(w *Watcher) {
 	*w.list = append(*w.list, w)
 }
 
+// remove removes the watcher from its bucket. It does nothing if the watcher is not in one.
 func (x *watcherIndex) remove(w *Watcher) {
 	if w.list == nil {
 		return
@@ -295,7 +304,8 @@ func (x *watcherIndex) remove(w *Watcher) {
 	w.list = nil
 }
 
-// notify marks event number n as pending for all watchers that may match it.
+// notify marks event number n of the ring as pending for all watchers that may match it, and wakes
+// them. key is the key of the event.
 func (x *watcherIndex) notify(n uint64, key string, ev *Event) {
 	for _, w := range x.all {
 		w.mark(n, ev)
@@ -322,7 +332,8 @@ func (x *watcherIndex) notify(n uint64, key string, ev *Event) {
 	x.notifyIndexed(n, key, ev)
 }
 
-// notifyIndexed is like notify for watchers with an index.
+// notifyIndexed is notify for watchers with an index. It finds them by the index values of the
+// object before and after the change.
 func (x *watcherIndex) notifyIndexed(n uint64, key string, ev *Event) {
 	for i, watchers := range x.byIndex {
 		if len(watchers) == 0 {
@@ -353,6 +364,8 @@ func (x *watcherIndex) notifyIndexed(n uint64, key string, ev *Event) {
 	}
 }
 
+// mark wakes the watcher for event number n, if it is not already waiting to process an earlier
+// event and the event may match.
 func (w *Watcher) mark(n uint64, ev *Event) {
 	if !w.pending && w.wants(ev) {
 		w.pending = true
@@ -361,7 +374,8 @@ func (w *Watcher) mark(n uint64, ev *Event) {
 	}
 }
 
-// wants reports whether the watcher must be woken for an event.
+// wants reports whether the watcher must be woken for an event. It evaluates Match only if
+// WatchOptions.Narrow allows it and the values are not encrypted, because decryption may take long.
 func (w *Watcher) wants(ev *Event) bool {
 	match := w.opts.Match
 	if match == nil || !w.opts.Narrow || w.collection.cfg.Transformer != nil {
@@ -370,7 +384,7 @@ func (w *Watcher) wants(ev *Event) bool {
 	return ev.Current != nil && match(ev.Current) || ev.Previous != nil && match(ev.Previous)
 }
 
-// fail terminates all watches with err.
+// fail makes Next of all watchers return err, and removes them.
 func (x *watcherIndex) fail(err error) {
 	end := func(list []*Watcher) {
 		for _, w := range list {
@@ -395,10 +409,11 @@ func (x *watcherIndex) fail(err error) {
 	*x = watcherIndex{}
 }
 
-// TooOldError is an ErrTooOld that contains the oldest revision at which a watch can start.
+// TooOldError is the error of Watch for a start revision that is not in the history anymore. Since
+// is the requested revision, Oldest the oldest one at which a watch can start. It wraps ErrTooOld.
 type TooOldError struct{ Since, Oldest int64 }
 
 func (e *TooOldError) Error() string { return fmt.Sprintf("%v: %d (%d)", ErrTooOld, e.Since, e.Oldest) }
 
-// Unwrap returns ErrTooOld.
+// Unwrap returns ErrTooOld, for errors.Is.
 func (e *TooOldError) Unwrap() error { return ErrTooOld }

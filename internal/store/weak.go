@@ -16,7 +16,8 @@ type weakObject struct {
 	pointer weak.Pointer[byte]
 }
 
-// weaken returns nil if obj is not a pointer. All published types are pointers.
+// weaken returns a weak reference to obj, or nil if obj is not a pointer to a type with a size. All
+// API types are such pointers.
 func weaken(obj runtime.Object) *weakObject {
 	v := reflect.ValueOf(obj)
 	if v.Kind() != reflect.Pointer || v.Type().Elem().Size() == 0 {
@@ -26,7 +27,7 @@ func weaken(obj runtime.Object) *weakObject {
 	return &weakObject{kind: v.Type().Elem(), pointer: weak.Make((*byte)(v.UnsafePointer()))}
 }
 
-// get returns the object, or nil if it was collected.
+// get returns the object, or nil if it was garbage collected or w refers to none.
 func (w *weakObject) get() runtime.Object {
 	p := w.pointer.Value()
 	if p == nil {

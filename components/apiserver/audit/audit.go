@@ -24,7 +24,8 @@ import (
 
 type event = auditapi.Event
 
-// Auditor records requests. It is safe for concurrent use.
+// Auditor writes an audit event for each stage of a request that the audit policy selects. It is
+// safe for concurrent use.
 type Auditor struct {
 	policy  audit.PolicyRuleEvaluator
 	backend audit.Backend
@@ -37,10 +38,12 @@ func newAuditor(policy audit.PolicyRuleEvaluator, backend audit.Backend) *Audito
 	return &Auditor{policy: policy, backend: backend, ready: make(chan struct{})}
 }
 
-// Ready is closed once events are accepted.
+// Ready returns a channel that is closed once Run has started the backends, so that events are
+// delivered.
 func (a *Auditor) Ready() <-chan struct{} { return a.ready }
 
-// Run sends events until ctx is canceled, flushes the buffered ones, and closes the log file.
+// Run delivers events to the backends until ctx is canceled. It then delivers the buffered ones and
+// closes the log file.
 func (a *Auditor) Run(ctx context.Context) (err error) {
 	defer func() {
 		if a.logFile != nil {
@@ -56,8 +59,9 @@ func (a *Auditor) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// begin creates the audit event of a request, whose context must have an audit context. It returns
-// nil if the policy does not record the request.
+// begin evaluates the policy and fills in the audit event of a request. received is the time at
+// which the request arrived. The request's context must contain an audit context and RequestInfo.
+// It returns nil if the policy does not record the request.
 func (a *Auditor) begin(req *http.Request, received time.Time) (*audit.AuditContext, audit.RequestAuditConfig, error) {
 	ctx := req.Context()
 	var none audit.RequestAuditConfig
@@ -83,7 +87,8 @@ func (a *Auditor) begin(req *http.Request, received time.Time) (*audit.AuditCont
 	return ac, rules, nil
 }
 
-// Serve calls next and records the request.
+// Serve calls next and records the request, which arrived at received. If the event cannot be
+// stored and the mode is blocking-strict, it responds with 500 instead.
 func (a *Auditor) Serve(w http.ResponseWriter, req *http.Request, received time.Time, next http.Handler) {
 	ac, rules, err := a.begin(req, received)
 	if err != nil {
@@ -114,8 +119,8 @@ func (a *Auditor) Serve(w http.ResponseWriter, req *http.Request, received time.
 	next.ServeHTTP(t, req)
 }
 
-// Refused is like Serve for requests that are rejected early, for example because authentication
-// fails.
+// Refused calls next, which rejects the request, and records the rejection with message, for
+// example because authentication has failed. A failure of auditing does not affect the response.
 func (a *Auditor) Refused(w http.ResponseWriter, req *http.Request, received time.Time, message string, next http.Handler) {
 	ac, rules, err := a.begin(req, received)
 	if err != nil || ac == nil {

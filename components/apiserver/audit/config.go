@@ -22,7 +22,8 @@ import (
 	auditwebhook "k8s.io/apiserver/plugin/pkg/audit/webhook"
 )
 
-// Modes of delivering events to a backend.
+// Modes of delivering events to a backend: ModeBatch in batches in the background, ModeBlocking and
+// ModeBlockingStrict before the request continues.
 const (
 	ModeBatch          = "batch"
 	ModeBlocking       = "blocking"
@@ -31,9 +32,9 @@ const (
 
 var modes = []string{ModeBatch, ModeBlocking, ModeBlockingStrict}
 
-// BackendConfig configures how events are delivered to a backend.
+// BackendConfig configures how events are delivered to one backend, the log or the webhook.
 type BackendConfig struct {
-	// Mode is one of the modes above. In the strict mode a request fails if its event cannot be
+	// Mode is one of the Mode constants. With ModeBlockingStrict a request fails if its event cannot be
 	// stored.
 	Mode     string
 	Batch    buffered.BatchConfig
@@ -64,7 +65,7 @@ type Config struct {
 	Webhook        BackendConfig
 }
 
-// Flags adds upstream's audit flags, which set the fields of c.
+// Flags adds upstream's --audit-… flags to f. They set the fields of c and their defaults.
 func (c *Config) Flags(f *pflag.FlagSet) {
 	f.StringVar(&c.PolicyFile, "audit-policy-file", "", "Path to the file that defines the audit policy configuration.")
 	f.StringVar(&c.Path, "audit-log-path", "", "If set, all requests coming to the apiserver will be logged to this file. '-' means standard out.")
@@ -113,10 +114,12 @@ func (s *BackendConfig) check(name string) (schema.GroupVersion, error) {
 	return gv, nil
 }
 
-// lenient lets requests continue if their event could not be stored.
+// lenient is the backend of ModeBlocking: it lets requests continue if their event could not be
+// stored.
 type lenient struct{ audit.Backend }
 
-// ProcessEvents implements audit.Backend.
+// ProcessEvents implements audit.Backend. It reports success even if the wrapped backend has
+// failed.
 func (l lenient) ProcessEvents(events ...*event) bool {
 	l.Backend.ProcessEvents(events...)
 	return true
@@ -135,7 +138,8 @@ func (s *BackendConfig) wrap(b audit.Backend, gv schema.GroupVersion) audit.Back
 	return b
 }
 
-// New returns an Auditor, or nil if cfg disables auditing.
+// New returns an Auditor, or nil if cfg disables auditing. It returns an error for invalid
+// settings, an invalid policy, or a log file that cannot be opened. The caller must call Run.
 func New(cfg Config) (a *Auditor, err error) {
 	if cfg.PolicyFile == "" && cfg.Path == "" && cfg.WebhookFile == "" {
 		return nil, nil

@@ -23,11 +23,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// maxRecordedBody is the maximum size of recorded bodies. Larger bodies are not recorded.
+// maxRecordedBody is the size in bytes from which on the body of a request or response is not
+// recorded in its audit event.
 const maxRecordedBody = 8 << 20
 
-// requestRecord records one request. It wraps the response writer and the request body to capture what the
-// handler reads and writes.
+// requestRecord captures what is needed for the audit event of one request. It wraps the response
+// writer and the request body to capture what the handler reads and writes.
 type requestRecord struct {
 	http.ResponseWriter
 	ctx         context.Context //nolint:containedctx // the struct lives as long as the request
@@ -52,13 +53,13 @@ func newRequestRecord(w http.ResponseWriter, ac *audit.AuditContext, rules audit
 	return &requestRecord{ResponseWriter: w, ctx: ctx, ac: ac, rules: rules, info: info}
 }
 
-// tee captures the bytes that the handler reads.
+// tee is a request body that also captures the bytes that the handler reads.
 type tee struct {
 	io.ReadCloser
 	captured bytes.Buffer
 }
 
-// Read implements io.Reader.
+// Read implements io.Reader. It captures up to about maxRecordedBody bytes.
 func (t *tee) Read(p []byte) (int, error) {
 	n, err := t.ReadCloser.Read(p)
 	if t.captured.Len() < maxRecordedBody {
@@ -67,7 +68,8 @@ func (t *tee) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// captureBodies prepares a request for recording its bodies. Bodies of streams are not recorded.
+// captureBodies returns the request with a body that is captured while the handler reads it, and
+// prepares capturing the response. Bodies of long-running requests are not captured.
 func (t *requestRecord) captureBodies(req *http.Request) *http.Request {
 	if t.longRunning || !t.info.IsResourceRequest {
 		return req
@@ -97,7 +99,8 @@ func mediaType(h http.Header) string {
 	return media
 }
 
-// start records the response status.
+// start records the response status when the response starts, and decides whether its body is
+// captured. Later calls do nothing.
 func (t *requestRecord) start(code int) {
 	if t.started {
 		return
@@ -113,7 +116,8 @@ func (t *requestRecord) start(code int) {
 	}
 }
 
-// WriteHeader implements http.ResponseWriter.
+// WriteHeader implements http.ResponseWriter and records the status. Informational responses are
+// not recorded.
 func (t *requestRecord) WriteHeader(code int) {
 	if code >= http.StatusOK || code == http.StatusSwitchingProtocols {
 		t.start(code)
@@ -121,7 +125,8 @@ func (t *requestRecord) WriteHeader(code int) {
 	t.ResponseWriter.WriteHeader(code)
 }
 
-// Write implements http.ResponseWriter.
+// Write implements http.ResponseWriter and captures the response body if the audit level requires
+// it.
 func (t *requestRecord) Write(p []byte) (int, error) {
 	t.start(http.StatusOK)
 	if t.captureResponse && t.sent.Len() < maxRecordedBody {
@@ -130,7 +135,7 @@ func (t *requestRecord) Write(p []byte) (int, error) {
 	return t.ResponseWriter.Write(p)
 }
 
-// Flush implements http.Flusher.
+// Flush implements http.Flusher. It records that the response has started.
 func (t *requestRecord) Flush() {
 	t.start(http.StatusOK)
 	if f, ok := t.ResponseWriter.(http.Flusher); ok {
@@ -138,7 +143,8 @@ func (t *requestRecord) Flush() {
 	}
 }
 
-// Hijack implements http.Hijacker.
+// Hijack implements http.Hijacker for upgraded connections, such as exec. It records the status
+// 101. It returns an error if the wrapped writer cannot be hijacked.
 func (t *requestRecord) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	h, ok := t.ResponseWriter.(http.Hijacker)
 	if !ok {
@@ -148,10 +154,11 @@ func (t *requestRecord) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return h.Hijack()
 }
 
-// Unwrap supports http.ResponseController.
+// Unwrap returns the wrapped writer, for http.ResponseController.
 func (t *requestRecord) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
-// end records the last stage. v is the value of the handler's panic, or nil.
+// end writes the last event of a request after its handler has returned. v is the value of the
+// handler's panic, or nil.
 func (t *requestRecord) end(v any) {
 	t.logRequest()
 	if v != nil {
@@ -176,7 +183,8 @@ func (t *requestRecord) end(v any) {
 	t.ac.ProcessEventStage(t.ctx, auditapi.StageResponseComplete)
 }
 
-// logRequest records the request body.
+// logRequest adds the captured request body to the event, unless the decoded object has already
+// been added, the body is too large, or it may not have been a valid object.
 func (t *requestRecord) logRequest() {
 	if t.objectRecorded || t.received == nil || t.received.captured.Len() == 0 || t.received.captured.Len() >= maxRecordedBody {
 		return
@@ -205,7 +213,7 @@ func (t *requestRecord) logRequest() {
 	}
 }
 
-// logResponse records the response body.
+// logResponse adds the captured response body to the event, unless it is too large.
 func (t *requestRecord) logResponse() {
 	if !t.captureResponse || t.sent.Len() == 0 || t.sent.Len() >= maxRecordedBody {
 		return
@@ -225,7 +233,8 @@ func (t *requestRecord) logResponse() {
 	}
 }
 
-// object parses a JSON object. It returns nil if data is not an object.
+// object parses a JSON object from a captured body, without managed fields if the policy omits
+// them. It returns nil if data is not an object.
 func (t *requestRecord) object(data []byte) runtime.Object {
 	u := &unstructured.Unstructured{}
 	if json.Unmarshal(data, &u.Object) != nil || u.Object == nil {
@@ -256,7 +265,7 @@ func omitManagedFields(obj map[string]any) {
 	}
 }
 
-// asJSON converts a body to JSON. It returns nil if that is impossible.
+// asJSON converts a captured body of a media type to JSON. It returns nil if that is impossible.
 func asJSON(media string, data []byte) []byte {
 	switch {
 	case strings.HasSuffix(media, "json") || bytes.HasPrefix(data, []byte("{")) || bytes.HasPrefix(data, []byte("[")):

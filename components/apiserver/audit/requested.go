@@ -10,12 +10,13 @@ import (
 
 type requestRecordKey struct{}
 
-// Requested records the decoded and defaulted request object, which is of version gv. It does
-// nothing for requests that are not audited.
+// Requested adds the decoded and defaulted object of a request, which is of version gv, to the
+// audit event. Handlers call it because the raw body may lack defaults. It does nothing for
+// requests that are not audited.
 func Requested(ctx context.Context, obj runtime.Object, gv schema.GroupVersion) {
 	t, ok := ctx.Value(requestRecordKey{}).(*requestRecord)
 	if !ok || t.ac != audit.AuditContextFrom(ctx) {
-		return // the trail may belong to the request that caused this internal request
+		return // the record may belong to the request that caused this internal request
 	}
 	t.objectRecorded = true
 	audit.LogRequestObject(ctx, obj, gv, t.gvr(), t.info.Subresource, jsonSerializer{})

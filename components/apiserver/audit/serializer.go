@@ -18,24 +18,26 @@ func (t *requestRecord) gvr() schema.GroupVersionResource {
 // needs one, and the objects that it receives already have the request's version.
 type jsonSerializer struct{}
 
+// errNoDecoder is the error of jsonSerializer.Decode. The audit library only encodes objects.
 var errNoDecoder = errors.New("audit events are only written")
 
-// SupportedMediaTypes implements runtime.NegotiatedSerializer.
+// SupportedMediaTypes implements runtime.NegotiatedSerializer. Only JSON is supported.
 func (p jsonSerializer) SupportedMediaTypes() []runtime.SerializerInfo {
 	return []runtime.SerializerInfo{{MediaType: runtime.ContentTypeJSON, Serializer: p}}
 }
 
-// EncoderForVersion implements runtime.NegotiatedSerializer.
+// EncoderForVersion implements runtime.NegotiatedSerializer. It does not convert objects to the
+// version.
 func (p jsonSerializer) EncoderForVersion(runtime.Encoder, runtime.GroupVersioner) runtime.Encoder {
 	return p
 }
 
-// DecoderToVersion implements runtime.NegotiatedSerializer.
+// DecoderToVersion implements runtime.NegotiatedSerializer. The returned decoder always fails.
 func (p jsonSerializer) DecoderToVersion(runtime.Decoder, runtime.GroupVersioner) runtime.Decoder {
 	return p
 }
 
-// Encode implements runtime.Encoder.
+// Encode implements runtime.Encoder. It writes obj as JSON.
 func (jsonSerializer) Encode(obj runtime.Object, w io.Writer) error {
 	var v any = obj
 	if u, ok := obj.(*unstructured.Unstructured); ok {
@@ -49,7 +51,7 @@ func (jsonSerializer) Encode(obj runtime.Object, w io.Writer) error {
 	return err
 }
 
-// Identifier implements runtime.Encoder.
+// Identifier implements runtime.Encoder. It identifies the encoder in caches of encoded objects.
 func (jsonSerializer) Identifier() runtime.Identifier { return "audit" }
 
 // Decode implements runtime.Decoder. It always fails.

@@ -10,8 +10,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// DefaultsReconciler reconciles the default flow control objects: it calls Reconcile shortly after an object of
-// the group changes.
+// DefaultsReconciler restores the default FlowSchemas and PriorityLevelConfigurations: it calls
+// Reconcile after each change of such an object.
 type DefaultsReconciler struct {
 	// Informers of FlowSchemas and PriorityLevelConfigurations. The caller starts them.
 	Informers informers.SharedInformerFactory
@@ -23,7 +23,8 @@ type DefaultsReconciler struct {
 // retryInterval is the delay before Reconcile is called again after a failure.
 const retryInterval = 10 * time.Second
 
-// Run reconciles until ctx is canceled.
+// Run calls Reconcile after changes, and again after failures, until ctx is canceled. It returns an
+// error only if the informers have stopped.
 func (k *DefaultsReconciler) Run(ctx context.Context) error {
 	changed := make(chan struct{}, 1)
 	mark := func() {
@@ -56,7 +57,7 @@ func (k *DefaultsReconciler) Run(ctx context.Context) error {
 		case <-retry.C:
 		}
 		if err := k.Reconcile(ctx); err != nil && !errors.Is(err, context.Canceled) {
-			k.Log.WarnContext(ctx, "reconciling default FlowSchemas and PriorityLevelConfigurations failed, retrying", "err", err)
+			k.Log.WarnContext(ctx, "reconciling default FlowSchemas and PriorityLevelConfigurations failed, defaults may be missing or changed, retrying in 10 s", "err", err)
 			retry.Reset(retryInterval)
 		}
 	}

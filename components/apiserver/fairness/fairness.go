@@ -34,7 +34,8 @@ import (
 	"hyperkube/components/apiserver/request"
 )
 
-// DebugPath is the path prefix of the debug pages.
+// DebugPath is the path prefix of the debug pages of API Priority and Fairness, such as
+// dump_queues.
 const DebugPath = "/debug/api_priority_and_fairness/"
 
 // Config is the configuration of a Limiter.
@@ -49,12 +50,13 @@ type Config struct {
 	// Stats returns the number of a resource's objects and their approximate size in bytes, or
 	// false if unknown. It may be nil.
 	Stats func(schema.GroupResource) (count, size int, ok bool)
-	// Queued, unless nil, is called when a request enters or leaves a queue.
+	// Queued, unless nil, is called when a request enters (waits is true) or leaves a queue.
+	// readOnly is set for GET requests.
 	Queued func(readOnly, waits bool)
 	Log    *slog.Logger
 }
 
-// Limiter limits concurrent requests. It is safe for concurrent use.
+// Limiter limits concurrent requests with API Priority and Fairness. It is safe for concurrent use.
 type Limiter struct {
 	cfg      Config
 	control  flowcontrol.Interface
@@ -65,8 +67,9 @@ type Limiter struct {
 	reading, mutating fairqueuing.QueueNoteFn
 }
 
-// New returns a Limiter with the mandatory configuration. It registers with the informers that it
-// needs.
+// New validates cfg and returns a Limiter with upstream's mandatory configuration, which applies
+// until Run has read the cluster's. It registers with the informers, so the caller must start them
+// afterwards.
 func New(cfg Config) (*Limiter, error) {
 	if cfg.Informers == nil || cfg.Client == nil || cfg.Seats <= 0 {
 		return nil, errors.New("priority and fairness requires informers, a client and seats")
@@ -92,10 +95,12 @@ func New(cfg Config) (*Limiter, error) {
 	return l, nil
 }
 
-// Debug returns the handler of the debug pages below DebugPath.
+// Debug returns the handler of the debug pages below DebugPath, which show priority levels, queues
+// and requests.
 func (l *Limiter) Debug() http.Handler { return l.debug }
 
-// Run watches the configuration until ctx is canceled.
+// Run applies the FlowSchemas and PriorityLevelConfigurations of the cluster whenever they change,
+// until ctx is canceled.
 func (l *Limiter) Run(ctx context.Context) error {
 	if err := l.control.Run(ctx.Done()); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("priority and fairness: %w", err)
@@ -103,7 +108,8 @@ func (l *Limiter) Run(ctx context.Context) error {
 	return nil
 }
 
-// stats returns the statistics of a resource with a name like "deployments.apps".
+// stats returns the number and average size of a resource's objects, from which the seats of a list
+// are estimated. name is like "deployments.apps".
 func (l *Limiter) stats(name string) (storage.Stats, error) {
 	if l.cfg.Stats == nil {
 		return storage.Stats{}, flowrequest.ObjectCountNotFoundErr
@@ -116,7 +122,8 @@ func (l *Limiter) stats(name string) (storage.Stats, error) {
 	return storage.Stats{ObjectCount: int64(n), EstimatedAverageObjectSizeBytes: int64(size)}, nil
 }
 
-// ticket is the state of one request.
+// ticket is the state of one request while it waits for its seats and is served. schema and level
+// are set once the request is classified, served once its handler has been called.
 type ticket struct {
 	*Limiter
 	w      http.ResponseWriter
@@ -153,7 +160,8 @@ func (l *Limiter) Serve(w http.ResponseWriter, req *http.Request, info *apireque
 	TooMany(w, l.dropped.GetRetryAfter(t.level.Name))
 }
 
-// queueNote returns the function to call when a request enters or leaves a queue.
+// queueNote returns the function that is called when the request enters or leaves a queue, for
+// metrics.
 func (l *Limiter) queueNote(req *http.Request) fairqueuing.QueueNoteFn {
 	if req.Method == http.MethodGet {
 		return l.reading
@@ -163,7 +171,7 @@ func (l *Limiter) queueNote(req *http.Request) fairqueuing.QueueNoteFn {
 
 func ignoreQueue(bool) {}
 
-// TooMany responds with 429 and a Retry-After of the given seconds.
+// TooMany responds with 429 and asks the client to retry after a number of seconds.
 func TooMany(w http.ResponseWriter, after int64) {
 	w.Header().Set("Retry-After", strconv.FormatInt(after, 10))
 	http.Error(w, "Too many requests, please try again later.", http.StatusTooManyRequests)
@@ -172,8 +180,8 @@ func TooMany(w http.ResponseWriter, after int64) {
 // defaultQueueTimeout is the maximum time in a queue for requests without a deadline.
 const defaultQueueTimeout = 15 * time.Second
 
-// withQueueTimeout limits how long a request is queued. A request with a deadline waits for a quarter of the
-// remaining time.
+// withQueueTimeout returns a context that is done when a request has been queued for too long: for
+// a quarter of the time until its deadline, or for defaultQueueTimeout, but at most a minute.
 func withQueueTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	patience := defaultQueueTimeout
 	if deadline, ok := ctx.Deadline(); ok {
@@ -192,15 +200,16 @@ func (t *ticket) work() flowrequest.WorkEstimate {
 	return e
 }
 
-// header sets the response headers with the UIDs of the request's flow schema and priority level.
-// They contain no names, because users may not be allowed to read these objects.
+// header sets the response headers with the UIDs of the FlowSchema and PriorityLevelConfiguration
+// that match the request. They contain no names, because users may not be allowed to read these
+// objects.
 func (t *ticket) header() {
 	h := t.w.Header()
 	h[headerLevel] = []string{string(t.level.UID)}
 	h[headerSchema] = []string{string(t.schema.UID)}
 }
 
-// The header names in canonical form.
+// form.
 var (
 	headerLevel  = http.CanonicalHeaderKey(flowcontrolv1.ResponseHeaderMatchedPriorityLevelConfigurationUID)
 	headerSchema = http.CanonicalHeaderKey(flowcontrolv1.ResponseHeaderMatchedFlowSchemaUID)
@@ -212,8 +221,8 @@ func (t *ticket) serve() {
 	t.next.ServeHTTP(t.w, t.req)
 }
 
-// watch serves a watch in this goroutine, while another goroutine holds its seats until the watch
-// is initialized.
+// watch serves a watch in the caller's goroutine as soon as it gets its seats. Another goroutine
+// occupies the seats until the watch has sent its initial events.
 func (t *ticket) watch(digest flowcontrol.RequestDigest) {
 	begun := flowcontrol.NewInitializationSignal()
 	start := make(chan struct{})

@@ -10,14 +10,15 @@ import (
 	"hyperkube/components/apiserver/request"
 )
 
-// Plain limits the number of concurrent requests regardless of their user. It is used when API
-// Priority and Fairness is disabled.
+// Plain limits the number of concurrent requests regardless of their user, with upstream's
+// --max-requests-inflight and --max-mutating-requests-inflight. It is used when API Priority and
+// Fairness is disabled.
 type Plain struct {
 	reading, writing chan struct{}
 }
 
-// NewPlain returns a limiter for the given numbers of reading and writing requests. Zero means no
-// limit.
+// NewPlain returns a Plain that admits the given numbers of concurrent reading and writing
+// requests. Zero means no limit.
 func NewPlain(reading, writing int) *Plain {
 	p := &Plain{}
 	if reading > 0 {
@@ -29,7 +30,8 @@ func NewPlain(reading, writing int) *Plain {
 	return p
 }
 
-// Serve calls next, or responds with 429.
+// Serve calls next, or responds with 429 if too many requests are in progress. Long-running
+// requests and those of system:masters are not rejected.
 func (p *Plain) Serve(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info, next http.Handler) {
 	seats := p.writing
 	switch info.Verb {

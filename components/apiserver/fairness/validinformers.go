@@ -22,7 +22,8 @@ type validInformers struct {
 	log *slog.Logger
 }
 
-// Flowcontrol implements informers.SharedInformerFactory.
+// Flowcontrol implements informers.SharedInformerFactory. Its informers hide invalid priority
+// levels.
 func (s validInformers) Flowcontrol() flowcontrol.Interface {
 	return validGroup{s.SharedInformerFactory.Flowcontrol(), s.log}
 }
@@ -32,7 +33,7 @@ type validGroup struct {
 	log *slog.Logger
 }
 
-// V1 implements flowcontrol.Interface.
+// V1 implements flowcontrol.Interface. Its informers hide invalid priority levels.
 func (s validGroup) V1() informersv1.Interface { return validVersion{s.Interface.V1(), s.log} }
 
 type validVersion struct {
@@ -40,7 +41,8 @@ type validVersion struct {
 	log *slog.Logger
 }
 
-// PriorityLevelConfigurations implements informersv1.Interface.
+// PriorityLevelConfigurations implements informersv1.Interface. The lister of the informer hides
+// invalid priority levels.
 func (s validVersion) PriorityLevelConfigurations() informersv1.TypedPriorityLevelConfigurationInformer {
 	return validInformer{s.Interface.PriorityLevelConfigurations(), s.log}
 }
@@ -50,7 +52,8 @@ type validInformer struct {
 	log *slog.Logger
 }
 
-// Lister implements informersv1.TypedPriorityLevelConfigurationInformer.
+// Lister implements informersv1.TypedPriorityLevelConfigurationInformer. The lister omits and logs
+// invalid priority levels.
 func (s validInformer) Lister() listersv1.PriorityLevelConfigurationLister {
 	return &validLister{PriorityLevelConfigurationLister: s.TypedPriorityLevelConfigurationInformer.Lister(), log: s.log, logged: map[types.UID]string{}}
 }
@@ -63,7 +66,8 @@ type validLister struct {
 	logged map[types.UID]string // resource versions of invalid levels that were already logged, guarded by mu
 }
 
-// List implements listersv1.PriorityLevelConfigurationLister. It omits invalid levels.
+// List implements listersv1.PriorityLevelConfigurationLister. It omits invalid levels and logs each
+// invalid version of a level once.
 func (s *validLister) List(selector labels.Selector) ([]*flowcontrolv1.PriorityLevelConfiguration, error) {
 	list, err := s.PriorityLevelConfigurationLister.List(selector)
 	if err != nil {
@@ -72,13 +76,14 @@ func (s *validLister) List(selector labels.Selector) ([]*flowcontrolv1.PriorityL
 	return slices.DeleteFunc(list, func(level *flowcontrolv1.PriorityLevelConfiguration) bool {
 		err := validateLevel(&level.Spec)
 		if err != nil && s.notLogged(level) {
-			s.log.Warn("ignoring invalid PriorityLevelConfiguration", "priorityLevel", level.Name, "err", err)
+			s.log.Warn("PriorityLevelConfiguration in etcd is invalid, ignoring it: replace or delete the object", "priorityLevel", level.Name, "err", err)
 		}
 		return err != nil
 	}), nil
 }
 
-// notLogged reports whether this version of the level has not been logged yet.
+// notLogged reports whether this version of the level has not been logged yet, and records it as
+// logged.
 func (s *validLister) notLogged(level *flowcontrolv1.PriorityLevelConfiguration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +94,8 @@ func (s *validLister) notLogged(level *flowcontrolv1.PriorityLevelConfiguration)
 	return true
 }
 
-// validateLevel returns an error if a priority level is incomplete.
+// validateLevel returns an error if the spec of a priority level lacks fields without which the
+// flow control library would panic.
 func validateLevel(spec *flowcontrolv1.PriorityLevelConfigurationSpec) error {
 	switch limited, exempt := spec.Limited, spec.Exempt; {
 	case (spec.Type == flowcontrolv1.PriorityLevelEnablementLimited) != (limited != nil):

@@ -25,8 +25,8 @@ var (
 	bindingKind = corev1.SchemeGroupVersion.WithKind("Binding")
 )
 
-// Bindings returns the legacy resource for binding pods. A POST to it is equivalent to one to
-// pods/binding.
+// Bindings returns the API resource "bindings", the legacy way to bind pods. A POST to it is
+// equivalent to one to pods/binding.
 func Bindings() *api.Resource {
 	return api.Kind[*corev1.Binding]{
 		Names:   api.Names{Kind: "Binding", Plural: "bindings"},
@@ -38,7 +38,8 @@ func Bindings() *api.Resource {
 	}.Resource()
 }
 
-// Actions returns the pod actions whose resources are served.
+// Actions returns the actions of pods, binding and eviction, for the resources that reg serves. The
+// API server adds them to the registry.
 func Actions(reg *registry.Registry) []*registry.Action {
 	if reg.Lookup(pods) == nil {
 		return nil
@@ -58,7 +59,8 @@ func bindAction(resource schema.GroupVersionResource, subresource string) *regis
 	}
 }
 
-// bind assigns a pod to a node. A pod can be assigned only once.
+// bind handles a POST of a Binding: it assigns the pod to the node b.Target. It returns a conflict
+// if the pod is already assigned, is being deleted or has scheduling gates.
 func bind(ctx context.Context, call registry.ActionCall) (runtime.Object, error) {
 	b, ok := call.Object.(*corev1.Binding)
 	if !ok {
@@ -93,7 +95,8 @@ func bind(ctx context.Context, call registry.ActionCall) (runtime.Object, error)
 	return &metav1.Status{Status: metav1.StatusSuccess}, nil
 }
 
-// unnamed returns the error for a binding without a pod name.
+// unnamed returns the error for a Binding without a pod name: the validation errors, if there are
+// any, take precedence.
 func unnamed(b *corev1.Binding) error {
 	if errs := validateBinding(b); len(errs) > 0 {
 		return errs.ToAggregate()
@@ -118,6 +121,8 @@ func validateBinding(b *corev1.Binding) field.ErrorList {
 	return errs
 }
 
+// assign sets the node of the pod, its condition PodScheduled, and the labels and annotations of
+// the Binding.
 func assign(pod *corev1.Pod, b *corev1.Binding) error {
 	switch {
 	case pod.DeletionTimestamp != nil:
@@ -142,7 +147,8 @@ func assign(pod *corev1.Pod, b *corev1.Binding) error {
 	return nil
 }
 
-// setCondition sets the condition of a type. The transition time changes only if the status does.
+// setCondition adds the condition c to the pod's status or replaces the one of the same type. The
+// transition time changes only if the status does.
 func setCondition(pod *corev1.Pod, c corev1.PodCondition) {
 	c.LastTransitionTime = metav1.NewTime(time.Now().Truncate(time.Second))
 	for i := range pod.Status.Conditions {

@@ -26,10 +26,12 @@ import (
 	"hyperkube/internal/store"
 )
 
-// maxDisrupted limits the number of evictions that the disruption controller has not confirmed yet.
+// maxDisrupted is the maximum number of evicted pods of a budget that the disruption controller has
+// not processed yet. Further evictions are rejected.
 const maxDisrupted = 2000
 
-// maxAttempts limits retries after conflicts with other writers of a budget.
+// maxAttempts is the maximum number of attempts to update a budget or pod after conflicts with
+// other writers.
 const maxAttempts = 20
 
 var budgets = policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets")
@@ -46,7 +48,8 @@ func evictAction(reg *registry.Registry) *registry.Action {
 
 type evictor struct{ registry *registry.Registry }
 
-// run evicts a pod if its disruption budget allows that.
+// run handles a POST to pods/eviction: it deletes the pod if its PodDisruptionBudget allows that,
+// and otherwise returns an error 429.
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/
 func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Object, error) {
@@ -117,9 +120,9 @@ func (e *evictor) run(ctx context.Context, call registry.ActionCall) (runtime.Ob
 	return &metav1.Status{Status: metav1.StatusSuccess}, nil
 }
 
-// evictUncounted evicts a pod that no budget counts, because it is finished or pending. Otherwise
-// it returns the pod. A pending pod may start in the meantime, so only its current version is
-// deleted.
+// evictUncounted evicts the pod if no budget counts it, because it has terminated, is being deleted
+// or is pending, and returns gone true. Otherwise it only returns the pod. A pending pod may start
+// in the meantime, so only its current version is deleted.
 func (e *evictor) evictUncounted(ctx context.Context, call registry.ActionCall, opts *metav1.DeleteOptions) (pod *corev1.Pod, gone bool, err error) {
 	for range maxAttempts {
 		if pod, err = e.pod(ctx, call); err != nil {
@@ -143,12 +146,13 @@ func (e *evictor) evictUncounted(ctx context.Context, call registry.ActionCall, 
 	return nil, false, err
 }
 
-// anyVersion reports whether the options have no precondition on the resource version.
+// anyVersion reports whether the delete options apply to any resource version of the pod.
 func anyVersion(opts *metav1.DeleteOptions) bool {
 	return opts.Preconditions == nil || opts.Preconditions.ResourceVersion == nil
 }
 
-// withResourceVersion returns opts with a precondition on the resource version.
+// withResourceVersion returns a copy of opts that only allows deleting the given resource version
+// of the pod.
 func withResourceVersion(opts *metav1.DeleteOptions, version string) *metav1.DeleteOptions {
 	opts = opts.DeepCopy()
 	if opts.Preconditions == nil {
@@ -158,8 +162,8 @@ func withResourceVersion(opts *metav1.DeleteOptions, version string) *metav1.Del
 	return opts
 }
 
-// evict adds the condition DisruptionTarget to a pod and deletes it. It fails if the pod was
-// replaced.
+// evict adds the condition DisruptionTarget to a pod and deletes it. It returns a conflict if the
+// pod does not meet the preconditions of opts, or was deleted and created again.
 func evict(ctx context.Context, call registry.ActionCall, pod *corev1.Pod, opts *metav1.DeleteOptions) error {
 	opts = opts.DeepCopy()
 	if opts.Preconditions == nil {
@@ -194,7 +198,8 @@ func evict(ctx context.Context, call registry.ActionCall, pod *corev1.Pod, opts 
 	return call.Delete(ctx, opts)
 }
 
-// checkPreconditions returns an error if a pod does not meet the preconditions.
+// checkPreconditions returns a conflict if the pod does not have the UID and resource version that
+// must contains.
 func checkPreconditions(p *corev1.Pod, must *metav1.Preconditions) error {
 	conflict := func(format string, args ...any) error {
 		return apierrors.NewConflict(schema.GroupResource{Resource: "Pod"}, p.Name, fmt.Errorf(format, args...))
@@ -225,12 +230,14 @@ func (e *evictor) pod(ctx context.Context, call registry.ActionCall) (*corev1.Po
 	return pod, nil
 }
 
-// finished reports whether a pod has terminated or is being deleted. No budget counts such pods.
+// finished reports whether a pod has terminated or is being deleted. No disruption budget counts
+// such pods.
 func finished(pod *corev1.Pod) bool {
 	return podutil.Terminal(pod) || pod.DeletionTimestamp != nil
 }
 
-// multipleBudgetsError is the error for a pod with several budgets.
+// multipleBudgetsError is the error for evicting a pod that several budgets select, which the API
+// does not support.
 type multipleBudgetsError struct{}
 
 // Error implements error.
@@ -238,12 +245,13 @@ func (*multipleBudgetsError) Error() string {
 	return "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
 }
 
-// status returns the response, which has no reason.
+// status returns the response for the error. As in upstream it has the code 500 and no reason.
 func (e *multipleBudgetsError) status() *metav1.Status {
 	return &metav1.Status{Status: metav1.StatusFailure, Message: e.Error(), Code: http.StatusInternalServerError}
 }
 
-// budget returns the disruption budget of a pod, or nil if it has none.
+// budget returns the entry of the disruption budget that selects the pod, or nil if there is none.
+// It returns a *multipleBudgetsError if there are several.
 func (e *evictor) budget(ctx context.Context, pod *corev1.Pod) (*store.Entry, error) {
 	res := e.registry.Lookup(budgets)
 	if res == nil {
@@ -271,8 +279,9 @@ func (e *evictor) budget(ctx context.Context, pod *corev1.Pod) (*store.Entry, er
 	return mine, nil
 }
 
-// takeDisruption takes one allowed disruption from the pod's budget. guarded is false if the budget does not
-// count the pod.
+// takeDisruption decrements the allowed disruptions of the budget mine in the store (not on a dry
+// run). It returns an error if the budget allows no disruption. guarded is false if the pod is
+// unready and can be evicted regardless of the budget.
 func (e *evictor) takeDisruption(ctx context.Context, pod *corev1.Pod, mine *store.Entry, dryRun bool) (guarded bool, err error) {
 	res := e.registry.Lookup(budgets)
 	var lost *store.ConflictError
@@ -304,6 +313,7 @@ func (e *evictor) takeDisruption(ctx context.Context, pod *corev1.Pod, mine *sto
 	return true, rest.StoreError(res, lost.Current.Key()[len(pod.Namespace)+1:], lost)
 }
 
+// budgetOf returns the PodDisruptionBudget of an entry. It is shared and must not be modified.
 func budgetOf(res *registry.Resource, entry *store.Entry) (*policyv1.PodDisruptionBudget, error) {
 	obj, err := res.Read(entry)
 	if err != nil {
@@ -316,8 +326,8 @@ func budgetOf(res *registry.Resource, entry *store.Entry) (*policyv1.PodDisrupti
 	return b, nil
 }
 
-// evictableUnready reports whether an unready pod can be evicted regardless of the budget's allowed
-// disruptions, according to its unhealthyPodEvictionPolicy.
+// evictableUnready reports whether a pod is unready and its budget's unhealthyPodEvictionPolicy
+// allows evicting it regardless of the allowed disruptions.
 func evictableUnready(pod *corev1.Pod, b *policyv1.PodDisruptionBudget) bool {
 	if podutil.Ready(pod) {
 		return false
@@ -328,6 +338,8 @@ func evictableUnready(pod *corev1.Pod, b *policyv1.PodDisruptionBudget) bool {
 	return b.Status.CurrentHealthy >= b.Status.DesiredHealthy && b.Status.DesiredHealthy > 0
 }
 
+// take records in the status of the budget b that the pod is evicted. It returns an error if the
+// status is outdated or the budget allows no disruption.
 func take(b *policyv1.PodDisruptionBudget, pod string) error {
 	gr := schema.GroupResource{Group: policyv1.GroupName, Resource: "poddisruptionbudget"}
 	forbidden := func(reason, why string) error {
@@ -358,8 +370,9 @@ func take(b *policyv1.PodDisruptionBudget, pod string) error {
 	return nil
 }
 
-// blockedReason returns the reason why a budget allows no eviction. The numbers in its status are invalid
-// if the last sync failed.
+// blockedReason returns the message why a budget allows no eviction. If the disruption controller's
+// last sync failed, the numbers in the status are invalid, and the message contains the failure
+// instead.
 func blockedReason(b *policyv1.PodDisruptionBudget) string {
 	cond := meta.FindStatusCondition(b.Status.Conditions, policyv1.DisruptionAllowedCondition)
 	says := cond != nil && cond.Status == metav1.ConditionFalse && cond.Message != ""
@@ -374,12 +387,14 @@ func blockedReason(b *policyv1.PodDisruptionBudget) string {
 	return fmt.Sprintf("The disruption budget %s does not allow evicting pods currently", b.Name)
 }
 
-// tooMany returns the error for a budget that allows no eviction.
+// tooMany returns the error 429 for a budget that allows no eviction. cause is the detailed reason,
+// retry the number of seconds after which the client retries.
 func tooMany(cause string, retry int) error {
 	return withBudgetCause(apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", retry), cause)
 }
 
-// budgetNotReady is tooMany for a budget whose status is outdated.
+// budgetNotReady returns the error 429 for a budget whose status the disruption controller has not
+// updated yet.
 func budgetNotReady(budget string) error {
 	return tooMany(fmt.Sprintf("The disruption budget %s is still being processed by the server.", budget), 10)
 }

@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/api/former"
 )
 
-// protoMessage is implemented by the published types of built-in kinds.
+// protoMessage is implemented by the Go types of built-in kinds that can be stored as protobuf.
 type protoMessage interface {
 	wire.Sized
 	Unmarshal(data []byte) error
@@ -30,7 +30,8 @@ type codec struct {
 	kind     *wire.Kind
 }
 
-// Encode returns the bytes to store. It ignores the type meta of the object.
+// Encode returns the bytes to store in etcd. The kind and version are those of the resource; the
+// type meta of obj is ignored.
 func (c *codec) Encode(obj runtime.Object) ([]byte, error) {
 	if m, ok := obj.(wire.Sized); ok && !c.resource.StoredJSON {
 		return c.kind.Store(m)
@@ -42,13 +43,14 @@ func (c *codec) Encode(obj runtime.Object) ([]byte, error) {
 	return c.kind.AppendJSON(nil, c.kind.Untyped(data)), nil
 }
 
-// Decode returns a new object with type meta and resource version. The object is defaulted unless
-// it was written by a program with the same defaults.
+// Decode returns a new object with type meta and resource version. Default values are only set if
+// the stored bytes were written by another program or version, because this program sets them
+// before it stores an object.
 func (c *codec) Decode(data []byte, revision int64) (runtime.Object, error) {
 	return c.decode(data, revision, false)
 }
 
-// DecodeTrimmed implements store.Trimmer. It is Decode without managed fields.
+// DecodeTrimmed implements store.Trimmer. It is Decode without managed fields, for informers.
 func (c *codec) DecodeTrimmed(data []byte, revision int64) (runtime.Object, error) {
 	return c.decode(data, revision, true)
 }
@@ -56,7 +58,8 @@ func (c *codec) DecodeTrimmed(data []byte, revision int64) (runtime.Object, erro
 // scratch is a pool of buffers for encoded objects without managed fields.
 var scratch = sync.Pool{New: func() any { return new([]byte) }}
 
-// unmarshal decodes a raw object. Generated protobuf types copy the bytes that they keep.
+// unmarshal decodes the protobuf message raw into m, without managed fields if trim is set. m does
+// not refer to raw afterwards, because generated protobuf types copy the bytes that they keep.
 func unmarshal(m protoMessage, raw []byte, trim bool) error {
 	if !trim {
 		return m.Unmarshal(raw)
@@ -72,7 +75,7 @@ func unmarshal(m protoMessage, raw []byte, trim bool) error {
 	return err
 }
 
-// maxScratch is the maximum size of buffers that are returned to the pool.
+// maxScratch is the maximum capacity, in bytes, of buffers that unmarshal returns to the pool.
 const maxScratch = 64 << 10
 
 func (c *codec) decode(data []byte, revision int64, trim bool) (runtime.Object, error) {
@@ -133,7 +136,8 @@ func (c *codec) decode(data []byte, revision int64, trim bool) (runtime.Object, 
 	return obj, nil
 }
 
-// former decodes an object that may be stored in a former version.
+// former calls decode for an object that is stored as apiVersion, possibly an older version of the
+// kind, and converts the result to the kind of into.
 func (c *codec) former(apiVersion string, into api.Object, decode func(into runtime.Object) error) error {
 	version, err := schema.ParseGroupVersion(apiVersion)
 	if err != nil {
@@ -142,8 +146,9 @@ func (c *codec) former(apiVersion string, into api.Object, decode func(into runt
 	return former.Decode(c.kind.GroupVersionKind, version, into, decode)
 }
 
-// readJSON decodes JSON that claims to be of the kind, and returns its version. An object of
-// another version may fail to decode.
+// readJSON decodes stored JSON into obj and returns its version. It returns an error if the JSON is
+// of another kind. If it is of another version, obj may be incomplete, and the caller decodes it
+// again as that version.
 func (c *codec) readJSON(data []byte, obj api.Object) (schema.GroupVersion, error) {
 	failed := kjson.UnmarshalCaseSensitivePreserveInts(data, obj)
 	gvk := obj.GetObjectKind().GroupVersionKind()
@@ -167,8 +172,8 @@ func (c *codec) readJSON(data []byte, obj api.Object) (schema.GroupVersion, erro
 	return gvk.GroupVersion(), nil
 }
 
-// otherKind returns the error for an object of another kind. It is upstream's message, which
-// contains Go types.
+// otherKind returns the error for a stored object of another kind than the resource's. It is
+// upstream's message, which contains Go types.
 func (c *codec) otherKind(apiVersion, kind string) error {
 	version := apiVersion[strings.LastIndex(apiVersion, "/")+1:]
 	group, _, _ := strings.Cut(c.kind.Group, ".")
@@ -178,5 +183,5 @@ func (c *codec) otherKind(apiVersion, kind string) error {
 	return fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion", version, kind, group, c.kind.Kind)
 }
 
-// truncated returns the beginning of a value for error messages.
+// truncated returns the first 100 bytes of a stored value for error messages.
 func truncated(data []byte) string { return string(data[:min(len(data), 100)]) }

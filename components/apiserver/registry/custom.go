@@ -17,11 +17,11 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Replace serves resources, all versions of one custom resource, in place of those previously
-// served under the name. Without resources it removes them. Unless keep is set, watches are closed
-// and the cache is dropped, because the new resources may decode objects differently. Built-in
-// resources are never replaced: if there is one with this name, Replace returns false and does
-// nothing.
+// Replace serves resources, the versions of one custom resource, instead of those that are
+// currently served under the name gr. Without resources, it removes them. Unless keep is set, it
+// closes their watches and drops their cache, because the new definition may decode objects
+// differently. Built-in resources are never replaced: if there is one with this name, Replace
+// returns false and does nothing.
 func (r *Registry) Replace(gr schema.GroupResource, keep bool, resources ...*api.Resource) bool {
 	r.mu.Lock()
 	old := r.table.Load()
@@ -69,6 +69,8 @@ func (r *Registry) Replace(gr schema.GroupResource, keep bool, resources ...*api
 	return true
 }
 
+// customCollection returns the collection of the objects of a custom resource, which all its
+// versions share. It has the encryption of the resource.
 func (r *Registry) customCollection(res *api.Resource) *store.Collection {
 	cfg := store.CollectionConfig{
 		Resource: res.GroupResource(),
@@ -81,13 +83,16 @@ func (r *Registry) customCollection(res *api.Resource) *store.Collection {
 	return r.cfg.Store.Collection(cfg)
 }
 
-// customCodec encodes custom resources as JSON, each in its own version. It implements store.Codec.
+// customCodec is the store.Codec of custom resources. Each object is stored as JSON in the version
+// in which it was written.
 type customCodec struct{ *api.Custom }
 
 // Encode returns the bytes to store, including the type meta of the object.
 func (customCodec) Encode(obj runtime.Object) ([]byte, error) { return encodeCustom(obj) }
 
-// Decode returns a new object of the stored version, after applying the schema of that version.
+// Decode returns a new object in its stored version, with the pruning and defaults of that
+// version's schema. It returns an error if the object has no kind or its version is not defined
+// anymore.
 func (c customCodec) Decode(data []byte, revision int64) (runtime.Object, error) {
 	obj, err := decodeCustom(data)
 	if err != nil {
@@ -123,7 +128,8 @@ func encodeCustom(obj runtime.Object) ([]byte, error) {
 	return wire.NewKind(gvk).AppendJSON(nil, data), nil
 }
 
-// marshalCustom returns the JSON of a custom resource without its type meta.
+// marshalCustom returns the JSON of a custom resource without kind and apiVersion, which the caller
+// adds.
 func marshalCustom(obj runtime.Object) ([]byte, error) {
 	u, ok := obj.(*unstructured.Unstructured)
 	if !ok {
@@ -142,8 +148,9 @@ func marshalCustom(obj runtime.Object) ([]byte, error) {
 	return data, nil
 }
 
-// customOf returns the object of an entry in the version of this resource. The result of a
-// conversion webhook is cached as JSON.
+// customOf returns the object of an entry, whose decoded form is stored, in the version of this
+// resource. A conversion by webhook is cached as JSON. If the conversion fails, the error reports
+// the entry as corrupt.
 func (r *Resource) customOf(e *store.Entry, stored api.Object) (api.Object, error) {
 	if !r.Custom.Remote || stored.GetObjectKind().GroupVersionKind().Version == r.Version {
 		obj, err := r.StoredAs.FromStored(stored)

@@ -2,8 +2,8 @@ package registry
 
 import "k8s.io/apimachinery/pkg/runtime/schema"
 
-// ReturnsDeleted reports whether the response to a deletion is the deleted object instead of a
-// Status.
+// ReturnsDeleted reports whether the response to a deletion of the resource is the deleted object
+// instead of a Status, as in upstream.
 func ReturnsDeleted(of schema.GroupResource) bool {
 	switch of.Group {
 	case "":

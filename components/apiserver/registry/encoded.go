@@ -12,7 +12,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Memo slots of an entry, relative to Resource.slot.
+// version of a resource has its own slots.
 const (
 	slotJSON = iota
 	slotDeletedJSON
@@ -23,11 +23,12 @@ const (
 	slotsPerResource
 )
 
-// HasProtobuf reports whether objects can be served as protobuf.
+// HasProtobuf reports whether objects of the resource can be served as protobuf. Custom resources
+// cannot.
 func (r *Resource) HasProtobuf() bool { return r.generated }
 
-// Raw returns the entry's protobuf object without envelope and resource version, usually as a
-// subslice of the stored bytes. It is shared.
+// Raw returns the protobuf message of the entry's object, without envelope and resource version.
+// Usually it is a part of the stored bytes. The caller must not modify it.
 func (r *Resource) Raw(e *store.Entry) ([]byte, error) {
 	if r.StoredAs == nil {
 		raw, err := e.Part(wire.Current)
@@ -54,7 +55,8 @@ func (r *Resource) Raw(e *store.Entry) ([]byte, error) {
 	})
 }
 
-// JSON returns the entry's JSON without type meta, including its resource version. It is shared.
+// JSON returns the JSON of the entry's object, with its resource version but without kind and
+// apiVersion. It is cached; the caller must not modify it.
 func (r *Resource) JSON(e *store.Entry) ([]byte, error) {
 	return e.Memo(r.slot+slotJSON, func() ([]byte, error) {
 		obj, err := r.Peek(e)
@@ -65,8 +67,9 @@ func (r *Resource) JSON(e *store.Entry) ([]byte, error) {
 	})
 }
 
-// DeletedJSON is JSON for an entry that was deleted or replaced at a revision, which is used as its
-// resource version. This happens only once per entry, so the result is cached.
+// DeletedJSON is JSON for the last version of an object that was deleted, or no longer selected by
+// a watch, at revision. This revision is its resource version. It is the same for all watches, so
+// the result is cached.
 func (r *Resource) DeletedJSON(e *store.Entry, revision int64) ([]byte, error) {
 	return e.Memo(r.slot+slotDeletedJSON, func() ([]byte, error) {
 		obj, err := r.Peek(e)
@@ -79,7 +82,7 @@ func (r *Resource) DeletedJSON(e *store.Entry, revision int64) ([]byte, error) {
 	})
 }
 
-// Marshal returns the JSON of an object without its type meta.
+// Marshal returns the JSON of an object without kind and apiVersion, which wire.Kind adds.
 func (r *Resource) Marshal(obj api.Object) ([]byte, error) {
 	if r.Custom != nil {
 		return marshalCustom(obj)
@@ -91,8 +94,9 @@ func (r *Resource) Marshal(obj api.Object) ([]byte, error) {
 	return r.Object.Untyped(data), nil
 }
 
-// Reread returns obj as it would be after storing and reading it, when empty lists and maps are
-// nil, so that the response to a dry run equals that of the actual write.
+// Reread returns obj as a client would read it from the store, where empty lists and maps become
+// nil. So the response to a dry run equals that of the actual write. It returns obj itself if the
+// resource is stored as JSON or obj cannot be encoded.
 func (r *Resource) Reread(obj api.Object) api.Object {
 	from, ok := obj.(wire.Sized)
 	if r.Custom != nil || r.StoredJSON || !ok {
@@ -142,7 +146,8 @@ func (r *Resource) MetadataJSON(e *store.Entry, revision int64) ([]byte, error) 
 	})
 }
 
-// PartialMetadata returns an object's metadata. It shares memory with obj.
+// PartialMetadata returns the metadata of obj as a PartialObjectMetadata. It shares memory with
+// obj.
 func PartialMetadata(obj metav1.Object) *metav1.PartialObjectMetadata {
 	p := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{
 		APIVersion: metav1.SchemeGroupVersion.String(), Kind: "PartialObjectMetadata",

@@ -14,7 +14,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Stream is a subresource that handles HTTP itself: log, exec, proxy.
+// Stream is a subresource whose HTTP requests are handled by another package, such as pods/log,
+// pods/exec and services/proxy.
 type Stream struct {
 	// Resource and Subresource of the stream, e.g. "pods" and "exec".
 	Resource    schema.GroupVersionResource
@@ -28,8 +29,8 @@ type Stream struct {
 	Options func(query url.Values, path string) (runtime.Object, error)
 	// Admit enables admission of the request as a CONNECT operation.
 	Admit bool
-	// Proxy means that the path after the subresource belongs to another server, and that methods
-	// without a corresponding verb are allowed.
+	// Proxy is set if the path after the subresource belongs to another server. Methods without a
+	// corresponding verb are then allowed.
 	Proxy bool
 	// Serve handles the request after admission. Errors are sent as a Status. Serve must not return
 	// an error after it has started the response.
@@ -46,8 +47,8 @@ type StreamCall struct {
 	Resource *Resource
 }
 
-// Compute makes a resource read-only and computed: its objects are the result of list at the time
-// of a request.
+// Compute makes a resource read-only: each request gets the objects that list returns at that time,
+// instead of stored objects. It returns an error if the resource is not served.
 func (r *Registry) Compute(gr schema.GroupResource, list func(context.Context) ([]api.Object, error)) error {
 	for _, res := range r.Resources() {
 		if res.GroupResource() == gr {
@@ -60,7 +61,8 @@ func (r *Registry) Compute(gr schema.GroupResource, list func(context.Context) (
 	return fmt.Errorf("computed objects of %s: resource is not served", gr)
 }
 
-// Computed returns the function passed to Compute, or nil.
+// Computed returns the function that was passed to Compute and returns the objects of the resource,
+// or nil if they are stored.
 func (r *Resource) Computed() func(context.Context) ([]api.Object, error) {
 	r.extra.mu.RLock()
 	defer r.extra.mu.RUnlock()
@@ -74,7 +76,8 @@ func newExtra() *extra {
 	}
 }
 
-// AddHook adds a hook to the writes of a resource, in all its versions.
+// AddHook makes writes of a resource, in all its versions, call hook after the hooks that were
+// added before. It returns an error if the resource is not served.
 func (r *Registry) AddHook(gr schema.GroupResource, hook Hook) error {
 	for _, res := range r.Resources() {
 		if res.GroupResource() == gr {
@@ -87,7 +90,8 @@ func (r *Registry) AddHook(gr schema.GroupResource, hook Hook) error {
 	return fmt.Errorf("hook for %s: resource is not served", gr)
 }
 
-// AddActions adds actions. Their resources must have been added before.
+// AddActions makes the registry serve actions. It returns an error if the resource of one is not
+// served; those before it are then already added.
 func (r *Registry) AddActions(actions ...*Action) error {
 	for _, a := range actions {
 		res := r.Lookup(a.Resource)
@@ -104,7 +108,8 @@ func (r *Registry) AddActions(actions ...*Action) error {
 	return nil
 }
 
-// AddStreams adds streams. Their resources must have been added before.
+// AddStreams makes the registry serve streams. It returns an error if the resource of one is not
+// served; those before it are then already added.
 func (r *Registry) AddStreams(streams ...*Stream) error {
 	for _, s := range streams {
 		res := r.Lookup(s.Resource)
@@ -128,14 +133,15 @@ func (r *Resource) Hooks() []Hook {
 	return r.extra.hooks
 }
 
-// Action returns the action of a subresource, or that of a review for "".
+// Action returns the action of a subresource, or of a review resource if subresource is empty. It
+// returns nil if there is none.
 func (r *Resource) Action(subresource string) *Action {
 	r.extra.mu.RLock()
 	defer r.extra.mu.RUnlock()
 	return r.extra.actions[r.GVR()][subresource]
 }
 
-// Actions returns all actions by subresource.
+// Actions returns a copy of all actions of the resource by subresource, for discovery and OpenAPI.
 func (r *Resource) Actions() map[string]*Action {
 	if r.extra == nil {
 		return nil // it is not part of a registry
@@ -147,14 +153,14 @@ func (r *Resource) Actions() map[string]*Action {
 	return out
 }
 
-// Stream returns the stream of a subresource, or nil.
+// Stream returns the stream of a subresource, or nil if there is none.
 func (r *Resource) Stream(subresource string) *Stream {
 	r.extra.mu.RLock()
 	defer r.extra.mu.RUnlock()
 	return r.extra.streams[r.GVR()][subresource]
 }
 
-// Streams returns all streams by subresource.
+// Streams returns a copy of all streams of the resource by subresource, for discovery and OpenAPI.
 func (r *Resource) Streams() map[string]*Stream {
 	if r.extra == nil {
 		return nil

@@ -49,19 +49,20 @@ type Registry struct {
 
 	mu    sync.Mutex // serializes writers of table
 	table atomic.Pointer[table]
-	// change notifies of new tables.
 	// changed is notified when another table is published.
 	changed broadcast.Broadcast
 }
 
-// table is immutable once it is published.
+// table contains the served resources at one time. It is immutable once it is published, so readers
+// need no lock.
 type table struct {
 	byGVR map[schema.GroupVersionResource]*Resource
 	// all resources in the order of addition.
 	all []*Resource
 }
 
-// Resource is a served resource. Its fields do not change after it has been added.
+// Resource is one version of a resource that the API server serves. Its fields do not change after
+// it has been added.
 type Resource struct {
 	*api.Resource
 	// Collection contains the objects. It is nil for reviews. All served versions of a kind share
@@ -72,22 +73,23 @@ type Resource struct {
 	// TTL is the lifetime of written objects in seconds, zero for no limit.
 	TTL int64
 
-	// storage describes the stored objects: this resource itself unless
+	// storage is the resource in whose form the objects are stored: this resource itself unless
 	// StoredAs is set.
 	storage *Resource
-	// slot is the first of the resource's memo slots.
+	// slot is the first of the slots of Entry.Memo that this resource uses.
 	slot int
 	// deprecation is the warning for a deprecated version, or "".
 	deprecation string
-	// generated means that objects have a generated Go type with a protobuf form, in which they are
+	// generated is set if objects have a generated Go type with a protobuf form, in which they are
 	// stored.
 	generated bool
 
-	// extra is shared by all versions of a resource.
+	// extra contains the hooks, actions and streams. All versions of a resource share it.
 	extra *extra
 }
 
-// extra contains the additions of other packages to a resource.
+// extra contains what other packages have added to a resource: hooks, actions, streams and computed
+// objects. mu guards the other fields.
 type extra struct {
 	mu      sync.RWMutex
 	hooks   []Hook
@@ -97,7 +99,8 @@ type extra struct {
 	computed func(context.Context) ([]api.Object, error)
 }
 
-// New returns a registry with cfg.Resources. Their caches are filled at first use.
+// New returns a registry that serves cfg.Resources. Their caches are filled at first use. It
+// returns an error for duplicate resources and for those whose storage does not exist.
 func New(cfg Config) (*Registry, error) {
 	r := &Registry{cfg: cfg}
 	r.table.Store(&table{byGVR: map[schema.GroupVersionResource]*Resource{}})
@@ -107,7 +110,7 @@ func New(cfg Config) (*Registry, error) {
 	return r, nil
 }
 
-// Add adds built-in resources.
+// Add makes the registry serve built-in resources in addition. On error, none of them is added.
 func (r *Registry) Add(resources ...*api.Resource) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -184,6 +187,7 @@ func (r *Registry) makeResource(t *table, res *api.Resource) (*Resource, error) 
 	return out, nil
 }
 
+// storeOf returns the store that contains the objects of a resource.
 func (r *Registry) storeOf(gr schema.GroupResource) *store.Store {
 	if r.cfg.StoreOverride != nil {
 		if s := r.cfg.StoreOverride(gr); s != nil {
@@ -193,15 +197,17 @@ func (r *Registry) storeOf(gr schema.GroupResource) *store.Store {
 	return r.cfg.Store
 }
 
-// The version of Kubernetes that determines which versions are deprecated.
+// deprecated.
 const kubernetesMajor, kubernetesMinor = 1, 37
 
-// BuiltIn reports whether a group has built-in resources.
+// BuiltIn reports whether the registry contains a built-in resource, not a custom one, of the API
+// group.
 func (r *Registry) BuiltIn(group string) bool {
 	return slices.ContainsFunc(r.table.Load().all, func(res *Resource) bool { return res.Group == group && res.Custom == nil })
 }
 
-// Deprecation returns the warning for users of the resource, or "".
+// Deprecation returns the warning that clients of this version of the resource get, or "" if it is
+// not deprecated.
 func (r *Resource) Deprecation() string {
 	if r.Custom != nil {
 		return r.Custom.Deprecation
@@ -209,20 +215,20 @@ func (r *Resource) Deprecation() string {
 	return r.deprecation
 }
 
-// Lookup returns a resource, or nil.
+// Lookup returns the served resource, or nil if it is not served. It takes no lock.
 func (r *Registry) Lookup(gvr schema.GroupVersionResource) *Resource {
 	return r.table.Load().byGVR[gvr]
 }
 
-// LookupSettled is like Lookup but waits for a replacement in progress, so that it returns the resource
-// that replaces one whose collection was dropped.
+// LookupSettled is like Lookup, but waits for a call of Replace in progress. A request that failed
+// because the collection of a custom resource was dropped uses it to find the replacement.
 func (r *Registry) LookupSettled(gvr schema.GroupVersionResource) *Resource {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.Lookup(gvr)
 }
 
-// Kind returns the resource of a kind, or nil.
+// Kind returns the served resource whose objects have the kind, or nil.
 func (r *Registry) Kind(gvk schema.GroupVersionKind) *Resource {
 	for _, res := range r.table.Load().all {
 		if res.GVK() == gvk {
@@ -232,11 +238,12 @@ func (r *Registry) Kind(gvk schema.GroupVersionKind) *Resource {
 	return nil
 }
 
-// Resources returns all resources, in the order of addition. The slice is shared and stays the same
-// until a resource is added.
+// Resources returns all served resources, in the order of addition. The caller must not modify the
+// slice. It does not change when resources are added later.
 func (r *Registry) Resources() []*Resource { return r.table.Load().all }
 
-// Collection returns the collection of a resource in any version, or nil.
+// Collection returns the collection that stores the objects of a resource, or nil if the resource
+// is not served or not stored.
 func (r *Registry) Collection(gr schema.GroupResource) *store.Collection {
 	for _, res := range r.table.Load().all {
 		if res.GroupResource() == gr {
@@ -246,8 +253,8 @@ func (r *Registry) Collection(gr schema.GroupResource) *store.Collection {
 	return nil
 }
 
-// Store returns the store of all objects, except those for which Config.StoreOverride returns
-// another one.
+// Store returns the main store. It contains all objects, except those for which
+// Config.StoreOverride returns another store.
 func (r *Registry) Store() *store.Store { return r.cfg.Store }
 
 // GroupVersions returns the served group versions without duplicates, groups in the order of
@@ -277,11 +284,12 @@ func (r *Registry) GroupVersions() []schema.GroupVersion {
 	return out
 }
 
-// StoredResource returns the resource whose collection contains the objects.
+// StoredResource returns the resource whose collection contains the objects. It differs from this
+// resource if StoredAs is set, for example for events.
 func (r *Resource) StoredResource() schema.GroupResource { return r.storage.GroupResource() }
 
-// Stored returns the form in which obj is stored, usually obj itself, or an error if it cannot be
-// stored. The resource version of the result is cleared.
+// Stored returns obj in the version in which it is stored, usually obj itself, with default values
+// and without resource version. It returns an error if obj cannot be converted.
 func (r *Resource) Stored(obj api.Object) (api.Object, error) {
 	if r.StoredAs != nil {
 		stored, err := r.StoredAs.ToStored(obj)
@@ -297,8 +305,8 @@ func (r *Resource) Stored(obj api.Object) (api.Object, error) {
 	return obj, nil
 }
 
-// Read returns the object of an entry as this resource serves it. It is shared and must not be
-// modified.
+// Read returns the object of an entry in the version of this resource. The object is shared and
+// must not be modified. It returns an error that wraps store.ErrCorrupt if the entry is unreadable.
 func (r *Resource) Read(e *store.Entry) (api.Object, error) {
 	stored, err := e.Object()
 	if err != nil {
@@ -307,7 +315,8 @@ func (r *Resource) Read(e *store.Entry) (api.Object, error) {
 	return r.served(e, stored)
 }
 
-// Share is Read for callers that keep the object for a long time, such as informers.
+// Share is Read for callers that keep the object for a long time, such as informers. The cache of
+// decoded objects then need not keep it.
 func (r *Resource) Share(e *store.Entry) (api.Object, error) {
 	stored, err := e.Shared()
 	if err != nil {
@@ -316,7 +325,7 @@ func (r *Resource) Share(e *store.Entry) (api.Object, error) {
 	return r.served(e, stored)
 }
 
-// Trimmed is Share without managed fields, if that saves memory.
+// Trimmed is Share, but the object has no managed fields if the codec can leave them out.
 func (r *Resource) Trimmed(e *store.Entry) (api.Object, error) {
 	stored, err := e.Trimmed()
 	if err != nil {
@@ -325,7 +334,7 @@ func (r *Resource) Trimmed(e *store.Entry) (api.Object, error) {
 	return r.served(e, stored)
 }
 
-// Peek is Read for callers that use an object only once. The decoded object is not cached.
+// Peek is Read for callers that use the object only once. A newly decoded object is not cached.
 func (r *Resource) Peek(e *store.Entry) (api.Object, error) {
 	stored, err := e.Peek()
 	if err != nil {
@@ -334,7 +343,8 @@ func (r *Resource) Peek(e *store.Entry) (api.Object, error) {
 	return r.served(e, stored)
 }
 
-// stored returns the protobuf object in an entry, if it is equivalent to the decoded object.
+// stored returns the stored protobuf message of an entry. ok is false if the message is not
+// equivalent to the decoded object, for example because it was written in another version.
 func (r *Resource) stored(e *store.Entry) (raw []byte, ok bool) {
 	if r.StoredAs != nil || !r.generated || r.StoredJSON {
 		return nil, false
@@ -343,7 +353,8 @@ func (r *Resource) stored(e *store.Entry) (raw []byte, ok bool) {
 	return raw, err == nil && current
 }
 
-// FieldOf returns a field of an entry, or false if the object cannot be decoded.
+// FieldOf returns the value of the field d of an entry, if possible without decoding the object. It
+// returns false if the object is unreadable.
 func (r *Resource) FieldOf(e *store.Entry, d api.Direct) (string, bool) {
 	if raw, ok := r.stored(e); ok && len(d.Path) > 0 {
 		value, err := wire.LookupField(raw, d.Path)
@@ -356,8 +367,8 @@ func (r *Resource) FieldOf(e *store.Entry, d api.Direct) (string, bool) {
 	return d.Of(obj), true
 }
 
-// Labelled reports whether a selector matches the labels of an entry. It returns false if the
-// object cannot be decoded.
+// Labelled reports whether a label selector matches the entry, if possible without decoding the
+// object. It returns false if the object is unreadable.
 func (r *Resource) Labelled(e *store.Entry, by labels.Selector) bool {
 	if raw, ok := r.stored(e); ok {
 		return by.Matches(wire.LabelsOf(raw))
@@ -366,6 +377,8 @@ func (r *Resource) Labelled(e *store.Entry, by labels.Selector) bool {
 	return err == nil && by.Matches(labels.Set(obj.GetLabels()))
 }
 
+// served converts the decoded object of an entry to the version of this resource. The result is
+// shared.
 func (r *Resource) served(e *store.Entry, stored runtime.Object) (api.Object, error) {
 	obj, ok := stored.(api.Object)
 	if !ok {
@@ -386,7 +399,7 @@ func (r *Resource) served(e *store.Entry, stored runtime.Object) (api.Object, er
 	return obj, nil
 }
 
-// SameBytes reports whether the encoding of obj equals the stored bytes of the entry.
+// SameBytes reports whether storing obj would write exactly the bytes of the entry.
 func (r *Resource) SameBytes(obj api.Object, e *store.Entry) bool {
 	data, err := r.storage.encode(obj)
 	return err == nil && bytes.Equal(data, e.Bytes())

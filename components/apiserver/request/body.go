@@ -6,7 +6,8 @@ import (
 	"net/http"
 )
 
-// Body is a request body that has been read ahead.
+// Body is a request body whose beginning, or all of it, has been read into memory. It replaces
+// http.Request.Body, so that handlers read it as usual.
 type Body struct {
 	// Data is the complete body, or its first bytes.
 	Data []byte
@@ -17,10 +18,10 @@ type Body struct {
 	rest     io.Closer
 }
 
-// ReadBody reads the body of req and replaces it by a Body. It reads the complete body, or until an
-// error, or one byte more than limit. In the last case the rest is still to be read. ReadBody calls
-// grow with the total number of bytes before it allocates more memory. It stops if grow returns an
-// error.
+// ReadBody reads the body of req into memory and replaces it by a Body. It stops at the end of the
+// body, at an error, or after limit plus one bytes; the Body then continues to read from the
+// connection. ReadBody calls grow with the total number of bytes before it allocates more memory,
+// and returns the error of grow.
 func ReadBody(req *http.Request, limit int64, grow func(int) error) error {
 	const first = 16 << 10
 	size := req.ContentLength // negative if unknown
@@ -71,7 +72,8 @@ func ReadBody(req *http.Request, limit int64, grow func(int) error) error {
 	return nil
 }
 
-// Read implements io.Reader.
+// Read implements io.Reader. After the data it returns the error that occurred when the body was
+// read, if any.
 func (b *Body) Read(p []byte) (int, error) {
 	n, err := b.buffered.Read(p)
 	if err == io.EOF && b.Err != nil {
@@ -80,5 +82,5 @@ func (b *Body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements io.Closer.
+// Close closes the original request body.
 func (b *Body) Close() error { return b.rest.Close() }

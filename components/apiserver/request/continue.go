@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// continueToken has the content of upstream's tokens, so that a list can be continued at another
-// server.
+// continueToken is the JSON content of a continue token. It is the same as upstream's, so that
+// another API server can continue the list.
 type continueToken struct {
 	APIVersion      string `json:"v"`
 	ResourceVersion int64  `json:"rv"`
@@ -19,8 +19,9 @@ type continueToken struct {
 
 const continueVersion = "meta.k8s.io/v1"
 
-// EncodeContinue returns the token for the page that starts at key, which must start with prefix,
-// at a revision. A negative revision means the latest.
+// EncodeContinue returns the continue token for the page that starts at key, at a revision. A
+// negative revision means the latest. The token contains key without prefix, the key prefix that
+// the request selects. It returns an error if key does not start with it.
 func EncodeContinue(key, prefix string, revision int64) (string, error) {
 	start, ok := strings.CutPrefix(key, prefix)
 	if !ok {
@@ -33,7 +34,9 @@ func EncodeContinue(key, prefix string, revision int64) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(data), nil
 }
 
-// DecodeContinue parses a token of EncodeContinue.
+// DecodeContinue returns the key and revision in a token of EncodeContinue. prefix is the key
+// prefix that the request selects. It returns an error if the token is malformed or its key would
+// be outside of the prefix.
 func DecodeContinue(token, prefix string) (key string, revision int64, err error) {
 	data, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil {

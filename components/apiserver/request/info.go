@@ -16,14 +16,17 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// ErrPath is the error for an invalid path that starts like one of a resource.
+// ErrPath is the error of Parse for a deprecated path such as /api/v1/watch that does not contain a
+// resource.
 var ErrPath = errors.New("unable to determine kind and namespace from url")
 
 // namespaceViews are the subresources of namespaces. Any other path element after a namespace's
 // name is a resource in the namespace.
 var namespaceViews = map[string]bool{"status": true, "finalize": true}
 
-// Parse returns the RequestInfo of a request. On error the result contains what could be parsed.
+// Parse returns the RequestInfo for the method, path and query of a request. Paths outside of API
+// resources are not an error; their RequestInfo has IsResourceRequest false. With the error
+// ErrPath, the result contains what could be parsed.
 func Parse(method string, u *url.URL, query url.Values) (*apirequest.RequestInfo, error) {
 	info := &apirequest.RequestInfo{Path: u.Path, Verb: strings.ToLower(method)}
 	parts := split(u.Path)
@@ -110,7 +113,7 @@ var verbs = map[string]string{
 	http.MethodDelete: "delete",
 }
 
-// split splits a path at its slashes, without leading and trailing ones.
+// split returns the elements of a path, ignoring leading and trailing slashes.
 func split(p string) []string {
 	p = strings.Trim(p, "/")
 	if p == "" {
@@ -119,8 +122,8 @@ func split(p string) []string {
 	return strings.Split(p, "/")
 }
 
-// selectedName returns the only name that a field selector matches, so that a role can grant "list"
-// of a single object.
+// selectedName returns the name that a field selector requires by metadata.name, or "" if it
+// requires none. With the name in RequestInfo, a role can grant "list" of a single object.
 func selectedName(selector string) string {
 	if !strings.Contains(selector, "metadata.name") {
 		return ""
@@ -136,8 +139,8 @@ func selectedName(selector string) string {
 	return name
 }
 
-// IsTrue parses a boolean parameter as Kubernetes does: it is true unless it is "false", "0" or
-// missing.
+// IsTrue returns the value of a boolean query parameter as Kubernetes parses it: it is true unless
+// it is "false", "0" or missing.
 func IsTrue(query url.Values, name string) bool {
 	values, ok := query[name]
 	if !ok || len(values) == 0 {
@@ -150,7 +153,8 @@ func IsTrue(query url.Values, name string) bool {
 	return true
 }
 
-// LongRunning reports whether a request is long-running and has no deadline.
+// LongRunning reports whether a request has no deadline because it may take arbitrarily long:
+// watches, streams such as exec and logs, proxies and profiles.
 func LongRunning(info *apirequest.RequestInfo) bool {
 	if !info.IsResourceRequest {
 		return strings.HasPrefix(info.Path, "/debug/pprof/")

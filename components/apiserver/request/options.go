@@ -18,7 +18,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// ListOptions parses the options of a list, watch or deletecollection.
+// ListOptions parses the query of a list, watch or deletecollection. It returns a BadRequest error
+// for invalid numbers and selectors. It does not check the combination of options; see
+// CheckListOptions.
 func ListOptions(query url.Values) (*internalversion.ListOptions, error) {
 	o := &internalversion.ListOptions{
 		Watch:                IsTrue(query, "watch"),
@@ -58,7 +60,7 @@ func ListOptions(query url.Values) (*internalversion.ListOptions, error) {
 	return o, nil
 }
 
-// CheckListOptions validates the combination of options.
+// CheckListOptions returns an Invalid error if options of a list or watch contradict each other.
 func CheckListOptions(o *internalversion.ListOptions) error {
 	if errs := internalvalidation.ValidateListOptions(o, true); len(errs) > 0 {
 		return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "ListOptions"}, "", errs)
@@ -78,7 +80,7 @@ func integer(query url.Values, name string) (int64, error) {
 	return n, nil
 }
 
-// CreateOptions parses the options of a create.
+// CreateOptions parses and validates the query of a create request.
 func CreateOptions(query url.Values) (*metav1.CreateOptions, error) {
 	o := &metav1.CreateOptions{
 		DryRun:          query["dryRun"],
@@ -90,7 +92,7 @@ func CreateOptions(query url.Values) (*metav1.CreateOptions, error) {
 	return o, invalid("CreateOptions", errs)
 }
 
-// UpdateOptions parses the options of an update.
+// UpdateOptions parses and validates the query of an update request.
 func UpdateOptions(query url.Values) (*metav1.UpdateOptions, error) {
 	o := &metav1.UpdateOptions{
 		DryRun:          query["dryRun"],
@@ -102,7 +104,8 @@ func UpdateOptions(query url.Values) (*metav1.UpdateOptions, error) {
 	return o, invalid("UpdateOptions", errs)
 }
 
-// PatchOptions parses the options of a patch of the given type.
+// PatchOptions parses and validates the query of a patch request. patch is the type of the patch,
+// because some options are only allowed for server-side apply.
 func PatchOptions(query url.Values, patch types.PatchType) (*metav1.PatchOptions, error) {
 	o := &metav1.PatchOptions{
 		DryRun:          query["dryRun"],
@@ -118,7 +121,8 @@ func PatchOptions(query url.Values, patch types.PatchType) (*metav1.PatchOptions
 	return o, invalid("PatchOptions", errs)
 }
 
-// DeleteOptions parses the options of a delete without a body, including preconditions.
+// DeleteOptions parses the query of a delete request that has no body, including preconditions. The
+// caller must validate the result with CheckDeleteOptions.
 func DeleteOptions(query url.Values) (*metav1.DeleteOptions, error) {
 	o := &metav1.DeleteOptions{DryRun: query["dryRun"]}
 	if _, ok := query["gracePeriodSeconds"]; ok {
@@ -153,7 +157,8 @@ func DeleteOptions(query url.Values) (*metav1.DeleteOptions, error) {
 	return o, nil
 }
 
-// CheckDeleteOptions validates the combination of options.
+// CheckDeleteOptions returns an Invalid error if delete options are invalid or contradict each
+// other.
 func CheckDeleteOptions(o *metav1.DeleteOptions) error {
 	return invalid("DeleteOptions", metav1validation.ValidateDeleteOptions(o))
 }
@@ -165,7 +170,8 @@ func invalid(kind string, errs field.ErrorList) error {
 	return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: kind}, "", errs)
 }
 
-// ResourceVersion parses a resourceVersion parameter. It returns -1 if it is missing.
+// ResourceVersion parses the query parameter resourceVersion. It returns -1, which means the latest
+// version, if the parameter is missing, and a BadRequest error if it is not a number.
 func ResourceVersion(s string) (int64, error) {
 	if s == "" {
 		return -1, nil

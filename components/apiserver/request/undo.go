@@ -6,15 +6,16 @@ import (
 	"time"
 )
 
-// undoTimeout is the timeout for reverting the side effects of a request.
+// undoTimeout is the total timeout for the functions that revert the side effects of a failed
+// request.
 const undoTimeout = 5 * time.Second
 
 type undoKey struct{}
 
-// Undoable returns a context with which callees can register, by OnFailure, functions that revert
-// their side effects. undo calls these functions in reverse order, even if ctx is done. It must
-// only be called for a request that has certainly changed nothing, at most once, and by the
-// goroutine that made the calls.
+// Undoable returns a context in which admission plugins can register, with OnFailure, functions
+// that revert their side effects, such as quota usage. undo calls these functions in reverse order,
+// even if ctx is done. The caller may call undo only if the request has certainly changed nothing,
+// at most once, and in the goroutine that passed on the context.
 func Undoable(ctx context.Context) (_ context.Context, undo func()) {
 	steps := &[]func(context.Context){}
 	return context.WithValue(ctx, undoKey{}, steps), func() {
@@ -29,8 +30,9 @@ func Undoable(ctx context.Context) (_ context.Context, undo func()) {
 	}
 }
 
-// OnFailure registers f to be called if the request fails after admission. Without Undoable, f is
-// dropped. OnFailure must not be called concurrently for one request.
+// OnFailure registers f, which reverts a side effect of the caller, to be called if the request
+// fails afterwards. If ctx is not from Undoable, f is never called. OnFailure must not be called
+// concurrently for one request.
 func OnFailure(ctx context.Context, f func(context.Context)) {
 	if steps, ok := ctx.Value(undoKey{}).(*[]func(context.Context)); ok {
 		*steps = append(*steps, f)

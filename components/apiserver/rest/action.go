@@ -23,10 +23,12 @@ import (
 	"hyperkube/internal/api"
 )
 
-// actor handles creates of what is not stored, and subresources that handle HTTP themselves.
+// actor handles creates of objects that are not stored, such as token reviews and pod evictions,
+// and subresources that handle HTTP themselves, such as pods/exec.
 type actor struct{ *call }
 
-// action handles a create of something that is not stored.
+// action handles a POST of an object that is not stored: it decodes and validates the body, calls
+// admission, runs a and sends the result.
 func (c actor) action(a *registry.Action) error {
 	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true, Metadata: true, Tableless: true, Routed: true})
 	if err != nil {
@@ -112,7 +114,9 @@ func (c actor) action(a *registry.Action) error {
 	return c.responder().sendOutcome(format, code, out)
 }
 
-// changeFor implements registry.ActionCall.Change.
+// changeFor implements registry.ActionCall.Change: it changes another object as part of an action,
+// such as the pod of a binding. f modifies a copy of the current object and is called again after
+// conflicts. Admission is not called. It returns the new resource version.
 func (c actor) changeFor(ctx context.Context, what registry.ServerChange, f func(obj api.Object) error) (version string, err error) {
 	inner := *c.call
 	inner.ctx, inner.name = ctx, what.Name
@@ -158,7 +162,9 @@ func (c actor) changeFor(ctx context.Context, what registry.ServerChange, f func
 	return out.obj.GetResourceVersion(), nil
 }
 
-// deleteFor implements registry.ActionCall.Delete. It does not call admission for the deletion.
+// deleteFor implements registry.ActionCall.Delete: it deletes the object named in the request, for
+// example the pod of an eviction. Admission is not called for the deletion, because it has already
+// reviewed the action.
 func (c actor) deleteFor(ctx context.Context, opts *metav1.DeleteOptions) error {
 	inner := *c.call
 	inner.ctx, inner.byServer = ctx, true
@@ -166,7 +172,8 @@ func (c actor) deleteFor(ctx context.Context, opts *metav1.DeleteOptions) error 
 	return err
 }
 
-// stream passes the request to a subresource that handles HTTP itself.
+// stream checks the path, the method, the options and admission of a subresource that handles HTTP
+// itself, such as pods/exec or services/proxy, and then passes the request to s.Serve.
 func (c actor) stream(s *registry.Stream) error {
 	switch {
 	case len(c.info.Parts) > 3 && !s.Proxy:

@@ -21,7 +21,7 @@ type review struct {
 	dryRun    bool
 }
 
-// admitter calls admission for the writes of a request.
+// admitter calls the admission plugins and webhooks for the writes of a request.
 type admitter struct{ *call }
 
 func (c admitter) attributes(r review) admission.Attributes {
@@ -33,7 +33,8 @@ func (c admitter) attributes(r review) admission.Attributes {
 		c.info.Subresource, r.operation, r.options, r.dryRun, user)
 }
 
-// runMutating calls mutating admission, which may change or reject r.obj.
+// runMutating calls mutating admission, which may change r.obj. An error means that the write is
+// rejected. Without a plugin for the operation, it does nothing.
 func (c admitter) runMutating(ctx context.Context, r review) error {
 	if c.mutate == nil || !c.mutate.Handles(r.operation) {
 		return nil
@@ -41,7 +42,8 @@ func (c admitter) runMutating(ctx context.Context, r review) error {
 	return c.mutate.Admit(ctx, c.attributes(r), c.objects())
 }
 
-// runValidating calls validating admission, which may reject the write.
+// runValidating calls validating admission with the object as it will be stored. An error means
+// that the write is rejected.
 func (c admitter) runValidating(ctx context.Context, r review) error {
 	if c.validate == nil || !c.validate.Handles(r.operation) {
 		return nil

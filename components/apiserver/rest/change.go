@@ -22,25 +22,30 @@ import (
 
 // change describes an update of one object by PUT, by a patch, or by the server for a subresource.
 type change struct {
-	// way defines which fields may change.
+	// way contains the preparation and validation of the update, which define the fields that may
+	// change: those of the object itself or of a subresource such as status.
 	way *api.Update
 	// create means that a missing object is created.
 	create bool
-	// uid, if set, is a precondition.
+	// uid, if set, must be the UID of the current object. Otherwise the update fails with a
+	// conflict.
 	uid types.UID
-	// version, if set, is a precondition on the resource version.
+	// version, if set, must be the resource version of the current object. Otherwise the update
+	// fails with a conflict.
 	version string
 	// make returns the desired object based on current, which it must not modify. current is nil if
 	// the object does not exist. make also updates the managed fields. It is called in every
 	// attempt.
 	make func(ctx context.Context, current api.Object) (api.Object, error)
-	// skipAdmission changes are made by the server, without admission.
+	// skipAdmission is set if the server makes the change for an action or a Scale, for which
+	// admission is called separately.
 	skipAdmission bool
 	options       *metav1.UpdateOptions
 }
 
-// changed is the result of a change. entry is nil if nothing was stored: on a dry run, or if the
-// object was deleted.
+// changed is the result of a change. entry is the stored object; it is nil if nothing was stored,
+// on a dry run or if the update completed the deletion of the object, and obj is then the result.
+// created means that the object did not exist before.
 type changed struct {
 	entry   *store.Entry
 	obj     api.Object
@@ -50,7 +55,10 @@ type changed struct {
 // changer handles updates and patches of one object.
 type changer struct{ *call }
 
-// change makes a change, and retries it after conflicts.
+// change executes an update based on the cached object, and repeats it with the newest version
+// after a conflict, up to maxAttempts times. If an attempt based on the cache fails for another
+// reason, it is repeated once with the newest version. An attempt that may have been written is not
+// repeated.
 func (c changer) change(ch change) (changed, error) {
 	key := c.res.Key(c.namespace, c.name)
 	var current *store.Entry
@@ -102,7 +110,8 @@ func (c changer) change(ch change) (changed, error) {
 	return changed{}, c.storeError(err, c.name)
 }
 
-// newest reads the latest version from etcd. It returns nil if the object does not exist.
+// newest returns the entry of key that includes all writes committed before the call, or nil if the
+// object does not exist.
 func (c *call) newest(key string) (*store.Entry, error) {
 	e, err := c.res.Collection.Get(c.ctx, key, -1)
 	if errors.Is(err, store.ErrNotFound) {
@@ -121,13 +130,14 @@ func revisionOf(e *store.Entry) int64 {
 	return e.Revision()
 }
 
-// otherUID returns the error for a UID precondition that is not met. is may be empty if there is no
-// object.
+// otherUID returns the conflict error for the UID precondition ch.uid. is is the UID of the current
+// object, or empty if there is no object.
 func (c changer) otherUID(key string, ch change, is types.UID) error {
 	return c.preconditionFailed(key, ch, fmt.Sprintf("UID in precondition: %v, UID in object meta: %v", ch.uid, is))
 }
 
-// preconditionFailed returns the error of upstream's storage for a precondition that is not met.
+// preconditionFailed returns a conflict error with the message of upstream's storage for a
+// precondition that is not met. what describes the expected and the actual value.
 func (c changer) preconditionFailed(key string, ch change, what string) error {
 	full := c.res.Collection.FullKey(key)
 	if dryRun(ch.options.DryRun) {
@@ -138,6 +148,9 @@ func (c changer) preconditionFailed(key string, ch change, what string) error {
 			"Precondition failed: %s", full, what))
 }
 
+// try is one attempt of a change, based on entry, or on no object if entry is nil. It makes the new
+// object, calls admission, validates and stores it. If the update removes the last finalizer of an
+// object that is being deleted, it deletes the object instead.
 func (c changer) try(ch change, key string, entry *store.Entry) (_ changed, err error) {
 	if entry == nil {
 		if ch.create && ch.uid != "" {
@@ -200,7 +213,9 @@ func (c changer) try(ch change, key string, entry *store.Entry) (_ changed, err 
 	return c.committer().tryStore(r, entry, w, obj, current)
 }
 
-// checkVersion compares the resource version in the client's object with the current one.
+// checkVersion returns a conflict if obj, sent by the client, has a resource version other than
+// revision, the current one. Without a version, it sets revision in obj, or returns an error if the
+// resource does not allow unconditional updates.
 func (c changer) checkVersion(obj api.Object, revision int64) error {
 	given, err := parseRevision(obj.GetResourceVersion())
 	switch {
@@ -218,7 +233,9 @@ func (c changer) checkVersion(obj api.Object, revision int64) error {
 	return nil
 }
 
-// deletionCompletes reports whether this update removes the last obstacle to a deletion in progress.
+// deletionCompletes reports whether an update from old to obj completes the deletion of the object:
+// it is being deleted, its grace period is over, and neither finalizers nor Resource.Retain keep
+// it.
 func deletionCompletes(res *api.Resource, obj, old api.Object) bool {
 	if len(obj.GetFinalizers()) > 0 || old.GetDeletionTimestamp() == nil || res.Retain != nil && res.Retain(obj) {
 		return false
@@ -227,7 +244,8 @@ func deletionCompletes(res *api.Resource, obj, old api.Object) bool {
 	return grace == nil || *grace == 0
 }
 
-// tryCreate handles an update of an object that does not exist.
+// tryCreate is try for an object that does not exist. It creates the object if ch.create is set and
+// the user may create it, and otherwise returns a NotFound error.
 func (c changer) tryCreate(ch change) (changed, error) {
 	if !ch.create {
 		return changed{}, apierrors.NewNotFound(c.res.GroupResource(), c.name)
@@ -267,8 +285,8 @@ func (c changer) tryCreate(ch change) (changed, error) {
 	return changed{entry: entry, obj: obj, created: true}, nil
 }
 
-// rejectUID rejects the creation of an object with a UID, because the client wanted to update an
-// existing one.
+// rejectUID returns a conflict if obj, which would be created, contains a UID. The client then
+// wanted to update an existing object, which does not exist anymore.
 func (c changer) rejectUID(obj api.Object) error {
 	uid := obj.GetUID()
 	if uid == "" {
@@ -278,7 +296,8 @@ func (c changer) rejectUID(obj api.Object) error {
 		fmt.Errorf("uid mismatch: the provided object specified uid %s, and no existing object was found", uid))
 }
 
-// mayCreate checks whether a user who may update may also create.
+// mayCreate returns nil if the user of the update request is also authorized to create the object,
+// otherwise a Forbidden error.
 func (c changer) mayCreate() error {
 	user, _ := apirequest.UserFrom(c.ctx)
 	attributes := authorizer.AttributesRecord{

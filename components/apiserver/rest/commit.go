@@ -10,11 +10,12 @@ import (
 	"hyperkube/internal/store"
 )
 
-// committer stores and removes objects in transactions with the operations of hooks.
+// committer stores and deletes objects. The operations that the resource's hooks return, such as
+// the allocation of an IP address for a Service, are part of the same transaction.
 type committer struct{ *call }
 
-// pendingWrite is an object as it will be stored, and the operations of its transaction, of which the
-// first is reserved for the object itself.
+// pendingWrite is an object as it will be stored, and the operations of its transaction. ops[0] is
+// reserved for the object itself; the hooks have returned the others.
 type pendingWrite struct {
 	stored api.Object
 	ops    []store.Op
@@ -24,6 +25,8 @@ type pendingWrite struct {
 	times []metav1.ManagedFieldsEntry
 }
 
+// prepareWrite calls the hooks for an update from current to obj. If the managed fields differ only
+// in their times, obj keeps the old ones, so that tryStore can detect an update without a change.
 func (c committer) prepareWrite(obj, current api.Object) (w pendingWrite, err error) {
 	before := current.GetManagedFields()
 	w.times = obj.GetManagedFields()
@@ -34,9 +37,10 @@ func (c committer) prepareWrite(obj, current api.Object) (w pendingWrite, err er
 	return w, err
 }
 
-// runHooks calls the hooks. It returns obj in its stored form and the operations of its transaction,
-// of which the first is reserved for the object itself. Values that hooks allocate are also set in
-// obj unless the stored form is different. The resource version of the stored form is cleared.
+// runHooks calls the resource's hooks for the replacement of old by obj (nil for a deletion or
+// creation). It returns obj in its stored version and the operations of its transaction, of which
+// the first is reserved for the object itself. Values that hooks allocate are also set in obj
+// unless the stored version is different.
 func (c committer) runHooks(obj, old api.Object) (stored api.Object, ops []store.Op, err error) {
 	ops = make([]store.Op, 1, 4)
 	if obj != nil {
@@ -63,8 +67,9 @@ func (c committer) runHooks(obj, old api.Object) (stored api.Object, ops []store
 	return stored, ops, nil
 }
 
-// asStored returns the result of a dry run as it would be after reading it from storage: an object
-// that is stored in another version may get default values, and a custom resource is pruned.
+// asStored returns the object that a dry run would have stored, as a client would read it: an
+// object that is stored in another API version may get default values, and a custom resource is
+// pruned.
 func (c committer) asStored(obj api.Object) (api.Object, error) {
 	if c.res.StoredAs == nil {
 		return obj, nil
@@ -81,8 +86,8 @@ func (c committer) asStored(obj api.Object) (api.Object, error) {
 	return c.res.StoredAs.FromStored(stored)
 }
 
-// tryStore writes obj in place of entry. If only the times of managed fields would change, it
-// writes nothing.
+// tryStore replaces entry by w.stored, which is obj in its stored version. If only the times of
+// managed fields would change, it writes nothing. On a dry run it returns obj without writing.
 func (c committer) tryStore(r review, entry *store.Entry, w pendingWrite, obj, current api.Object) (changed, error) {
 	if r.dryRun {
 		obj.SetResourceVersion(current.GetResourceVersion())
@@ -104,12 +109,15 @@ func (c committer) tryStore(r review, entry *store.Entry, w pendingWrite, obj, c
 	return changed{entry: entries[0]}, nil
 }
 
-// unchanged reports whether the encoding of stored equals the stored bytes of entry.
+// unchanged reports whether an object in its stored version has the same encoding as entry, so that
+// a write would change nothing.
 func (c committer) unchanged(stored api.Object, entry *store.Entry) bool {
 	return c.res.SameBytes(stored, entry)
 }
 
-// tryMark stores an object with a deletion timestamp.
+// tryMark stores obj, whose deletion timestamp or grace period the caller has set. The object
+// exists until its finalizers are removed or the kubelet deletes the pod. On a dry run nothing is
+// stored.
 func (c committer) tryMark(r review, entry *store.Entry, obj, current api.Object) (removed, error) {
 	stored, ops, err := c.runHooks(obj, current)
 	if err != nil {
@@ -127,8 +135,9 @@ func (c committer) tryMark(r review, entry *store.Entry, obj, current api.Object
 	return removed{entry: entries[0]}, nil
 }
 
-// tryRemove completes a deletion. The response has the resource version on which the change is
-// based, because the changed object was never stored.
+// tryRemove deletes the object of entry. obj is its last state, with which the request is answered.
+// It has the resource version of current, because it was never stored itself. On a dry run nothing
+// is deleted.
 func (c committer) tryRemove(r review, entry *store.Entry, obj, current api.Object) (changed, error) {
 	_, ops, err := c.runHooks(nil, current)
 	if err != nil {
@@ -145,8 +154,9 @@ func (c committer) tryRemove(r review, entry *store.Entry, obj, current api.Obje
 	return changed{obj: obj}, nil
 }
 
-// checkReplaced returns an error if the definition of a custom resource has changed since the request
-// started. Objects made with a previous definition must not be stored.
+// checkReplaced returns errStopped if the custom resource definition has changed since the request
+// started. The object was validated with the previous definition and must not be stored; ServeHTTP
+// then repeats the request.
 func (c committer) checkReplaced() error {
 	if c.res.Custom != nil && c.cfg.Registry.Lookup(c.res.GVR()) != c.res {
 		return errStopped
@@ -154,18 +164,19 @@ func (c committer) checkReplaced() error {
 	return nil
 }
 
-// onlyTimesChanged reports whether managed fields differ only in times. In that case the object must be
-// encoded to find out whether it has changed.
+// onlyTimesChanged reports whether two lists of managed fields differ only in times. The object
+// must then be encoded to find out whether anything else has changed.
 func onlyTimesChanged(now, before []metav1.ManagedFieldsEntry) bool {
 	return fieldmanager.SameButTimes(now, before) && !fieldmanager.SameTimes(now, before)
 }
 
-// maybeWrittenError wraps the error of a write that may have succeeded.
+// maybeWrittenError wraps the error of a commit whose outcome is unknown. The request must not be
+// repeated, and allocated values must not be released.
 type maybeWrittenError struct{ error }
 
 func (e maybeWrittenError) Unwrap() error { return e.error }
 
-// markUncertain wraps the error of a commit in maybeWrittenError, except for conflicts: only those
+// markUncertain wraps the error of a commit in maybeWrittenError, except for conflicts, which
 // guarantee that nothing was written.
 func markUncertain(err error) error {
 	if _, ok := errors.AsType[*store.ConflictError](err); ok {
@@ -174,6 +185,7 @@ func markUncertain(err error) error {
 	return maybeWrittenError{err}
 }
 
+// uncertain reports whether err comes from a write that may have succeeded.
 func uncertain(err error) bool {
 	var u maybeWrittenError
 	return errors.As(err, &u)

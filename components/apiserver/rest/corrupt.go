@@ -24,7 +24,8 @@ import (
 //
 // https://kep.k8s.io/3926
 
-// unreadable returns the error message for an undecodable value.
+// unreadable returns upstream's error message for a value in etcd that cannot be decrypted or
+// decoded.
 func unreadable(e *store.CorruptError) string {
 	if e.Encrypted {
 		return fmt.Sprintf("data from the storage is not transformable revision=0: %v", e.Err)
@@ -32,8 +33,8 @@ func unreadable(e *store.CorruptError) string {
 	return fmt.Sprintf("object not decodable revision=%d: %v", e.Revision, e.Err)
 }
 
-// storageMessage returns the message of upstream's storage for a corrupt object. In lists it
-// contains the full key, for single objects the path.
+// storageMessage returns the message of upstream's storage for a corrupt object. key is the full
+// etcd key in lists, and the key without the prefix for single objects.
 func storageMessage(e *store.CorruptError, key string) string {
 	const code = 7
 	return fmt.Sprintf("StorageError: corrupt object, Code: %d, Key: %s, ResourceVersion: 0, AdditionalErrorMsg: %s", code, key, unreadable(e))
@@ -65,8 +66,9 @@ func corruptUpdateError(err error) error {
 // maxCorrupt limits the number of corrupt objects in the error for a list.
 const maxCorrupt = 100
 
-// corruptList returns the error response for a list with corrupt objects, or err if it has another
-// cause.
+// corruptList returns the error response for a list in which err was caused by corrupt objects. It
+// names up to maxCorrupt of them, so that an administrator can delete them. If err has another
+// cause, it returns err.
 func corruptList(res *registry.Resource, entries []*store.Entry, err error) error {
 	if !errors.Is(err, store.ErrCorrupt) {
 		return err
@@ -102,7 +104,8 @@ func corruptList(res *registry.Resource, entries []*store.Entry, err error) erro
 	}}
 }
 
-// corruptEvent returns the error that terminates a watch when an event cannot be decoded.
+// corruptEvent returns the error that terminates a watch when err prevents encoding an event. gone
+// is set for deletions, for which upstream has a special message.
 func corruptEvent(err error, gone bool) error {
 	var corrupt *store.CorruptError
 	if !gone || !errors.As(err, &corrupt) {
@@ -114,21 +117,24 @@ func corruptEvent(err error, gone bool) error {
 	}}
 }
 
-// unsafe reports whether an object should be deleted even if it cannot be decoded.
+// unsafe reports whether the delete options request the deletion of an object that cannot be
+// decoded (ignoreStoreReadErrorWithClusterBreakingPotential).
 func unsafe(opts *metav1.DeleteOptions) bool {
 	o := opts.IgnoreStoreReadErrorWithClusterBreakingPotential
 	return o != nil && *o
 }
 
-// errUnsafeCollection is the error for unsafe deletion of a collection.
+// errUnsafeCollection returns the error for deletecollection with the option of unsafe, which is
+// allowed only for single objects.
 func errUnsafeCollection() error {
 	return apierrors.NewInvalid(schema.GroupKind{Group: metav1.GroupName, Kind: "DeleteOptions"}, "", field.ErrorList{
 		field.Invalid(field.NewPath("ignoreStoreReadErrorWithClusterBreakingPotential"), true, "is not allowed with DELETECOLLECTION, try again after removing the option"),
 	})
 }
 
-// deleteCorrupt deletes an undecodable object without checking admission, finalizers and
-// preconditions, which would need the decoded object.
+// deleteCorrupt deletes an object that cannot be decoded, on explicit request, without admission,
+// finalizers and preconditions, which would need the decoded object. It rejects the deletion of a
+// readable object. The user needs the permission that authorizeUnsafeDelete checks.
 func (c deleter) deleteCorrupt(opts *metav1.DeleteOptions) error {
 	audit.AddAuditAnnotation(c.ctx, "apiserver.k8s.io/unsafe-delete-ignore-read-error", "")
 	if err := c.authorizeUnsafeDelete(c.ctx, opts); err != nil {
@@ -171,7 +177,8 @@ func (c deleter) deleteCorrupt(opts *metav1.DeleteOptions) error {
 	return conflict(c.res.GroupResource(), c.name)
 }
 
-// authorizeUnsafeDelete checks the permission for unsafe deletion.
+// authorizeUnsafeDelete returns a Forbidden error unless the user has the verb
+// unsafe-delete-ignore-read-errors for the object, in addition to delete.
 func (c deleter) authorizeUnsafeDelete(ctx context.Context, opts *metav1.DeleteOptions) error {
 	const verb = "unsafe-delete-ignore-read-errors"
 	u, _ := apirequest.UserFrom(ctx)

@@ -8,11 +8,12 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// slotThreshold is the size in bytes from which on encoding or decoding waits for a slot. It takes
-// about a millisecond of CPU time for JSON.
+// slotThreshold is the size in bytes from which on encoding or decoding an object waits for a CPU
+// slot. JSON of this size takes about a millisecond of CPU time.
 const slotThreshold = 128 << 10
 
-// maxWaitingPerUser limits the number of a user's waiting requests.
+// maxWaitingPerUser is the maximum number of one user's requests that wait for a CPU slot. Further
+// requests get the error 429.
 const maxWaitingPerUser = 100
 
 // cpuSlots limits the concurrency of CPU-intensive work. Go gives each goroutine a time slice of ten
@@ -32,7 +33,8 @@ func newCPUSlots(slots int) *cpuSlots {
 	return &cpuSlots{free: slots, queues: map[string][]chan struct{}{}}
 }
 
-// acquire waits for a slot. The caller must release it by calling done.
+// acquire waits until a slot is assigned to the user of ctx. The caller must call done afterwards.
+// It returns an error 429 if too many requests of the user wait already, or the error of ctx.
 func (t *cpuSlots) acquire(ctx context.Context) (done func(), err error) {
 	name := ""
 	if u, ok := apirequest.UserFrom(ctx); ok {
@@ -73,7 +75,8 @@ func (t *cpuSlots) acquire(ctx context.Context) (done func(), err error) {
 	return nil, ctx.Err()
 }
 
-// dequeue removes a request from a user's queue. The caller must hold the lock.
+// dequeue removes the request at position i from a user's queue, and the user from order if the
+// queue is then empty. The caller holds mu.
 func (t *cpuSlots) dequeue(name string, i int) {
 	line := t.queues[name]
 	line = append(line[:i:i], line[i+1:]...)
@@ -90,7 +93,8 @@ func (t *cpuSlots) dequeue(name string, i int) {
 	}
 }
 
-// release assigns a slot to the next request.
+// release assigns the caller's slot to the first waiting request of the next user, or frees it if
+// no request waits.
 func (t *cpuSlots) release() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -15,11 +15,11 @@ import (
 	"hyperkube/internal/store"
 )
 
-// errVersionOnCreate is the error for a new object with a resource version.
+// errVersionOnCreate is the error for a POST of an object that already has a resource version.
 var errVersionOnCreate = errors.New("resourceVersion should not be set on objects to be created")
 
-// Limits of retries. Conflicts of generated names, and of values that hooks allocate, are resolved
-// much earlier.
+// Limits of retries of a write: maxNames for generated names that already exist, maxAttempts for
+// conflicts with concurrent writes, which normally need only a few retries.
 const (
 	maxNames    = 8
 	maxAttempts = 100
@@ -28,7 +28,8 @@ const (
 // creator handles creates.
 type creator struct{ *call }
 
-// create handles a create request.
+// create handles a POST of an object: it decodes and validates the object, calls admission, stores
+// it and sends the result.
 func (c creator) create() error {
 	format, err := c.format()
 	if err != nil {
@@ -83,8 +84,10 @@ func (c creator) create() error {
 	return c.responder().sendEntry(format, http.StatusCreated, entry)
 }
 
-// insert stores a new object after the final checks. entry is nil on a dry run. made is the object
-// as it would be stored.
+// insert validates and stores a new object, after mutating admission. It retries with another name
+// if a generated name exists, and after conflicts of other keys of the transaction, such as
+// allocated addresses. entry is the stored object, or nil on a dry run. made is the object with all
+// values set.
 func (c creator) insert(obj api.Object, r review) (entry *store.Entry, made api.Object, err error) {
 	generated := obj.GetName() == "" && obj.GetGenerateName() != ""
 	hooks := c.res.Hooks()
@@ -120,8 +123,8 @@ func (c creator) insert(obj api.Object, r review) (entry *store.Entry, made api.
 	return entry, made, nil
 }
 
-// createError converts the error of a create. If an object with the same name exists and is being
-// deleted, the message says so.
+// createError converts the error of storing obj to the error response. If an object with the same
+// name exists and is being deleted, the message says so.
 func (c creator) createError(err error, obj api.Object) error {
 	result := c.storeError(err, obj.GetName())
 	if !apierrors.IsAlreadyExists(result) {
@@ -144,6 +147,8 @@ func (c creator) createError(err error, obj api.Object) error {
 	return result
 }
 
+// insertOnce is one attempt of insert. It calls hooks, which may allocate values, and validating
+// admission. It returns nil on a dry run.
 func (c creator) insertOnce(obj api.Object, r review) (_ *store.Entry, err error) {
 	if err := c.prepareNew(c.ctx, obj); err != nil {
 		return nil, err

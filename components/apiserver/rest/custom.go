@@ -27,16 +27,17 @@ func (c *call) warnDeprecated() {
 	}
 }
 
-// lacksNamespace reports whether the path of a namespaced custom resource lacks the namespace. Such a
-// path does not exist.
+// lacksNamespace reports whether a request for a namespaced custom resource has no namespace in its
+// path, except for lists and watches of all namespaces. Such a path does not exist.
 func (c *call) lacksNamespace() bool {
 	return c.res.Custom != nil && bool(c.res.Scope) && c.namespace == "" && c.info.Verb != "list" && c.info.Verb != "watch"
 }
 
-// errTerminating is the error for creating objects while their definition is being deleted.
+// errTerminating is the error for creating a custom resource while its definition is being deleted.
 var errTerminating = errors.New("create not allowed while custom resource definition is terminating")
 
-// checkTerminating rejects new objects of a terminating definition.
+// checkTerminating returns a Forbidden error if the definition of the custom resource is being
+// deleted. name is the name of the new object.
 func (c *call) checkTerminating(name string) error {
 	if c.res.Custom != nil && c.res.Custom.Terminating {
 		return apierrors.NewForbidden(c.res.GroupResource(), name, errTerminating)
@@ -44,7 +45,9 @@ func (c *call) checkTerminating(name string) error {
 	return nil
 }
 
-// decodeUnstructured decodes a JSON object into an unstructured object.
+// decodeUnstructured decodes JSON into an unstructured object and returns its kind and the errors
+// of strict decoding: duplicate fields. Unknown fields are found later, by coerce. It returns an
+// error if the body is not an object with a kind.
 func decodeUnstructured(data []byte, into *unstructured.Unstructured, strict strictness) (schema.GroupVersionKind, []error, error) {
 	var strictErrs []error
 	var err error
@@ -74,8 +77,9 @@ func decodeUnstructured(data []byte, into *unstructured.Unstructured, strict str
 	return gvk, strictErrs, nil
 }
 
-// coerce coerces a decoded unstructured object to the schema, and returns the strict decoding
-// errors.
+// coerce converts the values of a decoded custom resource to the types of its schema, prunes
+// unknown fields, and returns an error for each unknown field if strict is enabled. It does nothing
+// for built-in resources.
 func (c bodyDecoder) coerce(into runtime.Object, strict strictness) ([]error, error) {
 	obj, ok := into.(*unstructured.Unstructured)
 	if !ok || c.res.Custom == nil {
@@ -92,7 +96,8 @@ func (c bodyDecoder) coerce(into runtime.Object, strict strictness) ([]error, er
 	return errs, nil
 }
 
-// checkCustomKind rejects an object of another kind or version than the resource's.
+// checkCustomKind returns an Invalid error if the kind or apiVersion of a custom resource in a
+// request body is not that of the requested resource.
 func checkCustomKind(obj *unstructured.Unstructured, want schema.GroupVersionKind) error {
 	var errs field.ErrorList
 	if kind := obj.GetKind(); kind != want.Kind {
@@ -115,28 +120,34 @@ func (c admitter) objects() admission.ObjectInterfaces {
 	return customObjects{ObjectInterfaces: c.cfg.Objects, res: c.res.Resource}
 }
 
-// customObjects creates, converts and defaults custom resources.
+// customObjects creates, converts and defaults objects for the webhooks and policies that are
+// called for a request for a custom resource. Objects of other kinds are passed to the embedded
+// interfaces.
 type customObjects struct {
 	admission.ObjectInterfaces
 	res *api.Resource
 }
 
-// GetObjectCreater implements admission.ObjectInterfaces.
+// GetObjectCreater implements admission.ObjectInterfaces. The result creates unstructured objects
+// for the group of the custom resource.
 func (o customObjects) GetObjectCreater() runtime.ObjectCreater {
 	return customCreator{o.ObjectInterfaces.GetObjectCreater(), o.res.Group}
 }
 
-// GetObjectDefaulter implements admission.ObjectInterfaces.
+// GetObjectDefaulter implements admission.ObjectInterfaces. The result sets the defaults of the
+// custom resource's schema.
 func (o customObjects) GetObjectDefaulter() runtime.ObjectDefaulter {
 	return customDefaulter{o.ObjectInterfaces.GetObjectDefaulter(), o.res}
 }
 
-// GetObjectConvertor implements admission.ObjectInterfaces.
+// GetObjectConvertor implements admission.ObjectInterfaces. The result converts between the
+// versions of the custom resource, with its conversion webhook if it has one.
 func (o customObjects) GetObjectConvertor() runtime.ObjectConvertor {
 	return customConvertor{o.ObjectInterfaces.GetObjectConvertor(), o.res}
 }
 
-// GetEquivalentResourceMapper implements admission.ObjectInterfaces.
+// GetEquivalentResourceMapper implements admission.ObjectInterfaces. The result contains the
+// versions of the custom resource, so that a webhook for one version is also called for the others.
 func (o customObjects) GetEquivalentResourceMapper() runtime.EquivalentResourceMapper {
 	return o.res.Custom.Equivalents()
 }
@@ -146,7 +157,8 @@ type customCreator struct {
 	group  string
 }
 
-// New implements runtime.ObjectCreater.
+// New returns an empty unstructured object for a kind of the custom resource's group, and asks the
+// wrapped creator for other groups.
 func (o customCreator) New(gvk schema.GroupVersionKind) (runtime.Object, error) {
 	if gvk.Group != o.group {
 		return o.others.New(gvk)
@@ -161,7 +173,8 @@ type customDefaulter struct {
 	res    *api.Resource
 }
 
-// Default implements runtime.ObjectDefaulter.
+// Default sets the defaults of the schema if in is a custom resource of this kind and version. It
+// does not change other custom resources.
 func (o customDefaulter) Default(in runtime.Object) {
 	if obj, ok := in.(*unstructured.Unstructured); ok {
 		if obj.GroupVersionKind() == o.res.GVK() {
@@ -177,7 +190,8 @@ type customConvertor struct {
 	res *api.Resource
 }
 
-// ConvertToVersion implements runtime.ObjectConvertor.
+// ConvertToVersion converts a custom resource to a version that gv accepts. It passes other objects
+// to the wrapped convertor.
 func (o customConvertor) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
 	obj, ok := in.(*unstructured.Unstructured)
 	if !ok {
@@ -190,7 +204,9 @@ func (o customConvertor) ConvertToVersion(in runtime.Object, gv runtime.GroupVer
 	return o.res.Custom.Convert(obj, to.Version)
 }
 
-// Convert implements runtime.ObjectConvertor.
+// Convert converts the custom resource in to the version of out and stores the result in out. If
+// out has the version of the request, it is also checked against the schema. Other objects are
+// passed to the wrapped convertor.
 func (o customConvertor) Convert(in, out, context any) error {
 	from, ok1 := in.(*unstructured.Unstructured)
 	to, ok2 := out.(*unstructured.Unstructured)

@@ -29,7 +29,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// readBody is a cached request body, or the error of reading it.
+// readBody is the body of a request, kept for a repetition of the request, or the error of reading
+// it.
 type readBody struct {
 	data []byte
 	err  error
@@ -38,8 +39,8 @@ type readBody struct {
 // bodyDecoder reads and decodes the body of a request.
 type bodyDecoder struct{ *call }
 
-// readBody returns the request body, up to the size limit. It reads the body only once, because
-// requests may be restarted.
+// readBody returns the request body, or an error 413 if it exceeds the size limit. It reads the
+// body only once and keeps it, because ServeHTTP may repeat the request.
 func (c bodyDecoder) readBody() ([]byte, error) {
 	if c.body == nil {
 		data, err := c.readAll()
@@ -85,7 +86,8 @@ func (c bodyDecoder) readAll() ([]byte, error) {
 	return data, nil
 }
 
-// strictness is the field validation mode for unknown and duplicate fields.
+// strictness is the field validation mode of a request, which defines how unknown and duplicate
+// fields are handled: Ignore, Warn or Strict.
 type strictness string
 
 func fieldValidation(s string) strictness {
@@ -97,8 +99,9 @@ func fieldValidation(s string) strictness {
 
 func (s strictness) enabled() bool { return s != metav1.FieldValidationIgnore }
 
-// decode decodes a body of a known kind into the empty object into, and sets its kind. It does not
-// set default values.
+// decode decodes a request body in the format of its Content-Type into the empty object into, and
+// sets its kind to gvk. A body of another kind is rejected. It does not set default values. Unknown
+// and duplicate fields are reported as strict requires.
 func (c bodyDecoder) decode(data []byte, into runtime.Object, gvk schema.GroupVersionKind, strict strictness) error {
 	media, err := negotiate.Body(c.req, true)
 	if err != nil {
@@ -178,7 +181,8 @@ func (c bodyDecoder) decodeAs(media negotiate.Media, data []byte, into runtime.O
 	return nil
 }
 
-// readable validates a decoded object of the resource's kind with Resource.Readable.
+// readable calls Resource.Readable on a decoded object, if it is of the resource's kind. It returns
+// an error if the object was decoded but is not valid for the kind.
 func (c bodyDecoder) readable(obj runtime.Object, gvk schema.GroupVersionKind) error {
 	if c.res == nil || c.res.Readable == nil || gvk != c.res.GVK() {
 		return nil
@@ -189,9 +193,9 @@ func (c bodyDecoder) readable(obj runtime.Object, gvk schema.GroupVersionKind) e
 	return nil
 }
 
-// guessKind determines the kind and version of a body without a kind that could not be decoded because
-// of err. It assumes the wanted kind, unless the body is not even an object. In that case it
-// returns another error.
+// guessKind returns the kind and version to name in the error for a body that could not be decoded
+// because of err. given is what the decoder found. A body without a kind gets the expected kind
+// want. If the body is not an object, guessKind returns another error instead of err.
 func guessKind(media negotiate.Media, data []byte, given, want schema.GroupVersionKind, err error) (schema.GroupVersionKind, error) {
 	switch media {
 	case negotiate.Protobuf:
@@ -221,7 +225,8 @@ func guessKind(media negotiate.Media, data []byte, given, want schema.GroupVersi
 	return given, err
 }
 
-// checkKind compares the kind and version in the body, if there are any, with the expected ones.
+// checkKind returns an error if the kind and version found in a body (given) are not the expected
+// ones (want). A body may omit both. The messages are those of upstream.
 func checkKind(into runtime.Object, given, want schema.GroupVersionKind) error {
 	if given == want || given.Version == "" && given.Kind == "" {
 		return nil
@@ -245,7 +250,8 @@ func checkKind(into runtime.Object, given, want schema.GroupVersionKind) error {
 	return nil
 }
 
-// checkFormer rejects anything that is not a version of the wanted kind.
+// checkFormer returns an error if given is an unknown kind, or not another version of the kind
+// want.
 func checkFormer(given, want schema.GroupVersionKind) error {
 	if given.Kind == "" {
 		given.Kind = want.Kind
@@ -260,6 +266,8 @@ func checkFormer(given, want schema.GroupVersionKind) error {
 	return nil
 }
 
+// unknownConversion returns upstream's error for a body of the kind given where the kind want is
+// expected.
 func unknownConversion(given, want schema.GroupVersionKind) error {
 	return fmt.Errorf("converting (%s.%s) to (%s.%s): unknown conversion", given.Version, given.Kind, internalPackage(want.Group), want.Kind)
 }
@@ -308,7 +316,8 @@ func decodeProto(data []byte, into runtime.Object) (schema.GroupVersionKind, err
 	return gvk, nil
 }
 
-// maxDepth is the maximum nesting depth of messages. It is the same as that of Go's JSON decoder.
+// maxDepth is the maximum nesting depth of protobuf messages of recursive types. It is the same as
+// that of Go's JSON decoder.
 const maxDepth = 10000
 
 func decodeYAML(data []byte, into runtime.Object, strict strictness) (schema.GroupVersionKind, []error, error) {
@@ -356,7 +365,7 @@ func decodeJSON(data []byte, into runtime.Object, strict strictness) (schema.Gro
 	return meta.GroupVersionKind(), strictErrs, err
 }
 
-// warnStrict adds a warning for each strict decoding error.
+// warnStrict adds a Warning header for each unknown or duplicate field to the response.
 func (c bodyDecoder) warnStrict(errs []error) {
 	for _, err := range errs {
 		// A YAML error may contain several lines.
@@ -372,8 +381,8 @@ func (c bodyDecoder) warnStrict(errs []error) {
 	}
 }
 
-// summary returns the beginning of a body for an error message. It is not encoded if it starts like
-// a JSON object.
+// summary returns the beginning of a request body for an error message: as text if it starts like a
+// JSON object, otherwise in hexadecimal.
 func summary(data []byte) string {
 	const most = 30
 	if len(data) == 0 {
@@ -389,6 +398,7 @@ func summary(data []byte) string {
 	return hex.EncodeToString(shown) + rest
 }
 
+// dryRun reports whether the request's dryRun options include All.
 func dryRun(options []string) bool {
 	for _, s := range options {
 		if strings.EqualFold(s, metav1.DryRunAll) {
@@ -398,7 +408,8 @@ func dryRun(options []string) bool {
 	return false
 }
 
-// parseRevision parses the resourceVersion of an object. It returns zero if there is none.
+// parseRevision parses the resourceVersion of an object in a request. It returns zero for an empty
+// one, and a BadRequest error for an invalid one.
 func parseRevision(s string) (int64, error) {
 	if s == "" || s == "0" {
 		return 0, nil

@@ -29,7 +29,8 @@ import (
 // deleter handles deletions of objects and of collections.
 type deleter struct{ *call }
 
-// deleteOptions parses the delete options from the body or the query.
+// deleteOptions parses and validates the delete options from the body, or from the query if there
+// is no body.
 func (c deleter) deleteOptions() (*metav1.DeleteOptions, error) {
 	body, err := c.bodyDecoder().readBody()
 	if err != nil {
@@ -66,8 +67,9 @@ func (c deleter) deleteOptions() (*metav1.DeleteOptions, error) {
 	return opts, nil
 }
 
-// decodeDeleteOptions decodes the options with the library's decoder, which returns upstream's
-// errors.
+// decodeDeleteOptions decodes delete options with the decoder of the Kubernetes libraries, which
+// accepts other versions and returns upstream's errors. It is used only if the faster decoding has
+// failed.
 func decodeDeleteOptions(media negotiate.Media, body []byte) (*metav1.DeleteOptions, error) {
 	info, ok := runtime.SerializerInfoForMediaType(metascheme.Codecs.SupportedMediaTypes(), media.String())
 	if !ok {
@@ -85,7 +87,8 @@ func decodeDeleteOptions(media negotiate.Media, body []byte) (*metav1.DeleteOpti
 	return opts, nil
 }
 
-// delete handles the deletion of one object.
+// delete handles a DELETE of one object. The response is the object if it still exists, for example
+// because of finalizers. Otherwise it is a Status, or for some resources the deleted object.
 func (c deleter) delete() error {
 	format, err := c.format()
 	if err != nil {
@@ -130,15 +133,16 @@ func (c deleter) delete() error {
 	return c.SendObject(c.w, c.req, plain, code, status)
 }
 
-// removed is the result of a deletion. If the object remains, entry (or obj on a dry run) is its
-// new state. If it was deleted, obj is its last state.
+// removed is the result of a deletion. If deleted is set, obj is the last state of the object.
+// Otherwise the object still exists, and entry is its new state (obj on a dry run).
 type removed struct {
 	deleted bool
 	entry   *store.Entry
 	obj     api.Object
 }
 
-// remove deletes an object, or sets its deletion timestamp if something must happen before.
+// remove deletes an object. If it has a grace period or finalizers, remove only sets its deletion
+// timestamp. After a conflict, it tries again with the newest version.
 func (c deleter) remove(name string, opts *metav1.DeleteOptions) (removed, error) {
 	key := c.res.Key(c.namespace, name)
 	var entry *store.Entry
@@ -200,8 +204,9 @@ func (c deleter) remove(name string, opts *metav1.DeleteOptions) (removed, error
 	return removed{}, c.storeError(err, name)
 }
 
-// tryDelete is one attempt, based on entry. If it fails after it has set the deletion timestamp,
-// the result contains that state of the object.
+// tryDelete is one attempt of remove, based on entry. It checks preconditions and calls admission.
+// If it fails after it has stored a deletion timestamp, the result contains that state of the
+// object.
 func (c deleter) tryDelete(name string, opts *metav1.DeleteOptions, entry *store.Entry) (removed, error) {
 	current, err := c.res.Read(entry)
 	if err != nil {
@@ -265,9 +270,9 @@ func (c deleter) tryDelete(name string, opts *metav1.DeleteOptions, entry *store
 	return removed{deleted: true, obj: out.obj}, nil
 }
 
-// deletedByNode reports whether a kubelet deletes the object, which is a pod whose containers have
-// terminated. For other clients, an immediate deletion first sets the deletion timestamp in a
-// separate write. Without it the kubelet would not know that the grace period is zero, and would
+// deletedByNode reports whether the client is a kubelet, which deletes a pod after its containers
+// have terminated. For other clients, an immediate deletion first sets the deletion timestamp in a
+// separate write. Without it, the kubelet would not know that the grace period is zero, and would
 // use the pod's own grace period.
 func (c deleter) deletedByNode() bool {
 	u, ok := apirequest.UserFrom(c.ctx)
@@ -278,6 +283,8 @@ func (c deleter) deletedByNode() bool {
 // a capital letter, on namespaces.
 const preconditionMessage = "recondition failed: %[1]s in precondition: %[2]s, %[1]s in object meta: %[3]s"
 
+// checkPreconditions returns a conflict if the UID or resource version of obj is not the one that
+// the delete options require.
 func (c deleter) checkPreconditions(obj api.Object, opts *metav1.DeleteOptions) error {
 	if opts.Preconditions == nil {
 		return nil
@@ -301,8 +308,9 @@ func (c deleter) checkPreconditions(obj api.Object, opts *metav1.DeleteOptions) 
 	return nil
 }
 
-// grace determines the grace period and sets it in obj. pending means that the object is already
-// being deleted and needs no change.
+// grace determines the grace period from the options and sets it, with the deletion timestamp, in
+// obj. graceful means that it has done so. pending means that obj is already being deleted and
+// needs no change.
 func (c deleter) grace(ctx context.Context, obj api.Object, opts *metav1.DeleteOptions) (graceful, pending bool) {
 	if g := opts.GracePeriodSeconds; g != nil && *g < 0 {
 		opts.GracePeriodSeconds = new(int64)
@@ -349,8 +357,8 @@ func (c deleter) grace(ctx context.Context, obj api.Object, opts *metav1.DeleteO
 	return true, false
 }
 
-// markDeleting sets the deletion timestamp of an object that remains only because of its
-// finalizers.
+// markDeleting sets the deletion timestamp of obj to now, unless it has an earlier one, and its
+// grace period to zero. The object remains only because of its finalizers.
 func markDeleting(obj api.Object) {
 	now := metav1.NewTime(time.Now().Truncate(time.Second))
 	if obj.GetDeletionTimestamp() == nil {
@@ -364,8 +372,9 @@ func markDeleting(obj api.Object) {
 	obj.SetDeletionGracePeriodSeconds(new(int64))
 }
 
-// dependentFinalizers adds and removes the finalizers that make the garbage collector orphan
-// dependents, or delete them first.
+// dependentFinalizers returns the finalizers of obj with which the garbage collector orphans the
+// dependents, or deletes them first, as the propagation policy of opts or the default of the
+// resource requires. It returns false if obj has the right finalizers already.
 //
 // https://kubernetes.io/docs/concepts/architecture/garbage-collection/
 func dependentFinalizers(res *api.Resource, obj api.Object, opts *metav1.DeleteOptions) ([]string, bool) {
@@ -400,7 +409,8 @@ func dependentFinalizers(res *api.Resource, obj api.Object, opts *metav1.DeleteO
 	return want, true
 }
 
-// warnDefault adds a warning about the default propagation policy where it may be unexpected.
+// warnDefault adds the resource's warning about the default propagation policy, which may be
+// unexpected, if the options contain no policy.
 func (c deleter) warnDefault(opts *metav1.DeleteOptions) {
 	if c.res.DeleteWarning != "" && opts.PropagationPolicy == nil && opts.OrphanDependents == nil { //nolint:staticcheck // old clients still set it
 		warning.AddWarning(c.ctx, "", c.res.DeleteWarning)

@@ -17,7 +17,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// deleteCollection deletes all selected objects and responds with their list.
+// deleteCollection handles a DELETE of all objects that the request's selectors match, and responds
+// with the list of them.
 func (c deleter) deleteCollection() error {
 	format, err := c.format()
 	if err != nil {
@@ -63,10 +64,12 @@ func (c deleter) deleteCollection() error {
 // sync many with one write, few enough to leave capacity for other requests.
 const deletionConcurrency = 32
 
+// errPanicked stops the other goroutines of removeAll after one has panicked.
 var errPanicked = errors.New("deletion panicked")
 
 // removeAll deletes entries concurrently and in no particular order. After the first failure it
-// starts no more deletions. Objects that no longer exist are not an error.
+// starts no more deletions and returns the error. Objects that no longer exist are not an error. It
+// panics if a deletion panics, so that the request's handler recovers from it.
 func (c deleter) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) error {
 	var panicked atomic.Value // contains a string
 	group, ctx := errgroup.WithContext(c.ctx)
@@ -103,7 +106,8 @@ func (c deleter) removeAll(entries []*store.Entry, opts *metav1.DeleteOptions) e
 	return c.ctx.Err()
 }
 
-// removeOne deletes one object of a list. It is no error if the object no longer exists.
+// removeOne deletes the object of one entry as if a client had requested it. It returns nil if the
+// object no longer exists.
 func (c deleter) removeOne(ctx context.Context, e *store.Entry, opts *metav1.DeleteOptions) error {
 	obj, err := c.res.Read(e)
 	if err != nil {

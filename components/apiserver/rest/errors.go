@@ -16,7 +16,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// statusOf returns the Status for err that is sent to clients.
+// statusOf returns the Status that is sent to the client for err. An error without a Status becomes
+// an InternalServerError, or a timeout if a deadline was exceeded.
 func statusOf(err error) *metav1.Status {
 	if corrupt := corruptStatus(err); corrupt != nil {
 		err = corrupt
@@ -49,7 +50,8 @@ func statusOf(err error) *metav1.Status {
 	return s
 }
 
-// Error sends a Status for err.
+// Error responds to the request with a Status for err, in the format that the client accepts.
+// Errors of the server (500 and higher) are also logged at the debug level.
 func (h *Handler) Error(w http.ResponseWriter, req *http.Request, err error) {
 	status := statusOf(err)
 	if status.Details != nil && status.Details.RetryAfterSeconds > 0 {
@@ -67,12 +69,14 @@ func (h *Handler) Error(w http.ResponseWriter, req *http.Request, err error) {
 	}
 }
 
-// storeError is StoreError for the resource of the call.
+// storeError is StoreError for the resource of the request.
 func (c *call) storeError(err error, name string) error {
 	return StoreError(c.res, name, err)
 }
 
-// StoreError converts an error of the store to a Status error. It returns Status errors unchanged.
+// StoreError converts an error of the store to the Status error for the client. name is the name of
+// the object, or empty for lists. It returns Status errors unchanged. The error of a write whose
+// outcome is unknown does not suggest a retry.
 func StoreError(res *registry.Resource, name string, err error) error {
 	var known apierrors.APIStatus
 	if errors.As(err, &known) {
@@ -109,17 +113,21 @@ func StoreError(res *registry.Resource, name string, err error) error {
 	return err
 }
 
-// errStopped means that the server is stopping, or that the resource has been replaced.
+// errStopped is the error 503 for requests that failed because the server is stopping, or because
+// the custom resource definition was changed or deleted. ServeHTTP repeats the request in the
+// latter case.
 var errStopped = apierrors.NewServiceUnavailable("the server is shutting down")
 
 // optimisticLock is the message for an update that is based on an outdated version.
 const optimisticLock = "the object has been modified; please apply your changes to the latest version and try again"
 
+// conflict returns the Conflict error for an update that is based on an outdated version.
 func conflict(gr schema.GroupResource, name string) error {
 	return apierrors.NewConflict(gr, name, errors.New(optimisticLock))
 }
 
-// tooNew returns the error for a resourceVersion that does not exist yet.
+// tooNew returns the Timeout error for a read at the resource version wanted, which does not exist
+// yet. current is the latest version.
 func tooNew(wanted, current int64) error {
 	err := apierrors.NewTimeoutError(fmt.Sprintf("Too large resource version: %d, current: %d", wanted, current), 1)
 	err.ErrStatus.Details.Causes = []metav1.StatusCause{{

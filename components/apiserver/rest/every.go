@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// callEvery calls f at an interval until stop is called. No goroutine waits between the calls.
+// callEvery calls f every d until stop is called. It uses a timer, so no goroutine waits between
+// the calls. A call that is in progress may continue after stop has returned.
 func callEvery(d time.Duration, f func()) (stop func()) {
 	var (
 		mu      sync.Mutex

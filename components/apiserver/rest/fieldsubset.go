@@ -7,14 +7,15 @@ import (
 	"hyperkube/internal/api"
 )
 
-// fieldSubset contains the top-level fields of an object that a patch changes, by JSON name. Only these
-// fields are converted to JSON. This saves most of the work when the status of a pod is patched.
-// Nil means all fields.
+// fieldSubset contains the top-level fields of an object that a strategic merge patch changes: the
+// index of the struct field by JSON name. Only these fields are converted to JSON and back, which
+// saves most of the work when the status of a pod is patched. A nil fieldSubset stands for all
+// fields.
 type fieldSubset map[string]int
 
-// touchedFields returns the fields that a strategic merge patch of current changes. It returns nil
-// for all if the patch contains top-level directives or unknown fields. obj is an empty object of
-// the kind.
+// touchedFields returns the fields of current that a strategic merge patch changes. It returns nil,
+// for all fields, if the patch contains top-level directives or unknown fields. obj is an empty
+// object of the kind that the patch is applied to.
 func touchedFields(current, obj api.Object, patch map[string]any) fieldSubset {
 	t := reflect.TypeOf(current)
 	if t != reflect.TypeOf(obj) || t.Kind() != reflect.Pointer || t.Elem().Kind() != reflect.Struct {
@@ -34,7 +35,7 @@ func touchedFields(current, obj api.Object, patch map[string]any) fieldSubset {
 	return out
 }
 
-// project returns an object with only these fields of obj. It shares them.
+// project returns a new object with only the fields of t. The values are shared with obj.
 func (t fieldSubset) project(obj api.Object) api.Object {
 	if t == nil {
 		return obj
@@ -47,7 +48,8 @@ func (t fieldSubset) project(obj api.Object) api.Object {
 	return to.Interface().(api.Object)
 }
 
-// keep removes other fields that the JSON of such an object still contains.
+// keep deletes all fields that are not in t from content, the JSON of a projected object. It still
+// contains required fields with zero values.
 func (t fieldSubset) keep(content map[string]any) {
 	if t == nil {
 		return
@@ -59,7 +61,8 @@ func (t fieldSubset) keep(content map[string]any) {
 	}
 }
 
-// with returns a copy of current with these fields of obj.
+// with returns a copy of current in which the fields of t are replaced by those of obj, the patched
+// object.
 func (t fieldSubset) with(current, obj api.Object) api.Object {
 	if t == nil {
 		return obj

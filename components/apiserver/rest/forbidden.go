@@ -9,8 +9,9 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// Allowed checks whether a request that is implied by another one is authorized. It returns nil if
-// so, and otherwise the error response, with the reason and any error of the authorizer.
+// Allowed checks whether the user is authorized for a request that another request implies, such as
+// the deletion of a pod that an eviction requests. It returns nil if so, and otherwise the
+// Forbidden error with the reason and any error of the authorizer.
 func Allowed(ctx context.Context, by authorizer.UnconditionalAuthorizer, a authorizer.Attributes) error {
 	decision, reason, err := by.Authorize(ctx, a)
 	switch {
@@ -24,7 +25,8 @@ func Allowed(ctx context.Context, by authorizer.UnconditionalAuthorizer, a autho
 	return Forbidden(a, reason)
 }
 
-// Forbidden returns the error for a request that is not authorized.
+// Forbidden returns the error 403 for a request with the attributes a that is not authorized, with
+// the same message as upstream. reason is the authorizer's reason and may be empty.
 func Forbidden(a authorizer.Attributes, reason string) error {
 	name := ""
 	if u := a.GetUser(); u != nil {

@@ -30,15 +30,16 @@ import (
 // Config is the configuration of a Handler.
 type Config struct {
 	Registry *registry.Registry
-	// Fields maintains managed fields.
+	// Fields updates the managed fields of objects and performs server-side apply.
 	Fields *fieldmanager.Managers
 	// Admission mutates and validates writes. Nil admits all.
 	Admission admission.Interface
-	// Objects converts and defaults objects for webhooks. Nil means the scheme of client-go.
+	// Objects creates, converts and defaults objects for admission webhooks. Nil means those of
+	// client-go's scheme.
 	Objects admission.ObjectInterfaces
 	// Authorizer checks whether the user of an update may create a missing object.
 	Authorizer authorizer.UnconditionalAuthorizer
-	// NotFound handles groups and versions that the registry does not have: aggregated APIs. Nil
+	// NotFound handles paths of groups that are not built in: those of aggregated API servers. Nil
 	// means 404.
 	NotFound http.Handler
 	// MaxBody is the maximum size of a request body in bytes. Zero means 3 MiB.
@@ -71,7 +72,8 @@ type Handler struct {
 	cpuSlots   *cpuSlots
 }
 
-// New returns a Handler.
+// New validates cfg, sets its defaults and returns a Handler. Registry, Fields and Authorizer are
+// required.
 func New(cfg Config) (*Handler, error) {
 	if cfg.Registry == nil || cfg.Fields == nil || cfg.Authorizer == nil {
 		return nil, errors.New("rest handler needs a registry, field managers and an authorizer")
@@ -100,8 +102,9 @@ func New(cfg Config) (*Handler, error) {
 	return h, nil
 }
 
-// call is a request for a resource: the context that its handlers share. Each handler is a separate type, for a
-// verb or for a step of several verbs, which only contains a pointer to the call.
+// call is one request for a resource and the state that its handlers share. Each handler is a
+// separate type, for a verb or for a step of several verbs, which contains only a pointer to the
+// call.
 type call struct {
 	*Handler
 	ctx   context.Context //nolint:containedctx // the struct lives as long as the request
@@ -114,10 +117,11 @@ type call struct {
 	// namespace of the object. Empty for cluster-scoped resources, and for lists of all namespaces.
 	namespace string
 	name      string
-	// former is another version with the same schema that is accepted in the body. It is only set
-	// for some actions.
+	// former is another version of the kind with the same schema that the body may have. It is only
+	// set for some actions.
 	former schema.GroupVersionKind
-	// byServer means that the server deletes the object for an action that admission has already seen.
+	// byServer is set if the server deletes the object as part of an action, such as an eviction.
+	// Admission has already reviewed the action.
 	byServer bool
 	// body is the request body, or nil before it has been read.
 	body *readBody
@@ -139,7 +143,9 @@ func (c *call) admitter() admitter       { return admitter{c} }
 func (c *call) committer() committer     { return committer{c} }
 func (c *call) responder() responder     { return responder{c} }
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP handles an authorized request for an object or a list of a resource. Paths that the
+// registry does not contain are passed to NotFound. If a custom resource definition changes during
+// the request, the request is repeated with the new definition.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	info, ok := apirequest.RequestInfoFrom(ctx)
@@ -196,13 +202,13 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// wrongScope reports whether the path contains a namespace but the resource is cluster-scoped.
+// wrongScope reports whether the path contains a namespace but the resource res is cluster-scoped.
 func (c *call) wrongScope(res *registry.Resource) bool {
 	return !bool(res.Scope) && c.info.Namespace != "" && !(c.info.Resource == "namespaces" && c.info.APIGroup == "")
 }
 
-// NotFound responds like upstream to paths that are not served. For built-in groups the response is
-// a Status.
+// NotFound responds to paths that the registry does not contain. For built-in groups the response
+// is a Status. Others are passed to Config.NotFound.
 func (h *Handler) NotFound(w http.ResponseWriter, req *http.Request) {
 	parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
 	if parts[0] == "api" || len(parts) > 1 && h.cfg.Registry.BuiltIn(parts[1]) {
@@ -225,15 +231,14 @@ var errNoRoute = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Details: &metav1.StatusDetails{},
 }}
 
-// NoRoute returns the error for unknown paths of built-in APIs, NoMethod that for unsupported
-// methods.
+// NoRoute returns the error 404 for an unknown path of a built-in API.
 func NoRoute() error { return errNoRoute }
 
-// NoMethod returns the error for unsupported methods of built-in APIs.
+// NoMethod returns the error 405 for a method that a path of a built-in API does not support.
 func NoMethod() error { return errNoMethod }
 
-// NoForm returns the error for an endpoint that supports only one format, which the client does not
-// accept.
+// NoForm returns the error 406 for an endpoint that supports only the media type only, which the
+// client does not accept.
 func NoForm(only string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,
@@ -253,7 +258,8 @@ var errNoMethod = &apierrors.StatusError{ErrStatus: metav1.Status{
 	Details: &metav1.StatusDetails{},
 }}
 
-// format negotiates the format of a response with objects of the resource's kind.
+// format negotiates the format of a response that contains objects of the resource's kind. It
+// returns an error 406 if the client accepts none.
 func (c *call) format() (negotiate.Format, error) {
 	return c.negotiator.Response(c.req, negotiate.Endpoint{
 		Protobuf: c.res.HasProtobuf(), Metadata: !c.res.Review, Routed: c.res.Custom == nil, Streams: c.info.Verb == "list",

@@ -14,10 +14,11 @@ import (
 	"hyperkube/internal/store"
 )
 
-// lister handles lists and sends them.
+// lister handles list requests. deletecollection uses it to send its list.
 type lister struct{ *call }
 
-// list handles a list request.
+// list handles a list request. A large list is encoded and sent after the request has released its
+// flow control seats, because the client may read slowly.
 func (c lister) list() error {
 	format, err := c.format()
 	if err != nil {
@@ -67,7 +68,9 @@ func (c lister) list() error {
 	return nil
 }
 
-// metaOf returns the list metadata of a page.
+// metaOf returns the list metadata of a page: its resource version, the continue token for the next
+// page, and the number of remaining objects, which is unknown (-1) if the client has sent a
+// selector.
 func metaOf(page *store.Page, s selected) (tableMeta, error) {
 	meta := tableMeta{revision: page.Revision, remaining: -1}
 	if page.Next == "" {
@@ -83,7 +86,7 @@ func metaOf(page *store.Page, s selected) (tableMeta, error) {
 	return meta, nil
 }
 
-// sizeOf estimates the size of n objects of the resource in bytes.
+// sizeOf estimates the encoded size, in bytes, of n objects of the resource.
 func (c lister) sizeOf(n int) int {
 	_, average, ok := c.res.Collection.Stats()
 	if !ok {
@@ -92,7 +95,7 @@ func (c lister) sizeOf(n int) int {
 	return n * average
 }
 
-// answerList sends a page, in chunks if possible.
+// answerList sends a page as a list or a table. Lists are sent in chunks if the format allows it.
 func (c lister) answerList(format negotiate.Format, page *store.Page, meta tableMeta) error {
 	if format.As != negotiate.Table {
 		return corruptList(c.res, page.Entries, c.sendList(format, page.Entries, meta))
@@ -121,8 +124,8 @@ func (c lister) tableOf(format negotiate.Format, page *store.Page, meta tableMet
 	return c.responder().appendTable(nil, format, rows, meta, true)
 }
 
-// waitToEncode waits for a slot if encoding n objects as JSON takes long. The caller must call done
-// afterwards.
+// waitToEncode waits for a CPU slot if encoding n objects as JSON takes long. The caller must call
+// done afterwards, also if no slot was needed.
 func (c lister) waitToEncode(n int) (done func(), err error) {
 	if c.sizeOf(n) < slotThreshold {
 		return func() {}, nil
@@ -219,8 +222,9 @@ func (c lister) sendList(format negotiate.Format, entries []*store.Entry, meta t
 	return c.writePieces(format, size, write)
 }
 
-// fillJSON encodes entries as JSON, after waiting for a slot if necessary. It returns the total
-// size, including a comma after each item.
+// fillJSON sets the data of items to the JSON of entries, or to that of their metadata. For large
+// lists it waits for a CPU slot first. It returns the total size in bytes, including a comma after
+// each item.
 func (c lister) fillJSON(items []item, entries []*store.Entry, metadata bool) (size int, err error) {
 	done, err := c.waitToEncode(len(entries))
 	if err != nil {
@@ -236,8 +240,9 @@ func (c lister) fillJSON(items []item, entries []*store.Entry, metadata bool) (s
 	return size, nil
 }
 
-// items contains the encoded items of a list in contiguous memory, so that the entries need not be
-// accessed twice.
+// items contains the encoded items of a list in contiguous memory, so that the list can be measured
+// and then written without accessing the entries twice. Get one from itemsOf and return it with
+// free.
 type items struct{ items []item }
 
 type item struct {
@@ -247,7 +252,7 @@ type item struct {
 
 var itemsPool = sync.Pool{New: func() any { return new(items) }}
 
-// maxItems is the maximum capacity of pooled items.
+// maxItems is the maximum capacity of items that free returns to the pool.
 const maxItems = 1 << 14
 
 func itemsOf(n int) *items {
@@ -263,7 +268,7 @@ func (i *items) free() {
 	}
 }
 
-// chunkWriter buffers a response and forwards it in chunks.
+// chunkWriter collects an encoded response in data and forwards it to a writer in chunks.
 type chunkWriter struct {
 	data []byte
 	to   io.Writer // nil buffers the complete response
@@ -279,14 +284,15 @@ const (
 	smallSize = 2 << 10
 )
 
-// flush forwards the buffer if it has reached the chunk size.
+// flush forwards the collected data if it has reached the chunk size. Encoders call it after each
+// item.
 func (p *chunkWriter) flush() {
 	if p.to != nil && len(p.data) >= p.size {
 		p.send()
 	}
 }
 
-// send forwards the buffer.
+// send forwards the collected data, regardless of its size. After an error, the data is discarded.
 func (p *chunkWriter) send() {
 	if len(p.data) > 0 && p.err == nil {
 		_, p.err = p.to.Write(p.data)
@@ -294,8 +300,9 @@ func (p *chunkWriter) send() {
 	p.data = p.data[:0]
 }
 
-// writePieces sends a response of a known size. Once it has started, errors cannot be reported to
-// the client.
+// writePieces sends a response whose size in bytes is known. write produces the response, in
+// chunks. Once the first chunk has been sent, errors cannot be reported to the client. A large
+// response to a remote client is compressed if the client accepts this.
 func (c lister) writePieces(format negotiate.Format, size int, write func(*chunkWriter)) error {
 	if size > compressThreshold && wantsGzip(c.req) && !local(c.req) {
 		p := &chunkWriter{data: make([]byte, 0, size)}

@@ -21,8 +21,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// checkNamespace sets the namespace of the request in obj, or rejects obj if it has another one.
-// Cluster-scoped objects lose their namespace.
+// checkNamespace sets the namespace of the request in obj, which the client has sent. It returns a
+// BadRequest error if obj has another namespace. A cluster-scoped object loses its namespace.
 func (c *call) checkNamespace(obj api.Object) error {
 	given := obj.GetNamespace()
 	switch {
@@ -37,7 +37,8 @@ func (c *call) checkNamespace(obj api.Object) error {
 	return nil
 }
 
-// checkName rejects an object whose name differs from that in the path.
+// checkName returns a BadRequest error if the name of obj, which the client has sent, is not the
+// name in the path.
 func (c *call) checkName(obj api.Object) error {
 	if obj.GetName() == "" {
 		return apierrors.NewBadRequest(fmt.Sprintf("the name of the object (%s based on URL) was undeterminable: name must be provided", c.name))
@@ -48,7 +49,8 @@ func (c *call) checkName(obj api.Object) error {
 	return nil
 }
 
-// wipe clears metadata that only the system sets.
+// wipe clears the metadata of a new object that only the server may set: creation and deletion
+// times, UID and selfLink.
 func wipe(obj metav1.Object) {
 	obj.SetCreationTimestamp(metav1.Time{})
 	obj.SetUID("")
@@ -57,7 +59,9 @@ func wipe(obj metav1.Object) {
 	obj.SetSelfLink("")
 }
 
-// prepareNew completes and validates obj as a new object.
+// prepareNew generates the name, UID and creation time of a new object, calls the resource's
+// preparation and defaults, and validates it. It adds the resource's warnings to the response. It
+// returns an Invalid error if validation fails.
 func (c creator) prepareNew(ctx context.Context, obj api.Object) error {
 	obj.SetDeletionTimestamp(nil)
 	obj.SetDeletionGracePeriodSeconds(nil)
@@ -87,7 +91,8 @@ func (c creator) prepareNew(ctx context.Context, obj api.Object) error {
 	return nil
 }
 
-// invalidKind returns the kind of an object for error messages: the stored kind.
+// invalidKind returns the kind to name in validation errors: the stored version's kind, which can
+// have another group than the requested one.
 func invalidKind(res *registry.Resource) schema.GroupKind {
 	if res.StoredAs != nil {
 		return res.StoredAs.GroupVersionKind.GroupKind()
@@ -95,7 +100,8 @@ func invalidKind(res *registry.Resource) schema.GroupKind {
 	return res.GVK().GroupKind()
 }
 
-// generateName returns a name with a prefix, like upstream.
+// generateName returns base with a random suffix of five characters, at most 63 characters in
+// total, as upstream does for metadata.generateName.
 func generateName(base string) string {
 	const random, most = 5, 63
 	if len(base) > most-random {
@@ -104,7 +110,9 @@ func generateName(base string) string {
 	return base + rand.String(random)
 }
 
-// prepareChange completes and validates obj as the replacement of old in an update defined by way.
+// prepareChange prepares, defaults and validates obj as the replacement of old, as way requires,
+// and adds warnings to the response. It keeps metadata of old that an update cannot change. It
+// returns an Invalid error if validation fails.
 func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update, obj, old api.Object) error {
 	obj.SetGeneration(old.GetGeneration())
 	obj.SetSelfLink("")
@@ -142,7 +150,8 @@ func prepareChange(ctx context.Context, res *registry.Resource, way *api.Update,
 	return nil
 }
 
-// uniqueOwners removes duplicate owner references and adds a warning about them.
+// uniqueOwners removes duplicate owner references of obj and adds a warning about them.
+// afterAdmission selects the message for duplicates that mutating admission may have added.
 func uniqueOwners(ctx context.Context, obj metav1.Object, afterAdmission bool) {
 	owners := obj.GetOwnerReferences()
 	if len(owners) < 2 {

@@ -35,7 +35,8 @@ import (
 // maxPatchOperations limits the operations of one JSON patch.
 const maxPatchOperations = 10000
 
-// patch handles a PATCH of an object or of a subresource view.
+// patch handles a PATCH of an object, or of a subresource such as status if subresource is set. way
+// defines the fields that may change. A server-side apply may create the object.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#patch-and-apply
 func (c changer) patch(subresource string, way *api.Update) error {
@@ -84,7 +85,7 @@ func (c changer) patch(subresource string, way *api.Update) error {
 	return c.responder().sendChanged(format, out)
 }
 
-// patcher applies one patch to objects of one kind.
+// patcher applies the patch of one request to an object. It can be applied again after a conflict.
 type patcher struct {
 	*call
 	kindOf  types.PatchType
@@ -102,7 +103,8 @@ type patcher struct {
 	defaults func(api.Object)
 }
 
-// patchType returns the type of the patch.
+// patchType returns the type of the patch from the Content-Type. It returns an error 415 if the
+// resource does not support the type; custom resources do not support strategic merge patches.
 func (c changer) patchType() (types.PatchType, error) {
 	taken := []string{string(types.JSONPatchType), string(types.MergePatchType)}
 	if c.res.Custom == nil {
@@ -113,7 +115,8 @@ func (c changer) patchType() (types.PatchType, error) {
 	return types.PatchType(media), err
 }
 
-// newPatcher reads the patch of a request.
+// newPatcher reads the patch and the options of a request, and checks the syntax. The caller must
+// set the fields of the patcher that depend on the kind.
 func (c changer) newPatcher(kindOf types.PatchType) (*patcher, error) {
 	p := &patcher{call: c.call, kindOf: kindOf}
 	var err error
@@ -137,8 +140,8 @@ func (c changer) newPatcher(kindOf types.PatchType) (*patcher, error) {
 	return p, nil
 }
 
-// apply returns the patched object. current is nil if it does not exist, which only server-side
-// apply allows.
+// apply returns the object that results from applying the patch to current, with updated managed
+// fields. current is nil if the object does not exist, which only happens for server-side apply.
 func (p *patcher) apply(current api.Object) (api.Object, error) {
 	if len(p.body) > slotThreshold {
 		done, err := p.cpuSlots.acquire(p.ctx)
@@ -166,12 +169,12 @@ func (p *patcher) apply(current api.Object) (api.Object, error) {
 	return asObject(p.cfg.Fields.Updated(p.writer(manager), current, obj))
 }
 
-// writer describes the writer for the given field manager name.
+// writer returns the identity under which the field manager records the fields of this patch.
 func (p *patcher) writer(manager string) fieldmanager.By {
 	return fieldmanager.By{Resource: p.owner, Subresource: p.subresource, Fields: p.fields, Manager: manager}
 }
 
-// plain applies a JSON patch or a JSON merge patch.
+// plain applies a JSON patch or a JSON merge patch to the JSON of current, and decodes the result.
 func (p *patcher) plain(current api.Object) (api.Object, error) {
 	original, err := encode(negotiate.Format{}, current)
 	if err != nil {
@@ -220,8 +223,8 @@ func (p *patcher) plain(current api.Object) (api.Object, error) {
 	return obj, p.reportStrict(slices.Concat(strictErrs, more, unknown), string(patched))
 }
 
-// withoutVersion validates a built-in object without an apiVersion. Upstream decodes it into its
-// internal type, which has none of the field names of the JSON.
+// withoutVersion returns the errors for a patched built-in object without an apiVersion. Upstream
+// decodes it into its internal type, which has no JSON field names, so all fields are unknown.
 func withoutVersion(data []byte) (unknown []error, err error) {
 	// The Go type is part of the error message.
 	var named struct {
@@ -237,8 +240,9 @@ func withoutVersion(data []byte) (unknown []error, err error) {
 	return kjson.UnmarshalStrict(data, &named)
 }
 
-// reportStrict adds warnings for strict errors, or returns an error, depending on the field validation
-// mode.
+// reportStrict handles unknown and duplicate fields as the field validation mode requires: it adds
+// a warning for each, returns an Invalid error, or ignores them. patched is the text of the patched
+// object for the error.
 func (p *patcher) reportStrict(errs []error, patched string) error {
 	if len(errs) == 0 || !p.strict.enabled() {
 		return nil
@@ -250,13 +254,15 @@ func (p *patcher) reportStrict(errs []error, patched string) error {
 	return invalidPatch(patched, runtime.NewStrictDecodingError(errs))
 }
 
+// invalidPatch returns the Invalid error for a patch whose result, patched, cannot be decoded.
 func invalidPatch(patched string, err error) error {
 	return apierrors.NewInvalid(schema.GroupKind{}, "", field.ErrorList{
 		field.Invalid(field.NewPath("patch"), patched, err.Error()),
 	})
 }
 
-// operation is an operation of a JSON patch, for finding duplicate fields.
+// operation is one operation of a JSON patch. It is only decoded to find duplicate and unknown
+// fields.
 type operation struct {
 	Op    string `json:"op"`
 	Path  string `json:"path"`
@@ -264,6 +270,8 @@ type operation struct {
 	Value any    `json:"value"`
 }
 
+// patchJSON applies a JSON merge patch or a JSON patch to the document original. strictErrs are the
+// duplicate and unknown fields of the patch, if strict is enabled. The error is the error response.
 func patchJSON(kind types.PatchType, patch, original []byte, strict strictness) (patched []byte, strictErrs []error, err error) {
 	if kind == types.MergePatchType {
 		if strict.enabled() {
@@ -302,12 +310,13 @@ func patchJSON(kind types.PatchType, patch, original []byte, strict strictness) 
 	return patched, strictErrs, nil
 }
 
-// limitCopies limits the total size that the copy operations of one JSON patch add, as in upstream.
-// The library's limit is a global variable.
+// limitCopies limits the total size that the copy operations of one JSON patch add to 3 MiB, as in
+// upstream. It runs once, because the limit is a global variable of the library.
 var limitCopies = sync.OnceFunc(func() { jsonpatch.AccumulatedCopySizeLimit = 3 << 20 })
 
-// applyOperations applies a JSON patch. The library panics on some malformed patches, for example
-// when one replaces the whole document with nothing.
+// applyOperations applies a JSON patch to the document original. The library panics on some
+// malformed patches, for example when one replaces the whole document with nothing; this becomes an
+// error.
 func applyOperations(patch jsonpatch.Patch, original []byte) (patched []byte, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -318,7 +327,7 @@ func applyOperations(patch jsonpatch.Patch, original []byte) (patched []byte, er
 	return patch.Apply(original)
 }
 
-// strategic applies a strategic merge patch.
+// strategic applies a strategic merge patch to current and decodes the result.
 func (p *patcher) strategic(current api.Object) (api.Object, error) {
 	patch := map[string]any{}
 	var strictErrs []error
@@ -355,8 +364,9 @@ func (p *patcher) strategic(current api.Object) (api.Object, error) {
 	return obj, p.bodyDecoder().readable(obj, p.kind)
 }
 
-// mergeStrategic applies a strategic merge patch to an object of the type of schema. The library panics on some patches
-// that are malformed, such as one in which a merge key is an object.
+// mergeStrategic applies a strategic merge patch to the JSON of an object of the type of schema.
+// The library panics on some malformed patches, such as one in which a merge key is an object; this
+// becomes an error.
 func mergeStrategic(original, patch map[string]any, schema api.Object) (patched map[string]any, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -366,9 +376,9 @@ func mergeStrategic(original, patch map[string]any, schema api.Object) (patched 
 	return strategicpatch.StrategicMergeMapPatch(original, patch, schema)
 }
 
-// strategicError returns the response to a patch that could not be applied. The object is one that the server has
-// stored, so it is the patch that is wrong, whatever the error is. Upstream responds with 500 to those that are not
-// named here.
+// strategicError returns the error response for a strategic merge patch that could not be applied
+// because of err. The original is an object that the server has stored, so the patch must be wrong:
+// the response is 400, or 422 for two specific errors. Upstream responds with 500 to some of them.
 func strategicError(err error) error {
 	switch {
 	case errors.Is(err, mergepatch.ErrNoListOfLists), errors.Is(err, mergepatch.ErrPatchContentNotMatchRetainKeys):
@@ -377,7 +387,9 @@ func strategicError(err error) error {
 	return apierrors.NewBadRequest(err.Error())
 }
 
-// applyConfiguration performs a server-side apply.
+// applyConfiguration merges the applied configuration into current (nil if the object does not
+// exist) by server-side apply. It returns a conflict if other managers own fields of the
+// configuration, unless the options force it.
 func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 	config, clean, err := p.configuration()
 	if err != nil {
@@ -416,8 +428,8 @@ func (p *patcher) applyConfiguration(current api.Object) (api.Object, error) {
 	return obj, nil
 }
 
-// configuration decodes the applied configuration. clean means that it contains no duplicate
-// fields.
+// configuration decodes the applied configuration from YAML or JSON. clean reports whether it is
+// known to contain no duplicate fields.
 func (p *patcher) configuration() (config *unstructured.Unstructured, clean bool, err error) {
 	content := map[string]any{}
 	if body := bytes.TrimLeft(p.body, " \t\r\n"); len(body) > 0 && body[0] == '{' {
@@ -435,8 +447,8 @@ func (p *patcher) configuration() (config *unstructured.Unstructured, clean bool
 	return &unstructured.Unstructured{Object: content}, false, nil
 }
 
-// normalizeNumbers converts numbers that are written with a zero fraction or an exponent to integers,
-// as the YAML decoder does.
+// normalizeNumbers converts JSON numbers with a zero fraction or an exponent, such as 1.0 and 1e3,
+// to integers in place, as the YAML decoder does. It returns the converted value.
 func normalizeNumbers(v any) any {
 	const exact = 1 << 53
 	switch v := v.(type) {

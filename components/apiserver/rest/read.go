@@ -18,7 +18,8 @@ import (
 // reader handles gets, and reads the objects of gets and lists from the store.
 type reader struct{ *call }
 
-// get handles a get request.
+// get handles a GET of one object. Without a resourceVersion, the response includes all writes
+// before the request.
 func (c reader) get() error {
 	format, err := c.format()
 	if err != nil {
@@ -51,7 +52,8 @@ func (c reader) get() error {
 	return c.responder().sendEntry(format, http.StatusOK, entry)
 }
 
-// selectedPage waits for a slot if necessary, and reads the objects of a list.
+// selectedPage reads the objects that a list request selects. It waits for a CPU slot if evaluating
+// the selectors takes long.
 func (c reader) selectedPage(opts *internalversion.ListOptions, s selected) (*store.Page, error) {
 	done, err := c.waitToSelect(opts)
 	if err != nil {
@@ -64,8 +66,8 @@ func (c reader) selectedPage(opts *internalversion.ListOptions, s selected) (*st
 	return c.page(opts, s)
 }
 
-// waitToSelect waits for a slot if selecting the objects takes long. The caller must call done
-// afterwards.
+// waitToSelect waits for a CPU slot if evaluating the selectors for all objects takes long. The
+// caller must call done afterwards, also if no slot was needed.
 func (c reader) waitToSelect(opts *internalversion.ListOptions) (done func(), err error) {
 	const long = 100_000 // evaluated requirements, about five milliseconds
 	requirements, _ := opts.LabelSelector.Requirements()
@@ -76,7 +78,8 @@ func (c reader) waitToSelect(opts *internalversion.ListOptions) (done func(), er
 	return c.cpuSlots.acquire(c.ctx)
 }
 
-// page reads the objects of a list.
+// page reads a page of the objects that s selects, at the resource version and from the continue
+// token of opts.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list
 func (c reader) page(opts *internalversion.ListOptions, s selected) (*store.Page, error) {
@@ -122,7 +125,8 @@ func (c reader) page(opts *internalversion.ListOptions, s selected) (*store.Page
 	return page, nil
 }
 
-// listSoon is List with a timeout for revisions that do not exist yet.
+// listSoon is Collection.List, but returns ErrTooNew if the requested revision is not reached
+// within revisionTimeout.
 func (c reader) listSoon(ctx context.Context, lo store.ListOptions) (*store.Page, error) {
 	if lo.Revision <= 0 {
 		return c.res.Collection.List(ctx, lo)
@@ -133,10 +137,11 @@ func (c reader) listSoon(ctx context.Context, lo store.ListOptions) (*store.Page
 	return page, tooNewOnTimeout(soon, err)
 }
 
-// revisionTimeout is how long a read waits for a revision that does not exist yet.
+// revisionTimeout is the maximum time that a read waits for a resource version that does not exist
+// yet.
 const revisionTimeout = 3 * time.Second
 
-// tooNewOnTimeout converts the timeout of soon to ErrTooNew.
+// tooNewOnTimeout returns ErrTooNew if the deadline of soon has caused err, and err otherwise.
 func tooNewOnTimeout(soon context.Context, err error) error {
 	if err != nil && errors.Is(soon.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("%w: %w", store.ErrTooNew, err)
@@ -144,8 +149,9 @@ func tooNewOnTimeout(soon context.Context, err error) error {
 	return err
 }
 
-// continueExpired returns the error for an expired continue token, with a token for the rest of the
-// list at the latest version.
+// continueExpired returns the Expired error for a continue token whose revision is compacted. It
+// contains a new token, with which the client gets the remaining list, from key on, at the latest
+// version.
 func (c reader) continueExpired(key, prefix string) error {
 	token, err := request.EncodeContinue(key, prefix, -1)
 	if err != nil {
@@ -156,6 +162,8 @@ func (c reader) continueExpired(key, prefix string) error {
 	return expired
 }
 
+// tooNew returns the Timeout error for a read at the resource version wanted, which does not exist
+// yet. It asks etcd for the current version, which is part of the error.
 func (c reader) tooNew(wanted int64) error {
 	// The request's deadline may have passed.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), revisionTimeout)

@@ -33,7 +33,7 @@ var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
 type buffer struct{ data []byte }
 
-// maxPooled is the maximum size of pooled buffers.
+// maxPooled is the maximum capacity, in bytes, of buffers that free returns to the pool.
 const maxPooled = 1 << 20
 
 func getBuffer(size int) *buffer {
@@ -51,10 +51,11 @@ func (b *buffer) free() {
 	}
 }
 
-// responder sends objects of the resource.
+// responder encodes and sends objects of the requested resource.
 type responder struct{ *call }
 
-// sendEntry sends a stored object.
+// sendEntry sends the object of an entry in the negotiated format: as the object, its metadata or a
+// table with one row.
 func (c responder) sendEntry(format negotiate.Format, code int, e *store.Entry) error {
 	switch format.As {
 	case negotiate.Table:
@@ -77,7 +78,8 @@ func (c responder) sendEntry(format negotiate.Format, code int, e *store.Entry) 
 	return c.write(format, code, b.data)
 }
 
-// appendEntry appends a stored object in the form of a complete response.
+// appendEntry appends the encoded object of an entry, or its metadata, as a complete response body
+// to dst.
 func (c responder) appendEntry(dst []byte, format negotiate.Format, e *store.Entry) ([]byte, error) {
 	kind := c.res.Object
 	if format.As == negotiate.Metadata {
@@ -97,7 +99,8 @@ func (c responder) appendEntry(dst []byte, format negotiate.Format, e *store.Ent
 	return kind.AppendJSON(dst, data), nil
 }
 
-// rawOf returns the raw protobuf of an entry, or only that of its metadata.
+// rawOf returns the protobuf message of an entry without the envelope, or only that of its
+// metadata. The resource version is not included; the envelope's encoder adds it.
 func (c responder) rawOf(e *store.Entry, metadata bool) ([]byte, error) {
 	if metadata && !c.res.HasProtobuf() {
 		obj, err := c.res.Read(e)
@@ -122,8 +125,8 @@ func (c responder) jsonOf(e *store.Entry, metadata bool) ([]byte, error) {
 	return c.res.JSON(e)
 }
 
-// sendAPIObject sends an object of the resource that is not stored: the result of a dry run, or a
-// deleted object.
+// sendAPIObject sends an object that is not in the store: the result of a dry run, or a deleted
+// object.
 func (c responder) sendAPIObject(format negotiate.Format, code int, obj api.Object) error {
 	switch format.As {
 	case negotiate.Table:
@@ -139,7 +142,8 @@ func (c responder) sendAPIObject(format negotiate.Format, code int, obj api.Obje
 	return c.SendObject(c.w, c.req, format, code, c.res.Reread(obj))
 }
 
-// sendOutcome sends the result of an action. A Status is never converted to partial metadata.
+// sendOutcome sends the result of an action, as an object or as partial metadata. A Status is never
+// converted to partial metadata.
 func (c responder) sendOutcome(format negotiate.Format, code int, out runtime.Object) error {
 	meta, ok := out.(metav1.Object)
 	switch {
@@ -154,6 +158,7 @@ func (c responder) sendOutcome(format negotiate.Format, code int, out runtime.Ob
 	return c.SendObject(c.w, c.req, format, code, out)
 }
 
+// sendChanged sends the object after an update, with the code 201 if the update created it.
 func (c responder) sendChanged(format negotiate.Format, out changed) error {
 	code := http.StatusOK
 	if out.created {
@@ -165,7 +170,7 @@ func (c responder) sendChanged(format negotiate.Format, out changed) error {
 	return c.sendAPIObject(format, code, out.obj)
 }
 
-// typeName returns upstream's Go type of a kind, which occurs in the errors of negotiation.
+// typeName returns upstream's Go type of a kind, which is part of the messages of error 406.
 func (c responder) typeName(kind string) string {
 	if c.res.Custom != nil {
 		if kind == c.res.ListKind {
@@ -176,12 +181,14 @@ func (c responder) typeName(kind string) string {
 	return "*" + internalPackage(c.res.Group) + "." + kind
 }
 
-// listNotObject returns the error for requesting a list as the metadata of a single object.
+// listNotObject returns the error 406 for a list request that accepts only PartialObjectMetadata,
+// the metadata of a single object.
 func (c responder) listNotObject() error {
 	return negotiate.NotAcceptable(fmt.Sprintf("you requested PartialObjectMetadata, but the requested object is a list (%s)", c.typeName(c.res.ListKind)))
 }
 
-// objectNotList returns the error for requesting a single object as a list of metadata.
+// objectNotList returns the error for a request of a single object that accepts only
+// PartialObjectMetadataList.
 func (c responder) objectNotList() error {
 	if c.res.Custom != nil {
 		return errNotList
@@ -189,7 +196,8 @@ func (c responder) objectNotList() error {
 	return negotiate.NotAcceptable(fmt.Sprintf("you requested PartialObjectMetadataList, but the requested object is not a list (%s)", c.typeName(c.res.Kind)))
 }
 
-// errNotList is upstream's error.
+// errNotList is upstream's error for a single custom resource that was requested as
+// PartialObjectMetadataList.
 var errNotList = errors.New("content is not a list")
 
 var (
@@ -198,6 +206,7 @@ var (
 	tableKinds       = metaKinds("Table")
 )
 
+// metaKinds returns the encoders of a kind of the group meta.k8s.io by version.
 func metaKinds(kind string) map[string]*wire.Kind {
 	out := map[string]*wire.Kind{}
 	for _, v := range []string{"v1", "v1beta1"} {
@@ -208,7 +217,8 @@ func metaKinds(kind string) map[string]*wire.Kind {
 
 func partialKind(version string) *wire.Kind { return partialKinds[version] }
 
-// SendObject sends any object. An object without a kind gets that of its type. obj is not modified.
+// SendObject sends any API object in the negotiated format. If obj has no kind, the response
+// contains the kind of its Go type. obj is not modified.
 func (h *Handler) SendObject(w http.ResponseWriter, req *http.Request, format negotiate.Format, code int, obj runtime.Object) error {
 	data, err := encode(format, obj)
 	if err != nil {
@@ -217,6 +227,8 @@ func (h *Handler) SendObject(w http.ResponseWriter, req *http.Request, format ne
 	return h.write(w, req, format, code, data)
 }
 
+// encode returns obj as JSON or protobuf. If obj has no kind, the result contains the kind of its
+// Go type.
 func encode(format negotiate.Format, obj runtime.Object) ([]byte, error) {
 	gvk := obj.GetObjectKind().GroupVersionKind()
 	if gvk.Kind == "" {
@@ -252,12 +264,14 @@ func (c responder) write(format negotiate.Format, code int, data []byte) error {
 	return c.Handler.write(c.w, c.req, format, code, data)
 }
 
-// deferThreshold is the size in bytes from which on responses are sent without holding seats, because
-// the connection may block. Smaller responses fit into its buffers.
+// deferThreshold is the size in bytes from which on a response is sent only after the request has
+// released its flow control seats, because a slow client may block the connection. Smaller
+// responses fit into the buffers of the connection.
 const deferThreshold = 32 << 10
 
 // write sends an encoded JSON or protobuf response, after converting JSON to YAML or indented JSON
-// if requested. If data is longer than deferThreshold, it may be used after write has returned.
+// if format requires it. If data is longer than deferThreshold, it is sent after write has
+// returned, so the caller must not modify it.
 func (h *Handler) write(w http.ResponseWriter, req *http.Request, format negotiate.Format, code int, data []byte) error {
 	if len(data) <= deferThreshold {
 		return h.writeNow(w, req, format, code, data)
@@ -270,6 +284,8 @@ func (h *Handler) write(w http.ResponseWriter, req *http.Request, format negotia
 	return nil
 }
 
+// writeNow is write for data of any size, without deferring. It compresses large responses to
+// remote clients that accept gzip.
 func (h *Handler) writeNow(w http.ResponseWriter, req *http.Request, format negotiate.Format, code int, data []byte) error {
 	data, err := h.readable(req.Context(), format, data)
 	if err != nil {
@@ -320,10 +336,11 @@ func (h *Handler) readable(ctx context.Context, format negotiate.Format, data []
 	return out.Bytes(), nil
 }
 
-// compressThreshold is the size from which on responses are compressed, as in upstream.
+// compressThreshold is the size in bytes from which on responses are compressed with gzip, as in
+// upstream.
 const compressThreshold = 128 << 10
 
-// compressor is a pool of gzip writers, which are expensive to create.
+// compressor compresses responses. It reuses gzip writers, which are expensive to create.
 type compressor struct{ pool sync.Pool }
 
 func (p *compressor) write(w http.ResponseWriter, data []byte) error {
@@ -357,8 +374,8 @@ func wantsGzip(req *http.Request) bool {
 	return false
 }
 
-// local reports whether a request came from this host. For those, compression costs more than it
-// saves.
+// local reports whether a request came from this host or this process. For those, compression costs
+// more time than it saves.
 func local(req *http.Request) bool {
 	if req.RemoteAddr == "" {
 		return true

@@ -10,13 +10,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/validation/path"
 )
 
-// router selects the handler of a request.
+// router finds the handler of a request: it checks path and method, and calls the handler of the
+// verb or subresource.
 type router struct{ *call }
 
-// route checks whether the path of a built-in resource exists and supports the method. There are no
-// paths with names for resources that can only be created, or with names but without the namespace,
-// and HEAD is only supported by proxies. It checks subresources before the name of the object is
-// validated.
+// route returns an error if the path of a built-in resource does not exist (404) or does not
+// support the method (405). It runs before the name of the object is validated. Paths with names do
+// not exist for resources that can only be created, nor without the namespace of a namespaced
+// resource. HEAD is only supported by proxies. Custom resources are not checked here.
 func (c router) route() error {
 	if c.res.Custom != nil {
 		return nil
@@ -45,7 +46,8 @@ func (c router) route() error {
 	return nil
 }
 
-// routeSubresource is route for subresources. Streams check their paths and methods themselves.
+// routeSubresource is route for paths of subresources. Subresources that handle HTTP themselves
+// check their paths and methods.
 func (c router) routeSubresource() error {
 	name := c.info.Subresource
 	if c.res.Stream(name) != nil {
@@ -62,8 +64,8 @@ func (c router) routeSubresource() error {
 	return nil
 }
 
-// checkPathName rejects names that are not valid path segments, for requests that read objects by
-// name.
+// checkPathName returns a BadRequest error if the object name in the path contains characters that
+// no object name can contain.
 func (c *call) checkPathName() error {
 	if len(c.info.Parts) < 2 {
 		return nil
@@ -74,6 +76,7 @@ func (c *call) checkPathName() error {
 	return nil
 }
 
+// dispatch calls the handler of the request's verb or subresource.
 func (c router) dispatch() error {
 	if c.info.Verb != "update" { // decodeUpdate checks the name
 		if err := c.checkPathName(); err != nil {
@@ -142,6 +145,8 @@ func (c router) dispatch() error {
 	return c.notAllowed()
 }
 
+// subresource calls the handler of a subresource other than a stream: a view such as status, scale,
+// or an action such as eviction.
 func (c router) subresource() error {
 	if c.name == "" {
 		return errNoRoute
@@ -177,6 +182,7 @@ func (c router) subresource() error {
 	return errNoRoute
 }
 
+// notAllowed returns the error 405 for a verb that the resource does not support.
 func (c *call) notAllowed() error {
 	if c.res.Custom != nil {
 		if c.name == "" && (c.info.Verb == "update" || c.info.Verb == "patch") {

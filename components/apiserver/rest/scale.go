@@ -25,7 +25,8 @@ import (
 
 var scaleKind = autoscalingv1.SchemeGroupVersion.WithKind("Scale")
 
-// scaleResource describes Scale for the field manager.
+// scaleResource describes the kind Scale for the field manager and for tables. It is not a resource
+// of the registry.
 var scaleResource = (api.Kind[*autoscalingv1.Scale]{
 	Names:   api.Names{Kind: "Scale", Plural: "scale"},
 	Group:   autoscalingv1.GroupName,
@@ -52,8 +53,8 @@ var customScaleColumns = []metav1.TableColumnDefinition{
 	{Name: "Age", Type: "date", Description: api.AgeColumn.Description},
 }
 
-// customScaleRow returns their cells. In upstream they are read from the JSON of a Scale, which
-// omits zero replicas.
+// customScaleRow returns the cells of customScaleColumns for a Scale. In upstream, the cells of
+// custom resources are read from the JSON, which omits zero replicas, so that cell is empty.
 func customScaleRow(obj api.Object) []any {
 	cells := scaleResource.Row(obj)
 	if s, ok := obj.(*autoscalingv1.Scale); ok && s.Spec.Replicas == 0 {
@@ -65,7 +66,8 @@ func customScaleRow(obj api.Object) []any {
 // scaler handles the scale subresource.
 type scaler struct{ *call }
 
-// scale handles the scale subresource, which reads and changes the number of replicas.
+// scale handles a request for the scale subresource, which reads and changes the number of replicas
+// of an object.
 func (c scaler) scale() error {
 	format, err := c.negotiator.Response(c.req, negotiate.Endpoint{Protobuf: true, Metadata: true, Routed: c.res.Custom == nil})
 	if err != nil {
@@ -119,7 +121,7 @@ func (c scaler) sendScale(format negotiate.Format, s *autoscalingv1.Scale) error
 	return as.responder().sendAPIObject(format, http.StatusOK, s)
 }
 
-// scalable returns an error if an object cannot be represented as a Scale.
+// scalable returns an error if obj cannot be represented as a Scale.
 func (c scaler) scalable(obj api.Object) error {
 	if c.res.Scale.Unreadable == nil {
 		return nil
@@ -127,8 +129,8 @@ func (c scaler) scalable(obj api.Object) error {
 	return c.res.Scale.Unreadable(obj)
 }
 
-// scaleOf returns the Scale of an object with the relevant managed fields, and the handler that
-// maps those back.
+// scaleOf returns the Scale of an object. Its managed fields are the managers of the replicas; the
+// returned handler maps changed ones back to the object.
 func (c scaler) scaleOf(obj api.Object) (*autoscalingv1.Scale, *managedfields.ScaleHandler, error) {
 	spec, status, selector := c.res.Scale.Get(obj)
 	parts := make([]any, len(c.res.Scale.SpecReplicasPath))
@@ -163,7 +165,8 @@ func (c scaler) scaleOf(obj api.Object) (*autoscalingv1.Scale, *managedfields.Sc
 	return s, handler, nil
 }
 
-// fieldPath returns the path for names. It is nil for a version without scale.
+// fieldPath returns the path of nested fields for the field manager. It is nil for nil: a version
+// without scale.
 func fieldPath(names []string) fieldpath.Path {
 	var path fieldpath.Path
 	for i := range names {
@@ -247,7 +250,9 @@ func asScale(obj any, errs ...error) (*autoscalingv1.Scale, error) {
 	return s, nil
 }
 
-// changeScale updates an object through its Scale. uid is a precondition unless it is empty.
+// changeScale calls f with the Scale of the object, and stores the replicas, resource version and
+// managed fields of the Scale that f returns in the object. f is called again after a conflict.
+// uid, unless empty, must be the UID of the object. Admission reviews the Scale, not the object.
 func (c scaler) changeScale(format negotiate.Format, opts *metav1.UpdateOptions, uid types.UID, f func(*autoscalingv1.Scale) (*autoscalingv1.Scale, error)) error {
 	way := c.res.Update
 	out, err := c.changer().change(change{
@@ -309,7 +314,8 @@ func (c scaler) changeScale(format negotiate.Format, opts *metav1.UpdateOptions,
 	return c.sendScale(format, s)
 }
 
-// confirmScale calls validating admission with the Scales of the new and the old object.
+// confirmScale calls validating admission with the Scales of the new object obj and of the current
+// one.
 func (c scaler) confirmScale(ctx context.Context, r review, obj, current api.Object) error {
 	after, _, err := c.scaleOf(obj)
 	if err != nil {

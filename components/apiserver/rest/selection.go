@@ -17,7 +17,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// selected describes which objects of a collection a request selects.
+// selected describes which objects of a collection a list, watch or deletecollection request
+// selects.
 type selected struct {
 	// prefix of their keys. Continue tokens are relative to it.
 	prefix string
@@ -27,13 +28,16 @@ type selected struct {
 	match func(*store.Entry) bool
 	// direct means that match is very cheap.
 	direct bool
-	// index and value, if set, find all objects that match may select.
+	// index and value, if set, name an index of the collection and the value in it of all objects
+	// that match may select. The store then checks only those.
 	index, value string
 	// filtered means that the client sent a selector.
 	filtered bool
 }
 
-// selectObjects evaluates the selectors of a request.
+// selectObjects converts the namespace and the selectors of a request to the fastest way to select
+// the objects: by key, by key prefix, by index, or by evaluating each object. It returns an error
+// for fields that the resource does not support.
 func selectObjects(res *registry.Resource, namespace string, o *internalversion.ListOptions) (selected, error) {
 	var s selected
 	if namespace != "" {
@@ -93,8 +97,9 @@ func selectObjects(res *registry.Resource, namespace string, o *internalversion.
 	return s, nil
 }
 
-// chooseIndex selects an index for the requirements. It uses the indexed field whose name sorts first:
-// for pods, spec.nodeName is more selective than status.phase.
+// chooseIndex selects an index for the field requirements rs, if one of the fields is indexed. If
+// several are, it uses the field whose name sorts first: for pods, spec.nodeName is more selective
+// than status.phase.
 func (s *selected) chooseIndex(res *registry.Resource, rs fields.Requirements) {
 	for _, r := range rs {
 		if res.Direct[r.Field].Indexed && r.Operator != selection.NotEquals && (s.index == "" || r.Field < s.index) {
@@ -103,6 +108,8 @@ func (s *selected) chooseIndex(res *registry.Resource, rs fields.Requirements) {
 	}
 }
 
+// matches reports whether an entry meets all requirements. An entry whose fields cannot be read
+// does not.
 func matches(res *registry.Resource, e *store.Entry, wanted []directField) bool {
 	for i := range wanted {
 		w := &wanted[i]
@@ -113,7 +120,8 @@ func matches(res *registry.Resource, e *store.Entry, wanted []directField) bool 
 	return true
 }
 
-// directField is a requirement on a field that can be read without building the set of all fields.
+// directField is a requirement of a field selector on a field that can be read without building the
+// set of all fields of the object. not means that the field must not have the value.
 type directField struct {
 	field api.Direct
 	value string
@@ -140,7 +148,8 @@ func without(rs fields.Requirements, field, value string) fields.Requirements {
 	})
 }
 
-// checkFields rejects selectors with fields that the kind does not support.
+// checkFields returns the field selector unchanged, or a BadRequest error if it contains a field
+// that the resource does not support.
 func checkFields(res *registry.Resource, s fields.Selector) (fields.Selector, error) {
 	if s.Empty() {
 		return s, nil
@@ -160,11 +169,12 @@ func checkFields(res *registry.Resource, s fields.Selector) (fields.Selector, er
 	return s, nil
 }
 
+// onlyMeta reports whether all selectable fields are metadata fields.
 func onlyMeta(names []string) bool {
 	return !slices.ContainsFunc(names, func(n string) bool { return !strings.HasPrefix(n, "metadata.") })
 }
 
-// listPrefix returns the key prefix for a list.
+// listPrefix returns the key prefix for a list, which is the complete key if only one is selected.
 func (s selected) listPrefix() string {
 	if s.key != "" {
 		return s.key
@@ -172,7 +182,8 @@ func (s selected) listPrefix() string {
 	return s.prefix
 }
 
-// listMatch returns match for lists, which only support a prefix instead of a key.
+// listMatch returns the function that selects entries of a list. Lists support a prefix but not a
+// single key, so it also compares the key. Nil selects all.
 func (s selected) listMatch() func(*store.Entry) bool {
 	if s.key == "" {
 		return s.match

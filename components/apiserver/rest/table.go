@@ -15,22 +15,23 @@ import (
 	"hyperkube/internal/store"
 )
 
-// tableMeta is the metadata of a table or another list.
+// tableMeta is the metadata of a list or a table: the resource version, the continue token, and the
+// number of remaining objects.
 type tableMeta struct {
 	revision  int64
 	next      string
 	remaining int64 // negative if unset
 }
 
-// tableRow is the object of a row. entry is nil if the object is not stored. gone is the revision
-// at which it was deleted, or zero.
+// tableRow is the object of one row of a table. entry is nil if the object is not in the store.
+// deletedRevision is the revision at which the object was deleted, or zero.
 type tableRow struct {
 	obj             api.Object
 	entry           *store.Entry
 	deletedRevision int64
 }
 
-// sendTable sends a table.
+// sendTable sends rows as a Table, the format in which kubectl get requests objects.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables
 func (c responder) sendTable(format negotiate.Format, code int, rows []tableRow, meta tableMeta) error {
@@ -41,11 +42,13 @@ func (c responder) sendTable(format negotiate.Format, code int, rows []tableRow,
 	return c.write(format, code, data)
 }
 
-// include returns which part of the object each row includes.
+// include returns the client's parameter includeObject: whether each row contains the object, its
+// metadata (the default) or neither.
 func (c responder) include() metav1.IncludeObjectPolicy {
 	return metav1.IncludeObjectPolicy(c.query.Get("includeObject"))
 }
 
+// checkInclude returns a BadRequest error if the parameter includeObject is invalid.
 func (c responder) checkInclude() error {
 	switch include := c.include(); include {
 	case metav1.IncludeNone, metav1.IncludeMetadata, metav1.IncludeObject, "":
@@ -55,6 +58,8 @@ func (c responder) checkInclude() error {
 	}
 }
 
+// appendTable appends a Table in JSON to dst. headers is set if it contains the column definitions,
+// which a watch sends only in its first event.
 func (c responder) appendTable(dst []byte, format negotiate.Format, rows []tableRow, meta tableMeta, headers bool) ([]byte, error) {
 	if err := c.checkInclude(); err != nil {
 		return nil, err
@@ -117,13 +122,14 @@ func (c responder) appendTable(dst []byte, format negotiate.Format, rows []table
 	return append(dst, "]}"...), nil
 }
 
-// isGenericTable reports whether these are the generic columns of kinds without a printer in upstream. Their
-// empty tables have no list of rows.
+// isGenericTable reports whether columns are those of kinds for which upstream has no table
+// printer. "rows" is null in their empty tables.
 func isGenericTable(columns []metav1.TableColumnDefinition) bool {
 	return slices.ContainsFunc(columns, func(c metav1.TableColumnDefinition) bool { return c.Name == api.CreatedColumn.Name })
 }
 
-// appendRowConditions appends the conditions of a row, which most rows do not have.
+// appendRowConditions appends the conditions of the row of obj, such as the one that marks
+// completed pods. It appends nothing for most kinds.
 func (c responder) appendRowConditions(dst []byte, obj api.Object) ([]byte, error) {
 	if c.res.RowConditions == nil {
 		return dst, nil

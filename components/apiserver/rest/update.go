@@ -12,7 +12,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// update handles a PUT of an object or of a subresource view.
+// update handles a PUT of an object, or of a subresource such as status if subresource is set. way
+// defines the fields that may change. Some resources are created if they do not exist.
 func (c changer) update(subresource string, way *api.Update) error {
 	format, err := c.format()
 	if err != nil {
@@ -72,14 +73,14 @@ func (c changer) update(subresource string, way *api.Update) error {
 	return c.responder().sendChanged(format, out)
 }
 
-// mayCreateBy reports whether a PUT creates a missing object. As in upstream, this includes a PUT
-// to the status, for example of Services.
+// mayCreateBy reports whether a PUT or an apply of the subresource creates the object if it does
+// not exist. As in upstream, this includes the status, for example of Services.
 func (c changer) mayCreateBy(subresource string) bool {
 	return c.res.AllowCreateOnUpdate && (subresource == "" || subresource == "status")
 }
 
-// decodeUpdate decodes the desired object from the body of a PUT, applies its defaults, and checks its
-// name and namespace against those of the request.
+// decodeUpdate decodes the object in the body of a PUT, sets its defaults, and checks that its name
+// and namespace are those in the path.
 func (c changer) decodeUpdate(body []byte, strict strictness) (api.Object, error) {
 	obj := c.res.New()
 	if err := c.bodyDecoder().decode(body, obj, c.res.GVK(), strict); err != nil {
@@ -99,6 +100,7 @@ func (c changer) decodeUpdate(body []byte, strict strictness) (api.Object, error
 	return obj, nil
 }
 
+// asObject converts a result of the field manager to an API object.
 func asObject(obj any) (api.Object, error) {
 	o, ok := obj.(api.Object)
 	if !ok {

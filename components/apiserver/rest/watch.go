@@ -29,14 +29,15 @@ import (
 	"hyperkube/internal/store"
 )
 
-// minWatch is the default minimum duration of watches without a timeout of their client. The actual
-// duration is random up to twice that, so that they do not all end together.
+// minWatch is the default minimum duration of watches whose client has set no timeout. The actual
+// duration is random, up to twice as long, so that not all watches are closed at the same time.
 const minWatch = 30 * time.Minute
 
-// watchServer handles watches.
+// watchServer handles watch requests.
 type watchServer struct{ *call }
 
-// watch handles a watch request.
+// watch handles a watch request: it checks the options, and sends events until the timeout, the
+// client or the shutdown of the server terminates the watch.
 //
 // https://kubernetes.io/docs/reference/using-api/api-concepts/#efficient-detection-of-changes
 func (c watchServer) watch() error {
@@ -91,12 +92,15 @@ func (c watchServer) watch() error {
 	return c.follow(ctx, format, opts, s)
 }
 
+// seconds converts n seconds to a duration, limited to the maximum duration.
 func seconds(n int64) time.Duration {
 	const most = int64(1<<63-1) / int64(time.Second)
 	return time.Duration(min(n, most)) * time.Second
 }
 
-// follow starts the watch and sends events until it ends.
+// follow reads the objects that the watch starts with, if the client has requested them, and then
+// sends events until ctx is done or the client disconnects. Errors before the first event are
+// returned.
 func (c watchServer) follow(ctx context.Context, format negotiate.Format, opts *internalversion.ListOptions, s selected) error {
 	revision, err := request.ResourceVersion(opts.ResourceVersion)
 	if err != nil {
@@ -138,7 +142,7 @@ func (c watchServer) follow(ctx context.Context, format negotiate.Format, opts *
 	return c.events(ctx, c.newEventWriter(format), opts, s, page, since)
 }
 
-// followSocket serves a watch over a WebSocket, with one message per event.
+// followSocket is follow for a client that has requested a WebSocket. Each event is one message.
 func (c watchServer) followSocket(ctx context.Context, format negotiate.Format, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
 	websocket.Handler(func(conn *websocket.Conn) {
 		defer func() { _ = conn.Close() }() // the client may have closed it first
@@ -159,7 +163,8 @@ func (c watchServer) followSocket(ctx context.Context, format negotiate.Format, 
 	return nil
 }
 
-// events sends the entries of page and then all changes after since.
+// events sends the entries of page (nil for none) as ADDED events and then all changes after the
+// revision since, until the watch is terminated. An expired revision is reported as an ERROR event.
 func (c watchServer) events(ctx context.Context, w *eventWriter, opts *internalversion.ListOptions, s selected, page *store.Page, since int64) error {
 	watcher, err := c.res.Collection.Watch(ctx, store.WatchOptions{Since: since, Prefix: s.prefix, Key: s.key, Match: s.match, Index: s.index, Value: s.value, Narrow: s.direct})
 	if err != nil {
@@ -219,6 +224,7 @@ func (c watchServer) events(ctx context.Context, w *eventWriter, opts *internalv
 	}
 }
 
+// tooOldMessage returns the message for a watch from a revision that is not available anymore.
 func tooOldMessage(revision int64, err error) string {
 	if old, ok := errors.AsType[*store.TooOldError](err); ok {
 		return old.Error()
@@ -226,8 +232,8 @@ func tooOldMessage(revision int64, err error) string {
 	return fmt.Sprintf("too old resource version: %d", revision)
 }
 
-// eventWriter encodes and sends events. Once the stream has started, errors are not reported to the
-// client except by closing the stream.
+// eventWriter encodes the events of one watch and sends them. Once the stream has started, an error
+// is reported to the client only by an ERROR event or by closing the stream.
 type eventWriter struct {
 	*call
 	format  negotiate.Format
@@ -236,7 +242,7 @@ type eventWriter struct {
 	failed  bool
 	// headers is true until the column definitions of tables have been sent.
 	headers bool
-	// socket, unless nil, receives each event as a message.
+	// socket receives each event as a message, if the client uses a WebSocket. Otherwise it is nil.
 	socket *websocket.Conn
 	// metrics counts the events.
 	metrics metrics.Watch
@@ -249,6 +255,7 @@ func (c watchServer) newEventWriter(format negotiate.Format) *eventWriter {
 	return &eventWriter{call: c.call, format: format, flusher: f, headers: true, metrics: c.cfg.Metrics.Watch(c.info), watchdog: newWatchdog(c.w, c.cfg.SlowReader)}
 }
 
+// begin sends the response header, so that the client knows that the watch has started.
 func (w *eventWriter) begin() {
 	if w.socket != nil {
 		return
@@ -265,7 +272,8 @@ func (w *eventWriter) begin() {
 	}
 }
 
-// flush sends buffered events. It returns false if the client is disconnected.
+// flush sends buffered events to the client. It returns false if the watch must be terminated
+// because the client is disconnected or does not read.
 func (w *eventWriter) flush() bool {
 	w.send()
 	if !w.failed && w.flusher != nil && w.socket == nil {
@@ -276,6 +284,7 @@ func (w *eventWriter) flush() bool {
 	return !w.failed
 }
 
+// send writes the buffered events to the connection or WebSocket.
 func (w *eventWriter) send() {
 	if len(w.buf) > 0 && !w.failed {
 		var err error
@@ -297,8 +306,9 @@ func (w *eventWriter) send() {
 	w.buf = w.buf[:0]
 }
 
-// event sends a change. The event type depends on whether the object was selected before and is
-// selected now.
+// event sends a change as ADDED, MODIFIED or DELETED, depending on whether the selector of the
+// watch, match, selected the object before and after the change. It sends nothing if neither is the
+// case.
 func (w *eventWriter) event(ev *store.Event, match func(*store.Entry) bool) {
 	now := ev.Current != nil && (match == nil || match(ev.Current))
 	before := ev.Previous != nil && (match == nil || match(ev.Previous))
@@ -312,14 +322,16 @@ func (w *eventWriter) event(ev *store.Event, match func(*store.Entry) bool) {
 	}
 }
 
-// entry encodes an entry. gone is the revision at which it was deleted or replaced, or zero.
+// entry encodes an event with the object of an entry. gone is the revision at which the object was
+// deleted or no longer selected, or zero. If the object cannot be decoded, an ERROR event
+// terminates the watch.
 func (w *eventWriter) entry(event watch.EventType, e *store.Entry, gone int64) {
 	if w.failed {
 		return
 	}
 	before := len(w.buf)
 	if err := w.append(event, e, gone); err != nil {
-		w.cfg.Log.ErrorContext(w.ctx, "encoding watch event failed, ending the watch with an error", "resource", w.res.GVR(), "key", e.Key(), "err", err)
+		w.cfg.Log.ErrorContext(w.ctx, "encoding watch event failed because the stored object is unreadable, ending the watch with an error event, the client lists again: check the stored object", "resource", w.res.GVR(), "key", e.Key(), "err", err)
 		w.status(corruptEvent(err, gone != 0))
 		w.failed = true
 	} else {
@@ -382,8 +394,8 @@ func (w *eventWriter) table(event watch.EventType, rows []tableRow, revision int
 	return nil
 }
 
-// bookmark encodes a bookmark event. initialEnd marks the end of the initial events of a streaming
-// list.
+// bookmark sends a BOOKMARK event: the client has received all changes up to revision. initialEnd
+// is set for the bookmark after the initial objects of a streaming list.
 func (w *eventWriter) bookmark(revision int64, initialEnd bool) {
 	obj := w.res.New()
 	obj.GetObjectKind().SetGroupVersionKind(w.res.GVK())
@@ -400,7 +412,7 @@ func (w *eventWriter) bookmark(revision int64, initialEnd bool) {
 	w.object(watch.Bookmark, obj)
 }
 
-// object encodes an object that is not stored.
+// object encodes an event with an object that is not in the store.
 func (w *eventWriter) object(event watch.EventType, obj api.Object) {
 	format := negotiate.Format{Media: w.format.Media}
 	var data []byte
@@ -422,7 +434,7 @@ func (w *eventWriter) object(event watch.EventType, obj api.Object) {
 	}
 }
 
-// status encodes an ERROR event.
+// status sends an ERROR event with the Status of err.
 func (w *eventWriter) status(err error) {
 	s := statusOf(err)
 	data, e := encode(negotiate.Format{Media: w.format.Media}, s)
@@ -433,6 +445,7 @@ func (w *eventWriter) status(err error) {
 	w.send()
 }
 
+// frame appends an event with an already encoded object to the buffer.
 func (w *eventWriter) frame(event watch.EventType, data []byte) {
 	if w.format.Media == negotiate.Protobuf {
 		w.buf = wire.AppendProtoEventObject(w.buf, string(event), data)

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// watchdog aborts a write that a client does not read for too long: a client that keeps its
-// connection open, answers pings and never reads would otherwise keep its watch forever. This is
-// much cheaper than a deadline for each write, which in HTTP/2 is set by the goroutine of the
+// watchdog aborts a write to a client that does not read for too long. A client that keeps its
+// connection open, answers pings and never reads would otherwise keep its watch forever. A watchdog
+// is much cheaper than a write deadline per event, which HTTP/2 sets in the goroutine of the
 // connection.
 type watchdog struct {
 	// deadline aborts a write by setting a deadline in the past.
@@ -17,7 +17,7 @@ type watchdog struct {
 
 	mu    sync.Mutex
 	timer *time.Timer
-	// armed is true during a write. bitten is true once one took too long.
+	// armed is true during a write. expired is true once a write took too long.
 	armed, expired bool
 }
 
@@ -26,7 +26,7 @@ func newWatchdog(w http.ResponseWriter, limit time.Duration) *watchdog {
 	return &watchdog{deadline: http.NewResponseController(w), limit: limit}
 }
 
-// arm starts the timer for a write.
+// arm starts the timer. Call it before each write.
 func (d *watchdog) arm() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -38,8 +38,8 @@ func (d *watchdog) arm() {
 	d.timer.Reset(d.limit)
 }
 
-// disarm stops the timer, and reports whether the write was in time. After that the watchdog does
-// not access the writer.
+// disarm stops the timer after a write, and reports whether all writes were in time. Afterwards the
+// watchdog does not access the writer until arm is called.
 func (d *watchdog) disarm() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -48,6 +48,7 @@ func (d *watchdog) disarm() bool {
 	return !d.expired
 }
 
+// expire aborts the current write when the timer fires.
 func (d *watchdog) expire() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

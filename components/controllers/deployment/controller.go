@@ -26,7 +26,7 @@ import (
 // Kind is the kind of the objects that this controller owns.
 var Kind = appsv1.SchemeGroupVersion.WithKind("Deployment")
 
-// Controller reconciles Deployments. Use New to create it.
+// Controller reconciles Deployments. Each sync handles one Deployment. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env         control.Env
@@ -36,7 +36,8 @@ type Controller struct {
 	podIndex    cache.Indexer
 }
 
-// New creates the controller.
+// New returns the controller. It adds its event handlers to env.Informers; the caller starts the informers and calls
+// Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	deployments := env.Informers.Apps().V1().Deployments()
@@ -63,10 +64,12 @@ func New(env control.Env) (*Controller, error) {
 	return c, c.Watch(pods.Informer(), control.Handlers(nil, nil, c.podDeleted))
 }
 
+// owner returns the Deployment to which a ReplicaSet's controller reference refers, or nil.
 func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *appsv1.Deployment {
 	return control.Owner(ref, Kind, c.deployments.Deployments(namespace).Get)
 }
 
+// setAdded enqueues the Deployments that a new ReplicaSet affects: its owner, or those that may adopt it.
 func (c *Controller) setAdded(rs *appsv1.ReplicaSet) {
 	if rs.DeletionTimestamp != nil {
 		c.setDeleted(rs)
@@ -81,6 +84,8 @@ func (c *Controller) setAdded(rs *appsv1.ReplicaSet) {
 	c.addMatching(rs)
 }
 
+// setChanged enqueues the Deployments that a changed ReplicaSet affects: its former and current owner, or those that
+// may adopt it.
 func (c *Controller) setChanged(old, cur *appsv1.ReplicaSet) {
 	was, is := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(cur)
 	changed := !equality.Semantic.DeepEqual(was, is)
@@ -100,6 +105,7 @@ func (c *Controller) setChanged(old, cur *appsv1.ReplicaSet) {
 	}
 }
 
+// setDeleted enqueues the owner of a deleted ReplicaSet.
 func (c *Controller) setDeleted(rs *appsv1.ReplicaSet) {
 	if d := c.owner(rs.Namespace, metav1.GetControllerOfNoCopy(rs)); d != nil {
 		c.AddObject(d)
@@ -119,6 +125,8 @@ func (c *Controller) addMatching(rs *appsv1.ReplicaSet) {
 	}
 }
 
+// podDeleted enqueues the Deployment of a deleted pod if its strategy is Recreate, because the rollout may have waited
+// for the deletion.
 func (c *Controller) podDeleted(p *corev1.Pod) {
 	rs := control.Owner(metav1.GetControllerOfNoCopy(p), replicaset.Kind, c.sets.ReplicaSets(p.Namespace).Get)
 	if rs == nil {
@@ -130,6 +138,8 @@ func (c *Controller) podDeleted(p *corev1.Pod) {
 	}
 }
 
+// sync makes one step of the rollout or scaling of the Deployment with this key, and updates its status. It does not
+// change ReplicaSets while the Deployment is being deleted.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	shared, err := c.deployments.Deployments(namespace).Get(name)
@@ -147,7 +157,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(d.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "Deployment has an invalid selector, ignoring it", "deployment", key, "err", err)
+		c.env.Log.ErrorContext(ctx, "Deployment has an invalid selector, its ReplicaSets are not reconciled: recreate it with a valid selector", "deployment", key, "err", err)
 		return nil
 	}
 	owned, err := c.claim(ctx, d, selector)
@@ -182,6 +192,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return fmt.Errorf("unexpected deployment strategy type: %s", d.Spec.Strategy.Type)
 }
 
+// claim adopts and releases ReplicaSets and returns those that the Deployment controls.
 func (c *Controller) claim(ctx context.Context, d *appsv1.Deployment, selector labels.Selector) ([]*appsv1.ReplicaSet, error) {
 	candidates, err := control.Owned[*appsv1.ReplicaSet](c.setIndex, d, true)
 	if err != nil {

@@ -12,16 +12,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// rollbackTo returns the revision to which the rollback annotation requests to roll back; 0 is the
-// one before the current. ok is false if there is no valid annotation. The annotation replaces the
-// rollbackTo field of extensions/v1beta1.
+// rollbackTo returns the revision in the rollback annotation of a Deployment, which replaces the rollbackTo field of
+// extensions/v1beta1. Zero means the revision before the current one. ok is false if there is no valid annotation.
 func rollbackTo(d *appsv1.Deployment) (rev int64, ok bool) {
 	rev, err := strconv.ParseInt(d.Annotations[rollbackAnnotation], 10, 64)
 	return rev, err == nil
 }
 
-// rollback restores the template and annotations of a revision. It always removes the rollback
-// annotation, and does nothing else in this sync.
+// rollback restores the pod template and annotations of a revision, or of the previous one if rev is 0. It always
+// removes the rollback annotation, also if the revision does not exist, and emits an event. The update triggers the
+// next sync, which rolls out the template.
 func (r *rollout) rollback(ctx context.Context, rev int64) error {
 	if err := r.find(ctx, true); err != nil {
 		return err
@@ -63,14 +63,15 @@ func (r *rollout) rollback(ctx context.Context, rev int64) error {
 	return nil
 }
 
-// finishRollback updates the Deployment and removes the rollback annotation.
+// finishRollback removes the rollback annotation and updates the Deployment in the API server.
 func (r *rollout) finishRollback(ctx context.Context) error {
 	delete(r.d.Annotations, rollbackAnnotation)
 	_, err := r.env.Kube.AppsV1().Deployments(r.d.Namespace).Update(ctx, r.d, metav1.UpdateOptions{})
 	return err
 }
 
-// lastRevision returns the second highest revision, or 0 if there is none.
+// lastRevision returns the second highest revision of the ReplicaSets, which is the one before the current revision, or
+// 0 if there is none.
 func lastRevision(sets []*appsv1.ReplicaSet) int64 {
 	var most, second int64
 	for _, rs := range sets {

@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// rollout is one sync of one Deployment. It is not safe for concurrent use.
+// rollout is the state of one sync of one Deployment. It is not safe for concurrent use.
 type rollout struct {
 	*Controller
 	// d is a private copy of the Deployment, updated after every write.
@@ -26,8 +26,9 @@ type rollout struct {
 	// by the result of an update.
 	owned []*appsv1.ReplicaSet
 
-	// Set by find.
-	new *appsv1.ReplicaSet // nil if it does not exist
+	// new is the ReplicaSet with the Deployment's current pod template, or nil if it does not exist.
+	// old are the others. find sets both.
+	new *appsv1.ReplicaSet
 	old []*appsv1.ReplicaSet
 }
 
@@ -40,8 +41,8 @@ func (r *rollout) all() []*appsv1.ReplicaSet {
 	return out
 }
 
-// find separates the new ReplicaSet from the old ones, and updates the annotations of the new one
-// and the revision. If the new one does not exist and create is set, find creates it.
+// find sets new and old, and updates the annotations of the new ReplicaSet and the revision of the Deployment. If the
+// new ReplicaSet does not exist and create is true, find creates it. r.new may be nil afterwards.
 func (r *rollout) find(ctx context.Context, create bool) error {
 	existing := findNew(r.d, r.owned)
 	r.old = withoutSet(r.owned, existing)
@@ -75,10 +76,13 @@ func (r *rollout) find(ctx context.Context, create bool) error {
 	return r.create(ctx, rev)
 }
 
-// writeRevision writes the annotations and conditions of d. For Deployments, the status subresource
-// also updates annotations, as upstream's does.
+// writeRevision writes the annotations and conditions of the Deployment. For Deployments, the status subresource also
+// updates annotations, as upstream's does.
 func (r *rollout) writeRevision(ctx context.Context) error { return r.writeStatus(ctx, r.d) }
 
+// create creates the new ReplicaSet with the revision rev and the size that the rollout allows now. After a hash
+// collision it increments the collision count and returns an error, so that the sync is retried. If the namespace is
+// terminating, it does nothing.
 func (r *rollout) create(ctx context.Context, rev int64) error {
 	d := r.d
 	template := d.Spec.Template.DeepCopy()
@@ -171,8 +175,8 @@ func withLabel(m map[string]string, key, value string) map[string]string {
 	return out
 }
 
-// scale sets the size of rs and records the Deployment's desired size in its annotations. It
-// replaces rs in new or old with the result, and reports whether the size changed.
+// scale sets the size of a ReplicaSet and records the Deployment's desired size in its annotations, in one update. It
+// replaces rs in new or old by the result, emits an event and reports whether the size changed.
 func (r *rollout) scale(ctx context.Context, rs *appsv1.ReplicaSet, size int32) (bool, error) {
 	want := replicas(r.d.Spec.Replicas)
 	before := replicas(rs.Spec.Replicas)
@@ -204,7 +208,7 @@ func (r *rollout) scale(ctx context.Context, rs *appsv1.ReplicaSet, size int32) 
 	return before != size, nil
 }
 
-// resize calls scale, unless rs already has the size.
+// resize is scale, but does nothing if the ReplicaSet already has the size, even if its annotations are outdated.
 func (r *rollout) resize(ctx context.Context, rs *appsv1.ReplicaSet, size int32) (bool, error) {
 	if replicas(rs.Spec.Replicas) == size {
 		return false, nil
@@ -212,7 +216,8 @@ func (r *rollout) resize(ctx context.Context, rs *appsv1.ReplicaSet, size int32)
 	return r.scale(ctx, rs, size)
 }
 
-// isScaling reports whether the Deployment's size changed since its ReplicaSets were last scaled.
+// isScaling reports whether spec.replicas has changed since the active ReplicaSets were last scaled. The sync then
+// scales them in proportion before it continues the rollout.
 func (r *rollout) isScaling() bool {
 	for _, rs := range activeSets(r.owned) {
 		if n, ok := intAnnotation(rs, desiredReplicasAnnotation); ok && n != replicas(r.d.Spec.Replicas) {
@@ -222,7 +227,7 @@ func (r *rollout) isScaling() bool {
 	return false
 }
 
-// scaleOnly applies a change of the size without rolling out a new template. It also handles paused
+// scaleOnly applies a change of spec.replicas without rolling out a new pod template. It is also used for paused
 // Deployments.
 func (r *rollout) scaleOnly(ctx context.Context) error {
 	if err := r.find(ctx, false); err != nil {
@@ -239,6 +244,8 @@ func (r *rollout) scaleOnly(ctx context.Context) error {
 	return r.syncStatus(ctx)
 }
 
+// scaleProportionally scales the only active ReplicaSet to the desired size. During a rollout it distributes the
+// desired size over the active ReplicaSets in proportion to their sizes.
 func (r *rollout) scaleProportionally(ctx context.Context) error {
 	if rs := activeOrLatest(r.new, r.old); rs != nil {
 		_, err := r.resize(ctx, rs, replicas(r.d.Spec.Replicas))
@@ -265,7 +272,8 @@ func (r *rollout) scaleProportionally(ctx context.Context) error {
 	return nil
 }
 
-// recreate terminates all old pods before it creates new ones.
+// recreate implements the strategy Recreate: it terminates all old pods before it creates new ones. Deletions of pods
+// trigger the next sync.
 func (r *rollout) recreate(ctx context.Context) error {
 	if err := r.find(ctx, false); err != nil {
 		return err
@@ -324,7 +332,9 @@ func (r *rollout) oldPodsRun() (bool, error) {
 	return false, nil
 }
 
-// rollingUpdate gradually replaces old pods with new ones.
+// rollingUpdate implements the strategy RollingUpdate: it scales up the new ReplicaSet as far as maxSurge allows, or
+// else scales down old ones as far as maxUnavailable allows. When the rollout is complete, it deletes old ReplicaSets
+// beyond the history limit.
 func (r *rollout) rollingUpdate(ctx context.Context) error {
 	if err := r.find(ctx, true); err != nil || r.new == nil {
 		return err
@@ -352,7 +362,8 @@ func (r *rollout) rollingUpdate(ctx context.Context) error {
 	return r.syncProgress(ctx)
 }
 
-// scaleDownOld deletes as many old pods as availability allows, unavailable pods first.
+// scaleDownOld scales down old ReplicaSets as far as the minimum number of available pods allows, first by their
+// unavailable pods. It reports whether it has scaled one down.
 func (r *rollout) scaleDownOld(ctx context.Context) (bool, error) {
 	old := activeSets(r.old)
 	if desiredReplicas(old) == 0 {
@@ -396,7 +407,7 @@ func (r *rollout) scaleDownOld(ctx context.Context) (bool, error) {
 	return total > 0, nil
 }
 
-// cleanup deletes the oldest ReplicaSets beyond the history limit.
+// cleanup deletes the oldest ReplicaSets beyond spec.revisionHistoryLimit that have no pods.
 func (r *rollout) cleanup(ctx context.Context) error {
 	if !hasHistoryLimit(r.d) {
 		return nil

@@ -21,10 +21,11 @@ const (
 	rollbackAnnotation        = "deprecated.deployment.rollback.to"
 )
 
-// maxHistory is the maximum length of the revision history annotation, in bytes.
+// maxHistory is the maximum length in bytes of the annotation with the former revisions of a ReplicaSet.
 const maxHistory = 2000
 
-// ownAnnotations are the annotations of a Deployment that are not copied to its ReplicaSets.
+// ownAnnotations are the annotations that the controller uses itself. They are not copied between a Deployment and its
+// ReplicaSets.
 var ownAnnotations = map[string]bool{
 	corev1.LastAppliedConfigAnnotation: true,
 	revisionAnnotation:                 true,
@@ -38,6 +39,7 @@ func isRolling(d *appsv1.Deployment) bool {
 	return d.Spec.Strategy.Type == appsv1.RollingUpdateDeploymentStrategyType
 }
 
+// replicas returns a number of replicas in a spec, in which nil means 1.
 func replicas(p *int32) int32 {
 	if p == nil {
 		return 1
@@ -45,9 +47,9 @@ func replicas(p *int32) int32 {
 	return *p
 }
 
-// resolveFenceposts returns by how many pods a rolling update may exceed, and fall below, the desired
-// number. The surge is rounded up, the unavailable number down. If both are zero, unavailable
-// becomes one, because otherwise the update could not progress.
+// resolveFenceposts returns by how many pods a rolling update may exceed, and fall below, the desired number. A
+// percentage of the surge is rounded up, one of the unavailable pods down. If both are zero, unavailable becomes one,
+// because otherwise the update could not progress.
 func resolveFenceposts(d *appsv1.Deployment) (surge, unavailable int32) {
 	if !isRolling(d) {
 		return 0, 0
@@ -63,6 +65,8 @@ func resolveFenceposts(d *appsv1.Deployment) (surge, unavailable int32) {
 	return surge, unavailable
 }
 
+// scaled returns the value of a number or percentage of total, rounded up if up is true. It returns 0 if v is nil or
+// invalid.
 func scaled(v *intstr.IntOrString, total int, up bool) int32 {
 	if v == nil {
 		return 0
@@ -74,11 +78,13 @@ func scaled(v *intstr.IntOrString, total int, up bool) int32 {
 	return int32(n)
 }
 
+// maxSurge returns by how many pods a rolling update may exceed the desired number.
 func maxSurge(d *appsv1.Deployment) int32 {
 	surge, _ := resolveFenceposts(d)
 	return surge
 }
 
+// maxUnavailable returns how many of the desired pods may be unavailable during a rolling update.
 func maxUnavailable(d *appsv1.Deployment) int32 {
 	want := replicas(d.Spec.Replicas)
 	if !isRolling(d) || want == 0 {
@@ -96,7 +102,7 @@ func hasHistoryLimit(d *appsv1.Deployment) bool {
 	return d.Spec.RevisionHistoryLimit != nil && *d.Spec.RevisionHistoryLimit != math.MaxInt32
 }
 
-// sameTemplate reports whether two templates are equal, ignoring the hash label.
+// sameTemplate reports whether two pod templates are equal, ignoring the hash label that ReplicaSets add.
 func sameTemplate(a, b *corev1.PodTemplateSpec) bool {
 	x, y := *a, *b
 	x.Labels, y.Labels = withoutHash(a.Labels), withoutHash(b.Labels)
@@ -120,6 +126,7 @@ func olderFirst(sets []*appsv1.ReplicaSet) {
 	sort.SliceStable(sets, func(i, j int) bool { return older(sets[i], sets[j]) })
 }
 
+// older reports whether a was created before b. ReplicaSets of the same second are ordered by name.
 func older(a, b *appsv1.ReplicaSet) bool {
 	if a.CreationTimestamp.Equal(&b.CreationTimestamp) {
 		return a.Name < b.Name
@@ -127,8 +134,8 @@ func older(a, b *appsv1.ReplicaSet) bool {
 	return a.CreationTimestamp.Before(&b.CreationTimestamp)
 }
 
-// findNew returns the ReplicaSet with the Deployment's current template. If there are several, it
-// returns the oldest, so that the choice is deterministic.
+// findNew returns the ReplicaSet with the Deployment's current pod template, or nil. If there are several, it returns
+// the oldest, so that the choice is deterministic.
 func findNew(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	sorted := append([]*appsv1.ReplicaSet(nil), sets...)
 	olderFirst(sorted)
@@ -150,6 +157,7 @@ func withoutSet(sets []*appsv1.ReplicaSet, not *appsv1.ReplicaSet) []*appsv1.Rep
 	return out
 }
 
+// activeSets returns the ReplicaSets whose desired size is not zero. Nil entries are omitted.
 func activeSets(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 	var out []*appsv1.ReplicaSet
 	for _, rs := range sets {
@@ -160,8 +168,7 @@ func activeSets(sets []*appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 	return out
 }
 
-// desiredReplicas, actual, and available are sums over ReplicaSets: the desired, existing, and available
-// pods.
+// desiredReplicas returns the sum of the desired sizes of ReplicaSets.
 func desiredReplicas(sets []*appsv1.ReplicaSet) (n int32) {
 	for _, rs := range sets {
 		n += replicas(rs.Spec.Replicas)
@@ -169,6 +176,7 @@ func desiredReplicas(sets []*appsv1.ReplicaSet) (n int32) {
 	return n
 }
 
+// actualReplicas returns the sum of the existing pods of ReplicaSets, according to their status.
 func actualReplicas(sets []*appsv1.ReplicaSet) (n int32) {
 	for _, rs := range sets {
 		n += rs.Status.Replicas
@@ -176,6 +184,7 @@ func actualReplicas(sets []*appsv1.ReplicaSet) (n int32) {
 	return n
 }
 
+// availableReplicas returns the sum of the available pods of ReplicaSets, according to their status.
 func availableReplicas(sets []*appsv1.ReplicaSet) (n int32) {
 	for _, rs := range sets {
 		n += rs.Status.AvailableReplicas
@@ -183,6 +192,7 @@ func availableReplicas(sets []*appsv1.ReplicaSet) (n int32) {
 	return n
 }
 
+// revision returns the revision in the annotations of a ReplicaSet, or 0 if there is none.
 func revision(annotations map[string]string) int64 {
 	n, err := strconv.ParseInt(annotations[revisionAnnotation], 10, 64)
 	if err != nil {
@@ -209,9 +219,8 @@ func intAnnotation(rs *appsv1.ReplicaSet, key string) (int32, bool) {
 	return int32(n), err == nil && n >= 0
 }
 
-// setReplicaAnnotations records the Deployment's size in the annotations of a ReplicaSet, from
-// which proportional scaling later reads the former size. It modifies rs and reports whether
-// anything changed.
+// setReplicaAnnotations records the Deployment's desired and maximum number of pods in the annotations of a ReplicaSet,
+// from which proportional scaling later reads the former size. It modifies rs and reports whether anything changed.
 func setReplicaAnnotations(rs *appsv1.ReplicaSet, desired, maximum int32) bool {
 	a := setAnnotation(rs, desiredReplicasAnnotation, strconv.Itoa(int(desired)))
 	b := setAnnotation(rs, maxReplicasAnnotation, strconv.Itoa(int(maximum)))
@@ -229,7 +238,8 @@ func setAnnotation(rs *appsv1.ReplicaSet, key, value string) bool {
 	return true
 }
 
-// setNewAnnotations updates the annotations of the new ReplicaSet. It modifies rs and reports
+// setNewAnnotations copies the Deployment's annotations to the new ReplicaSet and sets its revision to rev. exists is
+// false if the ReplicaSet is not created yet; it then also records the Deployment's size. It modifies rs and reports
 // whether anything changed.
 func setNewAnnotations(d *appsv1.Deployment, rs *appsv1.ReplicaSet, rev int64, exists bool) bool {
 	changed := false
@@ -267,8 +277,8 @@ func setNewAnnotations(d *appsv1.Deployment, rs *appsv1.ReplicaSet, rev int64, e
 	return changed
 }
 
-// appendHistory appends a revision to a comma separated list. It removes the first entries if the
-// list becomes longer than maxHistory.
+// appendHistory appends a revision to a comma-separated list. If the list becomes longer than maxHistory, the first
+// entries are removed. It returns false if rev alone is too long.
 func appendHistory(history, rev string) (string, bool) {
 	if history == "" {
 		return rev, true
@@ -295,7 +305,8 @@ func setRevision(d *appsv1.Deployment, rev string) bool {
 	return true
 }
 
-// newSize returns the size to which the new ReplicaSet can be scaled now.
+// newSize returns the size to which the new ReplicaSet rs can be scaled now: the desired size, limited by maxSurge and
+// the pods of all ReplicaSets.
 func newSize(d *appsv1.Deployment, all []*appsv1.ReplicaSet, rs *appsv1.ReplicaSet) int32 {
 	want, have := replicas(d.Spec.Replicas), replicas(rs.Spec.Replicas)
 	if !isRolling(d) {
@@ -308,8 +319,8 @@ func newSize(d *appsv1.Deployment, all []*appsv1.ReplicaSet, rs *appsv1.ReplicaS
 	return have + min(room, want-have)
 }
 
-// activeOrLatest returns the only ReplicaSet to scale when no rollout is in progress, or nil if
-// several ReplicaSets are active.
+// activeOrLatest returns the ReplicaSet to scale if no rollout is in progress: the only active one, or if none is
+// active the new or latest one. It returns nil if several are active or there is none.
 func activeOrLatest(newRS *appsv1.ReplicaSet, old []*appsv1.ReplicaSet) *appsv1.ReplicaSet {
 	active := activeSets(append(append([]*appsv1.ReplicaSet(nil), old...), newRS))
 	switch {
@@ -329,7 +340,8 @@ func activeOrLatest(newRS *appsv1.ReplicaSet, old []*appsv1.ReplicaSet) *appsv1.
 	return latest
 }
 
-// isSaturated reports whether rs has all desired pods of the Deployment and all are available.
+// isSaturated reports whether rs, the new ReplicaSet, has all desired pods of the Deployment and all are available. rs
+// may be nil.
 func isSaturated(d *appsv1.Deployment, rs *appsv1.ReplicaSet) bool {
 	if rs == nil {
 		return false
@@ -339,8 +351,8 @@ func isSaturated(d *appsv1.Deployment, rs *appsv1.ReplicaSet) bool {
 	return ok && replicas(rs.Spec.Replicas) == want && desired == want && rs.Status.AvailableReplicas == want
 }
 
-// proportions distributes a change of the Deployment's size during a rollout over its active
-// ReplicaSets, in proportion to their sizes. It returns the new sizes by name. It sorts sets.
+// proportions distributes a change of the Deployment's size during a rollout over its active ReplicaSets, in proportion
+// to their sizes. It returns the new sizes by name. It changes the order of sets.
 func proportions(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) map[string]int32 {
 	allowed := int32(0)
 	if want := replicas(d.Spec.Replicas); want > 0 {
@@ -373,6 +385,8 @@ func proportions(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) map[string]int
 	return sizes
 }
 
+// proportion returns the change of the size of rs, limited so that the changes do not exceed toAdd. added is the sum of
+// the changes of other ReplicaSets so far.
 func proportion(d *appsv1.Deployment, rs *appsv1.ReplicaSet, toAdd, added int32) int32 {
 	size := replicas(rs.Spec.Replicas)
 	if size == 0 || toAdd == 0 || toAdd == added {
@@ -385,7 +399,7 @@ func proportion(d *appsv1.Deployment, rs *appsv1.ReplicaSet, toAdd, added int32)
 	return max(share, left)
 }
 
-// fraction returns the change of the size of rs that keeps its proportion.
+// fraction returns the change of the size of rs that keeps its proportion of the Deployment's maximum number of pods.
 func fraction(d *appsv1.Deployment, rs *appsv1.ReplicaSet) int32 {
 	size, want := replicas(rs.Spec.Replicas), replicas(d.Spec.Replicas)
 	if want == 0 {

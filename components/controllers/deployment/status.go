@@ -60,22 +60,25 @@ func setCondition(s *appsv1.DeploymentStatus, cond appsv1.DeploymentCondition) {
 	s.Conditions = append(s.Conditions, cond)
 }
 
+// condition returns a new condition with the current time.
 func (r *rollout) condition(kind appsv1.DeploymentConditionType, status corev1.ConditionStatus, reason, message string) appsv1.DeploymentCondition {
 	now := metav1.NewTime(r.env.Clock.Now())
 	return appsv1.DeploymentCondition{Type: kind, Status: status, LastUpdateTime: now, LastTransitionTime: now, Reason: reason, Message: message}
 }
 
+// set sets a condition in the status s, see setCondition.
 func (r *rollout) set(s *appsv1.DeploymentStatus, kind appsv1.DeploymentConditionType, status corev1.ConditionStatus, reason, message string) {
 	setCondition(s, r.condition(kind, status, reason, message))
 }
 
-// complete reports whether a rollout with status s is complete.
+// complete reports whether the rollout of a Deployment with the status s is complete: all desired pods are updated and
+// available, and there are no old ones.
 func complete(d *appsv1.Deployment, s *appsv1.DeploymentStatus) bool {
 	want := replicas(d.Spec.Replicas)
 	return s.UpdatedReplicas == want && s.Replicas == want && s.AvailableReplicas == want && s.ObservedGeneration >= d.Generation
 }
 
-// progressing reports whether s shows progress compared to the status of d.
+// progressing reports whether the new status s shows progress of the rollout compared to the current status of d.
 func progressing(d *appsv1.Deployment, s *appsv1.DeploymentStatus) bool {
 	was := &d.Status
 	return s.UpdatedReplicas > was.UpdatedReplicas ||
@@ -84,6 +87,7 @@ func progressing(d *appsv1.Deployment, s *appsv1.DeploymentStatus) bool {
 		s.AvailableReplicas > was.AvailableReplicas
 }
 
+// isTimedOut reports whether the rollout of a Deployment with the status s has exceeded its progress deadline.
 func isTimedOut(d *appsv1.Deployment, s *appsv1.DeploymentStatus, now time.Time) bool {
 	c := condition(s, appsv1.DeploymentProgressing)
 	if !hasDeadline(d) || c == nil {
@@ -99,12 +103,14 @@ func isTimedOut(d *appsv1.Deployment, s *appsv1.DeploymentStatus, now time.Time)
 	return deadline(d, c).Before(now)
 }
 
-// deadline returns the time after which a rollout that last progressed at c counts as failed.
+// deadline returns the time at which a rollout exceeds its progress deadline. c is its Progressing condition, whose
+// last update is the last progress. The Deployment must have a deadline.
 func deadline(d *appsv1.Deployment, c *appsv1.DeploymentCondition) time.Time {
 	return c.LastUpdateTime.Add(time.Duration(*d.Spec.ProgressDeadlineSeconds) * time.Second)
 }
 
-// compute computes the status from the status of the ReplicaSets.
+// compute returns the status of the Deployment, computed from the status of its ReplicaSets. It sets the Available
+// condition and keeps the others.
 func (r *rollout) compute() appsv1.DeploymentStatus {
 	all := r.all()
 	s := appsv1.DeploymentStatus{
@@ -138,11 +144,12 @@ func (r *rollout) compute() appsv1.DeploymentStatus {
 	return s
 }
 
-// syncStatus updates the status if it changed.
+// syncStatus updates the status without the Progressing condition, for Deployments that are not being rolled out.
 func (r *rollout) syncStatus(ctx context.Context) error {
 	return r.write(ctx, r.compute())
 }
 
+// write writes the status s if it has changed.
 func (r *rollout) write(ctx context.Context, s appsv1.DeploymentStatus) error {
 	if equality.Semantic.DeepEqual(r.d.Status, s) {
 		return nil
@@ -151,8 +158,8 @@ func (r *rollout) write(ctx context.Context, s appsv1.DeploymentStatus) error {
 	return r.writeStatus(ctx, r.d)
 }
 
-// syncProgress updates the status and the Progressing condition, and schedules another sync at the
-// progress deadline.
+// syncProgress updates the status with the Progressing and ReplicaFailure conditions. If nothing has changed, it
+// schedules another sync at the progress deadline.
 func (r *rollout) syncProgress(ctx context.Context) error {
 	d, s := r.d, r.compute()
 	if !hasDeadline(d) {
@@ -194,7 +201,8 @@ func (r *rollout) syncProgress(ctx context.Context) error {
 	return r.write(ctx, s)
 }
 
-// requeueAtDeadline schedules another sync at the progress deadline of an incomplete rollout.
+// requeueAtDeadline schedules another sync at the progress deadline of a rollout with the status s, unless the rollout
+// is complete or has timed out.
 func (r *rollout) requeueAtDeadline(s *appsv1.DeploymentStatus) {
 	c := condition(s, appsv1.DeploymentProgressing)
 	if !hasDeadline(r.d) || c == nil || complete(r.d, s) || c.Reason == timedOut || c.Reason == newRSAvailable {
@@ -205,8 +213,8 @@ func (r *rollout) requeueAtDeadline(s *appsv1.DeploymentStatus) {
 	r.AddAfter(r.d.Namespace+"/"+r.d.Name, max(after, time.Second))
 }
 
-// failure returns the condition of a ReplicaSet that could not create or delete pods, if any. The
-// new ReplicaSet takes precedence.
+// failure returns the ReplicaFailure condition of a ReplicaSet that could not create or delete pods, as a condition of
+// the Deployment, or nil. The new ReplicaSet takes precedence.
 func (r *rollout) failure() *appsv1.DeploymentCondition {
 	sets := r.old
 	if r.new != nil {

@@ -29,12 +29,12 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// Informer returns an informer of a resource whose objects contain at least their metadata. The
-// informer already runs, or is started and runs until ctx is canceled. ctx is canceled when the
-// resource is no longer served.
+// Informer returns an informer of a resource, whose objects contain at least their metadata. The informer runs already,
+// or Informer starts it and it runs until ctx is done. The collector cancels ctx when the resource is not served any
+// more.
 type Informer func(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) (cache.SharedIndexInformer, error)
 
-// Config configures the collector.
+// Config configures a Collector.
 type Config struct {
 	Discovery discovery.DiscoveryInterface
 	Metadata  metadata.Interface
@@ -42,11 +42,12 @@ type Config struct {
 	Informer Informer
 }
 
-// resync is the interval between discoveries of the served resources. Changes of CRDs and
-// APIServices trigger additional ones.
+// resync is the interval between discoveries of the served resources. Changes of CRDs and APIServices trigger
+// additional discoveries.
 const resync = 30 * time.Second
 
-// Collector is the garbage collector. Use New to create it.
+// Collector is the garbage collector. It watches all deletable resources, maintains the graph, and deletes objects
+// without owners. Use New to create it.
 type Collector struct {
 	env   control.Env
 	cfg   Config
@@ -61,20 +62,20 @@ type Collector struct {
 	served   *served
 	monitors map[schema.GroupVersionResource]*monitor
 	// monitorsSynced is closed once all monitors are synced or settleTimeout is over. It is replaced when
-	// new monitors start. begun is true once any monitors were started.
+	// new monitors start. monitorsStarted is true once any monitors were started.
 	monitorsSynced  chan struct{}
 	monitorsStarted bool
 	wg              sync.WaitGroup // goroutines that Run waits for
 }
 
-// monitor is the watch of one resource.
+// monitor is the watch of one resource. remove removes the event handler from the informer.
 type monitor struct {
 	cancel context.CancelFunc
 	synced cache.DoneChecker
 	remove func()
 }
 
-// New creates the collector.
+// New returns a Collector. It sends no requests before Run.
 func New(env control.Env, cfg Config) (*Collector, error) {
 	if cfg.Discovery == nil || cfg.Metadata == nil {
 		return nil, errors.New("garbage collector: discovery and metadata clients are required")
@@ -107,17 +108,19 @@ func New(env control.Env, cfg Config) (*Collector, error) {
 	return c, nil
 }
 
-// metadataInformer is an Informer that watches the metadata API.
+// metadataInformer is the default Informer: it watches the metadata API.
 func (c *Collector) metadataInformer(ctx context.Context, gvr schema.GroupVersionResource, _ schema.GroupVersionKind) (cache.SharedIndexInformer, error) {
 	i := metadatainformer.NewFilteredMetadataInformer(c.cfg.Metadata, gvr, metav1.NamespaceAll, 0, cache.Indexers{}, nil).Informer()
 	c.wg.Go(func() { i.RunWithContext(ctx) })
 	return i, nil
 }
 
-// Ready is closed once all served resources are watched and synced, and deletions are processed.
+// Ready returns a channel that is closed when all served resources are watched and their first lists processed, so that
+// deletions are executed.
 func (c *Collector) Ready() <-chan struct{} { return c.ready }
 
-// Run collects garbage until ctx is canceled.
+// Run collects garbage until ctx is done. It discovers new resources every 30 seconds and after changes of CRDs and
+// APIServices.
 func (c *Collector) Run(ctx context.Context) error {
 	defer c.wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -156,8 +159,8 @@ func (c *Collector) Run(ctx context.Context) error {
 	}
 }
 
-// waitForMonitors wraps a sync so that it waits until all resources are watched, because a dependent that is
-// not in the graph yet must not count as absent.
+// waitForMonitors returns a sync function that calls f only when all resources are watched. Before that, a dependent
+// that is not in the graph yet would count as absent.
 func (c *Collector) waitForMonitors(f func(ctx context.Context, uid types.UID) error) func(context.Context, string) error {
 	return func(ctx context.Context, key string) error {
 		if err := c.waitSettled(ctx); err != nil {
@@ -167,6 +170,8 @@ func (c *Collector) waitForMonitors(f func(ctx context.Context, uid types.UID) e
 	}
 }
 
+// waitSettled waits until all monitors are synced or settleTimeout is over, including those that are started in the
+// meantime. It returns an error if ctx is done.
 func (c *Collector) waitSettled(ctx context.Context) error {
 	for {
 		c.mu.Lock()
@@ -186,11 +191,12 @@ func (c *Collector) waitSettled(ctx context.Context) error {
 	}
 }
 
-// updateMonitors starts and stops monitors according to the served resources.
+// updateMonitors discovers the served resources, starts monitors of new ones and stops those of resources that are not
+// served any more. Failures are logged; the next discovery retries.
 func (c *Collector) updateMonitors(ctx context.Context) {
 	found, err := discoverAll(c.cfg.Discovery)
 	if err != nil {
-		c.env.Log.WarnContext(ctx, "discovery of some served resources failed, garbage collection keeps their previous list", "err", err)
+		c.env.Log.WarnContext(ctx, "discovery of some served resources failed, garbage collection uses their previous list and retries", "err", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -218,7 +224,7 @@ func (c *Collector) updateMonitors(ctx context.Context) {
 		}
 		m, err := c.watch(ctx, gvr, kind)
 		if err != nil {
-			c.env.Log.WarnContext(ctx, "watching resource for garbage collection failed, its objects are not collected", "resource", gvr, "err", err)
+			c.env.Log.WarnContext(ctx, "watching resource for garbage collection failed, its objects are not collected until a retry succeeds", "resource", gvr, "err", err)
 			continue
 		}
 		c.monitors[gvr] = m
@@ -229,11 +235,12 @@ func (c *Collector) updateMonitors(ctx context.Context) {
 	}
 }
 
-// settleTimeout is how long deletions wait for the first list of new resources. A resource with a
-// broken conversion webhook never lists, and must not block all deletions.
+// settleTimeout is how long deletions wait for the first list of new resources. The list of a custom resource with a
+// broken conversion webhook never succeeds, and must not block all deletions.
 const settleTimeout = 30 * time.Second
 
-// waitForSync starts a wait for all monitors. The caller holds c.mu.
+// waitForSync replaces monitorsSynced by a channel that is closed when all current monitors are synced or settleTimeout
+// is over. The caller must hold c.mu.
 func (c *Collector) waitForSync(ctx context.Context) {
 	if !c.monitorsStarted {
 		c.monitorsStarted = true
@@ -253,7 +260,7 @@ func (c *Collector) waitForSync(ctx context.Context) {
 			select {
 			case <-check.Done():
 			case <-timeout.C:
-				c.env.Log.WarnContext(ctx, "garbage collection starts although a resource could not be listed in time", "resource", check.Name())
+				c.env.Log.WarnContext(ctx, "listing resource for garbage collection takes too long, its objects are ignored until it is listed", "resource", check.Name())
 				return
 			case <-ctx.Done():
 				return
@@ -262,7 +269,7 @@ func (c *Collector) waitForSync(ctx context.Context) {
 	})
 }
 
-// triggerDiscovery triggers a discovery of the served resources.
+// triggerDiscovery makes Run discover the served resources soon. It does not block.
 func (c *Collector) triggerDiscovery() {
 	select {
 	case c.rediscover <- struct{}{}:
@@ -270,6 +277,7 @@ func (c *Collector) triggerDiscovery() {
 	}
 }
 
+// stopMonitors stops all monitors and removes their event handlers, because the informers may be shared.
 func (c *Collector) stopMonitors() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -280,7 +288,7 @@ func (c *Collector) stopMonitors() {
 	}
 }
 
-// watch starts a monitor of a resource.
+// watch starts a monitor of a resource: its objects are added to the graph until ctx is done.
 func (c *Collector) watch(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) (*monitor, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	informer, err := c.cfg.Informer(ctx, gvr, kind)
@@ -300,7 +308,8 @@ func (c *Collector) watch(ctx context.Context, gvr schema.GroupVersionResource, 
 	}, nil
 }
 
-// handler returns an event handler that adds the objects of a kind to the graph.
+// handler returns an event handler that updates the graph with the objects of a kind. Events of CRDs and APIServices
+// also trigger a discovery.
 func (c *Collector) handler(kind schema.GroupVersionKind) cache.ResourceEventHandler {
 	surface := kind.Group == "apiextensions.k8s.io" || kind.Group == "apiregistration.k8s.io"
 	see := func(obj any) {
@@ -343,7 +352,8 @@ func (c *Collector) handler(kind schema.GroupVersionKind) cache.ResourceEventHan
 	}
 }
 
-// relevant reports whether an update changes the graph. Most updates change only the status.
+// relevant reports whether an update of an object may change the graph: its owner references, deletion timestamp or
+// finalizers have changed. Most updates change only the status.
 func relevant(old, cur metav1.Object) bool {
 	if old.GetUID() != cur.GetUID() || (old.GetDeletionTimestamp() == nil) != (cur.GetDeletionTimestamp() == nil) {
 		return true
@@ -372,14 +382,15 @@ func relevant(old, cur metav1.Object) bool {
 	return false
 }
 
-// absentKey returns the key of an owner in the cache of absent owners. Namespace and kind are part
-// of it, the version is not.
+// absentKey returns the key of an owner in Collector.absent. It contains namespace, kind, name and UID, but not the
+// version, because owner references may use any version.
 func (id identity) absentKey() identity {
 	id.gvk.Version = ""
 	return id
 }
 
-// foreignOwner emits an event that an object refers to an owner in another namespace.
+// foreignOwner emits a warning event that the object d has an owner reference to an object in another namespace, which
+// counts as absent.
 func (c *Collector) foreignOwner(d identity, ref metav1.OwnerReference) {
 	apiVersion, kind := d.gvk.ToAPIVersionAndKind()
 	c.env.Events.Eventf(&corev1.ObjectReference{APIVersion: apiVersion, Kind: kind, Namespace: d.namespace, Name: d.name, UID: d.uid},
@@ -387,7 +398,7 @@ func (c *Collector) foreignOwner(d identity, ref metav1.OwnerReference) {
 		"ownerRef %s does not exist in namespace %q", describe(ref, d.namespace), d.namespace)
 }
 
-// describe formats an owner reference of an object in a namespace.
+// describe formats an owner reference of an object in a namespace for an event.
 func describe(ref metav1.OwnerReference, namespace string) string {
 	return fmt.Sprintf("[%s/%s, namespace: %s, name: %s, uid: %s]", ref.APIVersion, ref.Kind, namespace, ref.Name, ref.UID)
 }

@@ -19,14 +19,15 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// virtualRecheck is how long after an unobserved owner was found in the API it is checked again.
+// virtualRecheck is the interval at which the collector gets an owner again that exists in the API but that no monitor
+// has observed.
 const virtualRecheck = 2 * time.Minute
 
-// errUnknownNamespace means that an owner cannot be looked up because its namespace is unknown. Its
-// dependents are left unchanged.
+// errUnknownNamespace means that a cluster-scoped object refers to a namespaced owner. The owner cannot be looked up,
+// because its namespace is unknown, so the object is not deleted.
 var errUnknownNamespace = errors.New("cluster-scoped object refers to a namespaced owner")
 
-// resource returns the metadata client for objects of a mapping.
+// resource returns the metadata client for objects of a resource. namespace is ignored for cluster-scoped resources.
 func (c *Collector) resource(m mapping, namespace string) metadata.ResourceInterface {
 	if m.namespaced {
 		return c.cfg.Metadata.Resource(m.gvr).Namespace(namespace)
@@ -34,7 +35,9 @@ func (c *Collector) resource(m mapping, namespace string) metadata.ResourceInter
 	return c.cfg.Metadata.Resource(m.gvr)
 }
 
-// attemptDelete checks whether an object should be deleted, and deletes it if so.
+// attemptDelete is the sync of the queue deletes: it gets an object from the API server and deletes it if all its
+// owners are absent. For a virtual node it checks whether the owner exists, and for an owner in foreground deletion
+// whether it can be removed.
 func (c *Collector) attemptDelete(ctx context.Context, uid types.UID) error {
 	n, ok := c.graph.get(uid)
 	if !ok {
@@ -87,8 +90,8 @@ func (c *Collector) attemptDelete(ctx context.Context, uid types.UID) error {
 	return c.syncOwners(ctx, api, n, live)
 }
 
-// syncOwners deletes an object that has no remaining owner. From an object with remaining owners,
-// it removes the references to absent owners.
+// syncOwners deletes an object of which no owner exists. If some owners exist, it removes the references to the absent
+// ones. n is the object's node and live its current metadata.
 func (c *Collector) syncOwners(ctx context.Context, api metadata.ResourceInterface, n view, live *metav1.PartialObjectMetadata) error {
 	if len(live.OwnerReferences) == 0 {
 		return nil
@@ -131,6 +134,7 @@ func (c *Collector) syncOwners(ctx context.Context, api metadata.ResourceInterfa
 	return c.delete(ctx, api, live, policy)
 }
 
+// uidsOf returns the UIDs in the lists of owner references.
 func uidsOf(lists ...[]metav1.OwnerReference) []types.UID {
 	var out []types.UID
 	for _, l := range lists {
@@ -141,8 +145,9 @@ func uidsOf(lists ...[]metav1.OwnerReference) []types.UID {
 	return out
 }
 
-// classify divides owner references into solid (the owner exists), dangling (it does not), and
-// waiting (it is in foreground deletion and waits for its dependents).
+// classify divides the owner references of an object: solid ones, whose owner exists, dangling ones, whose owner does
+// not exist, and waiting ones, whose owner is in foreground deletion and waits for its dependents. It gets each owner
+// from the API server.
 func (c *Collector) classify(ctx context.Context, n view, refs []metav1.OwnerReference) (solid, dangling, waiting []metav1.OwnerReference, err error) {
 	for _, ref := range refs {
 		gv, err := schema.ParseGroupVersion(ref.APIVersion)
@@ -182,7 +187,8 @@ func (c *Collector) classify(ctx context.Context, n view, refs []metav1.OwnerRef
 	return solid, dangling, waiting, nil
 }
 
-// finishForeground completes the deletion of an owner that no dependent blocks any more.
+// finishForeground completes the foreground deletion of an owner: it removes the finalizer if no dependent blocks the
+// deletion any more. Otherwise it enqueues the blocking dependents for deletion.
 func (c *Collector) finishForeground(ctx context.Context, api metadata.ResourceInterface, n view) error {
 	blocked := false
 	for _, d := range n.dependents {
@@ -199,7 +205,8 @@ func (c *Collector) finishForeground(ctx context.Context, api metadata.ResourceI
 	return c.removeFinalizer(ctx, api, n.identity, metav1.FinalizerDeleteDependents)
 }
 
-// removeFinalizer removes a finalizer from an object, if it has the finalizer.
+// removeFinalizer removes a finalizer from an object. It is not an error if the object was deleted or does not have the
+// finalizer.
 func (c *Collector) removeFinalizer(ctx context.Context, api metadata.ResourceInterface, id identity, finalizer string) error {
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		live, err := api.Get(ctx, id.name, metav1.GetOptions{})
@@ -221,7 +228,8 @@ func (c *Collector) removeFinalizer(ctx context.Context, api metadata.ResourceIn
 	})
 }
 
-// merge sends a merge patch of the metadata, which applies to this resource version only.
+// merge sends a merge patch of the object's metadata. The patch fails with a conflict if the object is not at the UID
+// and resource version of live any more.
 func (c *Collector) merge(ctx context.Context, api metadata.ResourceInterface, live *metav1.PartialObjectMetadata, meta map[string]any) error {
 	meta["uid"] = live.UID
 	meta["resourceVersion"] = live.ResourceVersion
@@ -233,7 +241,7 @@ func (c *Collector) merge(ctx context.Context, api metadata.ResourceInterface, l
 	return err
 }
 
-// dropOwners removes owner references from an object.
+// dropOwners removes the owner references with these UIDs from an object.
 func (c *Collector) dropOwners(ctx context.Context, api metadata.ResourceInterface, live *metav1.PartialObjectMetadata, uids []types.UID) error {
 	rest := slices.DeleteFunc(slices.Clone(live.OwnerReferences), func(r metav1.OwnerReference) bool { return slices.Contains(uids, r.UID) })
 	if len(rest) == len(live.OwnerReferences) {
@@ -245,7 +253,8 @@ func (c *Collector) dropOwners(ctx context.Context, api metadata.ResourceInterfa
 	return c.merge(ctx, api, live, map[string]any{"ownerReferences": rest})
 }
 
-// unblock sets blockOwnerDeletion to false in all owner references of an object.
+// unblock sets blockOwnerDeletion to false in all owner references of an object, so that its owners can be deleted
+// before it. It clears the resource version of live, which the patch changes.
 func (c *Collector) unblock(ctx context.Context, api metadata.ResourceInterface, live *metav1.PartialObjectMetadata) error {
 	refs := slices.Clone(live.OwnerReferences)
 	no, changed := false, false
@@ -266,6 +275,8 @@ func (c *Collector) unblock(ctx context.Context, api metadata.ResourceInterface,
 	return nil
 }
 
+// delete deletes an object with a propagation policy. The deletion fails with a conflict if the object has changed
+// since live was read, because its owners were checked at that version.
 func (c *Collector) delete(ctx context.Context, api metadata.ResourceInterface, live *metav1.PartialObjectMetadata, policy metav1.DeletionPropagation) error {
 	uid := live.UID
 	pre := &metav1.Preconditions{UID: &uid}
@@ -281,7 +292,8 @@ func (c *Collector) delete(ctx context.Context, api metadata.ResourceInterface, 
 	return err
 }
 
-// attemptOrphan orphans the dependents of an owner and then completes the owner's deletion.
+// attemptOrphan is the sync of the queue orphans: it removes the references to an owner from all its dependents, and
+// then the finalizer that delays the owner's deletion.
 func (c *Collector) attemptOrphan(ctx context.Context, uid types.UID) error {
 	n, ok := c.graph.get(uid)
 	if !ok || n.virtual {
@@ -308,7 +320,7 @@ func (c *Collector) attemptOrphan(ctx context.Context, uid types.UID) error {
 	return c.removeFinalizer(ctx, c.resource(m, n.namespace), n.identity, metav1.FinalizerOrphanDependents)
 }
 
-// removeOwner removes the reference to owner from a dependent.
+// removeOwner removes the references to the UID owner from the dependent d. It is not an error if d was deleted.
 func (c *Collector) removeOwner(ctx context.Context, d view, owner types.UID) error {
 	m, err := c.locate(d.gvk)
 	if err != nil {

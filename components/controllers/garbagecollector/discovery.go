@@ -11,13 +11,13 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// mapping is the resource of a kind.
+// mapping is the resource that serves the objects of a kind.
 type mapping struct {
 	gvr        schema.GroupVersionResource
 	namespaced bool
 }
 
-// served is the result of discovery. Only keep modifies it after its creation.
+// served contains the resources that the API server serves, as found by one discovery. It does not change after keep.
 type served struct {
 	// kinds maps each kind, in each version, to its resource.
 	kinds map[schema.GroupVersionKind]mapping
@@ -27,14 +27,14 @@ type served struct {
 	failed map[schema.GroupVersion]error
 }
 
-// ignored reports whether a resource is not watched. Events are not: they are numerous and
-// short-lived, and are neither owners nor owned.
+// ignored reports whether a resource is not watched. This applies to Events, which are numerous and short-lived, and
+// have neither owners nor dependents.
 func ignored(gr schema.GroupResource) bool {
 	return gr.Resource == "events" && (gr.Group == "" || gr.Group == "events.k8s.io")
 }
 
-// discoverAll discovers the served resources. The result is nil if discovery failed completely. An
-// error together with a result means that the result is incomplete.
+// discoverAll requests the served resources from the API server. If some groups could not be discovered, it returns an
+// error together with an incomplete result. The result is nil if discovery has failed completely.
 func discoverAll(d discovery.DiscoveryInterface) (*served, error) {
 	groups, lists, err := d.ServerGroupsAndResources()
 	if err != nil && len(lists) == 0 {
@@ -93,6 +93,7 @@ func discoverAll(d discovery.DiscoveryInterface) (*served, error) {
 	return s, err
 }
 
+// canDelete reports whether objects of a resource can be deleted and watched.
 func canDelete(r metav1.APIResource) bool {
 	for _, v := range []string{"delete", "list", "watch"} {
 		if !slices.Contains(r.Verbs, v) {
@@ -102,8 +103,8 @@ func canDelete(r metav1.APIResource) bool {
 	return true
 }
 
-// keep copies from before what could not be discovered now, because the watches of a temporarily
-// unavailable API server must not stop.
+// keep copies the resources of those group versions from before that could not be discovered now. The watches of an
+// aggregated API server that is temporarily unavailable must not stop.
 func (s *served) keep(before *served) {
 	for gvr, gvk := range before.deletable {
 		if _, down := s.failed[gvr.GroupVersion()]; down {
@@ -117,7 +118,7 @@ func (s *served) keep(before *served) {
 	}
 }
 
-// locate returns the resource of a kind.
+// locate returns the resource of a kind, or an error if the kind is not served according to the last discovery.
 func (c *Collector) locate(gvk schema.GroupVersionKind) (mapping, error) {
 	c.mu.Lock()
 	m, ok := c.served.kinds[gvk]

@@ -10,14 +10,14 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// identity is the kind, namespace, name and UID of an object, which together identify it.
+// identity identifies an object by kind, namespace, name and UID.
 type identity struct {
 	gvk             schema.GroupVersionKind
 	namespace, name string
 	uid             types.UID
 }
 
-// node is an object in the graph of owners and dependents.
+// node is an object in the graph.
 type node struct {
 	identity
 	// virtual is true if the object was not observed, only referred to as an owner. Its version and
@@ -31,7 +31,8 @@ type node struct {
 	deleting, foreground bool
 }
 
-// graph contains all objects that have owners or can be owners. It is safe for concurrent use.
+// graph contains the observed objects and their owners, linked by owner references. It determines which objects to
+// check, and enqueues them with toDelete and toOrphan. It is safe for concurrent use.
 type graph struct {
 	// toDelete and toOrphan enqueue a node by its UID. They are called with mu held and do not
 	// block.
@@ -43,7 +44,7 @@ type graph struct {
 	nodes map[types.UID]*node // guarded by mu, which also guards the nodes
 }
 
-// observe adds or updates an object.
+// observe adds an object from a monitor to the graph or updates it, and enqueues the objects that the change affects.
 func (g *graph) observe(id identity, m metav1.Object) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -95,8 +96,9 @@ func (g *graph) observe(id identity, m metav1.Object) {
 	}
 }
 
-// updateOwners adds n to the dependents of its owners, and removes it from those of its former owners.
-// The caller holds g.mu.
+// updateOwners links n to its owners and removes the links to former owners. before are the owner references before the
+// update. An owner that was not observed gets a virtual node and is enqueued, so that the collector checks whether it
+// exists. The caller must hold g.mu.
 func (g *graph) updateOwners(n *node, before []metav1.OwnerReference) {
 	now := map[types.UID]metav1.OwnerReference{}
 	for _, ref := range n.owners {
@@ -162,7 +164,7 @@ func (g *graph) updateOwners(n *node, before []metav1.OwnerReference) {
 	}
 }
 
-// forget removes an object that was deleted or never existed.
+// forget removes an object that was deleted, and enqueues its dependents.
 func (g *graph) forget(uid types.UID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -171,7 +173,8 @@ func (g *graph) forget(uid types.UID) {
 	}
 }
 
-// remove removes n from the graph. The caller holds g.mu.
+// remove removes n from the graph. It enqueues its dependents, whose owner is now absent, and owners that may be
+// waiting for its deletion. The caller must hold g.mu.
 func (g *graph) remove(n *node) {
 	uid := n.uid
 	delete(g.nodes, uid)
@@ -193,7 +196,8 @@ func (g *graph) remove(n *node) {
 	}
 }
 
-// removeVirtual removes a virtual owner that does not exist.
+// removeVirtual removes the node of an owner that was not observed and does not exist. It does nothing if the owner was
+// observed in the meantime.
 func (g *graph) removeVirtual(uid types.UID) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -202,8 +206,8 @@ func (g *graph) removeVirtual(uid types.UID) {
 	}
 }
 
-// restoreDependent adds an object again to the dependents of owners that exist. It was removed if another
-// dependent referred to the same owner incorrectly, which made the owner absent for a moment.
+// restoreDependent links an object to its existing owners again. The link is missing if another dependent had a wrong
+// reference to the same owner, for example with a wrong name, because the owner counted as absent for a moment.
 func (g *graph) restoreDependent(uid types.UID, owners []metav1.OwnerReference) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -231,7 +235,7 @@ func (g *graph) restoreDependent(uid types.UID, owners []metav1.OwnerReference) 
 	}
 }
 
-// view is a copy of the parts of a node that a sync needs.
+// view is a copy of a node, which can be used without the graph's lock.
 type view struct {
 	identity
 	virtual, deleting, foreground bool
@@ -240,7 +244,7 @@ type view struct {
 	dependents []view
 }
 
-// get returns a copy of a node.
+// get returns a copy of a node and its dependents. It returns false if the graph does not contain the UID.
 func (g *graph) get(uid types.UID) (view, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -255,11 +259,12 @@ func (g *graph) get(uid types.UID) (view, bool) {
 	return v, true
 }
 
+// view returns a copy of n without dependents. The caller must hold the graph's mu.
 func (n *node) view() view {
 	return view{identity: n.identity, virtual: n.virtual, deleting: n.deleting, foreground: n.foreground, owners: n.owners}
 }
 
-// owner returns v's owner reference to uid, or nil.
+// owner returns the object's owner reference to uid, or nil if it has none.
 func (v view) owner(uid types.UID) *metav1.OwnerReference {
 	for i := range v.owners {
 		if v.owners[i].UID == uid {
@@ -269,7 +274,8 @@ func (v view) owner(uid types.UID) *metav1.OwnerReference {
 	return nil
 }
 
-// refMatches reports whether ref, in an object of namespace, matches n.
+// refMatches reports whether the owner reference ref of an object in a namespace correctly identifies n: group, kind
+// and name match, and n is in the same namespace or cluster-scoped.
 func refMatches(ref metav1.OwnerReference, namespace string, n *node) bool {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil || gv.Group != n.gvk.Group || ref.Kind != n.gvk.Kind || ref.Name != n.name {
@@ -281,6 +287,7 @@ func refMatches(ref metav1.OwnerReference, namespace string, n *node) bool {
 	return n.namespace == "" || n.namespace == namespace
 }
 
+// blocks reports whether an owner reference blocks the foreground deletion of the owner.
 func blocks(ref metav1.OwnerReference) bool {
 	return ptr.Deref(ref.BlockOwnerDeletion, false)
 }

@@ -17,9 +17,11 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
+// podKind is the kind of Pods, for owner references.
 var podKind = corev1.SchemeGroupVersion.WithKind("Pod")
 
-// hasClaims reports whether the volumes of a pod refer to the claims of its ordinal.
+// hasClaims reports whether the pod of an ordinal has a volume for each claim template of the StatefulSet, with the
+// claim of this ordinal.
 func hasClaims(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
 	for i := range set.Spec.VolumeClaimTemplates {
 		name := set.Spec.VolumeClaimTemplates[i].Name
@@ -32,7 +34,7 @@ func hasClaims(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
 	return true
 }
 
-// claims returns the claims that the pod of an ordinal needs.
+// claims returns the PersistentVolumeClaims that the pod of an ordinal needs, according to the claim templates.
 func claims(set *appsv1.StatefulSet, ordinal int) []*corev1.PersistentVolumeClaim {
 	var out []*corev1.PersistentVolumeClaim
 	for i := range set.Spec.VolumeClaimTemplates {
@@ -55,7 +57,8 @@ func claims(set *appsv1.StatefulSet, ordinal int) []*corev1.PersistentVolumeClai
 	return out
 }
 
-// ensureClaims creates the missing claims of a pod.
+// ensureClaims creates the claims of a pod that do not exist. It returns an error if one cannot be created or is being
+// deleted; the pod then has to wait.
 func (c *Controller) ensureClaims(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) error {
 	var errs []error
 	for _, claim := range claims(set, ordinal) {
@@ -79,7 +82,7 @@ func (c *Controller) ensureClaims(ctx context.Context, set *appsv1.StatefulSet, 
 	return errors.Join(errs...)
 }
 
-// recordClaim emits an event about the creation of a claim.
+// recordClaim emits an event on the StatefulSet about the creation of a claim, which failed if err is not nil.
 func (c *Controller) recordClaim(set *appsv1.StatefulSet, p *corev1.Pod, claim *corev1.PersistentVolumeClaim, err error) {
 	if err == nil {
 		c.env.Events.Eventf(set, corev1.EventTypeNormal, control.SuccessfulCreate, "Create Claim %s Pod %s in StatefulSet %s success", claim.Name, p.Name, set.Name)
@@ -88,8 +91,8 @@ func (c *Controller) recordClaim(set *appsv1.StatefulSet, p *corev1.Pod, claim *
 	c.env.Events.Eventf(set, corev1.EventTypeWarning, control.FailedCreate, "Create Claim %s for Pod %s in StatefulSet %s failed error: %s", claim.Name, p.Name, set.Name, err)
 }
 
-// policy returns whether claims are deleted with the set and with a scaled down pod. The default is
-// to retain them.
+// policy returns the retention policy for claims: whether they are deleted with the StatefulSet, and with a pod that is
+// scaled down. The default is neither.
 func policy(set *appsv1.StatefulSet) (deletedWithSet, deletedWithPod bool) {
 	r := set.Spec.PersistentVolumeClaimRetentionPolicy
 	if r == nil {
@@ -99,8 +102,8 @@ func policy(set *appsv1.StatefulSet) (deletedWithSet, deletedWithPod bool) {
 	return r.WhenDeleted == del, r.WhenScaled == del
 }
 
-// claimsOfFormerPod reports whether a claim of a pod to be created is owned by a former pod of the
-// same name, and will be deleted with that pod.
+// claimsOfFormerPod reports whether the pod p must not be created yet, because one of its claims belongs to a deleted
+// pod of the same name and will be deleted too.
 func (c *Controller) claimsOfFormerPod(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
 	if _, withPod := policy(set); !withPod {
 		return false
@@ -114,7 +117,7 @@ func (c *Controller) claimsOfFormerPod(set *appsv1.StatefulSet, p *corev1.Pod, o
 	return false
 }
 
-// claimsOf calls f with each existing claim of a pod until f returns false.
+// claimsOf calls f with each existing claim of a pod until f returns false. Missing claims are skipped.
 func (c *Controller) claimsOf(set *appsv1.StatefulSet, p *corev1.Pod, f func(*corev1.PersistentVolumeClaim) bool) error {
 	ordinal, ok := ordinalOf(set, p)
 	if !ok {
@@ -136,8 +139,8 @@ func (c *Controller) claimsOf(set *appsv1.StatefulSet, p *corev1.Pod, f func(*co
 	return nil
 }
 
-// claimOwnersCorrect reports whether the claims of a pod have the owners that the retention policy
-// requires.
+// claimOwnersCorrect reports whether the claims of a pod have the owner references that the retention policy requires.
+// If that cannot be determined, it returns true.
 func (c *Controller) claimOwnersCorrect(set *appsv1.StatefulSet, p *corev1.Pod) bool {
 	settled := true
 	err := c.claimsOf(set, p, func(claim *corev1.PersistentVolumeClaim) bool {
@@ -148,8 +151,8 @@ func (c *Controller) claimOwnersCorrect(set *appsv1.StatefulSet, p *corev1.Pod) 
 	return settled || err != nil
 }
 
-// updateClaimOwners sets the owners of a pod's claims according to the retention policy: the set, the
-// pod that is scaled down, or none.
+// updateClaimOwners sets the owner references of a pod's claims according to the retention policy: the StatefulSet, the
+// pod if it is scaled down, or none. The garbage collector then deletes the claims with their owner.
 func (c *Controller) updateClaimOwners(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod) error {
 	var failed error
 	err := c.claimsOf(set, p, func(claim *corev1.PersistentVolumeClaim) bool {
@@ -171,19 +174,20 @@ func (c *Controller) updateClaimOwners(ctx context.Context, set *appsv1.Stateful
 	return errors.Join(err, failed)
 }
 
-// refersTo reports whether r refers to an object of this kind and name, regardless of its UID.
+// refersTo reports whether the owner reference r names an object of this kind with the name of o, whatever its UID.
 func refersTo(r *metav1.OwnerReference, o metav1.Object, kind schema.GroupVersionKind) bool {
 	return r.APIVersion == kind.GroupVersion().String() && r.Kind == kind.Kind && r.Name == o.GetName()
 }
 
-// ownedByFormer reports whether a former object with the name of o owns claim.
+// ownedByFormer reports whether a claim belongs to a deleted object of this kind with the name of o: it has an owner
+// reference with the name but another UID.
 func ownedByFormer(claim *corev1.PersistentVolumeClaim, o metav1.Object, kind schema.GroupVersionKind) bool {
 	i := slices.IndexFunc(claim.OwnerReferences, func(r metav1.OwnerReference) bool { return refersTo(&r, o, kind) })
 	return i >= 0 && claim.OwnerReferences[i].UID != o.GetUID()
 }
 
-// controlledByOther reports whether an object other than the set and the pod controls a claim to which the
-// retention policy applies.
+// controlledByOther reports whether the retention policy applies to a claim, but an object other than the StatefulSet
+// and the pod controls it. The policy is then ignored for this claim.
 func controlledByOther(claim *corev1.PersistentVolumeClaim, set *appsv1.StatefulSet, p *corev1.Pod) bool {
 	if withSet, withPod := policy(set); !withSet && !withPod {
 		return false
@@ -199,8 +203,8 @@ func controlledByOther(claim *corev1.PersistentVolumeClaim, set *appsv1.Stateful
 	})
 }
 
-// owners returns the owner references that a claim should have. It returns false if the claim has
-// them already, or must not be changed.
+// owners returns the owner references that the claim of a pod should have according to the retention policy. It returns
+// false if the claim has them already, or belongs to a former StatefulSet or pod and must not be changed.
 func owners(claim *corev1.PersistentVolumeClaim, set *appsv1.StatefulSet, p *corev1.Pod) ([]metav1.OwnerReference, bool) {
 	if ownedByFormer(claim, set, Kind) || ownedByFormer(claim, p, podKind) {
 		return nil, false

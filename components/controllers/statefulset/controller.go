@@ -27,10 +27,10 @@ import (
 // Kind is the kind of the objects that this controller owns.
 var Kind = appsv1.SchemeGroupVersion.WithKind("StatefulSet")
 
-// hashLabel is the label of a revision with the hash that is part of its name.
+// hashLabel is the label of a ControllerRevision with the hash in its name.
 const hashLabel = "controller.kubernetes.io/hash"
 
-// Controller reconciles StatefulSets. Use New to create it.
+// Controller reconciles StatefulSets. Each sync handles one StatefulSet. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -41,7 +41,8 @@ type Controller struct {
 	revisions cache.Indexer
 }
 
-// New creates the controller.
+// New returns the controller. It adds its event handlers to env.Informers; the caller starts the informers and calls
+// Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	sets, pods := env.Informers.Apps().V1().StatefulSets(), env.Informers.Core().V1().Pods()
@@ -81,7 +82,8 @@ func New(env control.Env) (*Controller, error) {
 	}, changed))
 }
 
-// claimGone enqueues the StatefulSets to which a deleted claim may have belonged.
+// claimGone enqueues the StatefulSets to which a deleted claim may have belonged, because the creation of a pod may be
+// waiting for the deletion.
 func (c *Controller) claimGone(claim *corev1.PersistentVolumeClaim) {
 	all, err := c.sets.StatefulSets(claim.Namespace).List(labels.Everything())
 	if err != nil {
@@ -97,12 +99,14 @@ func (c *Controller) claimGone(claim *corev1.PersistentVolumeClaim) {
 	}
 }
 
+// addOwner enqueues the StatefulSet to which a pod's controller reference refers, if it exists.
 func (c *Controller) addOwner(namespace string, ref *metav1.OwnerReference) {
 	if s := control.Owner(ref, Kind, c.sets.StatefulSets(namespace).Get); s != nil {
 		c.AddObject(s)
 	}
 }
 
+// addMatching enqueues the StatefulSets that may adopt a pod without a controller.
 func (c *Controller) addMatching(p *corev1.Pod) {
 	all, err := c.sets.StatefulSets(p.Namespace).List(labels.Everything())
 	if err != nil {
@@ -121,6 +125,8 @@ func (c *Controller) canAdopt(set *appsv1.StatefulSet) func(context.Context) err
 	})
 }
 
+// sync makes one step of the reconciliation of the StatefulSet with this key, and updates its status. Changes of the
+// pods trigger the next sync.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	shared, err := c.sets.StatefulSets(namespace).Get(name)
@@ -133,7 +139,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	set := shared.DeepCopy()
 	selector, err := metav1.LabelSelectorAsSelector(set.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "StatefulSet has an invalid selector, ignoring it", "statefulset", key, "err", err)
+		c.env.Log.ErrorContext(ctx, "StatefulSet has an invalid selector, its pods are not reconciled: recreate it with a valid selector", "statefulset", key, "err", err)
 		return nil
 	}
 	candidates, err := control.Owned[*corev1.Pod](c.podIndex, set, true)
@@ -166,6 +172,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return u.prune(ctx)
 }
 
+// writeStatus writes the status s if it differs from that of set. It is not an error if the StatefulSet was deleted.
 func (c *Controller) writeStatus(ctx context.Context, set *appsv1.StatefulSet, s appsv1.StatefulSetStatus) error {
 	if equality.Semantic.DeepEqual(set.Status, s) {
 		return nil
@@ -179,7 +186,7 @@ func (c *Controller) writeStatus(ctx context.Context, set *appsv1.StatefulSet, s
 	return err
 }
 
-// create creates the claims of a pod and then the pod.
+// create creates the claims of a pod that do not exist, and then the pod, with events on the StatefulSet.
 func (c *Controller) create(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) error {
 	if err := c.ensureClaims(ctx, set, p, ordinal); err != nil {
 		c.record(set, p, "create", err)
@@ -197,6 +204,7 @@ func (c *Controller) create(ctx context.Context, set *appsv1.StatefulSet, p *cor
 	return err
 }
 
+// delete deletes a pod, with an event on the StatefulSet. It is not an error if the pod does not exist.
 func (c *Controller) delete(ctx context.Context, set *appsv1.StatefulSet, p *corev1.Pod) error {
 	err := c.env.Kube.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(p.UID))})
 	if apierrors.IsNotFound(err) {
@@ -213,7 +221,8 @@ var verbs = map[string][3]string{
 	"delete": {control.SuccessfulDelete, control.FailedDelete, "Delete"},
 }
 
-// record emits an event about an operation on a pod.
+// record emits an event on the StatefulSet about an operation on a pod, which failed if err is not nil. verb is a key
+// of verbs.
 func (c *Controller) record(set *appsv1.StatefulSet, p *corev1.Pod, verb string, err error) {
 	v := verbs[verb]
 	if err == nil {
@@ -223,7 +232,7 @@ func (c *Controller) record(set *appsv1.StatefulSet, p *corev1.Pod, verb string,
 	c.env.Events.Eventf(set, corev1.EventTypeWarning, v[1], "%s Pod %s in StatefulSet %s failed error: %s", v[2], p.Name, set.Name, err)
 }
 
-// prune deletes revisions beyond the history limit that no pod has.
+// prune deletes the oldest revisions that no pod has and that are not current, beyond spec.revisionHistoryLimit.
 func (u *update) prune(ctx context.Context) error {
 	limit := 10
 	if u.set.Spec.RevisionHistoryLimit != nil {

@@ -12,7 +12,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// ordinalOf returns the ordinal of a pod, and false if the pod's name is not of the set.
+// ordinalOf returns the ordinal in the name of a pod. It returns false if the name is not that of a pod of this
+// StatefulSet.
 func ordinalOf(set *appsv1.StatefulSet, p *corev1.Pod) (int, bool) {
 	i := strings.LastIndexByte(p.Name, '-')
 	if i < 0 || p.Name[:i] != set.Name {
@@ -47,8 +48,8 @@ func size(set *appsv1.StatefulSet) int {
 	return int(*set.Spec.Replicas)
 }
 
-// newPod returns the pod of an ordinal with the template of set, which may be a former one.
-// revision is the name of the template's revision.
+// newPod returns the pod for an ordinal, without creating it. set has the pod template of the revision with this name,
+// which may be a former one.
 func newPod(set *appsv1.StatefulSet, revision string, ordinal int) *corev1.Pod {
 	p := control.PodFrom(&set.Spec.Template, metav1.NewControllerRef(set, Kind))
 	p.Name, p.Namespace = podName(set, ordinal), set.Namespace
@@ -60,7 +61,7 @@ func newPod(set *appsv1.StatefulSet, revision string, ordinal int) *corev1.Pod {
 	return p
 }
 
-// identify sets the labels of p with its name and ordinal.
+// identify sets the labels of the pod that contain its name and ordinal.
 func identify(p *corev1.Pod, ordinal int) {
 	if p.Labels == nil {
 		p.Labels = map[string]string{}
@@ -69,7 +70,8 @@ func identify(p *corev1.Pod, ordinal int) {
 	p.Labels[appsv1.PodIndexLabel] = strconv.Itoa(ordinal)
 }
 
-// attach sets the volumes of p that refer to its claims.
+// attach sets the volumes of the pod for the claims of its ordinal. They replace volumes of the same name in the
+// template.
 func attach(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) {
 	own := map[string]bool{}
 	var volumes []corev1.Volume
@@ -88,7 +90,7 @@ func attach(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) {
 	p.Spec.Volumes = volumes
 }
 
-// hasIdentity reports whether p has the label with its name and its claims as volumes.
+// hasIdentity reports whether the pod of an ordinal has the label with its name, and volumes for its claims.
 func hasIdentity(set *appsv1.StatefulSet, p *corev1.Pod, ordinal int) bool {
 	return p.Labels[appsv1.StatefulSetPodNameLabel] == p.Name && hasClaims(set, p, ordinal)
 }

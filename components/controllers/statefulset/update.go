@@ -24,7 +24,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// update is one sync of one StatefulSet. It is not safe for concurrent use.
+// update is the state of one sync of one StatefulSet. It is not safe for concurrent use.
 type update struct {
 	*Controller
 	set  *appsv1.StatefulSet // a private copy
@@ -43,7 +43,9 @@ type update struct {
 	outdated int32
 }
 
-// findRevisions finds or creates the revisions.
+// findRevisions sets the revisions of the StatefulSet: next for the current pod template, which is created if it does
+// not exist, and current for the revision that a rollout replaces. After a hash collision, it increments the collision
+// count and returns an error, so that the sync is retried.
 func (u *update) findRevisions(ctx context.Context, selector labels.Selector) error {
 	set := u.set
 	all, err := revision.Claim(ctx, u.env.Kube, u.revisions, &revision.Claimer{Owner: set, Kind: Kind, Selector: selector, CanAdopt: u.canAdopt(set)})
@@ -103,9 +105,9 @@ func (u *update) findRevisions(ctx context.Context, selector labels.Selector) er
 	return nil
 }
 
-// sameTemplate reports whether a revision contains the current template although its data differs, because
-// an older version serialized it with zero values or without new defaults. A new revision would
-// cause a rollout that recreates all pods without a change.
+// sameTemplate reports whether a revision contains the current pod template although its data differs, because an older
+// version serialized it with zero values or without new defaults. data is that of the current template. A new revision
+// would cause a rollout that recreates all pods without a change.
 func (u *update) sameTemplate(r *appsv1.ControllerRevision, data []byte) bool {
 	set, err := u.restored(r)
 	if err != nil {
@@ -116,7 +118,8 @@ func (u *update) sameTemplate(r *appsv1.ControllerRevision, data []byte) bool {
 	return err == nil && bytes.Equal(now, data)
 }
 
-// setAt returns the set with the template of a revision, without a copy if it is the current template.
+// setAt returns the StatefulSet with the pod template of a revision. For the current template it returns u.set itself,
+// so the result must not be modified.
 func (u *update) setAt(r *appsv1.ControllerRevision) (*appsv1.StatefulSet, error) {
 	if r.Name == u.next.Name {
 		return u.set, nil
@@ -124,7 +127,7 @@ func (u *update) setAt(r *appsv1.ControllerRevision) (*appsv1.StatefulSet, error
 	return u.restored(r)
 }
 
-// restored returns a copy of the set with the template of a revision.
+// restored returns a copy of the StatefulSet with the pod template of a revision.
 func (u *update) restored(r *appsv1.ControllerRevision) (*appsv1.StatefulSet, error) {
 	raw, err := json.Marshal(u.set)
 	if err != nil {
@@ -141,6 +144,8 @@ func (u *update) restored(r *appsv1.ControllerRevision) (*appsv1.StatefulSet, er
 	return out, nil
 }
 
+// partition returns spec.updateStrategy.rollingUpdate.partition: pods with a lower ordinal are not updated. It returns
+// false if the partition is not set.
 func partition(set *appsv1.StatefulSet) (int, bool) {
 	if r := set.Spec.UpdateStrategy.RollingUpdate; r != nil && r.Partition != nil {
 		return int(*r.Partition), true
@@ -148,7 +153,8 @@ func partition(set *appsv1.StatefulSet) (int, bool) {
 	return 0, false
 }
 
-// newReplica returns a new pod of an ordinal, with the revision that the ordinal should have.
+// newReplica returns the pod to create for an ordinal, with the old or new revision depending on the progress of the
+// rollout.
 func (u *update) newReplica(ordinal int) (*corev1.Pod, error) {
 	r := u.next
 	if u.set.Spec.UpdateStrategy.Type == appsv1.RollingUpdateStatefulSetStrategyType {
@@ -173,15 +179,16 @@ func (u *update) available(p *corev1.Pod) bool {
 	return control.IsAvailable(p, u.set.Spec.MinReadySeconds, u.env.Clock.Now())
 }
 
-// down reports whether a pod counts as unavailable.
+// down reports whether a pod counts as unavailable during a rollout: it is not available or is being deleted.
 func (u *update) down(p *corev1.Pod) bool { return !u.available(p) || p.DeletionTimestamp != nil }
 
-// ordered reports whether pods are created and deleted one at a time.
+// ordered reports whether pods are created and deleted one at a time, in the order of ordinals (pod management policy
+// OrderedReady).
 func (u *update) ordered() bool {
 	return u.set.Spec.PodManagementPolicy != appsv1.ParallelPodManagement
 }
 
-// sort sets replicas and condemned, and fills missing replicas with new pods.
+// sort divides the pods into replicas and condemned. For missing replicas it adds new pods, which are not created yet.
 func (u *update) sort() error {
 	first, n := start(u.set), size(u.set)
 	u.replicas, u.missing = make([]*corev1.Pod, n), make([]bool, n)
@@ -213,7 +220,8 @@ func (u *update) sort() error {
 	return nil
 }
 
-// syncPods does the next step. With parallel pod management, it does the next step of each pod.
+// syncPods makes the next step towards the desired pods: it creates or repairs a replica, deletes a condemned pod, or
+// replaces an outdated pod. With parallel pod management, it makes the next step for each pod.
 func (u *update) syncPods(ctx context.Context) error {
 	set := u.set
 	if err := u.sort(); err != nil {
@@ -253,7 +261,8 @@ func (u *update) syncPods(ctx context.Context) error {
 	return u.rollingUpdate(ctx)
 }
 
-// firstDown returns the first unavailable pod, which scaling down may delete out of order, or nil.
+// firstDown returns the first unavailable pod, or nil if all are available. When scaling down, this is the only
+// unavailable pod that may be deleted.
 func (u *update) firstDown() *corev1.Pod {
 	for _, p := range u.replicas {
 		if u.down(p) {
@@ -268,7 +277,8 @@ func (u *update) firstDown() *corev1.Pod {
 	return nil
 }
 
-// syncReplica creates or repairs the i-th pod. wait is true if the pods after it must wait.
+// syncReplica creates the i-th replica if it is missing, deletes it if it has terminated, or repairs it. wait is true
+// if the replicas after it must wait.
 func (u *update) syncReplica(ctx context.Context, i int) (wait bool, err error) {
 	set, p, ordinal := u.set, u.replicas[i], start(u.set)+i
 	if podutil.Terminal(p) {
@@ -304,7 +314,8 @@ func (u *update) syncReplica(ctx context.Context, i int) (wait bool, err error) 
 	return err != nil, err
 }
 
-// repairPod adds the missing identity labels and claims to a pod.
+// repairPod adds missing identity labels, claims and claim owners to the pod of an ordinal. It retries if the pod is
+// updated concurrently.
 func (u *update) repairPod(ctx context.Context, p *corev1.Pod, ordinal int) error {
 	set, next := u.set, p.DeepCopy()
 	pods := u.env.Kube.CoreV1().Pods(p.Namespace)
@@ -330,8 +341,9 @@ func (u *update) repairPod(ctx context.Context, p *corev1.Pod, ordinal int) erro
 	})
 }
 
-// deleteCondemned deletes a pod that is not desired any more. With ordered pod management, the caller then
-// waits, whatever the result.
+// deleteCondemned deletes a pod that is not desired any more. With ordered pod management, it does not delete an
+// unavailable pod other than unhealthy, the result of firstDown, and the caller waits for the next sync after the first
+// condemned pod.
 func (u *update) deleteCondemned(ctx context.Context, p, unhealthy *corev1.Pod) error {
 	if p.DeletionTimestamp != nil {
 		return nil
@@ -343,7 +355,7 @@ func (u *update) deleteCondemned(ctx context.Context, p, unhealthy *corev1.Pod) 
 	return u.delete(ctx, u.set, p)
 }
 
-// maxUnavailable returns how many pods may be unavailable during a rollout, at least one.
+// maxUnavailable returns how many pods may be unavailable during a rollout. It is at least one.
 func maxUnavailable(set *appsv1.StatefulSet) (int, error) {
 	r := set.Spec.UpdateStrategy.RollingUpdate
 	if r == nil || r.MaxUnavailable == nil {
@@ -356,8 +368,9 @@ func maxUnavailable(set *appsv1.StatefulSet) (int, error) {
 	return max(1, v), nil
 }
 
-// rollingUpdate deletes pods of an old revision in descending order, as many as maxUnavailable allows. With
-// parallel pod management, it also deletes all that are already unavailable.
+// rollingUpdate deletes pods of an old revision in descending order of ordinals, as many as maxUnavailable allows, down
+// to the partition. The next syncs create their replacements. With parallel pod management, it also deletes all
+// outdated pods that are already unavailable.
 //
 // https://kep.k8s.io/961
 func (u *update) rollingUpdate(ctx context.Context) error {
@@ -412,7 +425,7 @@ func (u *update) outOfDate(p *corev1.Pod) bool {
 	return revisionOf(p) != u.next.Name && p.DeletionTimestamp == nil
 }
 
-// status computes the status from the pods.
+// status computes the status of the StatefulSet from its pods and from the pods that this sync has deleted.
 func (u *update) status() appsv1.StatefulSetStatus {
 	set := u.set
 	s := appsv1.StatefulSetStatus{

@@ -16,7 +16,7 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/schema"
 )
 
-// Contents is the state of a database file as read before etcd opens it.
+// Contents describes a database file. Inspect reads it before etcd opens the file.
 type Contents struct {
 	// Exists is false if the file does not exist or is empty.
 	Exists bool
@@ -26,9 +26,10 @@ type Contents struct {
 	Members int
 }
 
-// Inspect iterates over every key of the database in file, as etcd does when it opens the file, but
-// converts panics to errors. No other process may have the file open for writing. Changes within
-// values are not detected, because values have no checksums.
+// Inspect iterates over every key of the database in file, as etcd does when it opens the file, and
+// returns what it contains. It returns an error if the file is damaged, where etcd would panic. No
+// other process may have the file open for writing. Changes within values are not detected, because
+// values have no checksums.
 func Inspect(file string) (out Contents, err error) {
 	if stat, err := os.Stat(file); errors.Is(err, os.ErrNotExist) || err == nil && stat.Size() == 0 {
 		return out, nil
@@ -90,8 +91,8 @@ func Inspect(file string) (out Contents, err error) {
 	return out, err
 }
 
-// ReadError reads a file to its end and returns the read error, if any. Such an error means that
-// the disk may be the cause of an error of Look.
+// ReadError reads a file to its end and returns the read error, or nil. An error means that an
+// error of Inspect may be caused by the disk and not by damaged data.
 func ReadError(file string) error {
 	f, err := os.Open(file)
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"hyperkube/components/etcd/database"
 )
 
-// Status describes the content of a snapshot.
+// Status describes the content of a snapshot: hash, revision, number of keys and size.
 type Status = snapshot.Status
 
 // RestoreOptions are the parameters of Restore.
@@ -43,7 +43,7 @@ type RestoreOptions struct {
 }
 
 // Save writes a snapshot of the etcd that client is connected to. The file at path must not exist;
-// it appears once it is complete and synced.
+// it appears only when it is complete and synced to disk. On error no file is left.
 func Save(ctx context.Context, client *clientv3.Client, path string) (err error) {
 	if _, err := os.Stat(path); err == nil {
 		return fmt.Errorf("%s already exists", path)
@@ -79,7 +79,7 @@ func Save(ctx context.Context, client *clientv3.Client, path string) (err error)
 	return syncDir(filepath.Dir(path))
 }
 
-// Read verifies a snapshot and returns its status.
+// Read verifies a snapshot file and returns its status. It returns an error if the file is damaged.
 func Read(path string) (Status, error) {
 	if err := check(path); err != nil {
 		return Status{}, err
@@ -91,7 +91,8 @@ func Read(path string) (Status, error) {
 	return s, nil
 }
 
-// check detects damage at which etcd's own functions panic.
+// check returns an error if the snapshot file is missing, empty or damaged in a way at which etcd's
+// own functions panic.
 func check(path string) error {
 	if _, err := os.Stat(path); err != nil {
 		return fmt.Errorf("reading the snapshot: %w", err)
@@ -135,9 +136,10 @@ func Restore(r RestoreOptions) (old string, err error) {
 	return old, syncDir(filepath.Dir(dir))
 }
 
-// replace moves fresh to dir and returns the new path of the previous data, or "" if there was
-// none. Where the file system supports it, data exists at dir at every instant. Otherwise a start
-// in between would create an empty cluster.
+// replace moves the directory fresh, the restored data, to dir. It moves the previous data to a new
+// directory and returns its path, or "" if there was none. Where the file system supports it, both
+// are exchanged atomically. Otherwise there is no data at dir for an instant, in which a start of
+// etcd would create an empty cluster.
 func replace(dir, fresh string) (old string, err error) {
 	place := func(from string) error {
 		if err := os.Rename(from, dir); err != nil {
@@ -171,7 +173,8 @@ func replace(dir, fresh string) (old string, err error) {
 	return old, place(fresh)
 }
 
-// WaitIdle waits until no member uses the data in dir.
+// WaitIdle waits until no etcd member uses the data in dir. It returns an error if ctx is done
+// before.
 func WaitIdle(ctx context.Context, dir string) error {
 	ticker := time.NewTicker(200 * time.Millisecond) // the release of a file lock sends no notification
 	defer ticker.Stop()
@@ -188,8 +191,8 @@ func WaitIdle(ctx context.Context, dir string) error {
 	}
 }
 
-// checkIdle returns an error if a member uses the data in dir. A running member holds the lock of its
-// database.
+// checkIdle returns an error if a running etcd member uses the data in dir. A running member holds
+// the lock of its database file.
 func checkIdle(dir string) error {
 	f, err := os.Open(filepath.Join(dir, "member", "snap", "db"))
 	if errors.Is(err, os.ErrNotExist) {

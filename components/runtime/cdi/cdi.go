@@ -22,7 +22,7 @@ func defaultDirs() []string { return []string{"/etc/cdi", "/var/run/cdi"} }
 // maxFileSize is the maximum size of a CDI file in bytes.
 const maxFileSize = 4 << 20
 
-// Edits are the changes to a container that a device requires.
+// Edits are the changes to a container that a device requires. The JSON form is that of containerEdits in CDI files.
 type Edits struct {
 	Env            []string     `json:"env,omitempty"`
 	DeviceNodes    []DeviceNode `json:"deviceNodes,omitempty"`
@@ -77,9 +77,10 @@ type device struct {
 	Edits Edits  `json:"containerEdits"`
 }
 
-// Resolve returns the merged edits of the named devices, read from dirs. Later directories take
-// precedence. If dirs is empty, /etc/cdi and /var/run/cdi are used. Invalid files are ignored if
-// all devices are found in other files; otherwise they are part of the error.
+// Resolve returns the combined edits of the devices with these names, each of the form vendor/class=device. It reads
+// the CDI files in dirs, of which later directories take precedence, or in /etc/cdi and /var/run/cdi if dirs is empty.
+// It returns an error if a device is not defined or if two files of the same directory define it. Invalid files are
+// ignored if all devices are found in other files; otherwise they are part of the error.
 func Resolve(names, dirs []string) (Edits, error) {
 	var all Edits
 	if len(names) == 0 {
@@ -116,7 +117,8 @@ func Resolve(names, dirs []string) (Edits, error) {
 	return all, nil
 }
 
-// find looks up a device. It returns an error if two files with the same precedence define it.
+// find returns the device with this kind and ID, and the file that defines it, or nil if no file does. It returns an
+// error if two files with the same precedence define it.
 func find(files []*file, kind, id string) (*file, *device, error) {
 	var in *file
 	var found *device
@@ -139,6 +141,7 @@ func find(files []*file, kind, id string) (*file, *device, error) {
 	return in, found, nil
 }
 
+// add appends the edits of o.
 func (e *Edits) add(o Edits) {
 	e.Env = append(e.Env, o.Env...)
 	e.DeviceNodes = append(e.DeviceNodes, o.DeviceNodes...)
@@ -147,6 +150,7 @@ func (e *Edits) add(o Edits) {
 	e.AdditionalGIDs = append(e.AdditionalGIDs, o.AdditionalGIDs...)
 }
 
+// load reads all CDI files in dirs. The error contains files that are invalid; the result contains the others.
 func load(dirs []string) ([]*file, error) {
 	var files []*file
 	var bad []error
@@ -175,6 +179,7 @@ func load(dirs []string) ([]*file, error) {
 	return files, errors.Join(bad...)
 }
 
+// read reads and parses a CDI file.
 func read(path string) (*file, error) {
 	in, err := os.Open(path)
 	if err != nil {
@@ -192,7 +197,8 @@ func read(path string) (*file, error) {
 	return f, nil
 }
 
-// parse parses and validates a CDI file in JSON or YAML.
+// parse parses a CDI file in JSON or YAML. It returns an error if the file is invalid, contains edits that the runtime
+// does not support, or is too large.
 func parse(data []byte) (*file, error) {
 	if len(data) > maxFileSize {
 		return nil, errors.New("file is too large")
@@ -223,6 +229,7 @@ func parse(data []byte) (*file, error) {
 	return f, nil
 }
 
+// check returns an error if an edit is invalid or not supported.
 func (e *Edits) check() error {
 	for _, v := range e.Env {
 		if name, _, ok := strings.Cut(v, "="); !ok || name == "" {

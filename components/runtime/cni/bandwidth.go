@@ -17,13 +17,14 @@ const (
 // Bandwidth limits the traffic to and from a pod, in bits per second. Zero means unlimited.
 type Bandwidth struct{ Ingress, Egress uint64 }
 
-// Minimum and maximum values of the annotations.
+// Minimum and maximum values of the bandwidth annotations. Other values are an error, as in upstream.
 var (
 	minBandwidth = resource.MustParse("1k")
 	maxBandwidth = resource.MustParse("1P")
 )
 
-// BandwidthOf parses the bandwidth annotations of a pod.
+// BandwidthOf returns the limits in the bandwidth annotations of a pod. It returns an error if a value is not a
+// quantity or out of range.
 func BandwidthOf(annotations map[string]string) (Bandwidth, error) {
 	var b Bandwidth
 	for name, to := range map[string]*uint64{ingressAnnotation: &b.Ingress, egressAnnotation: &b.Egress} {
@@ -46,8 +47,8 @@ func BandwidthOf(annotations map[string]string) (Bandwidth, error) {
 	return b, nil
 }
 
-// Capability returns the arguments of the bandwidth capability for CNI plugins, or nil if there is
-// no limit.
+// Capability returns the limits as arguments of the capability "bandwidth" for CNI plugins, or nil if there is no
+// limit.
 func (b Bandwidth) Capability() map[string]any {
 	if b == (Bandwidth{}) {
 		return nil

@@ -23,7 +23,7 @@ import (
 // PodLink is the name of the network interface in a pod.
 const PodLink = "eth0"
 
-// Plugins runs the CNI plugins of a machine. Its methods are safe for concurrent use.
+// Plugins runs the CNI plugins that are installed on this machine. Its methods are safe for concurrent use.
 type Plugins struct {
 	dir string
 	cni *libcni.CNIConfig
@@ -31,8 +31,8 @@ type Plugins struct {
 	// directories of other runtimes.
 	cache       string
 	otherCaches []string
-	// gcMu is locked by Collect, and read-locked by Add, because an attachment that is being
-	// added is not in the cache yet.
+	// gcMu is locked by GC, and read-locked by Add, because GC would release an attachment that is
+	// being added and not in the cache yet.
 	gcMu sync.RWMutex
 }
 
@@ -49,10 +49,11 @@ type Network struct{ list *libcni.NetworkConfigList }
 // Name returns the name of the network.
 func (n *Network) Name() string { return n.list.Name }
 
-// Bytes returns the configuration, which Parse accepts.
+// Bytes returns the configuration in JSON, for a sandbox's record. Parse restores the Network from it.
 func (n *Network) Bytes() []byte { return n.list.Bytes }
 
-// Parse parses a configuration returned by Bytes.
+// Parse returns the Network with a configuration that Bytes has returned. It returns an error if the configuration is
+// invalid or has no plugins.
 func Parse(data []byte) (*Network, error) {
 	list, err := libcni.NetworkConfFromBytes(data)
 	if err != nil {
@@ -82,6 +83,7 @@ func (p *Plugins) Configured() (*Network, error) {
 	return nil, errors.Join(errs...)
 }
 
+// load reads a configuration file with a list of plugins, or with a single plugin.
 func load(file string) (*Network, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -115,6 +117,7 @@ type Pod struct {
 	Capabilities map[string]any
 }
 
+// runtime returns the parameters of the pod in the form of libcni.
 func (p Pod) runtime() *libcni.RuntimeConf {
 	return &libcni.RuntimeConf{
 		ContainerID: p.ID, NetNS: p.Netns, IfName: PodLink, CapabilityArgs: p.Capabilities,
@@ -125,7 +128,9 @@ func (p Pod) runtime() *libcni.RuntimeConf {
 	}
 }
 
-// Add connects a pod and returns its addresses, in the order of the plugins' result.
+// Add runs the CNI ADD command of each plugin of n to connect a pod. It returns the addresses of the pod in the order
+// of the plugins' result. It returns an error if the plugins assign no address. After an error, the caller must call
+// Del.
 func (p *Plugins) Add(ctx context.Context, n *Network, pod Pod) ([]netip.Addr, error) {
 	p.gcMu.RLock()
 	raw, err := p.cni.AddNetworkList(ctx, n.list, pod.runtime())
@@ -144,8 +149,8 @@ func (p *Plugins) Add(ctx context.Context, n *Network, pod Pod) ([]netip.Addr, e
 	return addrs, nil
 }
 
-// addressesOf returns the addresses of the pod's interface. Addresses without an interface index
-// are included.
+// addressesOf returns the addresses in the result of CNI plugins that belong to the pod's interface. Addresses that the
+// result does not assign to an interface are included.
 func addressesOf(result *types100.Result) []netip.Addr {
 	var addrs []netip.Addr
 	for _, ip := range result.IPs {
@@ -164,13 +169,14 @@ func addressesOf(result *types100.Result) []netip.Addr {
 	return addrs
 }
 
-// Del releases what Add has allocated. It is idempotent.
+// Del runs the CNI DEL command, which releases everything that Add has allocated for a pod, also if Add has failed. It
+// is idempotent.
 func (p *Plugins) Del(ctx context.Context, n *Network, pod Pod) error {
 	return p.cni.DelNetworkList(ctx, n.list, pod.runtime())
 }
 
-// Check verifies that a pod is still connected as Add has connected it. It does nothing if the CNI
-// version of the configuration does not support CHECK.
+// Check runs the CNI CHECK command, which returns an error if a pod is no longer connected as Add has connected it. It
+// does nothing if the CNI version of the configuration does not support CHECK.
 func (p *Plugins) Check(ctx context.Context, n *Network, pod Pod) error {
 	if ok, err := version.GreaterThanOrEqualTo(n.list.CNIVersion, "0.4.0"); err != nil || !ok {
 		return err
@@ -178,15 +184,15 @@ func (p *Plugins) Check(ctx context.Context, n *Network, pod Pod) error {
 	return p.cni.CheckNetworkList(ctx, n.list, pod.runtime())
 }
 
-// Status returns an error if the plugins cannot connect pods.
+// Status runs the CNI STATUS command, which returns an error if the plugins are not ready to connect pods.
 func (p *Plugins) Status(ctx context.Context, n *Network) error {
 	return p.cni.GetStatusNetworkList(ctx, n.list)
 }
 
-// GC runs the CNI GC command: it releases the attachments of all pods except those whose IDs
-// alive returns and those of other runtimes. Add blocks in the meantime. Plugins track attachments
-// per machine and release all that are not listed as valid. If other runtimes with unknown cache
-// directories use the same network, its configuration must set disableGC.
+// GC runs the CNI GC command, which releases the network attachments of pods that do not exist any more. alive returns
+// the IDs of the sandboxes to keep; it is called while Add is blocked. Plugins track attachments per machine and
+// release all that are not listed as valid, so GC also lists those in the caches of other runtimes. If other runtimes
+// with unknown cache directories use the same network, its configuration must set disableGC.
 //
 // https://www.cni.dev/docs/spec/#gc-clean-up-any-stale-resources
 func (p *Plugins) GC(ctx context.Context, n *Network, alive func() []string) error {
@@ -204,7 +210,7 @@ func (p *Plugins) GC(ctx context.Context, n *Network, alive func() []string) err
 	return p.cni.GCNetworkList(ctx, n.list, args)
 }
 
-// otherAttachments returns the attachments of the network that other runtimes have cached.
+// otherAttachments returns the attachments to the network n in the cache directories of other runtimes.
 func (p *Plugins) otherAttachments(n *Network) ([]types.GCAttachment, error) {
 	var out []types.GCAttachment
 	for _, pattern := range p.otherCaches {

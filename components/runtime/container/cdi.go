@@ -13,7 +13,8 @@ import (
 	"hyperkube/components/runtime/cdi"
 )
 
-// applyCDI applies the edits of the container's CDI devices to spec.
+// applyCDI applies the edits of the CDI devices in the container's configuration to spec: environment variables, device
+// nodes, mounts, hooks and groups. It returns an error if a device is not defined in the CDI files.
 func applyCDI(in Input, spec *specs.Spec) error {
 	var names []string
 	for _, d := range in.Config.GetCDIDevices() {
@@ -75,6 +76,8 @@ func applyCDI(in Input, spec *specs.Spec) error {
 	return nil
 }
 
+// addDeviceNode adds a device node of a CDI device to spec and allows access to it. Properties that the CDI file does
+// not set are those of the device on the host.
 func addDeviceNode(in Input, node cdi.DeviceNode, spec *specs.Spec) error {
 	device := specs.LinuxDevice{Path: node.Path, Type: node.Type, Major: node.Major, Minor: node.Minor, UID: node.UID, GID: node.GID}
 	if node.FileMode != nil {

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketPair passes the terminal from the container's init process to the runtime.
+// socketPair is a pair of connected sockets, over which libcontainer's init process sends the container's terminal to
+// the runtime.
 type socketPair struct{ parent, child *os.File }
 
 func newSocketPair() (*socketPair, error) {
@@ -26,8 +27,8 @@ func (s *socketPair) Close() {
 	s.child.Close()
 }
 
-// receive returns the terminal. It was sent before the process was started, so receive does not
-// block.
+// receive returns the terminal that the init process has sent. Call it after the process was started; it does not
+// block, because libcontainer sends the terminal before that. It returns an error if there is none.
 func (s *socketPair) receive() (*os.File, error) {
 	name, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
 	_, n, _, _, err := unix.Recvmsg(int(s.parent.Fd()), name, oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
@@ -37,7 +38,7 @@ func (s *socketPair) receive() (*os.File, error) {
 	return terminalOf(oob[:n])
 }
 
-// terminalOf returns the terminal in the control message oob.
+// terminalOf returns the terminal whose file descriptor is in the control message oob, in non-blocking mode.
 func terminalOf(oob []byte) (*os.File, error) {
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {

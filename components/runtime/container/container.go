@@ -26,8 +26,8 @@ import (
 	"hyperkube/internal/host/process"
 )
 
-// Runner starts containers. Its methods are safe for concurrent use, except for concurrent calls
-// for the same container.
+// Runner creates containers with libcontainer and controls their processes. Its methods are safe for concurrent use,
+// except for concurrent calls for the same container.
 type Runner struct {
 	// State is the directory of libcontainer's state.
 	State string
@@ -55,6 +55,7 @@ type IO struct {
 	Before func() error
 }
 
+// beforeStart calls Before if it is set.
 func (io IO) beforeStart() error {
 	if io.Before == nil {
 		return nil
@@ -62,16 +63,17 @@ func (io IO) beforeStart() error {
 	return io.Before()
 }
 
-// Running is a process that was started in a container.
+// Running is a process that was started in a container: the container's first process or an exec command.
 type Running struct {
 	*process.Handle
 	// Console is the terminal, if there is one. The caller closes it.
 	Console *os.File
-	// inner is the process itself if Handle refers to its waiting parent. Otherwise it is nil.
+	// inner is set if Handle refers to a command of an external OCI runtime that waits for the process.
+	// It is then the process itself, to which signals are sent.
 	inner *process.Handle
 }
 
-// Signal sends a signal to the process.
+// Signal sends a signal to the process, not to a command of the OCI runtime that waits for it.
 func (r *Running) Signal(s unix.Signal) error {
 	if r.inner != nil {
 		return r.inner.Signal(s)
@@ -79,7 +81,7 @@ func (r *Running) Signal(s unix.Signal) error {
 	return r.Handle.Signal(s)
 }
 
-// Close releases the handles of the process.
+// Close releases the handles of the process. The process keeps running. The caller closes Console.
 func (r *Running) Close() error {
 	if r.inner != nil {
 		return errors.Join(r.Handle.Close(), r.inner.Close())
@@ -87,7 +89,8 @@ func (r *Running) Close() error {
 	return r.Handle.Close()
 }
 
-// Prepare creates the cgroups of a container ahead of its start.
+// Prepare creates the cgroups of a container with cgroup v1, so that Start is faster. With cgroup v2 it does nothing,
+// because Start creates the only cgroup together with the mounts.
 func (r *Runner) Prepare(cgroupPath string) error {
 	if r.Cgroups.Unified() {
 		return nil // with cgroup v2, the cgroup is created with the mounts
@@ -96,7 +99,8 @@ func (r *Runner) Prepare(cgroupPath string) error {
 	return err
 }
 
-// Start creates the container and starts its first process.
+// Start creates the container with this ID from spec and starts its first process with the streams io. It uses a
+// pre-started process if one is ready and spec allows it. After an error, nothing of the container runs.
 func (r *Runner) Start(id string, spec *specs.Spec, io IO) (*Running, error) {
 	var one *prestarted
 	if canUsePrestarted(spec) {
@@ -111,11 +115,12 @@ func (r *Runner) Start(id string, spec *specs.Spec, io IO) (*Running, error) {
 	return running, err
 }
 
-// errPrestarted reports that the pre-started process could not be used. All changes have been undone.
+// errPrestarted means that the pre-started process has exited and could not be used. All changes have been undone, so
+// Start tries again without a pre-started process.
 var errPrestarted = errors.New("pre-started process exited")
 
-// startWith starts a container. The pre-started process one becomes its first process; if one is
-// nil, a new process is started. startWith closes or discards one.
+// startWith implements Start. The pre-started process one becomes the container's first process; if one is nil, a new
+// process is started. startWith closes or kills one in any case. If one could not be used, the error is errPrestarted.
 func (r *Runner) startWith(one *prestarted, id string, spec *specs.Spec, io IO) (running *Running, err error) {
 	defer func() {
 		switch {
@@ -200,13 +205,15 @@ func (r *Runner) startWith(one *prestarted, id string, spec *specs.Spec, io IO) 
 	return running, err
 }
 
-// Prestart starts a process for a container that will be started soon.
+// Prestart starts a process in the background that the next container can use as its first process. The runtime calls
+// it when a sandbox is created, because containers follow. It does nothing if such a process is ready.
 func (r *Runner) Prestart() {
 	r.prestartOnce.Do(func() { r.prestarts = newPrestartPool() })
 	r.prestarts.fill()
 }
 
-// Close stops the pre-started processes. No container may be started afterwards.
+// Close stops the pre-started process and releases the seccomp filters and mount namespaces that are kept for new
+// containers. Containers keep running. No container may be started afterwards.
 func (r *Runner) Close() error {
 	r.prestartOnce.Do(func() { r.prestarts = newPrestartPool() })
 	r.prestarts.close()
@@ -230,8 +237,8 @@ const (
 	StartCompleted
 )
 
-// Resume determines the state of a start that was interrupted when the previous runtime process was
-// killed. The handle is nil except for StartCompleted.
+// Resume determines how far the start of a container has come that was interrupted because the previous runtime process
+// was killed. The returned handle is nil unless the state is StartCompleted. The caller closes it.
 func (r *Runner) Resume(id string) (*process.Handle, StartState) {
 	c, err := libcontainer.Load(r.State, id)
 	if errors.Is(err, libcontainer.ErrNotExist) {
@@ -263,15 +270,15 @@ func (r *Runner) Resume(id string) (*process.Handle, StartState) {
 // container's program.
 const startFIFO = "exec.fifo"
 
-// isThisProgram reports whether program, the target of a /proc/PID/exe link, is this program or an earlier
-// copy of it.
+// isThisProgram reports whether program, the target of a /proc/PID/exe link, is this program or a copy of it in memory.
+// If so, the process is libcontainer's init process, which has not executed the container's program.
 func isThisProgram(program string) bool {
 	self, err := os.Readlink("/proc/self/exe")
 	return err == nil && self == program || strings.HasPrefix(program, "/memfd:")
 }
 
-// newProcess returns libcontainer's settings of a process. The process loads the seccomp filter in the file filter, which
-// may be nil.
+// newProcess converts the OCI process settings p to those of libcontainer. init is true for the first process of a
+// container. filter is the file with the seccomp filter that the process loads, or nil.
 func newProcess(p *specs.Process, init bool, filter *os.File) *libcontainer.Process {
 	out := &libcontainer.Process{
 		Args: p.Args, Env: p.Env, UID: int(p.User.UID), GID: int(p.User.GID), Cwd: p.Cwd,
@@ -289,7 +296,8 @@ func newProcess(p *specs.Process, init bool, filter *os.File) *libcontainer.Proc
 	return out
 }
 
-// start starts p by calling run, with io or a terminal.
+// start starts p by calling run, and connects it to a new terminal if how requests one, or else to the streams io. It
+// returns the process with the terminal.
 func (r *Runner) start(p *libcontainer.Process, how *specs.Process, io IO, run func(*libcontainer.Process) error) (*Running, error) {
 	var consoles *socketPair
 	if how.Terminal {
@@ -353,7 +361,8 @@ type ExecOptions struct {
 	IO       IO
 }
 
-// Exec starts another process in a running container, with the settings of its first process.
+// Exec starts another process in the running container with this ID. The process has the user, environment and security
+// settings of the container's first process.
 func (r *Runner) Exec(id string, o ExecOptions) (*Running, error) {
 	how, filter, err := r.loadProcess(id)
 	if err != nil {
@@ -371,6 +380,7 @@ func (r *Runner) Exec(id string, o ExecOptions) (*Running, error) {
 	return r.start(newProcess(how, false, filter), how, o.IO, c.Run)
 }
 
+// hasVariable reports whether env, a list of NAME=value, contains a variable.
 func hasVariable(env []string, name string) bool {
 	for _, v := range env {
 		if len(v) > len(name) && v[:len(name)] == name && v[len(name)] == '=' {
@@ -380,7 +390,8 @@ func hasVariable(env []string, name string) bool {
 	return false
 }
 
-// Update changes the resource limits of a running container.
+// Update changes the resource limits of the running container with this ID. Zero values in resources leave a limit
+// unchanged.
 func (r *Runner) Update(id string, resources *runtimeapi.LinuxContainerResources) error {
 	c, err := libcontainer.Load(r.State, id)
 	if err != nil {
@@ -426,11 +437,11 @@ func (r *Runner) Update(id string, resources *runtimeapi.LinuxContainerResources
 	return nil
 }
 
-// KillAll kills every process of the container.
+// KillAll kills every process in the cgroup of a container. It is not an error if the cgroup does not exist.
 func (r *Runner) KillAll(cgroupPath string) error { return r.Cgroups.Kill(cgroupPath) }
 
-// Delete removes everything that Start created for a container whose processes have exited. Missing
-// parts are ignored.
+// Delete removes the cgroup and libcontainer's state of a container whose processes have exited. Missing parts are
+// ignored. It waits up to 10 s for the cgroup to become empty.
 func (r *Runner) Delete(ctx context.Context, id, cgroupPath string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

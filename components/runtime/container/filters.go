@@ -26,21 +26,22 @@ import (
 // runtime compiles it once, stores the result in a file beside libcontainer's state of the container, and each process
 // of the container loads it from there (see package initial).
 
-// filterFile is the file with the seccomp filter of a container. Containers with the same filter share one file by
-// hard links, because the directory is usually in memory.
+// filterFile is the name of the file with the seccomp filter of a container, in libcontainer's directory of its state.
+// Containers with the same filter share one file by hard links, because the directory is usually on a tmpfs.
 const filterFile = "seccomp.bpf"
 
-// maxFilters is the maximum number of filters in a filterCache. The default profile only depends on the capabilities
-// of the container.
+// maxFilters is the maximum number of filters in a filterCache. Few are needed, because only the default profile is
+// cached, which depends only on the capabilities of the container.
 const maxFilters = 16
 
-// filterCache contains compiled seccomp profiles. Its zero value is empty. Its methods are safe for concurrent use.
+// filterCache contains compiled seccomp profiles, so that each profile is compiled once and not for every process. The
+// zero value is empty. Its methods are safe for concurrent use.
 type filterCache struct {
 	mu      sync.Mutex // guards entries
 	entries []*compiledFilter
 }
 
-// compiledFilter is a compiled seccomp profile. Its methods are safe for concurrent use.
+// compiledFilter is a compiled seccomp profile and a file that contains it. Its methods are safe for concurrent use.
 type compiledFilter struct {
 	// profile is the hash of the profile.
 	profile [sha256.Size]byte
@@ -51,8 +52,8 @@ type compiledFilter struct {
 	file *os.File
 }
 
-// get returns the filter for the seccomp profile of spec. It returns nil if there is no profile, or libcontainer must
-// compile it.
+// get returns the compiled seccomp profile of spec. It compiles only the default profile. It returns nil if spec has no
+// profile or another one, which libcontainer must then compile.
 func (c *filterCache) get(spec *specs.Spec) (*compiledFilter, error) {
 	profile := spec.Linux.Seccomp
 	if profile == nil {
@@ -90,7 +91,7 @@ func (c *filterCache) get(spec *specs.Spec) (*compiledFilter, error) {
 	return f, nil
 }
 
-// close closes the files of the filters.
+// close removes all filters and closes their files.
 func (c *filterCache) close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,7 +101,7 @@ func (c *filterCache) close() {
 	c.entries = nil
 }
 
-// store creates the file path with the filter.
+// store creates the file path with the filter, as a hard link to the file of another container if there is one.
 func (f *compiledFilter) store(path string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -139,9 +140,9 @@ const (
 	filteredProcessFile = "filtered-process.json"
 )
 
-// storeProcess stores the process settings of a new container and its filter, which may be nil. It must be called before
-// the process runs, because the next runtime process may have to continue from here. The caller closes the file, which
-// contains the filter.
+// storeProcess stores the process settings p of a new container and its filter, which may be nil, so that Exec can
+// start processes with the same settings. It must be called before the process runs, because the next runtime process
+// may have to use them. It returns the open file with the filter, or nil if filter is nil. The caller closes the file.
 func (r *Runner) storeProcess(id string, p *specs.Process, filter *compiledFilter) (file *os.File, err error) {
 	dir, name := filepath.Join(r.State, id), processFile
 	if filter != nil {
@@ -163,7 +164,8 @@ func (r *Runner) storeProcess(id string, p *specs.Process, filter *compiledFilte
 	return file, nil
 }
 
-// loadProcess returns what storeProcess stored. The caller closes the filter, which is nil if the container has none.
+// loadProcess returns the process settings and the file with the filter that storeProcess has stored for a container.
+// filter is nil if the container has none. The caller closes it.
 func (r *Runner) loadProcess(id string) (p *specs.Process, filter *os.File, err error) {
 	dir := filepath.Join(r.State, id)
 	data, err := os.ReadFile(filepath.Join(dir, processFile))
@@ -184,7 +186,8 @@ func (r *Runner) loadProcess(id string) (p *specs.Process, filter *os.File, err 
 	return p, filter, nil
 }
 
-// checkFilter returns an error unless the process has loaded a seccomp filter.
+// checkFilter returns an error unless the process pid has loaded a seccomp filter. Start calls it before the
+// container's program is executed, so that it never runs without its filter.
 func checkFilter(pid int) error {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

@@ -15,6 +15,9 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// buildMounts sets the mounts of spec: the kernel's file systems, the sandbox's files for /etc, the pod's /dev/shm, and
+// the mounts in the container's configuration, which take precedence. Mounts that spec already has, for devices, are
+// kept.
 func buildMounts(in Input, security *runtimeapi.LinuxContainerSecurityContext, spec *specs.Spec) error {
 	privileged := security.GetPrivileged()
 	access := "ro"
@@ -68,10 +71,9 @@ func buildMounts(in Input, security *runtimeapi.LinuxContainerSecurityContext, s
 	return nil
 }
 
-// cgroupRoots returns the paths of the read-only cgroup mounts that are a tmpfs with a
-// mount for each hierarchy, which is the case unless the host has the unified hierarchy
-// alone. runc mounts the hierarchies read-only but leaves the tmpfs writable and without
-// a size limit, so these paths must be among the read-only paths.
+// cgroupRoots returns the destinations of read-only cgroup mounts in spec that consist of a tmpfs with a mount for each
+// hierarchy. unified is true if the host has cgroup v2 only; then there are none. runc mounts the hierarchies read-only
+// but leaves the tmpfs writable and without a size limit, so the caller must add these paths to the read-only paths.
 func cgroupRoots(spec *specs.Spec, unified bool) []string {
 	var paths []string
 	for _, m := range spec.Mounts {
@@ -89,8 +91,10 @@ func sortMounts(mounts []specs.Mount) {
 	})
 }
 
-// bindMount translates a CRI mount. It creates the source if it does not exist, as other runtimes
-// do.
+// bindMount converts a CRI mount to an OCI mount. It creates the source directory if it does not exist, as other
+// runtimes do. If the mount propagates, it also sets the propagation of the container's root in spec. It returns an
+// error for unknown options, for recursive read-only mounts that are not read-only or that propagate, and if the source
+// of a bidirectional mount is not on a shared mount.
 func bindMount(m *runtimeapi.Mount, spec *specs.Spec) (specs.Mount, error) {
 	destination, source := m.GetContainerPath(), m.GetHostPath()
 	if destination == "" || source == "" {
@@ -150,7 +154,8 @@ func bindMount(m *runtimeapi.Mount, spec *specs.Spec) (specs.Mount, error) {
 	return specs.Mount{Destination: filepath.Clean(destination), Type: "bind", Source: resolved, Options: options}, nil
 }
 
-// checkShared returns an error if mounts below path do not propagate to the host.
+// checkShared returns an error if the mount that contains path is not a shared mount, so mounts that a container
+// creates below path would not propagate to the host.
 func checkShared(path string) error {
 	info, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
 	if err != nil {

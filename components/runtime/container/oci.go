@@ -26,13 +26,13 @@ import (
 	"hyperkube/internal/host/process"
 )
 
-// OCI starts containers with an external OCI runtime that has the command line of runc. The handler
-// of a RuntimeClass selects it. This project creates the pod's namespaces, the root file system and
-// the cgroups, so runtimes that use a virtual machine per pod are not supported. Its methods are
-// safe for concurrent use, except for concurrent calls for the same container.
+// OCI creates containers with an external OCI runtime that has the command line of runc. The handler of a RuntimeClass
+// selects it. This project creates the pod's namespaces, the root file system and the cgroups, so runtimes that use a
+// virtual machine per pod are not supported. Its methods are safe for concurrent use, except for concurrent calls for
+// the same container.
 //
-// The first process of a container is not a child of this process. Its exit code is available since
-// Linux 6.15, and Unknown on older kernels.
+// The first process of a container is not a child of this process. Its exit code is available since Linux 6.15; on
+// older kernels the container's exit reason is Unknown.
 //
 // https://kubernetes.io/docs/concepts/containers/runtime-class/
 type OCI struct {
@@ -44,21 +44,23 @@ type OCI struct {
 	Cgroups *cgroup.Manager
 }
 
-// programState is the name of the directory for the OCI runtime's own state.
+// programState is the name of the directory, in OCI.State, for the OCI runtime's own state.
 const programState = ".program"
 
-// callTimeout is the timeout of a call of the OCI runtime.
+// callTimeout is how long a command of the OCI runtime may run before it is killed and the call fails.
 const callTimeout = 2 * time.Minute
 
+// bundle returns the directory with the OCI bundle of a container.
 func (o *OCI) bundle(id string) string { return filepath.Join(o.State, id) }
 
-// command returns the command for a call of the OCI runtime.
+// command returns a command of the OCI runtime with args. It is killed when ctx is done.
 func (o *OCI) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, o.Binary, append([]string{"--root", filepath.Join(o.State, programState)}, args...)...)
 	cmd.SysProcAttr = &unix.SysProcAttr{Setsid: true}
 	return cmd
 }
 
+// call runs a command of the OCI runtime and waits until it exits.
 func (o *OCI) call(args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
@@ -68,7 +70,8 @@ func (o *OCI) call(args ...string) error {
 	return o.finish(cmd, args[0])
 }
 
-// finish runs a command. Its log becomes part of the error.
+// finish runs cmd, a command of the OCI runtime, and waits until it exits. what is its name for errors. If it fails,
+// the end of its log and output becomes part of the error.
 func (o *OCI) finish(cmd *exec.Cmd, what string) error {
 	log, err := os.CreateTemp("", "oci-log-")
 	if err != nil {
@@ -154,7 +157,7 @@ func (o *OCI) Start(id string, spec *specs.Spec, io IO) (running *Running, err e
 	return running, o.call("start", id)
 }
 
-// applyTo sets the standard streams of cmd.
+// applyTo sets the standard streams of cmd to io. Nil streams stay connected to /dev/null.
 func (io IO) applyTo(cmd *exec.Cmd) {
 	if io.Stdin != nil {
 		cmd.Stdin = io.Stdin
@@ -167,8 +170,8 @@ func (io IO) applyTo(cmd *exec.Cmd) {
 	}
 }
 
-// Exec starts another process in a running container. The handle refers to the command of the OCI
-// runtime, which exits with the exit code of that process.
+// Exec starts another process in a running container. The returned handle refers to the command of the OCI runtime,
+// which waits for that process and exits with its exit code. Signals are sent to the process itself.
 func (o *OCI) Exec(id string, e ExecOptions) (*Running, error) {
 	data, err := os.ReadFile(filepath.Join(o.bundle(id), "config.json"))
 	if err != nil {
@@ -228,8 +231,9 @@ func (o *OCI) Exec(id string, e ExecOptions) (*Running, error) {
 	return running, nil
 }
 
-// innerProcess waits for the PID file of the process that the command waits for. It returns nil if
-// the command exits first.
+// innerProcess waits until the OCI runtime has written the PID of an exec process to pidFile, and opens the process.
+// done is closed when the command of the OCI runtime exits. If that happens first, or the process has exited already,
+// innerProcess returns nil.
 func innerProcess(pidFile string, done <-chan struct{}) (*process.Handle, error) {
 	// The OCI runtime only writes a file, without notification.
 	ticker := time.NewTicker(2 * time.Millisecond)
@@ -278,14 +282,15 @@ func (o *OCI) Update(id string, resources *runtimeapi.LinuxContainerResources) e
 	return o.finish(cmd, "update")
 }
 
-// Resume returns StartUnknown, because the state of an interrupted Start is not known.
+// Resume returns StartUnknown, because OCI does not know how far an interrupted Start has come. The caller then
+// terminates the container.
 func (o *OCI) Resume(string) (*process.Handle, StartState) { return nil, StartUnknown }
 
-// KillAll kills every process of the container.
+// KillAll kills every process in the cgroup of a container. It is not an error if the cgroup does not exist.
 func (o *OCI) KillAll(cgroupPath string) error { return o.Cgroups.Kill(cgroupPath) }
 
-// Delete removes everything that Start created for a container whose processes have exited. Missing
-// parts are ignored.
+// Delete removes the OCI runtime's state, the bundle and the cgroup of a container whose processes have exited. Missing
+// parts are ignored. If the OCI runtime is not installed any more, Delete removes its state directory without it.
 func (o *OCI) Delete(ctx context.Context, id, cgroupPath string) error {
 	if _, err := os.Stat(o.bundle(id)); err == nil {
 		err := o.call("delete", "--force", id)
@@ -302,12 +307,15 @@ func (o *OCI) Delete(ctx context.Context, id, cgroupPath string) error {
 	return errors.Join(o.Cgroups.Remove(ctx, cgroupPath), os.RemoveAll(o.bundle(id)))
 }
 
-// consoleSocket receives a terminal over a unix socket. A nil socket receives none.
+// consoleSocket is a unix socket on which an OCI runtime sends the terminal of a process. A nil *consoleSocket stands
+// for a process without a terminal: its methods do nothing and return nil.
 type consoleSocket struct {
 	dir      string
 	listener *net.UnixListener
 }
 
+// newConsoleSocket creates a socket in a temporary directory, or returns nil if enabled is false. The caller must call
+// Close.
 func newConsoleSocket(enabled bool) (*consoleSocket, error) {
 	if !enabled {
 		return nil, nil
@@ -325,6 +333,7 @@ func newConsoleSocket(enabled bool) (*consoleSocket, error) {
 	return &consoleSocket{dir: dir, listener: l}, nil
 }
 
+// args returns the arguments of the OCI runtime that make it send the terminal to the socket.
 func (s *consoleSocket) args() []string {
 	if s == nil {
 		return nil
@@ -340,10 +349,11 @@ func (s *consoleSocket) Close() {
 	}
 }
 
-// receive waits for the terminal and returns it.
+// receive waits up to callTimeout for the terminal and returns it, or nil for a nil socket.
 func (s *consoleSocket) receive() (*os.File, error) { return s.receiveUntil(nil) }
 
-// receiveUntil is receive with cancellation: it returns an error when done is closed.
+// receiveUntil is like receive, but also returns an error when done is closed, because the OCI runtime has exited and
+// sends no terminal. done may be nil.
 func (s *consoleSocket) receiveUntil(done <-chan struct{}) (*os.File, error) {
 	if s == nil {
 		return nil, nil

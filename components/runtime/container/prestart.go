@@ -17,11 +17,10 @@ import (
 	"hyperkube/components/runtime/container/initial"
 )
 
-// prestartPool keeps at most one pre-started process that can become the init process of a container (see
-// package initial). Pre-starting saves half of the time of a container start. A process is started
-// in the background when a container is expected and when the last one was used. If none is ready
-// because of concurrent starts, a container starts without it. The pre-started process exits when
-// this process exits.
+// prestartPool keeps at most one pre-started process: a process of this program that waits until it becomes the init
+// process of a container (see package initial). Pre-starting saves half of the time of a container start. A process is
+// started in the background when a sandbox is created and when the previous one was used. If none is ready because of
+// concurrent starts, a container starts without it. The pre-started process exits when this process exits.
 //
 // Its methods are safe for concurrent use.
 type prestartPool struct {
@@ -31,6 +30,7 @@ type prestartPool struct {
 	closed   bool
 	work     sync.WaitGroup
 
+	// sealed reports whether pre-starting is possible, see isSealed.
 	sealed func() bool
 }
 
@@ -44,8 +44,8 @@ type prestarted struct {
 
 func newPrestartPool() *prestartPool { return &prestartPool{sealed: sync.OnceValue(isSealed)} }
 
-// isSealed reports whether this program runs from a sealed memfd, which containers cannot modify.
-// Otherwise libcontainer copies the program for each container.
+// isSealed reports whether this program runs from a sealed memfd, which containers cannot modify. If it does not,
+// libcontainer copies the program for each container, so a process cannot be pre-started.
 func isSealed() bool {
 	f, err := os.Open("/proc/self/exe")
 	if err != nil {
@@ -57,7 +57,7 @@ func isSealed() bool {
 	return err == nil && seals&all == all
 }
 
-// fill starts a process in the background, unless one is ready.
+// fill starts a process in the background. It does nothing if one is ready or being started, or if the pool is closed.
 func (s *prestartPool) fill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,7 +79,8 @@ func (s *prestartPool) fill() {
 	})
 }
 
-// take returns the pre-started process, or nil if none is ready.
+// take removes the pre-started process from the pool and returns it, or nil if none is ready. The caller must close or
+// discard it.
 func (s *prestartPool) take() *prestarted {
 	s.mu.Lock()
 	one := s.ready
@@ -92,7 +93,7 @@ func (s *prestartPool) take() *prestarted {
 	return one
 }
 
-// close stops the pre-started process and prevents new ones.
+// close kills the pre-started process and prevents new ones. It waits for a start in progress.
 func (s *prestartPool) close() {
 	s.mu.Lock()
 	s.closed = true
@@ -105,6 +106,7 @@ func (s *prestartPool) close() {
 	s.work.Wait()
 }
 
+// prestart starts this program as `init` in a new PID namespace, where package initial waits for a container.
 func prestart() (*prestarted, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -130,20 +132,20 @@ func prestart() (*prestarted, error) {
 	return one, nil
 }
 
-// exited reports whether the process has exited, and reaps it.
+// exited reports whether the process has exited unexpectedly. If so, the process is reaped.
 func (s *prestarted) exited() bool {
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_PIDFD, s.pidfd, &info, unix.WEXITED|unix.WNOHANG, nil)
 	return err != nil || info.Signo != 0
 }
 
-// close releases a process that has become a container's.
+// close releases the file descriptors for a process that has become a container's first process, or has been reaped.
 func (s *prestarted) close() {
 	s.sock.Close()
 	unix.Close(s.pidfd)
 }
 
-// discard kills and reaps the process.
+// discard kills and reaps a process that is not used.
 func (s *prestarted) discard() {
 	_ = unix.PidfdSendSignal(s.pidfd, unix.SIGKILL, nil, 0)
 	for {
@@ -155,9 +157,10 @@ func (s *prestarted) discard() {
 	s.close()
 }
 
-// handOver makes libcontainer's next process of the container hand over to the pre-started process,
-// which joins the container's cgroups, mounts /proc in the root proc, unless proc is empty, and loads the seccomp filter
-// in the file filter, unless filter is nil.
+// handOver prepares the start of p, the first process of the container c: when libcontainer starts p, it passes its
+// file descriptors to the pre-started process s, which then continues in its place. handOver sends s the cgroups to
+// join, the directory proc of the root in which to mount /proc (none if it is empty), and the file with the seccomp
+// filter to load (none if filter is nil).
 func (s *prestarted) handOver(p *libcontainer.Process, c *libcontainer.Container, proc string, filter *os.File) error {
 	state, err := c.State()
 	if err != nil {
@@ -179,8 +182,8 @@ func (s *prestarted) handOver(p *libcontainer.Process, c *libcontainer.Container
 	return nil
 }
 
-// canUsePrestarted reports whether a pre-started process can become the container's init process. It
-// must get a new PID namespace and must not use a user or time namespace.
+// canUsePrestarted reports whether a pre-started process can become the container's init process: the container must
+// have its own new PID namespace, and no user namespace, time namespace or network devices.
 func canUsePrestarted(spec *specs.Spec) bool {
 	private := false
 	for _, n := range spec.Linux.Namespaces {

@@ -18,7 +18,8 @@ import (
 	"hyperkube/components/runtime/selinux"
 )
 
-// Overlay is the root file system of a container: read-only layers and a writable directory on top.
+// Overlay is the root file system of a container, or the content of an image volume: read-only layers and optionally a
+// writable directory on top.
 type Overlay struct {
 	// Lower are the directories of the layers, lowest first, as returned by images.Store.LayerDir.
 	// All of them are two levels below a common directory.
@@ -43,7 +44,8 @@ type MappedUsers struct {
 	Dir string
 }
 
-// Mount mounts the overlay.
+// Mount creates the directories and mounts the overlay at Target. A single layer without a writable directory is
+// bind-mounted read-only, because overlayfs needs two layers. The caller unmounts it with Unmount, also after an error.
 func (o Overlay) Mount() error {
 	for _, dir := range []string{o.Upper, o.Work, o.Target} {
 		if dir == "" {
@@ -111,7 +113,8 @@ func (o Overlay) Mount() error {
 	return nil
 }
 
-// mount mounts the overlay with an additional option, which is empty or starts with a comma.
+// mount mounts the overlay with the layers lower, lowest first. option is an additional mount option, which is empty or
+// starts with a comma. It returns E2BIG if the options do not fit in one page.
 func (o Overlay) mount(lower []string, option string) error {
 	options := make([]string, 0, 4)
 	top := make([]string, len(lower))
@@ -130,7 +133,8 @@ func (o Overlay) mount(lower []string, option string) error {
 	return unix.Mount("overlay", o.Target, "overlay", 0, data)
 }
 
-// mapAll bind-mounts each layer with mapped owners, because overlays do not support ID mapping.
+// mapAll bind-mounts each layer in u.Dir with mapped owners, because an overlay itself cannot map them, and returns the
+// mount points. The caller unmounts them when the overlay is mounted.
 func (u *MappedUsers) mapAll(dirs []string) ([]string, error) {
 	ns, err := os.Open(u.File)
 	if err != nil {
@@ -150,6 +154,8 @@ func (u *MappedUsers) mapAll(dirs []string) ([]string, error) {
 	return out, nil
 }
 
+// mountMapped bind-mounts dir read-only at target. Owners of files are mapped to the user namespace with the file
+// descriptor ns.
 func mountMapped(dir, target string, ns int) error {
 	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
@@ -167,8 +173,8 @@ func mountMapped(dir, target string, ns int) error {
 	return nil
 }
 
-// mountRelative mounts with paths relative to the layers' common directory, because all options
-// must fit in one page. It runs on a separate thread because it changes the working directory.
+// mountRelative is like mount, but with the layers as paths relative to their common directory, which are shorter. It
+// runs on a dedicated thread because it changes the working directory.
 func (o Overlay) mountRelative(option string) error {
 	base := filepath.Dir(filepath.Dir(o.Lower[0]))
 	lower := make([]string, len(o.Lower))
@@ -195,7 +201,8 @@ func (o Overlay) mountRelative(option string) error {
 	return <-done
 }
 
-// Unmount unmounts everything that is mounted at target. It is not an error if nothing is mounted.
+// Unmount unmounts everything that is mounted at target, even if it is in use. It is not an error if nothing is mounted
+// or target does not exist.
 func Unmount(target string) error {
 	for {
 		err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -229,7 +236,9 @@ func UnmountIn(dir string) error {
 	return os.Remove(dir)
 }
 
-// ResolveInRoot resolves sub in the directory root. The result is always within root.
+// ResolveInRoot resolves the path sub in the directory root as a process with this root would: symlinks never lead
+// outside of it. It returns the resulting path on the host, which is root if sub is empty. It returns an error if the
+// path does not exist.
 func ResolveInRoot(root, sub string) (string, error) {
 	if sub == "" {
 		return root, nil

@@ -27,7 +27,7 @@ import (
 	"hyperkube/internal/host/layout"
 )
 
-// defaultCapabilities are the default capabilities of common container engines.
+// defaultCapabilities are the capabilities of a container that does not request others, as in common container engines.
 var defaultCapabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID",
 	"CAP_SETFCAP", "CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
@@ -37,9 +37,8 @@ var defaultCapabilities = []string{
 // process.
 type capabilitySets struct{ supported, available []string }
 
-// allCapabilities returns the capabilities that the kernel supports, and those that this process
-// has and can pass on. In a container or a restricted VM the latter may be fewer. The result never
-// changes.
+// allCapabilities returns the capabilities that the kernel supports, and those that this process has and can pass on.
+// In a container or a restricted VM the latter may be fewer. It reads them once; the result never changes.
 var allCapabilities = sync.OnceValues(func() (sets capabilitySets, err error) {
 	list, err := capability.ListSupported()
 	if err != nil {
@@ -62,6 +61,9 @@ var allCapabilities = sync.OnceValues(func() (sets capabilitySets, err error) {
 	return sets, nil
 })
 
+// capabilities returns the capability sets of a container: the default ones with those added and dropped that the
+// container requests, or all for a privileged container. Capabilities that this process does not have are omitted.
+// Unknown names are an error.
 func capabilities(security *runtimeapi.LinuxContainerSecurityContext) (*specs.LinuxCapabilities, error) {
 	sets, err := allCapabilities()
 	if err != nil {
@@ -122,8 +124,9 @@ func capabilities(security *runtimeapi.LinuxContainerSecurityContext) (*specs.Li
 	return caps, nil
 }
 
-// resolveUser determines the user and groups of a container from the pod, the image and the files
-// of its root.
+// resolveUser determines the user and groups of a container. The pod's settings take precedence over those of the
+// image. Names are looked up in the passwd and group files of the container's root rootfs. A name that is not found
+// there is an error.
 func resolveUser(rootfs string, security *runtimeapi.LinuxContainerSecurityContext, image images.Config) (User, error) {
 	var name string
 	switch {
@@ -172,7 +175,8 @@ func resolveUser(rootfs string, security *runtimeapi.LinuxContainerSecurityConte
 	return u, nil
 }
 
-// memberships returns the groups of a user according to the image's group file.
+// memberships returns the IDs of the groups of the user uid according to the content of the image's passwd and group
+// files. It returns none if a file is invalid.
 func memberships(passwd, groups io.Reader, uid int64) []int64 {
 	users, err := user.ParsePasswdFilter(passwd, func(u user.User) bool { return int64(u.Uid) == uid })
 	if err != nil || len(users) == 0 {
@@ -189,8 +193,8 @@ func memberships(passwd, groups io.Reader, uid int64) []int64 {
 	return out
 }
 
-// readInRoot reads up to 16 MiB of a file in a container's root. Symlinks are resolved within that
-// root. A missing file reads as empty.
+// readInRoot reads up to 16 MiB of a file in a container's root. Symlinks are resolved within that root. A file that is
+// missing, not a regular file or not readable reads as empty.
 func readInRoot(rootfs, name string) ([]byte, error) {
 	handle, err := pathrs.OpenInRoot(rootfs, name)
 	if err != nil {
@@ -209,8 +213,8 @@ func readInRoot(rootfs, name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, 16<<20))
 }
 
-// profileOf returns the security profile, or converts name, the deprecated form of it. It returns
-// nil if neither is set.
+// profileOf returns the seccomp or AppArmor profile that a container requests, or nil if it requests none. name is the
+// deprecated form of the request, such as "runtime/default" or "localhost/NAME". It is used if profile is nil.
 func profileOf(profile *runtimeapi.SecurityProfile, name string) (*runtimeapi.SecurityProfile, error) {
 	if profile != nil || name == "" {
 		return profile, nil
@@ -228,7 +232,8 @@ func profileOf(profile *runtimeapi.SecurityProfile, name string) (*runtimeapi.Se
 	return &runtimeapi.SecurityProfile{ProfileType: runtimeapi.SecurityProfile_Localhost, LocalhostRef: ref}, nil
 }
 
-// seccompFor returns the seccomp settings for the requested profile, or nil if there is none.
+// seccompFor returns the seccomp settings for the profile that the container requests. It returns nil if the container
+// is privileged or unconfined or requests no profile. A profile file that does not exist or is invalid is an error.
 func seccompFor(security *runtimeapi.LinuxContainerSecurityContext, privileged bool, spec *specs.Spec) (*specs.LinuxSeccomp, error) {
 	profile, err := profileOf(security.GetSeccomp(), security.GetSeccompProfilePath()) //nolint:staticcheck // for older clients
 	if err != nil {
@@ -260,7 +265,7 @@ func seccompFor(security *runtimeapi.LinuxContainerSecurityContext, privileged b
 	return nil, errors.New("unknown seccomp profile type")
 }
 
-// AppArmor is the state of AppArmor on the host.
+// AppArmor describes the state of AppArmor on the host. The zero value means that it is not enabled.
 type AppArmor struct {
 	// Enabled reports whether the kernel enforces AppArmor.
 	Enabled bool
@@ -272,10 +277,11 @@ type AppArmor struct {
 	sys string
 }
 
+// appArmorProfile is the name of the default AppArmor profile of containers.
 const appArmorProfile = "hyperkube-default"
 
-// appArmorText is the default profile. It allows everything except writing kernel files, mounting,
-// and tracing or signaling processes outside the profile.
+// appArmorText is the default AppArmor profile of containers. It allows everything except writing kernel files,
+// mounting, and tracing or signaling processes outside the profile.
 const appArmorText = `#include <tunables/global>
 profile ` + appArmorProfile + ` flags=(attach_disconnected,mediate_deleted) {
   #include <abstractions/base>
@@ -306,7 +312,8 @@ profile ` + appArmorProfile + ` flags=(attach_disconnected,mediate_deleted) {
 }
 `
 
-// DetectAppArmor checks whether AppArmor is enabled and loads the default profile if possible.
+// DetectAppArmor checks whether AppArmor is enabled and, if so, loads the default profile with apparmor_parser. Without
+// that program there is no default profile. After an error, the result is valid but has no default profile.
 func DetectAppArmor() (AppArmor, error) {
 	return detectAppArmor("/sys", func() (string, error) {
 		parser, err := exec.LookPath("apparmor_parser")
@@ -317,8 +324,8 @@ func DetectAppArmor() (AppArmor, error) {
 	})
 }
 
-// detectAppArmor implements DetectAppArmor. sys is the sysfs directory and find returns the path of
-// apparmor_parser. Without the parser there is no default profile.
+// detectAppArmor implements DetectAppArmor. sys is the sysfs directory. find returns the path of apparmor_parser, or an
+// error if it is not installed.
 func detectAppArmor(sys string, find func() (string, error)) (AppArmor, error) {
 	enabled, err := os.ReadFile(filepath.Join(sys, "module/apparmor/parameters/enabled"))
 	if err != nil || !strings.HasPrefix(string(enabled), "Y") {
@@ -338,6 +345,8 @@ func detectAppArmor(sys string, find func() (string, error)) (AppArmor, error) {
 	return host, nil
 }
 
+// profileFor returns the name of the AppArmor profile of a container. It is empty if AppArmor is not enabled or the
+// container has no profile. It returns an error if the container requests a profile that is not loaded.
 func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext, privileged bool) (string, error) {
 	profile, err := profileOf(security.GetApparmor(), security.GetApparmorProfile()) //nolint:staticcheck // for older clients
 	switch {
@@ -375,7 +384,8 @@ func (a AppArmor) profileFor(security *runtimeapi.LinuxContainerSecurityContext,
 	return "", nil
 }
 
-// buildDevices adds the device nodes and device rules of a container to spec.
+// buildDevices adds the device nodes in a container's configuration to spec, and the cgroup rules that allow access to
+// them. A privileged container gets all devices of the host.
 func buildDevices(in Input, privileged bool, spec *specs.Spec) error {
 	resources := spec.Linux.Resources
 	if privileged {
@@ -415,7 +425,8 @@ func buildDevices(in Input, privileged bool, spec *specs.Spec) error {
 	return nil
 }
 
-// placeDevice adds the host's device at source to the container.
+// placeDevice adds a device node to the container. source is the path of the device on the host, device.Path that in
+// the container. A node for the same path is replaced.
 func placeDevice(in Input, source string, device specs.LinuxDevice, spec *specs.Spec) {
 	if in.UserNS && source != device.Path {
 		// Device nodes cannot be created in a user namespace. libcontainer bind-mounts the host's
@@ -427,8 +438,8 @@ func placeDevice(in Input, source string, device specs.LinuxDevice, spec *specs.
 	spec.Linux.Devices = append(spec.Linux.Devices, device)
 }
 
-// hostDevices returns the device at source, or all devices in that directory, with the path target
-// in the container.
+// hostDevices returns the host's device at source, or all devices below source if it is a directory. Their paths in the
+// container are target, or below target. It returns an error if source is another kind of file.
 func hostDevices(source, target string) ([]specs.LinuxDevice, error) {
 	var list []specs.LinuxDevice
 	err := filepath.WalkDir(source, func(file string, entry os.DirEntry, err error) error {

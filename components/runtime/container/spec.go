@@ -21,9 +21,10 @@ import (
 	"hyperkube/internal/host/process"
 )
 
+// defaultPath is the PATH variable of a container whose image and configuration do not set it.
 const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// Input contains everything that a container's specification is built from.
+// Input contains everything from which Build creates a container's OCI specification.
 type Input struct {
 	ID     string
 	Config *runtimeapi.ContainerConfig
@@ -61,14 +62,16 @@ type Input struct {
 	Kubelet layout.Alias
 }
 
-// User contains the user and group IDs of a container.
+// User contains the IDs of a container's user and groups.
 type User struct {
 	UID, GID int64
 	// Groups are the supplemental groups, including the primary group.
 	Groups []int64
 }
 
-// Build returns the OCI runtime specification for a container.
+// Build returns the OCI runtime specification of a container. It returns an error for settings that the sandbox does
+// not allow, such as a privileged container in an unprivileged sandbox, and for users, devices, mounts or security
+// profiles that do not exist.
 func Build(in Input) (*specs.Spec, error) {
 	security := in.Config.GetLinux().GetSecurityContext()
 	if security == nil {
@@ -131,6 +134,8 @@ var (
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
+// buildProcess returns the settings of the container's first process: command, working directory, environment, user and
+// capabilities. It returns an error if neither the pod nor the image specifies a command.
 func buildProcess(in Input, security *runtimeapi.LinuxContainerSecurityContext) (*specs.Process, error) {
 	args := command(in.Config.GetCommand(), in.Config.GetArgs(), in.Image)
 	if len(args) == 0 {
@@ -171,7 +176,8 @@ func buildProcess(in Input, security *runtimeapi.LinuxContainerSecurityContext) 
 	return p, nil
 }
 
-// command merges the command and arguments of the pod and the image.
+// command returns the command line of a container. command and args are those of the pod. Without a command, the
+// entrypoint of the image is used, and without both, also the image's arguments.
 func command(command, args []string, image images.Config) []string {
 	if len(command) == 0 {
 		command = image.Entrypoint
@@ -182,8 +188,8 @@ func command(command, args []string, image images.Config) []string {
 	return append(slices.Clone(command), args...)
 }
 
-// environment merges the variables. For duplicate names, the last value is used at the position of
-// the first.
+// environment returns the environment variables of a container, in increasing precedence: defaults, those of the image
+// and those of the pod. A variable that is set again keeps its position.
 func environment(in Input) []string {
 	env := []string{defaultPath}
 	index := map[string]int{"PATH": 0}
@@ -209,6 +215,8 @@ func environment(in Input) []string {
 	return env
 }
 
+// buildNamespaces returns the namespaces of a container: those of its sandbox, and its own mount namespace. Depending
+// on the pod, the PID namespace is the container's own, or that of the sandbox, the target container or the host.
 func buildNamespaces(in Input, security *runtimeapi.LinuxContainerSecurityContext) []specs.LinuxNamespace {
 	options := security.GetNamespaceOptions()
 	of := func(pid int, kind string) string { return fmt.Sprintf("/proc/%d/ns/%s", pid, kind) }
@@ -240,7 +248,8 @@ func buildNamespaces(in Input, security *runtimeapi.LinuxContainerSecurityContex
 	return list
 }
 
-// Resources translates CRI resources to OCI resources.
+// Resources converts CRI resource limits to those of the OCI specification. unified is true on a host with cgroup v2.
+// Zero values mean no limit. Limits for swap and huge pages are omitted if the host does not support them.
 func Resources(r *runtimeapi.LinuxContainerResources, unified bool) *specs.LinuxResources {
 	out := &specs.LinuxResources{CPU: &specs.LinuxCPU{}, Memory: &specs.LinuxMemory{}}
 	if r == nil {
@@ -284,6 +293,7 @@ func Resources(r *runtimeapi.LinuxContainerResources, unified bool) *specs.Linux
 	return out
 }
 
+// swapAccounting reports whether the kernel accounts for swap per cgroup, so that a swap limit can be set.
 func swapAccounting(unified bool) bool {
 	file := "/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes"
 	if unified {
@@ -302,6 +312,7 @@ func swapAccounting(unified bool) bool {
 	return err == nil
 }
 
+// hasHugetlb reports whether the cgroup controller for huge pages is available.
 func hasHugetlb(unified bool) bool {
 	if !unified {
 		_, err := os.Stat("/sys/fs/cgroup/hugetlb")

@@ -16,23 +16,25 @@ import (
 	"strings"
 )
 
-// archive is an image archive that is unpacked to a directory. Each file is named by the hash of
-// its name in the archive, which prevents path traversal.
+// archive is an image archive that Import has unpacked to a temporary directory. Each file is named by the hash of its
+// name in the archive, so a name cannot lead outside of the directory.
 type archive struct {
 	dir string
 	// links are the symlinks in old docker archives. They refer to a layer that occurs twice.
 	links map[string]string
 }
 
-// Imported is an image that was imported from an archive.
+// Imported is an image that Import has read from an archive.
 type Imported struct {
 	*Image
 	// Names are the names in the archive. The image may have other names in the store.
 	Names []string
 }
 
-// Import reads an archive created by `docker save`, or a tar of an OCI image layout, compressed or
-// not. It returns its images, which are pinned.
+// Import reads an archive created by `docker save`, or a tar of an OCI image layout, compressed or not. It adds the
+// images for this platform to the store, pinned so that they are not garbage collected, and returns them. It returns an
+// error if the archive contains none. After an error, images that precede it in the archive may have been added; they
+// are returned too.
 func (s *Store) Import(ctx context.Context, r io.Reader) ([]Imported, error) {
 	dir, err := os.MkdirTemp(s.path("tmp"), "import-")
 	if err != nil {
@@ -63,7 +65,7 @@ func (s *Store) Import(ctx context.Context, r io.Reader) ([]Imported, error) {
 	return imported, nil
 }
 
-// ImportFile imports an archive file.
+// ImportFile is Import with an archive file.
 func (s *Store) ImportFile(ctx context.Context, file string) ([]Imported, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -73,6 +75,7 @@ func (s *Store) ImportFile(ctx context.Context, file string) ([]Imported, error)
 	return s.Import(ctx, f)
 }
 
+// spool unpacks the archive that r contains to the directory of a.
 func (a *archive) spool(ctx context.Context, r io.Reader) error {
 	plain, err := decompress(r)
 	if err != nil {
@@ -110,13 +113,16 @@ func (a *archive) spool(ctx context.Context, r io.Reader) error {
 	}
 }
 
+// clean returns the canonical form of a file name in the archive.
 func clean(name string) string { return strings.TrimPrefix(path.Clean("/"+name), "/") }
 
+// file returns the path at which a file of the archive is stored.
 func (a *archive) file(name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return filepath.Join(a.dir, hex.EncodeToString(sum[:]))
 }
 
+// open opens a file of the archive by its name. It follows symlinks in the archive.
 func (a *archive) open(name string) (*os.File, error) {
 	name = clean(name)
 	for range 8 {
@@ -133,6 +139,8 @@ func (a *archive) open(name string) (*os.File, error) {
 	return f, nil
 }
 
+// document reads a manifest, index or configuration in the archive. It returns an error if it does not exist or is
+// larger than maxDocumentSize.
 func (a *archive) document(name string) ([]byte, error) {
 	f, err := a.open(name)
 	if err != nil {
@@ -149,6 +157,7 @@ func (a *archive) document(name string) ([]byte, error) {
 	return data, nil
 }
 
+// size returns the size of a file of the archive in bytes, or 0 if it does not exist.
 func (a *archive) size(name string) uint64 {
 	f, err := a.open(name)
 	if err != nil {
@@ -162,11 +171,13 @@ func (a *archive) size(name string) uint64 {
 	return uint64(info.Size())
 }
 
+// blob returns a function that opens a layer in the archive.
 func (a *archive) blob(name string) blob {
 	return func(context.Context) (io.ReadCloser, error) { return a.open(name) }
 }
 
-// importDocker imports the images of a docker archive.
+// importDocker imports the images of an archive in the format of `docker save`. data is its manifest.json. After an
+// error it also returns the images that were imported before.
 func (s *Store) importDocker(ctx context.Context, a *archive, data []byte) ([]Imported, error) {
 	var list []struct {
 		Config   string
@@ -204,7 +215,7 @@ func (s *Store) importDocker(ctx context.Context, a *archive, data []byte) ([]Im
 	return out, nil
 }
 
-// descriptor refers to a blob of an OCI layout.
+// descriptor refers to a manifest, index, configuration or layer in an OCI layout.
 type descriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
@@ -215,13 +226,15 @@ type descriptor struct {
 	} `json:"platform"`
 }
 
-// manifest is an image manifest or an image index.
+// manifest is an image manifest, which has a Config and Layers, or an image index, which has Manifests.
 type manifest struct {
 	Config    *descriptor  `json:"config"`
 	Layers    []descriptor `json:"layers"`
 	Manifests []descriptor `json:"manifests"`
 }
 
+// importOCI imports the images of an archive with an OCI layout. data is its index.json. After an error it also returns
+// the images that were imported before.
 func (s *Store) importOCI(ctx context.Context, a *archive, data []byte) ([]Imported, error) {
 	var index manifest
 	if err := json.Unmarshal(data, &index); err != nil {
@@ -240,7 +253,8 @@ func (s *Store) importOCI(ctx context.Context, a *archive, data []byte) ([]Impor
 	return out, nil
 }
 
-// nameOf returns the image name in an OCI layout. It is empty if there is none or it is only a tag.
+// nameOf returns the image name in the annotations of a descriptor. It is empty if there is no name or it is only a
+// tag.
 func nameOf(d descriptor) string {
 	for _, key := range []string{"io.containerd.image.name", "org.opencontainers.image.ref.name"} {
 		if name := d.Annotations[key]; strings.ContainsAny(name, "/:") {
@@ -250,8 +264,9 @@ func nameOf(d descriptor) string {
 	return ""
 }
 
-// importManifest resolves indexes to the manifest for this platform. top is the digest that the
-// name refers to. It returns nil if the descriptor is for another platform or is not an image.
+// importManifest imports the image to which d refers; if d refers to an index, it imports the image for this platform.
+// name is the image name, or empty. top is the digest of the descriptor in index.json, to which the name refers. depth
+// is the number of nested indexes. It returns nil if d is for another platform or does not refer to an image.
 func (s *Store) importManifest(ctx context.Context, a *archive, d descriptor, name, top string, depth int) (*Imported, error) {
 	if depth > 4 {
 		return nil, errors.New("image indexes are nested too deeply")
@@ -310,6 +325,7 @@ func (s *Store) importManifest(ctx context.Context, a *archive, d descriptor, na
 	return &Imported{image, record.Tags}, nil
 }
 
+// blobPath returns the file name in an OCI layout of the content with this digest.
 func blobPath(digest string) (string, error) {
 	if !isSHA256(digest) {
 		return "", fmt.Errorf("invalid digest %q in archive", digest)
@@ -317,7 +333,8 @@ func blobPath(digest string) (string, error) {
 	return "blobs/sha256/" + strings.TrimPrefix(digest, "sha256:"), nil
 }
 
-// verifiedDocument reads a document and verifies its digest.
+// verifiedDocument reads the document with this digest from an OCI layout. It returns an error if the content has
+// another digest.
 func (a *archive) verifiedDocument(digest string) ([]byte, error) {
 	file, err := blobPath(digest)
 	if err != nil {

@@ -18,19 +18,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxDocumentSize is the maximum size of configurations and manifests, as in registries.
+// maxDocumentSize is the maximum size in bytes of image configurations and manifests, as in registries.
 const maxDocumentSize = 8 << 20
 
-// blob opens a layer in its stored form, compressed or not.
+// blob opens a layer in its stored form, compressed or not. The caller closes the result.
 type blob func(ctx context.Context) (io.ReadCloser, error)
 
-// assemble unpacks missing layers and records the image. layers are in the order of the
-// configuration.
+// assemble unpacks the layers that the store does not contain, up to three at the same time, and records the image.
+// config is the image configuration. layers are in the order of the configuration. image contains the names and the
+// size; assemble sets the other fields. It returns an error if the image is for another platform or a digest is wrong.
 func (s *Store) assemble(ctx context.Context, config []byte, layers []blob, image Image) (*Image, error) {
 	done, err := s.unpackAndRecord(ctx, config, layers, image)
 	return done, s.diskFull(err)
 }
 
+// unpackAndRecord implements assemble without the handling of a full disk.
 func (s *Store) unpackAndRecord(ctx context.Context, config []byte, layers []blob, image Image) (*Image, error) {
 	if len(config) > maxDocumentSize {
 		return nil, errors.New("image configuration is too large")
@@ -86,8 +88,8 @@ func (s *Store) unpackAndRecord(ctx context.Context, config []byte, layers []blo
 	return s.put(&image)
 }
 
-// unpackBlob unpacks a layer into dir and verifies its digest, which includes data after the end of
-// the tar archive.
+// unpackBlob unpacks the layer that open returns into dir. It returns an error if the digest of the uncompressed layer,
+// including data after the end of the tar archive, is not diffID.
 func unpackBlob(ctx context.Context, dir string, open blob, diffID string) error {
 	raw, err := open(ctx)
 	if err != nil {
@@ -114,8 +116,8 @@ func unpackBlob(ctx context.Context, dir string, open blob, diffID string) error
 	return checkSum(sum, diffID)
 }
 
-// spaceGuard is a reader that fails before an unpacked layer or archive fills the disk, because a
-// small compressed blob may expand without limit.
+// spaceGuard is a reader that returns ENOSPC when the file system of dir is nearly full. It protects the disk while a
+// layer or archive is unpacked, because a small compressed blob may expand without limit.
 type spaceGuard struct {
 	r    io.Reader
 	dir  string
@@ -144,6 +146,7 @@ func (g *spaceGuard) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// checkSum returns an error unless sum has the digest want.
 func checkSum(sum hash.Hash, want string) error {
 	if got := "sha256:" + hex.EncodeToString(sum.Sum(nil)); got != want {
 		return fmt.Errorf("wrong digest: got %s, want %s", got, want)
@@ -151,7 +154,8 @@ func checkSum(sum hash.Hash, want string) error {
 	return nil
 }
 
-// decompress detects the compression of a layer by its first bytes.
+// decompress returns a reader of the uncompressed content of r. It detects gzip and zstd by the first bytes and returns
+// other content unchanged.
 func decompress(r io.Reader) (io.ReadCloser, error) {
 	b := bufio.NewReaderSize(r, 64<<10)
 	magic, err := b.Peek(4)

@@ -18,8 +18,7 @@ import (
 // caFiles are the files in which distributions store public CA certificates.
 var caFiles = []string{"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"}
 
-// IsBuiltIn reports whether ref refers to the built-in image called name, with its tag or
-// without a tag.
+// IsBuiltIn reports whether the image reference ref, which may have no tag, refers to the built-in image called name.
 func IsBuiltIn(ref, name string) bool {
 	got, err := Normalize(ref)
 	if err != nil {
@@ -34,10 +33,10 @@ func IsBuiltIn(ref, name string) bool {
 	return false
 }
 
-// BuiltIn creates the built-in image called name, whose root contains the program at file. It does
-// not pull anything, and does not copy the program if the file system supports links. The image ID
-// depends on the identity of the file, so a new program yields a new image. An existing image is
-// reused.
+// BuiltIn creates the built-in image called name, whose root contains the program at file and a few standard files. The
+// program is linked instead of copied if the file system supports it. The image ID depends on the identity of the file,
+// so a new program yields a new image. An existing image for the same program is reused. Built-in images of other
+// programs lose their protection from garbage collection.
 func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) {
 	normal, err := Normalize(name)
 	if err != nil {
@@ -109,7 +108,8 @@ func (s *Store) BuiltIn(ctx context.Context, name, file string) (*Image, error) 
 	return image, nil
 }
 
-// fillBuiltIn creates the root of the built-in image.
+// fillBuiltIn creates the files of the built-in image in dir: program, directories, user and group files, and the
+// host's CA certificates.
 func fillBuiltIn(dir, program string) error {
 	for name, mode := range map[string]os.FileMode{
 		"tmp": 0o1777 | os.ModeSticky, "etc": 0o755, "etc/ssl": 0o755, "etc/ssl/certs": 0o755,
@@ -148,7 +148,8 @@ func fillBuiltIn(dir, program string) error {
 	return linkOrCopy(program, filepath.Join(dir, "hyperkube"))
 }
 
-// linkOrCopy creates the file to with the content of from, as a hard link, a reflink, or a copy.
+// linkOrCopy creates the file to with the content of from. It uses a hard link or a reflink if possible, because a copy
+// would take disk space and time.
 func linkOrCopy(from, to string) error {
 	info, err := os.Stat(from)
 	if err != nil {

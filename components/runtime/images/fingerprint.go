@@ -15,12 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fingerprintFile is the name of the file next to a layer's files that contains its fingerprint.
+// fingerprintFile is the name of the file that contains the fingerprint of a layer, beside the directory of the layer's
+// files.
 const fingerprintFile = "census"
 
-// fingerprint returns a fingerprint of a layer's files computed without reading them: names, types,
-// modes, sizes, times and owners, in any order. It detects missing, truncated and modified files,
-// but not corrupted content.
+// fingerprint returns a fingerprint of the files below root, the directory of a layer. It is computed from names,
+// types, modes, sizes, times and owners, without reading the files. It detects missing, truncated and modified files,
+// but not corrupted content of the same size.
 func fingerprint(ctx context.Context, root string) (string, error) {
 	var count, sum uint64
 	err := filepath.WalkDir(root, func(file string, e fs.DirEntry, err error) error {
@@ -50,7 +51,8 @@ func fingerprint(ctx context.Context, root string) (string, error) {
 	return fmt.Sprintf("%d %016x", count, sum), nil
 }
 
-// inspector verifies the fingerprints of layers, see Store.Inspect.
+// inspector compares layers with their fingerprints in the background, see Store.Inspect. Each layer is checked once
+// after the runtime has started.
 type inspector struct {
 	layers *layerStore
 	log    *slog.Logger
@@ -66,7 +68,7 @@ func newInspector(layers *layerStore, log *slog.Logger) *inspector {
 	return &inspector{layers: layers, log: log, inspected: map[string]bool{}, queued: make(chan struct{}, 1)}
 }
 
-// run inspects layers in the queue until ctx is cancelled.
+// run checks layers in the queue until ctx is done.
 func (i *inspector) run(ctx context.Context) {
 	for {
 		select {
@@ -80,13 +82,13 @@ func (i *inspector) run(ctx context.Context) {
 				break
 			}
 			if err := i.inspect(ctx, layer); err != nil && ctx.Err() == nil {
-				i.log.Warn("verifying content of image layer failed", "layer", layer, "err", err)
+				i.log.Warn("verifying content of image layer failed, using the layer without verification until the runtime restarts", "layer", layer, "err", err)
 			}
 		}
 	}
 }
 
-// add queues layers that have not been inspected yet.
+// add queues those of the layers that have not been checked or queued yet. It does not block.
 func (i *inspector) add(layers []string) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -104,6 +106,7 @@ func (i *inspector) add(layers []string) {
 	}
 }
 
+// next removes the first layer from the queue. ok is false if the queue is empty.
 func (i *inspector) next() (layer string, ok bool) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -114,6 +117,8 @@ func (i *inspector) next() (layer string, ok bool) {
 	return layer, true
 }
 
+// inspect compares a layer with its fingerprint. A layer that differs or cannot be read is moved aside, so that it is
+// pulled again. Layers without a fingerprint are not checked.
 func (i *inspector) inspect(ctx context.Context, layer string) error {
 	want, err := os.ReadFile(i.layers.path("layers", layer, fingerprintFile))
 	if errors.Is(err, fs.ErrNotExist) {

@@ -59,7 +59,7 @@ type Config struct {
 	Labels     map[string]string   `json:"Labels,omitempty"`
 }
 
-// document is a complete image configuration.
+// document is a complete image configuration in the OCI or docker format.
 type document struct {
 	Architecture string `json:"architecture"`
 	OS           string `json:"os"`
@@ -83,9 +83,7 @@ func (c Config) UserName() (uid *int64, name string) {
 	return nil, user
 }
 
-// ChainID returns the chain ID of all layers, or "" if the diff IDs are not known.
-//
-// https://github.com/opencontainers/image-spec/blob/main/config.md#layer-chainid
+// ChainID returns the chain ID of all layers, which `crictl inspecti` shows. It is empty if DiffIDs is.
 func (i *Image) ChainID() string {
 	var chain string
 	for n, id := range i.DiffIDs {
@@ -98,9 +96,10 @@ func (i *Image) ChainID() string {
 	return chain
 }
 
-// names returns all references to the image.
+// names returns the tags and digests under which the image is stored.
 func (i *Image) names() []string { return slices.Concat(i.Tags, i.Digests) }
 
+// clone returns a copy whose tags and digests can be modified.
 func (i *Image) clone() *Image {
 	c := *i
 	c.Tags = append([]string(nil), i.Tags...)

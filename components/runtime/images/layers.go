@@ -14,21 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// storeDir is the directory of a store. It contains the directories "images" with records, "layers", and "tmp"
-// with partial data.
+// storeDir is the directory of a store. It contains the directories "images" with records, "layers" with unpacked
+// layers, and "tmp" with partial data.
 type storeDir string
 
+// path returns a path below the directory.
 func (d storeDir) path(parts ...string) string {
 	return filepath.Join(append([]string{string(d)}, parts...)...)
 }
 
-// layerStore stores the layers of images. Its methods are safe for concurrent use.
+// layerStore creates, verifies and removes the unpacked layers of images. Its methods are safe for concurrent use.
 type layerStore struct {
 	storeDir
 
 	mu sync.Mutex // guards work
-	// work contains an entry for each layer that is being unpacked, so that concurrent pulls share
-	// it, and for each hold.
+	// work contains an entry for each layer that is being unpacked, so that concurrent pulls of the
+	// layer share the work, and an entry for each call of hold. While it is not empty, no layers are
+	// removed.
 	work map[string]*layerWork
 }
 
@@ -36,6 +38,7 @@ func newLayerStore(dir storeDir) *layerStore {
 	return &layerStore{storeDir: dir, work: map[string]*layerWork{}}
 }
 
+// layerWork is a layer that is being unpacked. err is the result and may be read after done is closed.
 type layerWork struct {
 	done chan struct{}
 	err  error
@@ -44,10 +47,12 @@ type layerWork struct {
 // filesOf returns the directory with a layer's files.
 func (l *layerStore) filesOf(layer string) string { return l.path("layers", layer, "fs") }
 
+// hasAll reports whether all layers of an image exist.
 func (l *layerStore) hasAll(image *Image) bool {
 	return !slices.ContainsFunc(image.Layers, func(layer string) bool { return !l.has(layer) })
 }
 
+// has reports whether a layer exists and has the number of top-level entries that it was created with.
 func (l *layerStore) has(layer string) bool {
 	info, err := os.Stat(l.filesOf(layer))
 	if err != nil || !info.IsDir() {
@@ -60,11 +65,11 @@ func (l *layerStore) has(layer string) bool {
 	return strings.TrimSpace(string(want)) == fmt.Sprint(topEntries(l.filesOf(layer)))
 }
 
-// countFile is the name of the file next to a layer's files that contains the number of its
-// top-level entries. This is a cheap check for files that were deleted, for example by a file
-// system repair.
+// countFile is the name of the file that contains the number of top-level entries of a layer, beside the directory of
+// the layer's files. It allows has to detect cheaply that files were deleted, for example by a file system repair.
 const countFile = "count"
 
+// topEntries returns the number of entries in dir, or -1 if dir cannot be read.
 func topEntries(dir string) int {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -73,7 +78,7 @@ func topEntries(dir string) int {
 	return len(entries)
 }
 
-// hold prevents detach from removing layers until the returned function is called.
+// hold prevents detach from removing layers until the caller calls the returned function. See Store.Hold.
 func (l *layerStore) hold() func() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,15 +94,16 @@ func (l *layerStore) hold() func() {
 	}
 }
 
-// layerName returns the directory name for a diff ID. It is short, because the names of all layers
-// of a container must fit in one page.
+// layerName returns the name of the directory for the layer with this diff ID. It is short, because the paths of all
+// layers of a container must fit in one page of mount options.
 func layerName(diffID string) string {
 	name := strings.TrimPrefix(diffID, "sha256:")
 	return name[:min(len(name), 32)]
 }
 
-// create creates a layer if it does not exist. fill writes its files to a directory. If several
-// callers create the same layer, the first one does the work and the others wait.
+// create creates a layer if it does not exist. fill writes its files to a directory. If several callers create the same
+// layer, the first one does the work and the others wait. durable is true for layers of registries and archives, which
+// are synced to disk and get a fingerprint.
 func (l *layerStore) create(ctx context.Context, layer string, durable bool, fill func(dir string) error) error {
 	for {
 		if l.has(layer) {
@@ -128,6 +134,8 @@ func (l *layerStore) create(ctx context.Context, layer string, durable bool, fil
 	}
 }
 
+// fill creates a layer in a temporary directory and renames it to its final name when it is complete. It replaces a
+// damaged layer of the same name.
 func (l *layerStore) fill(layer string, durable bool, fill func(dir string) error) (err error) {
 	tmp, err := os.MkdirTemp(l.path("tmp"), "layer-")
 	if err != nil {
@@ -173,8 +181,8 @@ func (l *layerStore) fill(layer string, durable bool, fill func(dir string) erro
 // damagedPrefix is the name prefix of layers that moveAside has moved. The suffix is a timestamp.
 const damagedPrefix = "damaged-"
 
-// moveAside renames a damaged layer so that it can be created again. Collect removes it when no
-// container uses it.
+// moveAside renames a damaged layer so that it can be created again. Containers that use it keep its files. Collect
+// removes it when no container uses it. It is not an error if the layer does not exist.
 func (l *layerStore) moveAside(layer string) error {
 	err := os.Rename(l.path("layers", layer), l.path("layers", fmt.Sprintf("%s%s-%d", damagedPrefix, layer, time.Now().UnixNano())))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -183,6 +191,7 @@ func (l *layerStore) moveAside(layer string) error {
 	return nil
 }
 
+// syncFS writes all data of the file system that contains dir to disk.
 func syncFS(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -208,9 +217,10 @@ func (l *layerStore) list() ([]string, error) {
 	return names, nil
 }
 
-// detach moves those of names away that neither keep contains nor a container uses, and returns their new
-// directories. It returns false while layers are being created or held. used is called when no layers
-// can be added any more.
+// detach moves unused layers to the temporary directory, and returns their new directories, which the caller deletes.
+// Unused are those of names that are not in keep and that no container uses. used returns a function that reports
+// whether a container uses a layer; it is called when no layers can be added any more. While layers are being created
+// or held, detach does nothing and done is false.
 func (l *layerStore) detach(names []string, keep map[string]bool, used func() func(layer string) bool) (removed []string, done bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,17 +7,16 @@ import (
 	"path/filepath"
 )
 
-// serviceAccountDir is the directory of the service account token in most pods.
+// serviceAccountDir is the path, relative to a container's root, at which the kubelet mounts the service account token.
 const serviceAccountDir = "var/run/secrets/kubernetes.io/serviceaccount"
 
-// MountPoints returns a layer to put below all layers of an image. It contains the mount points
-// that every container needs, for images without them. Otherwise the writable layer of each
-// container would have to create and delete a dozen inodes. Files of the image, in particular
-// symlinks, take precedence.
+// MountPoints returns the name of a layer to put below all layers of an image. It contains the mount points that every
+// container needs, because images often lack them. Otherwise the writable layer of each container would have to create
+// and delete a dozen inodes. Files of the image, in particular symlinks, take precedence.
 //
-// The layer is created if it does not exist and is garbage collected like any other. The caller
-// must call Hold or report the layer as used. serviceAccount adds the directory of the token, which
-// should not exist in containers without a token.
+// The layer is created if it does not exist. It is garbage collected like any other layer, so the caller must use Hold
+// until its container counts as a user of the layer. serviceAccount adds the directory of the token, which should not
+// exist in containers without a token.
 func (s *Store) MountPoints(ctx context.Context, serviceAccount bool) (layer string, err error) {
 	layer, dirs := "mountpoints", []string{"proc", "sys", "dev", "etc"}
 	if serviceAccount {

@@ -54,7 +54,8 @@ type rewriteRule struct {
 	replacement string
 }
 
-// rewriteRules compiles Rewrite.
+// rewriteRules compiles Rewrite, in alphabetical order of the expressions. It returns an error if an expression is
+// invalid.
 func (m Mirror) rewriteRules() ([]rewriteRule, error) {
 	var rules []rewriteRule
 	for _, pattern := range slices.Sorted(maps.Keys(m.Rewrite)) {
@@ -92,8 +93,8 @@ type Auth struct {
 	RegistryToken string `json:"registry_token,omitempty"`
 }
 
-// LoadRegistries reads Registries from a YAML or JSON file. It returns the zero value if file is
-// empty or does not exist.
+// LoadRegistries reads the registry configuration from a YAML or JSON file. It returns the zero value if file is empty
+// or does not exist. Unknown fields and invalid expressions are an error.
 func LoadRegistries(file string) (Registries, error) {
 	if file == "" {
 		return Registries{}, nil
@@ -112,7 +113,7 @@ func LoadRegistries(file string) (Registries, error) {
 	return r, nil
 }
 
-// parseRegistries parses and validates a registry configuration.
+// parseRegistries parses and validates the content of a registry configuration file.
 func parseRegistries(data []byte) (Registries, error) {
 	var r Registries
 	if err := yaml.UnmarshalStrict(data, &r); err != nil {
@@ -126,6 +127,8 @@ func parseRegistries(data []byte) (Registries, error) {
 	return r, nil
 }
 
+// authenticator converts the credentials for the registry client. It returns an error if the field Auth is not base64
+// of "username:password".
 func (a Auth) authenticator() (authn.Authenticator, error) {
 	c := authn.AuthConfig{Username: a.Username, Password: a.Password, IdentityToken: a.IdentityToken, RegistryToken: a.RegistryToken}
 	if a.Auth != "" && c.Username == "" {
@@ -145,8 +148,8 @@ func (a Auth) authenticator() (authn.Authenticator, error) {
 	return authn.FromConfig(c), nil
 }
 
-// MatchesServer reports whether credentials for server, a registry address as in Docker's configuration
-// file, apply to the registry of ref. An empty server applies to all registries.
+// MatchesServer reports whether credentials for server may be sent to the registry of the image ref. server is a
+// registry address as in Docker's configuration file; an empty server matches all registries.
 func MatchesServer(ref, server string) bool {
 	if server == "" {
 		return true
@@ -167,7 +170,7 @@ func MatchesServer(ref, server string) bool {
 	return strings.EqualFold(host, server)
 }
 
-// endpoint is a registry or mirror from which to pull an image.
+// endpoint is a registry or mirror from which an image can be pulled.
 type endpoint struct {
 	registry string // host, with port if it has one
 	insecure bool   // plain HTTP
@@ -176,6 +179,8 @@ type endpoint struct {
 	rewrite  []rewriteRule
 }
 
+// endpoints returns the endpoints for images of the registry host, in the order to try them: its mirrors, then the
+// registry itself.
 func (r Registries) endpoints(host string) ([]endpoint, error) {
 	mirror, ok := r.Mirrors[host]
 	if !ok {
@@ -197,7 +202,8 @@ func (r Registries) endpoints(host string) ([]endpoint, error) {
 	return append(list, endpoint{registry: host, insecure: r.Configs[host].PlainHTTP}), nil
 }
 
-// transport returns the HTTP transport for a host.
+// transport returns an HTTP transport for requests to a host with its TLS settings. The caller must close its idle
+// connections.
 func (r Registries) transport(host string) (*http.Transport, error) {
 	t := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
@@ -236,8 +242,9 @@ func (r Registries) transport(host string) (*http.Transport, error) {
 	return t, nil
 }
 
-// Pull pulls an image from a mirror or its registry and returns it. Error messages are those of
-// common container runtimes. Errors wrap ErrNotFound and ErrUnauthorized.
+// Pull pulls the image ref from a mirror or its registry and adds it to the store. auth are the credentials of the pod;
+// if they are empty, those in registries are used. Mirrors get only their own credentials. Error messages are those of
+// common container runtimes. An error wraps ErrNotFound or ErrUnauthorized if the registry has answered so.
 func (s *Store) Pull(ctx context.Context, ref string, auth Auth, registries Registries) (*Image, error) {
 	normal, err := Normalize(ref)
 	if err != nil {
@@ -250,6 +257,8 @@ func (s *Store) Pull(ctx context.Context, ref string, auth Auth, registries Regi
 	return image, nil
 }
 
+// pull implements Pull for a normalized reference. It tries the endpoints in order and returns the error of the last
+// one.
 func (s *Store) pull(ctx context.Context, normal string, auth Auth, registries Registries) (*Image, error) {
 	host, _, _ := strings.Cut(normal, "/")
 	endpoints, err := registries.endpoints(host)
@@ -268,7 +277,7 @@ func (s *Store) pull(ctx context.Context, normal string, auth Auth, registries R
 	return nil, failed
 }
 
-// pullFrom pulls an image from one endpoint.
+// pullFrom pulls an image from one endpoint and adds it to the store under its normalized reference.
 func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Auth, registries Registries) (*Image, error) {
 	ref, err := e.reference(normal)
 	if err != nil {
@@ -315,7 +324,8 @@ func (s *Store) pullFrom(ctx context.Context, e endpoint, normal string, auth Au
 	return done, err
 }
 
-// reference returns the name of the image at the endpoint.
+// reference returns the reference under which the endpoint has the image: with its host and path prefix, and for a
+// mirror with the repository rewritten.
 func (e endpoint) reference(normal string) (name.Reference, error) {
 	var options []name.Option
 	if e.insecure {
@@ -351,8 +361,8 @@ func suffix(path string) string {
 	return path[at:]
 }
 
-// resolve returns the image for this platform, and the digest that the reference resolves to.
-// Layers are requested when they are read.
+// resolve requests the manifest of the image for this platform, and returns the image and the digest of the manifest or
+// index that the reference refers to. Layers are requested later, when they are read.
 func resolve(ref name.Reference, options ...remote.Option) (image v1.Image, digest string, err error) {
 	desc, err := remote.Get(ref, append(options, remote.WithPlatform(v1.Platform{OS: "linux", Architecture: runtime.GOARCH}), remote.WithUserAgent("hyperkube"))...)
 	if err != nil {
@@ -378,7 +388,8 @@ func resolve(ref name.Reference, options ...remote.Option) (image v1.Image, dige
 	return image, desc.Digest.String(), nil
 }
 
-// blobsOf returns the layers of an image and their total size in bytes.
+// blobsOf returns the layers of an image and the total of their compressed sizes in bytes. normal is the image
+// reference for errors.
 func blobsOf(image v1.Image, normal string) (blobs []blob, total uint64, err error) {
 	layers, err := image.Layers()
 	if err != nil {
@@ -401,19 +412,20 @@ func blobsOf(image v1.Image, normal string) (blobs []blob, total uint64, err err
 	return blobs, total, nil
 }
 
-// stallTimeout is how long a registry may pause within a response.
+// stallTimeout is how long a registry may send no data within a response before the pull is canceled.
 const stallTimeout = 2 * time.Minute
 
+// errStalled is the cause of the cancellation when a registry has sent no data for stallTimeout.
 var errStalled = fmt.Errorf("registry sent no data for %s", stallTimeout)
 
-// guardedTransport is a transport for untrusted registries: it limits the size of documents and cancels
-// responses that stall.
+// guardedTransport protects the runtime from untrusted registries: responses other than layers are limited to
+// maxDocumentSize, and cancel is called if a registry sends no data for stallTimeout.
 type guardedTransport struct {
 	http.RoundTripper
 	cancel context.CancelCauseFunc
 }
 
-// RoundTrip implements http.RoundTripper.
+// RoundTrip sends the request and returns a response whose body is guarded.
 func (g *guardedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	resp, err := g.RoundTripper.RoundTrip(r)
 	if err != nil {
@@ -429,6 +441,7 @@ func (g *guardedTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
+// guardedBody is the body of a guarded response. left is the number of bytes that may still be read.
 type guardedBody struct {
 	io.ReadCloser
 	left  int64
@@ -451,7 +464,8 @@ func (b *guardedBody) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// registryError converts a registry error to the messages of common container runtimes.
+// registryError converts an error of the registry client to the messages of common container runtimes. It wraps
+// ErrNotFound or ErrUnauthorized for the corresponding status codes. normal is the image reference.
 func registryError(err error, normal string) error {
 	if answer, ok := errors.AsType[*transport.Error](err); ok {
 		switch answer.StatusCode {
@@ -468,6 +482,7 @@ func registryError(err error, normal string) error {
 	return err
 }
 
+// reason returns the error code in the answer of a registry, or else the text of its status code, in lower case.
 func reason(answer *transport.Error) string {
 	for _, d := range answer.Errors {
 		if d.Code != "" {

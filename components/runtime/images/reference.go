@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// maxNameLength is the maximum length of a repository name.
+// maxNameLength is the maximum length of a repository name without the registry.
 const maxNameLength = 255
 
-// Normalize returns the full form of an image reference: it adds the default registry and
-// repository prefix, adds the tag "latest" if there is neither tag nor digest, and drops the tag if
-// there are both.
+// Normalize returns the full form of an image reference: it adds the default registry and repository prefix, adds the
+// tag "latest" if there is neither tag nor digest, and drops the tag if there are both. It returns an error if the
+// reference is invalid or is an image ID.
 //
-// The grammar is that of github.com/distribution/reference, but without regular expressions,
-// because compiling them would delay the start of every container.
+// The grammar is that of github.com/distribution/reference, but without regular expressions, because compiling them
+// would delay the start of every container.
 func Normalize(ref string) (string, error) {
 	name, tag, digest, err := parse(ref)
 	if err != nil {
@@ -29,6 +29,7 @@ func Normalize(ref string) (string, error) {
 	return name + ":" + tag, nil
 }
 
+// parse splits a reference into its full name with registry, its tag and its digest, which are empty if it has none.
 func parse(ref string) (name, tag, digest string, err error) {
 	if len(ref) == 64 && isHex(ref) {
 		return "", "", "", errors.New("it looks like an image ID")
@@ -107,8 +108,8 @@ func isTag(s string) bool {
 	return true
 }
 
-// isPathPart reports whether s consists of letters and digits, separated by one dot, one or two
-// underscores, or any number of dashes.
+// isPathPart reports whether s is a valid part of a repository name between slashes: lower case letters and digits,
+// separated by one dot, one or two underscores, or any number of dashes.
 func isPathPart(s string) bool {
 	if s == "" || !isLower(s[0]) || !isLower(s[len(s)-1]) {
 		return false
@@ -130,7 +131,7 @@ func isPathPart(s string) bool {
 	return true
 }
 
-// isDomain reports whether s is a host name or an IPv6 address in brackets, with an optional port.
+// isDomain reports whether s is a registry host: a host name or an IPv6 address in brackets, with an optional port.
 func isDomain(s string) bool {
 	host := s
 	if rest, ok := strings.CutPrefix(s, "["); ok {
@@ -161,7 +162,7 @@ func isDomain(s string) bool {
 
 func isPort(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
 
-// repository returns a normalized reference without tag and digest.
+// repository returns a normalized reference without its tag and digest.
 func repository(normal string) string {
 	if name, _, found := strings.Cut(normal, "@"); found {
 		return name
@@ -172,4 +173,5 @@ func repository(normal string) string {
 	return normal
 }
 
+// isDigest reports whether a normalized reference has a digest instead of a tag.
 func isDigest(normal string) bool { return strings.Contains(normal, "@") }

@@ -19,8 +19,8 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// Store stores images below a directory. Its methods are safe for concurrent use. The directory
-// must be used by one process only.
+// Store stores images and their unpacked layers below a directory. Its methods are safe for concurrent use. The
+// directory must be used by one process only.
 type Store struct {
 	storeDir
 	log       *slog.Logger
@@ -34,8 +34,8 @@ type Store struct {
 	collectPending bool
 }
 
-// Open opens or creates the store in the directory root and removes partial data left by a crash. A
-// nil log means slog's default.
+// Open opens or creates the store in the directory root. It removes partial data left by a crash and ignores images
+// with missing layers or damaged records. A nil log means slog's default.
 func Open(root string, log *slog.Logger) (*Store, error) {
 	if log == nil {
 		log = slog.Default()
@@ -45,7 +45,7 @@ func Open(root string, log *slog.Logger) (*Store, error) {
 	s := &Store{storeDir: dir, log: log, layers: layers, inspector: newInspector(layers, log),
 		images: map[string]*Image{}, names: map[string]string{}, collectPending: true}
 	if err := os.RemoveAll(s.path("tmp")); errors.Is(err, unix.EROFS) {
-		log.Warn("image store is on a read-only file system", "directory", dir, "err", err)
+		log.Warn("image store is on a read-only file system, images cannot be pulled or removed: mount it writable", "directory", dir, "err", err)
 	} else if err != nil {
 		return nil, fmt.Errorf("clearing image store: %w", err)
 	}
@@ -69,11 +69,11 @@ func Open(root string, log *slog.Logger) (*Store, error) {
 		}
 		image := &Image{}
 		if err := json.Unmarshal(data, image); err != nil || image.ID == "" {
-			log.Warn("image record is damaged, ignoring the image", "file", entry.Name(), "err", err)
+			log.Warn("image record is damaged, ignoring the image until it is pulled again", "file", entry.Name(), "err", err)
 			continue
 		}
 		if !s.layers.hasAll(image) {
-			log.Warn("image has missing layers, ignoring it", "image", image.ID, "names", image.names())
+			log.Warn("image has missing layers, ignoring it until it is pulled again", "image", image.ID, "names", image.names())
 			continue
 		}
 		found = append(found, image)
@@ -87,17 +87,17 @@ func Open(root string, log *slog.Logger) (*Store, error) {
 	return s, nil
 }
 
-// LayerDir returns the directory with a layer's files.
+// LayerDir returns the directory with the files of a layer, for an overlay. layer is a name in Image.Layers or from
+// MountPoints.
 func (s *Store) LayerDir(layer string) string { return s.layers.filesOf(layer) }
 
-// Inspect verifies the fingerprints of layers of images that are in use, each once, until ctx is
-// cancelled. It runs in the background, because it takes a second or more on a cold disk. A
-// modified layer is moved aside: running containers keep it, and its images are pulled again for
-// the next container.
+// Inspect verifies the layers of images that Verify has returned, each once, until ctx is done. Run it in the
+// background, because reading the file metadata of a layer takes a second or more on a cold disk. A modified layer is
+// moved aside: running containers keep it, and its images are pulled again for the next container.
 func (s *Store) Inspect(ctx context.Context) { s.inspector.run(ctx) }
 
-// claimNames assigns the image's names to it and removes them from other images. The caller must hold
-// mu.
+// claimNames makes the names of the image refer to it, and removes them from the images that had them before. It
+// changes only the state in memory. The caller must hold mu.
 func (s *Store) claimNames(image *Image) {
 	for _, other := range s.previousOwners(image) {
 		s.images[other.ID] = other
@@ -107,8 +107,8 @@ func (s *Store) claimNames(image *Image) {
 	}
 }
 
-// previousOwners returns the other images that have names of the image, without these names. The
-// caller must hold mu.
+// previousOwners returns copies, without these names, of the other images that have names of the image now. The caller
+// must hold mu.
 func (s *Store) previousOwners(image *Image) []*Image {
 	others := map[string]*Image{}
 	for _, name := range image.names() {
@@ -125,7 +125,8 @@ func (s *Store) previousOwners(image *Image) []*Image {
 	return slices.Collect(maps.Values(others))
 }
 
-// put records an image. Names of an existing record are kept.
+// put records an image, on disk first, and moves its names from other images to it. If the store has a record with the
+// same ID, its names and pinning are kept.
 func (s *Store) put(image *Image) (*Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,17 +146,20 @@ func (s *Store) put(image *Image) (*Image, error) {
 	return image, nil
 }
 
+// union returns the sorted strings in a or b, each once.
 func union(a, b []string) []string {
 	out := append(slices.Clone(a), b...)
 	slices.Sort(out)
 	return slices.Compact(out)
 }
 
+// record returns the file of an image's record.
 func (s *Store) record(id string) string {
 	return s.path("images", strings.TrimPrefix(id, "sha256:")+".json")
 }
 
-// write writes the records of images. If the disk is full, it changes none.
+// write writes the records of images to disk. If one cannot be written, for example because the disk is full, it
+// changes none.
 func (s *Store) write(images ...*Image) error {
 	files := make([]atomicfile.File, len(images))
 	for i, image := range images {
@@ -180,8 +184,8 @@ func (s *Store) List() []*Image {
 	return list
 }
 
-// Get returns an image by ID, with or without "sha256:", or by a reference in any form. It returns
-// ErrNotFound if the image does not exist.
+// Get returns an image by its ID, with or without "sha256:", or by a reference in any form. It does not check that the
+// layers exist, see Verify. It returns ErrNotFound if the store does not contain the image.
 func (s *Store) Get(ref string) (*Image, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,9 +200,9 @@ func (s *Store) Get(ref string) (*Image, error) {
 	return nil, fmt.Errorf("image %q: %w", ref, ErrNotFound)
 }
 
-// Verify returns an image like Get and checks that all its layers exist. An image with missing or
-// empty layers is removed, so that it is pulled again, and Verify returns ErrNotFound. New layers
-// are queued for a thorough check, see Inspect.
+// Verify returns an image like Get, after it has checked that all its layers exist and have their top-level entries. An
+// image that fails the check is removed from the store, so that the kubelet pulls it again, and Verify returns
+// ErrNotFound. The layers are queued for the thorough check of Inspect.
 func (s *Store) Verify(ref string) (*Image, error) {
 	image, err := s.Get(ref)
 	if err != nil {
@@ -208,14 +212,14 @@ func (s *Store) Verify(ref string) (*Image, error) {
 		s.inspector.add(image.Layers)
 		return image, nil
 	}
-	s.log.Warn("image has missing layers, removing it: it must be pulled again", "image", image.ID, "names", image.names())
+	s.log.Warn("image has missing layers, removing it so that it is pulled again", "image", image.ID, "names", image.names())
 	if err := s.forget(image); err != nil {
 		return nil, err
 	}
 	return nil, fmt.Errorf("image %q has missing layers: %w", ref, ErrNotFound)
 }
 
-// forget deletes the record and the names of an image.
+// forget deletes the record and the names of an image. Its layers stay until Collect.
 func (s *Store) forget(image *Image) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -231,8 +235,8 @@ func (s *Store) forget(image *Image) error {
 	return nil
 }
 
-// Remove removes an image with all its names, and the layers that are not used by other images or
-// containers, see Collect. It is not an error if the image does not exist.
+// Remove removes an image with all its names, and the layers that are not used by other images or containers. used is
+// that of Collect. It is not an error if the image does not exist.
 func (s *Store) Remove(ref string, used func() func(layer string) bool) error {
 	image, err := s.Get(ref)
 	if errors.Is(err, ErrNotFound) {
@@ -247,9 +251,9 @@ func (s *Store) Remove(ref string, used func() func(layer string) bool) error {
 	return s.Collect(used)
 }
 
-// CollectPending calls Collect if a previous Collect was skipped because images or containers were
-// being created, or if the disk was full when an image was created, whose layers are then of no use.
-// After Open it always does, to remove leftovers of failed pulls.
+// CollectPending calls Collect if unused layers are likely to exist: after Open, after a Collect that was skipped
+// because images or containers were being created, and after the disk was full while an image was created. used is that
+// of Collect.
 func (s *Store) CollectPending(used func() func(layer string) bool) error {
 	s.mu.Lock()
 	left := s.collectPending
@@ -260,10 +264,9 @@ func (s *Store) CollectPending(used func() func(layer string) bool) error {
 	return s.Collect(used)
 }
 
-// Collect removes layers that no image and no container uses. While images or containers are being
-// created, it does nothing and leaves the work to CollectPending. used is called when no layers can be
-// added any more; it returns a function that reports whether containers use a layer. It must not
-// call the store.
+// Collect removes layers that no image and no container uses. While images or containers are being created, it does
+// nothing and leaves the work to CollectPending. used returns a function that reports whether a container uses a layer;
+// it is called when no layers can be added any more. Neither function may call the store.
 func (s *Store) Collect(used func() func(layer string) bool) error {
 	layers, err := s.layers.list()
 	if err != nil {
@@ -288,31 +291,32 @@ func (s *Store) Collect(used func() func(layer string) bool) error {
 	return errors.Join(errs...)
 }
 
-// diskFull replaces an error that means that the disk is full by one that names the directory of the
-// store, and not a temporary file in it, so that all attempts return the same error. Layers that were
-// created for the image are then removed by CollectPending.
+// diskFull returns err unless it means that the disk is full. In that case it returns an error that names the directory
+// of the store and not a temporary file in it, so that all attempts return the same error. It also marks layers that
+// were already created for the image for CollectPending.
 func (s *Store) diskFull(err error) error {
 	if !errors.Is(err, unix.ENOSPC) {
 		return err
 	}
-	s.log.Debug("disk of image store is full", "err", err)
+	s.log.Debug("disk of image store is full, image or layer not created", "err", err)
 	s.mu.Lock()
 	s.collectPending = true
 	s.mu.Unlock()
 	return fmt.Errorf("not enough disk space in %s: %w", string(s.storeDir), unix.ENOSPC)
 }
 
-// Hold prevents Collect from removing layers while an image or a container is created. The caller
-// must call the returned function afterwards.
+// Hold prevents Collect from removing layers while an image or a container is created, because its layers are not used
+// by an image or container yet. The caller must call the returned function afterwards.
 func (s *Store) Hold() func() { return s.layers.hold() }
 
 // Usage is the disk usage of a directory.
 type Usage struct{ Bytes, Inodes uint64 }
 
-// Usage measures the disk usage of the store by walking it.
+// Usage measures the disk usage of the store. It reads the metadata of all files, so it may take long.
 func (s *Store) Usage() (Usage, error) { return DiskUsage(string(s.storeDir)) }
 
-// DiskUsage measures a directory. Files with several hard links count once.
+// DiskUsage measures the disk usage of root and everything below it. Files with several hard links count once. Files
+// that are deleted in the meantime are ignored.
 func DiskUsage(root string) (Usage, error) {
 	var u Usage
 	seen := map[uint64]bool{}

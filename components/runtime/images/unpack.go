@@ -25,9 +25,9 @@ const (
 	opaqueAttr = "trusted.overlay.opaque"
 )
 
-// unpacker writes a layer's tar stream to a directory and never outside of it: the kernel resolves
-// every parent directory within the root, and entries are accessed relative to their parent without
-// following symlinks. Whiteouts are converted to those of overlayfs.
+// unpacker writes the entries of a layer's tar archive to a directory and never outside of it: the kernel resolves
+// every parent directory within the root, and entries are accessed relative to their parent without following symlinks.
+// Whiteouts, which mark entries of lower layers as deleted, are converted to those of overlayfs.
 type unpacker struct {
 	root *os.File
 	// parent is the directory of the previous entry, because most entries follow a sibling.
@@ -74,6 +74,7 @@ func unpack(ctx context.Context, dir string, r io.Reader) error {
 	return nil
 }
 
+// closeParent closes the cached directory of the previous entry.
 func (u *unpacker) closeParent() {
 	if u.parent != nil {
 		u.parent.Close()
@@ -81,8 +82,8 @@ func (u *unpacker) closeParent() {
 	}
 }
 
-// dir opens a directory, which is created if it does not exist. The file is valid until the next
-// call.
+// dir opens the directory name in the layer, which is created if it does not exist. The unpacker owns the file, which
+// is valid until the next call.
 func (u *unpacker) dir(name string) (*os.File, error) {
 	if u.parent != nil && u.parentPath == name {
 		return u.parent, nil
@@ -96,7 +97,8 @@ func (u *unpacker) dir(name string) (*os.File, error) {
 	return dir, nil
 }
 
-// entry unpacks one entry of the archive.
+// entry unpacks one entry of the archive. Device nodes are ignored, because those of an image would give access to
+// devices of the host.
 func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 	if strings.ContainsRune(h.Name, 0) || strings.ContainsRune(h.Linkname, 0) {
 		return errors.New("name contains a NUL character")
@@ -153,11 +155,12 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 	}
 }
 
-// modeOf returns the mode bits of an entry for chmod.
+// modeOf returns the permission bits of an entry, including setuid, setgid and sticky.
 func modeOf(h *tar.Header) uint32 { return uint32(h.Mode & 0o7777) }
 
-// directory creates the directory base in the directory at. An existing directory keeps its content.
-// Its modification time is set at the end, because adding entries changes it.
+// directory creates the directory base in the directory at. An existing directory keeps its content. A whiteout or file
+// of this name is replaced; after a whiteout, the content of lower layers stays hidden. unpack sets the modification
+// time at the end, because adding entries changes it.
 func (u *unpacker) directory(at int, base string, h *tar.Header) error {
 	var st unix.Stat_t
 	err := unix.Fstatat(at, base, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -182,7 +185,7 @@ func (u *unpacker) directory(at int, base string, h *tar.Header) error {
 	return attributes(at, base, h)
 }
 
-// file creates the regular file base in the directory at.
+// file creates the regular file base in the directory at. An existing entry is replaced.
 func (u *unpacker) file(at int, base string, h *tar.Header, content io.Reader) error {
 	if err := u.remove(at, base); err != nil {
 		return err
@@ -199,7 +202,8 @@ func (u *unpacker) file(at int, base string, h *tar.Header, content io.Reader) e
 	return errors.Join(err, f.Close())
 }
 
-// symlink creates the symlink base in the directory at. The target is not restricted.
+// symlink creates the symlink base in the directory at. An existing entry is replaced. The target may be any path,
+// because it is resolved only in containers.
 func (u *unpacker) symlink(at int, base string, h *tar.Header) error {
 	if err := u.remove(at, base); err != nil {
 		return err
@@ -214,7 +218,8 @@ func (u *unpacker) symlink(at int, base string, h *tar.Header) error {
 	return nil
 }
 
-// hardLink creates base in the directory at as a hard link to target in the layer.
+// hardLink creates base in the directory at as a hard link to target, a path in the layer. An existing entry is
+// replaced. It is an error if the target does not exist.
 func (u *unpacker) hardLink(at int, base, target string) error {
 	target = path.Clean("/" + target)[1:]
 	if target == "" {
@@ -235,7 +240,7 @@ func (u *unpacker) hardLink(at int, base, target string) error {
 	return unix.Linkat(int(from.Fd()), targetBase, at, base, 0)
 }
 
-// fifo creates the named pipe base in the directory at.
+// fifo creates the named pipe base in the directory at. An existing entry is replaced.
 func (u *unpacker) fifo(at int, base string, h *tar.Header) error {
 	if err := u.remove(at, base); err != nil {
 		return err
@@ -246,8 +251,9 @@ func (u *unpacker) fifo(at int, base string, h *tar.Header) error {
 	return attributes(at, base, h)
 }
 
-// writeWhiteout hides the entry base of lower layers. An entry of this layer stays, whichever comes first in
-// the archive.
+// writeWhiteout hides the entry base, in the directory at, of lower layers. An entry base of this layer stays, whether
+// it comes before or after the whiteout in the archive. A directory of this layer only hides the content of the lower
+// one.
 //
 // https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts
 func writeWhiteout(at int, base string) error {
@@ -264,7 +270,7 @@ func writeWhiteout(at int, base string) error {
 	return nil
 }
 
-// rootEntry applies an entry's attributes to the root directory.
+// rootEntry applies the owner, mode and extended attributes of an entry to the root directory of the layer.
 func (u *unpacker) rootEntry(h *tar.Header) error {
 	root, err := pathrs.Reopen(u.root, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC)
 	if err != nil {
@@ -274,8 +280,9 @@ func (u *unpacker) rootEntry(h *tar.Header) error {
 	return attributes(int(root.Fd()), "", h)
 }
 
-// attributes sets the owner, mode, extended attributes and time of base in the directory at, or if
-// base is empty, of the open file at.
+// attributes sets the owner, mode, extended attributes and modification time of an entry to those of h. It sets only
+// the extended attributes that are harmless on the host. The entry is base in the directory at, or the open file at if
+// base is empty. The time of a directory is not set.
 func attributes(at int, base string, h *tar.Header) error {
 	mode := modeOf(h)
 	var err error
@@ -312,7 +319,8 @@ func attributes(at int, base string, h *tar.Header) error {
 	return nil
 }
 
-// setTimes ignores errors, because some file systems reject times before 1970.
+// setTimes sets the access and modification times of base in the directory at, or of at itself if base is empty. Errors
+// are ignored, because some file systems reject times before 1970.
 func setTimes(at int, base string, modified time.Time) {
 	if modified.IsZero() {
 		modified = time.Unix(0, 0)
@@ -325,8 +333,9 @@ func setTimes(at int, base string, modified time.Time) {
 	_ = unix.UtimesNanoAt(at, base, times, flags)
 }
 
-// setXattr uses a path in /proc, because older kernels have no call relative to a directory, and an
-// O_PATH descriptor does not support fsetxattr.
+// setXattr sets an extended attribute of base in the directory at, or of at itself if base is empty. It uses a path in
+// /proc, because older kernels have no call relative to a directory, and an O_PATH descriptor does not support
+// fsetxattr.
 func setXattr(at int, base, attr string, value []byte) error {
 	file := fmt.Sprintf("/proc/self/fd/%d", at)
 	if base != "" {
@@ -335,6 +344,7 @@ func setXattr(at int, base, attr string, value []byte) error {
 	return unix.Setxattr(file, attr, value, 0)
 }
 
+// sameFile reports whether two directory entries exist and are the same file.
 func sameFile(at1 int, base1 string, at2 int, base2 string) bool {
 	var a, b unix.Stat_t
 	return unix.Fstatat(at1, base1, &a, unix.AT_SYMLINK_NOFOLLOW) == nil &&
@@ -366,6 +376,7 @@ func (u *unpacker) remove(at int, base string) error {
 	return err
 }
 
+// removeAll removes the directory base in the directory at with its content, without following symlinks.
 func removeAll(at int, base string) error {
 	fd, err := unix.Openat(at, base, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

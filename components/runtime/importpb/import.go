@@ -23,7 +23,7 @@ const (
 	chunk = 256 << 10
 )
 
-// Server implements the calls in addition to CRI.
+// Server implements the runtime's calls that are not part of CRI.
 type Server interface {
 	// ImportImages imports an archive and returns the names of its images, or the IDs of images
 	// without a name.
@@ -33,7 +33,7 @@ type Server interface {
 	Upgrade(ctx context.Context, argv []string) error
 }
 
-// Register registers s.
+// Register adds the calls of s to a gRPC server.
 func Register(registrar grpc.ServiceRegistrar, s Server) {
 	registrar.RegisterService(&grpc.ServiceDesc{
 		ServiceName: service,
@@ -70,7 +70,7 @@ func Register(registrar grpc.ServiceRegistrar, s Server) {
 	}, s)
 }
 
-// reader reads the archive from the messages of a stream.
+// reader reads the archive from the messages of an Import stream.
 type reader struct {
 	stream interface{ RecvMsg(any) error }
 	rest   []byte
@@ -89,8 +89,8 @@ func (r *reader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Import sends an archive over a connection to the runtime's socket. It returns the names of its
-// images, or the IDs of images without a name.
+// Import sends an image archive to the runtime over conn, a connection to the runtime's socket. It returns the names of
+// the imported images, or the IDs of images without a name. After an error, some images may have been imported.
 func Import(ctx context.Context, conn grpc.ClientConnInterface, archive io.Reader) ([]string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -131,9 +131,9 @@ func Import(ctx context.Context, conn grpc.ClientConnInterface, archive io.Reade
 	}
 }
 
-// Upgrade makes the runtime process execute another program in its place. It keeps its process ID
-// and stays the parent of every container. argv[0] is the program's absolute path. Afterwards the
-// socket is unavailable for a short time.
+// Upgrade asks the runtime to execute another program in its process, which keeps its process ID and stays the parent
+// of every container. argv is the command; argv[0] must be an absolute path. Upgrade returns before the execution; then
+// the socket is unavailable for a short time.
 func Upgrade(ctx context.Context, conn grpc.ClientConnInterface, argv []string) error {
 	list := &structpb.ListValue{}
 	for _, arg := range argv {

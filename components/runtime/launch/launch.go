@@ -30,20 +30,22 @@ var program embed.FS
 // name is the runtime's argv[0].
 const name = layout.RuntimeName
 
-// versionEnv is the environment variable that contains the version of the program.
+// versionEnv is the environment variable in which Exec passes the version of the main program to the runtime.
 const versionEnv = "HYPERKUBE_RUNTIME_VERSION"
 
 // readyEnv is the environment variable with the file descriptor on which the runtime reports that
 // it is ready or has failed.
 const readyEnv = "HYPERKUBE_RUNTIME_READY_FD"
 
-// packedFile is the compressed program, created by scripts/build-runtime.
+// packedFile is the compressed runtime program in the embedded file system. scripts/build-runtime creates it.
 const packedFile = "program/runtime.zst"
 
-// ErrNotBuilt reports that this program contains no runtime.
+// ErrNotBuilt is returned by Exec and Start if the main program was built without the embedded runtime, for example
+// with `go build`.
 var ErrNotBuilt = errors.New("this build has no container runtime: build with make")
 
-// unpack decompresses the runtime to a sealed memfd.
+// unpack decompresses the embedded runtime to a sealed memfd, from which it can be executed. It returns ErrNotBuilt if
+// there is none. The caller closes the file.
 func unpack() (*os.File, error) {
 	packed, err := program.Open(packedFile)
 	if err != nil {
@@ -79,8 +81,8 @@ func unpack() (*os.File, error) {
 	return f, nil
 }
 
-// Build returns an identifier of the embedded runtime: its size and the checksum at the end of the
-// compressed data. It is empty if there is no runtime.
+// Build returns an identifier of the embedded runtime, by which an outdated running runtime is detected: its size and
+// the checksum at the end of the compressed data. It is empty if there is no embedded runtime.
 func Build() string {
 	packed, err := program.Open(packedFile)
 	if err != nil {
@@ -102,7 +104,7 @@ func Build() string {
 	return fmt.Sprintf("%d-%x", info.Size(), sum)
 }
 
-// Exec replaces this process by the runtime with the given arguments. It returns only on an error.
+// Exec executes the embedded runtime with these arguments in this process. It returns only after an error.
 func Exec(args []string) error {
 	f, err := unpack()
 	if err != nil {
@@ -117,7 +119,7 @@ func Exec(args []string) error {
 	return nil
 }
 
-// Options are the parameters for starting a runtime in the background.
+// Options are the settings of a runtime that Start starts in the background.
 type Options struct {
 	// Args are the arguments of the runtime.
 	Args []string
@@ -142,7 +144,7 @@ func (o Options) argv() []string {
 	return append(argv, o.Args...)
 }
 
-// build returns an identifier of the embedded runtime and the main program.
+// build returns an identifier of the embedded runtime and of the main program, if Main is set.
 func (o Options) build() string {
 	id := Build()
 	if o.Main != "" {
@@ -151,9 +153,9 @@ func (o Options) build() string {
 	return id
 }
 
-// Outdated reports whether the process is a runtime that Start has started with the same PID file,
-// but with another program or other options, so that it should be replaced. It returns false for
-// processes that were started in another way.
+// Outdated reports whether the process pid should be replaced: it is a runtime that Start has started with the same PID
+// file, but with another build of the program or other arguments. It returns false for processes that were started in
+// another way, and an error if the process does not exist.
 func (o Options) Outdated(pid int) (bool, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {
@@ -162,21 +164,22 @@ func (o Options) Outdated(pid int) (bool, error) {
 	return o.outdated(strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")), nil
 }
 
+// outdated implements Outdated for a process with the command line argv.
 func (o Options) outdated(argv []string) bool {
 	want := o.argv()
 	ours := o.PIDFile != "" && len(argv) > 3 && slices.Equal(argv[:3], want[:3])
 	return ours && !slices.Equal(argv, want)
 }
 
-// Successor returns the command that a running runtime executes to replace itself by the runtime
-// embedded in main, the path of a main program.
+// Successor returns the command line for an upgrade of a running runtime, see runtimeclient.Client.Upgrade. main is the
+// path of the main program, which executes its embedded runtime with these options.
 func (o Options) Successor(main string) []string {
 	return append([]string{main, "runtime"}, o.argv()[1:]...)
 }
 
-// Start starts a runtime that outlives this process: in a new session and in the root of every
-// cgroup hierarchy. It returns the process ID when the runtime serves CRI. If ctx is cancelled
-// before that, it stops the runtime.
+// Start starts the embedded runtime in the background. The runtime outlives this process: it runs in its own session
+// and in the root of every cgroup hierarchy. Start returns the process ID when the runtime serves CRI. If the startup
+// fails, the error contains the reason. If ctx is done before, Start kills the runtime.
 func Start(ctx context.Context, o Options) (pid int, err error) {
 	f, err := unpack()
 	if err != nil {

@@ -9,12 +9,12 @@ import (
 	"os"
 )
 
-// noteSearchSize is the size of the part of a program that is searched for Go's build ID note. The
-// linker puts notes after the headers.
+// noteSearchSize is the number of bytes at the beginning of a program in which goBuildID searches for Go's build ID.
+// The linker writes it directly after the ELF headers.
 const noteSearchSize = 16 << 10
 
-// programID returns an identifier of a build of a program: Go's build ID, or else file attributes.
-// It is empty if the file cannot be read.
+// programID returns an identifier that differs between builds of the program at path. It is derived from Go's build ID,
+// or else from the size and modification time of the file. It is empty if the file cannot be read.
 func programID(path string) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -33,8 +33,9 @@ func programID(path string) string {
 	return fmt.Sprintf("%x", sum[:4])
 }
 
-// goBuildID returns the content of the ELF note with name "Go" and type 4, or nil. A note consists
-// of the sizes of its name and content, the type, the name, and the content.
+// goBuildID returns Go's build ID in the first bytes of a program, or nil if it is not found. It is the content of the
+// ELF note with name "Go" and type 4; a note consists of the sizes of its name and content, the type, the name, and the
+// content.
 func goBuildID(program io.Reader) []byte {
 	head, err := io.ReadAll(program)
 	if err != nil {

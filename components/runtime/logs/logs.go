@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Stream is an output stream of a container.
+// Stream is the name of an output stream of a container, as log entries contain it.
 type Stream string
 
 // Output streams.
@@ -27,11 +27,11 @@ const (
 	Stderr Stream = "stderr"
 )
 
-// maxLine is the length in bytes at which lines are split, as in other runtimes.
+// maxLine is the length in bytes at which a line of output is split into several log entries, as in other runtimes.
 const maxLine = 16 << 10
 
-// Path returns the path of a container's log: name within dir, even if name contains "..". It is
-// empty if dir or name is empty.
+// Path returns the path of a container's log file: name in the pod's log directory dir. A name that contains ".." stays
+// within dir. The path is empty, which means no log, if dir or name is empty.
 func Path(dir, name string) string {
 	if dir == "" || name == "" {
 		return ""
@@ -43,8 +43,8 @@ func Path(dir, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// Log is the log file of one container. Its methods are safe for concurrent use. A nil *Log
-// discards everything.
+// Log is the log file of one container. Its methods are safe for concurrent use. A nil *Log stands for a container
+// without a log file and discards everything.
 type Log struct {
 	path string
 	log  *slog.Logger
@@ -56,7 +56,8 @@ type Log struct {
 	throttle throttle
 }
 
-// Open opens or creates the log file at path and its directory. An empty path returns a nil Log.
+// Open opens the log file at path for appending, and creates it and its directory if necessary. An empty path returns a
+// nil Log. The log receives the first error of a series of failed writes.
 func Open(path string, log *slog.Logger) (*Log, error) {
 	if path == "" {
 		return nil, nil
@@ -68,7 +69,8 @@ func Open(path string, log *slog.Logger) (*Log, error) {
 	return l, nil
 }
 
-// Reopen opens a new file after the old one was rotated.
+// Reopen opens the log file at its path again, after the kubelet has renamed the old file to rotate it. It returns an
+// error if the Log is closed or nil.
 func (l *Log) Reopen() error {
 	if l == nil {
 		return errors.New("the container has no log file")
@@ -95,7 +97,7 @@ func (l *Log) Reopen() error {
 	return nil
 }
 
-// Close closes the file permanently.
+// Close closes the file permanently: later writes are discarded.
 func (l *Log) Close() {
 	if l == nil {
 		return
@@ -109,16 +111,15 @@ func (l *Log) Close() {
 	}
 }
 
-// write appends complete entries. A write error must not stop the container: the entries are lost
-// and the error is logged once. The caller must wait for the returned duration before it writes
-// more.
+// write appends complete log entries to the file. A write error must not stop the container, so the entries are lost
+// and the error is logged once. The caller must wait for the returned duration before it writes more, see throttle.
 func (l *Log) write(entries []byte) time.Duration {
 	return l.writeNoted(entries, func(uint64, int64) {})
 }
 
-// writeNoted is write for a caller that must find out later whether the entries
-// were appended. Before that it calls note with the log's inode and size, which are
-// 0 if the entries will not be in the log; after an error it calls it again.
+// writeNoted is write for a Spool, which must be able to determine after a crash whether the entries were appended.
+// Before it writes, it calls note with the inode and size of the log file. These are 0 if the entries will not be in
+// the log, because it is closed or because there are none. If the write fails, it calls note again with 0.
 func (l *Log) writeNoted(entries []byte, note func(inode uint64, size int64)) time.Duration {
 	if l == nil {
 		note(0, 0)
@@ -144,8 +145,8 @@ func (l *Log) writeNoted(entries []byte, note func(inode uint64, size int64)) ti
 	return l.throttle.reserve(time.Now(), len(entries))
 }
 
-// cutLocked removes an incomplete entry from the end of the log, because the next one would be appended
-// to it. written is the part of the last write that is in the file.
+// cutLocked removes an incomplete entry from the end of the log after a failed write, because the next entry would be
+// appended to it. written is the part of the last write that is in the file. The caller must hold mu.
 func (l *Log) cutLocked(written []byte) error {
 	torn := len(written) - (bytes.LastIndexByte(written, '\n') + 1)
 	if torn == 0 {
@@ -158,8 +159,10 @@ func (l *Log) cutLocked(written []byte) error {
 	return l.file.Truncate(info.Size() - int64(torn))
 }
 
-// complete reports whether entries of a length were appended in full to the log
-// when it had the inode and the size. If not, it removes what was appended of them.
+// complete reports whether a write of length bytes, which the previous runtime process has begun, is in the log in
+// full. inode and size are those of the log file before the write. If the write is not complete, its part is removed
+// from the log. If the file was rotated or emptied afterwards, complete returns true. The caller must ensure that the
+// log is not written in the meantime.
 func (l *Log) complete(inode uint64, size, length int64) (bool, error) {
 	if l == nil {
 		return true, nil
@@ -180,7 +183,8 @@ func (l *Log) complete(inode uint64, size, length int64) (bool, error) {
 	return false, l.file.Truncate(size)
 }
 
-// complain logs that the container's log cannot be written, once until it can.
+// complain logs that writing the container's log has failed. While writes continue to fail, it logs only once. A nil
+// error means that a write has succeeded.
 func (l *Log) complain(err error) {
 	if l == nil {
 		return
@@ -190,14 +194,16 @@ func (l *Log) complain(err error) {
 	l.complainLocked(err)
 }
 
+// complainLocked implements complain. The caller must hold mu.
 func (l *Log) complainLocked(err error) {
 	if err != nil && !l.failed {
-		l.log.Warn("writing container log failed, output is missing in the log", "file", l.path, "err", err)
+		l.log.Warn("writing container log failed, output is missing in the log until writing succeeds again", "file", l.path, "err", err)
 	}
 	l.failed = err != nil
 }
 
-// splitter converts the bytes of one stream to log entries. It is not safe for concurrent use.
+// splitter converts the output of one stream to log entries in the format of the kubelet. It is not safe for concurrent
+// use.
 type splitter struct {
 	stream  Stream
 	pending []byte // an incomplete line, shorter than maxLine
@@ -207,8 +213,8 @@ type splitter struct {
 // newSplitter returns a splitter for a stream.
 func newSplitter(stream Stream) *splitter { return &splitter{stream: stream} }
 
-// Add returns the entries that chunk completes, with the timestamp now. They are valid until the
-// next call.
+// Add returns the log entries for the lines that chunk completes, with the timestamp now. An incomplete line is kept
+// for the next call. The result is valid until the next call.
 func (s *splitter) Add(now time.Time, chunk []byte) []byte {
 	s.out = s.out[:0]
 	for len(chunk) > 0 {
@@ -232,8 +238,8 @@ func (s *splitter) Add(now time.Time, chunk []byte) []byte {
 	return s.out
 }
 
-// Flush returns an entry for the rest at the end of the stream. It is a partial entry, because
-// there is no newline, so readers do not add one.
+// Flush returns an entry for an incomplete line at the end of the stream. The entry is marked as partial, because there
+// is no newline, so readers of the log do not add one.
 func (s *splitter) Flush(now time.Time) []byte {
 	s.out = s.out[:0]
 	if len(s.pending) > 0 {
@@ -242,6 +248,8 @@ func (s *splitter) Flush(now time.Time) []byte {
 	return s.out
 }
 
+// entry appends a log entry with the pending line and rest to out. tag is 'F' for a complete line and 'P' for a partial
+// one.
 func (s *splitter) entry(now time.Time, tag byte, rest []byte) {
 	s.out = now.AppendFormat(s.out, time.RFC3339Nano)
 	s.out = append(append(append(s.out, ' '), s.stream...), ' ', tag, ' ')
@@ -249,18 +257,18 @@ func (s *splitter) entry(now time.Time, tag byte, rest []byte) {
 	s.pending = s.pending[:0]
 }
 
-// Hub broadcasts one stream to attached clients. It never waits for a slow client but disconnects
-// it. The zero value is ready to use.
+// Hub broadcasts the output of one stream of a container to attached clients. It never waits for a slow client but
+// disconnects it. The zero value is ready to use. Its methods are safe for concurrent use.
 type Hub struct {
 	mu     sync.Mutex // guards the fields below
 	closed bool
 	subs   map[*Subscription]struct{}
 }
 
-// maxUnread is the maximum number of unread bytes of a subscriber.
+// maxUnread is the maximum number of bytes that a Hub buffers for a client before it disconnects the client.
 const maxUnread = 1 << 20
 
-// Subscription reads the stream of a Hub. Read and Close are safe for concurrent use.
+// Subscription is a client's reader of the stream of a Hub. Read and Close are safe for concurrent use.
 type Subscription struct {
 	hub *Hub
 
@@ -271,10 +279,11 @@ type Subscription struct {
 	closed bool
 }
 
-// ErrTooSlow is returned by a subscription whose reader did not keep up.
+// ErrTooSlow is returned by Read when more than maxUnread bytes were unread and the client was disconnected.
 var ErrTooSlow = errors.New("the reader is too slow for the container's output")
 
-// Subscribe returns a reader of the stream, starting now. It returns io.EOF when the stream ends.
+// Subscribe returns a reader of the stream's output from now on. Read returns io.EOF when the stream has ended. The
+// caller must call Close.
 func (h *Hub) Subscribe() *Subscription {
 	s := &Subscription{hub: h}
 	s.cond = sync.NewCond(&s.mu)
@@ -291,6 +300,7 @@ func (h *Hub) Subscribe() *Subscription {
 	return s
 }
 
+// write sends p to all subscribers and disconnects those with too many unread bytes.
 func (h *Hub) write(p []byte) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -307,6 +317,7 @@ func (h *Hub) write(p []byte) {
 	}
 }
 
+// close ends the stream: subscribers get io.EOF after the unread bytes.
 func (h *Hub) close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -320,7 +331,8 @@ func (h *Hub) close() {
 	h.subs = nil
 }
 
-// Read implements io.Reader.
+// Read waits for output of the stream. It returns io.EOF at the end of the stream, ErrTooSlow, or io.ErrClosedPipe
+// after Close.
 func (s *Subscription) Read(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -341,7 +353,7 @@ func (s *Subscription) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close cancels the subscription.
+// Close cancels the subscription and wakes a blocked Read.
 func (s *Subscription) Close() error {
 	s.hub.mu.Lock()
 	delete(s.hub.subs, s)
@@ -353,12 +365,14 @@ func (s *Subscription) Close() error {
 	return nil
 }
 
-// Copy copies a container's stream from r to its log and to attached clients until the stream ends.
+// Copy copies the output of a container from r to its log and to attached clients, until the stream ends. It is used
+// instead of Spool.Copy for terminals, and when no spool could be opened.
 func Copy(r io.Reader, stream Stream, log *Log, hub *Hub) {
 	defer hub.close()
 	copyTo(r, newSplitter(stream), log, hub)
 }
 
+// copyTo implements Copy with a splitter that may contain an incomplete line.
 func copyTo(r io.Reader, split *splitter, log *Log, hub *Hub) {
 	// The buffer grows only for containers that write much output.
 	buf := make([]byte, 4<<10)

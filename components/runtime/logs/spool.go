@@ -11,31 +11,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Spool is a file that buffers a stream of a container between its FIFO and its log. The kernel moves bytes from the
-// FIFO to the end of the file atomically, so that none are lost if this process is killed: each byte is either in the
-// FIFO or in the file. A mark at the beginning of the file records how much of its content has been written to the log.
-// The next runtime process continues there, and neither repeats nor splits a line.
+// Spool is a file that buffers one output stream of a container between its FIFO and its log. The kernel moves bytes
+// from the FIFO to the end of the file atomically, so that none are lost if the runtime is killed: each byte is either
+// in the FIFO or in the file. A mark at the beginning of the file records how much of its content has been written to
+// the log. The next runtime process continues there, and neither repeats nor splits a line.
 //
-// Content that has been written to the log is deallocated with a hole in the file, so offsets only grow. A Spool is not
-// safe for concurrent use.
+// Content that has been written to the log is deallocated by punching a hole in the file, so offsets only grow. A Spool
+// is not safe for concurrent use.
 type Spool struct {
 	file *os.File
-	// Offsets into the content: all before logged is in the log, all before end has been moved from the FIFO; all
-	// before holed has been removed.
+	// Offsets in the content of the file: bytes before logged are in the log, bytes before end have been moved from the
+	// FIFO, and bytes before holed have been deallocated.
 	logged, end, holed int64
 }
 
 const (
-	// spoolContent is where the content begins.
+	// spoolContent is the position in the file at which the content begins. The mark is before it.
 	spoolContent = 4 << 10
-	// spoolHole is how much is removed at a time.
+	// spoolHole is the number of bytes that are deallocated together.
 	spoolHole = 16 << 10
-	// spoolChunk is how much is moved at a time.
+	// spoolChunk is the maximum number of bytes that are moved from the FIFO at a time.
 	spoolChunk = 64 << 10
 )
 
-// mark is the beginning of a spool's file. It is written before entries are appended to the log, and says with which
-// size of the log they are complete.
+// mark is the header of a spool's file. It is written before entries are appended to the log. After a crash, the next
+// runtime process determines from it whether the entries are in the log in full, see Log.complete.
 type mark struct {
 	// Before and After are the offset up to which the content is in the log, before the entries are appended and after.
 	Before, After int64
@@ -44,8 +44,9 @@ type mark struct {
 	Size, Length int64
 }
 
-// OpenSpool opens or creates the spool at path and finds out how much of it is in log, which must not be written
-// meanwhile. An entry that was cut short is removed from log.
+// OpenSpool opens or creates the spool at path and determines how much of its content is in log. If the previous
+// runtime process was killed while it wrote an entry, the incomplete entry is removed from log, and Copy writes it
+// again. No other goroutine may write to log in the meantime.
 func OpenSpool(path string, log *Log) (*Spool, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -76,8 +77,10 @@ func OpenSpool(path string, log *Log) (*Spool, error) {
 	return s, nil
 }
 
-// Copy carries a container's stream from fifo to its log and to the subscribers of hub, until the stream ends or fifo's
-// deadline expires. If fifo is closed, an unfinished line is left to the successor. Copy closes the spool.
+// Copy moves the output of a container from fifo through the spool to its log and to the clients of hub. It returns
+// when the stream ends or the read deadline of fifo expires; it then writes an incomplete last line too. It also
+// returns when another goroutine closes fifo because the runtime stops; an incomplete line then stays in the spool for
+// the next runtime process. If the spool cannot be written, it continues without it. Copy closes the spool.
 func (s *Spool) Copy(fifo *os.File, stream Stream, log *Log, hub *Hub) {
 	defer hub.close()
 	defer s.file.Close()
@@ -119,11 +122,11 @@ func (s *Spool) Copy(fifo *os.File, stream Stream, log *Log, hub *Hub) {
 	}
 }
 
-// errClosed reports that this process has closed the FIFO.
+// errClosed is returned by take when another goroutine has closed the FIFO.
 var errClosed = errors.New("the FIFO is closed")
 
-// take moves what is in the FIFO to the end of the spool and waits until there is something. At the end of the stream
-// it returns io.EOF.
+// take waits until the FIFO contains data and moves it to the end of the spool. It returns io.EOF at the end of the
+// stream, os.ErrDeadlineExceeded after the read deadline of fifo, and errClosed when fifo was closed.
 func (s *Spool) take(fifo *os.File) error {
 	conn, err := fifo.SyscallConn()
 	if err != nil {
@@ -154,8 +157,8 @@ func (s *Spool) take(fifo *os.File) error {
 	return nil
 }
 
-// write appends entries to the log, after which the content of the spool up to offset is in the log. It returns how long
-// to wait before the next call.
+// write appends entries to the log. offset is the end of the content of the spool that these entries contain. It
+// returns how long the caller must wait before the next call, see throttle.
 func (s *Spool) write(log *Log, entries []byte, offset int64) time.Duration {
 	if offset == s.logged {
 		return 0
@@ -173,7 +176,7 @@ func (s *Spool) write(log *Log, entries []byte, offset int64) time.Duration {
 	return wait
 }
 
-// note writes the mark.
+// note writes the mark to the file.
 func (s *Spool) note(m mark) error {
 	data, err := binary.Append(nil, binary.NativeEndian, m)
 	if err == nil {

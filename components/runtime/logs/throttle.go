@@ -17,16 +17,18 @@ const (
 	burst = 250 * time.Millisecond
 )
 
-// throttle limits the write rate of one log. The zero value is ready to use.
+// throttle limits the write rate of one container's log, so that the kubelet can rotate it before it fills the disk.
+// The zero value is ready to use.
 type throttle struct {
 	size  int64     // bytes that this process has written to the current file
 	ready time.Time // when the bytes written so far are within the rate
 }
 
-// reset resets the size after a rotation.
+// reset starts with a new, empty log file after a rotation.
 func (t *throttle) reset() { t.size = 0 }
 
-// reserve counts n bytes and returns how long the writer must wait.
+// reserve counts n bytes that were written at the time now. It returns how long the writer must wait before it writes
+// more, or 0.
 func (t *throttle) reserve(now time.Time, n int) time.Duration {
 	rate := time.Duration(fastRate)
 	if t.size >= fastBytes {

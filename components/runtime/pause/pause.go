@@ -31,19 +31,23 @@ var syscalls = map[string][2]int64{
 	"exit_group": {231, 94},
 }
 
-// arg is an argument of a system call.
+// arg is an argument of a system call in the generated program.
 type arg struct {
 	value int64
 	data  bool // value is an offset into the data
 	path  bool // the program's first argument
 }
 
-func imm(n int64) arg  { return arg{value: n} }
+// imm returns an argument with a constant value.
+func imm(n int64) arg { return arg{value: n} }
+
+// data returns an argument with the address of the data at offset n.
 func data(n int64) arg { return arg{value: n, data: true} }
 
+// path is an argument with the address of the program's first command line argument.
 var path = arg{path: true}
 
-// assembler generates code for one architecture. Labels are offsets in the code.
+// assembler generates machine code for one architecture. Positions are offsets in the code.
 type assembler interface {
 	// call emits a system call.
 	call(name string, dataAt int64, args ...arg)
@@ -58,7 +62,8 @@ type assembler interface {
 	code() []byte
 }
 
-// Program returns the ELF file for an architecture in Go's notation, "amd64" or "arm64".
+// Program returns the ELF file of the pause program for an architecture in Go's notation, "amd64" or "arm64". It
+// returns an error for other architectures.
 func Program(arch string) ([]byte, error) {
 	var build func() assembler
 	var machine uint16
@@ -115,6 +120,7 @@ const (
 	dataTmpfs  = 44 // "tmpfs"
 )
 
+// dataBytes returns the data section, which follows the code.
 func dataBytes() []byte {
 	d := make([]byte, 50)
 	d[dataIgnore] = 1
@@ -125,7 +131,7 @@ func dataBytes() []byte {
 	return d
 }
 
-// emit emits the program.
+// emit generates the code of the pause program with a. dataAt is the address of the data.
 func emit(a assembler, dataAt int64) {
 	call := func(name string, args ...arg) { a.call(name, dataAt, args...) }
 	call("rt_sigaction", imm(sigCHLD), data(dataIgnore), imm(0), imm(8))
@@ -155,6 +161,7 @@ func emit(a assembler, dataAt int64) {
 	call("exit_group", imm(1))
 }
 
+// immediate returns the value of an argument that is not path. dataAt is the address of the data.
 func (g arg) immediate(dataAt int64) int64 {
 	if g.data {
 		return dataAt + g.value

@@ -35,7 +35,7 @@ func main() {
 	}
 }
 
-// options are the command line flags.
+// options are the command line flags. Those that run converts before it adds them to cfg have their own fields.
 type options struct {
 	cfg            runtime.Config
 	podCIDR        string
@@ -47,6 +47,7 @@ type options struct {
 	logLevel       string
 }
 
+// parse parses the command line flags. It returns flag.ErrHelp if the user requests help.
 func parse(args []string) (*options, error) {
 	o := &options{}
 	f := flag.NewFlagSet("runtime", flag.ContinueOnError)
@@ -85,6 +86,8 @@ func parse(args []string) (*options, error) {
 	return o, nil
 }
 
+// run runs the container runtime until SIGTERM or SIGINT. If an upgrade is requested, it executes the new program and
+// does not return.
 func run(args []string) error {
 	o, err := parse(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -157,11 +160,12 @@ func run(args []string) error {
 	return err
 }
 
-// lockTimeout is how long to wait for the lock on the PID file.
+// lockTimeout is how long lock retries while another process holds the lock on the PID file.
 const lockTimeout = time.Second
 
-// lock locks the PID file and writes the process ID. The kernel releases the lock when the process
-// exits.
+// lock locks the PID file, so that only one runtime uses it, and writes the process ID to it. The returned function
+// empties and unlocks the file. The kernel also releases the lock when the process exits. It returns an error if
+// another runtime holds the lock.
 func lock(file string) (func(), error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -194,14 +198,15 @@ func lock(file string) (func(), error) {
 	}, nil
 }
 
-// versionEnv is the environment variable with the version of the program that contains this one.
+// versionEnv is the environment variable in which the main program, which embeds this one, passes its version.
 const versionEnv = "HYPERKUBE_RUNTIME_VERSION"
 
-// readyEnv is the environment variable with the file descriptor on which the parent waits for the
-// result of the startup.
+// readyEnv is the environment variable with the file descriptor on which the parent process waits for the result of the
+// startup, see package launch.
 const readyEnv = "HYPERKUBE_RUNTIME_READY_FD"
 
-// reportStart reports the result of the startup to the parent. Only the first call has an effect.
+// reportStart writes the result of the startup to the parent process: "ready", or "error: " and a message. Only the
+// first call has an effect. Without a waiting parent it does nothing.
 func reportStart(word string) {
 	var fd int
 	if _, err := fmt.Sscan(os.Getenv(readyEnv), &fd); err != nil || fd < 3 {

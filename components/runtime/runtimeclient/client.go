@@ -17,15 +17,15 @@ import (
 	"hyperkube/components/runtime/importpb"
 )
 
-// Client is a connection to a runtime. Its methods are safe for concurrent use.
+// Client calls the container runtime at a socket. Its methods are safe for concurrent use.
 type Client struct {
 	runtimeapi.RuntimeServiceClient
 	runtimeapi.ImageServiceClient
 	conn *grpc.ClientConn
 }
 
-// Dial returns a client for a socket, given as path or unix:// URL. It connects on the first call
-// and reconnects after errors.
+// Dial returns a client for the runtime at socket, a path or unix:// URL. It does not connect; the client connects on
+// the first call and reconnects after errors. The caller must call Close.
 func Dial(socket string) (*Client, error) {
 	target := "unix://" + strings.TrimPrefix(socket, "unix://")
 	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -43,12 +43,13 @@ func Dial(socket string) (*Client, error) {
 // Close closes the connection.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Import imports images from a docker or OCI archive and returns their names.
+// Import imports the images in a docker or OCI archive into the built-in runtime and returns their names. Other
+// runtimes return an error.
 func (c *Client) Import(ctx context.Context, archive io.Reader) ([]string, error) {
 	return importpb.Import(ctx, c.conn, archive)
 }
 
-// ImportFile imports images from an archive file.
+// ImportFile is Import with an archive file.
 func (c *Client) ImportFile(ctx context.Context, file string) ([]string, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -58,9 +59,9 @@ func (c *Client) ImportFile(ctx context.Context, file string) ([]string, error) 
 	return c.Import(ctx, f)
 }
 
-// Upgrade makes the built-in runtime execute another program in its place, for example after a new
-// version was installed. argv[0] is the path of the main program, followed by "runtime" and its
-// flags. Upgrade returns when the new program serves.
+// Upgrade replaces the running built-in runtime by another version of the program, for example after a new version was
+// installed. Containers keep running. argv[0] is the path of the main program, followed by "runtime" and its flags.
+// Upgrade returns when the new program serves CRI, or with an error when ctx is done.
 func (c *Client) Upgrade(ctx context.Context, argv []string) error {
 	if err := importpb.Upgrade(ctx, c.conn, argv); err != nil {
 		return err

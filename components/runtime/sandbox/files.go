@@ -14,22 +14,23 @@ import (
 	"hyperkube/internal/host/atomicfile"
 )
 
-// maxResolvConf is the maximum size of a host file to copy.
+// maxResolvConf is the size in bytes of the host's resolv.conf above which it is not copied to pods.
 const maxResolvConf = 1 << 20
 
-// DNS is the content of a pod's resolv.conf. A nil *DNS means a copy of the host's.
+// DNS is the content of a pod's resolv.conf. A nil *DNS means that the pod gets a copy of the host's resolv.conf.
 type DNS struct{ Servers, Searches, Options []string }
 
-// Files are the paths of a sandbox's files for /etc.
+// Files are the paths on the host of the files that are mounted in /etc of all containers of a sandbox.
 type Files struct{ Hosts, Hostname, ResolvConf string }
 
-// PathsIn returns the paths of the files of a sandbox with the directory dir.
+// PathsIn returns the paths of the files in dir, the directory of a sandbox. The files need not exist.
 func PathsIn(dir string) Files {
 	return Files{Hosts: filepath.Join(dir, "hosts"), Hostname: filepath.Join(dir, "hostname"), ResolvConf: filepath.Join(dir, "resolv.conf")}
 }
 
-// WriteFiles writes a sandbox's files. With the host network they are copies of the host's files,
-// except for resolv.conf if dns is not nil.
+// WriteFiles writes the hosts, hostname and resolv.conf files of a sandbox to dir. With the host network, hosts and
+// hostname are those of the host. An empty hostname also means that of the host. dns is the content of resolv.conf, or
+// nil for a copy of the host's.
 func WriteFiles(dir, hostname string, hostNetwork bool, dns *DNS) error {
 	files := PathsIn(dir)
 	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
@@ -65,6 +66,7 @@ func WriteFiles(dir, hostname string, hostNetwork bool, dns *DNS) error {
 	return nil
 }
 
+// resolvConf returns dns in the format of resolv.conf.
 func resolvConf(dns DNS) string {
 	var b strings.Builder
 	if len(dns.Searches) > 0 {
@@ -79,8 +81,8 @@ func resolvConf(dns DNS) string {
 	return b.String()
 }
 
-// MountSHM mounts the pod's /dev/shm at dir, with the default size of 64 MiB. It belongs to root in
-// the pod; user is nil without a user namespace. label is the SELinux label of all files in it, or
+// MountSHM mounts the tmpfs for a pod's /dev/shm at dir, with the default size of 64 MiB. user is the pod's ID mapping,
+// whose root becomes the owner, or nil without a user namespace. label is the SELinux label of all files in it, or
 // empty.
 func MountSHM(dir string, user *UserNS, label string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {

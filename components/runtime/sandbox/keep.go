@@ -18,10 +18,10 @@ const (
 	keepReceiveFD = 4
 )
 
-// maxKept is the largest number of files in one message.
+// maxKept is the largest number of files in one call of Keep.
 const maxKept = 4
 
-// keepPair returns the socket pair that a sandbox's process starts with.
+// keepPair creates the socket pair that a sandbox's pause process inherits as keepSendFD and keepReceiveFD.
 func keepPair() (send, receive *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -30,9 +30,10 @@ func keepPair() (send, receive *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "send"), os.NewFile(uintptr(fds[1]), "receive"), nil
 }
 
-// Keep opens the files at paths for reading and hands them to the sandbox's process, which keeps them open under name
-// until Release is called or the process exits, whatever becomes of this process. It fails for a sandbox that a runtime
-// without Keep has started.
+// Keep opens the files at paths for reading and passes them to the pause process of a sandbox. That process keeps them
+// open under name until Release is called or it exits, even if the runtime exits. It returns an error if the sandbox
+// was created by an earlier version of the runtime, whose pause process has no socket pair. Calls of Keep and Release
+// for the same sandbox must not overlap.
 func Keep(sandbox *process.Handle, name string, paths ...string) error {
 	if len(paths) > maxKept {
 		return fmt.Errorf("keeping files: %d are too many", len(paths))
@@ -54,8 +55,8 @@ func Keep(sandbox *process.Handle, name string, paths ...string) error {
 	return sendKept(send, name, fds)
 }
 
-// Release closes the files that the sandbox's process keeps under name. Files that are not kept are no error. Calls for
-// the same sandbox must not overlap.
+// Release closes the files that the pause process of a sandbox keeps open under name. It is not an error if there are
+// none. Calls of Keep and Release for the same sandbox must not overlap.
 func Release(sandbox *process.Handle, name string) error {
 	receive, err := sandbox.File(keepReceiveFD)
 	if err != nil {
@@ -93,6 +94,8 @@ func Release(sandbox *process.Handle, name string) error {
 	return nil
 }
 
+// sendKept appends a message with a name and file descriptors to the queue of the socket. It does not block; if the
+// queue is full, it returns an error.
 func sendKept(socket int, name string, fds []int) error {
 	var rights []byte
 	if len(fds) > 0 {
@@ -104,6 +107,8 @@ func sendKept(socket int, name string, fds []int) error {
 	return nil
 }
 
+// receiveKept reads the first message of the queue: a name and file descriptors, which the caller closes. flags are
+// those of recvmsg(2); with MSG_PEEK the message stays in the queue. It returns an error if the queue is empty.
 func receiveKept(socket, flags int) (name string, fds []int, err error) {
 	text, rights := make([]byte, 256), make([]byte, unix.CmsgSpace(maxKept*4))
 	n, rn, _, _, err := unix.Recvmsg(socket, text, rights, flags|unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)

@@ -28,7 +28,7 @@ import (
 // recorded.
 const sandboxIDEnv = "HYPERKUBE_SANDBOX="
 
-// Options are the parameters of a sandbox.
+// Options are the settings of a sandbox's pause process.
 type Options struct {
 	// ID is the sandbox ID.
 	ID string
@@ -51,7 +51,7 @@ type Options struct {
 // following host IDs, and group IDs likewise.
 type UserNS struct{ HostUID, HostGID, Length int }
 
-// Install writes the pause program to file, unless the file is up to date.
+// Install writes the pause program to file, unless the file contains it already. Start and StartHolder execute it.
 func Install(file string) error {
 	program, err := pause.Program(runtime.GOARCH)
 	if err != nil {
@@ -66,8 +66,8 @@ func Install(file string) error {
 	return nil
 }
 
-// Start starts the sandbox's process. The caller must record it, watch it and move it to its
-// cgroup.
+// Start starts the pause process of a sandbox, which holds the namespaces of the pod and does nothing else. The caller
+// must record the process, watch it and move it to its cgroup. After an error no process runs.
 func Start(o Options) (*process.Handle, error) {
 	flags := uintptr(unix.CLONE_NEWUTS)
 	args := []string{"/pause"}
@@ -138,8 +138,9 @@ func Start(o Options) (*process.Handle, error) {
 	return h, p.Release()
 }
 
-// KillOrphans kills the processes that Start and StartHolder have started for an ID. Use it for
-// processes that may be missing from the records after a crash.
+// KillOrphans kills the pause process and the holders that Start and StartHolder have started for an ID, and waits
+// until they have exited. It finds them by their environment, so it also finds processes that are not in the records
+// because the runtime was killed before it wrote them.
 func KillOrphans(id string) error {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -176,9 +177,10 @@ func KillOrphans(id string) error {
 	return nil
 }
 
-// Configure sets the hostname and the sysctls of a sandbox. It must be called on a locked thread
-// that exits afterwards, in the sandbox's network namespace if it has one. user is nil without a
-// user namespace.
+// Configure sets the hostname and the sysctls of a new sandbox with the pause process h. ownUTS and ownIPC report
+// whether the sandbox has its own UTS and IPC namespaces; the hostname is only set in the former. user is the pod's ID
+// mapping, or nil without a user namespace. Configure changes the thread: it must be called on a locked thread that
+// exits afterwards, in the sandbox's network namespace if it has one.
 func Configure(h *process.Handle, hostname string, ownUTS, ownIPC bool, user *UserNS, sysctls map[string]string) error {
 	kinds := 0
 	if ownUTS {
@@ -221,7 +223,7 @@ func Configure(h *process.Handle, hostname string, ownUTS, ownIPC bool, user *Us
 	return nil
 }
 
-// isNetworkSysctl reports whether a sysctl belongs to the network namespace.
+// isNetworkSysctl reports whether a sysctl belongs to a network namespace.
 func isNetworkSysctl(sysctl string) bool {
 	return strings.HasPrefix(sysctl, "net.") || strings.HasPrefix(sysctl, "net/")
 }
@@ -233,8 +235,8 @@ func boolToInt(b bool) int {
 	return 0
 }
 
-// CheckSysctls rejects sysctls that would change the host: only sysctls of the pod's own namespaces
-// are allowed.
+// CheckSysctls returns an error if one of the sysctls is not limited to the pod's own namespaces, so setting it would
+// change the host. hostNetwork and hostIPC report whether the pod uses these namespaces of the host.
 func CheckSysctls(sysctls map[string]string, hostNetwork, hostIPC bool) error {
 	for name := range sysctls {
 		dotted := strings.ReplaceAll(name, "/", ".")
@@ -258,8 +260,8 @@ func CheckSysctls(sysctls map[string]string, hostNetwork, hostIPC bool) error {
 	return nil
 }
 
-// sysctlFile returns the file of a sysctl. It accepts names with dots as separators, and names with
-// slashes, which may contain dots.
+// sysctlFile returns the file of a sysctl in /proc/sys. It accepts names with dots as separators, and names with
+// slashes, which may contain dots. It returns an error for names that would lead outside of /proc/sys.
 func sysctlFile(name string) (string, error) {
 	path := name
 	if i := strings.IndexAny(name, "./"); i < 0 || name[i] == '.' {
@@ -271,11 +273,12 @@ func sysctlFile(name string) (string, error) {
 	return "/proc/sys/" + path, nil
 }
 
-// heldFD is the descriptor number of the file that a holder process keeps open, see StartHolder.
+// heldFD is the number of the file descriptor that a holder keeps open, see StartHolder.
 const heldFD = 3
 
-// StartHolder starts a holder: a process that only keeps file open, so that the file stays open when
-// this process exits. id is the container's ID. The caller must record the returned process.
+// StartHolder starts a holder: a process whose only purpose is to keep file open when this process exits. file is the
+// terminal or stdin of the container with this ID. program is the path of the pause program. The caller must record the
+// returned process.
 func StartHolder(program, id string, file *os.File) (*process.Handle, error) {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -300,7 +303,8 @@ func StartHolder(program, id string, file *os.File) (*process.Handle, error) {
 	return h, p.Release()
 }
 
-// HeldFile returns a duplicate of the file that a holder process keeps open, in non-blocking mode.
+// HeldFile returns a duplicate of the file that the holder h keeps open, in non-blocking mode. The next runtime process
+// uses it to continue with the container's terminal or stdin.
 func HeldFile(h *process.Handle) (*os.File, error) {
 	fd, err := h.File(heldFD)
 	if err != nil {

@@ -10,11 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoPolicy reports that the host's SELinux policy does not support containers.
+// ErrNoPolicy is returned by Detect if SELinux is enabled but the host's policy defines no labels for containers.
 var ErrNoPolicy = errors.New("the SELinux policy of this host has no labels for containers (package container-selinux)")
 
-// Detect returns the Host, or nil without SELinux. Without SELinux it reads only one directory and
-// one file.
+// Detect returns the Host, or nil if SELinux is not enabled. In that case it reads only one directory and one file.
 func Detect() (*Host, error) {
 	if !lib.GetEnabled() {
 		return nil, nil
@@ -27,7 +26,7 @@ func Detect() (*Host, error) {
 	return newHost(linux{}, process, file, lib.ROFileLabel())
 }
 
-// linux implements kernel.
+// linux implements policyKernel with the host's SELinux.
 type linux struct{}
 
 func (linux) check(label string) error {
@@ -42,8 +41,8 @@ func (linux) setFile(path, label string) error { return lib.SetFileLabel(path, l
 
 func (linux) relabel(path, label string) error { return lib.Chcon(path, label, true) }
 
-// Start calls f, which must start a program, so that the program runs with the given SELinux label.
-// If label is empty, the policy decides.
+// Start calls f, which must start a program, so that the program runs with the SELinux label. With an empty label it
+// only calls f, and the policy decides. f runs on another thread.
 func Start(label string, f func() (*os.Process, error)) (*os.Process, error) {
 	if label == "" {
 		return f()
@@ -70,7 +69,8 @@ func Start(label string, f func() (*os.Process, error)) (*os.Process, error) {
 	return r.process, r.err
 }
 
-// startError explains why a program could not be started.
+// startError returns an error that explains why the policy may not allow this program to start processes with the
+// label.
 func startError(label string) error {
 	current, err := lib.CurrentLabel()
 	if err != nil {

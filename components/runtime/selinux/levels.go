@@ -10,31 +10,32 @@ import (
 	"sync"
 )
 
-// policyCategories is the number of categories in policies for containers.
+// policyCategories is the number of categories that SELinux policies for containers define. A level is a pair of them.
 const policyCategories = 1024
 
-// levels tracks the SELinux levels in use, with their number of users: a pod may request a specific
-// level, and the containers of a pod share one.
+// levels allocates SELinux levels and counts the sandboxes and containers that use each level: the containers of a pod
+// share one, and a pod may request a specific one. Its methods are safe for concurrent use.
 type levels struct {
 	// pairs is the number of available levels.
 	pairs int
 
-	mu    sync.Mutex // guards taken
+	mu    sync.Mutex // guards inUse
 	inUse map[string]int
 }
 
+// newLevels returns levels that are pairs of this number of categories.
 func newLevels(categories int) *levels {
 	return &levels{pairs: categories * (categories - 1) / 2, inUse: map[string]int{}}
 }
 
-// acquire adds a user of a level.
+// acquire counts one more user of a level, which need not be unused.
 func (l *levels) acquire(level string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.inUse[canonical(level)]++
 }
 
-// release removes a user of a level.
+// release counts one less user of a level. A level without users can be allocated again.
 func (l *levels) release(level string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -44,8 +45,8 @@ func (l *levels) release(level string) {
 	}
 }
 
-// allocate allocates an unused level. It selects one at random, so that a level is not reused soon:
-// files of a deleted pod may still have it.
+// allocate returns a level without users and counts one user. It selects the level at random, so that a level is not
+// reused soon: files of a deleted pod may still have it.
 func (l *levels) allocate() (string, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -60,7 +61,7 @@ func (l *levels) allocate() (string, error) {
 	return "", errors.New("all SELinux levels are in use")
 }
 
-// pair returns the level with the nth pair of categories, lower category first.
+// pair returns the level with the nth pair of categories. The lower category is first.
 func pair(n int) string {
 	high := 1
 	for n >= high {
@@ -70,8 +71,8 @@ func pair(n int) string {
 	return fmt.Sprintf("s0:c%d,c%d", n, high)
 }
 
-// canonical converts a level with two categories to the form of pair. Other levels are returned
-// unchanged.
+// canonical returns the form of a level that pair returns, so that the same pair of categories is counted once. Levels
+// that are not a pair are returned unchanged.
 func canonical(level string) string {
 	sensitivity, list, found := strings.Cut(level, ":")
 	if !found {

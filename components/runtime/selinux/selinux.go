@@ -17,8 +17,8 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Labels are the SELinux labels of a sandbox or container, as stored in its record. With empty
-// labels, the policy selects the domain of processes, and files keep their labels.
+// Labels are the SELinux labels of a sandbox or container, as its record stores them. If a label is empty, the policy
+// selects the label of processes, and files keep their labels.
 type Labels struct {
 	// Process is the label of processes. Mount is the label of files.
 	Process string `json:"process,omitempty"`
@@ -28,7 +28,7 @@ type Labels struct {
 	Unconfined bool `json:"unconfined,omitempty"`
 }
 
-// ForProcess returns the label for processes, or "".
+// ForProcess returns the label to start processes with. It is empty if the policy decides. l may be nil.
 func (l *Labels) ForProcess() string {
 	if l == nil || l.Unconfined {
 		return ""
@@ -36,7 +36,7 @@ func (l *Labels) ForProcess() string {
 	return l.Process
 }
 
-// ForMount returns the label for mounts and files, or "".
+// ForMount returns the label for mounts and files, or "" if they keep their labels. l may be nil.
 func (l *Labels) ForMount() string {
 	if l == nil {
 		return ""
@@ -53,7 +53,7 @@ func MountOption(label string) string {
 	return `,context="` + label + `"`
 }
 
-// policyKernel is the interface to the loaded policy and to file systems.
+// policyKernel checks labels with the loaded policy and sets them on files. Tests replace it.
 type policyKernel interface {
 	// check returns errUnknown if the policy does not contain the label.
 	check(label string) error
@@ -61,10 +61,11 @@ type policyKernel interface {
 	relabel(path, label string) error
 }
 
-// errUnknown reports a label that the policy does not contain.
+// errUnknown means that the policy does not contain a label.
 var errUnknown = errors.New("label is not in the host's SELinux policy")
 
-// Host is a host with SELinux. Its methods are safe for concurrent use.
+// Host determines and sets labels on a host with SELinux. A nil *Host stands for a host without SELinux: its methods do
+// nothing. Its methods are safe for concurrent use.
 type Host struct {
 	kernel policyKernel
 	// process and file are the policy's labels for containers. readOnly is the label for files that
@@ -73,7 +74,8 @@ type Host struct {
 	levels                  *levels
 }
 
-// newHost returns a Host with the policy's labels.
+// newHost returns a Host. process, file and readOnly are the labels that the policy defines for container processes,
+// their files, and files that all containers may read. It returns an error if one is invalid.
 func newHost(k policyKernel, process, file, readOnly string) (*Host, error) {
 	h := &Host{kernel: k, levels: newLevels(policyCategories)}
 	for _, l := range []struct {
@@ -89,8 +91,9 @@ func newHost(k policyKernel, process, file, readOnly string) (*Host, error) {
 	return h, nil
 }
 
-// Pod returns the labels of a new sandbox. It allocates the requested level, or an unused one,
-// until Release.
+// Pod returns the labels of a new sandbox, and nil without SELinux. It allocates the level that the pod requests, or an
+// unused one; the caller must call Release when the sandbox is removed. It returns an error if the policy does not
+// contain the requested labels.
 func (h *Host) Pod(sc *runtimeapi.LinuxSandboxSecurityContext) (*Labels, error) {
 	if h == nil {
 		return nil, nil
@@ -103,8 +106,9 @@ func (h *Host) Pod(sc *runtimeapi.LinuxSandboxSecurityContext) (*Labels, error) 
 	return labels, nil
 }
 
-// Container returns the labels of a container: those of its pod, unless the container requests
-// others. Its level is allocated until Release.
+// Container returns the labels of a new container. They are those of its pod unless the container requests others. The
+// level is in use until the caller calls Release. It returns nil without SELinux, and an error if the policy does not
+// contain the requested labels.
 func (h *Host) Container(pod *Labels, sc *runtimeapi.LinuxContainerSecurityContext) (*Labels, error) {
 	if h == nil || pod == nil {
 		return nil, nil // or the pod was created before SELinux was supported
@@ -127,19 +131,21 @@ func (h *Host) Container(pod *Labels, sc *runtimeapi.LinuxContainerSecurityConte
 	return &labels, nil
 }
 
-// sharesHostNamespace reports whether a pod must be unconfined because it shares the host's PID or IPC
-// namespace, whose processes and memory have other labels than containers. The policy derives the
-// domain from the label of the program file.
+// sharesHostNamespace reports whether a pod shares the host's PID or IPC namespace. Such a pod is unconfined, because
+// the processes and memory of the host have other labels than those of containers. The policy then derives the label of
+// its processes from the label of the program file.
 func sharesHostNamespace(o *runtimeapi.NamespaceOption) bool {
 	return o.GetPid() == runtimeapi.NamespaceMode_NODE || o.GetIpc() == runtimeapi.NamespaceMode_NODE
 }
 
+// isSet reports whether a pod or container requests any part of an SELinux label.
 func isSet(o *runtimeapi.SELinuxOption) bool {
 	return o.GetUser() != "" || o.GetRole() != "" || o.GetType() != "" || o.GetLevel() != ""
 }
 
-// newLabels applies options to the policy's labels. The level is that of options, else level, else an
-// unused one.
+// newLabels returns the policy's labels for containers, changed by the options o. It uses the level of o, or else the
+// argument level, or else allocates an unused one. The level counts as used until Release. It returns an error if the
+// policy does not contain the result.
 func (h *Host) newLabels(o *runtimeapi.SELinuxOption, level string) (*Labels, error) {
 	process, file := h.process, h.file
 	set := func(to *string, value string) {
@@ -174,20 +180,21 @@ func (h *Host) newLabels(o *runtimeapi.SELinuxOption, level string) (*Labels, er
 	return labels, nil
 }
 
-// Adopt marks the level of existing labels as used, after a restart of the runtime. l may be nil.
+// Adopt counts the level of labels that were read from a record as used. l may be nil.
 func (h *Host) Adopt(l *Labels) {
 	if level := h.levelOf(l); level != "" {
 		h.levels.acquire(level)
 	}
 }
 
-// Release releases the level of labels. l may be nil.
+// Release counts the level of labels as not used any more by a sandbox or container that was removed. l may be nil.
 func (h *Host) Release(l *Labels) {
 	if level := h.levelOf(l); level != "" {
 		h.levels.release(level)
 	}
 }
 
+// levelOf returns the level in the labels, or "" if they have none.
 func (h *Host) levelOf(l *Labels) string {
 	if h == nil || l == nil || l.Process == "" {
 		return ""
@@ -223,8 +230,9 @@ func (h *Host) setFile(path, label string) error {
 	return nil
 }
 
-// Relabel sets the label of path and everything below it. System directories such as /etc or /home
-// are rejected. File systems without label support are ignored.
+// Relabel sets the label of path and of everything below it, for a volume with relabeling. It returns an error for
+// system directories such as /etc or /home. It does nothing on file systems without label support, if path does not
+// exist, or if l has no label for files.
 func (h *Host) Relabel(path string, l *Labels) error {
 	if h == nil || l.ForMount() == "" {
 		return nil
@@ -236,9 +244,11 @@ func (h *Host) Relabel(path string, l *Labels) error {
 	return fmt.Errorf("relabel %q with %q failed: %w", path, l.Mount, err)
 }
 
-// parsedLabel is a parsed label.
+// parsedLabel is an SELinux label split into its parts. kind is the type of the label. level is empty if the policy has
+// no levels.
 type parsedLabel struct{ user, role, kind, level string }
 
+// parse splits a label of the form user:role:type[:level].
 func parse(label string) (parsedLabel, error) {
 	parts := strings.SplitN(label, ":", 4)
 	if len(parts) < 3 {

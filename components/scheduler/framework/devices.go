@@ -10,10 +10,9 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 )
 
-// Devices is the scheduler's view of devices and resource claims, including allocations for pods
-// that are being bound. All objects are shared and read-only. Methods return nil for unknown
-// objects.
-// https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
+// Devices is the scheduler's view of devices and resource claims, including allocations for pods that are being bound.
+// Package scheduler implements it for plugins. All objects are shared and must not be modified. Methods return nil for
+// objects that do not exist. https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
 type Devices interface {
 	Claim(namespace, name string) *resourcev1.ResourceClaim
 	// ExtendedClaim returns the claim for a pod's extended resources, or nil.
@@ -32,7 +31,8 @@ type Devices interface {
 	Expressions() *cel.Cache
 }
 
-// Claimed is a claim that is allocated and reserved when a pod is bound.
+// Claimed is a resource claim whose allocation is written, and to whose consumers the pod is added, before the pod is
+// bound.
 type Claimed struct {
 	Claim *resourcev1.ResourceClaim
 	// Allocation is the allocation to write, or nil if the claim is already allocated.
@@ -46,12 +46,12 @@ type Claimed struct {
 	Made *resourcev1.ResourceClaim
 }
 
-// PlannedClaim returns the UID that identifies the claim for a pod's extended resources before it
-// is created. No existing claim has this UID.
+// PlannedClaim returns the UID under which the scheduler records the devices for a pod's extended resources until their
+// claim is created. No existing claim has this UID.
 func PlannedClaim(pod types.UID) types.UID { return "planned-" + pod }
 
-// RequestsDevices reports whether a pod has resource claims, or requests extended resources that may be
-// satisfied with devices.
+// RequestsDevices reports whether the DynamicResources plugin must evaluate a pod: it has resource claims, or requests
+// extended resources that devices may satisfy.
 func RequestsDevices(pod *corev1.Pod) bool {
 	if len(pod.Spec.ResourceClaims) > 0 {
 		return true
@@ -68,8 +68,8 @@ func RequestsDevices(pod *corev1.Pod) bool {
 	return false
 }
 
-// IsExtended reports whether devices can satisfy requests of a resource: an extended resource, or
-// the implicit extended resource of a device class.
+// IsExtended reports whether devices may satisfy requests of a resource: it is an extended resource, or the implicit
+// extended resource of a device class.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#extended-resource
 func IsExtended(name corev1.ResourceName) bool {
 	domain, _, ok := strings.Cut(string(name), "/")

@@ -11,11 +11,11 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// MaxScore is the highest score of a node; the lowest is 0.
+// MaxScore is the highest score that a plugin may give a node. The lowest is 0.
 const MaxScore = 100
 
-// Cycle is one attempt to find a node for a pod. It is read-only for plugins, which are called one
-// at a time.
+// Cycle is one attempt to find a node for a pod. Plugins get it as their input. They must not modify it, and are called
+// one at a time.
 type Cycle struct {
 	Pod   *state.Pod
 	State *state.State
@@ -32,13 +32,13 @@ type Cycle struct {
 	Buffers *Buffers
 }
 
-// Buffers contains reusable buffers whose size depends on the number of nodes.
+// Buffers contains slices that grow with the number of nodes and that cycles reuse to avoid allocations.
 type Buffers struct {
 	Fitting      []*state.Node
 	Sums, Scores []int64
 }
 
-// Reason is why a node does not fit.
+// Reason is one reason why a pod does not fit on a node.
 type Reason struct {
 	// Text is the text for events, for example "Insufficient cpu".
 	Text string
@@ -46,10 +46,12 @@ type Reason struct {
 	Unresolvable bool
 }
 
-// Plugin has the name that configuration files use.
+// Plugin is the part of the interface that all plugins have. Name returns the name in configuration files, which is
+// that of upstream's plugin.
 type Plugin interface{ Name() string }
 
-// Check is the result of a filter for the pod of a cycle.
+// Check is the result of a filter for the pod of a cycle: how to evaluate each node. The scheduler calls its functions
+// in the same cycle only, one at a time.
 type Check struct {
 	// Node returns why a node does not fit, or nil if it fits.
 	Node func(*state.Node) []Reason
@@ -67,7 +69,7 @@ type Check struct {
 	Only map[string]bool
 }
 
-// Filter excludes nodes.
+// Filter is implemented by plugins that exclude nodes. It combines upstream's PreFilter and Filter extension points.
 type Filter interface {
 	Plugin
 	// Filter evaluates the pod of the cycle and returns how to check a node, or nil if the plugin
@@ -75,7 +77,7 @@ type Filter interface {
 	Filter(c *Cycle) (*Check, error)
 }
 
-// Score ranks the nodes that fit.
+// Score is implemented by plugins that rank the nodes that fit.
 type Score interface {
 	Plugin
 	// Score sets a score from 0 to MaxScore for each node in out. It returns false if the plugin
@@ -83,14 +85,15 @@ type Score interface {
 	Score(c *Cycle, nodes []*state.Node, out []int64) bool
 }
 
-// PreEnqueue prevents pods from being scheduled.
+// PreEnqueue is implemented by plugins that prevent pods from being scheduled before any node is evaluated.
 type PreEnqueue interface {
 	Plugin
 	// PreEnqueue returns why the pod must wait, or "" if it need not.
 	PreEnqueue(pod *corev1.Pod) string
 }
 
-// Event is a change of the cluster that may make unschedulable pods schedulable.
+// Event is a set of changes of the cluster, one bit for each kind. A plugin declares with Waker after which changes a
+// pod that it rejected may fit.
 type Event uint32
 
 // The events, as bits.
@@ -125,7 +128,7 @@ const (
 	NodeFeaturesChanged
 )
 
-// String returns upstream's name, used in metrics, of the first event in e.
+// String returns upstream's name of the first event in the set, for the label "event" of metrics.
 func (e Event) String() string {
 	names := []string{
 		"NodeAdd", "NodeDelete", "NodeAllocatableChange", "NodeLabelChange", "NodeTaintChange", "AssignedPodDelete", "AssignedPodAdd",
@@ -140,16 +143,18 @@ func (e Event) String() string {
 	return "UnknownEvent"
 }
 
-// AnyEvent is the set of all events.
+// AnyEvent is the set of all events. It is used for plugins and extenders that do not declare their events.
 const AnyEvent = ^Event(0)
 
-// Waker returns the events that may make a pod schedulable that the plugin rejected. For filters
-// that do not implement Waker, every event may.
+// Waker is implemented by filters that declare the events after which a pod that they rejected may fit. The scheduler
+// tries an unschedulable pod again only after one of these events. For filters that do not implement Waker, every event
+// counts.
 type Waker interface {
 	Wakes() Event
 }
 
-// Normalize scales scores so that the highest is MaxScore. If reverse is set, it also inverts them.
+// Normalize scales the scores in out so that the highest becomes MaxScore. If reverse is set, it then inverts them, so
+// that a low value becomes a high score.
 func Normalize(out []int64, reverse bool) {
 	var highest int64
 	for _, v := range out {

@@ -9,8 +9,9 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// Volumes is the scheduler's view of storage, including decisions for pods that are being bound.
-// All objects are shared and read-only. Methods return nil for unknown objects.
+// Volumes is the scheduler's view of storage, including claims and volumes that are being written for pods that are
+// being bound. Package scheduler implements it for plugins. All objects are shared and must not be modified. Methods
+// return nil for objects that do not exist.
 type Volumes interface {
 	Claim(namespace, name string) *corev1.PersistentVolumeClaim
 	Volume(name string) *corev1.PersistentVolume
@@ -23,7 +24,7 @@ type Volumes interface {
 	Attachments() []*storagev1.VolumeAttachment
 }
 
-// Reservation is what must be written, and completed, before a pod is bound to a node.
+// Reservation contains the objects that must be written, and become ready, before a pod is bound to its node.
 type Reservation struct {
 	// Bind are the updated volumes to write, with their claims.
 	Bind []Bound
@@ -37,17 +38,19 @@ type Reservation struct {
 	DevicesTimeout time.Duration
 }
 
-// Bound is a volume that is bound to a claim.
+// Bound is a PersistentVolume that the scheduler binds to a claim. Volume is the version to write, Was the cached
+// version from which it was made. Until Reserve, both are the same.
 type Bound struct {
 	Volume, Was *corev1.PersistentVolume
 	Claim       *corev1.PersistentVolumeClaim
 }
 
-// Provisioned is a claim whose volume is provisioned for a node.
+// Provisioned is a claim for which a provisioner creates a volume that the chosen node can access. Claim is the version
+// to write, which contains the node's name, and Was the cached version.
 type Provisioned struct{ Claim, Was *corev1.PersistentVolumeClaim }
 
-// Reserver decides what must be written to assign a pod to a node. The node has passed the plugin's
-// filter in the same cycle.
+// Reserver is implemented by filters that must write objects before a pod is bound. The scheduler calls it for the node
+// that it has chosen, which has passed the filter in the same cycle.
 type Reserver interface {
 	Plugin
 	// Reserve returns nil if nothing must be written.

@@ -16,15 +16,16 @@ import (
 // https://kep.k8s.io/5328
 type NodeDeclaredFeatures struct{}
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (NodeDeclaredFeatures) Name() string { return "NodeDeclaredFeatures" }
 
-// Wakes implements framework.Waker.
+// Wakes returns the events after which a pod that the plugin rejected may fit.
 func (NodeDeclaredFeatures) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeFeaturesChanged
 }
 
-// Filter implements framework.Filter.
+// Filter rejects nodes that do not declare a feature that the pod's spec requires. It returns nil if the pod requires
+// none.
 func (NodeDeclaredFeatures) Filter(c *framework.Cycle) (*framework.Check, error) {
 	all := features.DefaultFramework
 	set, err := all.InferForPodScheduling(&features.PodInfo{Spec: &c.Pod.Object.Spec}, version.MajorMinor(1, 37))

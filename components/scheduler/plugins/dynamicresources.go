@@ -17,7 +17,7 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// allocationFeatures are the features that are enabled by default in Kubernetes v1.37.
+// allocationFeatures are the features of the device allocator that are enabled by default in Kubernetes v1.37.
 var allocationFeatures = structured.Features{
 	AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true,
 	PartitionableDevices: true, PrioritizedList: true,
@@ -33,22 +33,24 @@ type DynamicResources struct {
 	BindingTimeout time.Duration
 }
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (DynamicResources) Name() string { return "DynamicResources" }
 
-// Wakes implements framework.Waker. ClaimChanged covers changes of the pod's claims only.
+// Wakes returns the events after which a pod that the plugin rejected may fit. ClaimChanged covers changes of the pod's
+// own claims only.
 func (DynamicResources) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged | framework.NodeAllocatableChanged | framework.PodRemoved | framework.ClaimChanged | framework.DevicesChanged
 }
 
-// MissingClaim returns why a pod must wait for a resource claim that does not exist, or "" if all
-// exist.
+// MissingClaim returns why a pod cannot be scheduled yet because one of its resource claims does not exist, or "" if
+// all exist.
 func (DynamicResources) MissingClaim(d framework.Devices, pod *corev1.Pod) string {
 	_, why := claimsOf(d, pod)
 	return why
 }
 
-// claimsOf returns the claims of a pod, or a message if one does not exist.
+// claimsOf returns the resource claims of a pod. If one does not exist or belongs to another pod, it returns a message
+// instead.
 func claimsOf(d framework.Devices, pod *corev1.Pod) ([]*resourcev1.ResourceClaim, string) {
 	var out []*resourcev1.ResourceClaim
 	for i := range pod.Spec.ResourceClaims {
@@ -73,7 +75,8 @@ func claimsOf(d framework.Devices, pod *corev1.Pod) ([]*resourcev1.ResourceClaim
 	return out, ""
 }
 
-// usableClaims returns the claims of the pod of a cycle, or a message why it must wait for them.
+// usableClaims returns the resource claims of the pod of a cycle. If one cannot be used now, for example because its
+// allocation is being written, it returns a message with the reason instead.
 func usableClaims(c *framework.Cycle) ([]*resourcev1.ResourceClaim, string) {
 	pod := c.Pod.Object
 	all, why := claimsOf(c.Devices, pod)
@@ -94,7 +97,7 @@ func usableClaims(c *framework.Cycle) ([]*resourcev1.ResourceClaim, string) {
 	return all, why
 }
 
-// unknownClass returns a message if a claim requests a device class that does not exist.
+// unknownClass returns a message if the claim requests a device class that does not exist, or "".
 func unknownClass(classes structured.DeviceClassLister, claim *resourcev1.ResourceClaim) string {
 	for _, r := range claim.Spec.Devices.Requests {
 		if r.Exactly != nil {
@@ -111,7 +114,8 @@ func unknownClass(classes structured.DeviceClassLister, claim *resourcev1.Resour
 	return ""
 }
 
-// Filter implements framework.Filter.
+// Filter rejects nodes that cannot access the devices of the pod's allocated claims, or on which no devices are
+// available for the other claims. Without usable claims it rejects all nodes.
 func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if c.Devices == nil {
 		return nil, nil
@@ -180,7 +184,8 @@ func (p DynamicResources) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// allocatorOf returns nil if there is nothing to allocate.
+// allocatorOf returns the device allocator for a cycle, or nil if any is false, which means that nothing must be
+// allocated.
 func allocatorOf(c *framework.Cycle, any bool) (structured.Allocator, error) {
 	if !any {
 		return nil, nil
@@ -188,8 +193,9 @@ func allocatorOf(c *framework.Cycle, any bool) (structured.Allocator, error) {
 	return structured.NewAllocator(context.Background(), allocationFeatures, c.Devices.Allocated(), c.Devices.Classes(), c.Devices.Slices(), c.Devices.Expressions())
 }
 
-// allocate finds devices on a node and returns one allocation for each claim, or a message if there
-// are none. It returns an error if a claim is invalid.
+// allocate finds devices on a node for the claims in open and returns one allocation for each, in the same order. If
+// there are not enough devices, or the search takes longer than FilterTimeout, it returns a message instead. It returns
+// an error if a claim is invalid.
 func (p DynamicResources) allocate(a structured.Allocator, n *state.Node, open []*resourcev1.ResourceClaim) ([]resourcev1.AllocationResult, string, error) {
 	ctx := context.Background()
 	if p.FilterTimeout > 0 {
@@ -213,7 +219,8 @@ func (p DynamicResources) allocate(a structured.Allocator, n *state.Node, open [
 	return found, "", nil
 }
 
-// Reserve implements framework.Reserver.
+// Reserve allocates devices on the chosen node for the pod's claims. The result contains the allocations to write and
+// the claims to whose consumers the pod is added. It returns nil if the pod has no claims.
 func (p DynamicResources) Reserve(c *framework.Cycle, n *state.Node) (*framework.Reservation, error) {
 	pod := c.Pod.Object
 	if c.Devices == nil {
@@ -259,10 +266,10 @@ func (p DynamicResources) Reserve(c *framework.Cycle, n *state.Node) (*framework
 	return r, nil
 }
 
-// Freeable returns a claim of an unschedulable pod to deallocate, so that the next attempt can
-// allocate devices on other nodes. It returns the pod's claim for extended resources, if there is
-// one, or a claim that no other pod has reserved and whose allocation excludes some nodes.
-// Otherwise it returns nil.
+// Freeable returns a claim whose allocation should be removed because it may be the reason why the pod fits no node.
+// The next attempt can then allocate devices on other nodes. It returns the pod's claim for extended resources, or a
+// claim that no other pod has reserved and whose allocation excludes some nodes. It returns nil if there is no such
+// claim.
 func (DynamicResources) Freeable(c *framework.Cycle) *resourcev1.ResourceClaim {
 	if c.Devices == nil {
 		return nil

@@ -29,12 +29,14 @@ type extended struct {
 	planned map[string]plannedClaim
 }
 
+// plannedClaim is a claim that the scheduler would create for the pod, and the mapping of its requests to the pod's
+// containers.
 type plannedClaim struct {
 	claim    *resourcev1.ResourceClaim
 	requests []corev1.ContainerExtendedResourceRequest
 }
 
-// newExtended returns nil if a pod has no such resources.
+// newExtended returns the extended resources of the pod of a cycle that devices may satisfy, or nil if it has none.
 func newExtended(c *framework.Cycle) *extended {
 	if c.Devices == nil {
 		return nil
@@ -57,8 +59,8 @@ func newExtended(c *framework.Cycle) *extended {
 	return e
 }
 
-// claim returns the claim that the pod needs on a node, or nil, and the mapping of its requests to
-// the pod's resources.
+// claim returns the claim to create for the pod if it is assigned to the node n, and the mapping of its requests to the
+// pod's containers. It returns nil if device plugins of the node provide all of the resources.
 func (e *extended) claim(n *state.Node) (*resourcev1.ResourceClaim, []corev1.ContainerExtendedResourceRequest) {
 	if e == nil {
 		return nil, nil
@@ -90,10 +92,10 @@ func (e *extended) claim(n *state.Node) (*resourcev1.ResourceClaim, []corev1.Con
 	return made.claim, made.requests
 }
 
-// extendedRequests returns the requests of a claim for the extended resources of a pod, and the
-// mapping of the requests to containers. classes are the device classes by resource. Init
-// containers that terminate first reuse the devices of later containers, and share additional
-// devices among each other.
+// extendedRequests returns the device requests of a claim for the extended resources of a pod, and the mapping of the
+// requests to containers. classes are the device classes by resource. Init containers that terminate before the other
+// containers start reuse the devices of later containers. The additional devices that they need are requested once and
+// shared among them.
 func extendedRequests(pod *corev1.Pod, classes map[corev1.ResourceName]string) ([]resourcev1.DeviceRequest, []corev1.ContainerExtendedResourceRequest) {
 	containers := append(slices.Clone(pod.Spec.InitContainers), pod.Spec.Containers...)
 	ends := func(i int) bool {
@@ -152,7 +154,7 @@ func extendedRequests(pod *corev1.Pod, classes map[corev1.ResourceName]string) (
 	return requests, mappings
 }
 
-// extendedCount returns the number of devices that a container requests.
+// extendedCount returns the number of devices of a resource that a container requests.
 func extendedCount(c *corev1.Container, resource corev1.ResourceName) int64 {
 	q := c.Resources.Requests[resource]
 	n, ok := q.AsInt64()
@@ -162,8 +164,9 @@ func extendedCount(c *corev1.Container, resource corev1.ResourceName) int64 {
 	return n
 }
 
-// extendedRequest returns a request whose name contains the index of the container, and the index
-// of the resource among the sorted resources that the container requests.
+// extendedRequest returns a request of a claim for n devices of a class. i is the index of the container among init
+// containers and containers. Upstream's request names contain it, and the index of the resource among the sorted
+// resources of the container.
 func extendedRequest(c *corev1.Container, i int, resource corev1.ResourceName, class string, n int64) *resourcev1.DeviceRequest {
 	k := slices.Index(slices.Sorted(maps.Keys(c.Resources.Requests)), resource)
 	return &resourcev1.DeviceRequest{

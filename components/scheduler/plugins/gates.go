@@ -10,10 +10,10 @@ import (
 // https://kubernetes.io/docs/concepts/scheduling-eviction/pod-scheduling-readiness/
 type SchedulingGates struct{}
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (SchedulingGates) Name() string { return "SchedulingGates" }
 
-// PreEnqueue implements framework.PreEnqueue.
+// PreEnqueue returns a message with the pod's scheduling gates, or "" if it has none.
 func (SchedulingGates) PreEnqueue(pod *corev1.Pod) string {
 	if len(pod.Spec.SchedulingGates) == 0 {
 		return ""

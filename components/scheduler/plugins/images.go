@@ -12,7 +12,7 @@ import (
 // ImageLocality prefers nodes that already have the pod's images.
 type ImageLocality struct{}
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (ImageLocality) Name() string { return "ImageLocality" }
 
 // The total image sizes between which the score rises from 0 to MaxScore, in bytes. The upper limit
@@ -22,7 +22,7 @@ const (
 	imageCeiling = 1000 << 20
 )
 
-// Score implements framework.Score.
+// Score prefers nodes that have more bytes of the pod's images. It returns false if no node has any of them.
 func (ImageLocality) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	spec := &c.Pod.Object.Spec
 	var names []string
@@ -59,7 +59,8 @@ func (ImageLocality) Score(c *framework.Cycle, nodes []*state.Node, out []int64)
 	return true
 }
 
-// withTag adds the default tag to an image without a tag.
+// withTag returns the name of an image with the tag "latest" if it has no tag or digest, because nodes report names
+// with tags.
 func withTag(image string) string {
 	if strings.LastIndexByte(image, ':') <= strings.LastIndexByte(image, '/') {
 		return image + ":latest"

@@ -7,43 +7,45 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// InterPodAffinity implements affinity and anti-affinity between pods, of the pod to schedule and
-// of existing pods.
-// https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/
+// InterPodAffinity is the plugin for affinity and anti-affinity between pods, both of the pod to schedule and of
+// existing pods. https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/
 type InterPodAffinity struct {
-	// HardWeight is the weight of an existing pod's required affinity to the pod; 0 means none.
+	// HardWeight is the weight, in the score, of an existing pod's required affinity to the pod to
+	// schedule. Zero ignores it.
 	HardWeight int64
 	// IgnorePreferred disables preferences of existing pods for pods without preferences.
 	IgnorePreferred bool
 }
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (InterPodAffinity) Name() string { return "InterPodAffinity" }
 
-// Wakes implements framework.Waker.
+// Wakes returns the events after which a pod that the plugin rejected may fit.
 func (InterPodAffinity) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged | framework.PodAdded | framework.PodRemoved | framework.PodLabelsChanged
 }
 
-// topologyCounts counts pods by the values of one node label.
+// topologyCounts counts pods by the values of one node label, such as the pods in each zone.
 type topologyCounts struct {
 	key      string
 	topology *state.Topology
 	counts   []int64
 }
 
+// newTopologyCounts returns counts of zero for each value of the node label key.
 func newTopologyCounts(s *state.State, key string) *topologyCounts {
 	t := s.Topology(key)
 	return &topologyCounts{key: key, topology: t, counts: make([]int64, t.Len())}
 }
 
+// add adds by to the count for the label value of a node. It does nothing if the node does not have the label.
 func (p *topologyCounts) add(n *state.Node, by int64) {
 	if i := p.topology.Of(n); i >= 0 {
 		p.counts[i] += by
 	}
 }
 
-// at returns the count for the node's label value, or false if the node does not have the label.
+// at returns the count for the label value of a node. It returns false if the node does not have the label.
 func (p *topologyCounts) at(n *state.Node) (int64, bool) {
 	i := p.topology.Of(n)
 	if i < 0 {
@@ -52,7 +54,8 @@ func (p *topologyCounts) at(n *state.Node) (int64, bool) {
 	return p.counts[i], true
 }
 
-// countsByKey returns the places of a label in list. It appends new ones if necessary. The list is short.
+// countsByKey returns the counts for the node label key in list. If there are none, it appends new ones. It searches
+// linearly, because list is short.
 func countsByKey(list *[]*topologyCounts, s *state.State, key string) *topologyCounts {
 	for _, p := range *list {
 		if p.key == key {
@@ -64,14 +67,15 @@ func countsByKey(list *[]*topologyCounts, s *state.State, key string) *topologyC
 	return p
 }
 
-// affinityState is the state of the filter.
+// affinityState is the state of the InterPodAffinity filter for the pod of a cycle.
 type affinityState struct {
 	c         *framework.Cycle
 	own       *state.Terms
 	pod       labels.Set
 	namespace string // namespace of the pod
-	// near and away count the pods that match the pod's terms, by term. unwelcome counts the pods
-	// whose anti-affinity terms match the pod, by label.
+	// near and away count the pods that match the pod's required affinity and anti-affinity terms, one
+	// entry for each term. existingAway counts the pods whose anti-affinity terms match the pod to
+	// schedule, one entry for each topology key.
 	near, away, existingAway []*topologyCounts
 	// found is the number of pods that match all near terms.
 	found int64
@@ -80,7 +84,8 @@ type affinityState struct {
 	first bool
 }
 
-// Filter implements framework.Filter.
+// Filter rejects nodes that do not satisfy the pod's required affinity or anti-affinity, and nodes where existing pods
+// have anti-affinity to the pod. It returns an error if a term of the pod is invalid.
 func (InterPodAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	own := c.Pod.Terms
 	if own == nil {
@@ -111,7 +116,8 @@ func (InterPodAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	return &framework.Check{Node: k.check, Moved: k.moved}, nil
 }
 
-// countOwn counts pods that match the pod's terms.
+// countOwn adds pods to near and away if they match the pod's terms. The pods have the namespace and labels l, and on
+// is their number on each node. by is 1, or -1 to remove them.
 func (k *affinityState) countOwn(namespace string, l labels.Set, on []*state.Tally, by int64) {
 	for i, t := range k.own.Away {
 		if t.Matches(k.c.Namespaces, namespace, l) {
@@ -133,7 +139,7 @@ func (k *affinityState) countOwn(namespace string, l labels.Set, on []*state.Tal
 	}
 }
 
-// all reports whether a pod matches all near terms.
+// all reports whether pods with the namespace and labels match all required affinity terms of the pod.
 func (k *affinityState) all(namespace string, l labels.Set) bool {
 	for _, t := range k.own.Near {
 		if !t.Matches(k.c.Namespaces, namespace, l) {
@@ -143,7 +149,8 @@ func (k *affinityState) all(namespace string, l labels.Set) bool {
 	return true
 }
 
-// countExisting counts pods whose anti-affinity matches this pod.
+// countExisting adds pods to existingAway if their anti-affinity terms match the pod to schedule. terms are theirs, and
+// on is their number on each node. by is 1, or -1 to remove them.
 func (k *affinityState) countExisting(terms *state.Terms, on []*state.Tally, by int64) {
 	for _, t := range terms.Away {
 		if t.Matches(k.c.Namespaces, k.namespace, k.pod) {
@@ -155,7 +162,7 @@ func (k *affinityState) countExisting(terms *state.Terms, on []*state.Tally, by 
 	}
 }
 
-// moved is the function for framework.Check.Moved.
+// moved updates the counts when a pod is added to a node or removed from it in the cycle, see framework.Check.Moved.
 func (k *affinityState) moved(p *state.Pod, n *state.Node, by int64) {
 	on := []*state.Tally{{Node: n, Count: 1}}
 	k.countOwn(p.Object.Namespace, p.Object.Labels, on, by)
@@ -164,7 +171,7 @@ func (k *affinityState) moved(p *state.Pod, n *state.Node, by int64) {
 	}
 }
 
-// check is the function for framework.Check.Node.
+// check returns why a node does not satisfy the affinity rules, or nil, see framework.Check.Node.
 func (k *affinityState) check(n *state.Node) []framework.Reason {
 	for _, p := range k.near {
 		count, ok := p.at(n)
@@ -185,7 +192,8 @@ func (k *affinityState) check(n *state.Node) []framework.Reason {
 	return nil
 }
 
-// Score implements framework.Score.
+// Score prefers nodes that satisfy more of the preferred affinity and anti-affinity terms, by weight, of the pod and of
+// existing pods. It returns false if no term applies.
 func (p InterPodAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	own := c.Pod.Terms
 	if own == nil {

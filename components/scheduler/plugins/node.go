@@ -14,13 +14,13 @@ import (
 // NodeName restricts a pod to the node in its spec.nodeName.
 type NodeName struct{}
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (NodeName) Name() string { return "NodeName" }
 
-// Wakes implements framework.Waker.
+// Wakes returns the events after which a pod that the plugin rejected may fit.
 func (NodeName) Wakes() framework.Event { return framework.NodeAdded }
 
-// Filter implements framework.Filter.
+// Filter rejects all nodes but the one in the pod's spec.nodeName. It returns nil if that is empty.
 func (NodeName) Filter(c *framework.Cycle) (*framework.Check, error) {
 	want := c.Pod.Object.Spec.NodeName
 	if want == "" {
@@ -37,15 +37,15 @@ func (NodeName) Filter(c *framework.Cycle) (*framework.Check, error) {
 // NodeUnschedulable excludes cordoned nodes.
 type NodeUnschedulable struct{}
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (NodeUnschedulable) Name() string { return "NodeUnschedulable" }
 
-// Wakes implements framework.Waker.
+// Wakes returns the events after which a pod that the plugin rejected may fit.
 func (NodeUnschedulable) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeTaintsChanged
 }
 
-// Filter implements framework.Filter.
+// Filter rejects nodes with spec.unschedulable set. It returns nil if the pod tolerates the corresponding taint.
 func (NodeUnschedulable) Filter(c *framework.Cycle) (*framework.Check, error) {
 	tolerates := tolerated(c.Pod.Object.Spec.Tolerations, &corev1.Taint{
 		Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule,
@@ -61,22 +61,23 @@ func (NodeUnschedulable) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// NodeAffinity implements node selectors and node affinity.
+// NodeAffinity is the plugin for node selectors and node affinity.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/
 type NodeAffinity struct {
 	// Added applies to all pods in addition to their own affinity; nil means none.
 	Added *corev1.NodeAffinity
 }
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (NodeAffinity) Name() string { return "NodeAffinity" }
 
-// Wakes implements framework.Waker.
+// Wakes returns the events after which a pod that the plugin rejected may fit.
 func (NodeAffinity) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged
 }
 
-// Filter implements framework.Filter.
+// Filter rejects nodes that do not match the pod's node selector or required node affinity, or Added. It returns nil if
+// the pod has neither.
 func (p NodeAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	spec := &c.Pod.Object.Spec
 	own := spec.Affinity != nil && spec.Affinity.NodeAffinity != nil &&
@@ -107,9 +108,9 @@ func (p NodeAffinity) Filter(c *framework.Cycle) (*framework.Check, error) {
 	return check, nil
 }
 
-// required returns a function that reports whether the node selector and the required affinity of
-// the pod match a node. It is called for every node, so it compares label values by their interned
-// numbers.
+// required returns a function that reports whether a node matches the node selector and the required node affinity of
+// the pod of a cycle. The function is called for every node, so it compares the numbers of label values in a Topology
+// instead of strings.
 func required(c *framework.Cycle) func(*state.Node) bool {
 	spec := &c.Pod.Object.Spec
 	type label struct {
@@ -145,8 +146,8 @@ func required(c *framework.Cycle) func(*state.Node) bool {
 	}
 }
 
-// namedNodes returns the nodes that all terms select by name, like in pods of DaemonSets. It returns nil
-// if a term does not select by name.
+// namedNodes returns the names of the nodes that the terms can match if every term selects nodes by metadata.name, as
+// in pods of DaemonSets. Otherwise it returns nil. The scheduler then need not evaluate other nodes.
 func namedNodes(terms []corev1.NodeSelectorTerm) map[string]bool {
 	if len(terms) == 0 {
 		return nil
@@ -174,7 +175,8 @@ func namedNodes(terms []corev1.NodeSelectorTerm) map[string]bool {
 	return all
 }
 
-// Score implements framework.Score.
+// Score prefers nodes that match more of the preferred terms of the pod and of Added, by weight. It returns false if
+// there are none.
 func (p NodeAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	var all []corev1.PreferredSchedulingTerm
 	if a := c.Pod.Object.Spec.Affinity; a != nil && a.NodeAffinity != nil {
@@ -197,6 +199,7 @@ func (p NodeAffinity) Score(c *framework.Cycle, nodes []*state.Node, out []int64
 	return true
 }
 
+// reason returns a single reason why a node does not fit.
 func reason(text string, unresolvable bool) []framework.Reason {
 	return []framework.Reason{{Text: text, Unresolvable: unresolvable}}
 }

@@ -27,24 +27,24 @@ type Set struct {
 	Preemption *DefaultPreemption
 }
 
-// DefaultPreemption evicts pods of lower priority for unschedulable pods. This type contains only
-// the configuration; package scheduler implements it.
+// DefaultPreemption is the configuration of preemption: evicting pods of lower priority so that an unschedulable pod
+// fits. Package scheduler implements preemption itself.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/pod-priority-preemption/
 type DefaultPreemption struct {
 	// Percentage and Absolute are the minimum percentage and number of candidate nodes to compare.
 	Percentage, Absolute int
 }
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (DefaultPreemption) Name() string { return "DefaultPreemption" }
 
-// Enough returns the number of candidates to compare if preemption may help on the given number of
-// nodes.
+// Enough returns the number of candidate nodes that preemption compares before it chooses one. nodes is the number of
+// nodes in the cluster.
 func (p *DefaultPreemption) Enough(nodes int) int {
 	return max(min(max(nodes*p.Percentage/100, p.Absolute), nodes), 1)
 }
 
-// Args are the plugins that have arguments.
+// Args contains the plugins that have arguments, with the values of their arguments.
 type Args struct {
 	Affinity   NodeAffinity
 	Fit        NodeResourcesFit
@@ -65,7 +65,7 @@ func DefaultArgs() Args {
 // Default returns upstream's default plugins and weights.
 func Default() Set { return With(DefaultArgs()) }
 
-// With returns the default plugins with other arguments.
+// With returns the default plugins and weights with the arguments a.
 func With(a Args) Set {
 	return Set{
 		PreEnqueue: []framework.PreEnqueue{SchedulingGates{}},

@@ -14,13 +14,13 @@ import (
 // NodePorts excludes nodes where another pod uses one of the pod's host ports.
 type NodePorts struct{}
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (NodePorts) Name() string { return "NodePorts" }
 
-// Wakes implements framework.Waker.
+// Wakes returns the events after which a pod that the plugin rejected may fit.
 func (NodePorts) Wakes() framework.Event { return framework.NodeAdded | framework.PodRemoved }
 
-// Filter implements framework.Filter.
+// Filter rejects nodes where a pod uses a host port of the pod. It returns nil if the pod has no host ports.
 func (NodePorts) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if len(c.Pod.Ports) == 0 {
 		return nil, nil
@@ -44,15 +44,16 @@ type NodeResourcesFit struct {
 	IgnoredGroups map[string]bool
 }
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (NodeResourcesFit) Name() string { return "NodeResourcesFit" }
 
-// Wakes implements framework.Waker.
+// Wakes returns the events after which a pod that the plugin rejected may fit.
 func (NodeResourcesFit) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeAllocatableChanged | framework.PodRemoved | framework.PodScaledDown | framework.DevicesChanged
 }
 
-// Filter implements framework.Filter.
+// Filter rejects nodes whose allocatable resources, minus the requests of their pods, do not cover the pod's requests.
+// Preemption cannot help if a request exceeds the allocatable amount.
 func (p NodeResourcesFit) Filter(c *framework.Cycle) (*framework.Check, error) {
 	want := c.Pod.Requests
 	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
@@ -85,7 +86,7 @@ func (p NodeResourcesFit) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// Score implements framework.Score.
+// Score scores nodes with the configured strategy.
 func (p NodeResourcesFit) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	return p.Strategy.score(c, nodes, out)
 }
@@ -97,10 +98,11 @@ type NodeResourcesBalancedAllocation struct {
 	Resources []corev1.ResourceName
 }
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (NodeResourcesBalancedAllocation) Name() string { return "NodeResourcesBalancedAllocation" }
 
-// Score implements framework.Score.
+// Score prefers nodes on which the pod makes the utilization of the resources more even. It returns false if the pod
+// requests none of the resources.
 func (p NodeResourcesBalancedAllocation) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	names := p.Resources
 	if names == nil {
@@ -121,8 +123,9 @@ func (p NodeResourcesBalancedAllocation) Score(c *framework.Cycle, nodes []*stat
 	return true
 }
 
-// balance returns how evenly a node's resources are used after adding the requests asked,
-// multiplied by times. The result is from half of framework.MaxScore to framework.MaxScore.
+// balance returns how even the utilization of a node's resources is after the requests asked were added times times,
+// from half of framework.MaxScore to framework.MaxScore for completely even. names are the resources to compare;
+// extended resources that the pod does not request are ignored.
 func balance(n *state.Node, names []corev1.ResourceName, asked *state.Resources, times int64) int64 {
 	var shares [8]float64
 	used := shares[:0]
@@ -137,9 +140,10 @@ func balance(n *state.Node, names []corev1.ResourceName, asked *state.Resources,
 	return int64((1 - deviation(used)) * framework.MaxScore)
 }
 
+// cpuAndMemory are the resources that NodeResourcesBalancedAllocation compares by default.
 var cpuAndMemory = []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory}
 
-// deviation returns the standard deviation.
+// deviation returns the standard deviation of values, or 0 for fewer than two.
 func deviation(values []float64) float64 {
 	if len(values) < 2 {
 		return 0

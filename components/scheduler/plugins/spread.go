@@ -23,10 +23,10 @@ type PodTopologySpread struct {
 	Defaults []corev1.TopologySpreadConstraint
 }
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (PodTopologySpread) Name() string { return "PodTopologySpread" }
 
-// Wakes implements framework.Waker.
+// Wakes returns the events after which a pod that the plugin rejected may fit.
 func (PodTopologySpread) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeRemoved | framework.NodeLabelsChanged | framework.NodeTaintsChanged |
 		framework.PodRemoved | framework.PodAdded | framework.PodLabelsChanged
@@ -38,7 +38,8 @@ var systemDefaults = []corev1.TopologySpreadConstraint{
 	{TopologyKey: corev1.LabelTopologyZone, MaxSkew: 5, WhenUnsatisfiable: corev1.ScheduleAnyway},
 }
 
-// constraint is a parsed constraint with the number of pods in each domain.
+// constraint is a parsed topology spread constraint with the number of matching pods in each domain. A domain is the
+// set of nodes with the same value of the node label key.
 type constraint struct {
 	key                       string
 	maxSkew, minDomains       int64
@@ -51,12 +52,12 @@ type constraint struct {
 	counts []int64
 	// out contains the nodes that have the label but are not eligible.
 	out     map[*state.Node]bool
-	domains int64
-	least   int64
+	domains int64 // number of domains with eligible nodes
+	least   int64 // minimum of counts
 }
 
-// constraints returns the pod's constraints with whenUnsatisfiable when, or the default
-// constraints. lax is true if nodes without all topology labels are still eligible.
+// constraints returns those of the pod's constraints whose whenUnsatisfiable is when, or the default constraints if the
+// pod has none. lax is true for the system defaults, which also apply to nodes without all topology labels.
 func (p PodTopologySpread) constraints(c *framework.Cycle, when corev1.UnsatisfiableConstraintAction) (out []*constraint, lax bool, err error) {
 	pod := c.Pod.Object
 	list := pod.Spec.TopologySpreadConstraints
@@ -86,6 +87,8 @@ func (p PodTopologySpread) constraints(c *framework.Cycle, when corev1.Unsatisfi
 	return out, lax, nil
 }
 
+// newConstraint parses a constraint of a pod. selector is the selector of a default constraint; if it is nil, the
+// constraint's own label selector is used.
 func newConstraint(pod *corev1.Pod, c *corev1.TopologySpreadConstraint, selector labels.Selector) (*constraint, error) {
 	if selector == nil {
 		var err error
@@ -116,15 +119,15 @@ func newConstraint(pod *corev1.Pod, c *corev1.TopologySpreadConstraint, selector
 	return n, nil
 }
 
-// counted reports whether the constraint counts a pod with these properties. own is the namespace
-// of the pod to schedule.
+// counted reports whether the constraint counts pods with these properties: they match the selector, are in the
+// namespace own of the pod to schedule, and are not terminating.
 func (k *constraint) counted(namespace string, own string, l labels.Set, terminating bool) bool {
 	return namespace == own && !terminating && !k.selector.Empty() && k.selector.Matches(l)
 }
 
-// count counts the matching pods in each domain. Eligible nodes have the labels of all constraints,
-// unless lax is set, and are not excluded by the pod's node affinity or by taints, if the
-// constraint honors these. Only domains that contain one of nodes are counted.
+// count counts the matching pods in each domain of the constraints. Only domains that contain one of nodes are counted,
+// and only pods on eligible nodes: those with the labels of all constraints, unless lax is set, that the pod's node
+// affinity and the taints do not exclude, if the constraint honors these.
 func count(c *framework.Cycle, all []*constraint, nodes []*state.Node, lax bool) {
 	pod := c.Pod.Object
 	matches := required(c)
@@ -194,7 +197,7 @@ func count(c *framework.Cycle, all []*constraint, nodes []*state.Node, lax bool)
 	}
 }
 
-// settle computes the minimum of the counts.
+// settle computes least after counts has changed. If there are fewer domains than minDomains, it is 0.
 func (k *constraint) settle() {
 	k.least = math.MaxInt64
 	for _, v := range k.counts {
@@ -207,6 +210,7 @@ func (k *constraint) settle() {
 	}
 }
 
+// toleratesNode reports whether a pod tolerates all NoSchedule and NoExecute taints of a node.
 func toleratesNode(pod *corev1.Pod, n *state.Node) bool {
 	for i := range n.Object.Spec.Taints {
 		taint := &n.Object.Spec.Taints[i]
@@ -217,7 +221,8 @@ func toleratesNode(pod *corev1.Pod, n *state.Node) bool {
 	return true
 }
 
-// Filter implements framework.Filter.
+// Filter rejects nodes on which the pod would violate a constraint with DoNotSchedule. It returns nil if the pod has
+// none, and an error if one is invalid.
 func (p PodTopologySpread) Filter(c *framework.Cycle) (*framework.Check, error) {
 	hard, lax, err := p.constraints(c, corev1.DoNotSchedule)
 	if err != nil || len(hard) == 0 {
@@ -250,8 +255,8 @@ func (p PodTopologySpread) Filter(c *framework.Cycle) (*framework.Check, error) 
 	return &framework.Check{Node: check, Moved: moved}, nil
 }
 
-// Score implements framework.Score. Pods without constraints are spread with the default
-// constraints.
+// Score prefers nodes in domains with fewer matching pods, for constraints with ScheduleAnyway. It returns false if
+// neither the pod nor the defaults contain such a constraint.
 func (p PodTopologySpread) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	soft, lax, err := p.constraints(c, corev1.ScheduleAnyway)
 	if err != nil || len(soft) == 0 {

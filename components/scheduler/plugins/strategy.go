@@ -9,8 +9,8 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// Strategy scores nodes by their resource utilization with the pod. The zero value is upstream's
-// default: it prefers a low utilization of CPU and memory.
+// Strategy is the scoring strategy of NodeResourcesFit: it scores nodes by their resource utilization with the pod. The
+// zero value is upstream's default, which prefers a low utilization of CPU and memory.
 // https://kubernetes.io/docs/concepts/scheduling-eviction/resource-bin-packing/
 type Strategy struct {
 	// Most prefers a high utilization. It is ignored if Shape is set.
@@ -22,7 +22,7 @@ type Strategy struct {
 	Resources []WeightedResource
 }
 
-// Point is a point of a Shape.
+// Point is a point of Strategy.Shape or VolumeBinding.Shape: the score at a utilization.
 type Point struct {
 	// Utilization is in percent, in increasing order.
 	Utilization int64
@@ -30,14 +30,16 @@ type Point struct {
 	Score int64
 }
 
-// WeightedResource is a resource with its weight.
+// WeightedResource is a resource and its weight in the score of a node.
 type WeightedResource struct {
 	Name   corev1.ResourceName
 	Weight int64
 }
 
+// defaultResources are the resources of a Strategy without Resources.
 var defaultResources = []WeightedResource{{corev1.ResourceCPU, 1}, {corev1.ResourceMemory, 1}}
 
+// score sets the score of each node in out. It always returns true, see framework.Score.
 func (s *Strategy) score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	resources := s.Resources
 	if resources == nil {
@@ -73,6 +75,8 @@ func (s *Strategy) score(c *framework.Cycle, nodes []*state.Node, out []int64) b
 	return true
 }
 
+// one returns the score for one resource of which a node has the amount have, and would use the amount used with the
+// pod.
 func (s *Strategy) one(have, used int64) int64 {
 	switch {
 	case s.Shape != nil:
@@ -88,7 +92,8 @@ func (s *Strategy) one(have, used int64) int64 {
 	return (have - used) * framework.MaxScore / have
 }
 
-// onShape returns the score for a utilization.
+// onShape returns the score of shape for a utilization in percent. Between two points it interpolates; outside of them
+// it returns the score of the nearest one.
 func onShape(shape []Point, utilization int64) int64 {
 	for i, p := range shape {
 		if utilization > p.Utilization {
@@ -103,7 +108,7 @@ func onShape(shape []Point, utilization int64) int64 {
 	return shape[len(shape)-1].Score
 }
 
-// nonZero returns the amount of a resource. For CPU and memory, it returns the amount that includes
+// nonZero returns the amount of a resource in all, but for CPU and memory the amounts cpu and memory, which include the
 // default requests of containers without requests.
 func nonZero(cpu, memory int64, all *state.Resources, name corev1.ResourceName) int64 {
 	switch name {
@@ -115,6 +120,8 @@ func nonZero(cpu, memory int64, all *state.Resources, name corev1.ResourceName) 
 	return all.Get(name)
 }
 
+// isBasic reports whether a resource is CPU, memory or ephemeral storage, which count in scores even if the pod
+// requests none of it.
 func isBasic(name corev1.ResourceName) bool {
 	return name == corev1.ResourceCPU || name == corev1.ResourceMemory || name == corev1.ResourceEphemeralStorage
 }

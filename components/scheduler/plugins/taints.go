@@ -12,15 +12,15 @@ import (
 // https://kubernetes.io/docs/concepts/scheduling-eviction/taint-and-toleration/
 type TaintToleration struct{}
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (TaintToleration) Name() string { return "TaintToleration" }
 
-// Wakes implements framework.Waker.
+// Wakes returns the events after which a pod that the plugin rejected may fit.
 func (TaintToleration) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeTaintsChanged
 }
 
-// Filter implements framework.Filter.
+// Filter rejects nodes with a NoSchedule or NoExecute taint that the pod does not tolerate.
 func (TaintToleration) Filter(c *framework.Cycle) (*framework.Check, error) {
 	tolerations := c.Pod.Object.Spec.Tolerations
 	return &framework.Check{Node: func(n *state.Node) []framework.Reason {
@@ -37,7 +37,8 @@ func (TaintToleration) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// Score implements framework.Score.
+// Score prefers nodes with fewer PreferNoSchedule taints that the pod does not tolerate. It returns false if no node
+// has one.
 func (TaintToleration) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	any := false
 	for i, n := range nodes {
@@ -56,6 +57,7 @@ func (TaintToleration) Score(c *framework.Cycle, nodes []*state.Node, out []int6
 	return any
 }
 
+// tolerated reports whether one of the tolerations matches the taint.
 func tolerated(tolerations []corev1.Toleration, taint *corev1.Taint) bool {
 	for i := range tolerations {
 		t := &tolerations[i]

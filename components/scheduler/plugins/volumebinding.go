@@ -29,22 +29,24 @@ type VolumeBinding struct {
 	Shape []Point
 }
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (VolumeBinding) Name() string { return "VolumeBinding" }
 
-// Wakes implements framework.Waker.
+// Wakes returns the events after which a pod that the plugin rejected may fit.
 func (VolumeBinding) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged | framework.ClaimChanged | framework.VolumeChanged |
 		framework.ClassChanged | framework.CSINodeChanged | framework.CSIDriverChanged | framework.CapacityChanged
 }
 
-// claims are the claims of one pod.
+// claims are the PersistentVolumeClaims of one pod: those that are bound, and those whose binding is delayed until the
+// pod is scheduled, the smallest first.
 type claims struct {
 	bound, delayed []*corev1.PersistentVolumeClaim
 	// refused is the reason why no node fits now.
 	refused string
 }
 
+// classifyClaims returns the claims of the pod of a cycle. If one of them cannot be used now, only refused is set.
 func classifyClaims(c *framework.Cycle) claims {
 	pod := c.Pod.Object
 	var out claims
@@ -81,16 +83,19 @@ func classifyClaims(c *framework.Cycle) claims {
 	return out
 }
 
+// isBound reports whether the binding of a claim to a volume is complete.
 func isBound(pvc *corev1.PersistentVolumeClaim) bool {
 	return pvc.Spec.VolumeName != "" && metav1.HasAnnotation(pvc.ObjectMeta, volumehelpers.AnnBindCompleted)
 }
 
+// isDelayed reports whether the storage class of a claim has the binding mode WaitForFirstConsumer.
 func isDelayed(v framework.Volumes, pvc *corev1.PersistentVolumeClaim) bool {
 	class := v.Class(volumehelpers.GetPersistentVolumeClaimClass(pvc))
 	return class != nil && class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
 }
 
-// Filter implements framework.Filter.
+// Filter rejects nodes that cannot access a volume of a bound claim, or on which a claim with delayed binding can get
+// no volume. If a claim cannot be used now, it rejects all nodes. It returns nil for a pod without claims.
 func (VolumeBinding) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return nil, nil
@@ -124,8 +129,9 @@ const (
 	noSpace  = "node(s) did not have enough free storage"
 )
 
-// plan finds for each claim a volume that the node can access, or a class that can provision one
-// for the node. Otherwise it returns the reason.
+// plan chooses a volume for each delayed claim on a node: an existing volume that the node can access, or one that can
+// be provisioned for the node. If there is none for a claim, it returns the reason. It changes nothing; Reserve turns
+// the result into objects to write.
 func plan(c *framework.Cycle, delayed []*corev1.PersistentVolumeClaim, n *state.Node) (*framework.Reservation, string) {
 	if len(delayed) == 0 {
 		return nil, ""
@@ -159,8 +165,9 @@ func plan(c *framework.Cycle, delayed []*corev1.PersistentVolumeClaim, n *state.
 	return r, ""
 }
 
-// mayProvision returns the reason why no volume can be provisioned for a claim on a node, or the
-// storage capacity from which it can be. The capacity is nil if the driver does not report it.
+// mayProvision checks whether the provisioner of a claim's storage class can create a volume for a node. If not, it
+// returns the reason. Otherwise it returns the storage capacity from which the volume would be provisioned, or nil if
+// the driver does not report its capacity.
 func mayProvision(v framework.Volumes, pvc *corev1.PersistentVolumeClaim, n *state.Node) (*storagev1.CSIStorageCapacity, string) {
 	class := v.Class(volumehelpers.GetPersistentVolumeClaimClass(pvc))
 	if class == nil || class.Provisioner == "" || class.Provisioner == volumehelpers.NotSupportedProvisioner {
@@ -193,13 +200,12 @@ func mayProvision(v framework.Volumes, pvc *corev1.PersistentVolumeClaim, n *sta
 	return nil, noSpace
 }
 
-// capacityUse is how many bytes a pod would use of the available capacity.
+// capacityUse is how many of the available bytes (room) the claims of a pod would use.
 type capacityUse struct{ used, room int64 }
 
-// Score implements framework.Score. Of the nodes for which volumes must be bound or provisioned, it
-// prefers those with the lowest storage utilization, unless Shape is set. All classes have the same
-// weight.
-// https://kep.k8s.io/4049
+// Score prefers nodes on which binding or provisioning volumes for the pod leads to the lowest storage utilization,
+// unless Shape specifies otherwise. All storage classes have the same weight. It returns false if no claim of the pod
+// is to be bound. https://kep.k8s.io/4049
 func (p VolumeBinding) Score(c *framework.Cycle, nodes []*state.Node, out []int64) bool {
 	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return false
@@ -217,8 +223,8 @@ func (p VolumeBinding) Score(c *framework.Cycle, nodes []*state.Node, out []int6
 	return true
 }
 
-// capacityUseOf returns the utilization of bound volumes by class, or of volumes to provision if none is
-// bound.
+// capacityUseOf returns the utilization, by storage class, of the volumes that a plan binds, or if it binds none, of
+// the capacities from which it provisions volumes.
 func capacityUseOf(v framework.Volumes, r *framework.Reservation, n *state.Node) map[string]capacityUse {
 	out := map[string]capacityUse{}
 	for _, b := range r.Bind {
@@ -244,8 +250,10 @@ func capacityUseOf(v framework.Volumes, r *framework.Reservation, n *state.Node)
 	return out
 }
 
+// defaultShape is the scoring function if VolumeBinding.Shape is not set: a lower utilization has a higher score.
 var defaultShape = []Point{{Utilization: 0, Score: framework.MaxScore}, {Utilization: 100, Score: 0}}
 
+// scoreOf returns the average score of the storage classes of a plan, or 0 if there are none.
 func (p VolumeBinding) scoreOf(classes map[string]capacityUse) int64 {
 	if len(classes) == 0 {
 		return 0
@@ -265,7 +273,9 @@ func (p VolumeBinding) scoreOf(classes map[string]capacityUse) int64 {
 	return int64(math.Round(float64(sum) / float64(len(classes))))
 }
 
-// Reserve implements framework.Reserver.
+// Reserve returns the volumes and claims to write before the pod is bound to the node n: existing volumes with a
+// reference to their claim, and claims with the node for which a volume must be provisioned. It returns nil if there
+// are none.
 func (p VolumeBinding) Reserve(c *framework.Cycle, n *state.Node) (*framework.Reservation, error) {
 	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return nil, nil

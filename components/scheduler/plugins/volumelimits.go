@@ -20,20 +20,21 @@ import (
 // https://kubernetes.io/docs/concepts/storage/storage-limits/
 type NodeVolumeLimits struct{}
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (NodeVolumeLimits) Name() string { return "NodeVolumeLimits" }
 
-// Wakes implements framework.Waker.
+// Wakes returns the events after which a pod that the plugin rejected may fit.
 func (NodeVolumeLimits) Wakes() framework.Event {
 	return framework.NodeAdded | framework.CSINodeChanged | framework.PodRemoved | framework.ClaimChanged |
 		framework.VolumeChanged | framework.AttachmentChanged
 }
 
-// csiVolume identifies a volume for the limits of a driver.
+// csiVolume identifies a volume of a CSI driver. Several claims and pods on a node may use the same volume, which
+// counts once for the limit.
 type csiVolume struct{ driver, handle string }
 
-// csiVolumes adds the volumes of a pod's claims to out. Volumes that are not provisioned yet are
-// identified by their claims.
+// csiVolumes adds the CSI volumes of a pod's claims to out. A volume that is not provisioned yet is identified by its
+// claim. Claims that do not exist are ignored.
 func csiVolumes(v framework.Volumes, pod *corev1.Pod, out sets.Set[csiVolume]) {
 	for i := range pod.Spec.Volumes {
 		name := podrefs.ClaimName(pod, &pod.Spec.Volumes[i])
@@ -56,7 +57,8 @@ func csiVolumes(v framework.Volumes, pod *corev1.Pod, out sets.Set[csiVolume]) {
 	}
 }
 
-// Filter implements framework.Filter.
+// Filter rejects nodes on which the pod's volumes would exceed the limit of a CSI driver, and nodes without a driver
+// that must be installed. It returns nil for a pod without CSI volumes.
 func (NodeVolumeLimits) Filter(c *framework.Cycle) (*framework.Check, error) {
 	if c.Volumes == nil || !podrefs.HasClaims(c.Pod.Object) {
 		return nil, nil
@@ -105,9 +107,8 @@ func (NodeVolumeLimits) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}}, nil
 }
 
-// neededDrivers returns the sorted drivers of the volumes that must be installed on a node before
-// pods are scheduled to it.
-// https://kep.k8s.io/5030
+// neededDrivers returns, sorted, those drivers of the volumes in wanted that must be installed on a node before pods
+// are scheduled there, because their CSIDriver has preventPodSchedulingIfMissing set. https://kep.k8s.io/5030
 func neededDrivers(v framework.Volumes, wanted sets.Set[csiVolume]) []string {
 	needed := sets.New[string]()
 	for w := range wanted {
@@ -118,7 +119,8 @@ func neededDrivers(v framework.Volumes, wanted sets.Set[csiVolume]) []string {
 	return sets.List(needed)
 }
 
-// missingDriver returns a driver that is not installed on a node, or "" if all are.
+// missingDriver returns one of the needed drivers that is not installed on a node, or "". info is the CSINode of the
+// node, or nil if it does not exist.
 func missingDriver(info *storagev1.CSINode, needed []string) string {
 	for _, driver := range needed {
 		if info == nil || !slices.ContainsFunc(info.Spec.Drivers, func(d storagev1.CSINodeDriver) bool { return d.Name == driver }) {
@@ -128,8 +130,7 @@ func missingDriver(info *storagev1.CSINode, needed []string) string {
 	return ""
 }
 
-// driverLimits returns how many volumes of each driver a node can attach, for the drivers that have
-// a limit.
+// driverLimits returns how many volumes a node can attach, by driver, for the drivers of wanted that report a limit.
 func driverLimits(v framework.Volumes, node string, wanted sets.Set[csiVolume]) map[string]int32 {
 	info := v.CSINode(node)
 	if info == nil {

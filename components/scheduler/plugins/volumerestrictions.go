@@ -9,19 +9,20 @@ import (
 	"hyperkube/components/scheduler/state"
 )
 
-// VolumeRestrictions prevents several pods from using a ReadWriteOncePod claim, and conflicting
-// pods with the same disk on a node.
+// VolumeRestrictions prevents two pods from using the same ReadWriteOncePod claim, and two pods on a node from using
+// the same disk in a conflicting way.
 type VolumeRestrictions struct{}
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (VolumeRestrictions) Name() string { return "VolumeRestrictions" }
 
-// Wakes implements framework.Waker.
+// Wakes returns the events after which a pod that the plugin rejected may fit.
 func (VolumeRestrictions) Wakes() framework.Event {
 	return framework.NodeAdded | framework.PodRemoved | framework.ClaimChanged
 }
 
-// Filter implements framework.Filter.
+// Filter rejects all nodes while another pod uses a ReadWriteOncePod claim of the pod, and nodes with a pod whose disk
+// conflicts. It returns nil if the pod has no such volumes.
 func (VolumeRestrictions) Filter(c *framework.Cycle) (*framework.Check, error) {
 	pod := c.Pod.Object
 	sole, disks := map[string]bool{}, false
@@ -77,7 +78,7 @@ func (VolumeRestrictions) Filter(c *framework.Cycle) (*framework.Check, error) {
 	}, nil
 }
 
-// diskConflict reports whether two pods use the same disk and one of them may write to it.
+// diskConflict reports whether two pods use the same in-tree disk so that they must not run on the same node.
 func diskConflict(a, b *corev1.Pod) bool {
 	for i := range a.Spec.Volumes {
 		for j := range b.Spec.Volumes {
@@ -89,6 +90,7 @@ func diskConflict(a, b *corev1.Pod) bool {
 	return false
 }
 
+// sameDisk reports whether two volumes are the same disk, unless both are read-only. AWS disks conflict even then.
 func sameDisk(v, w *corev1.Volume) bool {
 	switch {
 	case v.GCEPersistentDisk != nil && w.GCEPersistentDisk != nil:

@@ -14,15 +14,15 @@ import (
 // VolumeZone restricts pods to the zones and regions in their volumes' labels.
 type VolumeZone struct{}
 
-// Name implements framework.Plugin.
+// Name returns the name of the plugin in configuration files.
 func (VolumeZone) Name() string { return "VolumeZone" }
 
-// Wakes implements framework.Waker.
+// Wakes returns the events after which a pod that the plugin rejected may fit.
 func (VolumeZone) Wakes() framework.Event {
 	return framework.NodeAdded | framework.NodeLabelsChanged | framework.ClaimChanged | framework.VolumeChanged | framework.ClassChanged
 }
 
-// zoneLabels are the topology labels, each with its alternative name.
+// zoneLabels are the zone and region labels of volumes, each with the alternative name that a node may use for it.
 var zoneLabels = [][2]string{
 	{corev1.LabelTopologyZone, corev1.LabelFailureDomainBetaZone},
 	{corev1.LabelTopologyRegion, corev1.LabelFailureDomainBetaRegion},
@@ -30,13 +30,15 @@ var zoneLabels = [][2]string{
 	{corev1.LabelFailureDomainBetaRegion, corev1.LabelTopologyRegion},
 }
 
-// zoneRequirement is a topology label of a volume. A node must have any of the values under either key.
+// zoneRequirement is a topology label of a volume. A node must have one of the values under keys[0], or under keys[1]
+// if it does not have keys[0].
 type zoneRequirement struct {
 	keys   [2]string
 	values []string
 }
 
-// Filter implements framework.Filter.
+// Filter rejects nodes whose zone or region label is not among those in the labels of the pod's volumes. Nodes without
+// any such label are accepted. It returns nil if no volume has a topology label.
 func (VolumeZone) Filter(c *framework.Cycle) (*framework.Check, error) {
 	pod := c.Pod.Object
 	if c.Volumes == nil {

@@ -9,7 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// Term is a parsed term of inter-pod affinity.
+// Term is a parsed term of inter-pod affinity or anti-affinity: it selects pods by namespace and labels, in the
+// topology domain of a node.
 type Term struct {
 	// Key is the topology key.
 	Key string
@@ -20,8 +21,8 @@ type Term struct {
 	selector   labels.Selector
 }
 
-// Matches reports whether the term selects pods with these labels in a namespace. namespaceOf
-// returns a namespace's labels; it may be nil.
+// Matches reports whether the term selects pods with the labels l in a namespace. namespaceOf returns the labels of a
+// namespace for the term's namespace selector. If it is nil, the selector matches no namespace.
 func (t *Term) Matches(namespaceOf func(name string) map[string]string, namespace string, l labels.Set) bool {
 	if !t.namespaces[namespace] {
 		if t.inLabels == nil || namespaceOf == nil || !t.inLabels.Matches(labels.Set(namespaceOf(namespace))) {
@@ -31,7 +32,7 @@ func (t *Term) Matches(namespaceOf func(name string) map[string]string, namespac
 	return t.selector.Matches(l)
 }
 
-// Terms are all inter-pod affinity terms of a pod.
+// Terms are all terms of inter-pod affinity and anti-affinity of a pod.
 type Terms struct {
 	// Near and Away are required affinity and anti-affinity terms, Preferred are preferred terms of
 	// both.
@@ -40,7 +41,8 @@ type Terms struct {
 	Err error
 }
 
-// newTerms returns nil for a pod without terms.
+// newTerms parses the inter-pod affinity of a pod. It returns nil for a pod without terms. If a term is invalid, it
+// returns Terms with Err.
 func newTerms(pod *corev1.Pod) *Terms {
 	a := pod.Spec.Affinity
 	if a == nil || a.PodAffinity == nil && a.PodAntiAffinity == nil {
@@ -82,6 +84,8 @@ func newTerms(pod *corev1.Pod) *Terms {
 	return t
 }
 
+// newTerm parses a term of the pod owner, with its matchLabelKeys and mismatchLabelKeys. A term without namespaces
+// selects pods in the namespace of owner.
 func newTerm(owner *corev1.Pod, t *corev1.PodAffinityTerm, weight int64) (*Term, error) {
 	selector, err := metav1.LabelSelectorAsSelector(t.LabelSelector)
 	if err != nil {

@@ -27,7 +27,7 @@ type Class struct {
 	at     [classLists]int // indexes in the lists of the State
 }
 
-// Tally is the number of pods of a class on a node.
+// Tally is the number of pods of one class on one node.
 type Tally struct {
 	Node  *Node
 	Count int64
@@ -43,16 +43,17 @@ const (
 	classLists
 )
 
-// Classes returns all classes. The slice belongs to the State, and changes when pods change.
+// Classes returns all classes of the pods on nodes. The slice belongs to the State, and changes when pods change.
 func (s *State) Classes() []*Class { return s.classes[allClasses] }
 
-// AwayClasses returns the classes with required anti-affinity.
+// AwayClasses returns the classes whose pods have required anti-affinity, which may exclude nodes for other pods.
 func (s *State) AwayClasses() []*Class { return s.classes[awayClasses] }
 
-// AffineClasses returns the classes with any inter-pod affinity terms.
+// AffineClasses returns the classes whose pods have valid inter-pod affinity or anti-affinity, which may prefer nodes
+// for other pods.
 func (s *State) AffineClasses() []*Class { return s.classes[affineClasses] }
 
-// classKey returns a key that is equal for pods of the same class.
+// classKey returns a key that is equal for pods of the same class. terms are the parsed terms of the pod, or nil.
 func classKey(pod *corev1.Pod, terms *Terms) string {
 	var b strings.Builder
 	b.WriteString(pod.Namespace)
@@ -88,7 +89,7 @@ func classKey(pod *corev1.Pod, terms *Terms) string {
 	return b.String()
 }
 
-// count adds an assigned pod to its class.
+// count adds a pod, which is on a node, to its class. The class is created for the first pod.
 func (s *State) count(p *Pod) {
 	c := s.byKey[p.key]
 	if c == nil {
@@ -114,7 +115,7 @@ func (s *State) count(p *Pod) {
 	p.tally = t
 }
 
-// uncount removes a pod from its class.
+// uncount removes a pod from its class. The class is deleted with its last pod.
 func (s *State) uncount(p *Pod) {
 	t := p.tally
 	p.tally = nil
@@ -144,6 +145,7 @@ func (s *State) uncount(p *Pod) {
 	}
 }
 
+// belongs reports whether the class is in a list of the State.
 func (c *Class) belongs(list int) bool {
 	switch list {
 	case awayClasses:
@@ -154,16 +156,18 @@ func (c *Class) belongs(list int) bool {
 	return true
 }
 
-// Topology numbers the values of a node label.
+// Topology assigns a number to each value of a node label, such as each zone. Plugins use the numbers as slice indexes
+// to count pods by value.
 type Topology struct {
 	of      []int32 // value number by node index; -1 without the label
 	numbers map[string]int32
 }
 
-// maxTopologies limits the number of cached topologies, because users choose the topology keys.
+// maxTopologies is the maximum number of labels whose topology is cached, because users choose the labels.
 const maxTopologies = 64
 
-// Topology returns the topology of a label. It is valid until nodes change.
+// Topology returns the topology of the node label key. It is valid until a node is added or removed or its labels
+// change.
 func (s *State) Topology(key string) *Topology {
 	if t := s.topologies[key]; t != nil {
 		return t
@@ -192,7 +196,7 @@ func (s *State) Topology(key string) *Topology {
 // Len returns the number of values.
 func (t *Topology) Len() int { return len(t.numbers) }
 
-// Number returns the number of a value, or false if no node has the value.
+// Number returns the number of a label value. It returns false if no node has the value.
 func (t *Topology) Number(value string) (int, bool) {
 	number, ok := t.numbers[value]
 	return int(number), ok

@@ -8,14 +8,15 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// Resources are amounts of resources, in milli-CPUs, bytes, and counts.
+// Resources are amounts of resources: CPU in milli-CPUs, memory and ephemeral storage in bytes, and others as counts or
+// bytes.
 type Resources struct {
 	CPU, Memory, Ephemeral, Pods int64
 	// Scalar contains huge pages and extended resources; nil if there are none.
 	Scalar map[corev1.ResourceName]int64
 }
 
-// fromList converts a resource list.
+// fromList converts a Kubernetes resource list.
 func fromList(list corev1.ResourceList) Resources {
 	var r Resources
 	for name, q := range list {
@@ -38,7 +39,7 @@ func fromList(list corev1.ResourceList) Resources {
 	return r
 }
 
-// Get returns the amount of a resource, or 0.
+// Get returns the amount of a resource, or 0 if there is none.
 func (r *Resources) Get(name corev1.ResourceName) int64 {
 	switch name {
 	case corev1.ResourceCPU:
@@ -53,7 +54,7 @@ func (r *Resources) Get(name corev1.ResourceName) int64 {
 	return r.Scalar[name]
 }
 
-// Covers reports whether every amount in r is at least that in o.
+// Covers reports whether no amount in o is greater than that in r.
 func (r *Resources) Covers(o Resources) bool {
 	for name, v := range o.Scalar {
 		if v > r.Scalar[name] {
@@ -63,7 +64,7 @@ func (r *Resources) Covers(o Resources) bool {
 	return o.CPU <= r.CPU && o.Memory <= r.Memory && o.Ephemeral <= r.Ephemeral && o.Pods <= r.Pods
 }
 
-// Add adds o multiplied by sign.
+// Add adds the amounts in o, multiplied by sign, which is 1 or -1.
 func (r *Resources) Add(o Resources, sign int64) {
 	r.CPU += sign * o.CPU
 	r.Memory += sign * o.Memory
@@ -77,14 +78,15 @@ func (r *Resources) Add(o Resources, sign int64) {
 	}
 }
 
-// The default requests for scoring, for containers without requests: a tenth of a CPU and 200 MiB.
-// These are upstream's values.
+// The default requests of containers that request no CPU or memory: a tenth of a CPU and 200 MiB. They are only used
+// for scores. These are upstream's values.
 const (
 	defaultMilliCPU = 100
 	defaultMemory   = 200 * 1024 * 1024
 )
 
-// NewPod extracts what the scheduler needs from a pod. It shares obj and does not modify it.
+// NewPod returns a Pod with the properties of obj that the scheduler needs, which it computes once. The Pod is not in a
+// State; see SetPod. It refers to obj and does not modify it.
 func NewPod(obj *corev1.Pod) *Pod {
 	p := &Pod{Object: obj, Terms: newTerms(obj), Priority: podutil.Priority(obj)}
 	p.key = classKey(obj, p.Terms)
@@ -147,7 +149,7 @@ func requestsAll(pod *corev1.Pod) bool {
 	return true
 }
 
-// Conflicts reports whether a host port is in use on the node.
+// Conflicts reports whether a pod on the node uses the host port, on the same address or on all addresses.
 func (n *Node) Conflicts(port Port) bool {
 	if len(n.Ports) == 0 {
 		return false

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// State contains all nodes, and the pods that are assigned or nominated to nodes.
+// State contains all nodes, and the pods that are assigned or nominated to nodes. It is not safe for concurrent use.
 type State struct {
 	nodes  []*Node
 	byName map[string]*Node
@@ -25,7 +25,7 @@ type State struct {
 	nominated map[types.UID]*nomination
 }
 
-// Node is a node with sums over its pods. It is read-only for plugins.
+// Node is a node with sums over its pods. Plugins must not modify it.
 type Node struct {
 	Name string
 	// Object is nil if pods are assigned to a node that does not exist.
@@ -45,7 +45,7 @@ type Node struct {
 	index     int
 }
 
-// Pod is a pod with precomputed properties.
+// Pod is a pod with properties that are computed once. After NewPod, only the State modifies it.
 type Pod struct {
 	Object                    *corev1.Pod
 	Requests                  Resources
@@ -77,13 +77,14 @@ func New() *State {
 	}
 }
 
-// Nodes returns all existing nodes. The slice belongs to the State.
+// Nodes returns all existing nodes, in no particular order. The slice belongs to the State, and changes when nodes are
+// removed.
 func (s *State) Nodes() []*Node { return s.nodes }
 
 // PodCount returns the number of pods on nodes.
 func (s *State) PodCount() int { return len(s.pods) }
 
-// Node returns a node by name, or nil.
+// Node returns an existing node by name, or nil.
 func (s *State) Node(name string) *Node {
 	n := s.byName[name]
 	if n == nil || n.Object == nil {
@@ -92,10 +93,10 @@ func (s *State) Node(name string) *Node {
 	return n
 }
 
-// ImageNodes returns the number of nodes that have an image.
+// ImageNodes returns the number of nodes that have pulled the image with this name.
 func (s *State) ImageNodes(name string) int { return s.images[name] }
 
-// SetNode adds or updates a node.
+// SetNode adds a node or replaces its object. Pods that were assigned to it before it existed are kept.
 func (s *State) SetNode(obj *corev1.Node) {
 	n := s.byName[obj.Name]
 	if n == nil {
@@ -120,6 +121,7 @@ func (s *State) SetNode(obj *corev1.Node) {
 	}
 }
 
+// forgetImages removes the images of a node from the State.
 func (s *State) forgetImages(n *Node) {
 	for name := range n.Images {
 		if s.images[name]--; s.images[name] <= 0 {
@@ -155,17 +157,18 @@ func (s *State) forgetEmpty(n *Node) {
 	}
 }
 
+// addName adds a node without an object, for a node that does not exist yet but has pods.
 func (s *State) addName(name string) *Node {
 	n := &Node{Name: name, Ports: map[Port]int{}}
 	s.byName[name] = n
 	return n
 }
 
-// Pod returns a pod that is on a node, or nil.
+// Pod returns a pod that is assigned to a node, or nil.
 func (s *State) Pod(uid types.UID) *Pod { return s.pods[uid] }
 
-// SetPod assigns a pod to a node, or updates it. The node is a parameter because the spec of an
-// assumed pod does not contain it yet.
+// SetPod assigns a pod to a node, or replaces the pod with the same UID. The node is a parameter because the spec of a
+// pod that is being bound does not contain it yet. It need not exist.
 func (s *State) SetPod(p *Pod, node string) {
 	s.RemovePod(p.Object.UID)
 	n := s.byName[node]
@@ -184,7 +187,7 @@ func (s *State) SetPod(p *Pod, node string) {
 	s.count(p)
 }
 
-// RemovePod removes a pod from its node.
+// RemovePod removes a pod from its node. It does nothing if the pod is on no node.
 func (s *State) RemovePod(uid types.UID) {
 	p := s.pods[uid]
 	if p == nil {
@@ -210,7 +213,7 @@ func (s *State) RemovePod(uid types.UID) {
 	s.forgetEmpty(n)
 }
 
-// NodeName returns the name of the pod's node, or "".
+// NodeName returns the name of the node that the pod is assigned to in the State, or "".
 func (p *Pod) NodeName() string {
 	if p.node == nil {
 		return ""
@@ -218,13 +221,13 @@ func (p *Pod) NodeName() string {
 	return p.node.Name
 }
 
-// nomination is the node to which a pod is nominated.
+// nomination is a pod without a node and the node that is reserved for it, because preemption evicts other pods there.
 type nomination struct {
 	pod  *Pod
 	node *Node
 }
 
-// Nominate nominates an unscheduled pod to a node.
+// Nominate nominates a pod without a node to a node. The pod's previous nomination is removed.
 func (s *State) Nominate(p *Pod, node string) {
 	s.ClearNomination(p.Object.UID)
 	n := s.byName[node]
@@ -246,8 +249,8 @@ func (s *State) ClearNomination(uid types.UID) {
 	s.forgetEmpty(old.node)
 }
 
-// NominatedNode returns the node to which a pod is nominated, or nil if there is none or the node
-// does not exist.
+// NominatedNode returns the node to which a pod is nominated. It returns nil if there is no nomination or the node does
+// not exist.
 func (s *State) NominatedNode(uid types.UID) *Node {
 	if n := s.nominated[uid]; n != nil && n.node.Object != nil {
 		return n.node
@@ -255,5 +258,5 @@ func (s *State) NominatedNode(uid types.UID) *Node {
 	return nil
 }
 
-// AnyNominated reports whether any pod is nominated.
+// AnyNominated reports whether any pod is nominated to a node.
 func (s *State) AnyNominated() bool { return len(s.nominated) > 0 }

@@ -6,23 +6,25 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 )
 
-// HealthName is the upstream name of the health check.
+// HealthName is the name of the leader election check in health endpoints, as in upstream.
 const HealthName = "leaderElection"
 
-// expiryTolerance is the time after the expiry of a lease that was not renewed during which the check still
-// succeeds.
+// expiryTolerance is how long after the expiry of an unrenewed lease the check still succeeds,
+// because a leader normally gives up before that.
 const expiryTolerance = 20 * time.Second
 
-// Health checks whether a leader renews its lease. It always succeeds for processes that do not
-// lead. Its methods are safe for concurrent use.
+// Health is a health check that fails if this process is the leader but has not renewed its lease
+// in time. It always succeeds in processes that are not the leader. Its methods are safe for
+// concurrent use.
 type Health struct {
 	adaptor *leaderelection.HealthzAdaptor
 }
 
-// NewHealth creates a Health for one Election.
+// NewHealth creates a Health, which the caller sets in the Election that it checks.
 func NewHealth() *Health { return &Health{leaderelection.NewLeaderHealthzAdaptor(expiryTolerance)} }
 
-// Check returns an error if the lease has not been renewed.
+// Check returns an error if this process is the leader and its lease expired more than 20 seconds
+// ago.
 func (h *Health) Check() error { return h.adaptor.Check(nil) }
 
 func (h *Health) watch() *leaderelection.HealthzAdaptor {

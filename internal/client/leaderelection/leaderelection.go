@@ -32,12 +32,12 @@ type Election struct {
 	RetryPeriod time.Duration
 	// Namespace and Name identify the Lease. The default namespace is kube-system.
 	Namespace, Name string
-	// Health checks whether the lease is renewed. It may be nil.
+	// Health, unless nil, then checks whether this election's lease is renewed.
 	Health *Health
 }
 
-// AddFlags adds the leader election flags of the upstream component to f. elect is set to the value
-// of --leader-elect.
+// AddFlags adds upstream's --leader-elect-… flags to f, which set the fields of e. *elect is set to
+// the value of --leader-elect. component is the default name of the Lease.
 func (e *Election) AddFlags(f *pflag.FlagSet, elect *bool, component string) {
 	f.BoolVar(elect, "leader-elect", true, "Start a leader election client and gain leadership before executing the main loop.")
 	f.DurationVar(&e.LeaseDuration, "leader-elect-lease-duration", 15*time.Second, "The duration that non-leader candidates will wait after observing a leadership renewal until attempting to acquire leadership.")
@@ -47,7 +47,8 @@ func (e *Election) AddFlags(f *pflag.FlagSet, elect *bool, component string) {
 	f.StringVar(&e.Namespace, "leader-elect-resource-namespace", metav1.NamespaceSystem, "The namespace of the lease used for leader election.")
 }
 
-// WithDefaults returns e with defaults for unset fields. name is the default name.
+// WithDefaults returns e with upstream's defaults for unset fields. name is the default name of the
+// Lease.
 func (e Election) WithDefaults(name string) Election {
 	e.LeaseDuration = cmp.Or(e.LeaseDuration, 15*time.Second)
 	e.RenewDeadline = cmp.Or(e.RenewDeadline, 10*time.Second)
@@ -132,11 +133,11 @@ func release(ctx context.Context, e Election, lock resourcelock.Interface) {
 		})
 	})
 	if err != nil {
-		slog.WarnContext(ctx, "releasing leader election lease failed, other candidates wait until it expires", "lease", lock.Describe(), "err", err)
+		slog.WarnContext(ctx, "releasing leader election lease failed, other candidates can only take over when the lease expires", "lease", lock.Describe(), "err", err)
 	}
 }
 
-// candidate is one attempt to become the leader.
+// candidate is the state of one call of Run, which tries to become the leader and then runs f.
 type candidate struct {
 	f       func(context.Context) error
 	running sync.WaitGroup
@@ -151,7 +152,8 @@ type candidate struct {
 	finished bool
 }
 
-// withdraw prevents f from starting. It returns whether f has already started.
+// withdraw prevents lead from calling f in the future. It reports whether f has already been
+// called.
 func (c *candidate) withdraw() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -159,8 +161,9 @@ func (c *candidate) withdraw() bool {
 	return c.started
 }
 
-// lead runs f until it returns. The context of f is canceled when stopping or leading is done. The
-// library calls lead in a goroutine and does not wait for it.
+// lead runs f until it returns, unless the candidate has withdrawn. The context of f is canceled
+// when stopping (the process stops) or leading (the lease is held) is done. The library calls lead
+// in a goroutine and does not wait for it.
 func (c *candidate) lead(stopping, leading context.Context) {
 	c.mu.Lock()
 	if c.withdrawn {

@@ -7,8 +7,9 @@ import (
 	"hyperkube/internal/base/version"
 )
 
-// Build returns the collector of the metrics of the build and its feature gates. gates contains the
-// gates that were set; it may be nil.
+// Build returns the collector of kubernetes_build_info, version_info and
+// kubernetes_feature_enabled. gates contains the feature gates that were set explicitly; it may be
+// nil.
 func Build(gates featuregates.Set) prometheus.Collector { return build{gates} }
 
 type build struct{ gates featuregates.Set }

@@ -43,7 +43,7 @@ func (h *Health) Observe(name, kind string, err error) {
 	h.total.WithLabelValues(name, status, kind).Inc()
 }
 
-// Handler serves the recorded results as metrics.
+// Handler returns the handler of /metrics/slis, which serves the recorded results as metrics.
 func (h *Health) Handler() http.Handler {
 	return Handler(h.registry)
 }

@@ -2,10 +2,11 @@ package componentmetrics
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Leaders is the collector of the leader election status of this process.
+// Leaders collects the metric leader_election_master_status of this process. It is safe for
+// concurrent use.
 type Leaders struct{ status *prometheus.GaugeVec }
 
-// NewLeaders creates a Leaders without elections.
+// NewLeaders creates a Leaders that contains no lease until SetLeader is called.
 func NewLeaders() *Leaders {
 	return &Leaders{prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "leader_election_master_status",
@@ -19,7 +20,7 @@ func (l *Leaders) Describe(ch chan<- *prometheus.Desc) { l.status.Describe(ch) }
 // Collect implements prometheus.Collector.
 func (l *Leaders) Collect(ch chan<- prometheus.Metric) { l.status.Collect(ch) }
 
-// SetLeader records whether this process holds the lease.
+// SetLeader records whether this process holds the lease with the name.
 func (l *Leaders) SetLeader(lease string, yes bool) {
 	value := 0.0
 	if yes {

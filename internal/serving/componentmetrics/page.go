@@ -16,17 +16,17 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
-// Page returns the gatherer of a component's /metrics: the metrics of own, and those that all
-// components of a process have in common. If several gatherers return the same metric, the first
-// one is used.
+// Page returns the gatherer of a component's /metrics page: the metrics of own, and those that all
+// components of a process have in common (Go runtime, process). If several gatherers return the
+// same metric, the first one is used.
 func Page(own ...prometheus.Gatherer) prometheus.Gatherer {
 	return page{own: own, include: func(name string) bool {
 		return strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") || registryMetrics[name]
 	}}
 }
 
-// Library gathers the metrics with the name prefix that a Kubernetes library registers in the
-// global registry of the process.
+// Library gathers the metrics that a Kubernetes library registers in the global Prometheus registry
+// of the process and whose names have the prefix.
 func Library(prefix string) prometheus.Gatherer {
 	return prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
 		all, err := legacyregistry.DefaultGatherer.Gather()
@@ -34,13 +34,14 @@ func Library(prefix string) prometheus.Gatherer {
 	})
 }
 
-// PageWithLibraries is like Page, but includes all metrics of the global registry of the process. It is for
-// the component that uses the Kubernetes libraries.
+// PageWithLibraries is like Page, but includes all metrics of the global Prometheus registry of the
+// process. It is for the component that uses the Kubernetes libraries, the API server.
 func PageWithLibraries(own ...prometheus.Gatherer) prometheus.Gatherer {
 	return page{own: own, include: func(string) bool { return true }}
 }
 
-// registryMetrics are the metrics about the registry itself.
+// registryMetrics are the names of the metrics that the global Prometheus registry exports about
+// itself. Every component's page includes them.
 var registryMetrics = map[string]bool{"registered_metrics_total": true, "hidden_metrics_total": true, "disabled_metrics_total": true}
 
 type page struct {
@@ -49,7 +50,8 @@ type page struct {
 	include func(name string) bool
 }
 
-// Gather implements prometheus.Gatherer.
+// Gather implements prometheus.Gatherer. It returns the metrics sorted by name. If a gatherer
+// fails, it returns the error and the metrics gathered so far.
 func (p page) Gather() ([]*dto.MetricFamily, error) {
 	var all []*dto.MetricFamily
 	known := map[string]bool{}
@@ -74,7 +76,8 @@ func (p page) Gather() ([]*dto.MetricFamily, error) {
 	return all, err
 }
 
-// Handler serves the metrics of g. Metrics that cannot be gathered are left out.
+// Handler returns an HTTP handler that serves the metrics of g. Metrics that cannot be gathered are
+// omitted.
 func Handler(g prometheus.Gatherer) http.Handler {
 	return promhttp.HandlerFor(g, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }

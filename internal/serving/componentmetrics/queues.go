@@ -9,8 +9,8 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// Queues collects the metrics of work queues. Its methods are safe for concurrent use. A nil
-// *Queues collects nothing.
+// Queues creates work queues and collects their metrics (workqueue_…). Its methods are safe for
+// concurrent use. A nil *Queues creates queues without metrics.
 type Queues struct {
 	depth           *prometheus.GaugeVec
 	adds, retries   *prometheus.CounterVec
@@ -20,10 +20,11 @@ type Queues struct {
 	unfinished, old *prometheus.Desc
 }
 
-// queueBuckets returns the buckets of the queue and work durations.
+// queueBuckets returns the histogram buckets, in seconds, of the durations in queue and of
+// processing, as in upstream.
 func queueBuckets() []float64 { return prometheus.ExponentialBuckets(10e-9, 10, 10) }
 
-// NewQueues creates a Queues without queues.
+// NewQueues creates a Queues. Queues are added with New, their workers with Worker.
 func NewQueues() *Queues {
 	name := []string{"name"}
 	return &Queues{
@@ -81,7 +82,7 @@ type Worker struct {
 // Begin records that the worker starts to process a key. A nil Worker does nothing.
 func (w *Worker) Begin() { w.set(time.Now()) }
 
-// End records that the worker has processed the key.
+// End records that the worker has processed the key of the last Begin. A nil Worker does nothing.
 func (w *Worker) End() { w.set(time.Time{}) }
 
 func (w *Worker) set(t time.Time) {
@@ -102,7 +103,8 @@ func (w *Worker) took() time.Duration {
 	return time.Since(w.since)
 }
 
-// Worker adds a worker to the named queue. It returns nil if q is nil.
+// Worker returns a new Worker of the queue with the name. Its Begin and End must be called for each
+// key. It returns nil, which is a valid Worker, if q is nil.
 func (q *Queues) Worker(name string) *Worker {
 	if q == nil {
 		return nil
@@ -114,8 +116,8 @@ func (q *Queues) Worker(name string) *Worker {
 	return w
 }
 
-// New creates a queue whose metrics have the label name. The caller must call the returned function
-// after it has shut down the queue.
+// New creates a rate-limited queue whose metrics have the label name. The caller must call the
+// returned function after it has shut down the queue. If q is nil, the queue has no metrics.
 func (q *Queues) New(name string, limiter workqueue.TypedRateLimiter[string]) (workqueue.TypedRateLimitingInterface[string], func()) {
 	if q == nil {
 		// A queue without a name has no metrics.
@@ -128,14 +130,14 @@ func (q *Queues) New(name string, limiter workqueue.TypedRateLimiter[string]) (w
 	return queue, sync.OnceFunc(func() { close(still.stopped) })
 }
 
-// tickless is a clock that disables the twice-a-second metrics updates of queues. The metrics are
-// computed when they are collected instead.
+// tickless is a clock for work queues. It disables the tickers with which a queue updates metrics
+// twice a second; Queues computes these metrics when they are collected.
 type tickless struct {
 	clock.RealClock
 	stopped chan time.Time
 }
 
-// NewTicker implements clock.WithTicker.
+// NewTicker implements clock.WithTicker. A ticker for less than a second never ticks.
 func (s *tickless) NewTicker(d time.Duration) clock.Ticker {
 	if d < time.Second {
 		return ticklessTicker{s.stopped}
@@ -151,15 +153,16 @@ func (t ticklessTicker) C() <-chan time.Time { return t.c }
 // Stop implements clock.Ticker.
 func (ticklessTicker) Stop() {}
 
-// provider implements workqueue.MetricsProvider.
+// provider implements workqueue.MetricsProvider: it returns the metrics of q for a queue.
 type provider struct{ q *Queues }
 
 type unset struct{}
 
-// Set implements workqueue.SettableGaugeMetric.
+// Set implements workqueue.SettableGaugeMetric. It ignores the value, because Queues computes the
+// metric itself.
 func (unset) Set(float64) {}
 
-// provider implements workqueue.MetricsProvider with the methods below.
+// NewDepthMetric and the methods below return the metrics of the queue with the name.
 
 func (p provider) NewDepthMetric(name string) workqueue.GaugeMetric {
 	return p.q.depth.WithLabelValues(name)

@@ -12,8 +12,8 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 )
 
-// Requests collects the metrics of a component's requests to the API server. It is safe for
-// concurrent use.
+// Requests collects the metrics of a component's requests to the API server (rest_client_…). It is
+// safe for concurrent use.
 type Requests struct {
 	total    *prometheus.CounterVec
 	duration *prometheus.HistogramVec
@@ -34,7 +34,7 @@ type requestLabels struct{ host, method string }
 
 type observers struct{ duration, size, answer prometheus.Observer }
 
-// NewRequests creates a Requests without recorded requests.
+// NewRequests creates a Requests. Its Wrap adds it to a transport.
 func NewRequests() *Requests {
 	sizes := []float64{64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216}
 	return &Requests{
@@ -77,7 +77,7 @@ func (r *Requests) Collect(ch chan<- prometheus.Metric) {
 	r.answer.Collect(ch)
 }
 
-// Wrap returns a transport that records the requests to next.
+// Wrap returns a transport that sends requests with next and records them.
 func (r *Requests) Wrap(next http.RoundTripper) http.RoundTripper { return &measured{r, next} }
 
 type measured struct {
@@ -87,7 +87,8 @@ type measured struct {
 
 var _ utilnet.RoundTripperWrapper = (*measured)(nil)
 
-// WrappedRoundTripper implements utilnet.RoundTripperWrapper.
+// WrappedRoundTripper returns the next transport. Kubernetes libraries call it to find the
+// transport that dials.
 func (m *measured) WrappedRoundTripper() http.RoundTripper { return m.next }
 
 // RoundTrip implements http.RoundTripper. It measures the time until the response header is
@@ -114,14 +115,14 @@ func (m *measured) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// responseBody records the size of the response body when it was read completely.
+// responseBody is a response body that records its size when it was read completely.
 type responseBody struct {
 	io.ReadCloser
 	n    int
 	size prometheus.Observer // nil after the size was recorded
 }
 
-// Read implements io.Reader.
+// Read implements io.Reader. It records the size at the end of the body.
 func (b *responseBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.n += n

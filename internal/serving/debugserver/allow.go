@@ -12,8 +12,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// authorize authenticates and authorizes r with the API server. If the request is not allowed, it
-// returns the HTTP status and the error for the response.
+// authorize authenticates r by client certificate or bearer token, and authorizes it by a
+// SubjectAccessReview of the API server. It returns a nil error if the request is allowed, and
+// otherwise the HTTP status and the error for the response. Members of system:masters are allowed
+// everything.
 func (s *Server) authorize(r *http.Request) (int, error) {
 	var spec authorizationv1.SubjectAccessReviewSpec
 	token, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")

@@ -68,14 +68,14 @@ type Config struct {
 	Paths map[string]http.Handler
 }
 
-// Check is a health check.
+// Check is a named check of a health endpoint.
 type Check struct {
 	Name string
 	// Check returns why the check fails, or nil. It must be safe for concurrent use.
 	Check func() error
 }
 
-// Server serves the secure port.
+// Server serves the secure port of one component.
 type Server struct {
 	cfg   Config
 	tls   *tls.Config
@@ -83,7 +83,7 @@ type Server struct {
 	addr  net.Addr // valid after ready is closed
 }
 
-// New validates cfg and loads its certificates.
+// New validates cfg and loads or generates its certificates. Run opens the port.
 func New(cfg Config) (*Server, error) {
 	if (cfg.CertFile == "") != (cfg.KeyFile == "") {
 		return nil, fmt.Errorf("serving the port of %s: a certificate and its key must be specified together", cfg.Component)
@@ -124,7 +124,8 @@ func (s *Server) Ready() <-chan struct{} { return s.ready }
 // Addr returns the listening address. It is valid once the server is ready.
 func (s *Server) Addr() net.Addr { return s.addr }
 
-// Run serves until ctx is done.
+// Run opens the port and serves it until ctx is done, which closes all connections. It returns an
+// error if the port cannot be opened.
 func (s *Server) Run(ctx context.Context) error {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", s.cfg.Addr)
@@ -210,8 +211,10 @@ func (s *Server) handler() http.Handler {
 	return open
 }
 
-// health returns a health check handler that responds in the format of Kubernetes components, and
-// records the results of the checks in slis.
+// health returns the handler of a health endpoint with the name: healthz, livez or readyz. It runs
+// the checks, responds in the format of Kubernetes components, with 500 if one fails, and records
+// the results in slis.
+//
 // https://kubernetes.io/docs/reference/using-api/health-checks/
 func health(name string, checks []Check, slis *componentmetrics.Health) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {

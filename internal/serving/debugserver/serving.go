@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// SecurePortFlags holds the flags that configure the secure port of a component that runs as a separate
-// process.
+// SecurePortFlags contains the values of the flags for the secure port (--secure-port,
+// --bind-address, …) of a component that runs as a separate process.
 type SecurePortFlags struct {
 	address                                           string
 	port                                              int
@@ -19,7 +19,7 @@ type SecurePortFlags struct {
 	profiling                                         bool
 }
 
-// AddFlags adds the flags of the upstream components to f. port is the default of --secure-port.
+// AddFlags adds upstream's flags for the secure port to f. port is the default of --secure-port.
 func (s *SecurePortFlags) AddFlags(f *pflag.FlagSet, port int) {
 	f.StringVar(&s.authenticationKubeconfig, "authentication-kubeconfig", "", "Path to the kubeconfig file used to review the tokens of requests to this server.")
 	f.StringVar(&s.authorizationKubeconfig, "authorization-kubeconfig", "", "Path to the kubeconfig file used to review the permissions of requests to this server.")

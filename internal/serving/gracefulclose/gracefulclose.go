@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// closeTimeout is the maximum time that Close reads from a peer that continues to write.
+// closeTimeout is the maximum time that a closed connection waits for its peer to close it too.
 const closeTimeout = 5 * time.Second
 
 // Conn returns conn with a Close method that does not lose written data. If a connection is closed
@@ -37,7 +37,8 @@ type gracefulConn struct {
 	closing sync.Once
 }
 
-// Close implements net.Conn.
+// Close implements net.Conn. It returns immediately; a goroutine closes the connection gracefully
+// as described for Conn.
 func (l *gracefulConn) Close() error {
 	l.closing.Do(func() {
 		// This also unblocks a blocked writer, for which CloseWrite of TLS would wait.
@@ -53,12 +54,12 @@ func (l *gracefulConn) Close() error {
 	return nil
 }
 
-// Listener returns l with connections that are closed as described for Conn.
+// Listener returns l with accepted connections that Close as described for Conn.
 func Listener(l net.Listener) net.Listener { return &listener{l} }
 
 type listener struct{ net.Listener }
 
-// Accept implements net.Listener.
+// Accept implements net.Listener. The connection has a Close that does not lose written data.
 func (l *listener) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err != nil {

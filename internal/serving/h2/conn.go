@@ -26,9 +26,10 @@ const (
 	maxWindow = 1<<31 - 1
 	// headerTable is the size of the header compression tables.
 	headerTable = 4096
-	// prefaceTimeout is the timeout for the client preface.
+	// prefaceTimeout is the time that the client has to send its connection preface.
 	prefaceTimeout = 10 * time.Second
-	// closeDelay is the time for the client to read why the connection is closed.
+	// closeDelay is the time between the last frame and closing the connection, in which the client
+	// can read that frame.
 	closeDelay = time.Second
 )
 
@@ -38,7 +39,8 @@ var (
 	errClosed     = errors.New("h2: stream closed")
 )
 
-// conn is a connection. Fields without a lock are used only by the reader goroutine.
+// conn is an HTTP/2 connection of a client. Fields without a lock are used only by the goroutine
+// that reads from the connection.
 type conn struct {
 	server *server
 	transport
@@ -73,14 +75,16 @@ type conn struct {
 	output
 }
 
-// input reads frames. Only the reader goroutine uses it.
+// input is the receiving side of a connection. Only the goroutine that reads from the connection
+// uses it.
 type input struct {
 	in     *bufio.Reader
 	frames frameReader
 	framer *http2.Framer
 }
 
-// wholeFrame reports whether the next frame can be read without blocking.
+// wholeFrame reports whether the next frame is completely in the read buffer, so that reading it
+// does not block.
 func (i *input) wholeFrame() bool {
 	n := i.in.Buffered()
 	if n < frameHeader {
@@ -90,7 +94,8 @@ func (i *input) wholeFrame() bool {
 	return err == nil && n >= frameHeader+(int(head[0])<<16|int(head[1])<<8|int(head[2]))
 }
 
-// keepalive is the state of the checks whether the client is still there. The connection's lock guards it.
+// keepalive is the state of checkKeepalive, which finds out whether the client is still reachable.
+// The connection's lock guards it.
 type keepalive struct {
 	// received is set when something was received since the last run of checkKeepalive. pingSent is
 	// set when checkKeepalive has sent a ping since.
@@ -107,7 +112,7 @@ type windows struct {
 	frame         int   // maximum frame size that the client accepts
 }
 
-// transport is the TLS connection. It does not change.
+// transport is the TLS connection below HTTP/2. Its fields do not change.
 type transport struct {
 	tls    *tls.Conn
 	corked *corked // nil if the listener was not created by Listen
@@ -115,7 +120,7 @@ type transport struct {
 	remote string
 }
 
-// closing is the state of closing a connection. The connection's lock guards it.
+// closing is the state of a connection that is being closed. The connection's lock guards it.
 type closing struct {
 	// draining is set when no new streams are accepted, failed when nothing more is written.
 	draining, failed bool
@@ -141,7 +146,8 @@ func newConn(s *server, tc *tls.Conn, handler http.Handler, base context.Context
 	return c
 }
 
-// serve reads from the connection until it is closed.
+// serve reads and processes frames until the connection is closed or broken, and then releases its
+// resources.
 func (c *conn) serve() {
 	defer c.close()
 	_ = c.tls.SetDeadline(time.Time{}) // clears the deadline that net/http sets for the handshake
@@ -190,7 +196,8 @@ func (c *conn) debug(message string, err error) {
 	c.server.cfg.Log.Debug(message, "client", c.remote, "err", err)
 }
 
-// preface reads and checks the client preface.
+// preface reads the bytes with which every HTTP/2 client starts. It returns an error if they are
+// different or do not arrive in time.
 func (c *conn) preface() error {
 	if err := c.tls.SetReadDeadline(time.Now().Add(prefaceTimeout)); err != nil {
 		return err
@@ -205,7 +212,8 @@ func (c *conn) preface() error {
 	return c.tls.SetReadDeadline(time.Time{})
 }
 
-// start starts the handlers of the ready streams.
+// start starts the handlers of new streams, or queues the streams if MaxStreams handlers are
+// running.
 func (c *conn) start() {
 	if len(c.ready) == 0 {
 		return
@@ -227,8 +235,8 @@ func (c *conn) start() {
 	c.mu.Unlock()
 }
 
-// handlerReturned is called when a handler has returned and starts the next pending stream. The
-// caller holds c.mu.
+// handlerReturned records that a handler has returned, and starts the handler of the next pending
+// stream. The caller holds c.mu.
 func (c *conn) handlerReturned() {
 	c.running--
 	for len(c.pending) > 0 {
@@ -244,7 +252,8 @@ func (c *conn) handlerReturned() {
 	c.pending = nil
 }
 
-// drain stops accepting streams and closes the connection after the last one.
+// drain sends GOAWAY, so that the client opens no new streams. The connection is closed after the
+// last stream. The server calls it at shutdown.
 func (c *conn) drain() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -266,7 +275,8 @@ func (c *conn) maybeClose() {
 	}
 }
 
-// closeWithError closes the connection because of a protocol error of the client.
+// closeWithError sends GOAWAY with the code of the client's protocol error. It then waits briefly
+// for the client to close the connection. The caller closes it afterwards.
 func (c *conn) closeWithError(code http2.ErrCode) {
 	c.mu.Lock()
 	c.draining = true
@@ -278,7 +288,7 @@ func (c *conn) closeWithError(code http2.ErrCode) {
 	}
 }
 
-// close releases all resources when the reader has stopped.
+// close closes the connection and all its streams when reading has stopped.
 func (c *conn) close() {
 	c.mu.Lock()
 	c.fail()
@@ -292,7 +302,8 @@ func (c *conn) close() {
 	_ = c.tls.NetConn().Close()
 }
 
-// fail closes all streams. The caller holds c.mu.
+// fail closes all streams and cancels their contexts. Nothing is written to the connection
+// afterwards. The caller holds c.mu.
 func (c *conn) fail() {
 	if c.failed {
 		return
@@ -306,7 +317,9 @@ func (c *conn) fail() {
 	c.discard()
 }
 
-// checkKeepalive closes connections that were idle for too long or do not respond to pings.
+// checkKeepalive runs on a timer. It closes a connection that has had no streams for the server's
+// IdleTimeout, sends a ping if nothing was received since its last run, and closes the connection
+// if a ping was not answered.
 func (c *conn) checkKeepalive() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,13 +10,14 @@ import (
 	"hyperkube/internal/serving/rawconn"
 )
 
-// Listen returns a listener whose connections collect the 16 KiB records that TLS writes while this
-// package writes one buffer. They are connections of package rawconn.
+// Listen returns a listener for a server configured by Configure. TLS writes records of at most 16
+// KiB; the connections of the listener collect the records of one large write and send them with
+// one system call. They are connections of package rawconn.
 func Listen(l net.Listener) net.Listener { return corking{new(rawconn.MonitorWaker).Listen(l)} }
 
 type corking struct{ net.Listener }
 
-// Accept implements net.Listener.
+// Accept implements net.Listener. It returns a *corked, which can collect writes.
 func (l corking) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
@@ -25,13 +26,13 @@ func (l corking) Accept() (net.Conn, error) {
 	return &corked{Conn: c}, nil
 }
 
-// collected is the pool of buffers of corked connections.
+// collected is the pool of buffers in which corked connections collect writes.
 var collected = sync.Pool{New: func() any { return new([]byte) }}
 
-// maxCollected is the maximum size of a buffer that is returned to the pool.
+// maxCollected is the maximum capacity, in bytes, of a buffer that is returned to the pool.
 const maxCollected = 512 << 10
 
-// corked is a connection that can buffer writes.
+// corked is a TCP connection that can collect the bytes of several writes and send them together.
 type corked struct {
 	net.Conn
 
@@ -40,7 +41,7 @@ type corked struct {
 	held *[]byte
 }
 
-// Write implements net.Conn.
+// Write implements net.Conn. Between hold and release it only collects p.
 func (c *corked) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,15 +52,15 @@ func (c *corked) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// hold starts buffering writes.
+// hold starts collecting the bytes of writes.
 func (c *corked) hold() {
 	c.mu.Lock()
 	c.held = collected.Get().(*[]byte)
 	c.mu.Unlock()
 }
 
-// release writes the buffered bytes. It fails if the peer accepts no bytes for timeout; zero means
-// no timeout.
+// release sends the collected bytes. It fails if the peer accepts no bytes for timeout; zero means
+// no timeout. hold must have been called.
 func (c *corked) release(timeout time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

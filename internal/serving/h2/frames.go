@@ -2,7 +2,8 @@ package h2
 
 import "golang.org/x/net/http2"
 
-// process handles a frame.
+// process handles a received frame. It returns a StreamError, after which the stream must be reset,
+// or an error that requires closing the connection.
 func (c *conn) process(f http2.Frame) error {
 	if !c.settings {
 		if s, ok := f.(*http2.SettingsFrame); !ok || s.IsAck() {
@@ -59,7 +60,8 @@ func (c *conn) process(f http2.Frame) error {
 	return nil
 }
 
-// refuse resets the stream of a StreamError. It returns an error if the connection must be closed.
+// refuse resets the stream in which the client has violated the protocol. It returns an error if
+// the connection must be closed instead.
 func (c *conn) refuse(e http2.StreamError) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,7 +75,7 @@ func (c *conn) refuse(e http2.StreamError) error {
 		return c.overhead(1) // it is refused already
 	case st != nil, headers:
 		if err := c.countEarlyReset(c.server.cfg.MaxStreams); err != nil {
-			return err // making us reset is no better than resetting
+			return err // a client that provokes resets is limited like one that resets streams
 		}
 		// Headers that are refused open their stream all the same.
 		c.lastID = max(c.lastID, e.StreamID)
@@ -93,6 +95,7 @@ func (c *conn) refuse(e http2.StreamError) error {
 	return c.answerSoon()
 }
 
+// onSettings applies the client's SETTINGS frame and acknowledges it. The caller holds c.mu.
 func (c *conn) onSettings(f *http2.SettingsFrame) error {
 	if err := c.overhead(1 + f.NumSettings()); err != nil || f.IsAck() {
 		return err
@@ -128,6 +131,8 @@ func (c *conn) onSettings(f *http2.SettingsFrame) error {
 	return c.answerSoon()
 }
 
+// onWindowUpdate enlarges the send window of the connection or of a stream, and wakes the handlers
+// that wait for it. The caller holds c.mu.
 func (c *conn) onWindowUpdate(f *http2.WindowUpdateFrame) error {
 	if err := c.overhead(1); err != nil {
 		return err
@@ -150,7 +155,8 @@ func (c *conn) onWindowUpdate(f *http2.WindowUpdateFrame) error {
 	return nil
 }
 
-// onHeaders opens a stream, or handles the trailers of an open one.
+// onHeaders opens a stream for a new request, or handles the trailers of an open one. The caller
+// holds c.mu.
 func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 	id := f.StreamID
 	if id%2 == 0 {
@@ -184,6 +190,8 @@ func (c *conn) onHeaders(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
+// onData passes a part of a request body to its stream, after checking the flow control window of
+// the connection. The caller holds c.mu.
 func (c *conn) onData(f *http2.DataFrame) error {
 	n := int64(f.Length)
 	if n > c.receiveLeft {
@@ -204,11 +212,12 @@ func (c *conn) onData(f *http2.DataFrame) error {
 	return st.onData(f)
 }
 
-// onClosed handles a frame on a stream that is closed or was never opened. The caller holds the lock.
+// onClosed handles a frame for a stream that is closed or was never opened: it ignores the frame,
+// or returns a stream or connection error as RFC 9113 requires. The caller holds c.mu.
 //
-// The identifiers of closed streams are not stored, except those of the streams that were reset last. A lower identifier
-// than the highest that the client has opened is that of a closed stream, or of one that it has skipped, which closes it,
-// too.
+// Only the identifiers of the streams that were reset last are stored. Other closed streams are
+// recognized by their identifier, which is not higher than the highest that the client has opened.
+// Identifiers that the client has skipped count as closed.
 func (c *conn) onClosed(f http2.FrameHeader) error {
 	switch {
 	case f.StreamID%2 == 0, f.StreamID > c.lastID && !c.draining:
@@ -228,8 +237,9 @@ func (c *conn) onClosed(f http2.FrameHeader) error {
 	return c.overhead(1)
 }
 
-// returnWindow allows the client to send n more bytes on the connection. To save frames, the client is
-// notified when enough bytes have accumulated. The caller holds c.mu and sends the frame.
+// returnWindow allows the client to send n more body bytes on the connection, because they were
+// read or discarded. To save frames, a WINDOW_UPDATE is appended only when enough bytes have
+// accumulated. The caller holds c.mu and sends the frame.
 func (c *conn) returnWindow(n int64) {
 	c.windowUpdate += n
 	if c.windowUpdate >= receiveWindow/4 {
@@ -239,7 +249,8 @@ func (c *conn) returnWindow(n int64) {
 	}
 }
 
-// wakeAll wakes all goroutines that wait for buffer space or window. The caller holds c.mu.
+// wakeAll wakes all handlers that wait for space in the output buffer or for a larger send window.
+// The caller holds c.mu.
 func (c *conn) wakeAll() {
 	if c.waiting == 0 {
 		return

@@ -28,14 +28,14 @@ const (
 	maxContinuations = 128
 )
 
-// decayingCount is a number of events that decreases with time, but not below zero.
+// decayingCount counts recent events: its number decreases with time, but not below zero.
 type decayingCount struct {
 	n int
 	// at is the time of the last decrease.
 	at time.Time
 }
 
-// decay decreases the number by one for each period since the last decrease.
+// decay decreases the number by one for each period that has passed since the last decrease.
 func (d *decayingCount) decay(period time.Duration) {
 	if past := time.Since(d.at) / period; past > 0 {
 		d.n = max(0, d.n-int(min(past, 1<<20)))
@@ -43,11 +43,13 @@ func (d *decayingCount) decay(period time.Duration) {
 	}
 }
 
-// limits counts what a client could overload the server with. The connection's lock guards it.
+// limits counts events of one connection with which a client could overload the server. The
+// connection's lock guards it.
 type limits struct {
 	// earlyResets counts the streams that were reset early.
 	earlyResets decayingCount
-	// overheadFrames counts the overhead frames that the client has sent, less those it was entitled to.
+	// overheadFrames counts the overhead frames of the client (see overhead), less those that its
+	// requests have allowed.
 	overheadFrames decayingCount
 }
 
@@ -85,21 +87,23 @@ func (l *limits) overhead(n int) error {
 	return nil
 }
 
-// allowOverhead entitles the client to n overhead frames more, because of a request or a response. The caller holds the
-// lock.
+// allowOverhead allows the client n more overhead frames, because each request and response
+// normally causes some. The caller holds the connection's lock.
 func (l *limits) allowOverhead(n int) { l.overheadFrames.n = max(0, l.overheadFrames.n-n) }
 
-// recentIDs remembers the stream identifiers that were added last.
+// recentIDs contains the last 64 stream identifiers that were added.
 type recentIDs struct {
 	ids  [64]uint32
 	next int
 }
 
+// add adds an identifier in place of the oldest one.
 func (r *recentIDs) add(id uint32) {
 	r.ids[r.next] = id
 	r.next = (r.next + 1) % len(r.ids)
 }
 
+// has reports whether id is one of the last 64 that were added.
 func (r *recentIDs) has(id uint32) bool {
 	for _, known := range r.ids {
 		if known == id {
@@ -109,19 +113,21 @@ func (r *recentIDs) has(id uint32) bool {
 	return false
 }
 
-// frameReader reads for the framer, and limits the CONTINUATION frames of a header block. The framer reads all of them
-// before it returns a frame, and decodes from the start again whatever is incomplete after each.
+// frameReader reads the bytes of frames for http2.Framer, and limits the number of CONTINUATION
+// frames of a header block. Without the limit a client could make the framer decode an endless
+// header block, because the framer reads all CONTINUATION frames before it returns.
 type frameReader struct {
 	in *bufio.Reader
-	// left is how much of the current frame has not been read.
+	// left is the number of bytes of the current frame that have not been read.
 	left int
 	// kind is the type of the current frame.
 	kind http2.FrameType
-	// continuations is how many of the last frames were CONTINUATION frames.
+	// continuations is the number of successive CONTINUATION frames up to the current one.
 	continuations int
 }
 
-// Read implements io.Reader. It does not read beyond the end of a frame.
+// Read implements io.Reader. It does not read beyond the end of a frame. It returns a connection
+// error if a header block has too many CONTINUATION frames.
 func (r *frameReader) Read(p []byte) (int, error) {
 	if r.left == 0 {
 		head, err := r.in.Peek(frameHeader)

@@ -29,7 +29,8 @@ func namesBothWays() (low, wire map[string]string) {
 	return low, wire
 }
 
-// canonical returns the canonical form of a received header name.
+// canonical returns the canonical form of a header name as HTTP/2 sends it, e.g. "Content-Type" for
+// "content-type".
 func canonical(name string) string {
 	if s, ok := commonWire[name]; ok {
 		return s
@@ -37,7 +38,8 @@ func canonical(name string) string {
 	return http.CanonicalHeaderKey(name)
 }
 
-// lower returns the lowercase form of a header name, or an empty string if the name is invalid.
+// lower returns the lowercase form of a header name, which HTTP/2 requires, or "" if the name is
+// invalid.
 func lower(name string) string {
 	if s, ok := commonLower[name]; ok {
 		return s

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// output contains the frames to send. The connection's lock guards it.
+// output contains the encoded frames that are to be sent on a connection, and the state of the
+// encoder. The connection's lock guards it.
 type output struct {
 	// out contains frames that are not being written yet. spare is a reusable buffer.
 	out, spare []byte
@@ -19,7 +20,8 @@ type output struct {
 	// negative otherwise. The frame belongs to stream openStream.
 	openFrame  int
 	openStream uint32
-	// writing is set while a goroutine writes. It checks out again when it is done.
+	// writing is set while a goroutine writes to the connection. When the write is done, that
+	// goroutine also writes, or passes on, the frames that were appended meanwhile.
 	writing bool
 	// waiting is the number of goroutines that wait for window or buffer space.
 	waiting int
@@ -42,17 +44,18 @@ const (
 	// bytes, handlers block.
 	flushThreshold = 32 << 10
 	maxBuffered    = 128 << 10
-	// maxExcess is the number of bytes by which responses to control frames may exceed maxBuffered
-	// when the client does not read.
+	// maxExcess is the number of bytes by which the responses to control frames, such as PING, may
+	// exceed maxBuffered when the client does not read. Then the connection is closed.
 	maxExcess = 1 << 20
 )
 
-// buffers is the pool of output buffers.
+// buffers is the pool of buffers for output.out.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// maxKept is the maximum size of a buffer that is returned to the pool.
+// maxKept is the maximum capacity, in bytes, of an output buffer that is returned to the pool.
 const maxKept = 512 << 10
 
+// keepBuffer returns b to the pool unless it is too large.
 func keepBuffer(b []byte) {
 	if cap(b) > 0 && cap(b) <= maxKept {
 		b = b[:0]
@@ -60,10 +63,12 @@ func keepBuffer(b []byte) {
 	}
 }
 
-// discard drops frames that will not be written.
+// discard drops the frames that have not been written, because the connection has failed or
+// everything is written.
 func (o *output) discard() { o.out, o.spare, o.openFrame = nil, nil, -1 }
 
-// grow appends bytes to the open DATA frame, up to a payload of most bytes.
+// grow appends as much of p as possible to the payload of the last DATA frame, which must be open,
+// up to a payload of most bytes. It returns the number of appended bytes.
 func (o *output) grow(p []byte, most int) (n int) {
 	head := o.out[o.openFrame:]
 	length := int(head[0])<<16 | int(head[1])<<8 | int(head[2])
@@ -77,7 +82,8 @@ func (o *output) grow(p []byte, most int) (n int) {
 	return n
 }
 
-// appendFrame appends the header of a frame with length payload bytes.
+// appendFrame appends the header of a frame to the output. The caller appends the payload of length
+// bytes.
 func (o *output) appendFrame(length int, kind http2.FrameType, flags http2.Flags, stream uint32) {
 	if o.out == nil {
 		o.out = *buffers.Get().(*[]byte)
@@ -87,6 +93,8 @@ func (o *output) appendFrame(length int, kind http2.FrameType, flags http2.Flags
 		byte(stream>>24), byte(stream>>16), byte(stream>>8), byte(stream))
 }
 
+// appendSettings appends the server's SETTINGS frame, and enlarges the receive window of the
+// connection.
 func (c *conn) appendSettings() {
 	settings := []http2.Setting{
 		{ID: http2.SettingMaxFrameSize, Val: maxFrame},
@@ -127,8 +135,9 @@ func (o *output) appendPing(ack bool, data [8]byte) {
 	o.out = append(o.out, data[:]...)
 }
 
-// answerSoon is like sendSoon for responses to control frames. It returns an error if the client
-// sends such frames without reading the responses.
+// answerSoon sends the response to a control frame, such as PING or SETTINGS, in another goroutine.
+// It returns an error, which closes the connection, if the client sends control frames without
+// reading the responses. The caller holds c.mu.
 func (c *conn) answerSoon() error {
 	if len(c.out) > maxBuffered+maxExcess {
 		return http2.ConnectionError(http2.ErrCodeEnhanceYourCalm)
@@ -137,7 +146,9 @@ func (c *conn) answerSoon() error {
 	return nil
 }
 
-// sendSoon writes the framed bytes in another goroutine. The caller holds c.mu.
+// sendSoon makes another goroutine write the frames in the output buffer, unless one is writing
+// already. The goroutine that reads from the connection uses it, because it must not block in a
+// write. The caller holds c.mu.
 func (c *conn) sendSoon() {
 	if c.writing || len(c.out) == 0 || c.failed {
 		return
@@ -150,8 +161,9 @@ func (c *conn) sendSoon() {
 	}()
 }
 
-// send writes the framed bytes, unless another goroutine is writing, which then writes them too.
-// The caller holds c.mu, which is released during the write.
+// send writes the frames in the output buffer. If another goroutine is writing, it returns
+// immediately, and that goroutine writes them. The caller holds c.mu, which is released during the
+// write.
 func (c *conn) send() {
 	if c.writing || len(c.out) == 0 || c.failed {
 		return
@@ -168,7 +180,8 @@ func (c *conn) send() {
 	c.releaseBuffers()
 }
 
-// sendAll is like send, but also writes frames that are appended during the write.
+// sendAll is send, but also writes frames that are appended during the write. A worker uses it
+// after its handler has returned.
 func (c *conn) sendAll() {
 	if c.writing || len(c.out) == 0 || c.failed {
 		return
@@ -177,6 +190,7 @@ func (c *conn) sendAll() {
 	c.writeAll()
 }
 
+// writeAll writes until the output buffer is empty. The caller holds c.mu and has set writing.
 func (c *conn) writeAll() {
 	for len(c.out) > 0 && !c.failed {
 		c.writeOut()
@@ -184,7 +198,8 @@ func (c *conn) writeAll() {
 	c.releaseBuffers()
 }
 
-// releaseBuffers releases the buffers when there is nothing to write.
+// releaseBuffers records that no goroutine writes, and returns the empty buffers to the pool. The
+// caller holds c.mu.
 func (c *conn) releaseBuffers() {
 	c.writing = false
 	keepBuffer(c.out)
@@ -193,7 +208,8 @@ func (c *conn) releaseBuffers() {
 	c.maybeClose()
 }
 
-// writeOut writes the bytes in out. The caller holds c.mu, which is released during the write.
+// writeOut writes the frames that are in the output buffer now. If the write fails, it closes the
+// connection. The caller holds c.mu, which is released during the write, and has set writing.
 func (c *conn) writeOut() {
 	data := c.out
 	c.out, c.spare, c.openFrame = c.spare, nil, -1
@@ -208,7 +224,8 @@ func (c *conn) writeOut() {
 	c.wakeAll()
 }
 
-// write writes data to the connection. Calls must not overlap.
+// write encrypts data and writes it to the TCP connection, with the write timeout of the server.
+// Only one goroutine may call it at a time.
 func (c *conn) write(data []byte) error {
 	timeout := c.server.cfg.WriteTimeout
 	if timeout > 0 {

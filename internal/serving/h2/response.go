@@ -16,8 +16,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// maxResponseBuffer is the maximum number of response bytes that are buffered until the handler returns or
-// flushes.
+// maxResponseBuffer is the number of response bytes that are collected until the handler returns or
+// flushes. A response that fits gets a Content-Length.
 const maxResponseBuffer = 16 << 10
 
 // response is the http.ResponseWriter of a handler. It is used by the handler's goroutine only,
@@ -47,7 +47,8 @@ func (w *response) Header() http.Header {
 	return w.header
 }
 
-// WriteHeader implements http.ResponseWriter.
+// WriteHeader implements http.ResponseWriter. An informational (1xx) status is sent immediately,
+// any other with the first part of the body.
 func (w *response) WriteHeader(status int) {
 	if w.status != 0 || w.done {
 		return
@@ -83,12 +84,14 @@ func (w *response) WriteHeader(status int) {
 	}
 }
 
+// bodyAllowed reports whether a response with the status may have a body.
 func bodyAllowed(status int) bool {
 	return status >= 200 && status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-// Write implements http.ResponseWriter. It buffers small writes until the buffer is full or Flush
-// is called.
+// Write implements http.ResponseWriter. It collects the bytes until the response buffer is full or
+// Flush is called. Afterwards it encodes them as DATA frames, and blocks while the client's flow
+// control window or the output buffer is full.
 func (w *response) Write(p []byte) (int, error) {
 	if w.done {
 		return 0, errClosed
@@ -121,7 +124,8 @@ func (w *response) Write(p []byte) (int, error) {
 // responseBuffers is the pool of response buffers.
 var responseBuffers = sync.Pool{New: func() any { return new([]byte) }}
 
-// buffer appends p to the response buffer. It reports false if the buffer is full.
+// buffer appends p to the response buffer. It returns false, and appends nothing, if p does not
+// fit.
 func (w *response) buffer(p []byte) bool {
 	if w.buffered == nil {
 		w.buffered = responseBuffers.Get().(*[]byte)
@@ -136,10 +140,12 @@ func (w *response) buffer(p []byte) bool {
 // WriteString implements io.StringWriter.
 func (w *response) WriteString(s string) (int, error) { return w.Write([]byte(s)) }
 
-// Flush implements http.Flusher.
+// Flush implements http.Flusher: it sends what the handler has written so far.
 func (w *response) Flush() { _ = w.FlushError() } // the next write returns the error
 
-// FlushError sends the buffered bytes, or leaves this to the goroutine that is writing already.
+// FlushError sends what the handler has written so far, or leaves this to the goroutine that is
+// already writing to the connection. http.ResponseController calls it. It returns an error if the
+// stream is closed.
 func (w *response) FlushError() error {
 	if w.done {
 		return errClosed
@@ -169,23 +175,27 @@ func (c *conn) yield() {
 	}
 }
 
-// SetReadDeadline implements the method used by http.ResponseController.
+// SetReadDeadline sets the deadline for reading the request body, for http.ResponseController. The
+// zero time means no deadline.
 func (w *response) SetReadDeadline(t time.Time) error {
 	w.stream.setDeadline(reading, t)
 	return nil
 }
 
-// SetWriteDeadline implements the method used by http.ResponseController.
+// SetWriteDeadline sets the deadline for writing the response, for http.ResponseController. The
+// zero time means no deadline.
 func (w *response) SetWriteDeadline(t time.Time) error {
 	w.stream.setDeadline(writing, t)
 	return nil
 }
 
-// EnableFullDuplex implements the method used by http.ResponseController. HTTP/2 is always full
-// duplex.
+// EnableFullDuplex does nothing, because a handler can always read and write at the same time in
+// HTTP/2. http.ResponseController calls it.
 func (w *response) EnableFullDuplex() error { return nil }
 
-// complete frames the rest of the response. The caller holds c.mu.
+// complete appends the frames of the response that are missing when the handler has returned:
+// header, collected body and trailers. It resets the stream if the handler has written less than
+// its Content-Length. The caller holds c.mu and sends the frames.
 func (w *response) complete() {
 	if w.status == 0 {
 		w.status = http.StatusOK
@@ -205,8 +215,10 @@ func (w *response) complete() {
 	}
 }
 
-// frame frames the header, if that has not happened yet, the buffered bytes and p. The caller holds
-// c.mu, which is released while frame waits for window or buffer space.
+// frame appends frames for the header, if that has not happened yet, the collected bytes and p to
+// the output buffer. end is set for the last call; it also appends the trailers. The caller holds
+// c.mu, which is released while frame waits for flow control window or buffer space. It returns an
+// error if the stream is closed or a deadline expires.
 func (w *response) frame(p []byte, end bool) error {
 	st := w.stream
 	if st.closed {
@@ -254,7 +266,9 @@ func (w *response) frame(p []byte, end bool) error {
 	return nil
 }
 
-// data frames a part of the body, and waits for window and buffer space as needed.
+// data appends p as DATA frames to the output buffer, and waits for flow control window and buffer
+// space as needed. end is set if p is the end of the stream. The caller holds c.mu, which is
+// released while data waits.
 func (st *stream) data(p []byte, end bool) error {
 	c := st.c
 	for {
@@ -304,7 +318,9 @@ func (st *stream) data(p []byte, end bool) error {
 	}
 }
 
-// frameHeaders frames the response header.
+// frameHeaders appends the HEADERS frame of the response. before and p are the first bytes of the
+// body, from which a missing Content-Type is detected. end is set if there is no body. The caller
+// holds c.mu.
 func (w *response) frameHeaders(before, p []byte, end bool) {
 	c, h := w.stream.c, w.Header()
 	first := before
@@ -330,7 +346,8 @@ func (w *response) frameHeaders(before, p []byte, end bool) {
 	w.stream.headers(end)
 }
 
-// informational frames an informational (1xx) response. The caller holds c.mu.
+// informational appends a response with a 1xx status, such as 100 Continue, and the header h. The
+// caller holds c.mu and sends it.
 func (w *response) informational(status int, h http.Header) {
 	c := w.stream.c
 	c.block.Reset()
@@ -339,7 +356,7 @@ func (w *response) informational(status int, h http.Header) {
 	w.stream.headers(false)
 }
 
-// hasTrailers reports whether the response has trailers.
+// hasTrailers reports whether the handler has declared or set trailers.
 func (w *response) hasTrailers() bool {
 	if len(w.announced) > 0 {
 		return true
@@ -352,7 +369,8 @@ func (w *response) hasTrailers() bool {
 	return false
 }
 
-// frameTrailers frames the trailers.
+// frameTrailers appends the frame with the trailers, or an empty DATA frame if the declared
+// trailers have no values. It ends the stream. The caller holds c.mu.
 func (w *response) frameTrailers() {
 	c := w.stream.c
 	c.block.Reset()
@@ -373,7 +391,7 @@ func (w *response) frameTrailers() {
 	w.stream.headers(true)
 }
 
-// fields encodes a header without the fields that HTTP/2 does not allow.
+// fields encodes the fields of a header into block, without those that HTTP/2 does not allow.
 func (o *output) fields(h http.Header) {
 	for name, values := range h {
 		switch name {
@@ -393,8 +411,8 @@ func (o *output) fields(h http.Header) {
 	}
 }
 
-// field encodes a header field if its value is valid. Values that rarely repeat are not added to
-// the compression table.
+// field encodes one header field into block. A field with an invalid value is omitted. Values that
+// rarely repeat are not added to the compression table.
 func (o *output) field(name, value string) {
 	if !httpguts.ValidHeaderFieldValue(value) {
 		return
@@ -402,10 +420,12 @@ func (o *output) field(name, value string) {
 	_ = o.encoder.WriteField(hpack.HeaderField{Name: name, Value: value, Sensitive: notIndexed[name]}) // writes to memory
 }
 
-// notIndexed contains the names of fields whose values rarely repeat.
+// notIndexed contains the names of header fields whose values rarely repeat, so that adding them to
+// the compression table has no benefit.
 var notIndexed = map[string]bool{"audit-id": true, "content-length": true, "etag": true, "location": true, "set-cookie": true, "authorization": true}
 
-// headers frames the encoded header block.
+// headers appends the header block that was encoded last as a HEADERS frame, followed by
+// CONTINUATION frames if it is large. end is set if the stream ends with it. The caller holds c.mu.
 func (st *stream) headers(end bool) {
 	c := st.c
 	block := c.block.Bytes()
@@ -441,7 +461,7 @@ func statusText(status int) string {
 	return strconv.Itoa(status)
 }
 
-// dateValue is a formatted Date header value.
+// dateValue is the value of the Date header for one second.
 type dateValue struct {
 	unix int64
 	text string

@@ -41,7 +41,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// server contains the state that the connections of an http.Server share.
+// server contains the state that the HTTP/2 connections of one http.Server share.
 type server struct {
 	cfg  Config
 	http *http.Server
@@ -74,7 +74,8 @@ func Configure(srv *http.Server, cfg Config) {
 	srv.RegisterOnShutdown(s.shutdown)
 }
 
-// serve runs a connection until it is closed.
+// serve serves a connection on which the client has negotiated HTTP/2, until it is closed. net/http
+// calls it after the TLS handshake.
 func (s *server) serve(_ *http.Server, tc *tls.Conn, handler http.Handler) {
 	base := context.Background()
 	// net/http passes the context of the connection this way.
@@ -95,7 +96,8 @@ func (s *server) serve(_ *http.Server, tc *tls.Conn, handler http.Handler) {
 	c.serve()
 }
 
-// shutdown closes all connections after their active requests.
+// shutdown makes all connections refuse new requests and close after their active ones.
+// http.Server.Shutdown calls it.
 func (s *server) shutdown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,17 +115,18 @@ func (s *server) isDraining() bool {
 	return s.draining
 }
 
-// maxIdleWorkers is the maximum number of idle worker goroutines.
+// maxIdleWorkers is the maximum number of worker goroutines that wait for the next request.
 const maxIdleWorkers = 64
 
-// workers are reusable goroutines that run handlers.
+// workers are the goroutines that run request handlers. They are reused, because a new goroutine
+// would have to grow its stack first.
 type workers struct {
 	mu    sync.Mutex
 	conns int            // without connections there are no idle workers
 	idle  []chan *stream // idle workers, used in last-in, first-out order
 }
 
-// run serves a stream in an idle or new worker.
+// run makes an idle or new worker serve the request of a stream. It does not block.
 func (w *workers) run(st *stream) {
 	w.mu.Lock()
 	if n := len(w.idle); n > 0 {
@@ -137,6 +140,8 @@ func (w *workers) run(st *stream) {
 	go w.work(st)
 }
 
+// work serves st and then the streams that run passes to this worker, until there are enough idle
+// workers or no connections.
 func (w *workers) work(st *stream) {
 	next := make(chan *stream, 1)
 	for st != nil {
@@ -159,7 +164,7 @@ func (w *workers) connected() {
 	w.mu.Unlock()
 }
 
-// disconnected counts a closed connection. After the last one it stops the idle workers.
+// disconnected counts a closed connection. After the last one, it terminates the idle workers.
 func (w *workers) disconnected() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -172,7 +177,7 @@ func (w *workers) disconnected() {
 	w.idle = nil
 }
 
-// maxHeaders returns the maximum size of a header list, in bytes.
+// maxHeaders returns the maximum size of a request header, in bytes, that is announced to clients.
 func (s *server) maxHeaders() uint32 {
 	n := s.http.MaxHeaderBytes
 	if n <= 0 {
@@ -182,7 +187,7 @@ func (s *server) maxHeaders() uint32 {
 	return uint32(min(n+10*32, 1<<31-1))
 }
 
-// keepaliveInterval returns the maximum interval of conn.checkKeepalive.
+// keepaliveInterval returns the maximum time until conn.checkKeepalive runs next.
 func (s *server) keepaliveInterval() time.Duration {
 	every := time.Minute
 	for _, d := range []time.Duration{s.cfg.PingAfter, s.http.IdleTimeout} {

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// stream is a request and its response. The connection's lock guards it, except for the fields of
-// the handler.
+// stream is one request and its response. The connection's lock guards it, except for the fields
+// that only the handler uses.
 type stream struct {
 	c      *conn
 	id     uint32
@@ -47,7 +47,8 @@ type stream struct {
 	overrideHandler http.HandlerFunc
 }
 
-// requestBody is what was received of a request's body. The connection's lock guards it.
+// requestBody is the received part of a request body that the handler has not read, and the state
+// of receiving it. The connection's lock guards it.
 type requestBody struct {
 	// body[read:] is the part of the body that was received but not read by the handler yet.
 	body []byte
@@ -65,13 +66,16 @@ type requestBody struct {
 	trailer   http.Header // received trailers; nil if there are none
 }
 
-// The events that a stream can wait for.
+// What a handler can wait for: data of the request body, or space to write the response. Each has a
+// deadline.
 const (
 	reading = iota
 	writing
 )
 
-// newStream creates a stream from a HEADERS frame.
+// newStream creates a stream from the HEADERS frame of a request. It returns a StreamError if the
+// request is malformed. Invalid or too large headers are not an error; the stream then responds
+// with 400 or 431 instead of calling the handler.
 func newStream(c *conn, f *http2.MetaHeadersFrame) (*stream, error) {
 	malformed := http2.StreamError{StreamID: f.StreamID, Code: http2.ErrCodeProtocol}
 	var method, scheme, authority, path string
@@ -159,8 +163,8 @@ func newStream(c *conn, f *http2.MetaHeadersFrame) (*stream, error) {
 	return st, nil
 }
 
-// requestHeader returns the header of a request, or an error if it contains fields that HTTP/2 does
-// not allow.
+// requestHeader returns the header of a request, and an error if it contains fields that HTTP/2
+// does not allow.
 func requestHeader(f *http2.MetaHeadersFrame) (http.Header, error) {
 	fields := f.RegularFields()
 	header := make(http.Header, len(fields))
@@ -189,7 +193,8 @@ func requestHeader(f *http2.MetaHeadersFrame) (http.Header, error) {
 	return header, err
 }
 
-// announced returns the trailers that the Trailer field declares, and removes that field.
+// announced returns a header with the names of the trailers that the Trailer field declares, or
+// nil, and removes that field from header.
 func announced(header http.Header) http.Header {
 	values, ok := header["Trailer"]
 	if !ok {
@@ -212,13 +217,14 @@ func announced(header http.Header) http.Header {
 	return out
 }
 
-// serve runs the handler and finishes the response.
+// serve runs the handler and completes the response. If the handler panics, it resets the stream
+// and logs the panic.
 func (st *stream) serve() {
 	panicked := true
 	defer func() {
 		if panicked {
 			if v := recover(); v != nil && v != http.ErrAbortHandler { //nolint:errorlint // what panics is compared as it is
-				st.c.server.cfg.Log.Error("HTTP/2 request handler panicked", "method", st.request.Method, "path", st.request.URL.Path, "client", st.c.remote, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+				st.c.server.cfg.Log.Error("HTTP/2 request handler panicked, the request was aborted: report this bug with the stack", "method", st.request.Method, "path", st.request.URL.Path, "client", st.c.remote, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 			}
 		}
 		st.finish(panicked)
@@ -231,7 +237,8 @@ func (st *stream) serve() {
 	panicked = false
 }
 
-// finish completes the response and the stream after the handler has returned.
+// finish completes the response and closes the stream after the handler has returned. panicked
+// means that the stream is reset instead.
 func (st *stream) finish(panicked bool) {
 	c := st.c
 	c.mu.Lock()
@@ -252,12 +259,13 @@ func (st *stream) finish(panicked bool) {
 	c.sendAll()
 }
 
-// resetAfter is the delay between the response and the reset of a stream whose body is not needed.
+// resetAfter is the delay between the complete response and the reset of a stream whose request
+// body is incomplete and not needed.
 const resetAfter = 50 * time.Millisecond
 
-// abandon closes a stream whose response does not depend on the rest of the body. The reset is
-// delayed, because some clients, including curl 7.88, discard a response that arrives together with
-// a reset. The caller holds c.mu.
+// abandon closes a stream after the complete response although the client is still sending the
+// request body. The reset is delayed, because some clients, including curl 7.88, discard a response
+// that arrives together with a reset. The caller holds c.mu.
 func (st *stream) abandon() {
 	c := st.c
 	st.abandoned, st.bodyDiscarded = true, true
@@ -272,7 +280,8 @@ func (st *stream) abandon() {
 	})
 }
 
-// reset closes a stream with an error code. The caller holds c.mu and sends the frame.
+// reset appends RST_STREAM with the error code and closes the stream. It does nothing if the stream
+// is closed. The caller holds c.mu and sends the frame.
 func (st *stream) reset(code http2.ErrCode) {
 	if st.closed || st.c.failed {
 		return
@@ -282,7 +291,8 @@ func (st *stream) reset(code http2.ErrCode) {
 	st.close(errClosed)
 }
 
-// close closes a stream: nothing more is received or sent. The caller holds c.mu.
+// close closes the stream: nothing more is received or sent, and the context of the request is
+// canceled. The handler's reads and writes return err. The caller holds c.mu.
 func (st *stream) close(err error) {
 	if st.closed {
 		return
@@ -306,8 +316,9 @@ func (st *stream) close(err error) {
 	}
 }
 
-// wait waits for a change of the stream. It returns an error when the deadline expires. The caller
-// holds c.mu, which is released during the wait.
+// wait blocks until the stream has changed, or returns an error when the deadline for what (reading
+// or writing) expires. The caller holds c.mu, which is released during the wait, and checks its
+// condition again.
 func (st *stream) wait(what int) error {
 	if until := st.deadlines[what]; !until.IsZero() {
 		left := time.Until(until)
@@ -331,7 +342,8 @@ func (st *stream) wait(what int) error {
 	return nil
 }
 
-// setDeadline sets the read or write deadline.
+// setDeadline sets the deadline for what: reading or writing. The zero time means none. A waiting
+// handler applies it immediately.
 func (st *stream) setDeadline(what int, t time.Time) {
 	st.c.mu.Lock()
 	defer st.c.mu.Unlock()
@@ -339,7 +351,8 @@ func (st *stream) setDeadline(what int, t time.Time) {
 	st.wake.Broadcast()
 }
 
-// onData handles a DATA frame. The caller has subtracted it from the window of the connection.
+// onData handles a DATA frame: it stores the data for the handler. The caller holds c.mu and has
+// subtracted the length from the receive window of the connection.
 func (st *stream) onData(f *http2.DataFrame) error {
 	c, data := st.c, f.Data()
 	n := int64(f.Length)
@@ -378,7 +391,8 @@ func (st *stream) onData(f *http2.DataFrame) error {
 	return c.answerSoon()
 }
 
-// keep appends received data to the buffer from which the handler reads the request body.
+// keep appends data to the buffer from which the handler reads the request body. It moves unread
+// bytes to the beginning of the buffer if that saves memory.
 func (st *stream) keep(data []byte) {
 	if st.read > 0 && st.read == len(st.body) {
 		st.body, st.read = st.body[:0], 0
@@ -392,8 +406,8 @@ func (st *stream) keep(data []byte) {
 	st.body = append(st.body, data...)
 }
 
-// returnWindow allows the client to send n more body bytes. To save frames, the client is notified when
-// enough bytes have accumulated.
+// returnWindow allows the client to send n more bytes of this request body. To save frames, a
+// WINDOW_UPDATE is appended only when enough bytes have accumulated. The caller holds c.mu.
 func (st *stream) returnWindow(n int64) {
 	st.windowUpdate += n
 	if st.windowUpdate >= receiveWindow/4 {
@@ -403,7 +417,8 @@ func (st *stream) returnWindow(n int64) {
 	}
 }
 
-// onTrailer handles the trailers.
+// onTrailer handles the HEADERS frame with the trailers of a request, which ends its body. The
+// caller holds c.mu.
 func (st *stream) onTrailer(f *http2.MetaHeadersFrame) error {
 	if st.bodyComplete {
 		return http2.StreamError{StreamID: st.id, Code: http2.ErrCodeStreamClosed}
@@ -423,7 +438,7 @@ func (st *stream) onTrailer(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
-// body is the request body that the handler reads.
+// body is the http.Request.Body of a stream.
 type body struct {
 	stream *stream
 	// expectContinue is set when the client waits for a 100 Continue response.
@@ -432,7 +447,9 @@ type body struct {
 
 var errBodyClosed = http.ErrBodyReadAfterClose
 
-// Read implements io.Reader.
+// Read implements io.Reader. It blocks until a part of the body is received. It returns an error if
+// the stream is closed before the body is complete, or the read deadline expires. If the client
+// expects it, the first call sends 100 Continue.
 func (b *body) Read(p []byte) (int, error) {
 	st := b.stream
 	c := st.c
@@ -477,7 +494,7 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 }
 
-// Close implements io.Closer. It discards the rest of the body.
+// Close implements io.Closer. It discards the part of the body that was not read.
 func (b *body) Close() error {
 	st := b.stream
 	st.c.mu.Lock()

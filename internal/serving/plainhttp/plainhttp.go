@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Server serves until it is closed.
+// Server is an HTTP server that is running in the background until it is closed.
 type Server struct {
 	http *http.Server
 	addr net.Addr
@@ -17,8 +17,8 @@ type Server struct {
 	err  error // valid after done is closed
 }
 
-// Serve listens on address (HOST:PORT) and serves requests with handler in the background. The
-// caller must close the Server.
+// Serve listens on address (HOST:PORT) and serves requests with handler in the background. It
+// returns an error if it cannot listen. The caller must close the Server.
 func Serve(address string, handler http.Handler) (*Server, error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -40,7 +40,7 @@ func ServeListener(listener net.Listener, handler http.Handler) *Server {
 	return s
 }
 
-// Addr returns the listening address.
+// Addr returns the address on which the server listens.
 func (s *Server) Addr() net.Addr { return s.addr }
 
 // Done returns a channel that is closed when the server has stopped because it was closed or

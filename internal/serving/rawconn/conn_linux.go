@@ -26,7 +26,7 @@ func (p *MonitorWaker) Conn(c net.Conn) net.Conn {
 	return out
 }
 
-// conn is a TCP connection.
+// conn is a TCP connection that reads and writes with raw system calls.
 type conn struct {
 	*net.TCPConn
 	raw     syscall.RawConn
@@ -34,8 +34,8 @@ type conn struct {
 	in, out transfer
 }
 
-// transfer is the state of reads or writes. try is created once, so that calls do not allocate
-// memory.
+// transfer is the state of one direction of a connection. try reads or writes data once, as a
+// callback of the network poller. It is created once, so that calls do not allocate memory.
 type transfer struct {
 	try func(fd uintptr) (done bool)
 
@@ -45,7 +45,7 @@ type transfer struct {
 	err  error
 }
 
-// Read implements io.Reader.
+// Read implements io.Reader. It waits in the network poller until data is available.
 func (c *conn) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -58,7 +58,8 @@ func (c *conn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Write implements io.Writer.
+// Write implements io.Writer. It waits in the network poller until all bytes are accepted or the
+// deadline expires.
 func (c *conn) Write(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
@@ -67,7 +68,8 @@ func (c *conn) Write(p []byte) (int, error) {
 	return c.out.run(c.raw.Write, p)
 }
 
-// run transfers p. It waits in the network poller when the socket would block.
+// run reads into p or writes p, and returns the number of transferred bytes. wait is the Read or
+// Write method of the raw connection, which calls t.try again whenever the socket is ready.
 func (t *transfer) run(wait func(func(uintptr) bool) error, p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -80,7 +82,8 @@ func (t *transfer) run(wait func(func(uintptr) bool) error, p []byte) (int, erro
 	return t.n, err
 }
 
-// read reads the available bytes. It reports false if there are none.
+// read reads the available bytes from the socket fd. It returns false if there are none, so that
+// the caller waits.
 func (t *transfer) read(fd uintptr) bool {
 	for {
 		n, _, errno := syscall.RawSyscall(syscall.SYS_READ, fd, uintptr(unsafe.Pointer(&t.data[0])), uintptr(len(t.data)))
@@ -98,7 +101,8 @@ func (t *transfer) read(fd uintptr) bool {
 	}
 }
 
-// write writes until the socket would block. It reports whether all bytes were written.
+// write writes to the socket fd. It returns true if all bytes are written or on an error, and false
+// if the socket would block, so that the caller waits.
 func (t *transfer) write(fd uintptr) bool {
 	for t.n < len(t.data) {
 		rest := t.data[t.n:]

@@ -20,17 +20,18 @@ import (
 	"time"
 )
 
-// MonitorWaker is shared by connections. While one of them is used, it runs a timer that wakes the
-// scheduler's monitor thread. The zero value is ready to use. MonitorWaker is safe for concurrent
-// use.
+// MonitorWaker keeps the scheduler's monitor thread awake while connections are used: it runs a
+// timer that wakes the thread. Connections share one. The zero value is ready to use. MonitorWaker
+// is safe for concurrent use.
 type MonitorWaker struct {
 	used, running atomic.Bool
 }
 
-// tickInterval is the longest time that a goroutine may run while others wait for a processor.
+// tickInterval is the interval of the timer, and so the longest time that a goroutine may run while
+// others wait for a processor.
 const tickInterval = 10 * time.Millisecond
 
-// use records that a connection is used.
+// use records that a connection is used, and starts the timer if it is not running.
 func (p *MonitorWaker) use() {
 	if !p.used.Load() {
 		p.used.Store(true)
@@ -40,6 +41,8 @@ func (p *MonitorWaker) use() {
 	}
 }
 
+// tick runs when the timer fires, which has woken the monitor thread. It starts the timer again if
+// a connection was used meanwhile.
 func (p *MonitorWaker) tick() {
 	if p.used.Swap(false) {
 		time.AfterFunc(tickInterval, p.tick)
@@ -48,7 +51,7 @@ func (p *MonitorWaker) tick() {
 	p.running.Store(false)
 }
 
-// Listen returns a listener whose TCP connections use raw system calls.
+// Listen returns a listener whose TCP connections read and write with raw system calls.
 func (p *MonitorWaker) Listen(l net.Listener) net.Listener { return listener{l, p} }
 
 type listener struct {
@@ -56,7 +59,7 @@ type listener struct {
 	waker *MonitorWaker
 }
 
-// Accept implements net.Listener.
+// Accept implements net.Listener. The connection uses raw system calls if it is a TCP connection.
 func (l listener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
@@ -65,8 +68,9 @@ func (l listener) Accept() (net.Conn, error) {
 	return l.waker.Conn(c), nil
 }
 
-// Dialer returns a function that connects to HOST:PORT. A connection fails if the peer does not
-// acknowledge data for timeout; zero means the default of the system.
+// Dialer returns a function that connects to HOST:PORT and returns a connection with raw system
+// calls. The connection fails if the peer does not acknowledge data for timeout; zero means the
+// default of the system.
 func (p *MonitorWaker) Dialer(timeout time.Duration) func(ctx context.Context, address string) (net.Conn, error) {
 	dialer := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error { return setTimeout(c, timeout) }}
 	return func(ctx context.Context, address string) (net.Conn, error) {

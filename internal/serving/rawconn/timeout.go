@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// setTimeout limits the time that sent data may remain unacknowledged.
+// setTimeout makes the connection fail if the peer does not acknowledge sent data for timeout
+// (TCP_USER_TIMEOUT). It does nothing if timeout is not positive.
 func setTimeout(c syscall.RawConn, timeout time.Duration) error {
 	if timeout <= 0 {
 		return nil

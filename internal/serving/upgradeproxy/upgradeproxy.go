@@ -27,7 +27,8 @@ func NewHandler(at *url.URL, rt http.RoundTripper, wrap, required bool, responde
 	return h
 }
 
-// connectTransport connects like its RoundTripper and does not modify requests.
+// connectTransport connects to backends of upgraded connections with the dialer and TLS
+// configuration of its RoundTripper. It does not modify requests.
 type connectTransport struct{ http.RoundTripper }
 
 var (
@@ -35,7 +36,7 @@ var (
 	_ utilnet.RoundTripperWrapper      = connectTransport{}
 )
 
-// WrapRequest implements proxy.UpgradeRequestRoundTripper.
+// WrapRequest implements proxy.UpgradeRequestRoundTripper. It returns req unchanged.
 func (connectTransport) WrapRequest(req *http.Request) (*http.Request, error) { return req, nil }
 
 // WrappedRoundTripper implements utilnet.RoundTripperWrapper. The result is only used to determine
@@ -60,7 +61,8 @@ func (d connectTransport) WrappedRoundTripper() http.RoundTripper {
 	}}
 }
 
-// ignoreWriteErrors is a connection whose closing is detected only by reading.
+// ignoreWriteErrors is a connection to a backend whose writes never fail. That the backend has
+// closed the connection is detected only by reading, after all its data was read.
 type ignoreWriteErrors struct{ net.Conn }
 
 // Write writes p. It ignores errors, because the peer may have closed the connection.

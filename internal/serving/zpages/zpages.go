@@ -35,7 +35,7 @@ const group = "config.k8s.io"
 // Flags maps the names of command line flags to their values.
 type Flags map[string]string
 
-// FlagsOf returns the current flags of a command.
+// FlagsOf returns the names and current values of all flags of a command.
 func FlagsOf(set *pflag.FlagSet) Flags {
 	out := Flags{}
 	set.VisitAll(func(f *pflag.Flag) { out[f.Name] = f.Value.String() })
@@ -109,7 +109,8 @@ func started() time.Time {
 	return time.Unix(int64(at), 0)
 }
 
-// Flagz returns the /flagz handler of a component.
+// Flagz returns the /flagz handler of a component, which shows its command line flags and their
+// values.
 func Flagz(component string, flags Flags) http.Handler {
 	return page("flagz", func(kind metav1.TypeMeta) (any, string) {
 		var text strings.Builder
@@ -121,7 +122,9 @@ func Flagz(component string, flags Flags) http.Handler {
 	})
 }
 
-// page returns a handler that responds with text, or with an object in JSON or YAML.
+// page returns the handler of an endpoint with the name (statusz or flagz). Depending on the Accept
+// header it responds with the text or, as JSON or YAML, with the object that content returns for a
+// kind and version.
 func page(name string, content func(metav1.TypeMeta) (any, string)) http.Handler {
 	kind := strings.ToUpper(name[:1]) + name[1:]
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -152,8 +155,8 @@ func page(name string, content func(metav1.TypeMeta) (any, string)) http.Handler
 	})
 }
 
-// negotiate returns the first supported media type that a client accepts: text, or a version of
-// kind.
+// negotiate returns the first media type in an Accept header that is supported: text, or a version
+// of kind in JSON or YAML. version is empty for text. ok is false if there is none.
 func negotiate(accept, kind string) (media, version string, ok bool) {
 	if strings.TrimSpace(accept) == "" {
 		return "text/plain", "", true
@@ -199,7 +202,8 @@ func notAcceptable(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(raw)
 }
 
-// Configz returns the /configz handler for a configuration with the name.
+// Configz returns the /configz handler of a component, which shows its configuration as JSON. name
+// is the key of the configuration; config returns the current one.
 func Configz(name string, config func() any) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		raw, err := json.Marshal(map[string]any{name: config()})
@@ -222,7 +226,8 @@ func SetVerbosity(level *slog.LevelVar, v int) {
 	}
 }
 
-// DebugFlags returns the handlers of the paths below /debug/flags, which change level at run time.
+// DebugFlags returns the handlers below /debug/flags by path. A PUT of a number to /debug/flags/v
+// changes level like the flag -v.
 func DebugFlags(level *slog.LevelVar) map[string]http.Handler {
 	index := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
@@ -251,7 +256,7 @@ func DebugFlags(level *slog.LevelVar) map[string]http.Handler {
 	}
 }
 
-// Profiles returns the handlers of the paths below /debug/pprof.
+// Profiles returns the handlers of net/http/pprof by path, all below /debug/pprof.
 func Profiles() map[string]http.Handler {
 	return map[string]http.Handler{
 		"/debug/pprof":         http.RedirectHandler("/debug/pprof/", http.StatusFound),

@@ -10,7 +10,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// CSRCondition returns a request's condition of a type, or nil.
+// CSRCondition returns the condition of type t of a CertificateSigningRequest, or nil.
 func CSRCondition(csr *certificatesv1.CertificateSigningRequest, t certificatesv1.RequestConditionType) *certificatesv1.CertificateSigningRequestCondition {
 	for i := range csr.Status.Conditions {
 		if csr.Status.Conditions[i].Type == t {
@@ -20,8 +20,8 @@ func CSRCondition(csr *certificatesv1.CertificateSigningRequest, t certificatesv
 	return nil
 }
 
-// CheckKubeletClient returns nil if a request is valid for a kubelet client certificate, and the
-// reason otherwise.
+// CheckKubeletClient returns an error with the reason if a request is not valid for a client certificate of a kubelet.
+// req is the decoded request of a CertificateSigningRequest and usages its key usages.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#kubernetes-signers
 func CheckKubeletClient(req *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
@@ -41,8 +41,8 @@ func CheckKubeletClient(req *x509.CertificateRequest, usages []certificatesv1.Ke
 	return checkUsages(usages, certificatesv1.UsageClientAuth)
 }
 
-// CheckKubeletServing returns nil if a request is valid for a kubelet serving certificate, and the
-// reason otherwise.
+// CheckKubeletServing returns an error with the reason if a request is not valid for a serving certificate of a
+// kubelet. req is the decoded request of a CertificateSigningRequest and usages its key usages.
 func CheckKubeletServing(req *x509.CertificateRequest, usages []certificatesv1.KeyUsage) error {
 	if err := checkKubeletSubject(req); err != nil {
 		return err
@@ -58,6 +58,7 @@ func CheckKubeletServing(req *x509.CertificateRequest, usages []certificatesv1.K
 	return checkUsages(usages, certificatesv1.UsageServerAuth)
 }
 
+// checkKubeletSubject returns an error unless the subject of the request is that of a node.
 func checkKubeletSubject(req *x509.CertificateRequest) error {
 	if !slices.Equal(req.Subject.Organization, []string{"system:nodes"}) {
 		return errors.New("subject organization is not system:nodes")
@@ -68,8 +69,8 @@ func checkKubeletSubject(req *x509.CertificateRequest) error {
 	return nil
 }
 
-// checkUsages checks that usages contains exactly what a TLS certificate needs. Key encipherment is
-// optional, because only RSA needs it.
+// checkUsages returns an error unless usages are digital signature and auth, optionally with key encipherment, which
+// only RSA keys need.
 func checkUsages(usages []certificatesv1.KeyUsage, auth certificatesv1.KeyUsage) error {
 	needed := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, auth}
 	for _, u := range needed {
@@ -85,6 +86,7 @@ func checkUsages(usages []certificatesv1.KeyUsage, auth certificatesv1.KeyUsage)
 	return nil
 }
 
+// badUsages returns upstream's error for key usages that do not match.
 func badUsages(auth certificatesv1.KeyUsage) error {
 	return fmt.Errorf("usages did not match [digital signature %s] or [key encipherment digital signature %s]", auth, auth)
 }

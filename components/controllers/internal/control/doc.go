@@ -18,7 +18,7 @@ import (
 	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Env contains the dependencies that every controller has.
+// Env contains the dependencies that every controller has. Each controller gets its own copy.
 type Env struct {
 	// Kube is the API client, which authenticates as the controller's user.
 	Kube kubernetes.Interface
@@ -38,7 +38,7 @@ type Env struct {
 	Workers int
 }
 
-// Register registers the metrics of a controller. It does nothing if e.Metrics is nil.
+// Register registers the metrics of a controller with e.Metrics. It does nothing if e.Metrics is nil.
 func (e Env) Register(all ...prometheus.Collector) error {
 	if e.Metrics == nil {
 		return nil

@@ -13,14 +13,14 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// Recorder writes events to the API server between Start and the cancellation of Start's context,
-// and drops events at other times. It is safe for concurrent use.
+// Recorder writes Event objects to the API server. It accepts events from Start until the context of Start is done, and
+// drops events at other times. It implements record.EventRecorder and is safe for concurrent use.
 type Recorder struct {
 	component string
 	kube      kubernetes.Interface
 	recorder  atomic.Pointer[record.EventRecorderLogger]
 
-	mu sync.Mutex // guards the fields below, and writes of to
+	mu sync.Mutex // guards the fields below, and writes to recorder
 	// newBroadcaster creates the broadcaster and returns its recorder. It is nil while the Recorder does not
 	// run.
 	newBroadcaster func() record.EventRecorderLogger
@@ -28,15 +28,15 @@ type Recorder struct {
 	stopBroadcaster func()
 }
 
-// NewRecorder creates a recorder of events with the source component, such as
-// "deployment-controller".
+// NewRecorder returns a Recorder whose events have the source component, such as "deployment-controller". The caller
+// calls Start.
 func NewRecorder(kube kubernetes.Interface, component string) *Recorder {
 	return &Recorder{component: component, kube: kube}
 }
 
-// Start accepts events from its return until ctx is canceled; the returned function waits until the
-// recorder has stopped. The broadcaster, which has two queues of a thousand events, is created at
-// the first event, because most controllers rarely emit events.
+// Start makes the Recorder accept events until ctx is done. The returned function waits until it has stopped after
+// that. client-go's event broadcaster, which has two queues of a thousand events, is created for the first event,
+// because most controllers rarely emit events.
 func (r *Recorder) Start(ctx context.Context) (wait func()) {
 	done := make(chan struct{})
 	r.mu.Lock()
@@ -64,7 +64,8 @@ func (r *Recorder) Start(ctx context.Context) (wait func()) {
 	return func() { <-done }
 }
 
-// current returns the broadcaster's recorder, or nil if the Recorder does not run.
+// current returns the recorder of the event broadcaster, which it creates if necessary, or nil if the Recorder does not
+// accept events.
 func (r *Recorder) current() record.EventRecorderLogger {
 	if to := r.recorder.Load(); to != nil {
 		return *to

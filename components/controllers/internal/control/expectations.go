@@ -8,13 +8,13 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// expectationTimeout is how long a controller waits until its informers show its own writes. Writes
-// that are not observed by then were missed.
+// expectationTimeout is how long a controller waits for its informers to show its own writes. After that, it assumes
+// that the informers have missed them.
 const expectationTimeout = 5 * time.Minute
 
-// Expectations tracks which writes of a controller its informers have not shown yet, by the key of
-// the owner. Without them, a controller would repeat writes that its cache does not contain yet. It
-// is safe for concurrent use.
+// Expectations tracks the pods that a controller has created or deleted but its informers have not shown yet. A
+// controller does not create or delete more pods of an owner until then, because it would repeat writes that its cache
+// does not contain. The key identifies the owner, such as a ReplicaSet. It is safe for concurrent use.
 type Expectations struct {
 	clock clock.PassiveClock
 
@@ -22,6 +22,7 @@ type Expectations struct {
 	pending map[string]*expectation // guarded by mu
 }
 
+// expectation is the pending writes of one owner: a number of creations, and the IDs of deleted pods.
 type expectation struct {
 	creations int
 	deletions sets.Set[string]
@@ -33,12 +34,12 @@ func NewExpectations(c clock.PassiveClock) *Expectations {
 	return &Expectations{clock: c, pending: map[string]*expectation{}}
 }
 
-// Satisfied reports whether all expected writes of key were observed or have timed out.
+// Satisfied reports whether no write for the owner key is pending, because all were observed or have timed out.
 func (e *Expectations) Satisfied(key string) bool { return e.Left(key) <= 0 }
 
-// Left returns how long the expected writes of key may at most remain pending; zero if all were
-// observed or have timed out. The caller checks again after that time, because an object that was
-// created and deleted while the informer was disconnected is never observed.
+// Left returns how long the pending writes for the owner key may remain unobserved, or zero if none is pending. The
+// caller should sync the owner again after that time, because an object that was created and deleted while the informer
+// was disconnected is never observed.
 func (e *Expectations) Left(key string) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -49,15 +50,15 @@ func (e *Expectations) Left(key string) time.Duration {
 	return max(0, expectationTimeout-e.clock.Since(x.since))
 }
 
-// Expect replaces the expectations of key with n creations and the deletions of the objects with
-// these IDs (see ID). It is called before the writes.
+// Expect replaces the pending writes for the owner key by n creations and the deletions of the pods with these IDs (see
+// ID). Call it before the writes, so that the informer's events cannot come first.
 func (e *Expectations) Expect(key string, n int, deletions ...string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.pending[key] = &expectation{creations: n, deletions: sets.New(deletions...), since: e.clock.Now()}
 }
 
-// Created removes one expected creation because it was observed or failed.
+// Created removes one pending creation for the owner key, because it was observed or has failed.
 func (e *Expectations) Created(key string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -66,7 +67,7 @@ func (e *Expectations) Created(key string) {
 	}
 }
 
-// Deleted removes the expected deletion of id because it was observed or failed.
+// Deleted removes the pending deletion of the pod id for the owner key, because it was observed or has failed.
 func (e *Expectations) Deleted(key, id string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -75,7 +76,7 @@ func (e *Expectations) Deleted(key, id string) {
 	}
 }
 
-// Forget removes the expectations of key because its owner was deleted.
+// Forget removes all pending writes for the owner key, because the owner was deleted.
 func (e *Expectations) Forget(key string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -5,11 +5,11 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// byNode is the name of the index that AddNodeIndex adds.
+// byNode is the name of the pod index that AddNodeIndex adds.
 const byNode = "spec.nodeName"
 
-// AddNodeIndex indexes pods by their node, unless the informer already has the index. It is not
-// safe for concurrent use.
+// AddNodeIndex adds an index by node name to the pod informer, unless it already has the index. Call it before the
+// informer is started. It is not safe for concurrent use.
 func AddNodeIndex(pods cache.SharedIndexInformer) error {
 	if _, ok := pods.GetIndexer().GetIndexers()[byNode]; ok {
 		return nil
@@ -23,7 +23,8 @@ func AddNodeIndex(pods cache.SharedIndexInformer) error {
 	}})
 }
 
-// PodsOnNode returns the pods bound to a node. The index must have been added by AddNodeIndex.
+// PodsOnNode returns the pods that are bound to a node, including terminated ones. index is the indexer of an informer
+// to which AddNodeIndex has added the index.
 func PodsOnNode(index cache.Indexer, node string) ([]*corev1.Pod, error) {
 	objs, err := index.ByIndex(byNode, node)
 	if err != nil {

@@ -25,7 +25,8 @@ const (
 	maxPrepareBackoff = 10 * time.Second
 )
 
-// queueNames are upstream's names in metrics, for loops that have another name here.
+// queueNames maps the names of loops to upstream's names of their work queues, which metrics use. Other loops have the
+// same name as upstream's queue.
 var queueNames = map[string]string{
 	"rootca":                           "root_ca_cert_publisher",
 	"resourcequota":                    "resourcequota_primary",
@@ -54,17 +55,18 @@ var queueNames = map[string]string{
 	"clustertrustbundle":               "ca_cert_publisher_cluster_trust_bundles",
 }
 
-// ErrStale is returned by a sync because the cache does not contain the controller's last writes
-// yet. The sync is retried.
+// ErrStale is returned by a sync function if the informer cache does not contain the controller's last writes yet. The
+// Loop retries the sync with back-off and logs it at debug level only.
 var ErrStale = errors.New("informer cache is out of date")
 
-// ErrNoRetry is returned by a sync if a retry does not help. The controller adds the key again when
-// an event allows progress.
+// ErrNoRetry is returned, wrapped with the reason, by a sync function if a retry does not help. The Loop logs the error
+// and does not retry. The controller adds the key again when an event allows progress.
 var ErrNoRetry = errors.New("no progress possible for now")
 
-// Loop runs syncs for keys: at most one goroutine syncs a key at a time. A key that is added during
-// its sync is synced again; a key whose sync fails is retried with exponential back-off. Its
-// methods are safe for concurrent use.
+// Loop is the work queue and the workers of a controller. It calls a sync function for each key that was added. At most
+// one goroutine syncs a key at a time. A key that is added during its sync is synced again; a key whose sync fails is
+// retried with exponential back-off. Its methods are safe for concurrent use, except Watch, Await and Prepare, which
+// must be called before Run.
 type Loop struct {
 	name    string
 	workers int
@@ -80,8 +82,8 @@ type Loop struct {
 	prepare          func(ctx context.Context) error
 }
 
-// NewLoop creates a loop that calls sync for each key. The caller must call Run or Close, because
-// otherwise the queue's goroutines leak.
+// NewLoop returns a Loop that calls sync for each key. name identifies the controller in logs and metrics. The caller
+// must call Run or Close, because otherwise the queue's goroutines leak.
 func NewLoop(env Env, name string, sync func(ctx context.Context, key string) error) *Loop {
 	env = env.Defaulted()
 	known := name
@@ -99,8 +101,8 @@ func NewLoop(env Env, name string, sync func(ctx context.Context, key string) er
 	}
 }
 
-// Watch adds h to an informer's handlers. Run then waits until h has received the informer's
-// initial objects. Watch must be called before Run.
+// Watch adds the event handler h to an informer. Run waits until h has received the informer's initial objects before
+// it syncs. Watch must be called before Run.
 func (l *Loop) Watch(informer cache.SharedIndexInformer, h cache.ResourceEventHandler) error {
 	reg, err := informer.AddEventHandler(h)
 	if err != nil {
@@ -110,16 +112,17 @@ func (l *Loop) Watch(informer cache.SharedIndexInformer, h cache.ResourceEventHa
 	return nil
 }
 
-// Await makes Run wait for an informer's initial list, without handling its events.
+// Await makes Run wait for the initial list of an informer whose events the controller does not handle. It must be
+// called before Run.
 func (l *Loop) Await(informer cache.SharedIndexInformer) {
 	l.synced = append(l.synced, informer.HasSyncedChecker())
 }
 
-// Prepare sets a function that Run calls once all informers are synced, before the first sync. If
-// it fails, it is retried.
+// Prepare sets a function that Run calls when all informers are synced, before the first sync. While it returns errors,
+// it is called again with back-off and no key is synced.
 func (l *Loop) Prepare(f func(ctx context.Context) error) { l.prepare = f }
 
-// Add enqueues key.
+// Add enqueues key. It does nothing if key is already in the queue.
 func (l *Loop) Add(key string) { l.queue.Add(key) }
 
 // AddAfter enqueues key after d, or immediately if d is not positive.
@@ -129,7 +132,7 @@ func (l *Loop) AddAfter(key string, d time.Duration) { l.queue.AddAfter(key, d) 
 // succeeds.
 func (l *Loop) AddRateLimited(key string) { l.queue.AddRateLimited(key) }
 
-// AddObject enqueues the key of obj, which may be the tombstone of a deleted object.
+// AddObject enqueues the key of obj, its namespace/name. obj may be the tombstone of a deleted object from an informer.
 func (l *Loop) AddObject(obj any) {
 	if key, err := cache.DeletionHandlingMetaNamespaceKeyFunc(obj); err == nil {
 		l.queue.Add(key)
@@ -149,16 +152,18 @@ func SplitKey(key string) (namespace, name string) {
 // Len returns the number of keys in the queue.
 func (l *Loop) Len() int { return l.queue.Len() }
 
-// Ready is closed once the informers are synced and the workers run.
+// Ready returns a channel that is closed when the informers are synced and the workers run.
 func (l *Loop) Ready() <-chan struct{} { return l.ready }
 
-// Close stops the queue of a loop that is not going to run. It may be called repeatedly.
+// Close stops the queue and removes its metrics. Call it for a loop that is not going to run; Run calls it too. It may
+// be called repeatedly.
 func (l *Loop) Close() {
 	l.queue.ShutDown()
 	l.removeMetrics()
 }
 
-// Run runs the workers until ctx is canceled, and closes the loop.
+// Run waits for the informers, calls the function set by Prepare, and then runs the workers until ctx is done. It
+// always returns nil. Call it once.
 func (l *Loop) Run(ctx context.Context) error {
 	defer l.Close()
 	for _, s := range l.synced {
@@ -186,8 +191,7 @@ func (l *Loop) Run(ctx context.Context) error {
 	return nil
 }
 
-// runPrepare calls the function set by Prepare until it succeeds. It returns false if ctx is canceled
-// before.
+// runPrepare calls the function set by Prepare until it succeeds. It returns false if ctx is done before.
 func (l *Loop) runPrepare(ctx context.Context) bool {
 	if l.prepare == nil {
 		return true
@@ -199,7 +203,7 @@ func (l *Loop) runPrepare(ctx context.Context) bool {
 			return true
 		}
 		if ctx.Err() == nil {
-			l.log.WarnContext(ctx, "preparing controller before its first sync failed, retrying", "err", err)
+			l.log.WarnContext(ctx, "preparing controller before its first sync failed, no object is synced until a retry succeeds", "err", err)
 		}
 		if !retry.Pause(ctx) {
 			return false
@@ -207,7 +211,7 @@ func (l *Loop) runPrepare(ctx context.Context) bool {
 	}
 }
 
-// next syncs one key. It returns false once the queue is shut down.
+// next waits for a key and syncs it. It returns false when the queue is shut down. w records metrics of the worker.
 func (l *Loop) next(ctx context.Context, w *componentmetrics.Worker) bool {
 	key, down := l.queue.Get()
 	if down {
@@ -223,7 +227,7 @@ func (l *Loop) next(ctx context.Context, w *componentmetrics.Worker) bool {
 	case ctx.Err() != nil:
 	case errors.Is(err, ErrNoRetry):
 		l.queue.Forget(key)
-		l.log.WarnContext(ctx, "syncing object failed, not retrying", "key", key, "err", err)
+		l.log.WarnContext(ctx, "syncing object failed, retrying only after a related object changes", "key", key, "err", err)
 	default:
 		if apierrors.IsConflict(err) || errors.Is(err, ErrStale) {
 			l.log.DebugContext(ctx, "syncing object failed because the informer cache is out of date, retrying", "key", key, "err", err)
@@ -235,8 +239,8 @@ func (l *Loop) next(ctx context.Context, w *componentmetrics.Worker) bool {
 	return true
 }
 
-// Drain syncs all keys in the queue in the calling goroutine, and returns the first error. It is
-// for tests, which use a controller without Run.
+// Drain syncs the keys that are in the queue in the calling goroutine, and returns the first error. Tests use it
+// instead of Run.
 func (l *Loop) Drain(ctx context.Context) error {
 	var first error
 	for n := l.queue.Len(); n > 0; n-- {
@@ -252,8 +256,8 @@ func (l *Loop) Drain(ctx context.Context) error {
 	return first
 }
 
-// Object returns the object of an informer's event, from the tombstone if its deletion was missed.
-// It returns false if the object is not a T.
+// Object returns the object in an informer's delete event. obj may be a tombstone, if the informer has missed the
+// deletion itself. It returns false if the object is not a T.
 func Object[T any](obj any) (T, bool) {
 	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 		obj = gone.Obj
@@ -262,8 +266,8 @@ func Object[T any](obj any) (T, bool) {
 	return t, ok
 }
 
-// Handlers returns an event handler that calls typed functions; each may be nil. Updates without a
-// new resource version are skipped. deleted receives the last known state.
+// Handlers returns an informer event handler that calls typed functions, each of which may be nil. Updates without a
+// new resource version, which informers send at a resync, are skipped. deleted gets the last known state of the object.
 func Handlers[T interface{ GetResourceVersion() string }](added func(T), updated func(old, cur T), deleted func(T)) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
@@ -290,12 +294,14 @@ func Handlers[T interface{ GetResourceVersion() string }](added func(T), updated
 	}
 }
 
-// AnyEvent returns an event handler that calls f with the current object at each event.
+// AnyEvent returns an informer event handler that calls f when an object is added, updated or deleted. f gets the
+// current or last known state.
 func AnyEvent[T interface{ GetResourceVersion() string }](f func(T)) cache.ResourceEventHandler {
 	return Handlers(f, func(_, cur T) { f(cur) }, f)
 }
 
-// AddedOrUpdated returns an event handler that calls f with an object when it is added or updated.
+// AddedOrUpdated returns an informer event handler that calls f with an object when it is added or updated, not when it
+// is deleted.
 func AddedOrUpdated[T interface{ GetResourceVersion() string }](f func(T)) cache.ResourceEventHandler {
 	return Handlers(f, func(_, cur T) { f(cur) }, nil)
 }

@@ -31,13 +31,14 @@ const (
 	SuccessfulDelete = "SuccessfulDelete"
 )
 
-// PodControl creates and deletes pods of an owner and emits events on the owner.
+// PodControl creates, patches and deletes pods of an owner, such as a ReplicaSet, and emits events on the owner.
 type PodControl struct {
 	Kube   kubernetes.Interface
 	Events record.EventRecorder
 }
 
-// PodPrefix returns the prefix of the generated names of owner's pods.
+// PodPrefix returns the prefix of the generated names of an owner's pods: the owner's name with a dash, or without it
+// if the name would become too long.
 func PodPrefix(owner string) string {
 	prefix := owner + "-"
 	if len(validation.NameIsDNSSubdomain(prefix, true)) != 0 {
@@ -46,8 +47,8 @@ func PodPrefix(owner string) string {
 	return prefix
 }
 
-// PodFrom returns a pod with the template and the owner reference ref, which may be nil. The caller
-// sets the name.
+// PodFrom returns a pod from a pod template, with the owner reference ref, which may be nil. The caller sets the name
+// or the prefix of a generated name.
 func PodFrom(template *corev1.PodTemplateSpec, ref *metav1.OwnerReference) *corev1.Pod {
 	t := template.DeepCopy()
 	pod := &corev1.Pod{
@@ -64,7 +65,8 @@ func PodFrom(template *corev1.PodTemplateSpec, ref *metav1.OwnerReference) *core
 	return pod
 }
 
-// Create creates pod and emits an event with the result on owner.
+// Create creates a pod in the API server and emits an event with the result on owner. It emits no event if the
+// namespace is terminating, because the creation of many pods may fail then.
 func (c PodControl) Create(ctx context.Context, namespace string, pod *corev1.Pod, owner runtime.Object) (*corev1.Pod, error) {
 	if len(pod.Labels) == 0 {
 		return nil, fmt.Errorf("unable to create pods, no labels")
@@ -96,7 +98,7 @@ func (c PodControl) Delete(ctx context.Context, p *corev1.Pod, owner runtime.Obj
 	return nil
 }
 
-// Patch patches a pod. It has the signature of Claimer.Patch.
+// Patch patches a pod in the API server. Its signature is that of Claimer.Patch.
 func (c PodControl) Patch(ctx context.Context, pod *corev1.Pod, kind types.PatchType, patch []byte) error {
 	_, err := c.Kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, kind, patch, metav1.PatchOptions{})
 	return err
@@ -147,7 +149,8 @@ func PodCondition(s *corev1.PodStatus, kind corev1.PodConditionType) *corev1.Pod
 	return nil
 }
 
-// SetPodCondition sets a condition of s and reports whether anything changed.
+// SetPodCondition sets a condition in the pod status s and reports whether anything changed. The transition time
+// becomes now if the condition's status changes.
 func SetPodCondition(s *corev1.PodStatus, cond corev1.PodCondition, now time.Time) bool {
 	cond.LastTransitionTime = metav1.NewTime(now)
 	old := PodCondition(s, cond.Type)
@@ -164,7 +167,7 @@ func SetPodCondition(s *corev1.PodStatus, cond corev1.PodCondition, now time.Tim
 	return !same
 }
 
-// IsAvailable reports whether a pod has been ready for minReady seconds.
+// IsAvailable reports whether a pod has been ready for at least minReady seconds at the time now.
 func IsAvailable(p *corev1.Pod, minReady int32, now time.Time) bool {
 	c := PodCondition(&p.Status, corev1.PodReady)
 	if c == nil || c.Status != corev1.ConditionTrue {
@@ -174,8 +177,8 @@ func IsAvailable(p *corev1.Pod, minReady int32, now time.Time) bool {
 	return minReady == 0 || !c.LastTransitionTime.IsZero() && !c.LastTransitionTime.Add(wait).After(now)
 }
 
-// NextAvailable returns how long until the next ready pod becomes available; false if there is no
-// such pod.
+// NextAvailable returns the time until the next ready but not yet available pod becomes available. It returns false if
+// there is no such pod. The controller must then update its status, because no event occurs.
 func NextAvailable(pods []*corev1.Pod, minReady int32, now time.Time) (time.Duration, bool) {
 	next, found := time.Duration(0), false
 	if minReady <= 0 {
@@ -194,22 +197,25 @@ func NextAvailable(pods []*corev1.Pod, minReady int32, now time.Time) (time.Dura
 	return next, found
 }
 
-// ID returns a key of a pod that includes its UID, so that pods with reused names have other IDs.
+// ID returns the namespace, name and UID of a pod as one string, which distinguishes pods that reuse a name.
 func ID(p *corev1.Pod) string { return p.Namespace + "/" + p.Name + "/" + string(p.UID) }
 
-// Victims sorts pods so that those that should be deleted first come first. Rank, which may be nil,
-// contains for each pod the number of related pods on its node. Plain ignores the deletion cost and
-// compares timestamps without logarithmic bucketing.
+// Victims sorts pods in the order in which a controller should delete them when it scales down. It implements
+// sort.Interface.
 type Victims struct {
-	Pods  []*corev1.Pod
-	Rank  []int
-	Now   time.Time
+	Pods []*corev1.Pod
+	// Rank is the number of pods of the same owner on each pod's node. Pods with a higher rank are deleted first. It may
+	// be nil.
+	Rank []int
+	// Now is the current time.
+	Now time.Time
+	// Plain ignores the deletion cost, and compares times exactly instead of on a logarithmic scale.
 	Plain bool
 }
 
 func (v Victims) Len() int { return len(v.Pods) }
 
-// Swap implements sort.Interface.
+// Swap swaps two pods and their ranks.
 func (v Victims) Swap(i, j int) {
 	v.Pods[i], v.Pods[j] = v.Pods[j], v.Pods[i]
 	if v.Rank != nil {
@@ -217,8 +223,8 @@ func (v Victims) Swap(i, j int) {
 	}
 }
 
-// Less compares, in this order: whether the pod is bound, phase, readiness, deletion cost, rank,
-// time of readiness, restarts, age.
+// Less reports whether the i-th pod should be deleted before the j-th. It compares, in this order: whether the pod is
+// bound, phase, readiness, deletion cost, rank, time of readiness, restarts, age.
 func (v Victims) Less(i, j int) bool {
 	a, b := v.Pods[i], v.Pods[j]
 	if x, y := a.Spec.NodeName == "", b.Spec.NodeName == ""; x != y {
@@ -254,8 +260,9 @@ func (v Victims) Less(i, j int) bool {
 	return false
 }
 
-// younger compares the ages of x and y on a logarithmic scale, and by UID within the same step. So
-// the youngest pods, which tend to be on the same nodes, are not always deleted first.
+// younger reports whether the pod a with the time x should be deleted before b with the time y, because it is younger.
+// It compares the ages on a logarithmic scale, and the UIDs within the same step, so that the youngest pods, which tend
+// to be on the same nodes, are not always deleted first.
 func (v Victims) younger(x, y metav1.Time, a, b *corev1.Pod) bool {
 	if x.IsZero() || y.IsZero() {
 		return x.IsZero()
@@ -269,6 +276,7 @@ func (v Victims) younger(x, y metav1.Time, a, b *corev1.Pod) bool {
 	return a.UID < b.UID
 }
 
+// logAge returns the binary logarithm of the age of t at now, or -1 if t is not before now.
 func logAge(t metav1.Time, now time.Time) int {
 	age := now.Sub(t.Time)
 	if age <= 0 {
@@ -277,6 +285,8 @@ func logAge(t metav1.Time, now time.Time) int {
 	return int(math.Log2(float64(age)))
 }
 
+// phaseOrder returns the order of deletion for the phase of a pod: pods that do not run first, then those of unknown
+// phase, then running ones.
 func phaseOrder(p *corev1.Pod) int {
 	switch p.Status.Phase {
 	case corev1.PodUnknown:
@@ -305,6 +315,7 @@ func deletionCost(p *corev1.Pod) int32 {
 	return int32(n)
 }
 
+// readySince returns the time at which a ready pod became ready, or zero.
 func readySince(p *corev1.Pod) metav1.Time {
 	if c := PodCondition(&p.Status, corev1.PodReady); c != nil && c.Status == corev1.ConditionTrue {
 		return c.LastTransitionTime
@@ -312,6 +323,7 @@ func readySince(p *corev1.Pod) metav1.Time {
 	return metav1.Time{}
 }
 
+// restartCount is the highest number of restarts among the regular containers and the sidecars of a pod.
 type restartCount struct{ regular, sidecar int32 }
 
 func restarts(p *corev1.Pod) restartCount {
@@ -334,8 +346,8 @@ func restarts(p *corev1.Pod) restartCount {
 	return r
 }
 
-// PatchStatus patches the status of p to next, with p's UID as precondition. It does nothing if
-// they are equal.
+// PatchStatus changes the status of the pod p to next. It does nothing if they are equal. The patch applies only to the
+// pod with p's UID.
 func (c PodControl) PatchStatus(ctx context.Context, p *corev1.Pod, next corev1.PodStatus) error {
 	old, err := json.Marshal(corev1.Pod{Status: p.Status})
 	if err != nil {

@@ -15,8 +15,9 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Owner returns the object that ref refers to. get returns an object by name. Owner returns the
-// zero T if ref is nil or of another kind, or if the object's UID differs.
+// Owner returns the object of a kind that the owner reference ref refers to. get returns an object by name, usually
+// from a cache. Owner returns the zero T if ref is nil or of another kind, or if the object does not exist or has
+// another UID.
 func Owner[T metav1.Object](ref *metav1.OwnerReference, kind schema.GroupVersionKind, get func(name string) (T, error)) (owner T) {
 	if ref == nil || ref.Kind != kind.Kind {
 		return owner
@@ -28,8 +29,8 @@ func Owner[T metav1.Object](ref *metav1.OwnerReference, kind schema.GroupVersion
 	return found
 }
 
-// Claimer determines which objects a controller owns: those that refer to it and match its
-// selector. It adopts matching orphans, and releases owned objects that no longer match.
+// Claimer determines which objects an owner controls: those that have a controller reference to it and match its
+// selector. It adopts matching objects without a controller, and releases owned objects that do not match any more.
 type Claimer[T metav1.Object] struct {
 	// Owner is the controlling object and Kind its kind.
 	Owner metav1.Object
@@ -52,8 +53,8 @@ type Claimer[T metav1.Object] struct {
 	adoptErr error
 }
 
-// Claim returns those of objs that the owner owns after adoption and release. It continues after
-// errors and returns all of them joined.
+// Claim adopts and releases objects, and returns those of objs that the owner controls afterwards. It continues after
+// errors and returns all of them joined, together with the other objects.
 func (c *Claimer[T]) Claim(ctx context.Context, objs []T) ([]T, error) {
 	var mine []T
 	var errs []error
@@ -70,10 +71,12 @@ func (c *Claimer[T]) Claim(ctx context.Context, objs []T) ([]T, error) {
 	return mine, errors.Join(errs...)
 }
 
+// matches reports whether an object matches Selector and Match.
 func (c *Claimer[T]) matches(obj T) bool {
 	return c.Selector.Matches(labels.Set(obj.GetLabels())) && (c.Match == nil || c.Match(obj))
 }
 
+// claim adopts or releases an object if necessary, and reports whether the owner controls it afterwards.
 func (c *Claimer[T]) claim(ctx context.Context, obj T) (bool, error) {
 	ref := metav1.GetControllerOfNoCopy(obj)
 	if ref != nil {
@@ -99,6 +102,7 @@ func (c *Claimer[T]) claim(ctx context.Context, obj T) (bool, error) {
 	return err == nil, err
 }
 
+// adopt adds the controller reference and the finalizers to an object. It returns an error if the owner must not adopt.
 func (c *Claimer[T]) adopt(ctx context.Context, obj T) error {
 	c.once.Do(func() {
 		if c.CanAdopt != nil {
@@ -122,6 +126,8 @@ func (c *Claimer[T]) adopt(ctx context.Context, obj T) error {
 	return c.Patch(ctx, obj, types.StrategicMergePatchType, patch)
 }
 
+// release removes the controller reference from an object. It is not an error if the object was deleted or released
+// already.
 func (c *Claimer[T]) release(ctx context.Context, obj T) error {
 	var patch []byte
 	var err error
@@ -142,7 +148,7 @@ func (c *Claimer[T]) release(ctx context.Context, obj T) error {
 	return err
 }
 
-// ReleasePatch returns a strategic merge patch that removes the references to owner, and
+// ReleasePatch returns a strategic merge patch that removes the owner references to the UID owner, and the given
 // finalizers, from obj.
 func ReleasePatch(obj metav1.Object, owner types.UID, finalizers []string) ([]byte, error) {
 	meta := map[string]any{
@@ -155,8 +161,8 @@ func ReleasePatch(obj metav1.Object, owner types.UID, finalizers []string) ([]by
 	return json.Marshal(map[string]any{"metadata": meta})
 }
 
-// CanAdopt returns a function for Claimer.CanAdopt. get returns the owner from the API server, not
-// from a cache.
+// CanAdopt returns a function for Claimer.CanAdopt. It returns an error if the owner was deleted or recreated or is
+// being deleted. get must return the owner from the API server, because a cache may not show the deletion yet.
 func CanAdopt[T metav1.Object](owner metav1.Object, get func(ctx context.Context) (T, error)) func(ctx context.Context) error {
 	return func(ctx context.Context) error {
 		fresh, err := get(ctx)
@@ -173,8 +179,8 @@ func CanAdopt[T metav1.Object](owner metav1.Object, get func(ctx context.Context
 	}
 }
 
-// Selects reports whether a selector is valid and matches the labels. An empty selector matches
-// nothing.
+// Selects reports whether a label selector is valid and matches the labels. Unlike in the API, an empty selector
+// matches nothing.
 func Selects(selector *metav1.LabelSelector, of map[string]string) bool {
 	s, err := metav1.LabelSelectorAsSelector(selector)
 	return err == nil && !s.Empty() && s.Matches(labels.Set(of))
@@ -183,10 +189,12 @@ func Selects(selector *metav1.LabelSelector, of map[string]string) bool {
 // byController is the name of the index that AddOwnerIndex adds.
 const byController = "controllerUID"
 
+// orphanKey returns the index value of the objects in a namespace that have no controller.
 func orphanKey(namespace string) string { return "orphans/" + namespace }
 
-// AddOwnerIndex indexes the objects of each informer by their controller, and orphans by namespace,
-// unless the informer already has the index. It is not safe for concurrent use.
+// AddOwnerIndex adds an index to each informer, by the UID of an object's controller, and for objects without a
+// controller by namespace. Informers that already have the index are not changed. Call it before the informers are
+// started. It is not safe for concurrent use.
 func AddOwnerIndex(informers ...cache.SharedIndexInformer) error {
 	for _, i := range informers {
 		if _, ok := i.GetIndexer().GetIndexers()[byController]; ok {
@@ -199,7 +207,7 @@ func AddOwnerIndex(informers ...cache.SharedIndexInformer) error {
 	return nil
 }
 
-// controllerOf is the index function.
+// controllerOf is the index function of AddOwnerIndex.
 func controllerOf(obj any) ([]string, error) {
 	m, ok := obj.(metav1.Object)
 	if !ok {
@@ -211,8 +219,9 @@ func controllerOf(obj any) ([]string, error) {
 	return []string{orphanKey(m.GetNamespace())}, nil
 }
 
-// Owned returns the objects in owner's namespace whose controller is owner, and all orphans of the
-// namespace if orphans is set. The index must have been added by AddOwnerIndex.
+// Owned returns the objects in owner's namespace whose controller is owner. If orphans is true, it also returns all
+// objects of the namespace without a controller, which owner may adopt. index is the indexer of an informer to which
+// AddOwnerIndex has added the index.
 func Owned[T metav1.Object](index cache.Indexer, owner metav1.Object, orphans bool) ([]T, error) {
 	objs, err := index.ByIndex(byController, string(owner.GetUID()))
 	if err != nil {

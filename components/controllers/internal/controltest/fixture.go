@@ -26,10 +26,11 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Now is the initial time of the fake clock.
+// Now is the initial time of Fixture.Clock.
 var Now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
 
-// Fixture is a fake API server with informers that the tests fill.
+// Fixture is a fake API server and informers for the test of a controller. The informers do not run: the test adds
+// objects to their caches.
 type Fixture struct {
 	t      *testing.T
 	Kube   *fake.Clientset
@@ -40,7 +41,7 @@ type Fixture struct {
 
 var counter atomic.Int64
 
-// New creates a fixture whose API server and informers contain objs.
+// New returns a Fixture whose API server and informers contain objs.
 func New(t *testing.T, objs ...runtime.Object) *Fixture {
 	t.Helper()
 	kube := fake.NewClientset()
@@ -63,7 +64,7 @@ func New(t *testing.T, objs ...runtime.Object) *Fixture {
 	return f
 }
 
-// Complete makes a fake API server set the metadata that the real one sets at creation.
+// Complete makes a fake API server set UID, name, timestamp and generation of created objects, as the real one does.
 func Complete(kube *fake.Clientset) {
 	kube.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		create, ok := action.(clienttesting.CreateAction)
@@ -120,7 +121,7 @@ func (f *Fixture) Cache(o runtime.Object) {
 	}
 }
 
-// Writes returns the write requests since the last call.
+// Writes returns the write requests since the last call, such as "patch pods/status NAME".
 func (f *Fixture) Writes() []string {
 	var out []string
 	for _, a := range f.Kube.Actions() {
@@ -144,7 +145,7 @@ func (f *Fixture) Writes() []string {
 	return out
 }
 
-// Recorded returns the events since the last call.
+// Recorded returns the events that the controller has emitted since the last call.
 func (f *Fixture) Recorded() []string {
 	var out []string
 	for {
@@ -167,7 +168,7 @@ func Count(list []string, prefix string) (n int) {
 	return n
 }
 
-// Sync syncs key like a worker of the controller.
+// Sync adds key to the controller's queue and syncs it in the calling goroutine. It returns the error of the sync.
 func Sync(t *testing.T, l *control.Loop, key string) error {
 	t.Helper()
 	l.Add(key)
@@ -187,7 +188,8 @@ func Pod(namespace, name string, labels map[string]string, phase corev1.PodPhase
 	return p
 }
 
-// Observe updates the informers of kinds from the API server.
+// Observe replaces the objects of these kinds in the informers by those in the API server, as if the informers had
+// received all events.
 func (f *Fixture) Observe(kinds ...schema.GroupVersionKind) {
 	f.t.Helper()
 	for _, kind := range kinds {
@@ -228,7 +230,8 @@ func (f *Fixture) Pods(namespace string) map[string]*corev1.Pod {
 	return out
 }
 
-// SetPod updates a pod's status and node like a kubelet and a scheduler.
+// SetPod updates the phase and readiness of a pod in the API server, as a kubelet does, and its other fields to those
+// of p.
 func (f *Fixture) SetPod(p *corev1.Pod, phase corev1.PodPhase, ready bool) {
 	f.t.Helper()
 	next := p.DeepCopy()

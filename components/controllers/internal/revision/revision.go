@@ -26,8 +26,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Data returns the data of a revision with this template: a strategic merge patch that restores the
-// template.
+// Data returns the data of a ControllerRevision for a pod template: a strategic merge patch that restores the template
+// in its owner.
 func Data(template *corev1.PodTemplateSpec) ([]byte, error) {
 	raw, err := json.Marshal(template)
 	if err != nil {
@@ -44,7 +44,7 @@ func Data(template *corev1.PodTemplateSpec) ([]byte, error) {
 // same reports whether two revisions have the same data.
 func same(a, b *appsv1.ControllerRevision) bool { return bytes.Equal(a.Data.Raw, b.Data.Raw) }
 
-// Hash returns the hash of a revision's data and the collision count, which may be nil.
+// Hash returns the hash for the name of a revision with this data. collisions is the owner's collision count, or nil.
 func Hash(data []byte, collisions *int32) string {
 	h := fnv.New32()
 	h.Write(data)
@@ -67,11 +67,11 @@ func sortOldestFirst(revs []*appsv1.ControllerRevision) {
 	})
 }
 
-// Claimer determines the revisions of an owner. Claim sets its Patch field.
+// Claimer determines which revisions an owner controls, see control.Claimer. Claim sets its Patch field.
 type Claimer = control.Claimer[*appsv1.ControllerRevision]
 
-// Claim adopts and releases revisions, and returns those of claimer's owner, the oldest first.
-// index must have been added by control.AddOwnerIndex.
+// Claim adopts and releases revisions, and returns those that claimer's owner controls, the oldest first. index is the
+// indexer of a ControllerRevision informer to which control.AddOwnerIndex has added the index.
 func Claim(ctx context.Context, kube kubernetes.Interface, index cache.Indexer, claimer *Claimer) ([]*appsv1.ControllerRevision, error) {
 	revs, err := control.Owned[*appsv1.ControllerRevision](index, claimer.Owner, true)
 	if err != nil {
@@ -86,7 +86,8 @@ func Claim(ctx context.Context, kube kubernetes.Interface, index cache.Indexer, 
 	return revs, err
 }
 
-// New returns a revision of owner, without creating it in the API server.
+// New returns a revision of owner with its number and name, without creating it in the API server. meta are the labels,
+// which are copied.
 func New(owner metav1.Object, kind schema.GroupVersionKind, meta map[string]string, data []byte, number int64, name string) *appsv1.ControllerRevision {
 	l := make(map[string]string, len(meta))
 	maps.Copy(l, meta)
@@ -102,10 +103,11 @@ func New(owner metav1.Object, kind schema.GroupVersionKind, meta map[string]stri
 	}
 }
 
-// ErrCollision means that another revision already has the name.
+// ErrCollision is returned by Create if another revision has the name. The caller increments the owner's collision
+// count, which changes the hash in the name, and retries.
 var ErrCollision = fmt.Errorf("another revision has the same hash")
 
-// Create creates rev, or returns the existing revision of the name if it has the same data.
+// Create creates rev in the API server. If a revision with the same name, data and owner exists, it returns that one.
 func Create(ctx context.Context, kube kubernetes.Interface, rev *appsv1.ControllerRevision) (*appsv1.ControllerRevision, error) {
 	api := kube.AppsV1().ControllerRevisions(rev.Namespace)
 	made, err := api.Create(ctx, rev, metav1.CreateOptions{})
@@ -122,7 +124,7 @@ func Create(ctx context.Context, kube kubernetes.Interface, rev *appsv1.Controll
 	return nil, ErrCollision
 }
 
-// Renumber changes the number of rev.
+// Renumber changes the number of a revision, because its template is current again.
 func Renumber(ctx context.Context, kube kubernetes.Interface, rev *appsv1.ControllerRevision, number int64) (*appsv1.ControllerRevision, error) {
 	if rev.Revision == number {
 		return rev, nil
@@ -132,8 +134,8 @@ func Renumber(ctx context.Context, kube kubernetes.Interface, rev *appsv1.Contro
 	return kube.AppsV1().ControllerRevisions(rev.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 }
 
-// Prune deletes the oldest revisions that are not live until limit of these are left. revs must be
-// sorted.
+// Prune deletes the oldest revisions that are not in use, except for the newest limit ones of these. live reports
+// whether a revision is in use. revs must be sorted with the oldest first.
 func Prune(ctx context.Context, kube kubernetes.Interface, revs []*appsv1.ControllerRevision, live func(*appsv1.ControllerRevision) bool, limit int) error {
 	var dead []*appsv1.ControllerRevision
 	for _, r := range revs {
@@ -150,7 +152,7 @@ func Prune(ctx context.Context, kube kubernetes.Interface, revs []*appsv1.Contro
 	return nil
 }
 
-// NextNumber returns the highest number among revs plus one.
+// NextNumber returns the number for a new revision: the highest number among revs plus one.
 func NextNumber(revs []*appsv1.ControllerRevision) int64 {
 	n := int64(0)
 	for _, r := range revs {

@@ -9,8 +9,9 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Watch adds a handler to the pod informer that enqueues the Services that select a pod, or
-// selected it before, when a property of the pod changes that its endpoints depend on.
+// Watch adds a handler to the pod informer that enqueues Services in loop: those whose endpoints depend on a pod that
+// was added, deleted, or changed in a property that endpoints contain. If the labels of a pod change, the Services that
+// selected it before are enqueued too.
 func Watch(loop *control.Loop, env control.Env) error {
 	services := env.Informers.Core().V1().Services().Lister()
 	changed := func(old, cur any) {
@@ -20,7 +21,7 @@ func Watch(loop *control.Loop, env control.Env) error {
 		}
 		keys, err := sliceutil.GetServicesToUpdate(services, change)
 		if err != nil {
-			env.Log.Error("listing Services that select a changed pod failed, their endpoints are not updated", "namespace", change.Namespace, "podLabels", change.Labels, "err", err)
+			env.Log.Error("listing Services that select a changed pod failed, their endpoints are not updated before the next change", "namespace", change.Namespace, "podLabels", change.Labels, "err", err)
 			return
 		}
 		for key := range keys {

@@ -8,21 +8,23 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// Latest overlays the objects of an informer with a controller's own last writes until the informer
-// contains them, so that the controller does not assign a volume twice. It is safe for concurrent
-// use; the objects are shared and read-only.
+// Latest returns the latest versions of objects that a volume controller has written. It overlays the objects of an
+// informer with the controller's own last writes until the informer contains them, so that the controller does not
+// assign a volume twice. The zero value is ready to use. It is safe for concurrent use; the objects are shared and must
+// not be modified.
 type Latest[T metav1.Object] struct {
 	mu      sync.Mutex
 	written map[string]write[T] // guarded by mu; by namespace/name
 }
 
+// write is the API server's response to a write of the controller.
 type write[T metav1.Object] struct {
 	object T
 	// replaced is the resource version that the write replaced.
 	replaced string
 }
 
-// RecordWrite records a write. known is the object before the write, written is the API server's
+// RecordWrite records a write of an object. known is the version before the write, and written is the API server's
 // response.
 func (l *Latest[T]) RecordWrite(known, written T) {
 	l.mu.Lock()
@@ -38,7 +40,8 @@ func (l *Latest[T]) RecordWrite(known, written T) {
 	l.written[key] = write[T]{written, over}
 }
 
-// Get returns the latest version of an object from an informer.
+// Get returns the controller's own last write of an object if it is newer than known, the version from an informer.
+// Otherwise it returns known.
 func (l *Latest[T]) Get(known T) T {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -58,7 +61,7 @@ func (l *Latest[T]) Get(known T) T {
 	return known
 }
 
-// Forget removes an object that was deleted according to the informer.
+// Forget discards the recorded write of an object that was deleted according to the informer.
 func (l *Latest[T]) Forget(known T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -8,8 +8,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Scrubber creates the pod that removes the content of a directory on a node. A controller cannot
-// do this itself because it does not run on the volume's node.
+// Scrubber describes a pod that deletes the content of a volume on a node. A controller cannot delete it itself,
+// because it does not run on the volume's node.
 type Scrubber struct {
 	// Image is the container image that contains the scrub program.
 	Image string
@@ -23,8 +23,8 @@ type Scrubber struct {
 	Node string
 }
 
-// Pod returns the pod. Its permissions are limited to the one directory, but include all files that
-// users of the volume created there.
+// Pod returns the pod, which the caller creates. Its permissions are limited to the volume, but include all files that
+// users of the volume created there. It runs on tainted nodes too, and at most for an hour.
 func (s Scrubber) Pod() *corev1.Pod {
 	const dir = "/scrub"
 	args := []string{"scrub", dir}
@@ -61,7 +61,8 @@ func (s Scrubber) Pod() *corev1.Pod {
 	}
 }
 
-// Terminated reports whether a pod has terminated, and the failure message if it failed.
+// Terminated reports whether a pod has terminated. failure is a message if it has failed, and empty if it has
+// succeeded.
 func Terminated(p *corev1.Pod) (ended bool, failure string) {
 	switch p.Status.Phase {
 	case corev1.PodSucceeded:

@@ -40,18 +40,20 @@ const PrestartEnv = "HYPERKUBE_RUNTIME_SPARE"
 // PrestartFD is the file descriptor of the SOCK_SEQPACKET socket of a pre-started process.
 const PrestartFD = 3
 
-// maxMessage is the maximum size of a message to a pre-started process.
+// maxMessage is the maximum size in bytes of a message to a pre-started process.
 const maxMessage = 32 << 10
 
-// descriptorEnv maps the byte that identifies a descriptor in the handover message to the environment
-// variable in which libcontainer expects its number.
+// descriptorEnv lists the file descriptors in the handover message. The key is the byte that identifies a descriptor in
+// the message, the value is the environment variable in which libcontainer expects its number.
 var descriptorEnv = map[byte]string{
 	'i': "_LIBCONTAINER_INITPIPE", 's': syncPipeEnv, 'l': logPipeEnv,
 	'f': "_LIBCONTAINER_FIFOFD", 'c': "_LIBCONTAINER_CONSOLE",
 }
 
-// waitForContainer waits until this process is assigned to a container. It returns the file descriptor
-// of the container's seccomp filter, or -1. It must be called on the main thread.
+// waitForContainer is called in a pre-started process. It waits until the runtime assigns the process to a container,
+// and then turns it into libcontainer's init process of that container. It returns the file descriptor of the
+// container's seccomp filter, or -1 if there is none. If the runtime exits first, the process exits. It must be called
+// on the main thread.
 func waitForContainer() (filter int) {
 	runtime.LockOSThread()
 	unix.CloseOnExec(PrestartFD)
@@ -103,7 +105,7 @@ func waitForContainer() (filter int) {
 	return filter
 }
 
-// mountProc creates a detached proc mount for the PID namespace of this process.
+// mountProc creates a proc file system for the PID namespace of this process and returns its detached mount.
 func mountProc() (int, error) {
 	fs, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -116,8 +118,8 @@ func mountProc() (int, error) {
 	return unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
 }
 
-// warmUp initializes lazily created state of packages that libcontainer uses: JSON decoding of its
-// configuration and safe path resolution.
+// warmUp initializes state that libcontainer's packages create on first use, while the process still waits for a
+// container: JSON decoding of the configuration and safe path resolution.
 func warmUp() error {
 	if err := json.Unmarshal([]byte("{}"), &configs.Config{}); err != nil {
 		return err
@@ -139,7 +141,8 @@ func warmUp() error {
 	return again.Close()
 }
 
-// exitWithError reports an error to libcontainer and exits.
+// exitWithError writes err to log, the file descriptor of libcontainer's log, so that the start of the container fails
+// with this message. Then it exits.
 func exitWithError(log int, err error) {
 	// cannot fail
 	line, _ := json.Marshal(map[string]string{"level": "fatal", "msg": err.Error()})
@@ -147,8 +150,8 @@ func exitWithError(log int, err error) {
 	os.Exit(1)
 }
 
-// receive waits for a message and its file descriptors. It returns io.EOF if the other end is
-// closed.
+// receive waits for a message from the runtime and returns its data and file descriptors. It returns io.EOF if the
+// runtime has closed the socket or the message is invalid.
 func receive() ([]byte, []int, error) {
 	data, control := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(8*4))
 	for {
@@ -174,9 +177,9 @@ func receive() ([]byte, []int, error) {
 	}
 }
 
-// becomeInit does the work of libcontainer's C code (nsexec), in the same order: it reads the
-// bootstrap message from the pipe init, joins the cgroups and namespaces, and reports the process
-// ID. It also mounts /proc in root, unless root is empty.
+// becomeInit does the work of libcontainer's C code (nsexec) in a pre-started process, in the same order: it reads the
+// bootstrap message from the pipe init, joins the cgroups and the container's namespaces, and writes the process ID to
+// the pipe. It also attaches proc, the result of mountProc, in the container's root root, unless root is empty.
 func becomeInit(init int, root string, proc int, cgroups []string) error {
 	number, err := os.Readlink("/proc/self")
 	if err != nil {
@@ -219,7 +222,8 @@ func becomeInit(init int, root string, proc int, cgroups []string) error {
 	return err
 }
 
-// placeProc attaches the proc mount in a container's root. It does not follow symlinks.
+// placeProc attaches the detached mount proc at the directory proc in the container's root. It returns an error if that
+// directory is a symlink.
 func placeProc(proc int, root string) error {
 	top, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -236,6 +240,7 @@ func placeProc(proc int, root string) error {
 	return unix.MoveMount(proc, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
+// write writes text to an existing file with a single system call, as files in cgroups and /proc require.
 func write(file, text string) error {
 	fd, err := unix.Open(file, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -248,7 +253,8 @@ func write(file, text string) error {
 	return nil
 }
 
-// bootstrap contains the settings of libcontainer's bootstrap message.
+// bootstrap contains the settings in the bootstrap message, which libcontainer sends to the init process of a
+// container.
 type bootstrap struct {
 	// cloneFlags are the namespaces to create.
 	cloneFlags int
@@ -258,7 +264,8 @@ type bootstrap struct {
 	oomScoreAdj string
 }
 
-// readBootstrap reads the netlink message that libcontainer's C code would read.
+// readBootstrap reads the bootstrap message from the pipe fd. It is a netlink message, which libcontainer's C code
+// would read otherwise.
 func readBootstrap(fd int) (bootstrap, error) {
 	header := make([]byte, unix.NLMSG_HDRLEN)
 	if err := readFull(fd, header); err != nil {
@@ -275,6 +282,7 @@ func readBootstrap(fd int) (bootstrap, error) {
 	return parseBootstrap(body)
 }
 
+// readFull reads from fd until into is full. It returns io.ErrUnexpectedEOF if the data ends before that.
 func readFull(fd int, into []byte) error {
 	for len(into) > 0 {
 		n, err := unix.Read(fd, into)
@@ -292,8 +300,9 @@ func readFull(fd int, into []byte) error {
 	return nil
 }
 
-// parseBootstrap parses the attributes. It returns an error for settings that a pre-started process
-// does not support; the caller should not have selected one.
+// parseBootstrap parses the attributes in the body of the bootstrap message. It returns an error for settings that a
+// pre-started process does not support. The runtime does not use a pre-started process for such containers, see
+// canUsePrestarted in package container.
 func parseBootstrap(body []byte) (b bootstrap, err error) {
 	for len(body) > 0 {
 		if len(body) < unix.NLA_HDRLEN {
@@ -327,7 +336,7 @@ func parseBootstrap(body []byte) (b bootstrap, err error) {
 	return b, nil
 }
 
-// namespaceFlags are the namespaces that a multithreaded process can join or create.
+// namespaceFlags maps the types of namespaces that a multithreaded process can join or create to the flag of setns(2).
 var namespaceFlags = map[string]int{
 	"net": unix.CLONE_NEWNET, "ipc": unix.CLONE_NEWIPC, "uts": unix.CLONE_NEWUTS, "mnt": unix.CLONE_NEWNS, "cgroup": unix.CLONE_NEWCGROUP,
 }
@@ -342,8 +351,8 @@ func checkNamespaces(namespaces []string) error {
 	return nil
 }
 
-// joinNamespaces joins and creates namespaces for this thread, the only one that survives the exec of the
-// container's program. The process is in its PID namespace already.
+// joinNamespaces joins and creates the container's namespaces for this thread, which is the only one that remains when
+// the container's program is executed. The process was started in its new PID namespace.
 func joinNamespaces(want bootstrap) error {
 	if err := checkNamespaces(want.namespaces); err != nil {
 		return err

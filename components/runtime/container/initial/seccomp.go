@@ -28,7 +28,8 @@ const (
 // maxFilter is the maximum size of a seccomp filter: 4096 instructions.
 const maxFilter = 4096 * 8
 
-// inheritedFilter returns the file descriptor of the seccomp filter that the process has inherited, or -1.
+// inheritedFilter returns the file descriptor of the file with the seccomp filter that the runtime has passed to this
+// process, or -1 if the container has no filter.
 func inheritedFilter() (int, error) {
 	value := os.Getenv(filterEnv)
 	if value == "" {
@@ -42,7 +43,8 @@ func inheritedFilter() (int, error) {
 }
 
 // useFilter arranges that the seccomp filter in the file fd is loaded when libcontainer's init code has set up the
-// container. It closes fd.
+// container and waits for permission to continue. It places itself between libcontainer's init code and the runtime to
+// detect that moment. It closes fd.
 func useFilter(fd int) error {
 	defer unix.Close(fd)
 	program := make([]byte, maxFilter+1)
@@ -71,7 +73,7 @@ func useFilter(fd int) error {
 	return nil
 }
 
-// logPipe returns the file descriptor of libcontainer's log, or -1.
+// logPipe returns the file descriptor of the pipe to which libcontainer's init process logs, or -1 if there is none.
 func logPipe() int {
 	fd, err := strconv.Atoi(os.Getenv(logPipeEnv))
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// step is one mount to create.
+// step is one mount to create in the container's mount namespace.
 type step struct {
 	mount *configs.Mount
 	// tree is the detached copy of a bind mount's source, or negative. file reports whether the
@@ -26,15 +26,18 @@ type step struct {
 	parts []part
 }
 
+// part is a mount in the subdirectory name of a step's mount: a cgroup hierarchy. tree is the file descriptor of its
+// detached mount.
 type part struct {
 	name string
 	tree int
 }
 
-// mountTrees are file descriptors of detached mounts. Mounts that are still detached when the
-// descriptors are closed are dissolved.
+// mountTrees are file descriptors of detached mounts: mounts that are not attached to any path yet. Mounts that are
+// still detached when the descriptors are closed disappear.
 type mountTrees struct{ fds []int }
 
+// add adds a file descriptor, which close then closes, and returns it.
 func (t *mountTrees) add(fd int) int {
 	t.fds = append(t.fds, fd)
 	return fd
@@ -46,8 +49,8 @@ func (t *mountTrees) close() {
 	}
 }
 
-// clone copies the mount at path, including mounts below it if all is set. Later mounts do not
-// propagate in either direction.
+// clone returns a detached copy of the mount at path on the host. If all is true, it includes the mounts below it. The
+// copy is private: later mounts in it and in the original do not propagate to each other.
 func (t *mountTrees) clone(path string, all bool) (int, error) {
 	flags, at := uint(unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC), uint(unix.AT_EMPTY_PATH)
 	if all {
@@ -65,8 +68,9 @@ func (t *mountTrees) clone(path string, all bool) (int, error) {
 	return fd, nil
 }
 
-// newFilesystem creates a detached file system. If label is not empty, all files in it have that SELinux
-// label; otherwise the policy decides.
+// newFilesystem creates a file system of type kind and returns its detached mount. options are mount options in the
+// form key or key=value, and flags those of mount(2). If label is not empty, all files in it have that SELinux label;
+// otherwise the policy decides.
 func (t *mountTrees) newFilesystem(kind, source string, options []string, label string, flags int) (int, error) {
 	fail := func(err error) (int, error) {
 		return -1, fmt.Errorf("creating file system of type %s: %w", kind, err)
@@ -109,8 +113,8 @@ func (t *mountTrees) newFilesystem(kind, source string, options []string, label 
 	return t.add(fd), nil
 }
 
-// attributes translates the flags of mount(2) to the attributes to set, and those to clear so that
-// they take effect.
+// attributes converts the flags of mount(2) to the mount attributes to set, and to those that must be cleared for the
+// result to be the same.
 func attributes(flags int) (set, clr uint64) {
 	for _, f := range []struct {
 		flag int
@@ -141,8 +145,8 @@ func attributes(flags int) (set, clr uint64) {
 	return set, clr
 }
 
-// setBindFlags sets the requested flags on the copy of a bind mount's source. Without flags, it
-// inherits those of the source.
+// setBindFlags sets the flags that m requests on tree, the detached copy of its source. If m requests none, the copy
+// keeps the flags of the source.
 func setBindFlags(tree int, m *configs.Mount) error {
 	if m.Flags&^(unix.MS_BIND|unix.MS_REC|unix.MS_REMOUNT) != 0 || m.ClearedFlags != 0 {
 		set, clr := attributes(m.Flags)
@@ -159,6 +163,7 @@ func setBindFlags(tree int, m *configs.Mount) error {
 	return nil
 }
 
+// isFile reports whether the detached mount fd is not a directory, so its mount point must be a file.
 func isFile(fd int) (bool, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -167,7 +172,7 @@ func isFile(fd int) (bool, error) {
 	return st.Mode&unix.S_IFMT != unix.S_IFDIR, nil
 }
 
-// builder creates the mounts in the mount namespace of its thread.
+// builder creates the mounts of one container in the mount namespace of its thread, see Maker.Make.
 type builder struct {
 	root string
 	plan Plan
@@ -183,7 +188,8 @@ type builder struct {
 	readOnly []int
 }
 
-// build creates all mounts. root is the detached copy of the container's root.
+// build attaches root, the detached copy of the container's root, at b.root. Then it creates the mounts of steps and
+// the devices of the plan in it.
 func (b *builder) build(root int, steps []step) error {
 	if err := unix.MoveMount(root, "", unix.AT_FDCWD, b.root, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("mounting the container's root: %w", err)
@@ -222,7 +228,8 @@ func (b *builder) build(root int, steps []step) error {
 	return nil
 }
 
-// join moves the thread to the network and IPC namespaces that sysfs and mqueue show.
+// join moves the thread to the pod's network and IPC namespaces, because sysfs and mqueue show the namespace of the
+// thread that mounts them.
 func (b *builder) join() error {
 	for kind, path := range map[int]string{unix.CLONE_NEWNET: b.plan.Network, unix.CLONE_NEWIPC: b.plan.IPC} {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -238,6 +245,7 @@ func (b *builder) join() error {
 	return nil
 }
 
+// step creates the mount of s and attaches it in the container's root.
 func (b *builder) step(s step) error {
 	m := s.mount
 	target, err := b.target(m.Destination, s.file, m.Device == "sysfs")
@@ -308,8 +316,8 @@ func (b *builder) step(s step) error {
 	return nil
 }
 
-// labelTop sets the plan's SELinux label on the root directory of file systems that do not support
-// a label for all files.
+// labelTop sets the plan's SELinux label on the root directory of the detached mount tree. It is for mqueue, which does
+// not support a mount option for the label of all files.
 func (b *builder) labelTop(tree int) error {
 	if b.plan.Label == "" {
 		return nil
@@ -317,9 +325,9 @@ func (b *builder) labelTop(tree int) error {
 	return unix.Setxattr(fmt.Sprintf("/proc/thread-self/fd/%d", tree), "security.selinux", []byte(b.plan.Label), 0)
 }
 
-// target opens the mount point in the container's root. Symlinks are resolved within that root.
-// Missing directories are created. If direct is set, symlinks are rejected. Mount points in /proc
-// are always rejected.
+// target opens the mount point destination in the container's root as an O_PATH file descriptor. Symlinks are resolved
+// within that root. A missing mount point is created, as a file if file is true. If direct is true, symlinks are an
+// error. It returns ErrUnsupported for mount points in /proc.
 func (b *builder) target(destination string, file, direct bool) (int, error) {
 	fd, err := b.openTarget(destination, file, direct)
 	if err != nil {
@@ -332,6 +340,7 @@ func (b *builder) target(destination string, file, direct bool) (int, error) {
 	return fd, nil
 }
 
+// openTarget is like target, but accepts every mount point.
 func (b *builder) openTarget(destination string, file, direct bool) (int, error) {
 	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS}
 	if direct {
@@ -345,6 +354,7 @@ func (b *builder) openTarget(destination string, file, direct bool) (int, error)
 	return fd, err
 }
 
+// makeTarget creates the missing mount point destination with its parent directories and opens it.
 func (b *builder) makeTarget(destination string, file bool) (int, error) {
 	dir := destination
 	if file {
@@ -361,7 +371,8 @@ func (b *builder) makeTarget(destination string, file bool) (int, error) {
 	return unix.Openat(int(handle.Fd()), filepath.Base(destination), unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
 }
 
-// check rejects a mount point that is the root itself or in its /proc, after symlinks are resolved.
+// check returns ErrUnsupported if the opened mount point fd, after symlinks are resolved, is the container's root
+// itself or in its /proc.
 func (b *builder) check(fd int) error {
 	path, err := os.Readlink(fmt.Sprintf("/proc/thread-self/fd/%d", fd))
 	if err != nil {
@@ -374,8 +385,8 @@ func (b *builder) check(fd int) error {
 	return nil
 }
 
-// device creates a device node unless the file exists. This is done only in the container's own
-// /dev, which no other process can modify at this point.
+// device creates a device node, unless a file with its path exists. It returns ErrUnsupported if the path is not in the
+// /dev that was created for this container, because other processes may modify other directories.
 func (b *builder) device(d *config.Device) error {
 	path := filepath.Clean(d.Path)
 	if d.Path == "" || path == "/dev/ptmx" {

@@ -33,7 +33,7 @@ import (
 // is older than 5.12.
 var ErrUnsupported = errors.New("mounts cannot be created ahead")
 
-// Maker creates mount namespaces. Its methods are safe for concurrent use.
+// Maker creates the mount namespaces of containers, see Make. Its methods are safe for concurrent use.
 type Maker struct {
 	// root is the path of the container's root in every namespace. It exists as an empty directory
 	// on the host too.
@@ -71,7 +71,7 @@ type Hierarchy struct {
 	Dir string
 }
 
-// Plan contains the mounts to create.
+// Plan contains the mounts and devices that Make creates for a container.
 type Plan struct {
 	// Rootfs is the path of the container's root on the host.
 	Rootfs string
@@ -94,7 +94,7 @@ type Plan struct {
 // ProcFlags are the mount flags of a standard /proc.
 const ProcFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// Space is a prepared mount namespace.
+// Space is a prepared mount namespace, which no process is in.
 type Space struct {
 	// File keeps the namespace alive until a process has joined it. The caller closes it.
 	File *os.File
@@ -105,7 +105,8 @@ type Space struct {
 	Proc bool
 }
 
-// Make creates a mount namespace. If it returns an error, nothing is left behind.
+// Make creates a mount namespace with the mounts of p. It returns ErrUnsupported if p contains settings that only
+// libcontainer supports, or if the kernel is too old. After an error, nothing is left behind.
 func (m *Maker) Make(p Plan) (*Space, error) {
 	if m.once.Do(m.createSeed); m.seedErr != nil {
 		return nil, m.seedErr
@@ -177,8 +178,9 @@ func (m *Maker) Make(p Plan) (*Space, error) {
 	return &Space{File: space, Remaining: left, Proc: proc}, nil
 }
 
-// split separates the mounts that can be created ahead from those that cannot, and reports whether
-// the init process must mount /proc.
+// split divides the mounts of the plan. todo can be created before the container's init process runs; left must be
+// created by that process. proc reports whether the init process must also mount a standard /proc. It returns
+// ErrUnsupported if all mounts must be left to libcontainer.
 func (p Plan) split() (left, todo []*configs.Mount, proc bool, err error) {
 	for _, m := range p.Mounts {
 		destination := filepath.Clean(m.Destination)
@@ -232,9 +234,8 @@ func isDev(m *configs.Mount) bool {
 	return filepath.Clean(m.Destination) == "/dev" && m.Device == "tmpfs"
 }
 
-// onDedicatedThread runs f on a dedicated thread that exits afterwards, so f may change
-// thread-specific state. It never uses the main thread, because /proc/PID shows the state of the
-// main thread.
+// onDedicatedThread runs f on a dedicated thread and waits for it. The thread exits afterwards, so f may change state
+// of the thread, such as its namespaces. The main thread is never used, because /proc/PID shows its state.
 func onDedicatedThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -249,7 +250,7 @@ func onDedicatedThread(f func() error) error {
 	return <-done
 }
 
-// enterNew moves the thread to a new mount namespace.
+// enterNew moves the thread to a new mount namespace, a copy of the seed namespace.
 func (m *Maker) enterNew() error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unsharing file system state of the thread: %w", err)
@@ -264,8 +265,9 @@ func (m *Maker) enterNew() error {
 	return nil
 }
 
-// createSeed creates the seed namespace: an empty read-only root with the host's /proc and the directory
-// for a container's root.
+// createSeed creates the seed namespace, of which every container's mount namespace starts as a copy. It contains an
+// empty read-only root with the host's /proc and the directory for a container's root. After an error, seedErr is set
+// and wraps ErrUnsupported, so containers are started without this package.
 func (m *Maker) createSeed() {
 	err := os.MkdirAll(m.root, 0o711)
 	if err == nil {
@@ -276,6 +278,7 @@ func (m *Maker) createSeed() {
 	}
 }
 
+// createSeedOnThread implements createSeed on a thread that exits afterwards.
 func (m *Maker) createSeedOnThread() error {
 	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("creating mount namespace: %w", err)

@@ -40,8 +40,9 @@ func auditArchitecture(a libseccomp.ScmpArch) uint32 {
 	return 0
 }
 
-// prologue returns instructions that precede the filter. They return ENOSYS for system calls with a number above
-// all numbers in the profile. C libraries detect new system calls by this error, and use older ones instead.
+// prologue returns BPF instructions that precede the compiled profile. They return ENOSYS for system calls with a
+// number above all numbers in the profile, for each of the architectures. C libraries detect by this error that the
+// kernel lacks a new system call, and use older ones instead.
 func prologue(profile *configs.Seccomp, architectures []libseccomp.ScmpArch) ([]byte, error) {
 	var program []bpf.Instruction
 	for _, a := range slices.Backward(architectures) {
@@ -83,8 +84,8 @@ func prologue(profile *configs.Seccomp, architectures []libseccomp.ScmpArch) ([]
 	return out, nil
 }
 
-// highestNumber returns the highest number of a system call in the profile, or zero if no system call of the profile
-// exists on the architecture.
+// highestNumber returns the highest number of a system call in the profile on the architecture a. It returns zero if no
+// system call of the profile exists there.
 func highestNumber(profile *configs.Seccomp, a libseccomp.ScmpArch) uint32 {
 	highest := libseccomp.ScmpSyscall(0)
 	for _, call := range profile.Syscalls {

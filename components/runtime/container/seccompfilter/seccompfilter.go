@@ -29,12 +29,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxProgram is the maximum size of a program, in bytes.
+// maxProgram is the maximum size in bytes of a BPF program that the kernel accepts.
 const maxProgram = 4096 * instructionSize
 
-// Compile returns the program for profile, as an array of struct sock_filter. A process with this program gets the
+// Compile returns the BPF program for profile, as an array of struct sock_filter. A process with this program gets the
 // same results as one for which libcontainer loads the profile without flags or with SECCOMP_FILTER_FLAG_SPEC_ALLOW.
-// If Compile does not support a setting of the profile, the error is ErrUnsupported.
+// The error wraps ErrUnsupported if Compile does not support a setting of the profile; the caller then leaves it to
+// libcontainer.
 func Compile(profile *specs.LinuxSeccomp) ([]byte, error) {
 	config, err := specconv.SetupSeccomp(profile)
 	if err != nil {
@@ -51,7 +52,8 @@ func Compile(profile *specs.LinuxSeccomp) ([]byte, error) {
 	return program, nil
 }
 
-// check returns ErrUnsupported unless profile only allows system calls or makes them fail.
+// check returns an error that wraps ErrUnsupported unless each rule of profile allows a system call or makes it fail
+// with an error number.
 func check(profile *configs.Seccomp) error {
 	if profile == nil || profile.DefaultAction != configs.Errno {
 		return fmt.Errorf("%w: the default action is not an error number", ErrUnsupported)
@@ -79,6 +81,7 @@ func check(profile *configs.Seccomp) error {
 	return nil
 }
 
+// compile returns the BPF program for a profile that check accepts.
 func compile(profile *configs.Seccomp) ([]byte, error) {
 	defaultAction := action(profile.DefaultAction, profile.DefaultErrnoRet)
 	filter, err := libseccomp.NewFilter(defaultAction)
@@ -151,7 +154,8 @@ func architecturesOf(profile *configs.Seccomp) ([]libseccomp.ScmpArch, error) {
 	return list, nil
 }
 
-// action returns libseccomp's action. kind is Allow or Errno.
+// action converts an action of a profile to that of libseccomp. kind is Allow or Errno. errno is the error number, or
+// nil for EPERM.
 func action(kind configs.Action, errno *uint) libseccomp.ScmpAction {
 	if kind == configs.Allow {
 		return libseccomp.ActAllow
@@ -162,7 +166,7 @@ func action(kind configs.Action, errno *uint) libseccomp.ScmpAction {
 	return libseccomp.ActErrno.SetReturnCode(int16(*errno))
 }
 
-// operators maps libcontainer's operators to those of libseccomp.
+// operators maps libcontainer's operators for comparing arguments to those of libseccomp.
 func operators() map[configs.Operator]libseccomp.ScmpCompareOp {
 	return map[configs.Operator]libseccomp.ScmpCompareOp{
 		configs.EqualTo: libseccomp.CompareEqual, configs.NotEqualTo: libseccomp.CompareNotEqual,
@@ -172,7 +176,8 @@ func operators() map[configs.Operator]libseccomp.ScmpCompareOp {
 	}
 }
 
-// addRule adds a rule. It ignores system calls that libseccomp does not know, as libcontainer does.
+// addRule adds the profile's rule for a system call to filter, unless it has no effect because its action is
+// defaultAction. Like libcontainer, it ignores system calls that libseccomp does not know.
 func addRule(filter *libseccomp.ScmpFilter, call *configs.Syscall, defaultAction libseccomp.ScmpAction) error {
 	act := action(call.Action, call.ErrnoRet)
 	if act == defaultAction {
@@ -200,7 +205,7 @@ func addRule(filter *libseccomp.ScmpFilter, call *configs.Syscall, defaultAction
 	return filter.AddRuleConditional(number, act, conditions)
 }
 
-// export returns the program of the filter.
+// export returns the BPF program that libseccomp generates for the filter.
 func export(filter *libseccomp.ScmpFilter) ([]byte, error) {
 	fd, err := unix.MemfdCreate("seccomp", unix.MFD_CLOEXEC)
 	if err != nil {

@@ -6,5 +6,5 @@ package seccompfilter
 
 import "github.com/opencontainers/runtime-spec/specs-go"
 
-// Compile returns ErrUnsupported.
+// Compile returns ErrUnsupported, because this build does not contain libseccomp.
 func Compile(*specs.LinuxSeccomp) ([]byte, error) { return nil, ErrUnsupported }
