@@ -10,14 +10,15 @@ import (
 // UnitName is the name of the systemd unit that runs `hyperkube up` as a service.
 const UnitName = "hyperkube.service"
 
-// program is the program that hyperkube.service starts.
-const program = "/usr/bin/hyperkube"
+// Command is the command line of the unit in packages. systemd replaces the variable by the arguments that the
+// administrator has set in /etc/hyperkube/service.env.
+const Command = "/usr/bin/hyperkube up --foreground --no-kubeconfig $HYPERKUBE_UP_ARGS"
 
 //go:embed hyperkube.service
 var unit string
 
-// Unit returns the systemd unit that runs `hyperkube up` as a service, with the program at path. The
-// path must be quoted if it contains special characters, see systemd.service(5).
-func Unit(path string) string {
-	return strings.Replace(unit, "ExecStart="+program+" ", "ExecStart="+path+" ", 1)
+// Unit returns the systemd unit that runs `hyperkube up` as a service with a command line, in which special
+// characters must be quoted; see systemd.service(5).
+func Unit(command string) string {
+	return strings.Replace(unit, "ExecStart="+Command+"\n", "ExecStart="+command+"\n", 1)
 }

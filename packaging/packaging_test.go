@@ -6,13 +6,13 @@ import (
 )
 
 func TestUnit(t *testing.T) {
-	if got := Unit(program); got != unit {
+	if got := Unit(Command); got != unit {
 		t.Errorf("the unit of the packages differs:\n%s", got)
 	}
-	const path = "/opt/bin/hyperkube"
-	got := Unit(path)
-	if !strings.Contains(got, "\nExecStart="+path+" up --foreground ") || strings.Contains(got, program) {
-		t.Errorf("the unit does not start %s:\n%s", path, got)
+	const command = "/opt/bin/hyperkube up"
+	got := Unit(command)
+	if !strings.Contains(got, "\nExecStart="+command+"\n") || strings.Contains(got, "/usr/bin/hyperkube") {
+		t.Errorf("the unit does not start %s:\n%s", command, got)
 	}
 	// Pods must survive a restart of the service.
 	for _, line := range []string{"Type=notify", "KillMode=process", "Delegate=yes"} {

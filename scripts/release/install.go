@@ -27,7 +27,7 @@ var completions = map[string]string{
 func (c config) installTree(ctx context.Context, t target, components []component) (tree, error) {
 	files := tree{
 		"bin/hyperkube": {source: t.program, executable: true},
-		path.Join("lib/systemd/system", packaging.UnitName): {data: []byte(packaging.Unit("/usr/bin/hyperkube"))},
+		path.Join("lib/systemd/system", packaging.UnitName): {data: []byte(packaging.Unit(packaging.Command))},
 		path.Join(docDir, "LICENSE"):                        {source: "LICENSE"},
 		path.Join(docDir, "NOTICE"):                         {source: "NOTICE"},
 	}

@@ -24,32 +24,8 @@ import (
 	"hyperkube/internal/base/version"
 	"hyperkube/internal/credentials/kubeconfig"
 	"hyperkube/internal/host/layout"
+	"hyperkube/packaging"
 )
-
-// unitTemplate is the template of the systemd unit that runs the cluster. The runtime and all containers are in
-// separate cgroups, so they keep running when the unit stops. The unit is ordered after multi-user.target,
-// so that a boot does not wait for the cluster.
-const unitTemplate = `[Unit]
-Description=hyperkube: Kubernetes cluster
-Documentation=https://kubernetes.io/docs/
-After=network-online.target multi-user.target
-Wants=network-online.target
-StartLimitIntervalSec=0
-
-[Service]
-Type=notify
-ExecStart=%s
-KillMode=process
-Delegate=yes
-Restart=always
-RestartSec=2
-TimeoutStartSec=infinity
-LimitNOFILE=1048576
-OOMScoreAdjust=-999
-
-[Install]
-WantedBy=multi-user.target
-`
 
 // manageService handles --service. It returns true if a systemd unit runs the cluster and there is nothing left
 // to do. A cluster with a unit keeps it until --service=false.
@@ -94,7 +70,7 @@ func (o *upOptions) startService(cmd *cobra.Command, l layout.Node, asked bool) 
 			return false, fmt.Errorf("finding the hyperkube binary: %w", err)
 		}
 		line := strings.Join(append([]string{service.Quote(self), "up", "--foreground", "--no-kubeconfig"}, args...), " ")
-		if changed, err = service.Cluster.Install(ctx, fmt.Appendf(nil, unitTemplate, line)); err != nil {
+		if changed, err = service.Cluster.Install(ctx, []byte(packaging.Unit(line))); err != nil {
 			return false, err
 		}
 	}

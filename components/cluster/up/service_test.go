@@ -2,7 +2,6 @@ package up
 
 import (
 	"bytes"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"hyperkube/components/cluster/service"
 	"hyperkube/components/cluster/service/servicetest"
 	"hyperkube/internal/host/layout"
+	"hyperkube/packaging"
 )
 
 // TestUnitIsValid verifies the unit with systemd-analyze.
@@ -26,10 +26,10 @@ func TestUnitIsValid(t *testing.T) {
 	if err := os.WriteFile(program, []byte("#!/bin/sh\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(file, fmt.Appendf(nil, unitTemplate, service.Quote(program)+" up "+service.QuoteArgument("--node-name=$a %b")), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(packaging.Unit(service.Quote(program)+" up "+service.QuoteArgument("--node-name=$a %b"))), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command(analyze, "verify", file).CombinedOutput(); err != nil || strings.Contains(string(out), dir) || strings.Contains(string(out), string(service.Cluster)+":") {
+	if out, err := exec.Command(analyze, "--man=no", "verify", file).CombinedOutput(); err != nil || strings.Contains(string(out), dir) || strings.Contains(string(out), string(service.Cluster)+":") {
 		t.Errorf("%v: %s", err, out)
 	}
 }

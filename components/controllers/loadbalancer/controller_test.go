@@ -44,7 +44,9 @@ func withFamilies(f ...corev1.IPFamily) func(*corev1.Service) {
 	return func(s *corev1.Service) { s.Spec.IPFamilies = f }
 }
 
-func local(s *corev1.Service) { s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal }
+func local(s *corev1.Service) {
+	s.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+}
 
 // assignedTo gives a Service the finalizer and addresses of an earlier sync.
 func assignedTo(ips ...string) func(*corev1.Service) {
