@@ -190,6 +190,7 @@ func (r *run) recordSuccess(j *batchv1.Job, how batchv1.JobConditionType) {
 	}
 }
 
+// remove removes the Job with the UID from the active Jobs in the status, which is written at the end of the sync.
 func (r *run) remove(uid types.UID) {
 	r.cj.Status.Active = slices.DeleteFunc(r.cj.Status.Active, func(o corev1.ObjectReference) bool { return o.UID == uid })
 }

@@ -119,6 +119,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return nil
 }
 
+// update writes the status of r. It returns nil if r was deleted.
 func (c *Controller) update(ctx context.Context, r *certificatesv1.CertificateSigningRequest) error {
 	_, err := c.env.Kube.CertificatesV1().CertificateSigningRequests().UpdateStatus(ctx, r, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {

@@ -155,6 +155,8 @@ func (c *Controller) nodeChanged(old, cur *corev1.Node) {
 	}
 }
 
+// podAdded counts an expected creation and enqueues the pod's DaemonSet. If p has no controller, it enqueues the
+// DaemonSets that may adopt p.
 func (c *Controller) podAdded(p *corev1.Pod) {
 	if p.DeletionTimestamp != nil {
 		c.podDeleted(p)
@@ -170,6 +172,8 @@ func (c *Controller) podAdded(p *corev1.Pod) {
 	c.addMatching(p)
 }
 
+// podChanged enqueues the DaemonSets of a pod before and after an update. If the pod has no controller and lost it or
+// changed its labels, it enqueues the DaemonSets that may adopt the pod.
 func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	if cur.DeletionTimestamp != nil {
 		c.podDeleted(cur)
@@ -190,6 +194,8 @@ func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	}
 }
 
+// podDeleted counts an expected deletion and enqueues the DaemonSet of p. It is also called when p gets a deletion
+// timestamp.
 func (c *Controller) podDeleted(p *corev1.Pod) {
 	if ds := c.owner(p.Namespace, metav1.GetControllerOfNoCopy(p)); ds != nil {
 		c.expect.Deleted(key(ds), control.ID(p))
@@ -305,6 +311,8 @@ func (c *Controller) claim(ctx context.Context, ds *appsv1.DaemonSet, selector l
 	return claimer.Claim(ctx, pods)
 }
 
+// canAdopt returns a function that checks with the API server that ds still exists and is not being deleted, before it
+// adopts an object.
 func (c *Controller) canAdopt(ds *appsv1.DaemonSet) func(context.Context) error {
 	return control.CanAdopt(ds, func(ctx context.Context) (*appsv1.DaemonSet, error) {
 		return c.env.Kube.AppsV1().DaemonSets(ds.Namespace).Get(ctx, ds.Name, metav1.GetOptions{})

@@ -102,6 +102,7 @@ func New(env control.Env) (*Controller, error) {
 // key returns the key of a Job in the queue: its namespace/name.
 func key(j *batchv1.Job) string { return j.Namespace + "/" + j.Name }
 
+// jobAdded enqueues j, and counts it in the metrics if another controller manages it.
 func (c *Controller) jobAdded(j *batchv1.Job) {
 	if m := managedElsewhere(j); m != "" {
 		c.metrics.others.WithLabelValues(m).Inc()
@@ -163,6 +164,7 @@ func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *batchv
 	return control.Owner(ref, Kind, c.jobs.Jobs(namespace).Get)
 }
 
+// podAdded handles a pod that the informer has added.
 func (c *Controller) podAdded(p *corev1.Pod) {
 	c.metrics.seen(nil, p)
 	c.podCreated(p)
@@ -203,6 +205,8 @@ func (c *Controller) handleOrphan(p *corev1.Pod, ref *metav1.OwnerReference) {
 	}
 }
 
+// podChanged enqueues the Jobs of a pod before and after an update, and records expected deletions and removals of the
+// finalizer. If the pod has no Job, handleOrphan handles it.
 func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	c.metrics.seen(old, cur)
 	was, is := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(cur)
@@ -228,6 +232,7 @@ func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	}
 }
 
+// podDeleted handles a pod that the informer has removed.
 func (c *Controller) podDeleted(p *corev1.Pod) {
 	c.metrics.seen(p, nil)
 	c.podGone(p)
@@ -262,6 +267,7 @@ func finishedCondition(j *batchv1.Job) *batchv1.JobCondition {
 	return nil
 }
 
+// condition returns the condition of s of the type kind, or nil if s has none. The result points into s.Conditions.
 func condition(s *batchv1.JobStatus, kind batchv1.JobConditionType) *batchv1.JobCondition {
 	for i := range s.Conditions {
 		if s.Conditions[i].Type == kind {

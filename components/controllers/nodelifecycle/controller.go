@@ -236,10 +236,12 @@ func (c *Controller) record(name, uid, reason, event string) {
 	c.env.Events.Eventf(ref, corev1.EventTypeNormal, reason, "Node %s event: %s", name, event)
 }
 
+// readyCondition returns the Ready condition of n, or nil. The result points into n.
 func readyCondition(n *corev1.Node) *corev1.NodeCondition {
 	return nodeCondition(&n.Status, corev1.NodeReady)
 }
 
+// nodeCondition returns the condition of s of the type kind, or nil. The result points into s.
 func nodeCondition(s *corev1.NodeStatus, kind corev1.NodeConditionType) *corev1.NodeCondition {
 	for i := range s.Conditions {
 		if s.Conditions[i].Type == kind {

@@ -105,6 +105,8 @@ func addVolumeIndex(claims cache.SharedIndexInformer) error {
 	}})
 }
 
+// volumeChanged enqueues a volume and its claim. It also enqueues claims that have no volume if pv is available, or
+// else those that name pv.
 func (c *Controller) volumeChanged(pv *corev1.PersistentVolume) {
 	c.Add(volumeKey + pv.Name)
 	if ref := pv.Spec.ClaimRef; ref != nil {
@@ -118,6 +120,7 @@ func (c *Controller) volumeChanged(pv *corev1.PersistentVolume) {
 	}
 }
 
+// volumeGone enqueues the claims of a deleted volume, which become lost.
 func (c *Controller) volumeGone(pv *corev1.PersistentVolume) {
 	c.lastVolume.Forget(pv)
 	if ref := pv.Spec.ClaimRef; ref != nil {
@@ -126,6 +129,7 @@ func (c *Controller) volumeGone(pv *corev1.PersistentVolume) {
 	c.enqueueClaimsOf(pv.Name)
 }
 
+// claimChanged enqueues a claim and the volume that it names.
 func (c *Controller) claimChanged(pvc *corev1.PersistentVolumeClaim) {
 	c.Add(claimKey + pvc.Namespace + "/" + pvc.Name)
 	if pvc.Spec.VolumeName != "" {
@@ -133,6 +137,7 @@ func (c *Controller) claimChanged(pvc *corev1.PersistentVolumeClaim) {
 	}
 }
 
+// claimGone enqueues the volumes of a deleted claim, which are released.
 func (c *Controller) claimGone(pvc *corev1.PersistentVolumeClaim) {
 	c.lastClaim.Forget(pvc)
 	if pvc.Spec.VolumeName != "" {
