@@ -113,6 +113,7 @@ func (s *execStreams) drain(ctx context.Context) {
 	}
 }
 
+// closeChild closes the ends of the pipes and of the terminal that the process in the container uses.
 func (s *execStreams) closeChild() {
 	for _, f := range []*os.File{s.child.Stdin, s.child.Stdout, s.child.Stderr} {
 		f.Close() // Close on nil only returns an error

@@ -161,6 +161,7 @@ func (pn *podNetwork) setUp(ctx context.Context) {
 	pn.setErr(err)
 }
 
+// parseCIDRs parses the comma-separated pod CIDRs of a CRI request. It returns an error for an empty text.
 func parseCIDRs(text string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for part := range strings.SplitSeq(text, ",") {

@@ -194,6 +194,8 @@ func lastLine(data []byte) ([]byte, error) {
 	return nil, errors.New("no complete line")
 }
 
+// loadSandbox reads the record of the sandbox with the directory dir. It returns an error that wraps errDamaged if the
+// record is incomplete or belongs to another sandbox.
 func loadSandbox(dir string) (*sandboxRecord, error) {
 	r := &sandboxRecord{config: &runtimeapi.PodSandboxConfig{}}
 	if err := loadRecord(dir, r); err != nil {
@@ -205,6 +207,8 @@ func loadSandbox(dir string) (*sandboxRecord, error) {
 	return r, nil
 }
 
+// loadContainer reads the record of the container with the directory dir. It returns an error that wraps errDamaged if
+// the record is incomplete or belongs to another container.
 func loadContainer(dir string) (*containerRecord, error) {
 	r := &containerRecord{config: &runtimeapi.ContainerConfig{}}
 	if err := loadRecord(dir, r); err != nil {

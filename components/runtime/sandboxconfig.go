@@ -18,10 +18,12 @@ func namespaceOptions(c *runtimeapi.PodSandboxConfig) *runtimeapi.NamespaceOptio
 	return c.GetLinux().GetSecurityContext().GetNamespaceOptions()
 }
 
+// hostNetwork reports whether the sandbox uses the host's network namespace.
 func hostNetwork(c *runtimeapi.PodSandboxConfig) bool {
 	return namespaceOptions(c).GetNetwork() == runtimeapi.NamespaceMode_NODE
 }
 
+// hostIPC reports whether the sandbox uses the host's IPC namespace.
 func hostIPC(c *runtimeapi.PodSandboxConfig) bool {
 	return namespaceOptions(c).GetIpc() == runtimeapi.NamespaceMode_NODE
 }

@@ -32,6 +32,7 @@ func sandboxStatus(rec sandboxRecord) *runtimeapi.PodSandboxStatus {
 	return st
 }
 
+// sandboxPhase returns the CRI state of a sandbox: ready only if its pause process runs.
 func sandboxPhase(rec sandboxRecord) runtimeapi.PodSandboxState {
 	if rec.Phase == phaseRunning {
 		return runtimeapi.PodSandboxState_SANDBOX_READY

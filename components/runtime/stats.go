@@ -74,6 +74,8 @@ func (s *diskSample) get(dir string) (images.Usage, time.Time) {
 
 func value(n uint64) *runtimeapi.UInt64Value { return &runtimeapi.UInt64Value{Value: n} }
 
+// cpuUsage converts CPU statistics to CRI. rate is the current usage in billionths of a core. p is nil if the kernel
+// does not measure pressure.
 func cpuUsage(s cgroup.Stats, rate uint64, p *cgroup.Pressure) *runtimeapi.CpuUsage {
 	return &runtimeapi.CpuUsage{Timestamp: s.Time.UnixNano(), UsageCoreNanoSeconds: value(s.CPUNanoseconds), UsageNanoCores: value(rate), Psi: psiStats(p)}
 }
@@ -90,6 +92,8 @@ func psiStats(p *cgroup.Pressure) *runtimeapi.PsiStats {
 	return &runtimeapi.PsiStats{Full: one(p.Full), Some: one(p.Some)}
 }
 
+// ioUsage converts the pressure of I/O to CRI. It returns nil if p is nil, which means that the kernel does not measure
+// it.
 func ioUsage(s cgroup.Stats, p *cgroup.Pressure) *runtimeapi.IoUsage {
 	if p == nil {
 		return nil
@@ -97,6 +101,8 @@ func ioUsage(s cgroup.Stats, p *cgroup.Pressure) *runtimeapi.IoUsage {
 	return &runtimeapi.IoUsage{Timestamp: s.Time.UnixNano(), Psi: psiStats(p)}
 }
 
+// memoryUsage converts memory statistics to CRI. The available memory is set only if the cgroup has a limit. p is nil
+// if the kernel does not measure pressure.
 func memoryUsage(s cgroup.Stats, p *cgroup.Pressure) *runtimeapi.MemoryUsage {
 	m := &runtimeapi.MemoryUsage{
 		Timestamp: s.Time.UnixNano(), WorkingSetBytes: value(s.MemoryWorkingSet), UsageBytes: value(s.MemoryUsage),

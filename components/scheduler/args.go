@@ -127,6 +127,7 @@ func readOne(args *plugins.Args, c *configv1.PluginConfig) error {
 	return nil
 }
 
+// readPreemption sets the fields of p from the plugin's arguments, as YAML or JSON, and checks them.
 func readPreemption(p *plugins.DefaultPreemption, data []byte) error {
 	var a configv1.DefaultPreemptionArgs
 	if err := yaml.UnmarshalStrict(data, &a); err != nil {
@@ -149,6 +150,7 @@ func readPreemption(p *plugins.DefaultPreemption, data []byte) error {
 	return nil
 }
 
+// readFit sets the fields of p from the plugin's arguments, as YAML or JSON, and checks them.
 func readFit(p *plugins.NodeResourcesFit, data []byte) error {
 	var a configv1.NodeResourcesFitArgs
 	if err := yaml.UnmarshalStrict(data, &a); err != nil {
@@ -210,6 +212,7 @@ func readShape(points []configv1.UtilizationShapePoint) ([]plugins.Point, error)
 	return out, nil
 }
 
+// readSpread sets the fields of p from the plugin's arguments, as YAML or JSON, and checks them.
 func readSpread(p *plugins.PodTopologySpread, data []byte) error {
 	var a configv1.PodTopologySpreadArgs
 	if err := yaml.UnmarshalStrict(data, &a); err != nil {

@@ -21,21 +21,23 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// desiredVolume is a volume that should be attached to a node, and the pods of the node that use it.
+// desiredVolume is a volume that should be attached to a node, and the pods on the node that use it. pv is nil for an
+// iSCSI volume without a claim.
 type desiredVolume struct {
 	pv   *corev1.PersistentVolume
 	pods []*corev1.Pod
 }
 
+// emitEvent emits an event on each pod that uses the volume.
 func (w *desiredVolume) emitEvent(events record.EventRecorder, kind, reason, message string) {
 	for _, p := range w.pods {
 		events.Event(p, kind, reason, message)
 	}
 }
 
-// eachVolume calls yield for each volume of the pods on a node. The last argument is the persistent
-// volume if the pod uses the volume through a claim, nil otherwise. Volumes whose claim is not
-// bound are skipped.
+// eachVolume calls yield for each volume of the pods on a node that have not terminated. The last argument is the
+// PersistentVolume if the pod uses the volume through a claim, and else nil. Volumes whose claim is not bound are
+// skipped.
 func (c *Controller) eachVolume(node string, yield func(*corev1.Pod, *corev1.Volume, *corev1.PersistentVolume)) error {
 	pods, err := control.PodsOnNode(c.pods, node)
 	if err != nil {
@@ -66,8 +68,8 @@ func (c *Controller) eachVolume(node string, yield func(*corev1.Pod, *corev1.Vol
 	return nil
 }
 
-// desiredVolumes returns the volumes that should be attached to a node: CSI volumes by the name of their
-// VolumeAttachment, and iSCSI disks by their unique volume name.
+// desiredVolumes returns the volumes that should be attached to a node because its pods use them: CSI volumes by the
+// name of their VolumeAttachment, and iSCSI disks by their unique volume name.
 func (c *Controller) desiredVolumes(node string) (volumes map[string]*desiredVolume, disks map[corev1.UniqueVolumeName]*desiredVolume, err error) {
 	volumes, disks = map[string]*desiredVolume{}, map[corev1.UniqueVolumeName]*desiredVolume{}
 	err = c.eachVolume(node, func(p *corev1.Pod, v *corev1.Volume, pv *corev1.PersistentVolume) {
@@ -89,15 +91,15 @@ func (c *Controller) desiredVolumes(node string) (volumes map[string]*desiredVol
 	return volumes, disks, err
 }
 
-// attachable reports whether the volumes of a CSI driver must be attached. They must, unless the
+// attachable reports whether the volumes of a CSI driver must be attached to nodes. This is the case unless the
 // driver's CSIDriver object sets attachRequired to false.
 func (c *Controller) attachable(driver string) bool {
 	d, err := c.drivers.Get(driver)
 	return err != nil || d.Spec.AttachRequired == nil || *d.Spec.AttachRequired
 }
 
-// attached returns the VolumeAttachments of a node that this controller created, by name.
-// VolumeAttachments that were created by other clients are ignored.
+// attached returns those VolumeAttachments of a node that this controller has created, by name. It recognizes them by
+// their names.
 func (c *Controller) attached(node string) (map[string]*storagev1.VolumeAttachment, error) {
 	all, err := c.attachments.List(labels.Everything())
 	if err != nil {
@@ -120,8 +122,8 @@ func (c *Controller) attached(node string) (map[string]*storagev1.VolumeAttachme
 // attachmentNameRE matches the names of the VolumeAttachments that this controller creates.
 var attachmentNameRE = regexp.MustCompile(`^csi-[0-9a-f]{64}$`)
 
-// volumeOf returns the unique name under which a node reports the volume of a VolumeAttachment. It
-// returns false if the PersistentVolume was deleted and the node does not report the volume.
+// volumeOf returns the unique name under which the node n reports the volume of the VolumeAttachment a. It returns
+// false if the PersistentVolume was deleted and the node does not report the volume. n may be nil.
 func (c *Controller) volumeOf(n *corev1.Node, a *storagev1.VolumeAttachment) (corev1.UniqueVolumeName, bool) {
 	pv, err := c.volumes.Get(*a.Spec.Source.PersistentVolumeName)
 	if err == nil && pv.Spec.CSI != nil {
@@ -151,14 +153,15 @@ func exclusive(pv *corev1.PersistentVolume) bool {
 	})
 }
 
-// emitMultiAttachError emits an event on the pods that the volume is attached to another node.
+// emitMultiAttachError emits an event on the pods, which cannot start because their volume is attached to another node.
 func (w *desiredVolume) emitMultiAttachError(events record.EventRecorder) {
 	w.emitEvent(events, corev1.EventTypeWarning, "FailedAttachVolume", fmt.Sprintf(
 		"Multi-Attach error for volume %q Volume is already exclusively attached to one node and can't be attached to another", w.pv.Name))
 }
 
-// attach creates the VolumeAttachment for a volume, unless the volume is exclusive and attached to
-// another node.
+// attach creates the VolumeAttachment with this name for a volume, which requests the CSI driver to attach it. It does
+// nothing if the volume is exclusive and attached to another node; the deletion of that VolumeAttachment triggers
+// another sync.
 func (c *Controller) attach(ctx context.Context, node, name string, w *desiredVolume) error {
 	if exclusive(w.pv) {
 		// The cache may not contain yet a VolumeAttachment just created for another node.
@@ -197,14 +200,15 @@ func (c *Controller) attach(ctx context.Context, node, name string, w *desiredVo
 // volume.
 const pendingTimeout = time.Minute
 
-// pendingAttachment is a requested attachment of a volume that the cache does not show yet.
+// pendingAttachment is an attachment of an exclusive volume that was requested and that the cache does not show yet.
+// name identifies the attachment.
 type pendingAttachment struct {
 	node, name string
 	since      time.Time
 }
 
-// reserve records that a volume is being attached to a node. It returns false if the volume is
-// reserved for another node.
+// reserve records that an exclusive volume is being attached to a node, because the cache does not show it immediately.
+// It returns false if the volume is being attached to another node.
 func (c *Controller) reserve(volume, node, name string) bool {
 	now := c.env.Clock.Now()
 	c.mu.Lock()
@@ -216,8 +220,8 @@ func (c *Controller) reserve(volume, node, name string) bool {
 	return true
 }
 
-// releaseReservation releases a reservation because the attachment of that name is in the cache or was not
-// created.
+// releaseReservation removes the reservation of a volume by the attachment with this name, because the attachment is in
+// the cache or was not created.
 func (c *Controller) releaseReservation(volume, name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -226,8 +230,7 @@ func (c *Controller) releaseReservation(volume, name string) {
 	}
 }
 
-// volumeDeleted checks with the API server that a PersistentVolume does not exist, because the cache
-// may be stale.
+// volumeDeleted reports whether a PersistentVolume does not exist in the API server, because the cache may be stale.
 func (c *Controller) volumeDeleted(ctx context.Context, volume string) (bool, error) {
 	// The controller's RBAC role allows listing persistent volumes, not getting them.
 	list, err := c.env.Kube.CoreV1().PersistentVolumes().List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", volume).String()})
@@ -237,15 +240,15 @@ func (c *Controller) volumeDeleted(ctx context.Context, volume string) (bool, er
 	return !slices.ContainsFunc(list.Items, func(pv corev1.PersistentVolume) bool { return pv.Name == volume }), nil
 }
 
-// markUsed clears the time since which an attachment has been unused.
+// markUsed records that an attachment is in use or was deleted, so that the time of mayRemove starts again.
 func (c *Controller) markUsed(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.unusedSince, name)
 }
 
-// mayDetach reports whether a volume that no pod uses can be detached: the node no longer has it
-// mounted, was deleted, has the out-of-service taint, or has been unhealthy for too long.
+// mayDetach reports whether the volume of the VolumeAttachment a, which no pod uses, can be detached from the node n
+// now. n is nil if the node was deleted. It returns false if a is being deleted.
 func (c *Controller) mayDetach(n *corev1.Node, a *storagev1.VolumeAttachment) bool {
 	if a.DeletionTimestamp != nil {
 		return false // already being deleted
@@ -254,8 +257,9 @@ func (c *Controller) mayDetach(n *corev1.Node, a *storagev1.VolumeAttachment) bo
 	return n == nil || !known || c.mayRemove(n, a.Name, volume)
 }
 
-// mayRemove reports whether an unused volume can be detached from a node. id identifies the
-// attachment in Controller.unusedSince.
+// mayRemove reports whether an unused volume can be detached from a node: the node does not have it mounted any more,
+// has the out-of-service taint, or is unhealthy and the volume has been unused for forceDetachAfter. id identifies the
+// attachment in Controller.unusedSince. If it has to wait, it schedules another sync.
 func (c *Controller) mayRemove(n *corev1.Node, id string, volume corev1.UniqueVolumeName) bool {
 	if outOfService(n) || !slices.Contains(n.Status.VolumesInUse, volume) {
 		return true
@@ -278,6 +282,7 @@ func (c *Controller) mayRemove(n *corev1.Node, id string, volume corev1.UniqueVo
 	return !healthy(n)
 }
 
+// detach deletes a VolumeAttachment, which requests the CSI driver to detach the volume.
 func (c *Controller) detach(ctx context.Context, a *storagev1.VolumeAttachment) error {
 	err := c.env.Kube.StorageV1().VolumeAttachments().Delete(ctx, a.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &a.UID}})
 	if err != nil && !apierrors.IsNotFound(err) {

@@ -29,7 +29,7 @@ import (
 // managedAnnotation is the annotation of nodes whose volumes this controller attaches and detaches.
 const managedAnnotation = "volumes.kubernetes.io/controller-managed-attach-detach"
 
-// Controller attaches and detaches the volumes of nodes. Use New to create it.
+// Controller attaches and detaches volumes. Each sync handles one node. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env              control.Env
@@ -51,8 +51,9 @@ type Controller struct {
 	lastWritten map[types.UID][]corev1.AttachedVolume // guarded by mu
 }
 
-// New creates the controller. force is the time after which a volume is detached although an
-// unhealthy node reports it as in use; upstream uses six minutes. Zero disables this.
+// New returns the controller. force is the time after which a volume is detached although an unhealthy node reports it
+// as in use; upstream uses six minutes. Zero disables this. New adds its event handlers to env.Informers; the caller
+// starts the informers and calls Run.
 func New(env control.Env, force time.Duration) (*Controller, error) {
 	env = env.Defaulted()
 	core, store := env.Informers.Core().V1(), env.Informers.Storage().V1()
@@ -135,7 +136,8 @@ func New(env control.Env, force time.Duration) (*Controller, error) {
 	)
 }
 
-// enqueueNode enqueues a node if it has attached volumes, volumes in use, or VolumeAttachments.
+// enqueueNode enqueues a node if it has attached volumes, volumes in use or VolumeAttachments. Other nodes need no
+// sync.
 func (c *Controller) enqueueNode(n *corev1.Node) {
 	if len(n.Status.VolumesAttached) > 0 || len(n.Status.VolumesInUse) > 0 {
 		c.Add(n.Name)
@@ -147,7 +149,7 @@ func (c *Controller) enqueueNode(n *corev1.Node) {
 	}
 }
 
-// enqueueAllNodes enqueues all nodes that have pods with claims.
+// enqueueAllNodes enqueues all nodes that have pods with claims, because they may be waiting for a volume.
 func (c *Controller) enqueueAllNodes() {
 	all, err := c.allPods.List(labels.Everything())
 	if err != nil {
@@ -173,14 +175,15 @@ func (c *Controller) enqueueNodesOf(pvc *corev1.PersistentVolumeClaim) {
 	}
 }
 
+// healthy reports whether the Ready condition of a node is true.
 func healthy(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
 }
 
-// outOfService reports whether a user declared that the node is shut down, by the out-of-service
-// taint.
+// outOfService reports whether a user has declared with the out-of-service taint that the node is shut down, so its
+// volumes can be detached.
 // https://kubernetes.io/docs/concepts/cluster-administration/node-shutdown/#non-graceful-node-shutdown
 func outOfService(n *corev1.Node) bool {
 	return slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
@@ -192,14 +195,15 @@ func attachmentName(driver, handle, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(handle+driver+node)))
 }
 
-// uniqueName returns the name of a CSI volume in a node's status.
+// uniqueName returns the name under which a node's status lists a CSI volume.
 func uniqueName(src *corev1.CSIPersistentVolumeSource) corev1.UniqueVolumeName {
 	return corev1.UniqueVolumeName(csiPrefix + src.Driver + "^" + src.VolumeHandle)
 }
 
 const csiPrefix = "kubernetes.io/csi/"
 
-// sync attaches and detaches the volumes of one node.
+// sync attaches the volumes that the pods on a node need, detaches those that are not needed any more, and updates the
+// list of attached volumes in the node's status. Nodes without the annotation managedAnnotation are ignored.
 func (c *Controller) sync(ctx context.Context, node string) error {
 	wanted, disks, err := c.desiredVolumes(node)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 // diskPrefix is the prefix of the unique volume names of iSCSI disks.
 const diskPrefix = "kubernetes.io/iscsi/"
 
-// diskOf returns the unique name of an iSCSI volume, or "" if the volume is not an iSCSI disk. pv
-// is the volume that the claim is bound to, nil for a volume without a claim.
+// diskOf returns the unique name of an iSCSI volume, or "" if the volume is not an iSCSI disk. pv is the
+// PersistentVolume that the claim of the pod's volume v is bound to, or nil for a volume without a claim.
 func diskOf(v *corev1.Volume, pv *corev1.PersistentVolume) corev1.UniqueVolumeName {
 	name := func(portal, target string, lun int32) corev1.UniqueVolumeName {
 		return corev1.UniqueVolumeName(fmt.Sprintf("%s%s:%s:%d", diskPrefix, portal, target, lun))
@@ -32,19 +32,20 @@ func hasDisks(p *corev1.Pod) bool {
 	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool { return v.ISCSI != nil })
 }
 
+// hasDisk reports whether the status of a node lists an iSCSI disk as attached.
 func hasDisk(n *corev1.Node, disk corev1.UniqueVolumeName) bool {
 	return slices.ContainsFunc(n.Status.VolumesAttached, func(a corev1.AttachedVolume) bool { return a.Name == disk })
 }
 
-// diskRemoved reports whether an iSCSI disk was removed from a node's status.
+// diskRemoved reports whether an iSCSI disk in the status of old is not in the status of cur any more.
 func diskRemoved(old, cur *corev1.Node) bool {
 	return slices.ContainsFunc(old.Status.VolumesAttached, func(a corev1.AttachedVolume) bool {
 		return strings.HasPrefix(string(a.Name), diskPrefix) && !hasDisk(cur, a.Name)
 	})
 }
 
-// desiredDisks returns the iSCSI disks to list in a node's status: those that it uses or still has mounted,
-// and those that its pods use and that are not reserved by another node.
+// desiredDisks returns the iSCSI disks to list as attached in a node's status: those that are listed and still used or
+// mounted, and those that its pods use (wanted) and that no other node has exclusively.
 func (c *Controller) desiredDisks(n *corev1.Node, wanted map[corev1.UniqueVolumeName]*desiredVolume) *attachedVolumes {
 	next := &attachedVolumes{users: map[corev1.UniqueVolumeName]*desiredVolume{}}
 	id := func(disk corev1.UniqueVolumeName) string { return n.Name + " " + string(disk) }
@@ -69,8 +70,8 @@ func (c *Controller) desiredDisks(n *corev1.Node, wanted map[corev1.UniqueVolume
 	return next
 }
 
-// reserveDisk reports whether an exclusive disk can be attached to a node. If it cannot, it emits an
-// event on the pods.
+// reserveDisk reports whether an exclusive disk can be attached to a node, and reserves it. If another node has it, it
+// emits an event on the pods. id identifies the attachment.
 func (c *Controller) reserveDisk(n *corev1.Node, disk corev1.UniqueVolumeName, id string, w *desiredVolume) bool {
 	// The cache may not contain yet a disk that was just attached to another node.
 	if !c.reserve(string(disk), n.Name, id) {

@@ -14,8 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// attachedVolumes is the volumesAttached list to write to a node's status, and the pods that use each
-// volume.
+// attachedVolumes is the list of attached volumes to write to a node's status, and the pods that use each volume.
 type attachedVolumes struct {
 	volumes []corev1.AttachedVolume
 	users   map[corev1.UniqueVolumeName]*desiredVolume
@@ -29,8 +28,9 @@ func (s *attachedVolumes) add(name corev1.UniqueVolumeName, w *desiredVolume) {
 	}
 }
 
-// updateNodeStatus writes the attached volumes to the node's status, in addition to the iSCSI disks in
-// next, and emits an event on the pods whose volumes are newly attached.
+// updateNodeStatus writes the list of attached volumes to the status of a node: the iSCSI disks in next and the volumes
+// of the attached VolumeAttachments in have, except those in drop, which are about to be detached. It emits an event on
+// the pods in wanted whose volumes are newly attached. It is not an error if the node was deleted.
 func (c *Controller) updateNodeStatus(ctx context.Context, n *corev1.Node, next *attachedVolumes, have map[string]*storagev1.VolumeAttachment, wanted map[string]*desiredVolume, drop map[string]bool) error {
 	for name, a := range have {
 		if !a.Status.Attached || a.DeletionTimestamp != nil || drop[name] {
@@ -72,8 +72,8 @@ func (c *Controller) updateNodeStatus(ctx context.Context, n *corev1.Node, next 
 	return nil
 }
 
-// newlyAttached returns the volumes attached to a node since the last status update. The cache may not
-// contain the last update yet.
+// newlyAttached returns the volumes in now that were not attached before. old is the list in the cached status of the
+// node; the cache may not contain the controller's last write yet, so that is considered too.
 func (c *Controller) newlyAttached(n *corev1.Node, old, now []corev1.AttachedVolume) []corev1.AttachedVolume {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -82,7 +82,7 @@ func (c *Controller) newlyAttached(n *corev1.Node, old, now []corev1.AttachedVol
 	return slices.DeleteFunc(slices.Clone(now), func(v corev1.AttachedVolume) bool { return slices.Contains(old, v) })
 }
 
-// forgetNode drops what was written to the status of a deleted node.
+// forgetNode discards the list that was last written to the status of a deleted node.
 func (c *Controller) forgetNode(n *corev1.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,14 +11,14 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Cleaner deletes bootstrap tokens when they expire. Use NewCleaner to create it.
+// Cleaner deletes the Secrets of bootstrap tokens when the tokens expire. Use NewCleaner to create it.
 type Cleaner struct {
 	*control.Loop
 	env     control.Env
 	secrets corelisters.SecretLister
 }
 
-// NewCleaner creates the controller.
+// NewCleaner returns the Cleaner. The caller starts the informers of env and calls Run.
 func NewCleaner(env control.Env) (*Cleaner, error) {
 	env = env.Defaulted()
 	secrets := env.Informers.Core().V1().Secrets()
@@ -32,6 +32,7 @@ func NewCleaner(env control.Env) (*Cleaner, error) {
 	return c, c.Watch(secrets.Informer(), control.AddedOrUpdated(look))
 }
 
+// sync deletes the token Secret with this name if it has expired, or schedules another sync for its expiration.
 func (c *Cleaner) sync(ctx context.Context, name string) error {
 	s, err := c.secrets.Secrets(metav1.NamespaceSystem).Get(name)
 	if apierrors.IsNotFound(err) {

@@ -25,8 +25,8 @@ const (
 	signaturePrefix = "jws-kubeconfig-"
 )
 
-// Signer maintains the signatures in the ConfigMap kube-public/cluster-info. Use NewSigner to
-// create it.
+// Signer maintains the signatures in the ConfigMap kube-public/cluster-info: one of its kubeconfig for each bootstrap
+// token that allows signing. Use NewSigner to create it.
 type Signer struct {
 	*control.Loop
 	env     control.Env
@@ -34,7 +34,7 @@ type Signer struct {
 	configs corelisters.ConfigMapLister
 }
 
-// NewSigner creates the controller.
+// NewSigner returns the Signer. The caller starts the informers of env and calls Run.
 func NewSigner(env control.Env) (*Signer, error) {
 	env = env.Defaulted()
 	env.Workers = 1
@@ -55,6 +55,8 @@ func NewSigner(env control.Env) (*Signer, error) {
 	}))
 }
 
+// sync replaces the signatures in the ConfigMap by those of all valid tokens. It does nothing if the ConfigMap does not
+// exist.
 func (s *Signer) sync(ctx context.Context, _ string) error {
 	info, err := s.configs.ConfigMaps(metav1.NamespacePublic).Get(infoName)
 	if apierrors.IsNotFound(err) {
@@ -96,16 +98,18 @@ func (s *Signer) sync(ctx context.Context, _ string) error {
 	return err
 }
 
-// SignatureKey returns the key of the signature by the token with this ID in the ConfigMap's data.
+// SignatureKey returns the key in the data of the ConfigMap under which the signature with the token of this ID is
+// stored.
 func SignatureKey(id string) string { return signaturePrefix + id }
 
-// Verify reports whether signature is the signature of content by a token.
+// Verify reports whether signature is the signature of content with the token that has this ID and secret. A joining
+// machine calls it.
 func Verify(content, signature, id, secret string) bool {
 	right, err := Sign(content, id, secret)
 	return err == nil && hmac.Equal([]byte(right), []byte(signature))
 }
 
-// Sign returns a detached JSON Web Signature of content.
+// Sign returns the detached JSON Web Signature of content with the token that has this ID and secret.
 func Sign(content, id, secret string) (string, error) {
 	header, err := json.Marshal(struct {
 		Alg string `json:"alg"`

@@ -15,13 +15,13 @@ import (
 
 const namePrefix = "bootstrap-token-"
 
-// isToken reports whether a Secret is a bootstrap token.
+// isToken reports whether a Secret contains a bootstrap token.
 func isToken(s *corev1.Secret) bool {
 	return s.Namespace == metav1.NamespaceSystem && s.Type == corev1.SecretTypeBootstrapToken
 }
 
-// remainingLifetime returns how long a token remains valid; ok is false if it does not expire. A token with an
-// invalid expiration counts as expired.
+// remainingLifetime returns how long a token remains valid, or 0 if it has expired or its expiration is invalid. ok is
+// false if the token does not expire.
 func remainingLifetime(s *corev1.Secret, now time.Time) (d time.Duration, ok bool) {
 	text := string(s.Data["expiration"])
 	if text == "" {
@@ -34,7 +34,8 @@ func remainingLifetime(s *corev1.Secret, now time.Time) (d time.Duration, ok boo
 	return max(0, at.Sub(now)), true
 }
 
-// signingToken returns the ID and secret of a token that is valid and usable for signing.
+// signingToken returns the ID and secret of the token in a Secret. ok is false if the token is invalid, has expired, or
+// does not allow signing.
 func signingToken(s *corev1.Secret, now time.Time) (id, secret string, ok bool) {
 	id, secret = string(s.Data["token-id"]), string(s.Data["token-secret"])
 	if !isToken(s) || id == "" || secret == "" || strings.TrimPrefix(s.Name, namePrefix) != id || s.Name == id {

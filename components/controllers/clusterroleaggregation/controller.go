@@ -20,16 +20,17 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
+// fieldManager is the field manager with which the rules are applied.
 const fieldManager = "clusterrole-aggregation-controller"
 
-// Controller reconciles aggregated ClusterRoles. Use New to create it.
+// Controller reconciles aggregated ClusterRoles: those with an aggregation rule. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env   control.Env
 	roles rbaclisters.ClusterRoleLister
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	roles := env.Informers.Rbac().V1().ClusterRoles()
@@ -49,6 +50,7 @@ func New(env control.Env) (*Controller, error) {
 	}))
 }
 
+// sync sets the rules of an aggregated ClusterRole to the union of the rules of the ClusterRoles that it selects.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	role, err := c.roles.Get(name)
 	if apierrors.IsNotFound(err) {

@@ -20,10 +20,10 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// signerName is the signer of the bundle.
+// signerName is the signer of the published bundle. This controller deletes all other bundles of the signer.
 const signerName = "kubernetes.io/kube-apiserver-serving"
 
-// Controller maintains one bundle of the signer and deletes all others. Use New to create it.
+// Controller maintains the ClusterTrustBundle with the CA certificates. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env     control.Env
@@ -32,7 +32,8 @@ type Controller struct {
 	bundles certificateslisters.ClusterTrustBundleLister
 }
 
-// New creates the controller. ca contains the CA certificates in PEM format.
+// New returns the controller. ca contains the CA certificates in PEM format and must not be empty. The caller starts
+// the informers of env and calls Run.
 func New(env control.Env, ca []byte) (*Controller, error) {
 	env = env.Defaulted()
 	if len(ca) == 0 {
@@ -52,12 +53,13 @@ func New(env control.Env, ca []byte) (*Controller, error) {
 	}))
 }
 
-// bundleName returns the name of the bundle for these certificates. It changes with the
-// certificates, so that the new bundle exists before the old one is deleted.
+// bundleName returns the name of the bundle with these certificates. It depends on the certificates, so that a new
+// bundle exists before the old one is deleted.
 func bundleName(ca []byte) string {
 	return fmt.Sprintf("%s:%x", strings.ReplaceAll(signerName, "/", ":"), sha256.Sum256(ca))
 }
 
+// sync creates or updates the bundle, and deletes the other bundles of the signer.
 func (c *Controller) sync(ctx context.Context, _ string) error {
 	client := c.env.Kube.CertificatesV1().ClusterTrustBundles()
 	there, err := c.bundles.Get(c.name)

@@ -29,11 +29,10 @@ import (
 // Kind is the kind of the objects that this controller owns.
 var Kind = batchv1.SchemeGroupVersion.WithKind("CronJob")
 
-// slack is added to the wait for the next scheduled time, so that the time is surely past when the
-// wait is over.
+// slack is added to the delay until the next scheduled time, so that the time is past when the CronJob is synced.
 const slack = 100 * time.Millisecond
 
-// Controller reconciles CronJobs. Use New to create it.
+// Controller reconciles CronJobs. Each sync handles one CronJob. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -43,7 +42,7 @@ type Controller struct {
 	skew prometheus.Histogram
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	crons, jobs := env.Informers.Batch().V1().CronJobs(), env.Informers.Batch().V1().Jobs()
@@ -87,7 +86,8 @@ func (c *Controller) changed(old, cj *batchv1.CronJob) {
 	}
 }
 
-// finishedCondition returns the condition with which a Job finished, or "" if it has not finished.
+// finishedCondition returns the type of the condition with which a Job has finished, Complete or Failed, or "" if it
+// has not finished.
 func finishedCondition(j *batchv1.Job) batchv1.JobConditionType {
 	for _, c := range j.Status.Conditions {
 		if (c.Type == batchv1.JobComplete || c.Type == batchv1.JobFailed) && c.Status == corev1.ConditionTrue {
@@ -97,6 +97,8 @@ func finishedCondition(j *batchv1.Job) batchv1.JobConditionType {
 	return ""
 }
 
+// sync creates the Job of the CronJob with this key that is due, deletes old Jobs and updates the status. It schedules
+// the next sync.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	shared, err := c.crons.CronJobs(namespace).Get(name)
@@ -125,7 +127,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return errors.Join(workErr, cleanErr)
 }
 
-// run is one sync of one CronJob.
+// run is the state of one sync of one CronJob. It is not safe for concurrent use.
 type run struct {
 	*Controller
 	cj     *batchv1.CronJob // a private copy
@@ -133,7 +135,8 @@ type run struct {
 	before batchv1.CronJobStatus
 }
 
-// updateActive updates the list of active Jobs in the status.
+// updateActive updates the list of active Jobs and the last successful time in r.cj.Status. It emits events about Jobs
+// that have finished, are missing, or are unknown.
 func (r *run) updateActive(ctx context.Context) {
 	cj := r.cj
 	there := map[types.UID]bool{}
@@ -176,6 +179,7 @@ func (r *run) updateActive(ctx context.Context) {
 	}
 }
 
+// recordSuccess updates the last successful time with a Job that has finished with the condition how.
 func (r *run) recordSuccess(j *batchv1.Job, how batchv1.JobConditionType) {
 	t := j.Status.CompletionTime
 	if how != batchv1.JobComplete || t == nil {
@@ -186,11 +190,13 @@ func (r *run) recordSuccess(j *batchv1.Job, how batchv1.JobConditionType) {
 	}
 }
 
+// remove removes the Job with the UID from the active Jobs in the status, which is written at the end of the sync.
 func (r *run) remove(uid types.UID) {
 	r.cj.Status.Active = slices.DeleteFunc(r.cj.Status.Active, func(o corev1.ObjectReference) bool { return o.UID == uid })
 }
 
-// schedule creates the Job that is due, if any, and returns the delay until the next sync.
+// schedule creates the Job that is due, if any, and returns the delay until the next sync, or 0 if none is needed.
+// Invalid schedules and time zones are only reported with events, because a retry does not help.
 func (r *run) schedule(ctx context.Context) (time.Duration, error) {
 	cj, now := r.cj, r.env.Clock.Now()
 	if cj.DeletionTimestamp != nil || ptr.Deref(cj.Spec.Suspend, false) {
@@ -279,12 +285,13 @@ func (r *run) schedule(ctx context.Context) (time.Duration, error) {
 	return next, nil
 }
 
-// jobName returns the name of the Job for a scheduled time. It is deterministic, so that the Job is
-// created only once.
+// jobName returns the name of the Job of a CronJob for a scheduled time. It depends only on the time, so that the Job
+// is not created twice.
 func jobName(cj *batchv1.CronJob, due time.Time) string {
 	return fmt.Sprintf("%s-%d", cj.Name, due.Unix()/60)
 }
 
+// jobOf returns the Job of a CronJob for the scheduled time due.
 func jobOf(cj *batchv1.CronJob, name string, due time.Time) *batchv1.Job {
 	t := cj.Spec.JobTemplate.DeepCopy()
 	j := &batchv1.Job{
@@ -307,6 +314,7 @@ func jobOf(cj *batchv1.CronJob, name string, due time.Time) *batchv1.Job {
 	return j
 }
 
+// delete deletes a Job and its pods, with an event on the CronJob.
 func (r *run) delete(ctx context.Context, name string) error {
 	background := metav1.DeletePropagationBackground
 	err := r.env.Kube.BatchV1().Jobs(r.cj.Namespace).Delete(ctx, name, metav1.DeleteOptions{PropagationPolicy: &background})
@@ -321,7 +329,7 @@ func (r *run) delete(ctx context.Context, name string) error {
 	return nil
 }
 
-// cleanup deletes the oldest finished Jobs beyond the history limits.
+// cleanup deletes the oldest finished Jobs beyond the history limits of the CronJob.
 func (r *run) cleanup(ctx context.Context) error {
 	var errs []error
 	for how, limit := range map[batchv1.JobConditionType]*int32{

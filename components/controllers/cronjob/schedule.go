@@ -10,8 +10,8 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 )
 
-// parse parses a CronJob's schedule in its time zone. The time zone may also be part of the
-// schedule, which older API servers accepted.
+// parse parses the schedule of a CronJob in its time zone. The time zone may also be part of the schedule, which older
+// API servers accepted.
 func parse(cj *batchv1.CronJob) (_ cron.Schedule, err error) {
 	defer func() {
 		// The library panics if no fields follow the time zone.
@@ -29,9 +29,9 @@ func parse(cj *batchv1.CronJob) (_ cron.Schedule, err error) {
 	return cron.ParseStandard(text)
 }
 
-// lastDue returns the last time before now at which a Job should have been created but was not,
-// zero if there is none. It also returns the number of such times; it stops counting at a little
-// over 100.
+// lastDue returns the last scheduled time not after now for which no Job was created yet, or zero if there is none.
+// missed is the number of such times; it may be an estimate if it is greater than 100. Times before the starting
+// deadline do not count.
 func lastDue(cj *batchv1.CronJob, sched cron.Schedule, now time.Time) (due time.Time, missed int) {
 	from := cj.CreationTimestamp.Time
 	if t := cj.Status.LastScheduleTime; t != nil {

@@ -20,14 +20,14 @@ import (
 	"hyperkube/internal/api/certificates"
 )
 
-// Controller approves CertificateSigningRequests. Use New to create it.
+// Controller approves CertificateSigningRequests of kubelets. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
 	requests certificateslisters.CertificateSigningRequestLister
 }
 
-// recognizer describes a class of CertificateSigningRequests that are approved automatically.
+// recognizer describes requests that are approved automatically if the requester has a permission.
 type recognizer struct {
 	// self is true if a node requests the certificate for itself.
 	self bool
@@ -37,6 +37,7 @@ type recognizer struct {
 	message     string
 }
 
+// recognizers returns the recognizers in the order in which they are tried.
 func recognizers() []recognizer {
 	return []recognizer{
 		{true, "selfnodeclient", "Auto approving self kubelet client certificate after SubjectAccessReview."},
@@ -44,7 +45,7 @@ func recognizers() []recognizer {
 	}
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	requests := env.Informers.Certificates().V1().CertificateSigningRequests()
@@ -53,6 +54,8 @@ func New(env control.Env) (*Controller, error) {
 	return c, c.Watch(requests.Informer(), control.AddedOrUpdated(func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }))
 }
 
+// sync approves the request with this name if a recognizer matches and the requester has its permission. Without the
+// permission it returns an error, so that the sync is retried.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	r, err := c.requests.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -90,10 +93,12 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return fmt.Errorf("recognized csr %q as%s but subject access review was not approved", name, tried)
 }
 
+// isSelf reports whether the requester is the node for which the certificate is requested.
 func isSelf(r *certificatesv1.CertificateSigningRequest, req *x509.CertificateRequest) bool {
 	return r.Spec.Username == req.Subject.CommonName
 }
 
+// allowed reports whether the requester may create the subresource of CertificateSigningRequests.
 func (c *Controller) allowed(ctx context.Context, r *certificatesv1.CertificateSigningRequest, subresource string) (bool, error) {
 	extra := make(map[string]authorizationv1.ExtraValue, len(r.Spec.Extra))
 	for k, v := range r.Spec.Extra {
@@ -113,6 +118,7 @@ func (c *Controller) allowed(ctx context.Context, r *certificatesv1.CertificateS
 	return answer.Status.Allowed, nil
 }
 
+// approve adds the condition Approved to a request.
 func (c *Controller) approve(ctx context.Context, r *certificatesv1.CertificateSigningRequest, message string) error {
 	next := r.DeepCopy()
 	next.Status.Conditions = append(next.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{

@@ -29,7 +29,7 @@ type Controller struct {
 	requests certificateslisters.CertificateSigningRequestLister
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	requests := env.Informers.Certificates().V1().CertificateSigningRequests()
@@ -38,6 +38,7 @@ func New(env control.Env) (*Controller, error) {
 	return c, c.Watch(requests.Informer(), control.AddedOrUpdated(func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }))
 }
 
+// sync deletes the request with this name if its retention is over, or schedules another sync for that time.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	r, err := c.requests.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -57,7 +58,8 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return err
 }
 
-// deleteAfter returns the time at which a request may be deleted.
+// deleteAfter returns the time at which a request is deleted: an hour after it was approved, denied or failed, at the
+// expiration of its certificate, and at the latest a day after its creation.
 func deleteAfter(r *certificatesv1.CertificateSigningRequest) time.Time {
 	if len(r.Status.Conditions) == 0 {
 		return r.CreationTimestamp.Add(pendingRetention)

@@ -22,16 +22,16 @@ import (
 	"hyperkube/internal/api/certificates"
 )
 
-// DefaultDuration is the default maximum lifetime of a certificate.
+// DefaultDuration is the maximum lifetime of a certificate if Config.Duration is zero.
 const DefaultDuration = 365 * 24 * time.Hour
 
-// Authority is a certificate authority with its private key.
+// Authority is a certificate authority: its certificate and private key.
 type Authority struct {
 	Cert *x509.Certificate
 	Key  crypto.Signer
 }
 
-// Config configures the signers.
+// Config configures the controller.
 type Config struct {
 	// Authorities are the certificate authorities by signer name. Requests for other signers are
 	// ignored.
@@ -48,7 +48,7 @@ func Signers() []string {
 	}
 }
 
-// Controller signs CertificateSigningRequests. Use New to create it.
+// Controller signs approved CertificateSigningRequests. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -56,7 +56,8 @@ type Controller struct {
 	requests certificateslisters.CertificateSigningRequestLister
 }
 
-// New creates the controller.
+// New returns the controller. It returns an error if there is no authority, or one without certificate or key. The
+// caller starts the informers of env and calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	if len(cfg.Authorities) == 0 {
@@ -76,6 +77,8 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	return c, c.Watch(requests.Informer(), control.AddedOrUpdated(func(r *certificatesv1.CertificateSigningRequest) { c.Add(r.Name) }))
 }
 
+// sync signs the request with this name if it is approved and for a configured signer. A request that violates the
+// rules of its signer gets the condition Failed.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	r, err := c.requests.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -116,6 +119,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return nil
 }
 
+// update writes the status of r. It returns nil if r was deleted.
 func (c *Controller) update(ctx context.Context, r *certificatesv1.CertificateSigningRequest) error {
 	_, err := c.env.Kube.CertificatesV1().CertificateSigningRequests().UpdateStatus(ctx, r, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {
@@ -127,6 +131,7 @@ func (c *Controller) update(ctx context.Context, r *certificatesv1.CertificateSi
 // minDuration is the minimum lifetime of a certificate, even if the request specifies less.
 const minDuration = 10 * time.Minute
 
+// duration returns the lifetime of a certificate for a request with this spec.expirationSeconds, which may be nil.
 func (c *Controller) duration(seconds *int32) time.Duration {
 	if seconds == nil {
 		return c.cfg.Duration
@@ -134,7 +139,8 @@ func (c *Controller) duration(seconds *int32) time.Duration {
 	return min(max(time.Duration(*seconds)*time.Second, minDuration), c.cfg.Duration)
 }
 
-// checkRequest returns an error if a signer does not sign such requests.
+// checkRequest returns an error if the request violates the rules of a signer for subject, alternative names and key
+// usages.
 func checkRequest(req *x509.CertificateRequest, usages []certificatesv1.KeyUsage, signer string) error {
 	switch signer {
 	case certificatesv1.KubeAPIServerClientKubeletSignerName:

@@ -20,6 +20,7 @@ const (
 	shortLifetime = 8 * time.Hour
 )
 
+// keyUsages maps the key usages of the API to those of X.509.
 var keyUsages = map[certificatesv1.KeyUsage]x509.KeyUsage{
 	certificatesv1.UsageSigning:           x509.KeyUsageDigitalSignature,
 	certificatesv1.UsageDigitalSignature:  x509.KeyUsageDigitalSignature,
@@ -33,6 +34,7 @@ var keyUsages = map[certificatesv1.KeyUsage]x509.KeyUsage{
 	certificatesv1.UsageDecipherOnly:      x509.KeyUsageDecipherOnly,
 }
 
+// extendedUsages maps the extended key usages of the API to those of X.509.
 var extendedUsages = map[certificatesv1.KeyUsage]x509.ExtKeyUsage{
 	certificatesv1.UsageAny:             x509.ExtKeyUsageAny,
 	certificatesv1.UsageServerAuth:      x509.ExtKeyUsageServerAuth,
@@ -49,8 +51,9 @@ var extendedUsages = map[certificatesv1.KeyUsage]x509.ExtKeyUsage{
 	certificatesv1.UsageNetscapeSGC:     x509.ExtKeyUsageNetscapeServerGatedCrypto,
 }
 
-// sign creates the requested certificate in DER format. The certificate is never a CA certificate,
-// and it never outlives the authority's.
+// sign returns the requested certificate in DER format. life is its lifetime from now; it is shortened to that of the
+// authority's certificate. The certificate is never a CA certificate. It returns an error for unknown key usages, and
+// if the authority has expired.
 func (a Authority) sign(req *x509.CertificateRequest, usages []certificatesv1.KeyUsage, life time.Duration, now time.Time) ([]byte, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {

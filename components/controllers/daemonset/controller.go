@@ -37,7 +37,7 @@ const (
 	lastBackoff  = 15 * time.Minute
 )
 
-// Controller reconciles DaemonSets. Use New to create it.
+// Controller reconciles DaemonSets. Each sync handles one DaemonSet. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -60,12 +60,14 @@ type backoffKey struct {
 	node string
 }
 
+// failure is the back-off for failed pods of a DaemonSet on a node: the delay, and the time of the last failure.
 type failure struct {
 	wait  time.Duration
 	since time.Time
 }
 
-// New creates the controller.
+// New returns the controller. It adds its event handlers to env.Informers; the caller starts the informers and calls
+// Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	sets, nodes := env.Informers.Apps().V1().DaemonSets(), env.Informers.Core().V1().Nodes()
@@ -124,13 +126,16 @@ func New(env control.Env) (*Controller, error) {
 	))
 }
 
+// key returns the key of a DaemonSet in the queue: its namespace/name.
 func key(ds *appsv1.DaemonSet) string { return ds.Namespace + "/" + ds.Name }
 
+// owner returns the DaemonSet to which a controller reference refers, or nil.
 func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *appsv1.DaemonSet {
 	return control.Owner(ref, Kind, c.sets.DaemonSets(namespace).Get)
 }
 
-// nodeChanged enqueues the DaemonSets that are affected by a change of a node.
+// nodeChanged enqueues the DaemonSets that should start or stop a pod because a node was added (old is nil), changed,
+// or deleted (cur is nil).
 func (c *Controller) nodeChanged(old, cur *corev1.Node) {
 	all, err := c.sets.List(labels.Everything())
 	if err != nil {
@@ -150,6 +155,8 @@ func (c *Controller) nodeChanged(old, cur *corev1.Node) {
 	}
 }
 
+// podAdded counts an expected creation and enqueues the pod's DaemonSet. If p has no controller, it enqueues the
+// DaemonSets that may adopt p.
 func (c *Controller) podAdded(p *corev1.Pod) {
 	if p.DeletionTimestamp != nil {
 		c.podDeleted(p)
@@ -165,6 +172,8 @@ func (c *Controller) podAdded(p *corev1.Pod) {
 	c.addMatching(p)
 }
 
+// podChanged enqueues the DaemonSets of a pod before and after an update. If the pod has no controller and lost it or
+// changed its labels, it enqueues the DaemonSets that may adopt the pod.
 func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	if cur.DeletionTimestamp != nil {
 		c.podDeleted(cur)
@@ -185,6 +194,8 @@ func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	}
 }
 
+// podDeleted counts an expected deletion and enqueues the DaemonSet of p. It is also called when p gets a deletion
+// timestamp.
 func (c *Controller) podDeleted(p *corev1.Pod) {
 	if ds := c.owner(p.Namespace, metav1.GetControllerOfNoCopy(p)); ds != nil {
 		c.expect.Deleted(key(ds), control.ID(p))
@@ -192,6 +203,7 @@ func (c *Controller) podDeleted(p *corev1.Pod) {
 	}
 }
 
+// addMatching enqueues the DaemonSets that may adopt a pod without a controller.
 func (c *Controller) addMatching(p *corev1.Pod) {
 	all, err := c.sets.DaemonSets(p.Namespace).List(labels.Everything())
 	if err != nil {
@@ -204,6 +216,8 @@ func (c *Controller) addMatching(p *corev1.Pod) {
 	}
 }
 
+// sync reconciles the pods and the status of the DaemonSet with the key k. It does nothing while the DaemonSet is being
+// deleted.
 func (c *Controller) sync(ctx context.Context, k string) error {
 	namespace, name := control.SplitKey(k)
 	shared, err := c.sets.DaemonSets(namespace).Get(name)
@@ -225,7 +239,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(ds.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "DaemonSet has an invalid selector, ignoring it", "daemonset", k, "err", err)
+		c.env.Log.ErrorContext(ctx, "DaemonSet has an invalid selector, its pods are not reconciled: recreate it with a valid selector", "daemonset", k, "err", err)
 		return nil
 	}
 	h, err := c.history(ctx, ds, selector)
@@ -255,8 +269,8 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	return workErr
 }
 
-// syncPods creates missing pods and deletes excess pods. If there were none, it continues with the
-// update of pods with an older template.
+// syncPods creates missing pods and deletes excess pods. When there are none, it replaces pods with a former template
+// according to the update strategy, and deletes old revisions.
 func (c *Controller) syncPods(ctx context.Context, ds *appsv1.DaemonSet, selector labels.Selector, nodes []*corev1.Node, h history) error {
 	pods, err := c.claim(ctx, ds, selector)
 	if err != nil {
@@ -285,6 +299,7 @@ func (c *Controller) syncPods(ctx context.Context, ds *appsv1.DaemonSet, selecto
 	return c.prune(ctx, ds, h, pods)
 }
 
+// claim adopts and releases pods and returns those that the DaemonSet controls.
 func (c *Controller) claim(ctx context.Context, ds *appsv1.DaemonSet, selector labels.Selector) ([]*corev1.Pod, error) {
 	pods, err := control.Owned[*corev1.Pod](c.podIndex, ds, true)
 	if err != nil {
@@ -296,13 +311,15 @@ func (c *Controller) claim(ctx context.Context, ds *appsv1.DaemonSet, selector l
 	return claimer.Claim(ctx, pods)
 }
 
+// canAdopt returns a function that checks with the API server that ds still exists and is not being deleted, before it
+// adopts an object.
 func (c *Controller) canAdopt(ds *appsv1.DaemonSet) func(context.Context) error {
 	return control.CanAdopt(ds, func(ctx context.Context) (*appsv1.DaemonSet, error) {
 		return c.env.Kube.AppsV1().DaemonSets(ds.Namespace).Get(ctx, ds.Name, metav1.GetOptions{})
 	})
 }
 
-// apply executes a plan.
+// apply creates and deletes the pods of a plan, at most burst each. hash is the revision hash for new pods.
 func (c *Controller) apply(ctx context.Context, ds *appsv1.DaemonSet, p plan, hash string) error {
 	create, victims := p.create[:min(len(p.create), burst)], p.delete[:min(len(p.delete), burst)]
 	ids := make([]string, len(victims))
@@ -348,6 +365,7 @@ func (c *Controller) apply(ctx context.Context, ds *appsv1.DaemonSet, p plan, ha
 	return errors.Join(errs...)
 }
 
+// updateStatus computes the status of the DaemonSet and writes it if it has changed.
 func (c *Controller) updateStatus(ctx context.Context, ds *appsv1.DaemonSet, nodes []*corev1.Node, pods []*corev1.Pod, hash string) error {
 	s := status(ds, nodes, byNode(pods), hash, c.env.Clock.Now())
 	if equality.Semantic.DeepEqual(ds.Status, s) {
@@ -362,8 +380,8 @@ func (c *Controller) updateStatus(ctx context.Context, ds *appsv1.DaemonSet, nod
 	return err
 }
 
-// backOff returns the remaining delay before a failed pod on a node may be replaced. If it returns
-// zero, it records another failure.
+// backOff returns how long a failed pod on a node must be kept before it is replaced. If the delay is over, it returns
+// zero, and the next failure on the node is delayed twice as long.
 func (c *Controller) backOff(ds *appsv1.DaemonSet, node string) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -385,7 +403,8 @@ func (c *Controller) backOff(ds *appsv1.DaemonSet, node string) time.Duration {
 	return 0
 }
 
-// forgetFailures drops the entries for which gone returns true.
+// forgetFailures discards the back-off of DaemonSets or nodes that were deleted: the entries for which gone returns
+// true.
 func (c *Controller) forgetFailures(gone func(backoffKey) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

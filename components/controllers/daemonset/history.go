@@ -17,7 +17,7 @@ import (
 	"hyperkube/components/controllers/internal/revision"
 )
 
-// history is the revision history of a DaemonSet's template.
+// history contains the revisions of the pod template of a DaemonSet.
 type history struct {
 	// hash is the revision hash of pods with the current template.
 	hash string
@@ -25,7 +25,8 @@ type history struct {
 	old []*appsv1.ControllerRevision
 }
 
-// history finds or creates the revision of the current template.
+// history returns the revisions of a DaemonSet. If the current template has no revision, it creates one. After a hash
+// collision, it increments the collision count and returns an error, so that the sync is retried.
 func (c *Controller) history(ctx context.Context, ds *appsv1.DaemonSet, selector labels.Selector) (history, error) {
 	all, err := revision.Claim(ctx, c.env.Kube, c.revisions, &revision.Claimer{Owner: ds, Kind: Kind, Selector: selector, CanAdopt: c.canAdopt(ds)})
 	if err != nil {
@@ -82,8 +83,8 @@ func (c *Controller) history(ctx context.Context, ds *appsv1.DaemonSet, selector
 	return h, err
 }
 
-// merge deduplicates revisions with the same data: it keeps the last and moves the pods of the
-// others to it. It returns nil if there are no revisions.
+// merge removes duplicates among revisions with the same data: it keeps the last one, changes the revision label of the
+// DaemonSet's pods to it, and deletes the others. It returns nil if same is empty.
 func (c *Controller) merge(ctx context.Context, ds *appsv1.DaemonSet, same []*appsv1.ControllerRevision) (*appsv1.ControllerRevision, error) {
 	if len(same) == 0 {
 		return nil, nil
@@ -113,7 +114,7 @@ func (c *Controller) merge(ctx context.Context, ds *appsv1.DaemonSet, same []*ap
 	return last, revision.Prune(ctx, c.env.Kube, same[:len(same)-1], none, 0)
 }
 
-// prune deletes old revisions beyond the history limit that no pod uses.
+// prune deletes the oldest revisions that no pod uses, beyond spec.revisionHistoryLimit.
 func (c *Controller) prune(ctx context.Context, ds *appsv1.DaemonSet, h history, pods []*corev1.Pod) error {
 	limit := 10
 	if ds.Spec.RevisionHistoryLimit != nil {

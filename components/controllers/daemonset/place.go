@@ -18,11 +18,12 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// fit says whether a pod should start on a node, and whether a running one may stay there.
+// fit is the result of fits: whether a pod of a DaemonSet should be started on a node, and whether a running one may
+// stay there.
 type fit struct{ start, stay bool }
 
-// fits checks the name, selector, affinity and taints of a node against ds. It does not check
-// resources; the scheduler does.
+// fits checks whether a node matches the name, selector, affinity and tolerations in the pod template of a DaemonSet.
+// It does not check resources; the scheduler does.
 func fits(ds *appsv1.DaemonSet, n *corev1.Node) fit {
 	spec := &ds.Spec.Template.Spec
 	if spec.NodeName != "" && spec.NodeName != n.Name {
@@ -44,8 +45,8 @@ func fits(ds *appsv1.DaemonSet, n *corev1.Node) fit {
 	return fit{start: !untolerated(corev1.TaintEffectNoSchedule), stay: true}
 }
 
-// tolerationsOf returns the template's tolerations and those that are added to all daemon pods,
-// which must run on unhealthy nodes as well.
+// tolerationsOf returns the tolerations of a DaemonSet's pods: those of the template, and those that are added because
+// the pods must run on unhealthy nodes too.
 func tolerationsOf(ds *appsv1.DaemonSet) []corev1.Toleration {
 	out := slices.Clone(ds.Spec.Template.Spec.Tolerations)
 	add := func(key string, effect corev1.TaintEffect) {
@@ -70,7 +71,8 @@ func tolerationsOf(ds *appsv1.DaemonSet) []corev1.Toleration {
 	return out
 }
 
-// podTemplate returns the template of ds's pods, with the labels of their revision.
+// podTemplate returns a copy of a DaemonSet's pod template with the tolerations and the revision labels of its pods.
+// hash is the revision hash.
 func podTemplate(ds *appsv1.DaemonSet, hash string) *corev1.PodTemplateSpec {
 	t := ds.Spec.Template.DeepCopy()
 	t.Spec.Tolerations = tolerationsOf(ds)
@@ -86,7 +88,7 @@ func podTemplate(ds *appsv1.DaemonSet, hash string) *corev1.PodTemplateSpec {
 	return t
 }
 
-// generation returns the deprecated template generation, or "" if there is none.
+// generation returns the template generation in the deprecated annotation of a DaemonSet, or "" if there is none.
 func generation(ds *appsv1.DaemonSet) string {
 	s := ds.Annotations[appsv1.DeprecatedTemplateGeneration]
 	if _, err := strconv.ParseInt(s, 10, 64); err != nil {
@@ -108,7 +110,8 @@ func pinTo(pod *corev1.Pod, node string) {
 	pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{term}}
 }
 
-// nodeOf returns the node that a pod is bound to, or that its affinity selects.
+// nodeOf returns the name of the node that a pod is bound to, or that its node affinity selects (see pinTo). It returns
+// "" if there is neither.
 func nodeOf(p *corev1.Pod) string {
 	if p.Spec.NodeName != "" {
 		return p.Spec.NodeName
@@ -127,7 +130,7 @@ func nodeOf(p *corev1.Pod) string {
 	return ""
 }
 
-// byNode groups pods by node. Within a node, bound pods come first, then older pods.
+// byNode groups pods by the node of nodeOf. Within a node, bound pods come first, then older pods.
 func byNode(pods []*corev1.Pod) map[string][]*corev1.Pod {
 	out := map[string][]*corev1.Pod{}
 	for _, p := range pods {
@@ -148,13 +151,14 @@ func byNode(pods []*corev1.Pod) map[string][]*corev1.Pod {
 	return out
 }
 
-// plan lists the nodes on which to create a pod, and the pods to delete.
+// plan contains the names of the nodes on which to create a pod, and the pods to delete.
 type plan struct {
 	create []string
 	delete []*corev1.Pod
 }
 
-// planPlacement plans one pod on each node that fits, and none on other nodes.
+// planPlacement plans the creation and deletion of pods so that each node that fits has one pod and other nodes have
+// none. pods are the DaemonSet's pods by node. Updates of the template are planned by roll.
 func (c *Controller) planPlacement(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[string][]*corev1.Pod, hash string) plan {
 	var p plan
 	there := map[string]bool{}
@@ -190,7 +194,8 @@ func (c *Controller) planPlacement(ds *appsv1.DaemonSet, nodes []*corev1.Node, p
 	return p
 }
 
-// planNode plans the changes on a node that already has pods and may keep one.
+// planNode adds to the plan p what to do on a node that has the pods on and may keep one. Terminated pods are deleted,
+// failed ones after a back-off.
 func (c *Controller) planNode(ds *appsv1.DaemonSet, n *corev1.Node, on []*corev1.Pod, f fit, hash string, p *plan) {
 	var running []*corev1.Pod
 	held := false // a failed pod occupies the node until its back-off is over
@@ -227,8 +232,9 @@ func (c *Controller) planNode(ds *appsv1.DaemonSet, n *corev1.Node, on []*corev1
 	}
 }
 
-// excessPods returns the pods to delete on a node with several pods. It keeps one old and one new pod;
-// the old one only until the new one is available, or if the old one is not ready.
+// excessPods returns the pods to delete on a node with several running pods during an update with surge. It keeps one
+// pod with the current template and one with a former template; the latter only while it is ready and the new one is
+// not available.
 func (c *Controller) excessPods(ds *appsv1.DaemonSet, running []*corev1.Pod, hash string) (out []*corev1.Pod) {
 	var oldest, newest *corev1.Pod
 	for _, pod := range running {
@@ -248,9 +254,8 @@ func (c *Controller) excessPods(ds *appsv1.DaemonSet, running []*corev1.Pod, has
 	return out
 }
 
-// isUpdated reports whether a pod has the current template. It also compares the template
-// generation, because a revision that an older API server serialized differently is not found by
-// its hash.
+// isUpdated reports whether a pod has the current template, which has the revision hash. It also compares the
+// deprecated template generation, because a revision that an older API server serialized differently has another hash.
 func isUpdated(ds *appsv1.DaemonSet, p *corev1.Pod, hash string) bool {
 	if hash != "" && p.Labels[appsv1.ControllerRevisionHashLabelKey] == hash {
 		return true
@@ -259,6 +264,8 @@ func isUpdated(ds *appsv1.DaemonSet, p *corev1.Pod, hash string) bool {
 	return g != "" && p.Labels["pod-template-generation"] == g
 }
 
+// surgeOf returns how many pods with the current template may run beside old ones on the same node during a rolling
+// update. total is the number of nodes that should run a pod.
 func surgeOf(ds *appsv1.DaemonSet, total int) int {
 	u := ds.Spec.UpdateStrategy.RollingUpdate
 	if ds.Spec.UpdateStrategy.Type != appsv1.RollingUpdateDaemonSetStrategyType || u == nil || u.MaxSurge == nil {
@@ -271,6 +278,8 @@ func surgeOf(ds *appsv1.DaemonSet, total int) int {
 	return n
 }
 
+// unavailableOf returns how many of total pods may be unavailable during a rolling update. It returns an error if
+// maxUnavailable is invalid.
 func unavailableOf(ds *appsv1.DaemonSet, total int) (int, error) {
 	u := ds.Spec.UpdateStrategy.RollingUpdate
 	if u == nil || u.MaxUnavailable == nil {
@@ -283,7 +292,8 @@ func unavailableOf(ds *appsv1.DaemonSet, total int) (int, error) {
 	return n, nil
 }
 
-// roll plans the next step of a rolling update.
+// roll plans the next step of a rolling update. It assumes that each node has its pod; the caller has created missing
+// ones.
 func (c *Controller) roll(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[string][]*corev1.Pod, hash string) (plan, error) {
 	desired := 0
 	var all []nodePods
@@ -324,6 +334,7 @@ type nodePods struct {
 	hasExcess bool
 }
 
+// find sets old, new and hasExcess from the pods on the node.
 func (o *nodePods) find(ds *appsv1.DaemonSet, pods []*corev1.Pod, hash string) {
 	for _, pod := range pods {
 		if pod.DeletionTimestamp != nil {
@@ -338,8 +349,9 @@ func (o *nodePods) find(ds *appsv1.DaemonSet, pods []*corev1.Pod, hash string) {
 	}
 }
 
-// replaceOutdated plans the deletion of old pods: all that are unavailable, and as many available ones as
-// maxUnavailable allows.
+// replaceOutdated plans the deletion of pods with a former template: all unavailable ones, and as many available ones
+// as unavailable allows. up reports whether a pod, which may be nil, is available. The next sync creates their
+// replacements.
 func replaceOutdated(all []nodePods, unavailable int, up func(*corev1.Pod) bool) (p plan) {
 	down := 0
 	var candidates []*corev1.Pod
@@ -360,10 +372,10 @@ func replaceOutdated(all []nodePods, unavailable int, up func(*corev1.Pod) bool)
 	return p
 }
 
-// surgeUpdate plans an update with surge. It creates new pods next to old ones: next to all
-// unavailable old pods, and next to as many available ones as the surge allows. It deletes old pods
-// once the new pod of their node is available. On nodes that should not run a pod any more, old
-// pods stay until the desired number of pods is available elsewhere.
+// surgeUpdate plans an update with surge. It creates new pods next to old ones: next to all unavailable old pods, and
+// next to as many available ones as surge allows. It deletes an old pod when the new pod of its node is available. On
+// nodes that should not run a pod any more, old pods stay until the desired number of pods is available elsewhere. up
+// reports whether a pod, which may be nil, is available.
 func surgeUpdate(all []nodePods, desired, surge int, up func(*corev1.Pod) bool) (p plan) {
 	surging, available := 0, 0
 	var candidates []string
@@ -397,7 +409,7 @@ func surgeUpdate(all []nodePods, desired, surge int, up func(*corev1.Pod) bool) 
 	return p
 }
 
-// status computes the status from nodes and pods.
+// status computes the status of a DaemonSet. pods are its pods by node, and hash is the current revision hash.
 func status(ds *appsv1.DaemonSet, nodes []*corev1.Node, pods map[string][]*corev1.Pod, hash string, now time.Time) appsv1.DaemonSetStatus {
 	s := appsv1.DaemonSetStatus{
 		ObservedGeneration: ds.Generation,

@@ -94,10 +94,12 @@ func maxUnavailable(d *appsv1.Deployment) int32 {
 	return min(u, want)
 }
 
+// hasDeadline reports whether d has a progress deadline. The maximum number means none.
 func hasDeadline(d *appsv1.Deployment) bool {
 	return d.Spec.ProgressDeadlineSeconds != nil && *d.Spec.ProgressDeadlineSeconds != math.MaxInt32
 }
 
+// hasHistoryLimit reports whether d limits the number of old ReplicaSets. The maximum number means no limit.
 func hasHistoryLimit(d *appsv1.Deployment) bool {
 	return d.Spec.RevisionHistoryLimit != nil && *d.Spec.RevisionHistoryLimit != math.MaxInt32
 }
@@ -147,6 +149,7 @@ func findNew(d *appsv1.Deployment, sets []*appsv1.ReplicaSet) *appsv1.ReplicaSet
 	return nil
 }
 
+// withoutSet returns sets without the one with the UID of not, which may be nil.
 func withoutSet(sets []*appsv1.ReplicaSet, not *appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 	var out []*appsv1.ReplicaSet
 	for _, rs := range sets {
@@ -227,6 +230,8 @@ func setReplicaAnnotations(rs *appsv1.ReplicaSet, desired, maximum int32) bool {
 	return a || b
 }
 
+// setAnnotation sets an annotation of rs and reports whether the annotation was changed. It always reports true for an
+// empty value.
 func setAnnotation(rs *appsv1.ReplicaSet, key, value string) bool {
 	if rs.Annotations[key] == value && value != "" {
 		return false

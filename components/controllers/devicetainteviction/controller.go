@@ -35,7 +35,8 @@ const (
 	byPool = "devicepool"
 )
 
-// Controller reconciles ResourceClaims and DeviceTaintRules. Use New to create it.
+// Controller evicts pods with tainted devices. Each sync handles a ResourceClaim or a DeviceTaintRule. Use New to
+// create it.
 type Controller struct {
 	*control.Loop
 	env    control.Env
@@ -53,7 +54,8 @@ type Controller struct {
 	evicted map[types.UID]int
 }
 
-// New creates the controller.
+// New returns the controller. It adds an index to the shared informers of claims and slices, so create it only once per
+// informer factory. The caller starts the informers and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	res := env.Informers.Resource().V1()
@@ -85,6 +87,7 @@ func New(env control.Env) (*Controller, error) {
 	)
 }
 
+// ruleChanged enqueues a rule that was added, changed or deleted, and the claims with devices that it selects.
 func (c *Controller) ruleChanged(r *resourcev1.DeviceTaintRule) {
 	c.Add(ruleKey + r.Name)
 	for _, claim := range c.selectedClaims(r) {
@@ -92,8 +95,8 @@ func (c *Controller) ruleChanged(r *resourcev1.DeviceTaintRule) {
 	}
 }
 
-// enqueueClaims enqueues the claims of a pod, because the pod may be in the cache later than the
-// reservation of its claims.
+// enqueueClaims enqueues the claims that a pod uses, because the cache may contain the pod later than the claims that
+// are reserved for it.
 func (c *Controller) enqueueClaims(p *corev1.Pod) {
 	for i := range p.Spec.ResourceClaims {
 		if name, _, err := resourceclaim.Name(p, &p.Spec.ResourceClaims[i]); err == nil && name != nil {
@@ -105,7 +108,7 @@ func (c *Controller) enqueueClaims(p *corev1.Pod) {
 	}
 }
 
-// poolsOfClaim and poolOfSlice are index functions of byPool.
+// poolsOfClaim is the index function of byPool for claims: it returns the pools of their allocated devices.
 func poolsOfClaim(obj any) ([]string, error) {
 	claim, ok := obj.(*resourcev1.ResourceClaim)
 	if !ok || claim.Status.Allocation == nil {
@@ -118,6 +121,7 @@ func poolsOfClaim(obj any) ([]string, error) {
 	return out, nil
 }
 
+// poolOfSlice is the index function of byPool for ResourceSlices.
 func poolOfSlice(obj any) ([]string, error) {
 	s, ok := obj.(*resourcev1.ResourceSlice)
 	if !ok {
@@ -126,6 +130,8 @@ func poolOfSlice(obj any) ([]string, error) {
 	return []string{s.Spec.Driver + "/" + s.Spec.Pool.Name}, nil
 }
 
+// claimChanged enqueues a claim, and the rules that select its devices, whose status contains numbers of pods and
+// devices.
 func (c *Controller) claimChanged(claim *resourcev1.ResourceClaim) {
 	c.Add(claimKey + claim.Namespace + "/" + claim.Name)
 	rules, err := c.rules.List(labels.Everything())
@@ -139,6 +145,8 @@ func (c *Controller) claimChanged(claim *resourcev1.ResourceClaim) {
 	}
 }
 
+// addClaims enqueues the claims with devices of a pool ("driver/pool"), because the taints of its devices may have
+// changed.
 func (c *Controller) addClaims(pool string) {
 	objs, err := c.claimIndex.ByIndex(byPool, pool)
 	if err != nil {
@@ -151,6 +159,7 @@ func (c *Controller) addClaims(pool string) {
 	}
 }
 
+// sync handles a claim or a rule, depending on the prefix of key.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	if name, ok := strings.CutPrefix(key, ruleKey); ok {
 		return c.syncRule(ctx, name)
@@ -168,8 +177,8 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.syncClaim(ctx, key, claim)
 }
 
-// syncClaim evicts the pods of a claim whose eviction is due, and schedules another sync for the
-// next eviction.
+// syncClaim evicts the pods that use a claim if one of its devices has a taint that is not tolerated any more. If the
+// toleration expires later, it schedules another sync for that time. key is the claim's namespace/name.
 func (c *Controller) syncClaim(ctx context.Context, key string, claim *resourcev1.ResourceClaim) error {
 	at, by, tainted, err := c.evictionTime(claim)
 	if err != nil {
@@ -196,8 +205,8 @@ func (c *Controller) syncClaim(ctx context.Context, key string, claim *resourcev
 	return errors.Join(errs...)
 }
 
-// cancel replaces the pending evictions of a claim, and emits an event on each existing pod whose
-// eviction was canceled.
+// cancel replaces the pending evictions of the claim with this key by waiting, the UIDs of pods that are evicted later.
+// If waiting is empty, it emits an event on each pod whose pending eviction is canceled and that still exists.
 func (c *Controller) cancel(key string, waiting map[types.UID]bool) {
 	c.mu.Lock()
 	was := c.due[key]
@@ -222,7 +231,7 @@ func (c *Controller) cancel(key string, waiting map[types.UID]bool) {
 	}
 }
 
-// claimUsers returns the pods that a claim is reserved for and that may be running.
+// claimUsers returns the pods that a claim is reserved for and that have not terminated and are not being deleted.
 func (c *Controller) claimUsers(claim *resourcev1.ResourceClaim) []*corev1.Pod {
 	var out []*corev1.Pod
 	for _, r := range claim.Status.ReservedFor {
@@ -237,13 +246,14 @@ func (c *Controller) claimUsers(claim *resourcev1.ResourceClaim) []*corev1.Pod {
 	return out
 }
 
-// taint is a taint of a device, and the rule that adds it; nil if the driver does.
+// taint is a taint of a device, and the DeviceTaintRule that adds it. rule is nil if the driver has set the taint.
 type taint struct {
 	resourcev1.DeviceTaint
 	rule *resourcev1.DeviceTaintRule
 }
 
-// taints returns all taints of an allocated device.
+// taints returns all taints of an allocated device: those in the newest generation of its pool's ResourceSlices, and
+// those of rules.
 func (c *Controller) taints(r *resourcev1.DeviceRequestAllocationResult) ([]taint, error) {
 	var out []taint
 	objs, err := c.sliceIndex.ByIndex(byPool, r.Driver+"/"+r.Pool)
@@ -283,12 +293,13 @@ func (c *Controller) taints(r *resourcev1.DeviceRequestAllocationResult) ([]tain
 	return out, nil
 }
 
+// selects reports whether the selector of a rule selects a device. A nil selector selects none.
 func selects(s *resourcev1.DeviceTaintSelector, driver, pool, device string) bool {
 	return s != nil && (s.Driver == nil || *s.Driver == driver) && (s.Pool == nil || *s.Pool == pool) && (s.Device == nil || *s.Device == device)
 }
 
-// evictionTime returns the time at which the pods of a claim must be evicted, and the rules that cause it.
-// tainted is false if no eviction is necessary.
+// evictionTime returns the time at which the pods that use a claim must be evicted, and the rules that cause it.
+// tainted is false if the claim's devices have no taint that requires an eviction; the other results are then not used.
 func (c *Controller) evictionTime(claim *resourcev1.ResourceClaim) (at time.Time, by []*resourcev1.DeviceTaintRule, tainted bool, err error) {
 	if claim.Status.Allocation == nil {
 		return time.Time{}, nil, false, nil
@@ -316,8 +327,8 @@ func (c *Controller) evictionTime(claim *resourcev1.ResourceClaim) (at time.Time
 	return at, by, tainted, nil
 }
 
-// evictsAt returns when a taint evicts the pods of a claim with the tolerations. It returns false
-// if it does not.
+// evictsAt returns the time at which a taint evicts the pods that use a device with these tolerations. It returns false
+// if the taint has another effect or is tolerated forever.
 func evictsAt(t resourcev1.DeviceTaint, tolerations []resourcev1.DeviceToleration) (time.Time, bool) {
 	if t.Effect != resourcev1.DeviceTaintEffectNoExecute {
 		return time.Time{}, false
@@ -342,7 +353,8 @@ func evictsAt(t resourcev1.DeviceTaint, tolerations []resourcev1.DeviceToleratio
 	return at.Add(wait), true
 }
 
-// evict deletes a pod, after it has emitted an event and set the DisruptionTarget condition.
+// evict sets the DisruptionTarget condition of a pod, emits an event and deletes the pod. by are the rules that cause
+// the eviction, which count it. It is not an error if the pod was deleted already.
 func (c *Controller) evict(ctx context.Context, p *corev1.Pod, by []*resourcev1.DeviceTaintRule) error {
 	c.env.Events.Event(p, corev1.EventTypeNormal, "DeviceTaintManagerEviction", "Marking for deletion")
 	next := *p.Status.DeepCopy()

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// selectedClaims returns the claims that have a device selected by a rule.
+// selectedClaims returns the claims with an allocated device that a rule selects.
 func (c *Controller) selectedClaims(r *resourcev1.DeviceTaintRule) []*resourcev1.ResourceClaim {
 	all, err := c.claims.List(labels.Everything())
 	if err != nil {
@@ -28,7 +28,7 @@ func (c *Controller) selectedClaims(r *resourcev1.DeviceTaintRule) []*resourcev1
 	return out
 }
 
-// countDevices returns the number of devices of a claim that a rule selects.
+// countDevices returns how many of the allocated devices of a claim a rule selects.
 func countDevices(r *resourcev1.DeviceTaintRule, claim *resourcev1.ResourceClaim) int {
 	n := 0
 	if claim.Status.Allocation != nil {
@@ -41,8 +41,8 @@ func countDevices(r *resourcev1.DeviceTaintRule, claim *resourcev1.ResourceClaim
 	return n
 }
 
-// syncRule reports in the status of a rule which pods it evicts. For a rule with effect None, it
-// reports once which pods would be evicted.
+// syncRule updates the condition EvictionInProgress of the rule with this name. For a rule with effect None, the
+// condition states once, for each change of the rule, which pods would be evicted.
 func (c *Controller) syncRule(ctx context.Context, name string) error {
 	r, err := c.rules.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -67,6 +67,7 @@ func (c *Controller) syncRule(ctx context.Context, name string) error {
 	return err
 }
 
+// condition returns the condition EvictionInProgress of a rule, with the numbers of pods that are evicted or would be.
 func (c *Controller) condition(r *resourcev1.DeviceTaintRule) metav1.Condition {
 	// Compute the pods as if the effect was NoExecute.
 	t := r.Spec.Taint
@@ -112,6 +113,7 @@ func (c *Controller) condition(r *resourcev1.DeviceTaintRule) metav1.Condition {
 	return out
 }
 
+// count formats a number with a noun in singular or plural.
 func count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what

@@ -16,7 +16,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// syncBudget counts the pods of b and writes its status.
+// syncBudget counts the pods that the budget b covers and writes its status. It emits events if there are none or if
+// the expected number cannot be determined.
 func (c *Controller) syncBudget(ctx context.Context, b *policyv1.PodDisruptionBudget) error {
 	selector, err := metav1.LabelSelectorAsSelector(b.Spec.Selector)
 	var pods []*corev1.Pod
@@ -56,9 +57,9 @@ func (c *Controller) syncBudget(ctx context.Context, b *policyv1.PodDisruptionBu
 	return nil
 }
 
-// pendingEvictions returns the evicted pods whose deletion has not started yet, with the times of their
-// evictions. Pods whose deletion does not start within deletionTimeout are dropped. recheck is the
-// delay until the next pod times out, zero if there is none.
+// pendingEvictions returns the pods that were evicted but whose deletion has not started yet, by name, with the times
+// of their evictions. They do not count as healthy. Pods whose deletion does not start within deletionTimeout are
+// omitted, with an event. recheck is the delay until the next pod times out, or zero.
 func (c *Controller) pendingEvictions(b *policyv1.PodDisruptionBudget, pods []*corev1.Pod, now time.Time) (left map[string]metav1.Time, recheck time.Duration) {
 	left = map[string]metav1.Time{}
 	for _, p := range pods {
@@ -80,8 +81,8 @@ func (c *Controller) pendingEvictions(b *policyv1.PodDisruptionBudget, pods []*c
 	return left, recheck
 }
 
-// expectedCounts returns the expected number of pods, and the desired number of healthy ones. unmanaged is
-// true if some pods have no controller although its size is needed.
+// expectedCounts returns the expected number of pods of a budget and the desired number of healthy ones. unmanaged is
+// true if the size of the pods' controllers is needed and some pods have no controller; the result is then inaccurate.
 func (c *Controller) expectedCounts(ctx context.Context, b *policyv1.PodDisruptionBudget, pods []*corev1.Pod) (expected, desired int32, unmanaged bool, err error) {
 	switch least, most := b.Spec.MinAvailable, b.Spec.MaxUnavailable; {
 	case most != nil:
@@ -109,10 +110,10 @@ func (c *Controller) expectedCounts(ctx context.Context, b *policyv1.PodDisrupti
 	}
 }
 
-// count contains the numbers of pods in a budget's status.
+// count contains the numbers of pods for the status of a budget.
 type count struct{ healthy, desired, expected int32 }
 
-// write updates the status of b.
+// write writes the status of the budget b. leaving are the evicted pods whose deletion has not started yet.
 func (c *Controller) write(ctx context.Context, b *policyv1.PodDisruptionBudget, n count, leaving map[string]metav1.Time) error {
 	next := b.DeepCopy()
 	next.Status = policyv1.PodDisruptionBudgetStatus{
@@ -139,7 +140,8 @@ func (c *Controller) write(ctx context.Context, b *policyv1.PodDisruptionBudget,
 	return c.update(ctx, b, next)
 }
 
-// fail records in the status that the pods of b cannot be counted.
+// fail writes to the status of the budget b that its pods cannot be counted because of cause. No disruption is allowed
+// then.
 func (c *Controller) fail(ctx context.Context, b *policyv1.PodDisruptionBudget, cause error) error {
 	next := b.DeepCopy()
 	next.Status.DisruptionsAllowed = 0
@@ -153,6 +155,7 @@ func (c *Controller) fail(ctx context.Context, b *policyv1.PodDisruptionBudget, 
 	return nil
 }
 
+// update writes the status of next if it differs from that of b. It is not an error if the budget was deleted.
 func (c *Controller) update(ctx context.Context, b, next *policyv1.PodDisruptionBudget) error {
 	if equality.Semantic.DeepEqual(b.Status, next.Status) {
 		return nil

@@ -37,7 +37,8 @@ const (
 	podPrefix = "pod:"
 )
 
-// Controller maintains the status of PodDisruptionBudgets. Use New to create it.
+// Controller maintains the status of PodDisruptionBudgets: how many of their pods are healthy, and how many may be
+// evicted. It also clears DisruptionTarget conditions of pods that were not deleted.
 type Controller struct {
 	*control.Loop
 	env     control.Env
@@ -52,7 +53,8 @@ type Controller struct {
 	rcs          corelisters.ReplicationControllerLister
 }
 
-// New creates the controller. scales returns the size of workloads that are not built in.
+// New returns the controller. scales must not be nil; it returns the size of workloads of kinds without an informer,
+// such as custom resources. The caller starts the informers of env and calls Run.
 func New(env control.Env, scales Scales) (*Controller, error) {
 	if scales == nil {
 		return nil, errors.New("disruption: scales are missing")
@@ -96,7 +98,7 @@ func New(env control.Env, scales Scales) (*Controller, error) {
 		c.enqueueBudgets))
 }
 
-// enqueueBudgets enqueues the budgets that cover p.
+// enqueueBudgets enqueues the budgets whose selectors match p. If there are several, it emits an event on p.
 func (c *Controller) enqueueBudgets(p *corev1.Pod) {
 	all, err := c.budgets.PodDisruptionBudgets(p.Namespace).List(labels.Everything())
 	if err != nil {
@@ -127,9 +129,9 @@ func (c *Controller) scheduleStaleCheck(p *corev1.Pod) {
 	}
 }
 
-// disrupted reports whether p has the DisruptionTarget condition but no deletion timestamp, and how
-// long until the condition is stale. Conditions set by the kubelet never become stale, because the
-// announced termination may take arbitrarily long.
+// disrupted reports whether p, which has not terminated, has the DisruptionTarget condition but no deletion timestamp.
+// left is the time until the condition is stale, zero if it already is. Conditions set by the kubelet never become
+// stale, because the announced termination may take arbitrarily long.
 func (c *Controller) disrupted(p *corev1.Pod) (left time.Duration, ok bool) {
 	if p.DeletionTimestamp != nil || podutil.Terminal(p) {
 		return 0, false
@@ -141,6 +143,8 @@ func (c *Controller) disrupted(p *corev1.Pod) (left time.Duration, ok bool) {
 	return max(0, staleTimeout-c.env.Clock.Now().Sub(cond.LastTransitionTime.Time)), true
 }
 
+// sync updates the status of the budget with the key, or clears a stale condition if the key is that of a pod. If the
+// pods of a budget cannot be counted, it sets the number of allowed disruptions to zero.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	name, isPod := strings.CutPrefix(key, podPrefix)
 	namespace, name := control.SplitKey(name)
@@ -162,7 +166,8 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return errors.Join(err, c.fail(ctx, b, err))
 }
 
-// syncPod clears a stale DisruptionTarget condition.
+// syncPod clears the DisruptionTarget condition of a pod if it is stale. If it becomes stale later, syncPod schedules
+// another sync.
 func (c *Controller) syncPod(ctx context.Context, namespace, name string) error {
 	p, err := c.pods.Pods(namespace).Get(name)
 	if apierrors.IsNotFound(err) {

@@ -16,16 +16,18 @@ import (
 	"k8s.io/client-go/discovery"
 )
 
-// Scales returns the scale of any object with a scale subresource. It returns nil without an error
-// if the object does not exist, and an error if its kind has no scale subresource.
+// Scales returns the scale of an object of any kind with a scale subresource. Scale returns nil without an error if the
+// object does not exist, and an error if the API server does not serve the kind, or serves it without a scale
+// subresource.
 type Scales interface {
 	Scale(ctx context.Context, kind schema.GroupVersionKind, namespace, name string) (*autoscalingv1.Scale, error)
 }
 
-// DiscoveredScales gets scales of any kind from the API server, including custom resources.
+// DiscoveredScales gets scales from the API server. It finds the resource of a kind, which may be a custom resource, by
+// discovery.
 type DiscoveredScales struct{ Discovery discovery.DiscoveryInterface }
 
-// Scale implements Scales.
+// Scale gets the scale of an object, as described by Scales. It sends two requests: for discovery, and for the scale.
 func (s DiscoveredScales) Scale(ctx context.Context, kind schema.GroupVersionKind, namespace, name string) (*autoscalingv1.Scale, error) {
 	list, err := s.Discovery.ServerResourcesForGroupVersion(kind.GroupVersion().String())
 	if apierrors.IsNotFound(err) {
@@ -60,9 +62,12 @@ func (s DiscoveredScales) Scale(ctx context.Context, kind schema.GroupVersionKin
 	return scale, nil
 }
 
+// isSubresource reports whether a resource name from discovery names a subresource, such as "deployments/scale".
 func isSubresource(name string) bool { return strings.Contains(name, "/") }
 
-// expectedSize returns the sum of the desired sizes of all controllers of the pods.
+// expectedSize returns the sum of the desired sizes of the workloads that control the pods. unmanaged is true if some
+// pod has no controller. It returns an error if the controller of a pod does not exist, or its size cannot be
+// determined.
 func (c *Controller) expectedSize(ctx context.Context, pods []*corev1.Pod) (total int32, unmanaged bool, err error) {
 	asked := map[types.UID]bool{}
 	sizes := map[types.UID]int32{}
@@ -91,9 +96,9 @@ func (c *Controller) expectedSize(ctx context.Context, pods []*corev1.Pod) (tota
 	return total, unmanaged, nil
 }
 
-// owner returns the workload that determines the number of the pods with controller ref, and its
-// desired size. This is the referenced object, or the Deployment that owns the referenced
-// ReplicaSet.
+// owner returns the workload that determines the number of the pods with controller ref, and its desired size. This is
+// the referenced object, or the Deployment that owns the referenced ReplicaSet. ok is false if the object does not
+// exist or has another UID.
 func (c *Controller) owner(ctx context.Context, ref *metav1.OwnerReference, namespace string) (owner types.UID, size int32, ok bool, err error) {
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
 	if err != nil {
@@ -110,7 +115,8 @@ func (c *Controller) owner(ctx context.Context, ref *metav1.OwnerReference, name
 	return scale.UID, scale.Spec.Replicas, true, nil
 }
 
-// cachedOwner is owner for the kinds that have an informer.
+// cachedOwner does the same as owner for the kinds that have an informer. It returns false for other kinds, and for
+// objects that the cache does not contain.
 func (c *Controller) cachedOwner(kind schema.GroupKind, ref *metav1.OwnerReference, namespace string) (types.UID, int32, bool) {
 	switch kind {
 	case schema.GroupKind{Kind: "ReplicationController"}:
@@ -137,7 +143,7 @@ func (c *Controller) cachedOwner(kind schema.GroupKind, ref *metav1.OwnerReferen
 	return "", 0, false
 }
 
-// replicas dereferences a replicas field; the API's default is one.
+// replicas returns the value of a replicas field. If the field is nil, this is one, the API's default.
 func replicas(n *int32) int32 {
 	if n == nil {
 		return 1

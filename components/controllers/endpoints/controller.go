@@ -26,13 +26,16 @@ import (
 
 const (
 	// maxAddresses is the maximum number of addresses in an Endpoints object.
-	maxAddresses   = 1000
-	truncated      = "truncated"
+	maxAddresses = 1000
+	// truncated is the value of the annotation EndpointsOverCapacity if addresses were removed.
+	truncated = "truncated"
+	// managedByLabel and managedBy are the label of the Endpoints that this controller writes, and its value.
 	managedByLabel = "endpoints.kubernetes.io/managed-by"
 	managedBy      = "endpoint-controller"
 )
 
-// Controller reconciles the Endpoints of Services. Use New to create it.
+// Controller writes the Endpoints of each Service with a selector, from the addresses and readiness of its pods. It
+// deletes the Endpoints of deleted Services.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -42,7 +45,7 @@ type Controller struct {
 	triggers  *sliceutil.TriggerTimeTracker
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()
@@ -85,6 +88,8 @@ func (c *Controller) enqueueOrphan(e *corev1.Endpoints) {
 	}
 }
 
+// sync updates the Endpoints of the Service with the key, or deletes them if the Service does not exist. It leaves the
+// Endpoints of Services without a selector and of type ExternalName unchanged.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	svc, err := c.services.Services(namespace).Get(name)
@@ -114,7 +119,9 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.write(ctx, svc, subsets, trigger)
 }
 
-// write creates or updates the Service's Endpoints with subsets.
+// write creates or updates the Service's Endpoints with subsets, of which it keeps at most maxAddresses addresses; it
+// modifies subsets. trigger is the time of the last change that caused the update, or zero if it is unknown. Errors are
+// emitted as events too.
 func (c *Controller) write(ctx context.Context, svc *corev1.Service, subsets []corev1.EndpointSubset, trigger time.Time) error {
 	cut := truncate(subsets, maxAddresses)
 	subsets = slices.DeleteFunc(subsets, func(s corev1.EndpointSubset) bool { return len(s.Addresses)+len(s.NotReadyAddresses) == 0 })
@@ -174,7 +181,8 @@ func (c *Controller) write(ctx context.Context, svc *corev1.Service, subsets []c
 	return err
 }
 
-// entries lists each ready or not ready pod behind each port of svc.
+// entries returns an entry for each port of svc and each of the pods that has the port and belongs in the Endpoints.
+// Pods without an address of the Service's IP family are omitted.
 func entries(svc *corev1.Service, pods []*corev1.Pod) []entry {
 	var out []entry
 	unready := svc.Spec.PublishNotReadyAddresses
@@ -216,7 +224,7 @@ func entries(svc *corev1.Service, pods []*corev1.Pod) []entry {
 	return out
 }
 
-// podIP returns the pod's address of the Service's first IP family.
+// podIP returns the pod's address of the Service's first IP family, or "" if it has none.
 func podIP(svc *corev1.Service, p *corev1.Pod) string {
 	if len(svc.Spec.IPFamilies) == 0 {
 		return p.Status.PodIP
@@ -230,7 +238,7 @@ func podIP(svc *corev1.Service, p *corev1.Pod) string {
 	return ""
 }
 
-// sameSubsets reports whether subsets are equal, ignoring their order.
+// sameSubsets reports whether a and b contain the same addresses and ports, in any order.
 func sameSubsets(a, b []corev1.EndpointSubset) bool {
 	if len(a) != len(b) {
 		return false
@@ -242,6 +250,7 @@ func sameSubsets(a, b []corev1.EndpointSubset) bool {
 	return equality.Semantic.DeepEqual(pack(unpack(a)), pack(unpack(b)))
 }
 
+// unpack returns an entry for each address and port of subsets. It is the inverse of pack, except for the order.
 func unpack(subsets []corev1.EndpointSubset) []entry {
 	var out []entry
 	for _, s := range subsets {

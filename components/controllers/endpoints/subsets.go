@@ -8,16 +8,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// entry is one address behind one port; the port is nil for a headless Service
-// without ports.
+// entry is an address with one of the ports that it serves. port is nil for the pods of headless Services without
+// ports.
 type entry struct {
 	address corev1.EndpointAddress
 	ready   bool
 	port    *corev1.EndpointPort
 }
 
-// pack groups entries into subsets: addresses with the same ports share a subset. The order depends
-// on the content only.
+// pack groups entries into subsets: addresses that serve the same ports share a subset. Duplicate entries are removed.
+// The order of the result depends only on its content.
 func pack(entries []entry) []corev1.EndpointSubset {
 	type ref struct {
 		entry
@@ -95,9 +95,8 @@ func pack(entries []entry) []corev1.EndpointSubset {
 	return out
 }
 
-// Repack normalizes subsets that any client may have written to the order that this controller
-// uses. An address that is ready in one subset and not ready in another, for the same port, is not
-// ready.
+// Repack groups subsets, which any client may have written, like those of this controller. An address that is ready in
+// one subset and not ready in another, for the same port, is not ready in the result.
 func Repack(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 	all := unpack(subsets)
 	key := func(e entry) string {
@@ -119,6 +118,7 @@ func Repack(subsets []corev1.EndpointSubset) []corev1.EndpointSubset {
 	return pack(all)
 }
 
+// firstAddress returns the first ready address of s, or else its first address that is not ready, or "".
 func firstAddress(s corev1.EndpointSubset) string {
 	if len(s.Addresses) > 0 {
 		return s.Addresses[0].IP
@@ -129,10 +129,12 @@ func firstAddress(s corev1.EndpointSubset) string {
 	return ""
 }
 
+// comparePorts orders ports by name, number and protocol.
 func comparePorts(a, b corev1.EndpointPort) int {
 	return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
 }
 
+// addressKey returns a string that identifies e's address, pod and readiness, but not its port.
 func addressKey(e entry) string {
 	uid := ""
 	if e.address.TargetRef != nil {
@@ -145,8 +147,8 @@ func addressKey(e entry) string {
 	return e.address.IP + " " + uid + " " + ready
 }
 
-// truncate removes addresses from subsets until at most limit are left, and reports whether it
-// removed any. It keeps ready addresses first, and reduces all subsets proportionally.
+// truncate removes addresses from subsets until at most limit are left, and reports whether it removed any. It removes
+// ready addresses only if all others are removed, and reduces all subsets proportionally.
 func truncate(subsets []corev1.EndpointSubset, limit int) bool {
 	ready, notReady := 0, 0
 	for _, s := range subsets {
@@ -162,8 +164,8 @@ func truncate(subsets []corev1.EndpointSubset, limit int) bool {
 	return true
 }
 
-// truncateShare reduces total addresses in subsets to keep. Each subset keeps its proportion, rounded up
-// while addresses are left.
+// truncateShare removes addresses from the lists that of returns for each of subsets. The lists contain total addresses
+// before and keep addresses after the call. Each list keeps its share of them, rounded up while keep is not reached.
 func truncateShare(subsets []corev1.EndpointSubset, of func(*corev1.EndpointSubset) *[]corev1.EndpointAddress, keep, total int) {
 	if keep >= total {
 		return

@@ -28,13 +28,15 @@ import (
 // controllerName is the value of the managed-by label of the slices.
 const controllerName = "endpointslice-controller.k8s.io"
 
-// maxEndpointsPerSlice is upstream's default.
+// maxEndpointsPerSlice is the default maximum number of endpoints in a slice. It is the same as upstream.
 const maxEndpointsPerSlice = 100
 
-// ByService is the name of the index that AddServiceIndex adds.
+// ByService is the name of the index of EndpointSlices by Service that AddServiceIndex adds. Its keys have the form
+// namespace/name.
 const ByService = "service"
 
-// Controller reconciles the EndpointSlices of Services. Use New to create it.
+// Controller writes the EndpointSlices of each Service with a selector, from the addresses and readiness of its pods.
+// It also sets topology hints, from the zones and CPUs of the nodes.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -49,8 +51,8 @@ type Controller struct {
 	reconciler *endpointslice.Reconciler
 }
 
-// New creates the controller. perSlice is the maximum number of endpoints in a slice; zero means
-// maxEndpointsPerSlice.
+// New returns the controller. perSlice is the maximum number of endpoints in a slice; zero means maxEndpointsPerSlice.
+// It adds an index to the informer of slices. The caller starts the informers of env and calls Run.
 func New(env control.Env, perSlice int32) (*Controller, error) {
 	env = env.Defaulted()
 	if perSlice == 0 {
@@ -100,8 +102,8 @@ func New(env control.Env, perSlice int32) (*Controller, error) {
 	return c, c.Watch(slices.Informer(), control.Handlers(c.sliceAdded, c.sliceChanged, c.sliceDeleted))
 }
 
-// AddServiceIndex indexes slices by the key of their Service, unless the informer already has the
-// index.
+// AddServiceIndex adds the index ByService to an informer of EndpointSlices, unless the informer already has it. It
+// returns an error if the informer was stopped.
 func AddServiceIndex(informer cache.SharedIndexInformer) error {
 	if _, ok := informer.GetIndexer().GetIndexers()[ByService]; ok {
 		return nil
@@ -115,18 +117,22 @@ func AddServiceIndex(informer cache.SharedIndexInformer) error {
 	}})
 }
 
+// addOwner enqueues the Service of s, if s has the label that names it.
 func (c *Controller) addOwner(s *discoveryv1.EndpointSlice) {
 	if key, err := endpointslice.ServiceControllerKey(s); err == nil {
 		c.Add(key)
 	}
 }
 
+// sliceAdded enqueues the Service of s if s is managed by this controller, but differs from what it wrote last.
 func (c *Controller) sliceAdded(s *discoveryv1.EndpointSlice) {
 	if c.reconciler.ManagedByController(s) && c.tracker.ShouldSync(s) {
 		c.addOwner(s)
 	}
 }
 
+// sliceChanged enqueues the Service of a changed slice, unless this controller wrote the change. If the slice was moved
+// to another Service, it enqueues both.
 func (c *Controller) sliceChanged(old, cur *discoveryv1.EndpointSlice) {
 	// A user changed the slice's Service: the former Service needs a new slice.
 	if was, is := old.Labels[discoveryv1.LabelServiceName], cur.Labels[discoveryv1.LabelServiceName]; was != is {
@@ -139,6 +145,7 @@ func (c *Controller) sliceChanged(old, cur *discoveryv1.EndpointSlice) {
 	}
 }
 
+// sliceDeleted enqueues the Service of a slice that another client deleted.
 func (c *Controller) sliceDeleted(s *discoveryv1.EndpointSlice) {
 	// A slice that was not deleted by this controller must be created again.
 	if c.reconciler.ManagedByController(s) && c.tracker.Has(s) && !c.tracker.HandleDeletion(s) {
@@ -153,6 +160,7 @@ type nodeTopology struct {
 	excluded  bool
 }
 
+// topologyOf returns the properties of n that determine topology hints. Nodes of the control plane are excluded.
 func topologyOf(n *corev1.Node) nodeTopology {
 	p := nodeTopology{zone: n.Labels[corev1.LabelTopologyZone], cpu: n.Status.Allocatable.Cpu().String()}
 	_, a := n.Labels["node-role.kubernetes.io/control-plane"]
@@ -166,6 +174,7 @@ func topologyOf(n *corev1.Node) nodeTopology {
 	return p
 }
 
+// countZones updates the topology cache with all nodes, from which it computes how many endpoints each zone needs.
 func (c *Controller) countZones() error {
 	nodes, err := c.nodes.List(labels.Everything())
 	if err != nil {
@@ -175,6 +184,8 @@ func (c *Controller) countZones() error {
 	return nil
 }
 
+// nodesChanged updates the topology cache, and enqueues the Services whose hints overload a zone with the new
+// distribution of CPUs.
 func (c *Controller) nodesChanged() {
 	if err := c.countZones(); err != nil {
 		return
@@ -184,7 +195,7 @@ func (c *Controller) nodesChanged() {
 	}
 }
 
-// syncWithMetrics calls sync and records the result in the library's metrics.
+// syncWithMetrics calls sync and counts its result in the library's metrics: success, stale or error.
 func (c *Controller) syncWithMetrics(ctx context.Context, key string) error {
 	err := c.sync(ctx, key)
 	result := "success"
@@ -198,6 +209,8 @@ func (c *Controller) syncWithMetrics(ctx context.Context, key string) error {
 	return err
 }
 
+// sync updates the slices of the Service with the key. It returns control.ErrStale if the cache does not yet contain
+// the slices that were written last.
 func (c *Controller) sync(_ context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	svc, err := c.services.Services(namespace).Get(name)

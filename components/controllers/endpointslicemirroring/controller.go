@@ -26,10 +26,12 @@ import (
 // controllerName is the value of the managed-by label of the slices.
 const controllerName = "endpointslicemirroring-controller.k8s.io"
 
-// maxPerSubset is the maximum number of addresses of a subset that are mirrored.
+// maxPerSubset is the maximum number of addresses of a subset that are mirrored. Further addresses are reported in an
+// event.
 const maxPerSubset = 1000
 
-// Controller mirrors Endpoints. Use New to create it.
+// Controller mirrors the Endpoints of Services without a selector. It deletes the slices when the Endpoints or the
+// Service is deleted.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -39,7 +41,8 @@ type Controller struct {
 	tracker   *sliceutil.EndpointSliceTracker
 }
 
-// New creates the controller.
+// New returns the controller. It adds an index to the informer of slices. The caller starts the informers of env and
+// calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	services, endpoints := env.Informers.Core().V1().Services(), env.Informers.Core().V1().Endpoints()
@@ -107,21 +110,27 @@ func New(env control.Env) (*Controller, error) {
 		}))
 }
 
+// mine reports whether this controller manages s.
 func mine(s *discoveryv1.EndpointSlice) bool {
 	return s.Labels[discoveryv1.LabelManagedBy] == controllerName
 }
 
+// addOwner enqueues the Service of s, if s has the label that names it.
 func (c *Controller) addOwner(s *discoveryv1.EndpointSlice) {
 	if name := s.Labels[discoveryv1.LabelServiceName]; name != "" {
 		c.Add(s.Namespace + "/" + name)
 	}
 }
 
+// shouldMirror reports whether e is mirrored: it is not used for leader election, and does not have the label that
+// prevents mirroring.
 func shouldMirror(e *corev1.Endpoints) bool {
 	_, lock := e.Annotations[resourcelock.LeaderElectionRecordAnnotationKey]
 	return !lock && e.Labels[discoveryv1.LabelSkipMirror] != "true"
 }
 
+// sync updates the slices that mirror the Endpoints with the key. It deletes them if the Endpoints must not be
+// mirrored, or their Service does not exist or has a selector.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	objs, err := c.slices.ByIndex(endpointslice.ByService, key)
@@ -152,7 +161,8 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.write(ctx, e, existing, c.desiredSlices(e))
 }
 
-// desiredSlices returns the slices that mirror e: one for each subset and IP family.
+// desiredSlices returns the slices that mirror e: one for each set of ports and IP family. It emits an event for
+// invalid addresses and one for addresses above the limit, which it omits.
 func (c *Controller) desiredSlices(e *corev1.Endpoints) []*discoveryv1.EndpointSlice {
 	meta := metav1.ObjectMeta{
 		GenerateName:    control.PodPrefix(e.Name),
@@ -218,10 +228,12 @@ func (c *Controller) desiredSlices(e *corev1.Endpoints) []*discoveryv1.EndpointS
 	return out
 }
 
+// sliceKey identifies a slice of one Service by its IP family and ports.
 func sliceKey(family discoveryv1.AddressType, ports []discoveryv1.EndpointPort) string {
 	return string(family) + string(sliceutil.NewPortMapKey(ports))
 }
 
+// convertPorts converts ports of Endpoints to ports of slices.
 func convertPorts(in []corev1.EndpointPort) []discoveryv1.EndpointPort {
 	out := []discoveryv1.EndpointPort{}
 	for _, p := range in {
@@ -231,6 +243,7 @@ func convertPorts(in []corev1.EndpointPort) []discoveryv1.EndpointPort {
 	return out
 }
 
+// convertAddress converts an address of Endpoints to an endpoint of a slice.
 func convertAddress(a corev1.EndpointAddress, ready bool) discoveryv1.Endpoint {
 	ep := discoveryv1.Endpoint{
 		Addresses:  []string{a.IP},
@@ -245,7 +258,8 @@ func convertAddress(a corev1.EndpointAddress, ready bool) discoveryv1.Endpoint {
 	return ep
 }
 
-// write creates, updates and deletes slices until they match want.
+// write creates, updates and deletes slices until existing matches want. e are the mirrored Endpoints; it may be nil
+// only if want is empty. It tries all slices even if some fail.
 func (c *Controller) write(ctx context.Context, e *corev1.Endpoints, existing, want []*discoveryv1.EndpointSlice) error {
 	byKey := map[string][]*discoveryv1.EndpointSlice{}
 	for _, s := range existing {

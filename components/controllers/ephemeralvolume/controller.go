@@ -19,7 +19,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Controller creates the claims of pods. Use New to create it.
+// Controller creates the claims of pods with generic ephemeral volumes, and creates them again if they are deleted
+// while the pod exists.
 type Controller struct {
 	*control.Loop
 	env    control.Env
@@ -27,7 +28,7 @@ type Controller struct {
 	claims corelisters.PersistentVolumeClaimLister
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()
@@ -50,6 +51,8 @@ func New(env control.Env) (*Controller, error) {
 	)
 }
 
+// sync creates the claims of the pod with the key. It stops at the first error, for which it also emits an event on the
+// pod.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	pod, err := c.pods.Pods(namespace).Get(name)
@@ -72,13 +75,13 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return nil
 }
 
-// claim creates the PersistentVolumeClaim of one volume if it does not exist. It returns an error if
-// the existing claim is not owned by the pod.
+// claim creates the PersistentVolumeClaim of the ephemeral volume v of pod if it does not exist. It returns an error if
+// a claim of that name exists that the pod does not own, because the pod must not use it.
 func (c *Controller) claim(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) error {
 	name := ephemeral.VolumeClaimName(pod, v)
 	pvc, err := c.claims.PersistentVolumeClaims(pod.Namespace).Get(name)
 	if err == nil {
-		// A claim with another owner must not be used.
+		// This returns an error if the claim has another owner.
 		return ephemeral.VolumeIsForPod(pod, pvc)
 	}
 	if !apierrors.IsNotFound(err) {

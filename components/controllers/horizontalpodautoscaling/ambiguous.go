@@ -9,14 +9,14 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// selectors tracks which pods each autoscaler scales, in order to detect several autoscalers with
-// the same pods. It is safe for concurrent use.
+// selectors stores which pods each autoscaler scales, to detect several autoscalers that scale the same pods. The zero
+// value is ready to use. It is safe for concurrent use.
 type selectors struct {
 	mu    sync.Mutex
 	byKey map[string]labels.Selector // by the autoscaler's namespace/name; guarded by mu
 }
 
-// set stores the selector of an autoscaler.
+// set stores the pod selector of the autoscaler with this key, its namespace/name.
 func (s *selectors) set(key string, selector labels.Selector) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -26,14 +26,15 @@ func (s *selectors) set(key string, selector labels.Selector) {
 	s.byKey[key] = selector
 }
 
-// forget removes an autoscaler that was deleted or whose target was not found.
+// forget removes an autoscaler that was deleted.
 func (s *selectors) forget(key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.byKey, key)
 }
 
-// of returns the autoscalers of a namespace that select any of pods, as namespace/name, sorted.
+// of returns the keys of the autoscalers of a namespace whose selector matches any of pods, sorted. It returns nil if
+// there are fewer than two autoscalers.
 func (s *selectors) of(namespace string, pods []*corev1.Pod) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

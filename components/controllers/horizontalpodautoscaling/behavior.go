@@ -14,30 +14,32 @@ const (
 	upMinimum = 4.0
 )
 
-// recommendation is the size computed from the metrics at a time.
+// recommendation is a number of replicas that was computed from the metrics, and the time of the computation.
 type recommendation struct {
 	replicas int32
 	at       time.Time
 }
 
-// change is a scaling that was done.
+// change is a change of the target's size that this controller made.
 type change struct {
 	replicas int32 // number of replicas added or removed
 	at       time.Time
 }
 
-// scalingHistory is the history of one autoscaler.
+// scalingHistory contains the recent recommendations and changes of one autoscaler, which limit the next change. The
+// zero value is ready to use. It is not safe for concurrent use.
 type scalingHistory struct {
 	recommendations []recommendation
 	up, down        []change
 }
 
-// limits are the minimum and maximum size.
+// limits are the autoscaler's minReplicas and maxReplicas.
 type limits struct {
 	min, max int32
 }
 
-// limitedSize is a size with the reason and message of the condition that explains it.
+// limitedSize is a number of replicas after a limit was applied, with the reason and message of the condition that
+// explains the limit.
 type limitedSize struct {
 	replicas        int32
 	reason, message string
@@ -50,8 +52,9 @@ const (
 	withinRange         = "DesiredWithinRange"
 )
 
-// stabilize limits desired by recent recommendations: it scales down at most to the maximum in the
-// down window, and up at most to the minimum in the up window. It records desired.
+// stabilize limits the desired number of replicas by recent recommendations, for autoscalers with behavior. It scales
+// down at most to the highest recommendation within the duration down, and up at most to the lowest one within the
+// duration up. It adds desired to the recommendations.
 func (m *scalingHistory) stabilize(now time.Time, up, down time.Duration, current, desired int32) limitedSize {
 	most, least := desired, desired
 	kept := m.recommendations[:0]
@@ -79,8 +82,8 @@ func (m *scalingHistory) stabilize(now time.Time, up, down time.Duration, curren
 	}
 }
 
-// stabilizeDefault stabilizes autoscalers without behavior: it returns the maximum recommendation in the
-// window, even if it exceeds the current size. It records desired.
+// stabilizeDefault is stabilize for autoscalers without behavior: it returns the highest recommendation within window,
+// even if it exceeds the current size.
 func (m *scalingHistory) stabilizeDefault(now time.Time, window time.Duration, desired int32) limitedSize {
 	most := desired
 	kept := m.recommendations[:0]
@@ -97,8 +100,8 @@ func (m *scalingHistory) stabilizeDefault(now time.Time, window time.Duration, d
 	return limitedSize{most, readyForNewScale, "recommended size matches current size"}
 }
 
-// limitDefault limits the size of autoscalers without behavior to minReplicas, maxReplicas, and the
-// scale-up limit.
+// limitDefault limits the desired number of replicas of an autoscaler without behavior to minReplicas, maxReplicas and
+// the default scale-up limit.
 func limitDefault(l limits, current, desired int32) limitedSize {
 	fastest := roundUp(math.Max(upFactor*float64(current), upMinimum))
 	most := limitedSize{l.max, "TooManyReplicas", "the desired replica count is more than the maximum replica count"}
@@ -114,7 +117,8 @@ func limitDefault(l limits, current, desired int32) limitedSize {
 	return limitedSize{desired, withinRange, "the desired count is within the acceptable range"}
 }
 
-// limitByBehavior limits a size by the policies of the autoscaler's behavior.
+// limitByBehavior limits the desired number of replicas to minReplicas, maxReplicas and the policies in the behavior b
+// of the autoscaler.
 func (m *scalingHistory) limitByBehavior(now time.Time, b *autoscalingv2.HorizontalPodAutoscalerBehavior, l limits, current, desired int32) limitedSize {
 	switch {
 	case desired > current:
@@ -139,6 +143,7 @@ func (m *scalingHistory) limitByBehavior(now time.Time, b *autoscalingv2.Horizon
 	return limitedSize{desired, withinRange, "the desired count is within the acceptable range"}
 }
 
+// within returns by how many replicas changes have changed the size in the last seconds before now.
 func within(changes []change, now time.Time, seconds int32) int32 {
 	var n int32
 	for _, c := range changes {
@@ -149,6 +154,7 @@ func within(changes []change, now time.Time, seconds int32) int32 {
 	return n
 }
 
+// upLimit returns the highest number of replicas that the scale-up policies in r allow now.
 func (m *scalingHistory) upLimit(now time.Time, r *autoscalingv2.HPAScalingRules, current int32) int32 {
 	if r == nil {
 		return math.MaxInt32
@@ -172,6 +178,7 @@ func (m *scalingHistory) upLimit(now time.Time, r *autoscalingv2.HPAScalingRules
 	return limit
 }
 
+// downLimit returns the lowest number of replicas that the scale-down policies in r allow now.
 func (m *scalingHistory) downLimit(now time.Time, r *autoscalingv2.HPAScalingRules, current int32) int32 {
 	if r == nil {
 		return math.MinInt32
@@ -196,6 +203,7 @@ func (m *scalingHistory) downLimit(now time.Time, r *autoscalingv2.HPAScalingRul
 	return limit
 }
 
+// selected returns which of several policies applies. The default is the one that allows the greatest change.
 func selected(r *autoscalingv2.HPAScalingRules) autoscalingv2.ScalingPolicySelect {
 	if r.SelectPolicy == nil {
 		return autoscalingv2.MaxChangePolicySelect
@@ -203,7 +211,8 @@ func selected(r *autoscalingv2.HPAScalingRules) autoscalingv2.ScalingPolicySelec
 	return *r.SelectPolicy
 }
 
-// changed records a change for the longest period that a policy can have.
+// changed records that the size was changed from from to to. Changes that are older than the longest period of a policy
+// are discarded.
 func (m *scalingHistory) changed(now time.Time, from, to int32) {
 	const longest = 30 * time.Minute // the longest period of a policy
 	keep := func(list []change) []change {

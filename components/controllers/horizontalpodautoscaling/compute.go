@@ -14,7 +14,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// failure is the error of a metric, with the reason of its condition.
+// failure is the error of one metric, with the reason of the condition that it causes.
 type failure struct {
 	reason string
 	// why is the message of the condition; err adds which metric failed.
@@ -24,7 +24,7 @@ type failure struct {
 func (f *failure) Error() string { return f.err.Error() }
 func (f *failure) Unwrap() error { return f.err }
 
-// scaleTarget is the target of an autoscaler.
+// scaleTarget is the object that an autoscaler scales, and its pods.
 type scaleTarget struct {
 	scale *autoscalingv1.Scale
 	// pods are the pods that the scale's selector selects.
@@ -32,15 +32,16 @@ type scaleTarget struct {
 	selector labels.Selector
 }
 
-// proposal is the size computed from one metric.
+// proposal is the number of replicas computed from one metric, with the metric's name for events and its status.
 type proposal struct {
 	replicas int32
 	name     string
 	status   autoscalingv2.MetricStatus
 }
 
-// compute evaluates all metrics and returns the largest size. If some metrics fail, the target may
-// scale up, but not down.
+// compute evaluates all metrics and returns the highest number of replicas, and the name of the metric that it was
+// computed from. If some metrics fail, the target may scale up, but not down: compute then returns an error if the
+// other metrics do not require more replicas than now. It sets the condition ScalingActive.
 func (r *evaluation) compute(ctx context.Context, s *autoscalingv1.Scale) (int32, string, error) {
 	h := r.hpa
 	if s.Status.Selector == "" {
@@ -107,13 +108,14 @@ func (r *evaluation) compute(ctx context.Context, s *autoscalingv1.Scale) (int32
 	return best.replicas, best.name, nil
 }
 
-// fail returns the failure of a metric and emits an event. why is the cause; what and details say
-// which metric failed.
+// fail emits an event about a metric that could not be evaluated, and returns its failure. why is the cause. what and
+// details are a format string and its arguments that name the metric.
 func (r *evaluation) fail(reason string, why error, what string, details ...any) *failure {
 	r.env.Events.Event(r.hpa, corev1.EventTypeWarning, reason, why.Error())
 	return &failure{reason, why, fmt.Errorf("failed to get %s: %w", fmt.Sprintf(what, details...), why)}
 }
 
+// tolerance returns the tolerance of the autoscaler, or the configured one.
 func (r *evaluation) tolerance() tolerance {
 	t := tolerance{r.cfg.Tolerance, r.cfg.Tolerance}
 	b := r.hpa.Spec.Behavior
@@ -126,6 +128,7 @@ func (r *evaluation) tolerance() tolerance {
 	return t
 }
 
+// metricProposal evaluates one metric of the spec for the target of.
 func (r *evaluation) metricProposal(ctx context.Context, m *autoscalingv2.MetricSpec, of scaleTarget) (*proposal, *failure) {
 	namespace := r.hpa.Namespace
 	switch {
@@ -202,7 +205,8 @@ func (r *evaluation) metricProposal(ctx context.Context, m *autoscalingv2.Metric
 	return nil, &failure{"InvalidMetricSourceType", err, err}
 }
 
-// resourceProposal evaluates a resource metric of the pods, or of one container of each pod.
+// resourceProposal evaluates a resource metric. container is the name of the container whose usage counts, or empty for
+// all containers of each pod. It also returns the current value for the status.
 func (r *evaluation) resourceProposal(ctx context.Context, name corev1.ResourceName, container string, target autoscalingv2.MetricTarget, of scaleTarget) (*proposal, autoscalingv2.MetricValueStatus, error) {
 	none := autoscalingv2.MetricValueStatus{}
 	what := string(name) + " resource"
@@ -239,8 +243,8 @@ func (r *evaluation) resourceProposal(ctx context.Context, name corev1.ResourceN
 		autoscalingv2.MetricValueStatus{AverageUtilization: &percent, AverageValue: amount(name, average)}, nil
 }
 
-// fromTotal computes the size from one value for the entire target. Without pods, a value for all pods
-// together cannot be evaluated.
+// fromTotal computes the number of replicas from value, a metric with one value for the entire target. It also returns
+// the current value for the status. It returns an error if the target has no pods and value is not an average per pod.
 func (r *evaluation) fromTotal(value int64, target autoscalingv2.MetricTarget, of scaleTarget) (int32, autoscalingv2.MetricValueStatus, error) {
 	if perPodTarget(target) {
 		n := perPod(value, milli(target.AverageValue), of.scale.Status.Replicas, r.tolerance())
@@ -263,7 +267,7 @@ func (r *evaluation) fromTotal(value int64, target autoscalingv2.MetricTarget, o
 	return byRatio(of.scale.Spec.Replicas, ratio, ready, tolerance), autoscalingv2.MetricValueStatus{Value: quantity(value)}, nil
 }
 
-// milli returns a target value in thousandths. It is never zero, because it is used as a divisor.
+// milli returns a target value in thousandths. It is at least 1, because it is used as a divisor.
 func milli(q *resource.Quantity) int64 {
 	if q == nil {
 		return 1
@@ -271,12 +275,12 @@ func milli(q *resource.Quantity) int64 {
 	return max(q.MilliValue(), 1)
 }
 
-// perPodTarget reports whether a target is an average per pod.
+// perPodTarget reports whether a target is an average value per pod.
 func perPodTarget(t autoscalingv2.MetricTarget) bool {
 	return t.Type == autoscalingv2.AverageValueMetricType && t.AverageValue != nil
 }
 
-// amount returns a resource usage as a quantity, in the format that metrics of the resource use.
+// amount converts a resource usage in thousandths to a quantity, in the format that is usual for the resource.
 func amount(name corev1.ResourceName, milli int64) *resource.Quantity {
 	if name == corev1.ResourceMemory {
 		return resource.NewMilliQuantity(milli, resource.BinarySI)

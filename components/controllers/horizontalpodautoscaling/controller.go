@@ -47,7 +47,8 @@ type Config struct {
 	ReadinessDelay time.Duration
 }
 
-// Controller scales workloads. Use New to create it.
+// Controller evaluates HorizontalPodAutoscalers and scales their targets. Each sync handles one autoscaler. Use New to
+// create it.
 type Controller struct {
 	*control.Loop
 	env         control.Env
@@ -62,7 +63,8 @@ type Controller struct {
 	metrics   *controllerMetrics
 }
 
-// New creates the controller.
+// New returns the controller. cfg must contain Metrics, Scales and Mapper. It adds its event handlers to env.Informers;
+// the caller starts the informers and calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	if cfg.Metrics == nil || cfg.Scales == nil || cfg.Mapper == nil {
@@ -102,6 +104,8 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	return c, c.Watch(autoscalers.Informer(), control.Handlers(added, changed, added))
 }
 
+// sync evaluates the autoscaler with this key and schedules the next evaluation. Errors of metrics or of the target are
+// only reported in the status and events, because the next evaluation is a retry.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	h, err := c.autoscalers.HorizontalPodAutoscalers(namespace).Get(name)
@@ -130,7 +134,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	err = r.run(ctx, &did)
 	c.metrics.round(did, c.env.Clock.Since(r.now), err)
 	if err != nil {
-		c.env.Log.DebugContext(ctx, "evaluating HorizontalPodAutoscaler failed", "horizontalPodAutoscaler", key, "err", err)
+		c.env.Log.DebugContext(ctx, "evaluating HorizontalPodAutoscaler failed, retrying in the next sync period", "horizontalPodAutoscaler", key, "err", err)
 	}
 	if apiequality.Semantic.DeepEqual(r.was.Status, r.hpa.Status) {
 		return nil
@@ -142,7 +146,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return err
 }
 
-// evaluation is one evaluation of one autoscaler.
+// evaluation is one evaluation of one autoscaler. It is not safe for concurrent use.
 type evaluation struct {
 	*Controller
 	was, hpa *autoscalingv2.HorizontalPodAutoscaler
@@ -155,6 +159,7 @@ type evaluation struct {
 	partial error
 }
 
+// condition sets a condition of the autoscaler in r.hpa.
 func (r *evaluation) condition(t autoscalingv2.HorizontalPodAutoscalerConditionType, status corev1.ConditionStatus, reason, message string) {
 	for i := range r.hpa.Status.Conditions {
 		if c := &r.hpa.Status.Conditions[i]; c.Type == t {
@@ -170,7 +175,8 @@ func (r *evaluation) condition(t autoscalingv2.HorizontalPodAutoscalerConditionT
 	})
 }
 
-// scale gets the scale of the target.
+// scale returns the scale subresource of the target and the target's resource. It returns an error if the target does
+// not exist or has no scale subresource.
 func (r *evaluation) scale(ctx context.Context) (*autoscalingv1.Scale, schema.GroupResource, error) {
 	ref := r.hpa.Spec.ScaleTargetRef
 	gv, err := schema.ParseGroupVersion(ref.APIVersion)
@@ -195,7 +201,8 @@ func (r *evaluation) scale(ctx context.Context) (*autoscalingv1.Scale, schema.Gr
 	return nil, schema.GroupResource{}, err
 }
 
-// run evaluates the autoscaler once and sets did to the resulting scaling action.
+// run evaluates the autoscaler once: it computes the desired size, scales the target, and updates r.hpa, whose status
+// the caller writes. It sets did to the action for metrics: "scale_up", "scale_down" or "none".
 func (r *evaluation) run(ctx context.Context, did *string) error {
 	h := r.hpa
 	reference := fmt.Sprintf("%s/%s/%s", h.Spec.ScaleTargetRef.Kind, h.Namespace, h.Spec.ScaleTargetRef.Name)
@@ -269,14 +276,16 @@ func (r *evaluation) run(ctx context.Context, did *string) error {
 	return r.partial
 }
 
-// recordObserved records the observed state in the status, as far as it is determined.
+// recordObserved sets the current size and the values of the metrics in the status. It is also called after an error,
+// with the values that are known.
 func (r *evaluation) recordObserved(current int32) {
 	h := r.hpa
 	h.Status.ObservedGeneration = &h.Generation
 	h.Status.CurrentReplicas, h.Status.CurrentMetrics = current, r.statuses
 }
 
-// hasOutsideMetric reports whether a metric exists without pods.
+// hasOutsideMetric reports whether the autoscaler has an Object or External metric. Only such a metric has a value
+// while the target has no pods, so that a target can be scaled up from zero.
 func hasOutsideMetric(h *autoscalingv2.HorizontalPodAutoscaler) bool {
 	return slices.ContainsFunc(h.Spec.Metrics, func(m autoscalingv2.MetricSpec) bool {
 		return m.Type == autoscalingv2.ObjectMetricSourceType || m.Type == autoscalingv2.ExternalMetricSourceType
@@ -291,8 +300,8 @@ func scaledToZero(h *autoscalingv2.HorizontalPodAutoscaler) bool {
 	})
 }
 
-// resize updates the size. If the target's status changed concurrently it retries, if its size
-// changed it leaves the target to the next round.
+// resize sets the size of the target to n. It retries if the target was updated concurrently, but returns the conflict
+// if its size was changed, because the next evaluation has to start from the new size.
 func (r *evaluation) resize(ctx context.Context, target schema.GroupResource, s *autoscalingv1.Scale, n int32) error {
 	scales := r.cfg.Scales.Scales(r.hpa.Namespace)
 	was := s.Spec.Replicas
@@ -310,7 +319,8 @@ func (r *evaluation) resize(ctx context.Context, target schema.GroupResource, s 
 	}
 }
 
-// normalize stabilizes and limits the size computed from the metrics.
+// normalize applies stabilization and limits to proposed, the number of replicas computed from the metrics, and sets
+// the conditions AbleToScale and ScalingLimited. It returns the resulting number.
 func (r *evaluation) normalize(current, proposed int32, l limits) int32 {
 	var stable, bounded limitedSize
 	if b := r.hpa.Spec.Behavior; b == nil {
@@ -329,6 +339,7 @@ func (r *evaluation) normalize(current, proposed int32, l limits) int32 {
 	return bounded.replicas
 }
 
+// window returns the stabilization window in rules, or byDefault if it is not set.
 func window(rules *autoscalingv2.HPAScalingRules, byDefault time.Duration) time.Duration {
 	if rules == nil || rules.StabilizationWindowSeconds == nil {
 		return byDefault

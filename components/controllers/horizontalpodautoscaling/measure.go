@@ -8,13 +8,13 @@ import (
 	autoscalingv2 "k8s.io/api/autoscaling/v2"
 )
 
-// specError is an error caused by the autoscaler's spec.
+// specError is an error that the spec of the autoscaler causes. Metrics distinguish it from internal errors.
 type specError struct{ error }
 
 // Unwrap returns the wrapped error.
 func (e specError) Unwrap() error { return e.error }
 
-// controllerMetrics are upstream's metrics of the autoscaling controller.
+// controllerMetrics are the metrics of the autoscaling controller, with upstream's names and labels.
 type controllerMetrics struct {
 	reconciliations, computations       *prometheus.CounterVec
 	reconciliationTime, computationTime *prometheus.HistogramVec
@@ -22,6 +22,7 @@ type controllerMetrics struct {
 	desired                             *prometheus.GaugeVec
 }
 
+// newControllerMetrics creates the metrics. count returns the number of autoscalers.
 func newControllerMetrics(count func() float64) *controllerMetrics {
 	const (
 		actions = "The label 'action' should be either 'scale_down', 'scale_up', or 'none'. "
@@ -51,7 +52,7 @@ func (m *controllerMetrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.reconciliations, m.reconciliationTime, m.computations, m.computationTime, m.autoscalers, m.desired}
 }
 
-// action returns the scaling action that changes the size from current to wanted.
+// action returns the value of the label "action" for a change of the size from current to wanted.
 func action(current, wanted int32) string {
 	switch {
 	case wanted > current:
@@ -62,6 +63,7 @@ func action(current, wanted int32) string {
 	return "none"
 }
 
+// blame returns the value of the label "error" for an error, which may be nil.
 func blame(err error) string {
 	var spec specError
 	switch {
@@ -73,11 +75,13 @@ func blame(err error) string {
 	return "internal"
 }
 
+// round records one evaluation of an autoscaler.
 func (m *controllerMetrics) round(action string, took time.Duration, err error) {
 	m.reconciliations.WithLabelValues(action, blame(err)).Inc()
 	m.reconciliationTime.WithLabelValues(action, blame(err)).Observe(took.Seconds())
 }
 
+// metric records the evaluation of one metric of an autoscaler.
 func (m *controllerMetrics) metric(kind autoscalingv2.MetricSourceType, action string, took time.Duration, err error) {
 	m.computations.WithLabelValues(action, blame(err), string(kind)).Inc()
 	m.computationTime.WithLabelValues(action, blame(err), string(kind)).Observe(took.Seconds())

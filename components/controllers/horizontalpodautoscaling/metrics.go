@@ -19,7 +19,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Metrics queries the metrics APIs. Values are in thousandths.
+// Metrics queries the metrics APIs. Values are in thousandths. Maps of samples are by pod name and belong to the
+// caller. An error is returned if there is no metric.
 type Metrics interface {
 	// Resource returns the usage of a resource by pods, or by one container of each pod if
 	// container is not empty.
@@ -61,7 +62,8 @@ type (
 	}
 )
 
-// get requests a path of an API. resource and name are used in error messages.
+// get requests a path of an API with query parameters and decodes the JSON response into into. resource and name are
+// only used in errors.
 func (r REST) get(ctx context.Context, into any, params map[string]string, resource schema.GroupResource, name string, path ...string) error {
 	req := r.Client.Get().AbsPath(path...).SetHeader("Accept", "application/json")
 	for k, v := range params {
@@ -81,8 +83,8 @@ func (r REST) get(ctx context.Context, into any, params map[string]string, resou
 	return json.Unmarshal(data, into)
 }
 
-// errorWithResource adds the resource and name to the error of a response that is not an API Status, because a
-// request by path does not contain them.
+// errorWithResource adds the resource and name to the error of a response that is not an API Status, as upstream's
+// clients do. The client cannot do it, because a request by path does not contain them.
 func errorWithResource(err error, resource schema.GroupResource, name string) error {
 	var status *apierrors.StatusError
 	if !errors.As(err, &status) || status.ErrStatus.Details == nil {
@@ -106,7 +108,8 @@ const (
 // the same in all versions.
 var customVersions = []string{customGroup + "/v1beta2", customGroup + "/v1beta1"}
 
-// custom returns the path of the custom metrics API, in the preferred version of the served ones.
+// custom returns the path of the custom metrics API in a served version that is supported, preferably the server's
+// preferred version. It returns an error if the API is not served.
 func (r REST) custom(ctx context.Context) (string, error) {
 	var group metav1.APIGroup
 	err := r.get(ctx, &group, nil, schema.GroupResource{Group: customGroup}, "", "/apis/"+customGroup)
@@ -124,7 +127,8 @@ func (r REST) custom(ctx context.Context) (string, error) {
 	return "", errors.New("no known available metric versions found")
 }
 
-// Resource implements Metrics.
+// Resource returns the usage of a resource from the resource metrics API, which metrics-server serves. Pods of which a
+// container has no sample are omitted.
 func (r REST) Resource(ctx context.Context, name corev1.ResourceName, namespace string, selector labels.Selector, container string) (map[string]sample, error) {
 	var list podMetricsList
 	err := r.get(ctx, &list, map[string]string{"labelSelector": selector.String()}, schema.GroupResource{Group: resourceGroup, Resource: "pods"}, "",
@@ -157,7 +161,7 @@ func (r REST) Resource(ctx context.Context, name corev1.ResourceName, namespace 
 	return all, nil
 }
 
-// Pods implements Metrics.
+// Pods returns a metric of each selected pod from the custom metrics API.
 func (r REST) Pods(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string, selector labels.Selector) (map[string]sample, error) {
 	of, err := metav1.LabelSelectorAsSelector(metric.Selector)
 	if err != nil {
@@ -189,7 +193,8 @@ func (r REST) Pods(ctx context.Context, metric autoscalingv2.MetricIdentifier, n
 	return all, nil
 }
 
-// Object implements Metrics.
+// Object returns a metric of one object from the custom metrics API. It returns an error unless there is exactly one
+// value.
 func (r REST) Object(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string, of autoscalingv2.CrossVersionObjectReference) (int64, error) {
 	base, err := r.custom(ctx)
 	if err != nil {
@@ -223,7 +228,7 @@ func (r REST) Object(ctx context.Context, metric autoscalingv2.MetricIdentifier,
 	return list.Items[0].Value.MilliValue(), nil
 }
 
-// External implements Metrics.
+// External returns the sum of all series of a metric in the external metrics API.
 func (r REST) External(ctx context.Context, metric autoscalingv2.MetricIdentifier, namespace string) (int64, error) {
 	params := map[string]string{}
 	if metric.Selector != nil {

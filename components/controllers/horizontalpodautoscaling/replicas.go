@@ -14,25 +14,29 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// sample is a metric of a pod, in thousandths.
+// sample is the value of a metric of a pod in thousandths, measured at the time at over the duration window.
 type sample struct {
 	value  int64
 	at     time.Time
 	window time.Duration
 }
 
-// tolerance is by how much the ratio of usage to target may differ from 1 without scaling.
+// tolerance is by how much the ratio of the current value to the target value may be below (down) or above (up) 1
+// without scaling.
 type tolerance struct{ down, up float64 }
 
+// covers reports whether a ratio is so close to 1 that the target is not scaled.
 func (t tolerance) covers(ratio float64) bool { return 1-t.down <= ratio && ratio <= 1+t.up }
 
-// podGroups classifies pods by their state and samples.
+// podGroups divides the pods of a target: the number of ready pods with a sample, and the names of pods that are not
+// ready, that have no sample, and that do not count because they are terminating or failed.
 type podGroups struct {
 	ready                     int
 	unready, missing, ignored map[string]bool
 }
 
-// classifyPods classifies the pods. The CPU usage of starting pods is not representative.
+// classifyPods divides pods into groups. name is the resource that the samples measure, or empty. A starting pod counts
+// as not ready for CPU, because its usage is not representative.
 func (c *Controller) classifyPods(pods []*corev1.Pod, samples map[string]sample, name corev1.ResourceName) podGroups {
 	g := podGroups{unready: map[string]bool{}, missing: map[string]bool{}, ignored: map[string]bool{}}
 	now := c.env.Clock.Now()
@@ -59,6 +63,7 @@ func (c *Controller) classifyPods(pods []*corev1.Pod, samples map[string]sample,
 	return g
 }
 
+// starting reports whether the CPU sample s of a pod is not representative, because the pod was still starting.
 func (c *Controller) starting(p *corev1.Pod, s sample, now time.Time) bool {
 	ready := control.PodCondition(&p.Status, corev1.PodReady)
 	if ready == nil || p.Status.StartTime == nil {
@@ -70,7 +75,8 @@ func (c *Controller) starting(p *corev1.Pod, s sample, now time.Time) bool {
 	return ready.Status == corev1.ConditionFalse && p.Status.StartTime.Add(c.cfg.ReadinessDelay).After(ready.LastTransitionTime.Time)
 }
 
-// roundUp converts x to a size. It accepts any value, including NaN and infinities.
+// roundUp rounds x up to a number of replicas. It accepts any value, including NaN and infinities, and returns at least
+// 0.
 func roundUp(x float64) int32 {
 	switch x = math.Ceil(x); {
 	case !(x > 0): // or NaN
@@ -81,8 +87,7 @@ func roundUp(x float64) int32 {
 	return int32(x)
 }
 
-// comparison defines how usage is compared with a target. ratio returns usage divided by target, over
-// all samples.
+// comparison defines how the samples of pods are compared with a target value: see usage and utilization.
 type comparison struct {
 	ratio func(samples map[string]sample) (float64, error)
 	// full is the usage assumed for a pod without a sample when the others use less than their
@@ -90,7 +95,10 @@ type comparison struct {
 	full func(pod string) int64
 }
 
-// replicasFor computes the size at which usage meets its target.
+// replicasFor returns the number of replicas at which the metric would meet its target value. For pods without a sample
+// it assumes values that reduce the change. It returns current if the ratio is within the tolerance t or the
+// assumptions would reverse the direction. It removes samples of pods that do not count. It returns an error if there
+// are no pods or no samples.
 func (c *Controller) replicasFor(current int32, pods []*corev1.Pod, samples map[string]sample, name corev1.ResourceName, t tolerance, m comparison) (int32, error) {
 	if len(pods) == 0 {
 		return 0, errors.New("no pods returned by selector while calculating replica count")
@@ -144,8 +152,9 @@ func (c *Controller) replicasFor(current int32, pods []*corev1.Pod, samples map[
 	return n, nil
 }
 
-// utilization compares usage with the pods' requests, in percent. It calls ask for the requests
-// only when there are samples.
+// utilization compares the usage of pods with their requests, in percent. ask returns the requests by pod name; it is
+// called only if there are samples. The first comparison sets now to the measured utilization in percent and average to
+// the average usage.
 func utilization(target int32, ask func() (map[string]int64, error), now *int32, average *int64) comparison {
 	var requests map[string]int64
 	return comparison{
@@ -178,7 +187,8 @@ func utilization(target int32, ask func() (map[string]int64, error), now *int32,
 	}
 }
 
-// usage compares with an average value per pod, in thousandths.
+// usage compares the average value of the samples with a target value, in thousandths. The first comparison sets
+// average to the measured average.
 func usage(target int64, average *int64) comparison {
 	return comparison{
 		ratio: func(samples map[string]sample) (float64, error) {
@@ -196,7 +206,8 @@ func usage(target int64, average *int64) comparison {
 	}
 }
 
-// byRatio computes the size from the ratio of one value for the entire target.
+// byRatio returns the number of replicas for a metric with one value for the entire target. ratio is the value divided
+// by its target value, and ready the number of ready pods.
 func byRatio(current int32, ratio float64, ready int, t tolerance) int32 {
 	if current == 0 {
 		return roundUp(ratio)
@@ -207,7 +218,8 @@ func byRatio(current int32, ratio float64, ready int, t tolerance) int32 {
 	return roundUp(ratio * float64(ready))
 }
 
-// perPod computes the size from one value for the entire target and a target value per pod.
+// perPod returns the number of replicas for a metric with one value for the entire target, of which each pod should
+// account for target.
 func perPod(value, target int64, replicas int32, t tolerance) int32 {
 	ratio := float64(value) / (float64(target) * float64(replicas))
 	if replicas > 0 && t.covers(ratio) {
@@ -216,8 +228,9 @@ func perPod(value, target int64, replicas int32, t tolerance) int32 {
 	return roundUp(float64(value) / float64(target))
 }
 
-// requestsOf returns the sum of the requests of each pod's containers, or of one container. For a
-// pod with pod-level requests, it returns these.
+// requestsOf returns the resource requests of each pod by name, in thousandths: of its regular containers and sidecars,
+// of one container if container is not empty, or of the pod itself if it has pod-level requests. A missing request is
+// an error.
 func requestsOf(pods []*corev1.Pod, container string, name corev1.ResourceName) (map[string]int64, error) {
 	all := make(map[string]int64, len(pods))
 	for _, p := range pods {

@@ -17,16 +17,16 @@ const (
 	lastBackoff  = 10 * time.Minute
 )
 
-// failures are the consecutive failures of a Job's pods.
+// failures are the pods of a Job that have failed since the last success, from which the back-off is computed.
 type failures struct {
 	count int
 	last  time.Time
 }
 
-// backoff returns how long the creation of new pods must be delayed, given the times at which
-// further pods failed and succeeded. Failures before the last success are ignored. It also returns
-// the new consecutive failures. The caller stores them with remember once the status is written;
-// otherwise the next sync determines them again.
+// backoff returns how long the creation of new pods of the Job k must be delayed. failed and succeeded are the
+// termination times of pods that this sync has recorded. Failures before the last success are ignored. It also returns
+// the new consecutive failures, which the caller stores with remember when the status is written; otherwise the next
+// sync determines them again.
 func (c *Controller) backoff(k string, failed, succeeded []time.Time) (time.Duration, failures) {
 	c.mu.Lock()
 	f := c.failed[k]
@@ -46,7 +46,7 @@ func (c *Controller) backoff(k string, failed, succeeded []time.Time) (time.Dura
 	return max(0, backoffAfter(f.count)-c.env.Clock.Since(f.last)), f
 }
 
-// remember stores the consecutive failures of a Job.
+// remember stores the consecutive failures of the Job k for the next call of backoff.
 func (c *Controller) remember(k string, f failures) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -68,9 +68,8 @@ func backoffAfter(n int) time.Duration {
 	return wait
 }
 
-// finishedAt returns when p terminated, as far as its status shows: the time of its last terminated
-// container if all have terminated, otherwise the time at which it stopped being ready, its
-// deletion, or its creation.
+// finishedAt returns when the pod p terminated, as far as its status shows: the time of its last terminated container
+// if all have terminated, or else the time at which it stopped being ready, its deletion, or its creation.
 func finishedAt(p *corev1.Pod) time.Time {
 	if at := lastContainer(p); !at.IsZero() {
 		return at
@@ -88,8 +87,8 @@ func finishedAt(p *corev1.Pod) time.Time {
 	return p.CreationTimestamp.Time
 }
 
-// lastContainer returns when the last container of p terminated, including sidecars, which
-// terminate after the others. It is zero if a container has not terminated or has no time.
+// lastContainer returns when the last container of the pod p terminated, including sidecars, which terminate after the
+// others. It returns the zero time if a container has not terminated or its time is missing.
 func lastContainer(p *corev1.Pod) (last time.Time) {
 	statuses := slices.Clone(p.Status.ContainerStatuses)
 	for i := range p.Spec.InitContainers {

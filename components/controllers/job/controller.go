@@ -34,12 +34,13 @@ var Kind = batchv1.SchemeGroupVersion.WithKind("Job")
 const (
 	// name is the spec.managedBy value of this controller.
 	name = "kubernetes.io/job-controller"
-	// maxCreate and maxCount limit the pods that one sync creates or discards, and counts.
+	// maxCreate is the maximum number of pods that one sync creates or discards. maxCount is the maximum number of
+	// terminated pods that one sync counts.
 	maxCreate = 500
 	maxCount  = 500
 )
 
-// Controller reconciles Jobs. Use New to create it.
+// Controller reconciles Jobs. Each sync handles one Job, or a pod whose Job was deleted. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -56,7 +57,8 @@ type Controller struct {
 	released map[string]map[types.UID]bool
 }
 
-// New creates the controller.
+// New returns the controller. It adds its event handlers to env.Informers; the caller starts the informers and calls
+// Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	jobs, pods := env.Informers.Batch().V1().Jobs(), env.Informers.Core().V1().Pods()
@@ -97,8 +99,10 @@ func New(env control.Env) (*Controller, error) {
 	return c, c.Watch(pods.Informer(), control.Handlers(c.podAdded, c.podChanged, c.podDeleted))
 }
 
+// key returns the key of a Job in the queue: its namespace/name.
 func key(j *batchv1.Job) string { return j.Namespace + "/" + j.Name }
 
+// jobAdded enqueues j, and counts it in the metrics if another controller manages it.
 func (c *Controller) jobAdded(j *batchv1.Job) {
 	if m := managedElsewhere(j); m != "" {
 		c.metrics.others.WithLabelValues(m).Inc()
@@ -106,6 +110,7 @@ func (c *Controller) jobAdded(j *batchv1.Job) {
 	c.AddObject(j)
 }
 
+// forget discards what is stored about the Job k, which was deleted.
 func (c *Controller) forget(k string) {
 	c.expect.Forget(k)
 	c.mu.Lock()
@@ -114,7 +119,8 @@ func (c *Controller) forget(k string) {
 	c.mu.Unlock()
 }
 
-// uncounted reports whether the termination of a pod of this Job has not been counted yet.
+// uncounted reports whether the termination of a pod of this Job may still have to be counted: the pod has the
+// finalizer, and this controller has not removed it already.
 func (s *state) uncounted(p *corev1.Pod) bool {
 	if !tracked(p) {
 		return false
@@ -124,8 +130,8 @@ func (s *state) uncounted(p *corev1.Pod) bool {
 	return !s.released[key(s.job)][p.UID]
 }
 
-// finalizerRemoved records that the cache contains a pod of a Job without the finalizer, or that the pod was
-// deleted.
+// finalizerRemoved is called when the cache contains a pod of a Job without the finalizer, or when the pod was deleted.
+// The pod need not be tracked in released any more.
 func (c *Controller) finalizerRemoved(p *corev1.Pod, j *batchv1.Job) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,6 +143,7 @@ func (c *Controller) finalizerRemoved(p *corev1.Pod, j *batchv1.Job) {
 // podPrefixKey is the prefix of the keys of pods whose Job was deleted.
 const podPrefixKey = "/pod/"
 
+// enqueueOrphans enqueues the pods of a deleted Job that have the finalizer, so that it is removed.
 func (c *Controller) enqueueOrphans(j *batchv1.Job) {
 	pods, err := control.Owned[*corev1.Pod](c.podIndex, j, false)
 	if err != nil {
@@ -149,17 +156,22 @@ func (c *Controller) enqueueOrphans(j *batchv1.Job) {
 	}
 }
 
+// tracked reports whether a pod has the finalizer of this controller.
 func tracked(p *corev1.Pod) bool { return slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer) }
 
+// owner returns the Job to which a pod's controller reference refers, or nil.
 func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *batchv1.Job {
 	return control.Owner(ref, Kind, c.jobs.Jobs(namespace).Get)
 }
 
+// podAdded handles a pod that the informer has added.
 func (c *Controller) podAdded(p *corev1.Pod) {
 	c.metrics.seen(nil, p)
 	c.podCreated(p)
 }
 
+// podCreated handles a pod that the informer has added: it enqueues the pod's Job and records that the creation was
+// observed.
 func (c *Controller) podCreated(p *corev1.Pod) {
 	if p.DeletionTimestamp != nil {
 		c.podGone(p)
@@ -174,7 +186,8 @@ func (c *Controller) podCreated(p *corev1.Pod) {
 	c.handleOrphan(p, ref)
 }
 
-// handleOrphan handles a pod without its Job: another Job may adopt it, or its finalizer must be removed.
+// handleOrphan handles a pod whose Job does not exist, or that has no controller: it enqueues the Jobs that may adopt
+// the pod, and the pod itself if its finalizer must be removed. ref is the pod's controller reference, or nil.
 func (c *Controller) handleOrphan(p *corev1.Pod, ref *metav1.OwnerReference) {
 	if ref == nil {
 		all, err := c.jobs.Jobs(p.Namespace).List(labels.Everything())
@@ -192,6 +205,8 @@ func (c *Controller) handleOrphan(p *corev1.Pod, ref *metav1.OwnerReference) {
 	}
 }
 
+// podChanged enqueues the Jobs of a pod before and after an update, and records expected deletions and removals of the
+// finalizer. If the pod has no Job, handleOrphan handles it.
 func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	c.metrics.seen(old, cur)
 	was, is := metav1.GetControllerOfNoCopy(old), metav1.GetControllerOfNoCopy(cur)
@@ -217,11 +232,13 @@ func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	}
 }
 
+// podDeleted handles a pod that the informer has removed.
 func (c *Controller) podDeleted(p *corev1.Pod) {
 	c.metrics.seen(p, nil)
 	c.podGone(p)
 }
 
+// podGone handles a pod that was deleted or is being deleted.
 func (c *Controller) podGone(p *corev1.Pod) {
 	if j := c.owner(p.Namespace, metav1.GetControllerOfNoCopy(p)); j != nil {
 		c.expect.Deleted(key(j), control.ID(p))
@@ -232,7 +249,7 @@ func (c *Controller) podGone(p *corev1.Pod) {
 	}
 }
 
-// managedElsewhere returns the name of the controller that manages a Job, or "" if it is this one.
+// managedElsewhere returns the value of spec.managedBy if another controller manages the Job, or "" if this one does.
 func managedElsewhere(j *batchv1.Job) string {
 	if m := j.Spec.ManagedBy; m != nil && *m != name {
 		return *m
@@ -240,7 +257,7 @@ func managedElsewhere(j *batchv1.Job) string {
 	return ""
 }
 
-// finishedCondition returns the Complete or Failed condition of a finished Job, or nil.
+// finishedCondition returns the Complete or Failed condition of a Job if it is true, or nil if the Job is not finished.
 func finishedCondition(j *batchv1.Job) *batchv1.JobCondition {
 	for _, kind := range []batchv1.JobConditionType{batchv1.JobComplete, batchv1.JobFailed} {
 		if c := condition(&j.Status, kind); c != nil && c.Status == corev1.ConditionTrue {
@@ -250,6 +267,7 @@ func finishedCondition(j *batchv1.Job) *batchv1.JobCondition {
 	return nil
 }
 
+// condition returns the condition of s of the type kind, or nil if s has none. The result points into s.Conditions.
 func condition(s *batchv1.JobStatus, kind batchv1.JobConditionType) *batchv1.JobCondition {
 	for i := range s.Conditions {
 		if s.Conditions[i].Type == kind {
@@ -259,6 +277,8 @@ func condition(s *batchv1.JobStatus, kind batchv1.JobConditionType) *batchv1.Job
 	return nil
 }
 
+// sync reconciles the Job with the key k, or removes the finalizer of an orphaned pod if k has the prefix podPrefixKey.
+// Jobs that another controller manages are ignored.
 func (c *Controller) sync(ctx context.Context, k string) error {
 	if len(k) > len(podPrefixKey) && k[:len(podPrefixKey)] == podPrefixKey {
 		return c.syncOrphan(ctx, k[len(podPrefixKey):])
@@ -300,6 +320,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	return err
 }
 
+// claim adopts and releases pods and returns those that the Job controls.
 func (c *Controller) claim(ctx context.Context, j *batchv1.Job) ([]*corev1.Pod, error) {
 	selector, err := metav1.LabelSelectorAsSelector(j.Spec.Selector)
 	if err != nil {
@@ -321,7 +342,7 @@ func (c *Controller) claim(ctx context.Context, j *batchv1.Job) ([]*corev1.Pod, 
 	return claimer.Claim(ctx, pods)
 }
 
-// release removes the finalizer from pods. If j is not nil, the pods belong to it.
+// release removes the finalizer from pods. j is the Job that they belong to, or nil if it was deleted or has finished.
 func (c *Controller) release(ctx context.Context, j *batchv1.Job, pods []*corev1.Pod) error {
 	errs := make([]error, len(pods))
 	limit := make(chan struct{}, 20)
@@ -346,8 +367,8 @@ func (c *Controller) release(ctx context.Context, j *batchv1.Job, pods []*corev1
 	return errors.Join(errs...)
 }
 
-// recordRelease records that the finalizer of a pod of j is about to be removed. It is called before
-// the removal, so that the informer's event cannot come first.
+// recordRelease records that the finalizer of a pod of the Job j is about to be removed. It must be called before the
+// removal, so that the informer's event cannot come first. It does nothing if j is nil.
 func (c *Controller) recordRelease(j *batchv1.Job, p *corev1.Pod) {
 	if j == nil {
 		return
@@ -368,7 +389,8 @@ func (c *Controller) forgetRelease(j *batchv1.Job, p *corev1.Pod) {
 	}
 }
 
-// syncOrphan removes the finalizer from a pod whose Job was deleted.
+// syncOrphan removes the finalizer from the pod with the key k if its Job does not exist. It checks this with the API
+// server, because the cache may be stale.
 func (c *Controller) syncOrphan(ctx context.Context, k string) error {
 	obj, ok, err := c.podIndex.GetByKey(k)
 	p, isPod := obj.(*corev1.Pod)
@@ -392,7 +414,8 @@ func (c *Controller) syncOrphan(ctx context.Context, k string) error {
 	return c.release(ctx, nil, []*corev1.Pod{p})
 }
 
-// write updates the status if it changed, and updates j with the API server's response.
+// write writes the status s of the Job j if it has changed, and updates j with the API server's response. It is not an
+// error if the Job was deleted.
 func (c *Controller) write(ctx context.Context, j *batchv1.Job, s batchv1.JobStatus) error {
 	if equality.Semantic.DeepEqual(j.Status, s) {
 		return nil

@@ -10,13 +10,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// indexes is a set of completion indexes, as sorted, disjoint, closed intervals that are not
-// adjacent.
+// indexes is a set of completion indexes. It is a list of sorted closed intervals that are disjoint and not adjacent.
 type indexes []interval
 
 type interval struct{ first, last int }
 
-// parseIndexes parses "1,3-5,7". It ignores what is invalid or not below limit.
+// parseIndexes parses a set in the format of the API, such as "1,3-5,7". Invalid parts, and indexes that are not below
+// limit, are ignored.
 func parseIndexes(s string, limit int) indexes {
 	var out indexes
 	for part := range strings.SplitSeq(s, ",") {
@@ -44,6 +44,7 @@ func parseIndexes(s string, limit int) indexes {
 	return out
 }
 
+// has reports whether the set contains i.
 func (x indexes) has(i int) bool {
 	k, found := slices.BinarySearchFunc(x, i, func(v interval, i int) int { return v.last - i })
 	return found || k < len(x) && x[k].first <= i
@@ -70,6 +71,7 @@ func (x indexes) with(i int) indexes {
 	return x
 }
 
+// total returns the number of indexes in the set.
 func (x indexes) total() (n int) {
 	for _, v := range x {
 		n += v.last - v.first + 1
@@ -106,13 +108,14 @@ func indexOf(p *corev1.Pod) (int, bool) {
 	return n, err == nil && n >= 0
 }
 
-// failuresOf returns how often the index of a pod failed before this pod.
+// failuresOf returns how often the index of a pod had failed before the pod was created, according to its annotation.
 func failuresOf(p *corev1.Pod) int32 { return countIn(p, batchv1.JobIndexFailureCountAnnotation) }
 
-// ignoredOf returns how often the index of a pod failed before this pod with failures that the
-// failure policy ignores.
+// ignoredOf returns how often the index of a pod had failed before the pod was created, with failures that the pod
+// failure policy ignores, according to its annotation.
 func ignoredOf(p *corev1.Pod) int32 { return countIn(p, batchv1.JobIndexIgnoredFailureCountAnnotation) }
 
+// countIn returns the number in an annotation, or 0 if it is missing or invalid.
 func countIn(p *corev1.Pod, annotation string) int32 {
 	n, err := strconv.ParseInt(p.Annotations[annotation], 10, 32)
 	if err != nil || n < 0 {

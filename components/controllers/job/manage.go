@@ -19,7 +19,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// desiredActive returns the desired number of active pods.
+// desiredActive returns how many pods of the Job should be active: spec.parallelism, but not more than the completions
+// that are left.
 func (s *state) desiredActive() int {
 	j := s.job
 	parallelism := 1
@@ -36,8 +37,8 @@ func (s *state) desiredActive() int {
 	return max(0, min(parallelism, left))
 }
 
-// manage creates and deletes pods until the desired number is active. wait is the delay before new
-// pods may be created.
+// manage creates or discards pods until the desired number is active. wait is the back-off before new pods may be
+// created; if it is positive, manage schedules another sync.
 func (s *state) manage(ctx context.Context, wait time.Duration) error {
 	want, have := s.desiredActive(), len(s.active)
 	occupied := have
@@ -74,8 +75,8 @@ func (s *state) manage(ctx context.Context, wait time.Duration) error {
 	return s.create(ctx, n, free)
 }
 
-// afterBackoff returns those of indexes whose back-off is over, and the shortest remaining back-off of the
-// others.
+// afterBackoff divides indexes that need a pod, for Jobs with a back-off per index. It returns those whose back-off is
+// over, and the shortest remaining back-off of the others, or 0.
 func (s *state) afterBackoff(indexes []int) (now []int, wait time.Duration) {
 	for _, i := range indexes {
 		failures := s.attempts[i] + s.ignored[i]
@@ -90,9 +91,8 @@ func (s *state) afterBackoff(indexes []int) (now []int, wait time.Duration) {
 	return now, wait
 }
 
-// victims returns the active pods to discard, at least n. For an indexed Job, it first returns all
-// pods without an index, with a finished index, or with the index of another pod; then the pods
-// that made the least progress.
+// victims returns the active pods to discard, at least n. For an indexed Job, it returns all pods without an index,
+// with a finished index or with the index of another pod; then, up to n, the pods that made the least progress.
 func (s *state) victims(n int) (out []*corev1.Pod) {
 	rest := slices.Clone(s.active)
 	sort.Sort(control.Victims{Pods: rest, Now: s.env.Clock.Now(), Plain: true})
@@ -116,7 +116,7 @@ func (s *state) victims(n int) (out []*corev1.Pod) {
 	return out
 }
 
-// freeIndexes returns the first n indexes that need a pod.
+// freeIndexes returns the first n indexes that are not finished and have no pod.
 func (s *state) freeIndexes(n int) (out []int) {
 	taken := map[int]bool{}
 	for _, p := range s.active {
@@ -139,7 +139,8 @@ func (s *state) freeIndexes(n int) (out []int) {
 	return out
 }
 
-// create creates n pods. Those of an indexed Job get the indexes in free.
+// create creates n pods. For an indexed Job, free contains their indexes. The pods that could be created count as
+// active in s.next.
 func (s *state) create(ctx context.Context, n int, free []int) error {
 	j := s.job
 	var todo chan int
@@ -184,7 +185,8 @@ func (s *state) create(ctx context.Context, n int, free []int) error {
 	return err
 }
 
-// setIndex sets the completion index of pod.
+// setIndex gives a new pod the completion index i: as annotation, label, hostname, part of the name, and environment
+// variable of its containers.
 func (s *state) setIndex(pod *corev1.Pod, i int) {
 	text := strconv.Itoa(i)
 	if pod.Annotations == nil {
@@ -219,7 +221,7 @@ func (s *state) setIndex(pod *corev1.Pod, i int) {
 	}
 }
 
-// maxPrefix is the maximum length of the non-random part of a generated name.
+// maxPrefix is the maximum length of the prefix of a generated pod name, so that the random suffix fits.
 const maxPrefix = 63 - 5
 
 // namePrefix returns the prefix of the names of an index's pods. A long Job name is truncated so
@@ -229,8 +231,8 @@ func namePrefix(job string, i int) string {
 	return job[:min(len(job), max(0, maxPrefix-len(end)))] + end
 }
 
-// discard deletes excess active pods. It first removes their finalizer, so that they do not count
-// as failed.
+// discard deletes active pods that are not needed. It removes their finalizer first, so that they do not count as
+// failed.
 func (s *state) discard(ctx context.Context, pods []*corev1.Pod) error {
 	if err := s.release(ctx, s.job, pods); err != nil {
 		return err
@@ -238,7 +240,7 @@ func (s *state) discard(ctx context.Context, pods []*corev1.Pod) error {
 	return s.deletePods(ctx, pods)
 }
 
-// deletePods deletes active pods.
+// deletePods deletes active pods and updates the counters in s.next.
 func (s *state) deletePods(ctx context.Context, pods []*corev1.Pod) error {
 	if len(pods) == 0 {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// metrics are upstream's metrics of the Job controller.
+// metrics are the metrics of the Job controller, with upstream's names and labels.
 type metrics struct {
 	duration                                                                *prometheus.HistogramVec
 	syncs, finished, pods, byPolicy, terminated, others, indexes, creations *prometheus.CounterVec
@@ -53,7 +53,7 @@ func mode(j *batchv1.Job) string {
 	return "NonIndexed"
 }
 
-// synced records a sync with its duration and action.
+// synced records the duration and result of a sync. action is what the sync did.
 func (m *metrics) synced(j *batchv1.Job, took time.Duration, action string, err error) {
 	result := "success"
 	if err != nil {
@@ -63,7 +63,7 @@ func (m *metrics) synced(j *batchv1.Job, took time.Duration, action string, err 
 	m.syncs.WithLabelValues(mode(j), result, action).Inc()
 }
 
-// jobFinished records that a Job finished for a reason.
+// jobFinished counts a Job that finished: successfully if well is true. reason is that of its condition.
 func (m *metrics) jobFinished(j *batchv1.Job, well bool, reason string) {
 	result := "failed"
 	if well {
@@ -72,8 +72,8 @@ func (m *metrics) jobFinished(j *batchv1.Job, well bool, reason string) {
 	m.finished.WithLabelValues(mode(j), result, reason).Inc()
 }
 
-// counted records the pods that a written status has newly counted. It adds zero if there are none,
-// so that the time series exist.
+// counted counts the pods and indexes by which the status is, which was written, exceeds the previous status was. It
+// adds zero if there are none, so that the time series exist.
 func (m *metrics) counted(j *batchv1.Job, was, is *batchv1.JobStatus) {
 	succeeded := float64(max(is.Succeeded-was.Succeeded, 0))
 	if isIndexed(j) {
@@ -94,8 +94,8 @@ func (m *metrics) counted(j *batchv1.Job, was, is *batchv1.JobStatus) {
 	m.pods.WithLabelValues(mode(j), "failed").Add(float64(max(is.Failed-was.Failed, 0)))
 }
 
-// seen records the termination of a tracked pod and the removal of its finalizer. old is nil for a
-// new pod, cur for a deleted one.
+// seen counts when a pod with the finalizer terminates and when its finalizer is removed. old is nil for a new pod, and
+// cur is nil for a deleted one.
 func (m *metrics) seen(old, cur *corev1.Pod) {
 	was, is := old != nil && endedTracked(old), cur != nil && endedTracked(cur)
 	switch {
@@ -106,12 +106,13 @@ func (m *metrics) seen(old, cur *corev1.Pod) {
 	}
 }
 
+// endedTracked reports whether a pod has terminated and has the finalizer.
 func endedTracked(p *corev1.Pod) bool {
 	return podutil.Terminal(p) && slices.Contains(p.Finalizers, batchv1.JobTrackingFinalizer)
 }
 
-// created records the pods that were created for a Job and those whose creation failed, with the
-// reason of the creation. failedBefore and terminating are the Job's pods before.
+// created counts the pods that were created for a Job (made) and the failed creations (failed), with the reason of the
+// creation. failedBefore and terminating are the numbers of the Job's failed and terminating pods before.
 func (m *metrics) created(j *batchv1.Job, failedBefore int32, terminating, made, failed int) {
 	reason := "new"
 	switch {

@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// restarts returns the sum of the container restarts in pods that restart in place.
+// restarts returns the sum of the container restarts in pods.
 func restarts(pods []*corev1.Pod) (n int32) {
 	for _, p := range pods {
 		for _, list := range [][]corev1.ContainerStatus{p.Status.InitContainerStatuses, p.Status.ContainerStatuses} {
@@ -20,7 +20,8 @@ func restarts(pods []*corev1.Pod) (n int32) {
 	return n
 }
 
-// failure returns reason and message if the Job fails, and false if it does not.
+// failure reports whether the Job fails, with the reason and message of its condition. A failure that is already in the
+// status is final.
 func (s *state) failure() (reason, message string, failed bool) {
 	j := s.job
 	if c := condition(&j.Status, batchv1.JobFailureTarget); c != nil && c.Status == corev1.ConditionTrue {
@@ -52,6 +53,8 @@ func (s *state) failure() (reason, message string, failed bool) {
 	return "", "", false
 }
 
+// pastRestarts reports whether the containers of a Job with restart policy OnFailure have restarted so often that the
+// backoff limit is reached.
 func (s *state) pastRestarts(limit int32) bool {
 	n := restarts(s.running)
 	if limit == 0 {
@@ -60,7 +63,8 @@ func (s *state) pastRestarts(limit int32) bool {
 	return n >= limit
 }
 
-// deadline returns how long the Job may still be active. Without a limit, it returns a day.
+// deadline returns how long the Job may still be active according to spec.activeDeadlineSeconds. Without a deadline, or
+// while the Job is suspended, it returns a day.
 func (s *state) deadline() time.Duration {
 	if s.job.Spec.ActiveDeadlineSeconds == nil || s.next.StartTime == nil || s.suspended() {
 		return 24 * time.Hour
@@ -68,7 +72,8 @@ func (s *state) deadline() time.Duration {
 	return s.next.StartTime.Add(time.Duration(*s.job.Spec.ActiveDeadlineSeconds) * time.Second).Sub(s.env.Clock.Now())
 }
 
-// success returns reason and message if the Job is complete, and false if it is not.
+// success reports whether the Job is complete, with the reason and message of its condition. A success that is already
+// in the status is final.
 func (s *state) success() (reason, message string, done bool) {
 	j := s.job
 	if c := condition(&j.Status, batchv1.JobSuccessCriteriaMet); c != nil && c.Status == corev1.ConditionTrue {
@@ -86,6 +91,7 @@ func (s *state) success() (reason, message string, done bool) {
 	return batchv1.JobReasonCompletionsReached, "Reached expected number of succeeded pods", done
 }
 
+// set sets a condition in s.next and reports whether it changed. A missing condition is not added with status False.
 func (s *state) set(kind batchv1.JobConditionType, status corev1.ConditionStatus, reason, message string) bool {
 	now := metav1.NewTime(s.env.Clock.Now())
 	c := condition(&s.next, kind)

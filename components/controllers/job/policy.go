@@ -8,8 +8,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// matchFailurePolicy applies the pod failure policy to a failed pod. It returns the action of the first matching
-// rule, or Count if none matches, and the message of that rule.
+// matchFailurePolicy applies the pod failure policy of a Job to a failed pod. It returns the action of the first
+// matching rule and a message with the match. If no rule matches, it returns Count and no message.
 func matchFailurePolicy(j *batchv1.Job, p *corev1.Pod) (batchv1.PodFailurePolicyAction, string) {
 	if j.Spec.PodFailurePolicy == nil {
 		return batchv1.PodFailurePolicyActionCount, ""
@@ -35,6 +35,7 @@ func matchFailurePolicy(j *batchv1.Job, p *corev1.Pod) (batchv1.PodFailurePolicy
 	return batchv1.PodFailurePolicyActionCount, ""
 }
 
+// matchExit returns a terminated container whose exit code matches the rule, or nil.
 func matchExit(s *corev1.PodStatus, rule *batchv1.PodFailurePolicyOnExitCodesRequirement) *corev1.ContainerStatus {
 	for _, list := range [][]corev1.ContainerStatus{s.ContainerStatuses, s.InitContainerStatuses} {
 		for i := range list {
@@ -51,7 +52,8 @@ func matchExit(s *corev1.PodStatus, rule *batchv1.PodFailurePolicyOnExitCodesReq
 	return nil
 }
 
-// matchSuccessPolicy reports whether the completed indexes meet the success policy, and by which rule.
+// matchSuccessPolicy reports whether the completed indexes in done meet the success policy of a Job. If so, it returns
+// a message with the rule.
 func matchSuccessPolicy(j *batchv1.Job, done indexes) (string, bool) {
 	if j.Spec.SuccessPolicy == nil || !isIndexed(j) || j.Spec.Completions == nil {
 		return "", false

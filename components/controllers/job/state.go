@@ -16,10 +16,11 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// state is one sync of one Job. It is not safe for concurrent use.
+// state is the state of one sync of one Job. It is not safe for concurrent use.
 type state struct {
 	*Controller
-	job       *batchv1.Job // a private copy
+	job *batchv1.Job // a private copy
+	// satisfied is true if the cache contains all pods that the controller has created, and shows all its deletions.
 	satisfied bool
 
 	// next is the status that will be written.
@@ -49,7 +50,7 @@ type state struct {
 	emitEvent func()
 }
 
-// indexState is the state of the indexes of an indexed Job.
+// indexState contains the state of each index of an indexed Job.
 type indexState struct {
 	// completedIndexes and failedIndexes are the indexes that completed, and that failed permanently.
 	completedIndexes, failedIndexes indexes
@@ -61,6 +62,8 @@ type indexState struct {
 	failedAt map[int]time.Time
 }
 
+// isFailed reports whether a pod counts as failed. With the pod replacement policy TerminatingOrFailed, this includes a
+// pod that is being deleted, because it may never reach the phase Failed.
 func isFailed(j *batchv1.Job, p *corev1.Pod) bool {
 	if p.Status.Phase == corev1.PodFailed {
 		return true
@@ -72,11 +75,13 @@ func isFailed(j *batchv1.Job, p *corev1.Pod) bool {
 	return p.DeletionTimestamp != nil && p.Status.Phase != corev1.PodSucceeded
 }
 
-// onlyFailed reports whether a pod is replaced only once it has reached the phase Failed.
+// onlyFailed reports whether a pod is replaced only when it has reached the phase Failed, and not already while it is
+// being deleted.
 func onlyFailed(j *batchv1.Job) bool {
 	return j.Spec.PodReplacementPolicy != nil && *j.Spec.PodReplacementPolicy == batchv1.Failed || j.Spec.PodReplacementPolicy == nil && j.Spec.PodFailurePolicy != nil
 }
 
+// limit returns the number of indexes of an indexed Job.
 func (s *state) limit() int {
 	if s.job.Spec.Completions == nil {
 		return 0
@@ -84,10 +89,10 @@ func (s *state) limit() int {
 	return int(*s.job.Spec.Completions)
 }
 
-// count classifies the pods and records terminated ones. A terminated pod is counted in three
-// steps, so that none is counted twice or lost: its UID is added to the status, its finalizer is
-// removed, and the UID in the status is replaced by an incremented counter. The finalizer is
-// removed after the status is written.
+// count classifies the pods and records terminated ones in s.next. A terminated pod is counted in three steps, so that
+// none is counted twice or lost: (1) its UID is added to the status, (2) its finalizer is removed, (3) the UID in the
+// status is replaced by an incremented counter. count does steps 1 and 3 in s.next; step 2 follows when the status is
+// written.
 func (s *state) count(pods []*corev1.Pod) {
 	s.initStatus()
 	noted := s.finishCounted(pods)
@@ -109,7 +114,7 @@ func (s *state) count(pods []*corev1.Pod) {
 	s.computeCounters(noted)
 }
 
-// initStatus initializes next from the current status.
+// initStatus initializes s.next and the indexes from the current status of the Job.
 func (s *state) initStatus() {
 	s.next = *s.job.Status.DeepCopy()
 	if s.next.UncountedTerminatedPods == nil {
@@ -124,7 +129,7 @@ func (s *state) initStatus() {
 	s.attempts, s.ignored, s.failedAt = map[int]int32{}, map[int]int32{}, map[int]time.Time{}
 }
 
-// finishCounted executes the third step: UIDs of pods whose finalizer is removed are replaced by
+// finishCounted does step 3 of counting (see count): UIDs of pods whose finalizer is removed are replaced by
 // incremented counters. It returns the UIDs that stay in the status.
 func (s *state) finishCounted(pods []*corev1.Pod) map[types.UID]bool {
 	held := map[types.UID]bool{}
@@ -152,8 +157,8 @@ func (s *state) finishCounted(pods []*corev1.Pod) map[types.UID]bool {
 	return noted
 }
 
-// classify classifies pods. It executes the first step for succeeded pods, and returns failed
-// pods. noted are the UIDs that are in the status already.
+// classify adds each pod to the list for its state. For succeeded pods it does step 1 of counting (see count); it
+// returns the failed pods. noted are the UIDs that are already in the status.
 func (s *state) classify(pods []*corev1.Pod, noted map[types.UID]bool) (failed []*corev1.Pod) {
 	for _, p := range pods {
 		if p.Status.Phase == corev1.PodRunning || p.Status.Phase == corev1.PodPending {
@@ -181,7 +186,8 @@ func (s *state) classify(pods []*corev1.Pod, noted map[types.UID]bool) (failed [
 	return failed
 }
 
-// recordSucceeded executes the first step for a succeeded pod, unless it is noted.
+// recordSucceeded does step 1 of counting (see count) for a succeeded pod. noted is true if its UID is already in the
+// status.
 func (s *state) recordSucceeded(p *corev1.Pod, noted bool) {
 	if !s.uncounted(p) || !noted && len(s.counted) >= maxCount {
 		return
@@ -202,7 +208,7 @@ func (s *state) recordSucceeded(p *corev1.Pod, noted bool) {
 	}
 }
 
-// computeCounters computes the counters of the status. noted are the UIDs that were in the status before.
+// computeCounters sets the counters of s.next. noted are the UIDs that were in the status before this sync.
 func (s *state) computeCounters(noted map[types.UID]bool) {
 	uncounted := s.next.UncountedTerminatedPods
 	s.succeeded = s.next.Succeeded + int32(len(uncounted.Succeeded))
@@ -226,8 +232,9 @@ func (s *state) computeCounters(noted map[types.UID]bool) {
 	s.next.Ready, s.next.Terminating = &ready, &terminating
 }
 
-// applyFailurePolicy applies the failure policy to a failed pod. It updates the verdict, and the failures of the
-// pod's index.
+// applyFailurePolicy applies the pod failure policy to a failed pod: it sets failJobMessage if the Job must fail. If
+// each index has a backoff limit, it also updates the failures of the pod's index. hasIndex is false if the pod has no
+// index.
 func (s *state) applyFailurePolicy(p *corev1.Pod, index int, hasIndex bool) {
 	action, why := matchFailurePolicy(s.job, p)
 	if action == batchv1.PodFailurePolicyActionFailJob && s.failJobMessage == "" {
@@ -255,8 +262,8 @@ func (s *state) applyFailurePolicy(p *corev1.Pod, index int, hasIndex bool) {
 	}
 }
 
-// delayedPods returns the failed pods that are kept until their index has a new pod, which stores
-// the index's number of failures.
+// delayedPods returns those of the failed pods that are not counted until their index has a new pod, because the new
+// pod stores the number of failures of the index. There is at most one for each index.
 func (s *state) delayedPods(failed []*corev1.Pod) []*corev1.Pod {
 	if s.job.Spec.BackoffLimitPerIndex == nil || s.job.DeletionTimestamp != nil {
 		return nil
@@ -280,7 +287,8 @@ func (s *state) delayedPods(failed []*corev1.Pod) []*corev1.Pod {
 	return slices.Collect(maps.Values(last))
 }
 
-// recordFailed executes the first step for a failed pod, unless the failure policy ignores it.
+// recordFailed does step 1 of counting (see count) for a failed pod, unless the pod failure policy ignores its failure.
+// before is true if its UID is already in the status.
 func (s *state) recordFailed(p *corev1.Pod, before bool) {
 	if !s.uncounted(p) || !before && len(s.counted) >= maxCount {
 		return
@@ -306,8 +314,7 @@ func (s *state) recordFailed(p *corev1.Pod, before bool) {
 	noted.Failed = append(noted.Failed, p.UID)
 }
 
-// counts reports whether a pod's failure can count. In an indexed Job, the pod must have a valid
-// index.
+// counts reports whether the failure of a pod can count. In an indexed Job, the pod must have a valid index.
 func (s *state) counts(p *corev1.Pod) bool {
 	if !isIndexed(s.job) {
 		return true
@@ -316,9 +323,9 @@ func (s *state) counts(p *corev1.Pod) bool {
 	return ok && i < s.limit()
 }
 
-// terminateAll deletes the remaining pods of a Job that completes or fails. If it fails, they count as
-// failed. It returns false while the cache may lack pods of the Job; the condition is not set
-// before.
+// terminateAll deletes the remaining pods of a Job that completes or fails. failed is true if the Job fails; these pods
+// then count as failed. It returns false if the cache may lack pods of the Job; the caller must then not set the Job's
+// final condition yet.
 func (s *state) terminateAll(ctx context.Context, failed bool) (bool, error) {
 	if err := s.deletePods(ctx, s.active); err != nil || !s.satisfied {
 		return false, err
@@ -343,7 +350,8 @@ func (s *state) terminateAll(ctx context.Context, failed bool) (bool, error) {
 
 func (s *state) suspended() bool { return ptr.Deref(s.job.Spec.Suspend, false) }
 
-// advance takes the actions that the state requires, and writes the status.
+// advance makes the next step of the Job after count: it creates or deletes pods, or finishes the Job. Then it writes
+// the status and removes the finalizers of counted pods.
 func (s *state) advance(ctx context.Context) error {
 	k := key(s.job)
 	if s.next.StartTime == nil && !s.suspended() {
@@ -430,6 +438,7 @@ func (s *state) advance(ctx context.Context) error {
 	return workErr
 }
 
+// suspend discards the active pods of a suspended Job and sets the condition Suspended.
 func (s *state) suspend(ctx context.Context) error {
 	// Discarded pods do not count as failed.
 	err := s.discard(ctx, s.active)

@@ -22,13 +22,15 @@ import (
 	"hyperkube/internal/credentials/tokens"
 )
 
-// DefaultPeriod is the default for how long a token must be unused.
+// DefaultPeriod is the default period: how long a token must be unused until it becomes invalid, and how long it must
+// then be invalid until it is deleted.
 const DefaultPeriod = 365 * 24 * time.Hour
 
 // interval is the interval at which all Secrets are checked.
 const interval = 24 * time.Hour
 
-// Controller checks all Secrets once a day. Use New to create it.
+// Controller checks all Secrets once a day, and invalidates or deletes those with unused tokens. Secrets that a pod
+// refers to are kept.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -41,7 +43,8 @@ type Controller struct {
 // syncKey is the only key of the queue.
 const syncKey = "all"
 
-// New creates the controller; a zero period means DefaultPeriod.
+// New returns the controller. A zero period means DefaultPeriod; a negative one is an error. The caller starts the
+// informers of env and calls Run.
 func New(env control.Env, period time.Duration) (*Controller, error) {
 	env = env.Defaulted()
 	switch {
@@ -63,6 +66,8 @@ func New(env control.Env, period time.Duration) (*Controller, error) {
 	return c, nil
 }
 
+// sync checks all Secrets, and schedules the next round. It logs errors of single Secrets and continues with the
+// others.
 func (c *Controller) sync(ctx context.Context, _ string) error {
 	defer c.AddAfter(syncKey, interval)
 	now := c.env.Clock.Now().UTC()
@@ -96,14 +101,15 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 			continue
 		}
 		if err := c.invalidateOrDelete(ctx, s, now); err != nil {
-			c.env.Log.ErrorContext(ctx, "invalidating or deleting unused token Secret failed, retrying in the next round", "namespace", s.Namespace, "secret", s.Name, "err", err)
+			c.env.Log.ErrorContext(ctx, "invalidating or deleting unused token Secret failed, retrying in the next daily round", "namespace", s.Namespace, "secret", s.Name, "err", err)
 		}
 	}
 	return nil
 }
 
-// trackedSince returns since when the use of tokens is recorded completely: since the day after the day
-// that the API server has stored.
+// trackedSince returns since when the API server has recorded each use of a token: the day after the day that it stored
+// in a ConfigMap, because it recorded only a part of that day. It returns an error if the ConfigMap does not exist or
+// is invalid.
 func (c *Controller) trackedSince(ctx context.Context) (time.Time, error) {
 	cm, err := c.env.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem).Get(ctx, tokens.TrackingName, metav1.GetOptions{})
 	if err != nil {
@@ -116,8 +122,8 @@ func (c *Controller) trackedSince(ctx context.Context) (time.Time, error) {
 	return day.AddDate(0, 0, 1), nil
 }
 
-// unused reports whether a Secret contains an auto-generated token that was not used for the
-// period.
+// unused reports whether s contains an auto-generated token of an existing service account, is older than the period,
+// and was not used in the period before now. It is false if the label with the last use is invalid.
 func (c *Controller) unused(s *corev1.Secret, now time.Time) bool {
 	before := now.Add(-c.period)
 	if s.Type != corev1.SecretTypeServiceAccountToken || !s.CreationTimestamp.Time.Before(before) || s.DeletionTimestamp != nil {
@@ -142,7 +148,8 @@ func (c *Controller) unused(s *corev1.Secret, now time.Time) bool {
 	return tokens.Generated(s, sa)
 }
 
-// invalidateOrDelete marks a Secret as invalid, or deletes it when the mark is old enough.
+// invalidateOrDelete marks s as invalid since now, or deletes s if it was marked longer than the period ago. In
+// between, it does nothing.
 func (c *Controller) invalidateOrDelete(ctx context.Context, s *corev1.Secret, now time.Time) error {
 	api := c.env.Kube.CoreV1().Secrets(s.Namespace)
 	since := s.Labels[tokens.InvalidSinceLabel]
@@ -164,7 +171,7 @@ func (c *Controller) invalidateOrDelete(ctx context.Context, s *corev1.Secret, n
 	return err
 }
 
-// mountedSecrets returns the Secrets that the pods of a namespace refer to.
+// mountedSecrets returns the names of the Secrets that the pods of a namespace refer to in their specs.
 func (c *Controller) mountedSecrets(namespace string) (map[string]bool, error) {
 	pods, err := c.pods.Pods(namespace).List(labels.Everything())
 	if err != nil {

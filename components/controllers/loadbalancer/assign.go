@@ -33,7 +33,7 @@ func ComponentPorts() []Port {
 // byPort is the index of the Services that the controller handles by their ports.
 const byPort = "loadBalancerPort"
 
-// indexPorts is the function of the index byPort.
+// indexPorts returns the keys of a Service in the index byPort: one for each of its ports, such as "80/TCP".
 func indexPorts(obj any) ([]string, error) {
 	svc, ok := obj.(*corev1.Service)
 	if !ok || !handles(svc) {
@@ -46,7 +46,7 @@ func indexPorts(obj any) ([]string, error) {
 	return keys, nil
 }
 
-// portsOf returns the ports of a Service.
+// portsOf returns the ports of svc, each with its protocol.
 func portsOf(svc *corev1.Service) []Port {
 	ports := make([]Port, 0, len(svc.Spec.Ports))
 	for _, p := range svc.Spec.Ports {
@@ -55,7 +55,8 @@ func portsOf(svc *corev1.Service) []Port {
 	return ports
 }
 
-// isForeign reports whether another load balancer has assigned the addresses of a Service.
+// isForeign reports whether another load balancer assigned the addresses of svc: svc has addresses, but not this
+// controller's finalizer.
 func isForeign(svc *corev1.Service) bool {
 	return len(svc.Status.LoadBalancer.Ingress) > 0 && !slices.Contains(svc.Finalizers, finalizer)
 }
@@ -71,8 +72,8 @@ func isLocal(svc *corev1.Service) bool {
 	return svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
-// precedes reports whether a has a port that both Services need: the older one has it. Their UIDs decide if they are of
-// the same age.
+// precedes reports whether a keeps a port that both a and b need. The older Service keeps it; Services of the same age
+// are ordered by UID.
 func precedes(a, b *corev1.Service) bool {
 	if a.UID == b.UID {
 		return false
@@ -96,7 +97,7 @@ func (s nodeState) equal(o nodeState) bool {
 	return s.excluded == o.excluded && s.ready == o.ready && slices.Equal(s.ips, o.ips)
 }
 
-// stateOf returns the state of a node.
+// stateOf returns the state of n. A node that is being deleted is excluded.
 func stateOf(n *corev1.Node) nodeState {
 	_, excluded := n.Labels[corev1.LabelNodeExcludeBalancers]
 	s := nodeState{excluded: excluded || n.DeletionTimestamp != nil}
@@ -155,7 +156,7 @@ func addresses(svc *corev1.Service, nodes []*corev1.Node, endpoints []*discovery
 	return out
 }
 
-// prefer returns the nodes for which f returns true, or all nodes if there is none.
+// prefer returns the nodes for which f returns true. If there is none, it returns all of them.
 func prefer(nodes map[string]nodeState, f func(name string, s nodeState) bool) map[string]nodeState {
 	out := map[string]nodeState{}
 	for name, s := range nodes {

@@ -54,7 +54,8 @@ type Config struct {
 	Reserved []Port
 }
 
-// Controller assigns addresses to Services. Use New to create it.
+// Controller assigns the addresses of nodes to Services of type LoadBalancer, and removes them when a Service no longer
+// needs them.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -65,8 +66,8 @@ type Controller struct {
 	slices   discoverylisters.EndpointSliceLister
 }
 
-// New creates the controller. It adds an index to the informer of Services, so the informer must not have been
-// started.
+// New returns the controller. It adds an index to the informer of Services. The caller starts the informers of env and
+// calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	services, nodes, slices := env.Informers.Core().V1().Services(), env.Informers.Core().V1().Nodes(), env.Informers.Discovery().V1().EndpointSlices()
@@ -175,8 +176,8 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.assign(ctx, svc)
 }
 
-// conflict returns which Service or component has a port that svc needs, as a part of a sentence. It returns "" if all
-// ports are free.
+// conflict returns a text such as "port 80/TCP is used by Service default/web" if another Service or a component keeps
+// a port that svc needs. It returns "" if all ports are free.
 func (c *Controller) conflict(svc *corev1.Service) (string, error) {
 	for _, port := range portsOf(svc) {
 		if c.reserved[port] {
@@ -195,7 +196,8 @@ func (c *Controller) conflict(svc *corev1.Service) (string, error) {
 	return "", nil
 }
 
-// assign sets the addresses of a Service.
+// assign writes the addresses of svc to its status and emits an event if they changed. It also emits an event if no
+// node can be used.
 func (c *Controller) assign(ctx context.Context, svc *corev1.Service) error {
 	nodes, err := c.nodes.List(labels.Everything())
 	if err != nil {
@@ -231,8 +233,8 @@ func (c *Controller) assign(ctx context.Context, svc *corev1.Service) error {
 	return nil
 }
 
-// refuse leaves a Service pending, because another Service or a component has one of its ports. problem is a part of a
-// sentence.
+// refuse removes the addresses of svc, because another Service or a component has one of its ports. problem is a text
+// from conflict; it becomes part of the condition and of an event.
 func (c *Controller) refuse(ctx context.Context, svc *corev1.Service, problem string) error {
 	next := svc.DeepCopy()
 	next.Status.LoadBalancer.Ingress = nil
@@ -245,7 +247,8 @@ func (c *Controller) refuse(ctx context.Context, svc *corev1.Service, problem st
 	return nil
 }
 
-// release clears the addresses of a Service that is being deleted or does not need them any more.
+// release clears the addresses of svc, which is being deleted or does not need them any more, and removes the
+// finalizer.
 func (c *Controller) release(ctx context.Context, svc *corev1.Service) error {
 	next := svc.DeepCopy()
 	next.Finalizers = slices.DeleteFunc(next.Finalizers, func(f string) bool { return f == finalizer })
@@ -258,7 +261,7 @@ func (c *Controller) release(ctx context.Context, svc *corev1.Service) error {
 	return nil
 }
 
-// setCondition sets the condition LoadBalancerPortsError.
+// setCondition sets the condition LoadBalancerPortsError in the status of svc, which it modifies.
 func (c *Controller) setCondition(svc *corev1.Service, status metav1.ConditionStatus, reason, message string) {
 	meta.SetStatusCondition(&svc.Status.Conditions, metav1.Condition{
 		Type: corev1.LoadBalancerPortsError, Status: status, Reason: reason, Message: message,
@@ -266,8 +269,8 @@ func (c *Controller) setCondition(svc *corev1.Service, status metav1.ConditionSt
 	})
 }
 
-// write writes the difference between two states of a Service, unless it was changed in the meantime. It reports
-// whether there was one.
+// write writes the difference between old and next to the API server. It reports false if there is no difference, or
+// the Service does not exist any more. It returns a conflict error if the Service has changed since old was read.
 func (c *Controller) write(ctx context.Context, old, next *corev1.Service) (changed bool, err error) {
 	if equality.Semantic.DeepEqual(old, next) {
 		return false, nil
@@ -297,8 +300,8 @@ func (c *Controller) write(ctx context.Context, old, next *corev1.Service) (chan
 	return true, nil
 }
 
-// withVersion adds the UID and the resource version of an object to a patch, so that the patch fails if the object
-// has changed.
+// withVersion adds the UID and the resource version of svc to a patch, so that the API server rejects the patch if the
+// Service has changed.
 func withVersion(patch []byte, svc *corev1.Service) ([]byte, error) {
 	var fields map[string]any
 	if err := json.Unmarshal(patch, &fields); err != nil {

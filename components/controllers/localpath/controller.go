@@ -30,7 +30,7 @@ const (
 	claimKey  = "claim/"
 )
 
-// Controller creates, expands and deletes volumes. Use New to create it.
+// Controller creates, expands and deletes the volumes of the local path provisioner.
 type Controller struct {
 	*control.Loop
 	env     control.Env
@@ -42,7 +42,8 @@ type Controller struct {
 	pods    corelisters.PodLister
 }
 
-// New creates the controller. image is the image of the pods that remove directories.
+// New returns the controller. image is the container image of the pods that remove directories. The caller starts the
+// informers of env and calls Run.
 func New(env control.Env, image string) (*Controller, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()
@@ -84,7 +85,8 @@ func New(env control.Env, image string) (*Controller, error) {
 	)
 }
 
-// nodeAdded enqueues the claims that are waiting for a node.
+// nodeAdded enqueues the claims of this provisioner without a volume, because the added or changed node may be suitable
+// for them.
 func (c *Controller) nodeAdded(*corev1.Node) {
 	all, err := c.claims.List(labels.Everything())
 	if err != nil {
@@ -97,7 +99,8 @@ func (c *Controller) nodeAdded(*corev1.Node) {
 	}
 }
 
-// nodeDeleted enqueues the volumes that may have been on a deleted node.
+// nodeDeleted enqueues the volumes that are not bound, because their directories no longer exist if they were on the
+// deleted node.
 func (c *Controller) nodeDeleted(*corev1.Node) {
 	all, err := c.volumes.List(labels.Everything())
 	if err != nil {
@@ -110,6 +113,7 @@ func (c *Controller) nodeDeleted(*corev1.Node) {
 	}
 }
 
+// sync deletes the volume, or provisions or expands the volume of the claim, depending on the prefix of the key.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	if name, ok := strings.CutPrefix(key, volumeKey); ok {
 		pv, err := c.volumes.Get(name)
@@ -135,10 +139,12 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.provision(ctx, pvc)
 }
 
-// errNode means that a node cannot have the volume; another node may.
+// errNode is the error if a claim's node cannot have the volume, but another node may.
 var errNode = errors.New("node has no local volumes")
 
-// provision creates the volume of a claim once its node is selected.
+// provision creates the volume of a claim once its node is selected. It does nothing for claims of other provisioners
+// and for claims that already have a volume. If the volume cannot be created, it emits an event; if only the selected
+// node is unsuitable, it requests another node.
 func (c *Controller) provision(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	if pvc.DeletionTimestamp != nil || pvc.Status.Phase == corev1.ClaimLost {
 		return nil
@@ -182,7 +188,7 @@ func (c *Controller) provision(ctx context.Context, pvc *corev1.PersistentVolume
 	return nil
 }
 
-// reschedule requests that the scheduler select another node for a claim.
+// reschedule removes the selected node from a claim, so that the scheduler selects another one.
 func (c *Controller) reschedule(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	next := pvc.DeepCopy()
 	delete(next.Annotations, volumehelpers.AnnSelectedNode)
@@ -192,8 +198,9 @@ func (c *Controller) reschedule(ctx context.Context, pvc *corev1.PersistentVolum
 	return nil
 }
 
-// selectNode returns the node of a claim's volume, or nil while the scheduler has not selected one. With
-// immediate binding, it returns the node with the fewest volumes.
+// selectNode returns the node of a claim's volume: the one that the scheduler selected, or, for immediate binding, the
+// schedulable node with the fewest volumes. It returns nil while the scheduler has not selected a node, and an error
+// that wraps errNode if the node is unsuitable or none is suitable.
 func (c *Controller) selectNode(pvc *corev1.PersistentVolumeClaim, class *storagev1.StorageClass) (*corev1.Node, error) {
 	if name := pvc.Annotations[volumehelpers.AnnSelectedNode]; name != "" {
 		node, err := c.nodes.Get(name)
@@ -239,7 +246,8 @@ func (c *Controller) selectNode(pvc *corev1.PersistentVolumeClaim, class *storag
 	}), nil
 }
 
-// allowed reports whether the allowed topologies of a class include a node.
+// allowed reports whether the allowed topologies of class include n. Without allowed topologies, all nodes are
+// included.
 func allowed(class *storagev1.StorageClass, n *corev1.Node) bool {
 	if len(class.AllowedTopologies) == 0 {
 		return true
@@ -251,7 +259,8 @@ func allowed(class *storagev1.StorageClass, n *corev1.Node) bool {
 	})
 }
 
-// volumeOf returns a volume for a claim on a node.
+// volumeOf returns the volume with the name for a claim, in a directory on node. It returns an error if the claim or
+// the class requests something that a directory cannot provide.
 func volumeOf(name string, pvc *corev1.PersistentVolumeClaim, class *storagev1.StorageClass, node *corev1.Node) (*corev1.PersistentVolume, error) {
 	switch {
 	case pvc.Spec.VolumeMode != nil && *pvc.Spec.VolumeMode != corev1.PersistentVolumeFilesystem:
@@ -294,8 +303,8 @@ func volumeOf(name string, pvc *corev1.PersistentVolumeClaim, class *storagev1.S
 	}, nil
 }
 
-// expand sets the capacity of a claim and its volume to the requested size. A directory has no size
-// limit.
+// expand sets the capacity of a claim and its volume to the requested size, without changing anything on the node: a
+// directory has no size limit.
 func (c *Controller) expand(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	want, has := pvc.Spec.Resources.Requests[corev1.ResourceStorage], pvc.Status.Capacity[corev1.ResourceStorage]
 	if pvc.Status.Phase != corev1.ClaimBound || want.Cmp(has) <= 0 {
@@ -332,4 +341,5 @@ func (c *Controller) expand(ctx context.Context, pvc *corev1.PersistentVolumeCla
 	return nil
 }
 
+// uid returns the precondition that an object has the UID id.
 func uid(id types.UID) *metav1.Preconditions { return &metav1.Preconditions{UID: &id} }

@@ -16,13 +16,15 @@ import (
 	"hyperkube/internal/pod/localpath"
 )
 
-// removerAnnotation contains the name of the volume whose directory the pod removes.
+// removerAnnotation is the annotation of a pod with the name of the volume whose directory the pod removes.
 const removerAnnotation = "hyperkube.io/removed-volume"
 
+// removerName returns the name of the pod that removes the directory of a volume.
 func removerName(volume string) string { return "remove-" + volume }
 
-// syncVolume deletes a released volume. The finalizer is removed after the directory is deleted, or
-// immediately if the data is retained.
+// syncVolume deletes pv after its claim was deleted, if its reclaim policy is Delete, and keeps the finalizer until the
+// directory is removed. If a client deletes a volume with another policy, or one that was not released by a claim, it
+// removes the finalizer and keeps the directory. Bound volumes keep the finalizer.
 func (c *Controller) syncVolume(ctx context.Context, pv *corev1.PersistentVolume) error {
 	remove := pv.Spec.PersistentVolumeReclaimPolicy == corev1.PersistentVolumeReclaimDelete && pv.Status.Phase == corev1.VolumeReleased
 	if pv.DeletionTimestamp == nil {
@@ -52,8 +54,9 @@ func (c *Controller) syncVolume(ctx context.Context, pv *corev1.PersistentVolume
 	return c.deleteRemoverPod(ctx, pv.Name)
 }
 
-// removeDirectory creates a pod that removes the directory of a volume, and reports whether the
-// directory is removed. If the node was deleted, the directory no longer exists.
+// removeDirectory creates a pod that removes the directory of pv, unless it exists already, and reports whether the
+// directory is removed. It also reports true if the node does not exist any more. If the pod failed, it emits an event,
+// deletes the pod and returns an error, so that the retry creates a new one.
 func (c *Controller) removeDirectory(ctx context.Context, pv *corev1.PersistentVolume) (bool, error) {
 	nodes, err := c.nodes.List(labels.SelectorFromSet(labels.Set{corev1.LabelHostname: localpath.Hostname(pv)}))
 	if err != nil {
@@ -88,7 +91,7 @@ func (c *Controller) removeDirectory(ctx context.Context, pv *corev1.PersistentV
 	case failure == "":
 		return true, nil
 	}
-	// Retry with back-off and a new pod.
+	// The returned error causes a retry, with back-off. It creates a new pod.
 	c.env.Events.Event(pv, corev1.EventTypeWarning, "VolumeFailedDelete", failure)
 	if err := c.deleteRemoverPod(ctx, pv.Name); err != nil {
 		return false, err
@@ -96,7 +99,7 @@ func (c *Controller) removeDirectory(ctx context.Context, pv *corev1.PersistentV
 	return false, fmt.Errorf("removing directory of volume %s: %s", pv.Name, failure)
 }
 
-// deleteRemoverPod deletes the pod that removed a volume's directory, if it exists.
+// deleteRemoverPod deletes the pod that removed the directory of a volume, if it exists. volume is the volume's name.
 func (c *Controller) deleteRemoverPod(ctx context.Context, volume string) error {
 	pod, err := c.pods.Pods(metav1.NamespaceSystem).Get(removerName(volume))
 	if apierrors.IsNotFound(err) || err == nil && pod.DeletionTimestamp != nil {

@@ -19,15 +19,18 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// finalizerEstimate is the delay before the next check of objects with finalizers.
+// finalizerEstimate is the estimated time until objects with finalizers, and pods whose grace period is over, are
+// deleted.
 const finalizerEstimate = 15 * time.Second
 
+// podsGVR is the resource of pods, which are deleted before all other objects.
 var podsGVR = corev1.SchemeGroupVersion.WithResource("pods")
 
-// verbs are the verbs that a resource supports.
+// verbs are the verbs, besides delete, that a resource supports.
 type verbs struct{ deleteCollection, list bool }
 
-// report collects what prevents the deletion of a namespace.
+// report collects what prevents the deletion of a namespace: errors of discovery, of parsing a group version and of
+// deletions, the number of remaining objects of each resource, and how many of them have each finalizer.
 type report struct {
 	discovery, groupVersion error
 	deletion                []error
@@ -35,8 +38,8 @@ type report struct {
 	finalizers              map[string]int
 }
 
-// deleteContent deletes all content of ns and returns an estimate of how long the deletion of the remaining
-// content will take, zero if there is none. It updates the conditions.
+// deleteContent deletes all objects in ns, pods before all others, and updates the conditions of ns. It returns an
+// estimate of how long the deletion of the remaining objects will take, zero if none remain.
 func (c *Controller) deleteContent(ctx context.Context, ns *corev1.Namespace) (time.Duration, error) {
 	r := &report{remaining: map[schema.GroupVersionResource]int{}, finalizers: map[string]int{}}
 	resources, err := c.resources(r)
@@ -75,7 +78,8 @@ func (c *Controller) deleteContent(ctx context.Context, ns *corev1.Namespace) (t
 	return left, utilerrors.NewAggregate(errs)
 }
 
-// resources returns all namespaced resources whose objects can be deleted.
+// resources returns all namespaced resources whose objects can be deleted. If discovery fails for some groups, it
+// returns the resources of the others and an error. It also stores errors in r.
 func (c *Controller) resources(r *report) (map[schema.GroupVersionResource]verbs, error) {
 	lists, err := discovery.ServerPreferredNamespacedResources(c.cfg.Discovery)
 	if err != nil {
@@ -104,7 +108,9 @@ func (c *Controller) resources(r *report) (map[schema.GroupVersionResource]verbs
 	return out, err
 }
 
-// deleteAll deletes one resource's objects in ns.
+// deleteAll deletes the objects of a resource in ns, with a single request if the resource supports it. It adds the
+// objects that remain to r, and returns an estimate of how long their deletion will take. It returns an error if
+// objects remain without a known reason.
 func (c *Controller) deleteAll(ctx context.Context, ns *corev1.Namespace, gvr schema.GroupVersionResource, v verbs, r *report) (time.Duration, error) {
 	estimate := time.Duration(0)
 	if gvr == podsGVR {
@@ -170,7 +176,8 @@ func (c *Controller) deleteAll(ctx context.Context, ns *corev1.Namespace, gvr sc
 	return 0, fmt.Errorf("unexpected items still remain in namespace: %s for gvr: %v", ns.Name, gvr)
 }
 
-// podGracePeriod returns how long the pods of ns may take to terminate.
+// podGracePeriod returns how long the running pods of ns may still take to terminate: the longest grace period, minus
+// the time since the deletion of ns.
 func (c *Controller) podGracePeriod(ns *corev1.Namespace) time.Duration {
 	pods, err := c.pods.Pods(ns.Name).List(labels.Everything())
 	if err != nil {
@@ -199,7 +206,8 @@ var conditionTypes = []struct {
 	{corev1.NamespaceFinalizersRemaining, "ContentHasNoFinalizers", "All content-preserving finalizers finished"},
 }
 
-// conditions returns the conditions for the report.
+// conditions returns all conditions of conditionTypes. A condition is true if the report contains the corresponding
+// problem.
 func (r *report) conditions() []corev1.NamespaceCondition {
 	bad := map[corev1.NamespaceConditionType][2]string{}
 	if r.discovery != nil {
@@ -248,6 +256,7 @@ func (r *report) conditions() []corev1.NamespaceCondition {
 	return out
 }
 
+// setConditions adds or replaces conds in s. The transition time of a condition changes only with its status.
 func setConditions(s *corev1.NamespaceStatus, conds []corev1.NamespaceCondition, now time.Time) {
 	for _, cond := range conds {
 		i := slices.IndexFunc(s.Conditions, func(c corev1.NamespaceCondition) bool { return c.Type == cond.Type })

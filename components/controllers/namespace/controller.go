@@ -33,7 +33,8 @@ type Config struct {
 	Delay time.Duration
 }
 
-// Controller deletes namespaces. Use New to create it.
+// Controller deletes the content of namespaces that are being deleted, and removes their finalizer when no content is
+// left.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -42,7 +43,7 @@ type Controller struct {
 	pods       corelisters.PodLister
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	namespaces, pods := env.Informers.Core().V1().Namespaces(), env.Informers.Core().V1().Pods()
@@ -73,6 +74,8 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	}))
 }
 
+// sync deletes the content of the namespace with the name, if the namespace is being deleted. If content remains, it
+// schedules another sync; otherwise it removes the finalizer.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	shared, err := c.namespaces.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -115,7 +118,8 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return c.finalize(ctx, ns)
 }
 
-// update changes the status with f. After a conflict it retries with the latest object.
+// update changes the status of ns with f and returns the written namespace. After a conflict it reads the namespace and
+// calls f again. It returns an error if the namespace was recreated.
 func (c *Controller) update(ctx context.Context, ns *corev1.Namespace, f func(*corev1.NamespaceStatus)) (*corev1.Namespace, error) {
 	api := c.env.Kube.CoreV1().Namespaces()
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
@@ -142,11 +146,12 @@ func (c *Controller) update(ctx context.Context, ns *corev1.Namespace, f func(*c
 	return ns, err
 }
 
+// hasFinalizer reports whether ns has the finalizer that this controller removes.
 func hasFinalizer(ns *corev1.Namespace) bool {
 	return slices.Contains(ns.Spec.Finalizers, corev1.FinalizerKubernetes)
 }
 
-// finalize removes the finalizer of an emptied namespace.
+// finalize removes this controller's finalizer from ns, whose content is deleted. Other finalizers remain.
 func (c *Controller) finalize(ctx context.Context, ns *corev1.Namespace) error {
 	next := ns.DeepCopy()
 	next.Spec.Finalizers = nil

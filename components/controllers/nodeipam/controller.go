@@ -32,7 +32,7 @@ type Config struct {
 	Reserved []netip.Prefix
 }
 
-// Controller allocates CIDRs to Nodes. Use New to create it.
+// Controller allocates pod CIDRs to Nodes without them, and releases the CIDRs of deleted Nodes.
 type Controller struct {
 	*control.Loop
 	env   control.Env
@@ -50,7 +50,8 @@ type Controller struct {
 	waiting map[string]bool
 }
 
-// New creates the controller.
+// New returns the controller. It returns an error if there is no cluster CIDR, more than one of a family, or a mask
+// size that does not fit. The caller starts the informers of env and calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	if n := len(cfg.ClusterCIDRs); n == 0 || n > 2 {
@@ -96,13 +97,14 @@ func (c *Controller) markExisting(ctx context.Context) error {
 	})
 }
 
-// markUsed marks the CIDRs of a Node as used.
+// markUsed records the CIDRs of n as its allocation. A Node without CIDRs is ignored.
 func (c *Controller) markUsed(n *corev1.Node) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.markUsedLocked(n)
 }
 
+// markUsedLocked does the same as markUsed. The caller must hold mu.
 func (c *Controller) markUsedLocked(n *corev1.Node) {
 	if len(n.Spec.PodCIDRs) == 0 {
 		return
@@ -111,7 +113,7 @@ func (c *Controller) markUsedLocked(n *corev1.Node) {
 	for _, s := range n.Spec.PodCIDRs {
 		p, err := netip.ParsePrefix(s)
 		if err != nil {
-			c.env.Log.Warn("parsing pod CIDR of node failed, ignoring it", "node", n.Name, "cidr", s, "err", err)
+			c.env.Log.Warn("node has an invalid pod CIDR, ignoring it: it is not reserved", "node", n.Name, "cidr", s, "err", err)
 			continue
 		}
 		held = append(held, p)
@@ -129,6 +131,9 @@ func (c *Controller) markUsedLocked(n *corev1.Node) {
 	c.allocated[n.Name] = held
 }
 
+// sync allocates CIDRs to the Node with the name and writes them to its spec. If it has CIDRs, sync records them; if it
+// does not exist, sync releases its CIDRs. If no CIDR is left, it emits an event and does not retry until one is
+// released.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	defer c.enqueueWaiting(name)
 	n, err := c.nodes.Get(name)
@@ -178,8 +183,8 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return fmt.Errorf("assigning pod CIDRs: %w", err)
 }
 
-// enqueueWaiting enqueues one of the waiting Nodes, other than tried, if free CIDRs exist. After its sync
-// that Node wakes the next one.
+// enqueueWaiting enqueues one of the waiting Nodes, but not tried, if each set has a free CIDR. It is called after each
+// sync, so that the sync of that Node enqueues the next one.
 func (c *Controller) enqueueWaiting(tried string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -197,8 +202,8 @@ func (c *Controller) enqueueWaiting(tried string) {
 	}
 }
 
-// allocate returns the CIDRs of a Node, allocating them if necessary. If no CIDR is left, it adds
-// the Node to waiting.
+// allocate returns the CIDRs of the Node with the name, one of each set. It allocates them unless the Node already has
+// an allocation. If a set has no CIDR left, it returns an error and adds the Node to waiting.
 func (c *Controller) allocate(name string) ([]netip.Prefix, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -222,8 +227,8 @@ func (c *Controller) allocate(name string) ([]netip.Prefix, error) {
 	return got, nil
 }
 
-// adoptExisting replaces the allocation of a Node with the CIDRs that it has in the API, and reports
-// whether it has any. It does so atomically, so that no other Node can get one of them in between.
+// adoptExisting replaces the allocation of a Node with the CIDRs that it has in the API, and reports whether it has
+// any. It holds mu for both steps, so that no other Node can get one of the CIDRs in between.
 func (c *Controller) adoptExisting(ctx context.Context, name string) (bool, error) {
 	n, err := c.env.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -236,12 +241,15 @@ func (c *Controller) adoptExisting(ctx context.Context, name string) (bool, erro
 	return len(n.Spec.PodCIDRs) > 0, nil
 }
 
+// release releases the CIDRs of the Node with the name, and removes it from waiting. CIDRs that are reserved, or that
+// other Nodes also have, remain used.
 func (c *Controller) release(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.releaseLocked(name)
 }
 
+// releaseLocked does the same as release. The caller must hold mu.
 func (c *Controller) releaseLocked(name string) {
 	delete(c.waiting, name)
 	held := c.allocated[name]
@@ -278,6 +286,7 @@ func (c *Controller) releaseLocked(name string) {
 	}
 }
 
+// record emits an event on n with a status as the reason, such as "CIDRNotAvailable".
 func (c *Controller) record(n *corev1.Node, status string) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}
 	c.env.Events.Eventf(ref, corev1.EventTypeNormal, status, "Node %s status is now: %s", n.Name, status)

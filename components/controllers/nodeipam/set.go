@@ -8,14 +8,14 @@ import (
 	"net/netip"
 )
 
-// errFull means that no CIDR is left.
+// errFull is the error of allocate if no CIDR is left.
 var errFull = errors.New("CIDR allocation failed; there are no remaining CIDRs left to allocate in the accepted range")
 
 // maxBits limits the number of node CIDRs in a cluster CIDR, as a power of two.
 const maxBits = 16
 
-// cidrSet allocates the equal parts of one CIDR in order. Released parts are reused only after the
-// last part was allocated. It is not safe for concurrent use.
+// cidrSet allocates the parts of one CIDR, all of the same size, in ascending order. It reuses released parts only
+// after it has allocated the last part. It is not safe for concurrent use.
 type cidrSet struct {
 	cluster netip.Prefix
 	size    int      // prefix length of a part
@@ -25,6 +25,8 @@ type cidrSet struct {
 	next    int // where to search first
 }
 
+// newSet returns a set of the parts of cluster with prefix length size; all parts are free. It returns an error if the
+// size does not fit in the cluster's CIDR, or results in more than 2^maxBits parts.
 func newSet(cluster netip.Prefix, size int) (*cidrSet, error) {
 	cluster = cluster.Masked()
 	if size < cluster.Bits() || size > cluster.Addr().BitLen() {
@@ -37,7 +39,7 @@ func newSet(cluster netip.Prefix, size int) (*cidrSet, error) {
 	return &cidrSet{cluster: cluster, size: size, used: make([]uint64, (n+63)/64), count: n, free: n}, nil
 }
 
-// part returns the i-th part.
+// part returns the part with index i.
 func (s *cidrSet) part(i int) netip.Prefix {
 	base := s.cluster.Addr().AsSlice()
 	n := new(big.Int).SetBytes(base)
@@ -47,7 +49,7 @@ func (s *cidrSet) part(i int) netip.Prefix {
 	return netip.PrefixFrom(addr, s.size)
 }
 
-// span returns the half-open interval of parts that overlap p; it is empty if there are none.
+// span returns the half-open interval of the indexes of parts that overlap p. It is empty if there are none.
 func (s *cidrSet) span(p netip.Prefix) (from, to int) {
 	p = p.Masked()
 	if !p.IsValid() || !s.cluster.Overlaps(p) {
@@ -68,8 +70,8 @@ func (s *cidrSet) span(p netip.Prefix) (from, to int) {
 	return from, to
 }
 
-// containing returns the part that contains p. It returns the zero Prefix if p is not smaller than a
-// part.
+// containing returns the part that contains p. It returns the zero Prefix if p is not smaller than a part, or outside
+// of the cluster's CIDR.
 func (s *cidrSet) containing(p netip.Prefix) netip.Prefix {
 	if p.Bits() <= s.size || !s.cluster.Overlaps(p) {
 		return netip.Prefix{}
@@ -77,6 +79,7 @@ func (s *cidrSet) containing(p netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(p.Addr(), s.size).Masked()
 }
 
+// has reports whether the part with index i is used.
 func (s *cidrSet) has(i int) bool { return s.used[i/64]&(1<<(i%64)) != 0 }
 
 // markUsed marks all parts that overlap p as used.
@@ -90,7 +93,7 @@ func (s *cidrSet) markUsed(p netip.Prefix) {
 	}
 }
 
-// release marks all parts that overlap p as free.
+// release marks all parts that overlap p as free, even a part that p covers only partially.
 func (s *cidrSet) release(p netip.Prefix) {
 	from, to := s.span(p)
 	for i := from; i < to; i++ {
@@ -101,7 +104,7 @@ func (s *cidrSet) release(p netip.Prefix) {
 	}
 }
 
-// allocate allocates a free part.
+// allocate marks a free part as used and returns it. It returns errFull if there is none.
 func (s *cidrSet) allocate() (netip.Prefix, error) {
 	if s.free == 0 {
 		return netip.Prefix{}, errFull

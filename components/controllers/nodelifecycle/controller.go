@@ -49,6 +49,7 @@ type Config struct {
 	UnhealthyZone float64
 }
 
+// defaulted returns c with upstream's defaults for zero values.
 func (c Config) defaulted() Config {
 	set := func(p *float64, v float64) {
 		if *p == 0 {
@@ -73,10 +74,11 @@ func (c Config) defaulted() Config {
 // leaseNamespace is the namespace of the kubelets' Leases.
 const leaseNamespace = "kube-node-lease"
 
-// The prefix of the keys of zones. A Node name cannot contain a slash.
+// zonePrefix is the prefix of the keys of zones in the queue. Other keys are node names, which cannot contain a slash.
 const zonePrefix = "/zone/"
 
-// Controller reconciles Nodes and zones. Use New to create it.
+// Controller reconciles Nodes, and the zones in which they are grouped. Each sync handles one Node, or adds a taint to
+// one Node of a zone. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -94,7 +96,7 @@ type Controller struct {
 	evictions *prometheus.CounterVec
 }
 
-// health is the state of a Node, with times of the controller's clock.
+// health is what the controller has observed of a Node.
 type health struct {
 	uid string
 	// lastSeen is when the controller last observed a heartbeat or Lease renewal.
@@ -107,7 +109,8 @@ type health struct {
 	podsMarked bool
 }
 
-// New creates the controller.
+// New returns the controller. It adds its event handlers to env.Informers; the caller starts the informers and calls
+// Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	nodes, pods := env.Informers.Core().V1().Nodes(), env.Informers.Core().V1().Pods()
@@ -169,8 +172,8 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	}, nil))
 }
 
-// observeAll observes all Nodes before the first sync, because the state of a zone depends on all its
-// Nodes.
+// observeAll observes all Nodes before the first sync, because the state of a zone depends on all its Nodes. Otherwise
+// the first Nodes would be judged by a part of their zone.
 func (c *Controller) observeAll(context.Context) error {
 	all, err := c.nodes.List(labels.Everything())
 	if err != nil {
@@ -182,8 +185,8 @@ func (c *Controller) observeAll(context.Context) error {
 	return nil
 }
 
-// leaseRenewed records a Lease renewal. Any change of the renew time counts, because the node's clock
-// may have been set back. No sync is needed: the check at the end of the grace period uses the new
+// leaseRenewed records that a kubelet has renewed the Lease of its Node. Any change of the renew time counts, because
+// the node's clock may have been set back. No sync is needed: the check at the end of the grace period uses the new
 // time.
 func (c *Controller) leaseRenewed(l *coordv1.Lease) {
 	if l.Spec.RenewTime == nil {
@@ -197,6 +200,7 @@ func (c *Controller) leaseRenewed(l *coordv1.Lease) {
 	}
 }
 
+// sync handles a Node by name, or a zone if key has zonePrefix.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	if z, ok := strings.CutPrefix(key, zonePrefix); ok {
 		return c.syncZone(ctx, z)
@@ -212,6 +216,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.syncNode(ctx, n)
 }
 
+// forget discards the state of a deleted Node and updates the state of its zone.
 func (c *Controller) forget(name string) {
 	c.mu.Lock()
 	h := c.health[name]
@@ -225,16 +230,18 @@ func (c *Controller) forget(name string) {
 	c.enqueue(wake)
 }
 
-// record emits an event about a Node that may be deleted.
+// record emits an event about a Node, which may be deleted.
 func (c *Controller) record(name, uid, reason, event string) {
 	ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(uid)}
 	c.env.Events.Eventf(ref, corev1.EventTypeNormal, reason, "Node %s event: %s", name, event)
 }
 
+// readyCondition returns the Ready condition of n, or nil. The result points into n.
 func readyCondition(n *corev1.Node) *corev1.NodeCondition {
 	return nodeCondition(&n.Status, corev1.NodeReady)
 }
 
+// nodeCondition returns the condition of s of the type kind, or nil. The result points into s.
 func nodeCondition(s *corev1.NodeStatus, kind corev1.NodeConditionType) *corev1.NodeCondition {
 	for i := range s.Conditions {
 		if s.Conditions[i].Type == kind {
@@ -244,8 +251,8 @@ func nodeCondition(s *corev1.NodeStatus, kind corev1.NodeConditionType) *corev1.
 	return nil
 }
 
-// observe records the state of n. It returns the status of the Ready condition, or "" if n never
-// reported its status, and the rest of its grace period.
+// observe records the health of the Node n. It returns the status of its Ready condition, or "" if n never reported its
+// status, and the time that is left until n counts as unresponsive.
 func (c *Controller) observe(n *corev1.Node) (ready corev1.ConditionStatus, left time.Duration) {
 	t := c.env.Clock.Now()
 	c.mu.Lock()
@@ -284,6 +291,8 @@ func (c *Controller) observe(n *corev1.Node) (ready corev1.ConditionStatus, left
 	return h.ready, h.lastSeen.Add(grace).Sub(t)
 }
 
+// syncNode checks whether a Node is unresponsive, and updates its conditions, labels and taints and the readiness of
+// its pods. It schedules another check for the end of the grace period.
 func (c *Controller) syncNode(ctx context.Context, n *corev1.Node) error {
 	var errs []error
 	if err := c.reconcileLabels(ctx, n); err != nil {
@@ -326,8 +335,8 @@ func (c *Controller) syncNode(ctx context.Context, n *corev1.Node) error {
 	return errors.Join(errs...)
 }
 
-// checkLeaseCache returns an error unless the cache contains the current Lease of a Node. While the cache
-// is stale, Nodes must not be marked as unresponsive.
+// checkLeaseCache returns an error unless the cache contains the current Lease of a Node, which it gets from the API
+// server. While the cache is stale, Nodes must not be marked as unresponsive.
 func (c *Controller) checkLeaseCache(ctx context.Context, name string) error {
 	version := ""
 	if obj, ok, err := c.leases.GetByKey(leaseNamespace + "/" + name); err == nil && ok {
@@ -347,8 +356,8 @@ func (c *Controller) checkLeaseCache(ctx context.Context, name string) error {
 	return nil
 }
 
-// declareUnknown sets the conditions of an unresponsive Node to Unknown. It returns nil if they are
-// already Unknown.
+// declareUnknown sets the conditions of an unresponsive Node to Unknown and returns the updated Node. It returns nil
+// without an error if they are Unknown already.
 func (c *Controller) declareUnknown(ctx context.Context, n *corev1.Node) (*corev1.Node, error) {
 	now := metav1.NewTime(c.env.Clock.Now())
 	next := n.DeepCopy()
@@ -384,7 +393,7 @@ func (c *Controller) declareUnknown(ctx context.Context, n *corev1.Node) (*corev
 	if err != nil {
 		return nil, err
 	}
-	c.env.Log.WarnContext(ctx, "node is unresponsive, its conditions are now Unknown", "node", n.Name)
+	c.env.Log.WarnContext(ctx, "node is unresponsive, setting its conditions to Unknown: its pods are evicted if it does not recover", "node", n.Name)
 	if wasReady {
 		ref := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: n.UID}
 		c.env.Events.Eventf(ref, corev1.EventTypeNormal, "NodeNotReady", "Node %s status is now: NodeNotReady", n.Name)
@@ -392,7 +401,8 @@ func (c *Controller) declareUnknown(ctx context.Context, n *corev1.Node) (*corev
 	return written, nil
 }
 
-// markPods marks the pods of an unresponsive Node as not ready, once.
+// markPods sets the Ready condition of the pods on an unresponsive Node to False, so that Services do not send traffic
+// to them. It does nothing if it was done since the Node was last ready.
 func (c *Controller) markPods(ctx context.Context, n *corev1.Node) error {
 	c.mu.Lock()
 	h := c.health[n.Name]
@@ -436,7 +446,8 @@ func (c *Controller) markPods(ctx context.Context, n *corev1.Node) error {
 	return nil
 }
 
-// updateZoneStates recomputes the zones' states and returns the keys to enqueue. The caller holds c.mu.
+// updateZoneStates recomputes the states of the zones. It returns the keys to enqueue, for which the rate of evictions
+// may have changed. The caller must hold c.mu.
 func (c *Controller) updateZoneStates() []string {
 	was := c.zones.allDown
 	wake := c.zones.updateStates()

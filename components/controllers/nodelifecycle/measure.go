@@ -2,7 +2,7 @@ package nodelifecycle
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// zoneCollector collects the metrics of the zones on demand.
+// zoneCollector computes the metrics of the zones when they are requested. It implements prometheus.Collector.
 type zoneCollector struct{ c *Controller }
 
 var (
@@ -11,14 +11,14 @@ var (
 	zoneUnhealthyDesc = prometheus.NewDesc("node_collector_unhealthy_nodes_in_zone", "[ALPHA] Gauge measuring number of not Ready Nodes per zones.", []string{"zone"}, nil)
 )
 
-// Describe implements prometheus.Collector.
+// Describe sends the descriptions of the metrics.
 func (zoneCollector) Describe(ch chan<- *prometheus.Desc) {
 	ch <- zoneHealthDesc
 	ch <- zoneSizeDesc
 	ch <- zoneUnhealthyDesc
 }
 
-// Collect implements prometheus.Collector.
+// Collect sends the metrics of each zone.
 func (z zoneCollector) Collect(ch chan<- prometheus.Metric) {
 	z.c.mu.Lock()
 	defer z.c.mu.Unlock()

@@ -11,7 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// byCondition maps each status of a condition to its NoSchedule taint.
+// byCondition maps a condition of a Node and its status to the key of the NoSchedule taint that they require. Other
+// statuses require none.
 var byCondition = map[corev1.NodeConditionType]map[corev1.ConditionStatus]string{
 	corev1.NodeReady: {
 		corev1.ConditionFalse:   corev1.TaintNodeNotReady,
@@ -29,8 +30,8 @@ var noScheduleKeys = []string{
 	corev1.TaintNodeNetworkUnavailable, corev1.TaintNodePIDPressure, corev1.TaintNodeUnschedulable,
 }
 
-// noScheduleFor returns the NoSchedule taints for a Node's conditions, in the order of
-// noScheduleKeys.
+// noScheduleFor returns the keys of the NoSchedule taints that a Node should have because of its conditions or because
+// it is cordoned.
 func noScheduleFor(n *corev1.Node) []string {
 	want := map[string]bool{corev1.TaintNodeUnschedulable: n.Spec.Unschedulable}
 	for _, cond := range n.Status.Conditions {
@@ -47,14 +48,15 @@ func noScheduleFor(n *corev1.Node) []string {
 	return out
 }
 
-// conditionTaints updates the NoSchedule taints according to the conditions. It returns the updated
+// conditionTaints adds and removes NoSchedule taints so that they match the Node's conditions. It returns the updated
 // Node.
 func (c *Controller) conditionTaints(ctx context.Context, n *corev1.Node) (*corev1.Node, error) {
 	return c.setTaints(ctx, n, corev1.TaintEffectNoSchedule, noScheduleKeys, noScheduleFor(n))
 }
 
-// setTaints updates the taints of one effect whose keys are in ours, so that n has exactly those in
-// want. Other taints are not changed. It returns the updated Node.
+// setTaints changes the taints of one effect so that, of the keys in ours, the Node has exactly those in want. Other
+// taints are not changed. It returns the updated Node, or n if nothing changed or the Node was deleted. It returns a
+// conflict if n is outdated.
 func (c *Controller) setTaints(ctx context.Context, n *corev1.Node, effect corev1.TaintEffect, ours, want []string) (*corev1.Node, error) {
 	taints, changed := replaceTaints(n.Spec.Taints, effect, ours, want, metav1.NewTime(c.env.Clock.Now()))
 	if !changed {
@@ -81,7 +83,7 @@ func (c *Controller) setTaints(ctx context.Context, n *corev1.Node, effect corev
 	return written, nil
 }
 
-// replaceTaints returns a new list and reports whether it differs from taints.
+// replaceTaints returns the taints that setTaints writes, and reports whether they differ from taints.
 func replaceTaints(taints []corev1.Taint, effect corev1.TaintEffect, ours, want []string, now metav1.Time) ([]corev1.Taint, bool) {
 	var out []corev1.Taint
 	have := map[string]bool{}
@@ -109,9 +111,10 @@ func replaceTaints(taints []corev1.Taint, effect corev1.TaintEffect, ours, want 
 // most one of them.
 var noExecuteKeys = []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable}
 
-// executeTaints removes NoExecute taints from a ready Node, or if no Node at all is ready. It
-// queues a Node that is not ready for a taint, which is added at its zone's rate. If the Node
-// already has a NoExecute taint of the other kind, the taint is replaced immediately.
+// executeTaints reconciles the NoExecute taint of a Node, because of which its pods are evicted. ready is the status of
+// its Ready condition. A Node that is not ready is queued for the taint, which syncZone adds at the rate of the Node's
+// zone; if it has the taint of the other kind, it is replaced immediately. A ready Node loses the taint, and so do all
+// Nodes if no Node of the cluster is ready.
 func (c *Controller) executeTaints(ctx context.Context, n *corev1.Node, ready corev1.ConditionStatus) error {
 	key := map[corev1.ConditionStatus]string{
 		corev1.ConditionFalse:   corev1.TaintNodeNotReady,
@@ -143,7 +146,8 @@ func (c *Controller) executeTaints(ctx context.Context, n *corev1.Node, ready co
 	return nil
 }
 
-// syncZone adds the NoExecute taint to the next Node of a zone.
+// syncZone adds the NoExecute taint to the next waiting Node of a zone, if the zone's rate allows it now, and schedules
+// the next call.
 func (c *Controller) syncZone(ctx context.Context, name string) error {
 	c.mu.Lock()
 	node, again := c.zones.pop(name, c.env.Clock.Now())
@@ -182,7 +186,7 @@ func (c *Controller) syncZone(ctx context.Context, name string) error {
 	return err
 }
 
-// reconcileLabels keeps the deprecated labels for operating system and architecture equal to the
+// reconcileLabels sets the deprecated labels for operating system and architecture of a Node to the values of the
 // stable ones.
 func (c *Controller) reconcileLabels(ctx context.Context, n *corev1.Node) error {
 	set := map[string]string{}

@@ -18,8 +18,8 @@ const (
 	stateFullDisruption
 )
 
-// zones decides which Nodes may get a NoExecute taint, and when. It is not safe for concurrent use,
-// and the caller passes the current time.
+// zones groups the Nodes by zone, and decides which Nodes may get a NoExecute taint, and when. It has no clock: the
+// caller passes the current time. It is not safe for concurrent use.
 type zones struct {
 	cfg    Config
 	byName map[string]*zone
@@ -31,6 +31,7 @@ type zones struct {
 	allDown bool
 }
 
+// zone is a zone with its Nodes, by name.
 type zone struct {
 	// ready is the readiness of the Nodes that determine the zone's state.
 	ready map[string]bool
@@ -46,7 +47,7 @@ type zone struct {
 // excludeLabel is the label of Nodes that do not count for the state of their zone.
 const excludeLabel = "node.kubernetes.io/exclude-disruption"
 
-// join sets a Node's zone and readiness.
+// join adds a Node to its zone, or updates its zone and readiness. ready is the status of its Ready condition.
 func (z *zones) join(n *corev1.Node, ready corev1.ConditionStatus) {
 	name := topology.GetZoneKey(n)
 	if z.zoneOf == nil {
@@ -73,6 +74,7 @@ func (z *zones) join(n *corev1.Node, ready corev1.ConditionStatus) {
 	w.ready[n.Name] = ready == corev1.ConditionTrue
 }
 
+// leave removes a Node from its zone. A zone without Nodes is deleted.
 func (z *zones) leave(node string) {
 	name, ok := z.zoneOf[node]
 	if !ok {
@@ -88,6 +90,7 @@ func (z *zones) leave(node string) {
 	}
 }
 
+// removeWaiting removes a Node from the Nodes that wait for a taint.
 func (w *zone) removeWaiting(node string) {
 	for i, n := range w.waiting {
 		if n == node {
@@ -97,7 +100,8 @@ func (w *zone) removeWaiting(node string) {
 	}
 }
 
-// computeState computes the state of a zone.
+// computeState returns the state of the zone. threshold is the fraction of Nodes that are not ready from which on the
+// zone is in partial disruption.
 func (w *zone) computeState(threshold float64) state {
 	ready := 0
 	for _, r := range w.ready {
@@ -115,8 +119,9 @@ func (w *zone) computeState(threshold float64) state {
 	return stateNormal
 }
 
-// updateStates recomputes the states of all zones and returns the keys to enqueue: Nodes by name, and
-// zones with zonePrefix.
+// updateStates recomputes the states of all zones. It returns the keys to enqueue: the names of all Nodes if the
+// cluster has become completely unhealthy or has recovered from that, and the zones with Nodes that may get a taint
+// now, with zonePrefix.
 func (z *zones) updateStates() []string {
 	down, up := 0, 0
 	for _, w := range z.byName {
@@ -145,7 +150,8 @@ func (z *zones) updateStates() []string {
 	return wake
 }
 
-// rate returns how many Nodes of w may get a taint per second.
+// rate returns how many Nodes of the zone w may get a taint per second. It is zero while evictions in the zone are
+// stopped.
 func (z *zones) rate(w *zone) float64 {
 	switch {
 	case z.allDown:
@@ -158,7 +164,8 @@ func (z *zones) rate(w *zone) float64 {
 	return z.cfg.EvictionRate
 }
 
-// queueTaint queues a Node for its taint, unless it is queued already, and returns its zone.
+// queueTaint queues a Node for a NoExecute taint, unless it is queued already. It returns the name of its zone, or ""
+// for an unknown Node.
 func (z *zones) queueTaint(node string) (zoneName string) {
 	name, ok := z.zoneOf[node]
 	if !ok {
@@ -172,15 +179,15 @@ func (z *zones) queueTaint(node string) (zoneName string) {
 	return name
 }
 
-// unqueue removes a Node from the queue.
+// unqueue removes a Node from the queue of its zone, because it does not need a taint any more.
 func (z *zones) unqueue(node string) {
 	if name, ok := z.zoneOf[node]; ok {
 		z.byName[name].removeWaiting(node)
 	}
 }
 
-// pop returns the Node of a zone that may get its taint now, or "". again is the delay after which
-// to call pop again; zero means that there is nothing to wait for.
+// pop removes the next waiting Node of a zone and returns it if it may get its taint now, or else "". again is the
+// delay after which the caller should call pop again, or zero if no Node waits or evictions are stopped.
 func (z *zones) pop(name string, now time.Time) (node string, again time.Duration) {
 	w := z.byName[name]
 	if w == nil || len(w.waiting) == 0 {

@@ -20,8 +20,8 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// step is a range of cluster sizes and its TTL in seconds. The ranges overlap, so that adding and
-// removing single nodes does not repeatedly change the annotation of all nodes.
+// step is a range of cluster sizes, from least to most nodes, and its TTL in seconds. The ranges overlap, so that
+// adding and removing single nodes does not repeatedly change the annotation of all nodes.
 type step struct{ least, most, seconds int }
 
 var steps = []step{
@@ -32,7 +32,7 @@ var steps = []step{
 	{1800, math.MaxInt, 300},
 }
 
-// Controller annotates nodes. Use New to create it.
+// Controller annotates each node with the TTL for the current number of nodes.
 type Controller struct {
 	*control.Loop
 	env   control.Env
@@ -43,7 +43,7 @@ type Controller struct {
 	at    int // index in steps; guarded by mu
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	nodes := env.Informers.Core().V1().Nodes()
@@ -60,7 +60,8 @@ func New(env control.Env) (*Controller, error) {
 		func(*corev1.Node) { c.addNodes(-1) }))
 }
 
-// addNodes adds by to the number of nodes.
+// addNodes adds by, which is 1 or -1, to the number of nodes, and selects the next step if the number leaves the range
+// of the current one.
 func (c *Controller) addNodes(by int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,12 +74,14 @@ func (c *Controller) addNodes(by int) {
 	}
 }
 
+// seconds returns the TTL for the current number of nodes.
 func (c *Controller) seconds() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return steps[c.at].seconds
 }
 
+// sync annotates the node with the name, unless the annotation is up to date.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	n, err := c.nodes.Get(name)
 	if apierrors.IsNotFound(err) {

@@ -11,8 +11,8 @@ import (
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 )
 
-// bind binds a volume and a claim to each other with up to four writes. It skips writes that were
-// done already, so that calling it again completes an interrupted binding.
+// bind binds a volume and a claim to each other with up to four writes: the volume, its phase, the claim and its
+// status. It skips writes that were done already, so that another call completes an interrupted binding.
 func (c *Controller) bind(ctx context.Context, pv *corev1.PersistentVolume, pvc *corev1.PersistentVolumeClaim) error {
 	next, changed, err := volumehelpers.GetBindVolumeToClaim(pv, pvc)
 	if err != nil {
@@ -43,7 +43,7 @@ func (c *Controller) bind(ctx context.Context, pv *corev1.PersistentVolume, pvc 
 	return c.claimStatus(ctx, pvc, corev1.ClaimBound, pv)
 }
 
-// writeVolume updates a volume and returns the result.
+// writeVolume updates a volume in the API server and returns the result. old is the version before the change.
 func (c *Controller) writeVolume(ctx context.Context, old, next *corev1.PersistentVolume) (*corev1.PersistentVolume, error) {
 	written, err := c.env.Kube.CoreV1().PersistentVolumes().Update(ctx, next, metav1.UpdateOptions{})
 	if err != nil {
@@ -53,7 +53,7 @@ func (c *Controller) writeVolume(ctx context.Context, old, next *corev1.Persiste
 	return written, nil
 }
 
-// writeClaim updates a claim.
+// writeClaim updates a claim in the API server. old is the version before the change.
 func (c *Controller) writeClaim(ctx context.Context, old, next *corev1.PersistentVolumeClaim) error {
 	written, err := c.env.Kube.CoreV1().PersistentVolumeClaims(next.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 	if err != nil {
@@ -63,7 +63,8 @@ func (c *Controller) writeClaim(ctx context.Context, old, next *corev1.Persisten
 	return nil
 }
 
-// volumePhase updates the phase of a volume if it differs.
+// volumePhase sets the phase and message of a volume and returns the updated volume. It writes nothing if the volume
+// has the phase already.
 func (c *Controller) volumePhase(ctx context.Context, pv *corev1.PersistentVolume, phase corev1.PersistentVolumePhase, message string) (*corev1.PersistentVolume, error) {
 	if pv.Status.Phase == phase {
 		return pv, nil
@@ -78,7 +79,8 @@ func (c *Controller) volumePhase(ctx context.Context, pv *corev1.PersistentVolum
 	return written, nil
 }
 
-// failVolume sets the phase of a volume to Failed and emits an event, once.
+// failVolume sets the phase of a volume to Failed and emits a warning event. It does nothing if the phase is Failed
+// already.
 func (c *Controller) failVolume(ctx context.Context, pv *corev1.PersistentVolume, reason, message string) error {
 	if pv.Status.Phase == corev1.VolumeFailed {
 		return nil
@@ -91,12 +93,13 @@ func (c *Controller) failVolume(ctx context.Context, pv *corev1.PersistentVolume
 	return nil
 }
 
-// preResizeCapacity is the annotation of volumes that were expanded without their file system, because the
-// claim that requested it was deleted in between.
+// preResizeCapacity is the annotation with the size of a volume's file system, if the volume was expanded but its file
+// system was not, because the claim that requested the expansion was deleted in between.
 const preResizeCapacity = "volume.alpha.kubernetes.io/pre-resize-capacity"
 
-// capacityBeforeResize returns the capacity of a claim that is newly bound to a volume. If the file system
-// is smaller than the volume, it is the file system's size, so that the node expands it.
+// capacityBeforeResize returns the capacity for the status of a claim that is newly bound to a volume with the capacity
+// has. If the file system is smaller than the volume, it returns the size of the file system, so that the kubelet
+// expands it.
 func capacityBeforeResize(pv *corev1.PersistentVolume, has resource.Quantity) resource.Quantity {
 	if before, err := resource.ParseQuantity(pv.Annotations[preResizeCapacity]); err == nil {
 		return before
@@ -104,7 +107,8 @@ func capacityBeforeResize(pv *corev1.PersistentVolume, has resource.Quantity) re
 	return has
 }
 
-// claimStatus updates the status of a claim if it differs. pv is its volume, or nil.
+// claimStatus sets the phase of a claim, and its access modes and capacity to those of its volume pv, which is nil for
+// a claim that is not bound. It writes nothing if the status is the same.
 func (c *Controller) claimStatus(ctx context.Context, pvc *corev1.PersistentVolumeClaim, phase corev1.PersistentVolumeClaimPhase, pv *corev1.PersistentVolume) error {
 	next := pvc.DeepCopy()
 	s := &next.Status

@@ -18,7 +18,9 @@ import (
 	"hyperkube/internal/api/podrefs"
 )
 
-// syncUnboundClaim finds a volume for a claim that is not bound.
+// syncUnboundClaim finds a matching volume for a claim and binds it. If there is none, the claim gets the default
+// storage class, or a provisioner is requested to create a volume. A claim with delayed binding waits for the
+// scheduler.
 func (c *Controller) syncUnboundClaim(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	if pvc.Spec.VolumeName != "" {
 		return c.syncNamedVolume(ctx, pvc)
@@ -53,7 +55,8 @@ func (c *Controller) syncUnboundClaim(ctx context.Context, pvc *corev1.Persisten
 	return c.claimStatus(ctx, pvc, corev1.ClaimPending, nil)
 }
 
-// recordDelayedBinding emits an event on a claim with delayed binding that says what it is waiting for.
+// recordDelayedBinding emits an event on a claim with delayed binding that states what it is waiting for: a pod that
+// uses the claim, or the scheduling of such pods.
 func (c *Controller) recordDelayedBinding(pvc *corev1.PersistentVolumeClaim) {
 	reason, message := "WaitForFirstConsumer", "waiting for first consumer to be created before binding"
 	pods, err := c.pods.Pods(pvc.Namespace).List(labels.Everything())
@@ -76,14 +79,15 @@ func (c *Controller) recordDelayedBinding(pvc *corev1.PersistentVolumeClaim) {
 	c.env.Events.Event(pvc, corev1.EventTypeNormal, reason, message)
 }
 
+// uses reports whether a pod uses the claim with this name.
 func uses(p *corev1.Pod, claim string) bool {
 	return slices.ContainsFunc(p.Spec.Volumes, func(v corev1.Volume) bool {
 		return podrefs.ClaimName(p, &v) == claim
 	})
 }
 
-// assignClass assigns the default storage class to a claim without a class. The claim may have been
-// created before there was a default class.
+// assignClass assigns the default storage class to a claim without a class, which may have been created before there
+// was a default class. It reports whether the claim was changed.
 func (c *Controller) assignClass(ctx context.Context, pvc *corev1.PersistentVolumeClaim) (bool, error) {
 	if volumehelpers.PersistentVolumeClaimHasClass(pvc) {
 		return false, nil
@@ -111,7 +115,8 @@ func (c *Controller) assignClass(ctx context.Context, pvc *corev1.PersistentVolu
 	return true, c.writeClaim(ctx, pvc, next)
 }
 
-// syncNamedVolume binds a claim that specifies its volume, if the volume is available.
+// syncNamedVolume binds a claim to the volume that its spec names, if the volume matches and is not bound to another
+// claim. Otherwise the claim stays pending.
 func (c *Controller) syncNamedVolume(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	pv, err := c.volume(pvc.Spec.VolumeName)
 	switch {
@@ -156,7 +161,8 @@ func satisfies(pv *corev1.PersistentVolume, pvc *corev1.PersistentVolumeClaim) e
 	return nil
 }
 
-// syncBoundClaim keeps a bound claim bound, or sets its phase to Lost.
+// syncBoundClaim checks the volume of a bound claim and completes the binding. If the volume does not exist or is bound
+// to another claim, the phase of the claim becomes Lost.
 func (c *Controller) syncBoundClaim(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	lost := func(reason, message string) error {
 		if pvc.Status.Phase == corev1.ClaimLost {
@@ -193,7 +199,8 @@ func (c *Controller) syncBoundClaim(ctx context.Context, pvc *corev1.PersistentV
 	}
 }
 
-// provision requests a volume from the provisioner of the claim's class.
+// provision requests a volume from the provisioner of the claim's storage class, by setting the provisioner annotation
+// of the claim. Without a usable class, it emits an event and the claim stays pending.
 func (c *Controller) provision(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
 	if c.cfg.NoProvisioning {
 		return c.claimStatus(ctx, pvc, corev1.ClaimPending, nil)

@@ -28,11 +28,11 @@ const (
 	claimKey  = "claim/"
 )
 
-// byVolume is the name of the index of claims by their volume, "" for claims without.
+// byVolume is the name of the index of claims by the name of their volume, which is "" for claims without a volume.
 const byVolume = "spec.volumeName"
 
-// Controller binds volumes and claims. It syncs one object at a time, because which volumes are
-// available depends on previous bindings. Use New to create it.
+// Controller binds and reclaims PersistentVolumes. It syncs one volume or claim at a time with a single worker, because
+// which volumes are available depends on previous bindings. Use New to create it.
 type Controller struct {
 	*control.Loop
 	env     control.Env
@@ -56,7 +56,8 @@ type Config struct {
 	NoProvisioning bool
 }
 
-// New creates the controller.
+// New returns the controller. It adds its event handlers to env.Informers; the caller starts the informers and calls
+// Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	env.Workers = 1
@@ -91,7 +92,7 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	return c, c.Watch(core.Pods().Informer(), control.AnyEvent(recycled))
 }
 
-// addVolumeIndex indexes claims by their volumes, unless the informer already has the index.
+// addVolumeIndex adds the index byVolume to the informer of claims, unless it already has the index.
 func addVolumeIndex(claims cache.SharedIndexInformer) error {
 	if _, ok := claims.GetIndexer().GetIndexers()[byVolume]; ok {
 		return nil
@@ -104,6 +105,8 @@ func addVolumeIndex(claims cache.SharedIndexInformer) error {
 	}})
 }
 
+// volumeChanged enqueues a volume and its claim. It also enqueues claims that have no volume if pv is available, or
+// else those that name pv.
 func (c *Controller) volumeChanged(pv *corev1.PersistentVolume) {
 	c.Add(volumeKey + pv.Name)
 	if ref := pv.Spec.ClaimRef; ref != nil {
@@ -117,6 +120,7 @@ func (c *Controller) volumeChanged(pv *corev1.PersistentVolume) {
 	}
 }
 
+// volumeGone enqueues the claims of a deleted volume, which become lost.
 func (c *Controller) volumeGone(pv *corev1.PersistentVolume) {
 	c.lastVolume.Forget(pv)
 	if ref := pv.Spec.ClaimRef; ref != nil {
@@ -125,6 +129,7 @@ func (c *Controller) volumeGone(pv *corev1.PersistentVolume) {
 	c.enqueueClaimsOf(pv.Name)
 }
 
+// claimChanged enqueues a claim and the volume that it names.
 func (c *Controller) claimChanged(pvc *corev1.PersistentVolumeClaim) {
 	c.Add(claimKey + pvc.Namespace + "/" + pvc.Name)
 	if pvc.Spec.VolumeName != "" {
@@ -132,6 +137,7 @@ func (c *Controller) claimChanged(pvc *corev1.PersistentVolumeClaim) {
 	}
 }
 
+// claimGone enqueues the volumes of a deleted claim, which are released.
 func (c *Controller) claimGone(pvc *corev1.PersistentVolumeClaim) {
 	c.lastClaim.Forget(pvc)
 	if pvc.Spec.VolumeName != "" {
@@ -150,10 +156,10 @@ func (c *Controller) claimGone(pvc *corev1.PersistentVolumeClaim) {
 	}
 }
 
-// enqueueUnboundClaims enqueues all claims without a volume.
+// enqueueUnboundClaims enqueues all claims without a volume, because a volume or storage class may be available now.
 func (c *Controller) enqueueUnboundClaims() { c.enqueueClaimsOf("") }
 
-// enqueueClaimsOf enqueues all claims that specify a volume.
+// enqueueClaimsOf enqueues all claims whose spec names a volume.
 func (c *Controller) enqueueClaimsOf(volume string) {
 	objs, err := c.byClaim.ByIndex(byVolume, volume)
 	if err != nil {
@@ -166,6 +172,7 @@ func (c *Controller) enqueueClaimsOf(volume string) {
 	}
 }
 
+// sync handles a volume or a claim, depending on the prefix of key.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	if name, ok := strings.CutPrefix(key, volumeKey); ok {
 		pv, err := c.volume(name)
@@ -185,7 +192,8 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.syncUnboundClaim(ctx, pvc)
 }
 
-// volume returns the latest version of a volume, or nil if it does not exist.
+// volume returns a volume in the latest version, which may be the controller's own last write, or nil if it does not
+// exist.
 func (c *Controller) volume(name string) (*corev1.PersistentVolume, error) {
 	pv, err := c.volumes.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -197,7 +205,8 @@ func (c *Controller) volume(name string) (*corev1.PersistentVolume, error) {
 	return c.lastVolume.Get(pv), nil
 }
 
-// claim returns the latest version of a claim, or nil if it does not exist.
+// claim returns a claim in the latest version, which may be the controller's own last write, or nil if it does not
+// exist.
 func (c *Controller) claim(namespace, name string) (*corev1.PersistentVolumeClaim, error) {
 	pvc, err := c.claims.PersistentVolumeClaims(namespace).Get(name)
 	if apierrors.IsNotFound(err) {

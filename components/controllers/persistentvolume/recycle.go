@@ -19,8 +19,9 @@ const (
 	recyclerAnnotation = "hyperkube.io/recycled-volume"
 )
 
-// recycle creates a pod that deletes the content of a volume, and makes the volume available when
-// the pod has succeeded.
+// recycle reclaims a released volume with the reclaim policy Recycle. It creates a pod that deletes the content of the
+// volume; events of the pod trigger the next calls. When the pod has succeeded, the volume becomes available; when it
+// has failed, the volume becomes failed.
 func (c *Controller) recycle(ctx context.Context, pv *corev1.PersistentVolume) error {
 	if c.cfg.Image == "" || pv.Spec.HostPath == nil && pv.Spec.NFS == nil {
 		return c.failVolume(ctx, pv, "VolumeFailedRecycle", "no recyclable volume plugin matched")

@@ -11,8 +11,8 @@ import (
 	volumehelpers "k8s.io/component-helpers/storage/volume"
 )
 
-// syncVolume updates a volume's phase according to its claim, and reclaims the volume when the
-// claim was deleted.
+// syncVolume sets the phase of a volume according to its claim, and reclaims the volume if the claim was deleted. If
+// the claim is bound to another volume, this volume is released or becomes available.
 func (c *Controller) syncVolume(ctx context.Context, pv *corev1.PersistentVolume) error {
 	ref := pv.Spec.ClaimRef
 	if ref == nil || ref.UID == "" {
@@ -57,7 +57,7 @@ func (c *Controller) syncVolume(ctx context.Context, pv *corev1.PersistentVolume
 	return c.unbind(ctx, pv)
 }
 
-// release handles a volume whose claim was deleted.
+// release sets the phase of a volume whose claim was deleted to Released, and applies its reclaim policy.
 func (c *Controller) release(ctx context.Context, pv *corev1.PersistentVolume) error {
 	if pv.Status.Phase != corev1.VolumeReleased && pv.Status.Phase != corev1.VolumeFailed {
 		var err error
@@ -77,11 +77,12 @@ func (c *Controller) release(ctx context.Context, pv *corev1.PersistentVolume) e
 	}
 }
 
-// deletableHostPath matches the host paths that upstream deletes itself.
+// deletableHostPath matches the host paths that upstream's controller deletes itself. It only affects the message about
+// volumes that cannot be deleted.
 var deletableHostPath = regexp.MustCompile(`^/tmp/.+$`)
 
-// delete leaves the deletion of a volume to its provisioner. A volume without a provisioner cannot
-// be deleted.
+// delete handles a released volume with the reclaim policy Delete. It leaves the deletion to the volume's provisioner.
+// A volume without a provisioner cannot be deleted, so its phase becomes Failed.
 func (c *Controller) delete(ctx context.Context, pv *corev1.PersistentVolume) error {
 	if metav1.HasAnnotation(pv.ObjectMeta, volumehelpers.AnnDynamicallyProvisioned) || metav1.HasAnnotation(pv.ObjectMeta, volumehelpers.AnnMigratedTo) {
 		return nil
@@ -96,8 +97,8 @@ func (c *Controller) delete(ctx context.Context, pv *corev1.PersistentVolume) er
 	return c.failVolume(ctx, pv, "VolumeFailedDelete", message)
 }
 
-// unbind makes a volume available. A claim reference that a user or provisioner set is kept,
-// without the UID.
+// unbind removes the reference to a claim from a volume, which becomes available. If a user or provisioner has set the
+// reference, only its UID is removed, so that another claim of the same name can be bound.
 func (c *Controller) unbind(ctx context.Context, pv *corev1.PersistentVolume) error {
 	next := pv.DeepCopy()
 	if metav1.HasAnnotation(pv.ObjectMeta, volumehelpers.AnnBoundByController) {

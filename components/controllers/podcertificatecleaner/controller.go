@@ -17,14 +17,14 @@ import (
 // kept is how long a request is kept.
 const kept = 15 * time.Minute
 
-// Controller deletes old PodCertificateRequests. Use New to create it.
+// Controller deletes PodCertificateRequests that are older than 15 minutes.
 type Controller struct {
 	*control.Loop
 	env      control.Env
 	requests certificateslisters.PodCertificateRequestLister
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	requests := env.Informers.Certificates().V1().PodCertificateRequests()
@@ -33,6 +33,7 @@ func New(env control.Env) (*Controller, error) {
 	return c, c.Watch(requests.Informer(), control.Handlers(func(r *certificatesv1.PodCertificateRequest) { c.AddObject(r) }, nil, nil))
 }
 
+// sync deletes the request with the key, or schedules its deletion if it is not old enough.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	r, err := c.requests.PodCertificateRequests(namespace).Get(name)

@@ -28,11 +28,11 @@ const (
 	// quarantine is how long a node must be missing before its pods are deleted, because it may be
 	// about to register.
 	quarantine = 40 * time.Second
-	// passKey is the only key.
+	// passKey is the only key of the queue. Its sync is one pass.
 	passKey = "pass"
 )
 
-// Controller runs a pass over all pods after relevant changes. Use New to create it.
+// Controller checks all pods in one pass, some time after a change that may have orphaned a pod.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -41,13 +41,13 @@ type Controller struct {
 	nodes     corelisters.NodeLister
 	control   control.PodControl
 
-	// missing is the time since which nodes of existing pods have been missing. Only the single
-	// worker uses it.
+	// missing contains, for each node that does not exist but has pods, since when it has been missing. Only the
+	// single worker uses it.
 	missing map[string]time.Time
 }
 
-// New creates the controller. threshold is the number of terminated pods to keep; zero or less
-// keeps all.
+// New returns the controller. threshold is the number of terminated pods to keep; zero or less keeps all. The caller
+// starts the informers of env and calls Run.
 func New(env control.Env, threshold int) (*Controller, error) {
 	env = env.Defaulted()
 	env.Workers = 1
@@ -78,7 +78,7 @@ func New(env control.Env, threshold int) (*Controller, error) {
 		func(*corev1.Node) { c.AddAfter(passKey, period) }))
 }
 
-// mayRequirePass reports whether p may require a pass.
+// mayRequirePass reports whether a pass may have to delete p.
 func (c *Controller) mayRequirePass(p *corev1.Pod) bool {
 	if c.threshold > 0 && podutil.Terminal(p) {
 		return true
@@ -90,6 +90,7 @@ func (c *Controller) mayRequirePass(p *corev1.Pod) bool {
 	return apierrors.IsNotFound(err) || err == nil && p.DeletionTimestamp != nil && outOfService(n)
 }
 
+// sync runs a pass over all pods. It tries all kinds of deletions even if some fail.
 func (c *Controller) sync(ctx context.Context, _ string) error {
 	pods, err := c.pods.List(labels.Everything())
 	if err != nil {
@@ -103,7 +104,7 @@ func (c *Controller) sync(ctx context.Context, _ string) error {
 	)
 }
 
-// finished deletes terminated pods above the threshold: evicted ones first, then the oldest.
+// finished deletes terminated pods above the threshold: evicted ones first, then those created first.
 func (c *Controller) finished(ctx context.Context, pods []*corev1.Pod) error {
 	if c.threshold <= 0 {
 		return nil
@@ -136,7 +137,8 @@ func (c *Controller) finished(ctx context.Context, pods []*corev1.Pod) error {
 	return errors.Join(errs...)
 }
 
-// orphans deletes the pods of nodes that have been missing for the quarantine period.
+// orphans deletes the pods of nodes that have not existed for the quarantine period. It schedules another pass for
+// nodes that have been missing for a shorter time.
 func (c *Controller) orphans(ctx context.Context, pods []*corev1.Pod) error {
 	now := c.env.Clock.Now()
 	byNode := map[string][]*corev1.Pod{}
@@ -189,6 +191,7 @@ func (c *Controller) orphans(ctx context.Context, pods []*corev1.Pod) error {
 	return errors.Join(errs...)
 }
 
+// unscheduled deletes the pods that are being deleted and have no node, because no kubelet completes their deletion.
 func (c *Controller) unscheduled(ctx context.Context, pods []*corev1.Pod) error {
 	var errs []error
 	for _, p := range pods {
@@ -199,7 +202,8 @@ func (c *Controller) unscheduled(ctx context.Context, pods []*corev1.Pod) error 
 	return errors.Join(errs...)
 }
 
-// outOfService deletes terminating pods on nodes that are out of service.
+// outOfService deletes the pods that are being deleted on nodes that are out of service, because their kubelets do not
+// complete the deletion.
 func (c *Controller) outOfService(ctx context.Context, pods []*corev1.Pod) error {
 	var errs []error
 	for _, p := range pods {
@@ -230,8 +234,8 @@ func outOfService(n *corev1.Node) bool {
 	return false
 }
 
-// remove deletes a pod without grace period. If the pod has not terminated, remove first sets its
-// phase to Failed, and cond if it is not nil.
+// remove deletes p with a grace period of zero. If p has not terminated, remove first sets its phase to Failed and, if
+// cond is not nil, adds cond to its status.
 func (c *Controller) remove(ctx context.Context, p *corev1.Pod, cond *corev1.PodCondition) error {
 	if !podutil.Terminal(p) {
 		next := *p.Status.DeepCopy()

@@ -26,7 +26,7 @@ import (
 // burst is the maximum number of pods of one owner that one sync creates or deletes.
 const burst = 500
 
-// Kind is the kind of the objects that this controller owns.
+// Kind is the kind of ReplicaSets, as pods refer to their owner.
 var Kind = appsv1.SchemeGroupVersion.WithKind("ReplicaSet")
 
 // Flavor adapts the Controller to a kind of object: ReplicaSets, or ReplicationControllers, which are
@@ -52,7 +52,7 @@ type Flavor struct {
 	Siblings bool
 }
 
-// Controller reconciles ReplicaSets or ReplicationControllers. Use New or NewFlavor to create it.
+// Controller creates and deletes pods until each ReplicaSet, or each ReplicationController, has the desired number.
 type Controller struct {
 	*control.Loop
 	flavor   Flavor
@@ -63,7 +63,7 @@ type Controller struct {
 	expect   *control.Expectations
 }
 
-// New creates the controller of ReplicaSets.
+// New returns the controller of ReplicaSets. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*Controller, error) {
 	informer := env.Informers.Apps().V1().ReplicaSets()
 	return NewFlavor(env, Flavor{
@@ -85,8 +85,8 @@ func New(env control.Env) (*Controller, error) {
 	})
 }
 
-// NewFlavor creates a controller for the kind of object that f describes. The controllers of
-// ReplicaSets and ReplicationControllers share this implementation.
+// NewFlavor returns a controller of the kind of object that f describes. It adds an index to the informers of pods and
+// owners. The caller starts the informers and calls Run.
 func NewFlavor(env control.Env, f Flavor) (*Controller, error) {
 	env = env.Defaulted()
 	pods := env.Informers.Core().V1().Pods()
@@ -117,8 +117,10 @@ func NewFlavor(env control.Env, f Flavor) (*Controller, error) {
 	return c, c.Watch(pods.Informer(), control.Handlers(c.podAdded, c.podChanged, c.podDeleted))
 }
 
+// key returns the key of an owner in the queue.
 func key(rs *appsv1.ReplicaSet) string { return rs.Namespace + "/" + rs.Name }
 
+// ownerChanged handles an update of an owner from a to b.
 func (c *Controller) ownerChanged(a, b any) {
 	old, cur := c.flavor.Convert(a), c.flavor.Convert(b)
 	if old == nil || cur == nil {
@@ -131,7 +133,8 @@ func (c *Controller) ownerChanged(a, b any) {
 	c.Add(key(cur))
 }
 
-// owner returns the owner that ref refers to, or nil if it does not exist.
+// owner returns the owner that ref refers to, from the cache. It returns nil if ref is of another kind, or the owner
+// does not exist or has another UID.
 func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *appsv1.ReplicaSet {
 	if ref.Kind != c.flavor.Kind.Kind {
 		return nil
@@ -143,6 +146,7 @@ func (c *Controller) owner(namespace string, ref *metav1.OwnerReference) *appsv1
 	return rs
 }
 
+// get returns the owner with a key from the cache, or nil if it does not exist.
 func (c *Controller) get(key string) *appsv1.ReplicaSet {
 	obj, ok, err := c.flavor.Informer.GetIndexer().GetByKey(key)
 	if err != nil || !ok {
@@ -151,6 +155,8 @@ func (c *Controller) get(key string) *appsv1.ReplicaSet {
 	return c.flavor.Convert(obj)
 }
 
+// podAdded counts an expected creation and enqueues the pod's owner. If p has no owner, it enqueues those that may
+// adopt p.
 func (c *Controller) podAdded(p *corev1.Pod) {
 	if p.DeletionTimestamp != nil {
 		// The pod was already being deleted when it was first observed, so it is not an expected
@@ -168,6 +174,8 @@ func (c *Controller) podAdded(p *corev1.Pod) {
 	c.addMatching(p)
 }
 
+// podChanged enqueues the owners of a pod before and after an update. If the pod has no owner and its labels changed,
+// it enqueues those that may adopt the pod.
 func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	labelsChanged := !labels.Equals(old.Labels, cur.Labels)
 	if cur.DeletionTimestamp != nil {
@@ -194,6 +202,8 @@ func (c *Controller) podChanged(old, cur *corev1.Pod) {
 	}
 }
 
+// podDeleted counts an expected deletion and enqueues the owner of p. It is also called when p gets a deletion
+// timestamp.
 func (c *Controller) podDeleted(p *corev1.Pod) {
 	ref := metav1.GetControllerOfNoCopy(p)
 	if ref == nil {
@@ -222,6 +232,8 @@ func (c *Controller) addMatching(p *corev1.Pod) {
 	}
 }
 
+// sync adopts and releases pods of the owner with the key, creates or deletes pods, and updates the status. It creates
+// and deletes none while the cache does not contain the effects of the last sync. k is the key.
 func (c *Controller) sync(ctx context.Context, k string) error {
 	rs := c.get(k)
 	if rs == nil {
@@ -230,7 +242,7 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	}
 	selector, err := metav1.LabelSelectorAsSelector(rs.Spec.Selector)
 	if err != nil {
-		c.env.Log.ErrorContext(ctx, "object has an invalid selector, ignoring it", "controller", c.flavor.Name, "key", k, "err", err)
+		c.env.Log.ErrorContext(ctx, "object has an invalid selector, its pods are not reconciled: recreate it with a valid selector", "controller", c.flavor.Name, "key", k, "err", err)
 		return nil
 	}
 	// Check the expectations before reading the pods: events in between only make the pods newer.
@@ -260,8 +272,9 @@ func (c *Controller) sync(ctx context.Context, k string) error {
 	return nil
 }
 
-// claim adopts and releases active pods of rs and returns them. It also returns the number of pods
-// being deleted. These and terminated pods are neither adopted nor released.
+// claim adopts the active pods that rs selects, releases those that it no longer selects, and returns the active pods
+// of rs. It also returns the number of pods of rs that are being deleted; neither these nor terminated pods are adopted
+// or released.
 func (c *Controller) claim(ctx context.Context, rs *appsv1.ReplicaSet, selector labels.Selector) (active []*corev1.Pod, terminating int32, err error) {
 	pods, err := control.Owned[*corev1.Pod](c.podIndex, rs, true)
 	if err != nil {
@@ -288,7 +301,7 @@ func (c *Controller) claim(ctx context.Context, rs *appsv1.ReplicaSet, selector 
 	return active, terminating, err
 }
 
-// manage creates or deletes pods until rs has the desired number.
+// manage creates or deletes pods, at most burst, so that rs has the desired number. active are its current pods.
 func (c *Controller) manage(ctx context.Context, rs *appsv1.ReplicaSet, active []*corev1.Pod) error {
 	want := 1
 	if rs.Spec.Replicas != nil {
@@ -303,6 +316,8 @@ func (c *Controller) manage(ctx context.Context, rs *appsv1.ReplicaSet, active [
 	return nil
 }
 
+// create creates n pods for rs, first one, then increasingly many at a time, until a creation fails. It returns the
+// first error.
 func (c *Controller) create(ctx context.Context, rs *appsv1.ReplicaSet, n int) error {
 	k, object := key(rs), c.flavor.Object(rs)
 	c.expect.Expect(k, n)
@@ -326,6 +341,8 @@ func (c *Controller) create(ctx context.Context, rs *appsv1.ReplicaSet, n int) e
 	return err
 }
 
+// delete deletes n of the active pods of rs concurrently, those whose loss matters least first. It returns an error if
+// a deletion fails.
 func (c *Controller) delete(ctx context.Context, rs *appsv1.ReplicaSet, active []*corev1.Pod, n int) error {
 	victims := active
 	if n < len(active) {
@@ -360,7 +377,8 @@ func (c *Controller) delete(ctx context.Context, rs *appsv1.ReplicaSet, active [
 	return nil
 }
 
-// rank returns for each pod how many active pods of rs and its siblings are on its node.
+// rank returns, for each of pods, how many active pods of rs and its siblings are on its node. Among pods of the same
+// phase, readiness and deletion cost, those with a higher rank are deleted first.
 func (c *Controller) rank(rs *appsv1.ReplicaSet, pods []*corev1.Pod) []int {
 	on := map[string]int{}
 	for _, sibling := range c.siblings(rs) {
@@ -381,7 +399,8 @@ func (c *Controller) rank(rs *appsv1.ReplicaSet, pods []*corev1.Pod) []int {
 	return ranks
 }
 
-// siblings returns the ReplicaSets with the same controller, including rs.
+// siblings returns the ReplicaSets with the same controller as rs, including rs. It returns only rs if rs has no
+// controller.
 func (c *Controller) siblings(rs *appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 	ref := metav1.GetControllerOfNoCopy(rs)
 	if ref == nil || !c.flavor.Siblings {
@@ -395,6 +414,7 @@ func (c *Controller) siblings(rs *appsv1.ReplicaSet) []*appsv1.ReplicaSet {
 	return all
 }
 
+// updateStatus writes status to rs, unless rs already has it. It retries once after a conflict.
 func (c *Controller) updateStatus(ctx context.Context, rs *appsv1.ReplicaSet, status appsv1.ReplicaSetStatus) error {
 	if sameStatus(rs.Status, status, c.flavor.Siblings) && rs.Generation == rs.Status.ObservedGeneration {
 		return nil

@@ -13,8 +13,8 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// statusOf computes the status of rs from its active and terminating pods. manageErr is the error
-// of the last creation or deletion of pods.
+// statusOf computes the status of rs from its active pods and the number of terminating ones. manageErr is the error of
+// the creation or deletion of pods in this sync, or nil; it determines the condition ReplicaFailure.
 func statusOf(rs *appsv1.ReplicaSet, active []*corev1.Pod, terminating int32, manageErr error, now time.Time) appsv1.ReplicaSetStatus {
 	s := *rs.Status.DeepCopy()
 	s.Replicas, s.FullyLabeledReplicas, s.ReadyReplicas, s.AvailableReplicas = int32(len(active)), 0, 0, 0
@@ -57,7 +57,7 @@ func statusOf(rs *appsv1.ReplicaSet, active []*corev1.Pod, terminating int32, ma
 	return s
 }
 
-// Condition returns a condition of the status, or nil.
+// Condition returns the condition of s of the type kind, or nil if s has none. The result points into s.Conditions.
 func Condition(s appsv1.ReplicaSetStatus, kind appsv1.ReplicaSetConditionType) *appsv1.ReplicaSetCondition {
 	for i := range s.Conditions {
 		if s.Conditions[i].Type == kind {
@@ -67,8 +67,9 @@ func Condition(s appsv1.ReplicaSetStatus, kind appsv1.ReplicaSetConditionType) *
 	return nil
 }
 
-// sameStatus reports whether two statuses are equal, ignoring the observed generation. If
-// knowsTerminating is false, it also ignores terminating pods that a does not contain.
+// sameStatus reports whether a and b are equal, apart from the observed generation. If knowsTerminating is false, it
+// also ignores the number of terminating pods in b if a contains none, because ReplicationControllers have no such
+// field.
 func sameStatus(a, b appsv1.ReplicaSetStatus, knowsTerminating bool) bool {
 	a.ObservedGeneration, b.ObservedGeneration = 0, 0
 	if a.TerminatingReplicas == nil && !knowsTerminating {

@@ -14,7 +14,7 @@ import (
 	"hyperkube/components/controllers/replicaset"
 )
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*replicaset.Controller, error) {
 	return replicaset.NewFlavor(env, replicaset.Flavor{
 		Name:     "replicationcontroller",
@@ -45,7 +45,7 @@ func New(env control.Env) (*replicaset.Controller, error) {
 	})
 }
 
-// toSet converts rc to a ReplicaSet that shares memory with it.
+// toSet converts rc to a ReplicaSet, which shares memory with rc.
 func toSet(rc *corev1.ReplicationController) *appsv1.ReplicaSet {
 	rs := &appsv1.ReplicaSet{
 		ObjectMeta: rc.ObjectMeta,
@@ -74,6 +74,7 @@ func toSet(rc *corev1.ReplicationController) *appsv1.ReplicaSet {
 	return rs
 }
 
+// fromSet converts rs, which toSet returned, back to a ReplicationController, which shares memory with rs.
 func fromSet(rs *appsv1.ReplicaSet) *corev1.ReplicationController {
 	rc := &corev1.ReplicationController{
 		ObjectMeta: rs.ObjectMeta,

@@ -26,8 +26,10 @@ import (
 const (
 	// claimNameKey is the annotation of a claim with the name of its entry in the pod's spec.
 	claimNameKey = "resource.kubernetes.io/pod-claim-name"
+	// fieldManager is the field manager of this controller's writes to the status of pods.
 	fieldManager = "ResourceClaimController"
 
+	// podKey and claimKey are the prefixes of the loop's keys.
 	podKey   = "pod:"
 	claimKey = "claim:"
 
@@ -37,7 +39,8 @@ const (
 	byTemplate = "resourceclaimtemplates"
 )
 
-// Controller creates and deallocates claims. Use New to create it.
+// Controller creates the claims of pods, maintains which pods claims are reserved for, and deallocates and deletes
+// claims that no pod uses any more.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -47,7 +50,8 @@ type Controller struct {
 	templates resourcelisters.ResourceClaimTemplateLister
 }
 
-// New creates the controller.
+// New returns the controller. It adds indexes to the informer of pods. The caller starts the informers of env and calls
+// Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	pods := env.Informers.Core().V1().Pods()
@@ -71,7 +75,8 @@ func New(env control.Env) (*Controller, error) {
 	)
 }
 
-// claimsOf returns the keys of a pod's claims whose names are known. It is an index function.
+// claimsOf returns the keys of a pod's claims. It omits claims whose generated names are not in the pod's status yet.
+// It is the function of the index byClaim.
 func claimsOf(obj any) ([]string, error) {
 	p, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -89,6 +94,7 @@ func claimsOf(obj any) ([]string, error) {
 	return keys, nil
 }
 
+// templatesOf returns the keys of the templates of a pod's claims. It is the function of the index byTemplate.
 func templatesOf(obj any) ([]string, error) {
 	p, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -103,6 +109,7 @@ func templatesOf(obj any) ([]string, error) {
 	return keys, nil
 }
 
+// podChanged enqueues a pod with claims, or its claims if it does not use them any more.
 func (c *Controller) podChanged(p *corev1.Pod) {
 	if len(p.Spec.ResourceClaims) == 0 && p.Status.ExtendedResourceClaimStatus == nil {
 		return
@@ -114,6 +121,7 @@ func (c *Controller) podChanged(p *corev1.Pod) {
 	c.Add(podKey + p.Namespace + "/" + p.Name)
 }
 
+// podGone enqueues the claims of a pod that was deleted or does not use them any more.
 func (c *Controller) podGone(p *corev1.Pod) {
 	keys, _ := claimsOf(p)
 	for _, k := range keys {
@@ -121,6 +129,7 @@ func (c *Controller) podGone(p *corev1.Pod) {
 	}
 }
 
+// claimChanged enqueues a claim, the pods that use it, and the pod that it was created for.
 func (c *Controller) claimChanged(claim *resourcev1.ResourceClaim) {
 	key := claim.Namespace + "/" + claim.Name
 	c.Add(claimKey + key)
@@ -131,10 +140,12 @@ func (c *Controller) claimChanged(claim *resourcev1.ResourceClaim) {
 	}
 }
 
+// templateMade enqueues the pods whose claims are created from t, because they may have been waiting for it.
 func (c *Controller) templateMade(t *resourcev1.ResourceClaimTemplate) {
 	c.addPods(byTemplate, t.Namespace+"/"+t.Name)
 }
 
+// addPods enqueues the pods with a key in an index.
 func (c *Controller) addPods(index, key string) {
 	objs, err := c.index.ByIndex(index, key)
 	if err != nil {
@@ -147,11 +158,13 @@ func (c *Controller) addPods(index, key string) {
 	}
 }
 
-// isDone reports whether a pod does not use its devices any more.
+// isDone reports whether a pod does not use its devices any more: it has terminated, or was deleted before it had a
+// node.
 func isDone(p *corev1.Pod) bool {
 	return podutil.Terminal(p) || p.DeletionTimestamp != nil && p.Spec.NodeName == ""
 }
 
+// sync calls syncPod or syncClaim, depending on the prefix of the key.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	kind, object, _ := strings.Cut(key, ":")
 	namespace, name := control.SplitKey(object)
@@ -161,8 +174,8 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.syncClaim(ctx, namespace, name)
 }
 
-// syncClaim removes the reservations of finished pods from a claim, and deallocates it if none
-// remain.
+// syncClaim removes the reservations of finished pods from a claim. If none remain, it deallocates a claim that the
+// scheduler allocated, and deletes a claim that was created for a finished pod.
 func (c *Controller) syncClaim(ctx context.Context, namespace, name string) error {
 	claim, err := c.claims.ResourceClaims(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
@@ -217,6 +230,7 @@ func (c *Controller) syncClaim(ctx context.Context, namespace, name string) erro
 	return c.deleteOrphan(ctx, claim)
 }
 
+// ignoreGone returns err, or nil if err means that the object does not exist.
 func ignoreGone(err error) error {
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -224,7 +238,8 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// inUse reports whether the pod exists and is not finished.
+// inUse reports whether the pod with the name and UID exists and is not done. If the cache does not contain it, inUse
+// checks with the API server.
 func (c *Controller) inUse(ctx context.Context, namespace, name, uid string) (bool, error) {
 	p, err := c.pods.Pods(namespace).Get(name)
 	if apierrors.IsNotFound(err) || err == nil && string(p.UID) != uid {
@@ -240,7 +255,7 @@ func (c *Controller) inUse(ctx context.Context, namespace, name, uid string) (bo
 	return string(p.UID) == uid && !isDone(p), nil
 }
 
-// deleteOrphan deletes a claim that was created for a finished pod.
+// deleteOrphan deletes a claim that was created for a pod from a template, if the pod is done.
 func (c *Controller) deleteOrphan(ctx context.Context, claim *resourcev1.ResourceClaim) error {
 	owner := metav1.GetControllerOf(claim)
 	if owner == nil || owner.Kind != "Pod" || owner.APIVersion != "v1" {
@@ -257,7 +272,8 @@ func (c *Controller) deleteOrphan(ctx context.Context, claim *resourcev1.Resourc
 	return ignoreGone(err)
 }
 
-// findOwned returns the claim that was created for a pod's entry but is missing in the pod's status.
+// findOwned returns the claim that was created for an entry of p, from the cache, even if the pod's status does not
+// contain its name. entry is the entry's name. It returns nil if there is no such claim.
 func (c *Controller) findOwned(p *corev1.Pod, entry string) (*resourcev1.ResourceClaim, error) {
 	all, err := c.claims.ResourceClaims(p.Namespace).List(labels.Everything())
 	if err != nil {

@@ -16,8 +16,9 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// syncPod creates the claims of a pod. If the pod was bound to its node without the scheduler, it
-// also reserves the claims for the pod.
+// syncPod creates the missing claims of a pod and adds their names to its status. If the pod was bound to its node
+// without the scheduler, it also reserves the claims for the pod. It stops at the first error, and emits an event if a
+// claim cannot be created.
 func (c *Controller) syncPod(ctx context.Context, namespace, name string) error {
 	p, err := c.pods.Pods(namespace).Get(name)
 	if apierrors.IsNotFound(err) {
@@ -51,8 +52,8 @@ func (c *Controller) syncPod(ctx context.Context, namespace, name string) error 
 	return nil
 }
 
-// ensureClaim creates the claim of an entry if it does not exist. If the pod's status does not contain
-// the claim's name, ensure adds the name to made.
+// ensureClaim creates the claim of an entry of p if the entry has a template and the claim does not exist. If the pod's
+// status does not contain the claim's name, ensureClaim adds the name to made, by the name of the entry.
 func (c *Controller) ensureClaim(ctx context.Context, p *corev1.Pod, entry *corev1.PodResourceClaim, made map[string]string) error {
 	name, owned, err := resourceclaim.Name(p, entry)
 	if err == nil && name == nil {
@@ -91,6 +92,8 @@ func (c *Controller) ensureClaim(ctx context.Context, p *corev1.Pod, entry *core
 	return nil
 }
 
+// create creates and returns a claim from the template of an entry of p. If the API server already has a claim for the
+// entry, it returns that one.
 func (c *Controller) create(ctx context.Context, p *corev1.Pod, entry *corev1.PodResourceClaim) (*resourcev1.ResourceClaim, error) {
 	template, err := c.templates.ResourceClaimTemplates(p.Namespace).Get(*entry.ResourceClaimTemplateName)
 	if err != nil {
@@ -129,8 +132,8 @@ func (c *Controller) create(ctx context.Context, p *corev1.Pod, entry *corev1.Po
 	return claim, nil
 }
 
-// claimPrefix returns the prefix of the generated name of a claim. If the name is too long, both
-// the pod's and the entry's name are truncated proportionally.
+// claimPrefix returns the prefix of the generated name of a claim. If the name is too long, it truncates the names of
+// both the pod and the entry proportionally.
 func claimPrefix(pod, entry string) string {
 	const most = 57 // 63 characters of a label, minus five random characters and a hyphen
 	prefix := pod + "-" + entry + "-"
@@ -140,7 +143,7 @@ func claimPrefix(pod, entry string) string {
 	return prefix
 }
 
-// updateClaimStatuses adds the names of claims to the pod's status.
+// updateClaimStatuses adds the names of claims to the status of p. made contains them by the names of their entries.
 func (c *Controller) updateClaimStatuses(ctx context.Context, p *corev1.Pod, made map[string]string) error {
 	names := map[string]*string{}
 	for _, s := range p.Status.ResourceClaimStatuses {
@@ -165,7 +168,9 @@ func (c *Controller) updateClaimStatuses(ctx context.Context, p *corev1.Pod, mad
 	return nil
 }
 
-// reserve adds a bound pod to the consumers of a claim.
+// reserve reserves the claim of an entry for p, which is bound to a node. It does nothing if the claim is not
+// allocated, is being deleted or cannot be reserved. It returns control.ErrStale if the claim has changed in the
+// meantime.
 func (c *Controller) reserve(ctx context.Context, p *corev1.Pod, entry *corev1.PodResourceClaim) error {
 	name, owned, err := resourceclaim.Name(p, entry)
 	if err != nil || name == nil {

@@ -28,15 +28,15 @@ import (
 	"hyperkube/internal/api/quota"
 )
 
-// recountDelay is the delay between an admission's usage update and the next recount. By then the
+// recountDelay is the time between a change of a quota's usage, usually by admission, and the recount. By then the
 // admitted object is stored, or will never be.
 const recountDelay = 10 * time.Second
 
-// Informer returns an informer of a resource whose objects contain at least their metadata, with an
-// index by namespace. The informer already runs, or is started and runs until ctx is canceled.
+// Informer returns an informer of a resource, whose objects contain at least their metadata, with the index
+// cache.NamespaceIndex. The informer is already running, or Informer starts it; it then runs until ctx is canceled.
 type Informer func(ctx context.Context, gvr schema.GroupVersionResource, kind schema.GroupVersionKind) (cache.SharedIndexInformer, error)
 
-// Config configures how to find resources that quotas can limit only with count/.
+// Config configures how the controller finds and counts the resources that quotas can limit only with count/.
 type Config struct {
 	// Discovery finds the resources. If nil, only built-in resources are counted.
 	Discovery discovery.DiscoveryInterface
@@ -45,7 +45,7 @@ type Config struct {
 	Informer Informer
 }
 
-// Controller computes the usage of quotas. Use New to create it.
+// Controller writes the usage to the status of quotas. It starts to watch a resource when a quota first limits it.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -71,7 +71,7 @@ type dynamicResource struct {
 	stop context.CancelFunc
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	quotas := env.Informers.Core().V1().ResourceQuotas()
@@ -119,7 +119,7 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 		}, nil))
 }
 
-// inNamespace returns an informer's objects in a namespace.
+// inNamespace returns the objects in a namespace from an informer with the index cache.NamespaceIndex.
 func inNamespace(informer cache.SharedIndexInformer, namespace string) ([]runtime.Object, error) {
 	found, err := informer.GetIndexer().ByIndex(cache.NamespaceIndex, namespace)
 	if err != nil {
@@ -141,8 +141,8 @@ func (c *Controller) Run(ctx context.Context) error {
 	return c.Loop.Run(ctx)
 }
 
-// replenish returns an event handler of a resource that enqueues quotas whose usage may decrease.
-// It ignores additions, because admission already counted them.
+// replenish returns an event handler for the resource that e measures. It enqueues quotas whose usage may have
+// decreased after an update or deletion. It ignores additions, because admission already counted them.
 func (c *Controller) replenish(e quotav1.Evaluator) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(a, b any) {
@@ -183,15 +183,15 @@ func (c *Controller) replenish(e quotav1.Evaluator) cache.ResourceEventHandler {
 	}
 }
 
-// scopeChanged reports whether an update changes if an object is in a quota's scopes, for example because
-// a pod gets a deadline.
+// scopeChanged reports whether an object left or entered the scopes of q with an update, for example because a pod got
+// a deadline. It also returns true if this cannot be determined.
 func scopeChanged(e quotav1.Evaluator, q *corev1.ResourceQuota, old, cur runtime.Object) bool {
 	was, err1 := e.Matches(q, old)
 	is, err2 := e.Matches(q, cur)
 	return err1 != nil || err2 != nil || was != is
 }
 
-// limits returns the quotas of a namespace that limit resources measured by e.
+// limits returns the quotas in a namespace that limit something that e measures.
 func (c *Controller) limits(namespace string, e quotav1.Evaluator) []*corev1.ResourceQuota {
 	all, err := c.lister.ResourceQuotas(namespace).List(labels.Everything())
 	if err != nil {
@@ -206,6 +206,8 @@ func (c *Controller) limits(namespace string, e quotav1.Evaluator) []*corev1.Res
 	return out
 }
 
+// sync counts the usage of the quota with the key and updates its status. It keeps the former usage of resources that
+// could not be counted, and returns the error.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	q, err := c.lister.ResourceQuotas(namespace).Get(name)

@@ -17,9 +17,9 @@ import (
 // resources they define.
 var definitions = schema.GroupVersion{Group: "apiextensions.k8s.io", Version: "v1"}
 
-// followDefinitions starts to watch CustomResourceDefinitions, once. A custom resource is no longer
-// watched after its definition is deleted, and is counted as soon as it is recreated. The caller
-// holds mu.
+// followDefinitions starts to watch CustomResourceDefinitions, unless they are already watched. A custom resource is no
+// longer watched after its definition is deleted, and is counted again as soon as the definition is recreated. The
+// caller must hold mu.
 func (c *Controller) followDefinitions(ctx context.Context) error {
 	if c.watchesDefinitions {
 		return nil
@@ -39,7 +39,8 @@ func (c *Controller) followDefinitions(ctx context.Context) error {
 	return nil
 }
 
-// definitionChanged enqueues the quotas that limit a resource that is not counted yet.
+// definitionChanged enqueues the quotas that limit the resource that obj defines, if it is not counted yet. obj is a
+// CustomResourceDefinition.
 func (c *Controller) definitionChanged(obj any) {
 	gr, ok := defines(obj)
 	if !ok {
@@ -53,7 +54,7 @@ func (c *Controller) definitionChanged(obj any) {
 	}
 }
 
-// definitionDeleted stops counting a resource.
+// definitionDeleted stops watching and counting the resource that obj defined, and enqueues the quotas that limit it.
 func (c *Controller) definitionDeleted(obj any) {
 	gr, ok := defines(obj)
 	if !ok {
@@ -71,6 +72,8 @@ func (c *Controller) definitionDeleted(obj any) {
 	c.enqueueLimiting(gr)
 }
 
+// defines returns the resource that a CustomResourceDefinition defines. obj may also be the last known state of a
+// deleted one.
 func defines(obj any) (gr schema.GroupResource, ok bool) {
 	m, ok := control.Object[metav1.Object](obj)
 	if !ok {
@@ -79,7 +82,7 @@ func defines(obj any) (gr schema.GroupResource, ok bool) {
 	return schema.ParseGroupResource(m.GetName()), true
 }
 
-// enqueueLimiting enqueues all quotas that limit the number of objects of a resource.
+// enqueueLimiting enqueues all quotas that limit the number of objects of gr.
 func (c *Controller) enqueueLimiting(gr schema.GroupResource) {
 	all, err := c.lister.List(labels.Everything())
 	if err != nil {

@@ -22,6 +22,7 @@ import (
 )
 
 const (
+	// countPrefix is the prefix of the names with which quotas limit the number of objects of a resource.
 	countPrefix = "count/"
 	// rediscover is the delay before discovery is repeated for a resource that was not found.
 	rediscover = time.Minute
@@ -29,8 +30,8 @@ const (
 	listTimeout = 5 * time.Second
 )
 
-// startCounting starts to count the resources that q limits with count/, and waits until their informers
-// are synced.
+// startCounting starts to count the resources that q limits with count/, and waits until they are listed. It returns an
+// error if this takes longer than listTimeout. Resources that are not served are looked up again later.
 func (c *Controller) startCounting(ctx context.Context, q *corev1.ResourceQuota) error {
 	if c.cfg.Discovery == nil {
 		return nil
@@ -58,8 +59,8 @@ func (c *Controller) startCounting(ctx context.Context, q *corev1.ResourceQuota)
 	return c.requeueMissing(q)
 }
 
-// countedResource returns the resource that a quota limits under this name, if it is not one of the
-// resources that are always counted.
+// countedResource returns the resource whose objects must be counted for a limit with the name. ok is false if the name
+// limits no resource, or one that quotas ignore.
 func countedResource(name corev1.ResourceName) (gr schema.GroupResource, ok bool) {
 	if quota.MayCountDevices(name) {
 		return quota.DeviceClaims, true
@@ -72,7 +73,8 @@ func countedResource(name corev1.ResourceName) (gr schema.GroupResource, ok bool
 	return gr, !quota.Ignored(gr)
 }
 
-// requeueMissing schedules another sync of q if it limits a resource that is not served.
+// requeueMissing schedules another sync of q if q limits a resource that is not counted, because the API server does
+// not serve it.
 func (c *Controller) requeueMissing(q *corev1.ResourceQuota) error {
 	for name := range q.Spec.Hard {
 		if gr, ok := countedResource(name); ok && c.evaluators.Get(gr) == nil {
@@ -83,7 +85,8 @@ func (c *Controller) requeueMissing(q *corev1.ResourceQuota) error {
 	return nil
 }
 
-// informer returns the informer of gr. It returns nil if gr is always counted, or is not served.
+// informer returns the informer of gr, which it starts if necessary. It returns nil if gr is always counted, or is not
+// served.
 func (c *Controller) informer(ctx context.Context, gr schema.GroupResource) (cache.SharedIndexInformer, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -124,7 +127,7 @@ func (c *Controller) informer(ctx context.Context, gr schema.GroupResource) (cac
 	return i, nil
 }
 
-// devices returns the lookup functions for measuring claims.
+// devices returns the functions with which claims are measured. claims is the informer of ResourceClaims.
 func (c *Controller) devices(claims cache.SharedIndexInformer) quota.Devices {
 	classes := c.env.Informers.Resource().V1().DeviceClasses()
 	classes.Informer() // request the informer, so that it is started
@@ -152,8 +155,8 @@ func (c *Controller) devices(claims cache.SharedIndexInformer) quota.Devices {
 	}
 }
 
-// discover returns the version and kind of gr. It uses the group's preferred version if that
-// version serves gr.
+// discover returns the version and kind of gr, in the preferred version of the group if that version serves gr. ok is
+// false if no version serves gr, or its objects cannot be counted.
 func (c *Controller) discover(gr schema.GroupResource) (gvr schema.GroupVersionResource, kind schema.GroupVersionKind, ok bool, err error) {
 	groups, lists, err := c.cfg.Discovery.ServerGroupsAndResources()
 	if err != nil && len(lists) == 0 {
@@ -179,6 +182,7 @@ func (c *Controller) discover(gr schema.GroupResource) (gvr schema.GroupVersionR
 	return gvr, kind, ok, nil
 }
 
+// countable reports whether the verbs of a resource include all those that counting its objects requires.
 func countable(verbs metav1.Verbs) bool {
 	for _, v := range []string{"create", "list", "watch", "delete"} {
 		if !slices.Contains(verbs, v) {
@@ -188,7 +192,8 @@ func countable(verbs metav1.Verbs) bool {
 	return true
 }
 
-// watchMetadata is the Informer that is used if none is configured.
+// watchMetadata is the Informer that is used if none is configured. It starts an informer of the metadata of all
+// objects of a resource.
 func (c *Controller) watchMetadata(ctx context.Context, gvr schema.GroupVersionResource, _ schema.GroupVersionKind) (cache.SharedIndexInformer, error) {
 	i := metadatainformer.NewFilteredMetadataInformer(c.cfg.Metadata, gvr, metav1.NamespaceAll, 0,
 		cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}, nil).Informer()

@@ -26,7 +26,7 @@ const (
 		"No other usage is guaranteed across distributions of Kubernetes clusters."
 )
 
-// Controller maintains the ConfigMaps. Use New to create it.
+// Controller creates the ConfigMap in each active namespace, and restores its content when it is changed or deleted.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -37,7 +37,8 @@ type Controller struct {
 	took       *prometheus.HistogramVec
 }
 
-// New creates the controller. ca contains the CA certificates in PEM format.
+// New returns the controller. ca contains the CA certificates in PEM format. The caller starts the informers of env and
+// calls Run.
 func New(env control.Env, ca []byte) (*Controller, error) {
 	env = env.Defaulted()
 	namespaces := env.Informers.Core().V1().Namespaces()
@@ -71,6 +72,7 @@ func New(env control.Env, ca []byte) (*Controller, error) {
 	return c, c.Watch(configMaps.Informer(), control.Handlers(nil, func(_, m *corev1.ConfigMap) { changed(m) }, changed))
 }
 
+// sync publishes the certificates in the namespace with the key, and records the HTTP status and duration in metrics.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	began := c.env.Clock.Now()
 	err := c.publish(ctx, key)
@@ -87,7 +89,8 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return err
 }
 
-// publish creates or updates the ConfigMap of a namespace.
+// publish creates or updates the ConfigMap in a namespace, unless the namespace does not exist or is not active. key is
+// the namespace's name.
 func (c *Controller) publish(ctx context.Context, key string) error {
 	ns, err := c.namespaces.Get(key)
 	if err != nil || ns.Status.Phase != corev1.NamespaceActive {

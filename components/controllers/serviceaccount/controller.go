@@ -14,10 +14,10 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// name is the service account of pods that specify none.
+// name is the name of the created service accounts. Pods that specify none use it.
 const name = "default"
 
-// Controller creates missing service accounts. Use New to create it.
+// Controller creates the missing service account of each active namespace.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -25,7 +25,7 @@ type Controller struct {
 	accounts   corelisters.ServiceAccountLister
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	namespaces := env.Informers.Core().V1().Namespaces()
@@ -39,6 +39,7 @@ func New(env control.Env) (*Controller, error) {
 	return c, c.Watch(accounts.Informer(), control.Handlers(nil, nil, func(sa *corev1.ServiceAccount) { c.Add(sa.Namespace) }))
 }
 
+// sync creates the service account of the namespace with the key if it does not exist.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	ns, err := c.namespaces.Get(key)
 	if err != nil || ns.Status.Phase != corev1.NamespaceActive {

@@ -20,12 +20,13 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Signer creates tokens without expiration. A token is valid as long as secret contains it.
+// Signer creates tokens of sa that do not expire. A token is valid as long as secret contains it.
 type Signer interface {
 	Sign(sa *corev1.ServiceAccount, secret *corev1.Secret) (string, error)
 }
 
-// Controller maintains the Secrets. Use New to create it.
+// Controller adds a token, the CA certificates and the namespace to each token Secret, and deletes the token Secrets of
+// deleted service accounts.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -43,8 +44,8 @@ const (
 	deletedSecretPrefix  = "secret:"
 )
 
-// New creates the controller. ca contains the CA certificates of the API server in PEM format. If
-// it is empty, Secrets contain only tokens.
+// New returns the controller. ca contains the CA certificates of the API server in PEM format; if it is empty, they are
+// not added to Secrets. The caller starts the informers of env and calls Run.
 func New(env control.Env, signer Signer, ca []byte) (*Controller, error) {
 	env = env.Defaulted()
 	accounts := env.Informers.Core().V1().ServiceAccounts()
@@ -73,17 +74,19 @@ func New(env control.Env, signer Signer, ca []byte) (*Controller, error) {
 	}, gone))
 }
 
-// isToken reports whether s is a token Secret of an account.
+// isToken reports whether s is a token Secret: it has the type for tokens and names a service account.
 func isToken(s *corev1.Secret) bool {
 	return s.Type == corev1.SecretTypeServiceAccountToken && s.Annotations[corev1.ServiceAccountNameKey] != ""
 }
 
-// isOf reports whether s is a token Secret of sa, and not of a former account of the same name.
+// isOf reports whether the token Secret s belongs to sa. It is false if s belongs to a former account of the same name.
 func isOf(s *corev1.Secret, sa *corev1.ServiceAccount) bool {
 	uid := s.Annotations[corev1.ServiceAccountUIDKey]
 	return s.Annotations[corev1.ServiceAccountNameKey] == sa.Name && (uid == "" || uid == string(sa.UID))
 }
 
+// sync handles a deleted account or Secret if the key has the corresponding prefix. Otherwise it fills the token Secret
+// with the key, or deletes it if its service account does not exist.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	if account, ok := strings.CutPrefix(key, deletedAccountPrefix); ok {
 		return c.enqueueTokens(account)
@@ -109,8 +112,8 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.fill(ctx, s, sa)
 }
 
-// account returns the account of s, or nil if it does not exist. If the cache does not contain it,
-// account checks with the API server, because the Secret would be deleted.
+// account returns the service account of s, or nil if it does not exist. It checks with the API server if the cache
+// does not contain the account, because a Secret without account is deleted.
 func (c *Controller) account(ctx context.Context, s *corev1.Secret) (*corev1.ServiceAccount, error) {
 	name := s.Annotations[corev1.ServiceAccountNameKey]
 	if sa, err := c.accounts.ServiceAccounts(s.Namespace).Get(name); err == nil && isOf(s, sa) {
@@ -128,7 +131,7 @@ func (c *Controller) account(ctx context.Context, s *corev1.Secret) (*corev1.Ser
 	return sa, nil
 }
 
-// fill adds missing data to s.
+// fill adds a token and other missing data to s, a Secret of sa. It keeps an existing token.
 func (c *Controller) fill(ctx context.Context, s *corev1.Secret, sa *corev1.ServiceAccount) error {
 	if !c.isIncomplete(s, sa) {
 		return nil
@@ -169,13 +172,14 @@ func (c *Controller) fill(ctx context.Context, s *corev1.Secret, sa *corev1.Serv
 	return err // conflicts are retried
 }
 
+// isIncomplete reports whether data or the UID of sa is missing in s, or its CA certificates are not up to date.
 func (c *Controller) isIncomplete(s *corev1.Secret, sa *corev1.ServiceAccount) bool {
 	return len(s.Data[corev1.ServiceAccountTokenKey]) == 0 || len(s.Data[corev1.ServiceAccountNamespaceKey]) == 0 ||
 		len(c.ca) > 0 && !bytes.Equal(s.Data[corev1.ServiceAccountRootCAKey], c.ca) ||
 		s.Annotations[corev1.ServiceAccountUIDKey] != string(sa.UID)
 }
 
-// enqueueTokens enqueues the token Secrets of a deleted account.
+// enqueueTokens enqueues the token Secrets of a deleted account with a key.
 func (c *Controller) enqueueTokens(key string) error {
 	namespace, name := control.SplitKey(key)
 	secrets, err := c.secrets.Secrets(namespace).List(labels.Everything())
@@ -190,8 +194,8 @@ func (c *Controller) enqueueTokens(key string) error {
 	return nil
 }
 
-// removeReference removes a deleted Secret from the secrets list of its account. Other names in the list,
-// which may belong to Secrets that do not exist yet, are not changed.
+// removeReference removes a deleted Secret from the secrets list of its account. key contains the namespace, the
+// account and the Secret. Other names in the list, which may belong to Secrets that do not exist yet, are not changed.
 func (c *Controller) removeReference(ctx context.Context, key string) error {
 	parts := strings.Split(key, "/")
 	if len(parts) != 3 {
@@ -218,6 +222,7 @@ func (c *Controller) removeReference(ctx context.Context, key string) error {
 	return err
 }
 
+// delete deletes s, unless it was already deleted or replaced.
 func (c *Controller) delete(ctx context.Context, s *corev1.Secret) error {
 	err := c.env.Kube.CoreV1().Secrets(s.Namespace).Delete(ctx, s.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(s.UID))})
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {

@@ -33,14 +33,15 @@ const (
 	// fieldManager is the field manager of this controller's writes.
 	fieldManager = "service-cidr-controller"
 
-	// finalizer is the finalizer.
+	// finalizer delays the deletion of a ServiceCIDR as long as IPAddresses require it.
 	finalizer = "networking.k8s.io/service-cidr-finalizer"
 
 	readyMessage       = "Kubernetes Service CIDR is ready"
 	terminatingMessage = "There are still IPAddresses referencing the ServiceCIDR, please remove them or create a new ServiceCIDR"
 )
 
-// Controller maintains the finalizers and conditions of ServiceCIDRs. Use New to create it.
+// Controller adds the finalizer and the Ready condition to each ServiceCIDR, and removes the finalizer of a deleted one
+// when no IPAddress requires it.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -48,7 +49,7 @@ type Controller struct {
 	addresses networkinglisters.IPAddressLister
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	cidrs, addresses := env.Informers.Networking().V1().ServiceCIDRs(), env.Informers.Networking().V1().IPAddresses()
@@ -65,8 +66,8 @@ func New(env control.Env) (*Controller, error) {
 	return c, c.Watch(addresses.Informer(), control.Handlers(nil, nil, func(a *networkingv1.IPAddress) { c.enqueueDeleting(a) }))
 }
 
-// enqueueDeleting enqueues the ServiceCIDRs that are being deleted. If a is not nil, it enqueues only those
-// that contain a.
+// enqueueDeleting enqueues the ServiceCIDRs that are being deleted. If a is not nil, it omits those that do not contain
+// a.
 func (c *Controller) enqueueDeleting(a *networkingv1.IPAddress) {
 	all, err := c.cidrs.List(labels.Everything())
 	if err != nil {
@@ -85,6 +86,8 @@ func (c *Controller) enqueueDeleting(a *networkingv1.IPAddress) {
 	}
 }
 
+// sync maintains the finalizer and condition of the ServiceCIDR with the name. The finalizer of a deleted one is
+// removed no earlier than grace after the deletion.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	s, err := c.cidrs.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -124,7 +127,7 @@ func (c *Controller) sync(ctx context.Context, name string) error {
 	return c.finalizers(ctx, s, slices.DeleteFunc(slices.Clone(s.Finalizers), func(f string) bool { return f == finalizer }))
 }
 
-// needed reports whether some IPAddress is in s and in no other range.
+// needed reports whether some IPAddress is in s but in no other ServiceCIDR. Those that are being deleted do not count.
 func (c *Controller) needed(s *networkingv1.ServiceCIDR) (bool, error) {
 	all, err := c.cidrs.List(labels.Everything())
 	if err != nil {
@@ -147,6 +150,7 @@ func (c *Controller) needed(s *networkingv1.ServiceCIDR) (bool, error) {
 	return false, nil
 }
 
+// contains reports whether one of the ranges of s contains addr.
 func contains(s *networkingv1.ServiceCIDR, addr netip.Addr) bool {
 	return slices.ContainsFunc(s.Spec.CIDRs, func(text string) bool {
 		p, err := netip.ParsePrefix(text)
@@ -154,7 +158,7 @@ func contains(s *networkingv1.ServiceCIDR, addr netip.Addr) bool {
 	})
 }
 
-// finalizers sets the finalizers of s, unless s was changed concurrently.
+// finalizers replaces the finalizers of s with next. It returns a conflict error if s has changed in the meantime.
 func (c *Controller) finalizers(ctx context.Context, s *networkingv1.ServiceCIDR, next []string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": s.UID, "resourceVersion": s.ResourceVersion, "finalizers": next,
@@ -169,7 +173,8 @@ func (c *Controller) finalizers(ctx context.Context, s *networkingv1.ServiceCIDR
 	return err
 }
 
-// condition sets the Ready condition of a ServiceCIDR if it differs.
+// condition sets the Ready condition of the ServiceCIDR with the name, unless it already has the status, reason and
+// message of cond. It sets the type and transition time of cond.
 func (c *Controller) condition(ctx context.Context, name string, cond metav1.Condition) error {
 	cond.Type, cond.LastTransitionTime = networkingv1.ServiceCIDRConditionReady, metav1.NewTime(c.env.Clock.Now())
 	s, err := c.cidrs.Get(name)

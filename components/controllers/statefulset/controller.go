@@ -119,6 +119,8 @@ func (c *Controller) addMatching(p *corev1.Pod) {
 	}
 }
 
+// canAdopt returns a function that checks with the API server that set still exists and is not being deleted, before it
+// adopts an object.
 func (c *Controller) canAdopt(set *appsv1.StatefulSet) func(context.Context) error {
 	return control.CanAdopt(set, func(ctx context.Context) (*appsv1.StatefulSet, error) {
 		return c.env.Kube.AppsV1().StatefulSets(set.Namespace).Get(ctx, set.Name, metav1.GetOptions{})

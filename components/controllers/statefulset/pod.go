@@ -26,14 +26,18 @@ func ordinalOf(set *appsv1.StatefulSet, p *corev1.Pod) (int, bool) {
 	return int(n), true
 }
 
+// podName returns the name of the pod of set with an ordinal.
 func podName(set *appsv1.StatefulSet, ordinal int) string {
 	return fmt.Sprintf("%s-%d", set.Name, ordinal)
 }
 
+// claimName returns the name of the claim that the pod with an ordinal gets from the claim template with the name
+// template.
 func claimName(set *appsv1.StatefulSet, template string, ordinal int) string {
 	return fmt.Sprintf("%s-%s-%d", template, set.Name, ordinal)
 }
 
+// start returns the lowest ordinal of the pods of set.
 func start(set *appsv1.StatefulSet) int {
 	if set.Spec.Ordinals == nil {
 		return 0
@@ -41,6 +45,7 @@ func start(set *appsv1.StatefulSet) int {
 	return int(set.Spec.Ordinals.Start)
 }
 
+// size returns the desired number of pods of set.
 func size(set *appsv1.StatefulSet) int {
 	if set.Spec.Replicas == nil {
 		return 1

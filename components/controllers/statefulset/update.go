@@ -173,6 +173,7 @@ func (u *update) newReplica(ordinal int) (*corev1.Pod, error) {
 	return newPod(set, r.Name, ordinal), nil
 }
 
+// revisionOf returns the name of the revision from which p was created.
 func revisionOf(p *corev1.Pod) string { return p.Labels[appsv1.ControllerRevisionHashLabelKey] }
 
 func (u *update) available(p *corev1.Pod) bool {

@@ -25,6 +25,7 @@ import (
 )
 
 const (
+	// fieldManager is the field manager of the patches of migrated objects.
 	fieldManager = "storage-version-migrator-controller"
 	// discoveryTimeout is how long a migration waits until its resource is served, because a custom
 	// resource's definition may be created after the migration.
@@ -38,6 +39,7 @@ const (
 
 // Config contains the clients of the controller.
 type Config struct {
+	// Discovery finds the version and verbs of a resource.
 	Discovery discovery.DiscoveryInterface
 	// Metadata lists and patches the objects.
 	Metadata metadata.Interface
@@ -45,8 +47,8 @@ type Config struct {
 	Definitions apiextensionsclient.CustomResourceDefinitionsGetter
 }
 
-// Controller migrates resources. It runs one migration of each resource at a time, the oldest
-// first. Use New to create it. Its keys are group resources.
+// Controller executes StorageVersionMigrations. It runs one migration of each resource at a time, the oldest first. The
+// keys of its queue are group resources.
 type Controller struct {
 	*control.Loop
 	env        control.Env
@@ -54,7 +56,7 @@ type Controller struct {
 	migrations storagemigrationlisters.StorageVersionMigrationLister
 }
 
-// New creates the controller.
+// New returns the controller. All clients in cfg are required. The caller starts the informers of env and calls Run.
 func New(env control.Env, cfg Config) (*Controller, error) {
 	env = env.Defaulted()
 	if cfg.Discovery == nil || cfg.Metadata == nil || cfg.Definitions == nil {
@@ -68,20 +70,23 @@ func New(env control.Env, cfg Config) (*Controller, error) {
 	return c, c.Watch(migrations.Informer(), control.Handlers(look, func(_, m *storagemigrationv1.StorageVersionMigration) { look(m) }, look))
 }
 
+// resourceOf returns the resource that m migrates.
 func resourceOf(m *storagemigrationv1.StorageVersionMigration) schema.GroupResource {
 	return schema.GroupResource{Group: m.Spec.Resource.Group, Resource: m.Spec.Resource.Resource}
 }
 
+// is reports whether the condition t of m is true.
 func is(m *storagemigrationv1.StorageVersionMigration, t storagemigrationv1.MigrationConditionType) bool {
 	return meta.IsStatusConditionTrue(m.Status.Conditions, string(t))
 }
 
+// ended reports whether m has succeeded or failed.
 func ended(m *storagemigrationv1.StorageVersionMigration) bool {
 	return is(m, storagemigrationv1.MigrationSucceeded) || is(m, storagemigrationv1.MigrationFailed)
 }
 
-// sync does the next step of a resource's migrations. The resulting status update triggers the next
-// sync.
+// sync executes the next step of the migrations of the resource with the key. The step ends with an update of a
+// migration's status, whose event triggers the next sync.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	resource := schema.ParseGroupResource(key)
 	all, err := c.migrations.List(labels.Everything())
@@ -113,6 +118,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return nil
 }
 
+// before reports whether a is older than b. Migrations of the same age are ordered by name.
 func before(a, b *storagemigrationv1.StorageVersionMigration) bool {
 	if !a.CreationTimestamp.Equal(&b.CreationTimestamp) {
 		return a.CreationTimestamp.Before(&b.CreationTimestamp)
@@ -120,7 +126,7 @@ func before(a, b *storagemigrationv1.StorageVersionMigration) bool {
 	return a.Name < b.Name
 }
 
-// begin makes m, which it modifies, the running migration of its resource.
+// begin marks m as the running migration of its resource. It modifies m.
 func (c *Controller) begin(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
 	if err := c.recordStart(ctx, m); err != nil {
 		return err
@@ -129,7 +135,7 @@ func (c *Controller) begin(ctx context.Context, m *storagemigrationv1.StorageVer
 	return c.update(ctx, m)
 }
 
-// finish marks m, which succeeded or failed, as no longer running.
+// finish marks m, which has succeeded or failed, as no longer running. It modifies m.
 func (c *Controller) finish(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
 	if err := c.recordEnd(ctx, m); err != nil {
 		return err
@@ -138,8 +144,9 @@ func (c *Controller) finish(ctx context.Context, m *storagemigrationv1.StorageVe
 	return c.update(ctx, m)
 }
 
-// migrate executes m, which it modifies. It first records the resource version up to which objects
-// must be rewritten, then it rewrites them.
+// migrate executes the running migration m, which it modifies. The first call records the resource version up to which
+// objects must be rewritten; the second rewrites them. After a transient error it shows the error in the status and
+// returns it, so that the sync is retried.
 func (c *Controller) migrate(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
 	r, err := c.resource(ctx, resourceOf(m))
 	if err != nil {
@@ -195,18 +202,20 @@ func progress(left, total int64, err error) string {
 	return msg
 }
 
+// fail marks m as failed with a message. It modifies m.
 func (c *Controller) fail(ctx context.Context, m *storagemigrationv1.StorageVersionMigration, message string) error {
 	c.set(m, storagemigrationv1.MigrationFailed, metav1.ConditionTrue, reasonFailed, message)
 	return c.update(ctx, m)
 }
 
-// set sets a condition and reports whether anything changed.
+// set sets the condition t of m, and reports whether it changed anything.
 func (c *Controller) set(m *storagemigrationv1.StorageVersionMigration, t storagemigrationv1.MigrationConditionType, status metav1.ConditionStatus, reason, message string) bool {
 	return meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{
 		Type: string(t), Status: status, Reason: reason, Message: message, LastTransitionTime: metav1.NewTime(c.env.Clock.Now()),
 	})
 }
 
+// update writes the status of m to the API server. It returns nil if m does not exist any more.
 func (c *Controller) update(ctx context.Context, m *storagemigrationv1.StorageVersionMigration) error {
 	_, err := c.env.Kube.StoragemigrationV1().StorageVersionMigrations().UpdateStatus(ctx, m, metav1.UpdateOptions{})
 	if apierrors.IsNotFound(err) {

@@ -50,13 +50,15 @@ func (c *Controller) recordEnd(ctx context.Context, m *storagemigrationv1.Storag
 	})
 }
 
+// storageMigrating returns the condition StorageMigrating for the current generation of crd.
 func (c *Controller) storageMigrating(crd *apiextensionsv1.CustomResourceDefinition, status apiextensionsv1.ConditionStatus, reason, message string) *applyv1.CustomResourceDefinitionConditionApplyConfiguration {
 	return applyv1.CustomResourceDefinitionCondition().WithType(apiextensionsv1.StorageMigrating).WithStatus(status).
 		WithReason(reason).WithMessage(message).WithLastTransitionTime(metav1.NewTime(c.env.Clock.Now())).WithObservedGeneration(crd.Generation)
 }
 
-// applyDefinitionStatus applies what say adds to the status of the definition of m's resource. It does nothing if
-// the resource has no definition.
+// applyDefinitionStatus updates the status of the CustomResourceDefinition of m's resource. It calls say with the
+// definition and an empty status, to which say adds fields, and applies them. After a conflict it repeats this. It does
+// nothing if the resource has no definition.
 func (c *Controller) applyDefinitionStatus(ctx context.Context, m *storagemigrationv1.StorageVersionMigration, say func(*apiextensionsv1.CustomResourceDefinition, *applyv1.CustomResourceDefinitionStatusApplyConfiguration)) error {
 	if m.Spec.Resource.Group == "" {
 		return nil

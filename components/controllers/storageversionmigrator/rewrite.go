@@ -26,7 +26,8 @@ const (
 // verbs are the verbs that a resource must support to be migrated.
 var verbs = []string{"update", "patch", "list"}
 
-// resource is the discovery information of a resource. gvr is empty if the resource is not served.
+// resource is what discovery contains about a resource. gvr is empty if the resource is not served. migratable is true
+// if it supports all of verbs.
 type resource struct {
 	gvr        schema.GroupVersionResource
 	kind       schema.GroupVersionKind
@@ -34,7 +35,8 @@ type resource struct {
 	migratable bool
 }
 
-// resource returns a resource in the API server's preferred version.
+// resource returns what discovery contains about want, in the API server's preferred version. The gvr of the result is
+// empty if want is not served.
 func (c *Controller) resource(ctx context.Context, want schema.GroupResource) (resource, error) {
 	lists, err := c.cfg.Discovery.ServerPreferredResources()
 	if err != nil && !discovery.IsGroupDiscoveryFailedError(err) {
@@ -55,7 +57,7 @@ func (c *Controller) resource(ctx context.Context, want schema.GroupResource) (r
 	return resource{}, ctx.Err()
 }
 
-// revision returns the current resource version of a resource's list.
+// revision returns the current resource version of the list of a resource.
 func (c *Controller) revision(ctx context.Context, r resource) (string, error) {
 	namespace := ""
 	if r.namespaced {
@@ -68,8 +70,8 @@ func (c *Controller) revision(ctx context.Context, r resource) (string, error) {
 	return list.ResourceVersion, nil
 }
 
-// rewrite makes the API server rewrite each object whose resource version is not newer than until.
-// It returns the number of objects that are left, and the total number.
+// rewrite makes the API server rewrite each object of a resource whose resource version is not newer than until. It
+// stops at the first error. It returns how many objects are left then, and how many exist in total.
 func (c *Controller) rewrite(ctx context.Context, r resource, until string) (left, total int64, err error) {
 	opts := metav1.ListOptions{Limit: page}
 	var done int64
@@ -99,8 +101,8 @@ func (c *Controller) rewrite(ctx context.Context, r resource, until string) (lef
 	}
 }
 
-// touch sends an empty patch of an object. The API server then writes the object if its stored
-// format is outdated.
+// touch sends a patch of obj that changes nothing, unless obj is newer than until. The API server then writes the
+// object if its stored format is outdated.
 func (c *Controller) touch(ctx context.Context, r resource, obj *metav1.PartialObjectMetadata, until string) error {
 	newer, err := resourceversion.CompareResourceVersion(obj.ResourceVersion, until)
 	if err != nil {
@@ -124,7 +126,7 @@ func (c *Controller) touch(ctx context.Context, r resource, obj *metav1.PartialO
 	return err
 }
 
-// isTransient reports whether an error is transient, from a busy or restarting API server.
+// isTransient reports whether a retry may succeed after err, which a busy or restarting API server returned.
 func isTransient(err error) bool {
 	return utilnet.IsConnectionReset(err) || utilnet.IsConnectionRefused(err) || utilnet.IsHTTP2ConnectionLost(err) || utilnet.IsProbableEOF(err) ||
 		apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) ||

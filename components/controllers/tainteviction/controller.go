@@ -22,7 +22,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Controller evicts pods. Use New to create it.
+// Controller evicts pods that do not tolerate the NoExecute taints of their node.
 type Controller struct {
 	*control.Loop
 	env      control.Env
@@ -38,15 +38,16 @@ type Controller struct {
 	pending map[string]eviction // pending evictions by the pod's key; guarded by mu
 }
 
-// eviction is a pending eviction.
+// eviction is the pending eviction of the pod with a UID.
 type eviction struct {
 	uid types.UID
-	// since is when the pod was first observed on the tainted node. Tolerations count from then,
-	// even if the node's taints change.
+	// since is when the pod was first observed on the tainted node. The time of tolerations starts then, even if the
+	// node's taints change. at is when the pod is evicted.
 	since, at time.Time
 }
 
-// New creates the controller.
+// New returns the controller. It adds an index to the informer of pods. The caller starts the informers of env and
+// calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	pods, nodes := env.Informers.Core().V1().Pods(), env.Informers.Core().V1().Nodes()
@@ -113,6 +114,7 @@ func New(env control.Env) (*Controller, error) {
 	))
 }
 
+// noExecute returns the taints of n with the effect NoExecute.
 func noExecute(n *corev1.Node) []corev1.Taint {
 	var out []corev1.Taint
 	for _, t := range n.Spec.Taints {
@@ -123,6 +125,7 @@ func noExecute(n *corev1.Node) []corev1.Taint {
 	return out
 }
 
+// sync evicts the pod with the key, schedules its eviction, or cancels it, depending on the taints of its node.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	p, err := c.pods.Pods(namespace).Get(name)
@@ -170,7 +173,7 @@ func (c *Controller) sync(ctx context.Context, key string) error {
 	return c.evict(ctx, p, key)
 }
 
-// removePending removes and returns the pending eviction of key.
+// removePending removes the pending eviction of the pod with a key. It returns the eviction, and whether it existed.
 func (c *Controller) removePending(key string) (eviction, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,8 +182,9 @@ func (c *Controller) removePending(key string) (eviction, bool) {
 	return e, ok
 }
 
-// tolerates returns how long a pod with the tolerations may stay despite the taints; zero if the
-// pod must be evicted immediately. For each taint, the first matching toleration counts.
+// tolerates returns how long a pod with the tolerations may stay on a node with the taints, zero if it must be evicted
+// immediately. forever is true if it may stay without limit. For each taint, the first matching toleration counts; the
+// shortest time of all taints applies.
 func tolerates(taints []corev1.Taint, tolerations []corev1.Toleration) (stay time.Duration, forever bool) {
 	forever = true
 	for i := range taints {
@@ -205,6 +209,8 @@ func tolerates(taints []corev1.Taint, tolerations []corev1.Toleration) (stay tim
 	return stay, forever
 }
 
+// evict adds the condition DisruptionTarget to p, deletes p, and records in metrics how late the deletion is. key is
+// the key of p. The pending eviction is kept if this fails.
 func (c *Controller) evict(ctx context.Context, p *corev1.Pod, key string) error {
 	c.env.Events.Eventf(reference(p), corev1.EventTypeNormal, "TaintManagerEviction", "Marking for deletion Pod %s", key)
 	next := *p.Status.DeepCopy()
@@ -239,6 +245,7 @@ func (c *Controller) evict(ctx context.Context, p *corev1.Pod, key string) error
 	return nil
 }
 
+// reference returns the reference to p for events.
 func reference(p *corev1.Pod) *corev1.ObjectReference {
 	return &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Name: p.Name, Namespace: p.Namespace, UID: p.UID}
 }

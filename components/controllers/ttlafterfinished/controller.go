@@ -18,7 +18,7 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
-// Controller deletes finished Jobs. Use New to create it.
+// Controller deletes Jobs with a TTL when they have been finished for that time.
 type Controller struct {
 	*control.Loop
 	env  control.Env
@@ -27,7 +27,7 @@ type Controller struct {
 	late prometheus.Histogram
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	jobs := env.Informers.Batch().V1().Jobs()
@@ -48,7 +48,8 @@ func New(env control.Env) (*Controller, error) {
 	return c, c.Watch(jobs.Informer(), control.AddedOrUpdated(add))
 }
 
-// expiry returns when a Job must be deleted, and false if it must not.
+// expiry returns when the TTL of a Job expires. It returns false if the Job is not finished, has no TTL or is being
+// deleted.
 func expiry(j *batchv1.Job) (time.Time, bool) {
 	if j.Spec.TTLSecondsAfterFinished == nil || j.DeletionTimestamp != nil {
 		return time.Time{}, false
@@ -61,6 +62,7 @@ func expiry(j *batchv1.Job) (time.Time, bool) {
 	return time.Time{}, false
 }
 
+// sync deletes the Job with the key and its pods if the TTL has expired, or schedules another sync for that time.
 func (c *Controller) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	j, err := c.jobs.Jobs(namespace).Get(name)

@@ -24,9 +24,10 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
+// fieldManager is the field manager of this controller's status updates.
 const fieldManager = "validatingadmissionpolicy-status"
 
-// Controller type-checks policies. Use New to create it.
+// Controller type-checks each policy after it was created or its spec was changed.
 type Controller struct {
 	*control.Loop
 	env       control.Env
@@ -34,8 +35,8 @@ type Controller struct {
 	discovery discovery.DiscoveryInterface
 }
 
-// New creates the controller. It gets schemas and kinds from discovery, including those of custom
-// resources. It sends no request until a policy exists.
+// New returns the controller. It gets schemas and kinds from d, which must not be nil, including those of custom
+// resources. It sends no request until a policy exists. The caller starts the informers of env and calls Run.
 func New(env control.Env, d discovery.DiscoveryInterface) (*Controller, error) {
 	if d == nil {
 		return nil, errors.New("type checking requires a discovery client")
@@ -47,6 +48,7 @@ func New(env control.Env, d discovery.DiscoveryInterface) (*Controller, error) {
 	return c, c.Watch(policies.Informer(), control.AnyEvent(func(p *admissionv1.ValidatingAdmissionPolicy) { c.Add(p.Name) }))
 }
 
+// sync type-checks the policy with the name, unless its status already contains the result for the current generation.
 func (c *Controller) sync(ctx context.Context, name string) error {
 	policy, err := c.policies.Get(name)
 	if apierrors.IsNotFound(err) {

@@ -1,5 +1,5 @@
-// Package volumeexpand emits an event on claims that request more storage than they have. It says
-// that an external controller, the volume's provisioner, expands them.
+// Package volumeexpand emits an event on claims that request more storage than they have. The event explains that an
+// external controller, the volume's provisioner, expands the claim. This package expands nothing itself.
 //
 // https://kubernetes.io/docs/concepts/storage/persistent-volumes/#expanding-persistent-volumes-claims
 package volumeexpand
@@ -16,7 +16,7 @@ import (
 	"hyperkube/internal/pod/localpath"
 )
 
-// Controller emits the events. Use New to create it.
+// Controller emits the events.
 type Controller struct {
 	*control.Loop
 	env     control.Env
@@ -24,7 +24,7 @@ type Controller struct {
 	volumes corelisters.PersistentVolumeLister
 }
 
-// New creates the controller.
+// New returns the controller. The caller starts the informers of env and calls Run.
 func New(env control.Env) (*Controller, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()
@@ -41,6 +41,7 @@ func New(env control.Env) (*Controller, error) {
 	return c, c.Watch(core.PersistentVolumeClaims().Informer(), control.Handlers(seen, grown, nil))
 }
 
+// sync emits the event on the claim with the key, if the claim is bound and requests more storage than it has.
 func (c *Controller) sync(_ context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	pvc, err := c.claims.PersistentVolumeClaims(namespace).Get(name)

@@ -20,12 +20,14 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
+// claimFinalizer delays the deletion of a claim as long as pods use it.
 const claimFinalizer = "kubernetes.io/pvc-protection"
 
 // byClaim is the name of the index of pods by the claims that they use.
 const byClaim = "claims"
 
-// Claims protects claims. Use NewClaims to create it.
+// Claims adds the finalizer to each claim, and removes it from a deleted claim that no pod uses. It also maintains the
+// condition Unused.
 type Claims struct {
 	*control.Loop
 	env    control.Env
@@ -33,7 +35,8 @@ type Claims struct {
 	pods   cache.Indexer
 }
 
-// NewClaims creates the controller.
+// NewClaims returns the controller of claims. It adds an index to the informer of pods. The caller starts the informers
+// of env and calls Run.
 func NewClaims(env control.Env) (*Claims, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()
@@ -69,7 +72,8 @@ func NewClaims(env control.Env) (*Claims, error) {
 	}, touch))
 }
 
-// claimsOf returns the keys of the claims of a pod. It is an index function.
+// claimsOf returns the keys of the claims of a pod, including those of its ephemeral volumes. It is the function of the
+// index byClaim.
 func claimsOf(obj any) ([]string, error) {
 	p, ok := obj.(*corev1.Pod)
 	if !ok {
@@ -84,6 +88,7 @@ func claimsOf(obj any) ([]string, error) {
 	return keys, nil
 }
 
+// sync maintains the finalizer and the condition Unused of the claim with the key.
 func (c *Claims) sync(ctx context.Context, key string) error {
 	namespace, name := control.SplitKey(key)
 	pvc, err := c.claims.PersistentVolumeClaims(namespace).Get(name)
@@ -112,8 +117,8 @@ func (c *Claims) sync(ctx context.Context, key string) error {
 	return c.write(ctx, pvc, slices.DeleteFunc(slices.Clone(pvc.Finalizers), func(f string) bool { return f == claimFinalizer }))
 }
 
-// used reports whether uses returns true for a pod and the claim. If no pod in the cache uses the
-// claim, it checks with the API server, because the cache may be stale.
+// used reports whether some pod in the claim's namespace uses the claim, as decided by uses. If no pod in the cache
+// does, it checks with the API server, because the cache may be stale.
 func (c *Claims) used(ctx context.Context, pvc *corev1.PersistentVolumeClaim, uses func(*corev1.Pod, *corev1.PersistentVolumeClaim) bool) (bool, error) {
 	objs, err := c.pods.ByIndex(byClaim, pvc.Namespace+"/"+pvc.Name)
 	if err != nil {
@@ -136,8 +141,8 @@ func (c *Claims) used(ctx context.Context, pvc *corev1.PersistentVolumeClaim, us
 	return false, nil
 }
 
-// keepsClaim reports whether a pod prevents the deletion of a claim. Pods on a node do, because the
-// volume may be mounted, even after they have terminated.
+// keepsClaim reports whether p prevents the deletion of pvc. Pods on a node do, even after they have terminated,
+// because the volume may still be mounted.
 func keepsClaim(p *corev1.Pod, pvc *corev1.PersistentVolumeClaim) bool {
 	if p.Spec.NodeName == "" {
 		return false
@@ -151,8 +156,7 @@ func keepsClaim(p *corev1.Pod, pvc *corev1.PersistentVolumeClaim) bool {
 	return false
 }
 
-// refersToClaim reports whether a pod that has not terminated refers to a claim, even if the pod is not
-// scheduled.
+// refersToClaim reports whether p refers to pvc and has not terminated. p need not be scheduled.
 func refersToClaim(p *corev1.Pod, pvc *corev1.PersistentVolumeClaim) bool {
 	if terminated(p) {
 		return false
@@ -166,11 +170,12 @@ func refersToClaim(p *corev1.Pod, pvc *corev1.PersistentVolumeClaim) bool {
 	return false
 }
 
+// refersByName reports whether v names the claim pvc. It is false for ephemeral volumes.
 func refersByName(v *corev1.Volume, pvc *corev1.PersistentVolumeClaim) bool {
 	return v.PersistentVolumeClaim != nil && v.PersistentVolumeClaim.ClaimName == pvc.Name
 }
 
-// ownsEphemeral reports whether a claim belongs to an ephemeral volume of a pod.
+// ownsEphemeral reports whether v is an ephemeral volume of p and pvc is its claim.
 func ownsEphemeral(p *corev1.Pod, v *corev1.Volume, pvc *corev1.PersistentVolumeClaim) bool {
 	return v.Ephemeral != nil && p.Name+"-"+v.Name == pvc.Name && metav1.IsControlledBy(pvc, p)
 }
@@ -185,13 +190,14 @@ func terminated(p *corev1.Pod) bool {
 	})
 }
 
-// shutDown reports whether the kubelet has terminated the pod and its deletion only remains to be
-// completed, or the pod was force-deleted.
+// shutDown reports whether only the deletion of p remains to be completed, because the kubelet has terminated p, or p
+// was deleted with a grace period of zero.
 func shutDown(p *corev1.Pod) bool {
 	return p.DeletionTimestamp != nil && p.DeletionGracePeriodSeconds != nil && *p.DeletionGracePeriodSeconds == 0
 }
 
-// unusedCondition returns the condition that shows since when a claim has been unused, or nil.
+// unusedCondition returns the condition Unused of pvc, which shows since when no pod has referred to it, or nil. The
+// result points into pvc.
 func unusedCondition(pvc *corev1.PersistentVolumeClaim) *corev1.PersistentVolumeClaimCondition {
 	for i := range pvc.Status.Conditions {
 		if c := &pvc.Status.Conditions[i]; c.Type == corev1.PersistentVolumeClaimUnused {
@@ -201,7 +207,7 @@ func unusedCondition(pvc *corev1.PersistentVolumeClaim) *corev1.PersistentVolume
 	return nil
 }
 
-// updateUnusedCondition maintains the condition of a bound claim that shows since when no pod has referred to it.
+// updateUnusedCondition updates the condition Unused of pvc, which is bound, unless its status is already right.
 //
 // https://kep.k8s.io/5541
 func (c *Claims) updateUnusedCondition(ctx context.Context, pvc *corev1.PersistentVolumeClaim) error {
@@ -232,6 +238,7 @@ func (c *Claims) updateUnusedCondition(ctx context.Context, pvc *corev1.Persiste
 	return nil
 }
 
+// write replaces the finalizers of pvc.
 func (c *Claims) write(ctx context.Context, pvc *corev1.PersistentVolumeClaim, finalizers []string) error {
 	next := pvc.DeepCopy()
 	next.Finalizers = finalizers

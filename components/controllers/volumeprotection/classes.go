@@ -17,9 +17,11 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
+// classFinalizer delays the deletion of a class as long as claims or volumes use it.
 const classFinalizer = "kubernetes.io/vac-protection"
 
-// Classes protects VolumeAttributesClasses that claims or volumes use. Use NewClasses to create it.
+// Classes adds the finalizer to each VolumeAttributesClass, and removes it from a deleted class that no claim or volume
+// uses.
 type Classes struct {
 	*control.Loop
 	env     control.Env
@@ -28,7 +30,7 @@ type Classes struct {
 	volumes corelisters.PersistentVolumeLister
 }
 
-// NewClasses creates the controller.
+// NewClasses returns the controller of VolumeAttributesClasses. The caller starts the informers of env and calls Run.
 func NewClasses(env control.Env) (*Classes, error) {
 	env = env.Defaulted()
 	core := env.Informers.Core().V1()
@@ -58,7 +60,7 @@ func NewClasses(env control.Env) (*Classes, error) {
 	)
 }
 
-// attributesOf returns the names of a claim's current and requested VolumeAttributesClasses.
+// attributesOf returns the names of the VolumeAttributesClasses that a claim requests, has, or is being changed to.
 func attributesOf(pvc *corev1.PersistentVolumeClaim) []string {
 	var names []string
 	add := func(name *string) {
@@ -74,6 +76,7 @@ func attributesOf(pvc *corev1.PersistentVolumeClaim) []string {
 	return names
 }
 
+// sync maintains the finalizer of the class with the name.
 func (c *Classes) sync(ctx context.Context, name string) error {
 	class, err := c.classes.Get(name)
 	if apierrors.IsNotFound(err) {
@@ -102,6 +105,7 @@ func (c *Classes) sync(ctx context.Context, name string) error {
 	return nil
 }
 
+// used reports whether a claim or volume refers to the class with the name.
 func (c *Classes) used(name string) (bool, error) {
 	claims, err := c.claims.List(labels.Everything())
 	if err != nil {

@@ -13,16 +13,17 @@ import (
 	"hyperkube/components/controllers/internal/control"
 )
 
+// volumeFinalizer delays the deletion of a volume as long as it is bound to a claim.
 const volumeFinalizer = "kubernetes.io/pv-protection"
 
-// Volumes protects volumes. Use NewVolumes to create it.
+// Volumes adds the finalizer to each volume, and removes it from a deleted volume that is not bound.
 type Volumes struct {
 	*control.Loop
 	env     control.Env
 	volumes corelisters.PersistentVolumeLister
 }
 
-// NewVolumes creates the controller.
+// NewVolumes returns the controller of volumes. The caller starts the informers of env and calls Run.
 func NewVolumes(env control.Env) (*Volumes, error) {
 	env = env.Defaulted()
 	volumes := env.Informers.Core().V1().PersistentVolumes()
@@ -36,6 +37,7 @@ func NewVolumes(env control.Env) (*Volumes, error) {
 	return c, c.Watch(volumes.Informer(), control.AddedOrUpdated(changed))
 }
 
+// sync maintains the finalizer of the volume with the name.
 func (c *Volumes) sync(ctx context.Context, name string) error {
 	pv, err := c.volumes.Get(name)
 	if apierrors.IsNotFound(err) {

@@ -8,8 +8,8 @@ import (
 // byNode is the name of the pod index that AddNodeIndex adds.
 const byNode = "spec.nodeName"
 
-// AddNodeIndex adds an index by node name to the pod informer, unless it already has the index. Call it before the
-// informer is started. It is not safe for concurrent use.
+// AddNodeIndex adds an index by node name to the pod informer, unless it already has the index. It returns an error if
+// the informer was stopped. It is not safe for concurrent use.
 func AddNodeIndex(pods cache.SharedIndexInformer) error {
 	if _, ok := pods.GetIndexer().GetIndexers()[byNode]; ok {
 		return nil

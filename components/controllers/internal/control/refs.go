@@ -193,8 +193,8 @@ const byController = "controllerUID"
 func orphanKey(namespace string) string { return "orphans/" + namespace }
 
 // AddOwnerIndex adds an index to each informer, by the UID of an object's controller, and for objects without a
-// controller by namespace. Informers that already have the index are not changed. Call it before the informers are
-// started. It is not safe for concurrent use.
+// controller by namespace. Informers that already have the index are not changed. It returns an error if an informer
+// was stopped. It is not safe for concurrent use.
 func AddOwnerIndex(informers ...cache.SharedIndexInformer) error {
 	for _, i := range informers {
 		if _, ok := i.GetIndexer().GetIndexers()[byController]; ok {
