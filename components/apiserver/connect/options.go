@@ -15,7 +15,7 @@ import (
 	"hyperkube/components/apiserver/request"
 )
 
-// query parses options from URL parameters and records the first error.
+// query parses options from the parameters of a request's URL and keeps the first error.
 type query struct {
 	url.Values
 	err error
@@ -99,7 +99,8 @@ func logOptions(values url.Values, _ string) (runtime.Object, error) {
 	return o, nil
 }
 
-// validateLog validates the log options for the named pod.
+// validateLog returns an Invalid error if the options of a log request are invalid or contradict
+// each other. pod is the name of the pod.
 func validateLog(pod string, o *corev1.PodLogOptions) error {
 	var errs field.ErrorList
 	if n := o.TailLines; n != nil && *n < 0 {
@@ -143,7 +144,8 @@ func nodeProxyOptions(_ url.Values, path string) (runtime.Object, error) {
 	return &corev1.NodeProxyOptions{Path: path}, nil
 }
 
-// streamQuery returns the kubelet's query parameters for the requested streams.
+// streamQuery returns the query parameters of an exec or attach request to a kubelet: the streams
+// to connect, and the command.
 func streamQuery(stdin, stdout, stderr, tty bool, command []string) url.Values {
 	v := url.Values{}
 	for name, on := range map[string]bool{
