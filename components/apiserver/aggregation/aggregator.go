@@ -239,7 +239,7 @@ func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 func (a *Aggregator) read(e *store.Entry) *apiregistrationv1.APIService {
 	obj, err := a.services.Read(e)
 	if err != nil {
-		a.cfg.Log.Error("decoding APIService in etcd failed, its API is not served: repair or delete the APIService", "apiservice", e.Key(), "err", err)
+		a.cfg.Log.Error("decoding APIService in etcd failed, an aggregated API that it describes is not served: repair or delete the APIService", "apiservice", e.Key(), "err", err)
 		return nil
 	}
 	s, _ := obj.(*apiregistrationv1.APIService)
