@@ -55,7 +55,8 @@ type Collection struct {
 	replayed   bool
 }
 
-// fillState is the state of filling the cache.
+// fillState is the state of filling the cache of a collection from etcd. The collection's lock
+// guards it.
 type fillState struct {
 	// filling is set while the collection is read from etcd. Changes are appended to pending until
 	// then.
@@ -82,6 +83,7 @@ type change struct {
 	value []byte
 }
 
+// newCollection returns a collection whose cache is not filled yet.
 func newCollection(s *Store, cfg CollectionConfig) *Collection {
 	c := &Collection{
 		store:     s,

@@ -54,7 +54,7 @@ type Trimmer interface {
 	DecodeTrimmed(data []byte, revision int64) (runtime.Object, error)
 }
 
-// Config configures a Store.
+// Config is the configuration of a Store.
 type Config struct {
 	// Client is the etcd client, either over the network or in process.
 	Client *clientv3.Client

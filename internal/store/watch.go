@@ -183,6 +183,7 @@ func (w *Watcher) collect(revision int64) (int64, bool) {
 	return revision, false
 }
 
+// key returns the key of the object that has changed.
 func (ev *Event) key() string {
 	if ev.Current != nil {
 		return ev.Current.key

@@ -267,7 +267,7 @@ func (c *Chain) Admit(ctx context.Context, a admission.Attributes, o admission.O
 	return c.admit(ctx, a, o)
 }
 
-// admit runs the mutating plugins once.
+// admit runs each mutating plugin once, in order, until one rejects the request.
 func (c *Chain) admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	for _, p := range c.mutating {
 		if !p.Handles(a.GetOperation()) {

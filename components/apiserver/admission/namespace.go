@@ -105,6 +105,8 @@ func (p *namespaceLifecycle) bypassInformer(namespace string) {
 	p.deleted[namespace] = now.Add(informerBypassTime)
 }
 
+// bypassesInformer reports whether the namespace was deleted recently, so that the informer may not
+// know that yet and the namespace must be read from the API server.
 func (p *namespaceLifecycle) bypassesInformer(namespace string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

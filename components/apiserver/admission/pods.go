@@ -24,9 +24,10 @@ func (c *Config) pods() Pods {
 	return informedPods{c.Informers.Core().V1().Pods().Lister()}
 }
 
+// informedPods is a source of pods that reads them from an informer.
 type informedPods struct{ lister corelisters.PodLister }
 
-// Pod returns a pod from the informer.
+// Pod returns a pod from the informer, or false if it is not there.
 func (p informedPods) Pod(namespace, name string) (*corev1.Pod, bool) {
 	pod, err := p.lister.Pods(namespace).Get(name)
 	return pod, err == nil

@@ -8,7 +8,7 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// all contains every admission operation.
+// all contains every admission operation, for plugins that handle all requests.
 var all = operations{admission.Create, admission.Update, admission.Delete, admission.Connect}
 
 // alwaysAdmit is the plugin AlwaysAdmit. It does nothing; it exists so that the flags accept its

@@ -99,7 +99,8 @@ func newStorageInUse(cfg *Config) (admission.Interface, error) {
 	return storageInUse{onCreate}, nil
 }
 
-// Admit adds the finalizer to a new object.
+// Admit adds the finalizer to a new PersistentVolumeClaim, PersistentVolume or
+// VolumeAttributesClass, so that it is not removed while it is in use.
 func (storageInUse) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	add := func(m *metav1.ObjectMeta, finalizer string) {
 		if !slices.Contains(m.Finalizers, finalizer) {

@@ -27,7 +27,8 @@ func newDefaultTolerations(cfg *Config) (admission.Interface, error) {
 	return defaultTolerations{onCreateUpdate, TolerationSeconds{300, 300}}, nil
 }
 
-// Admit adds the missing tolerations to a pod.
+// Admit adds tolerations of the taints not-ready and unreachable to a pod, unless the pod has some
+// for these taints.
 func (p defaultTolerations) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, "", "pods") {
 		return nil
@@ -59,7 +60,7 @@ type taintNodes struct{ operations }
 
 func newTaintNodes(*Config) (admission.Interface, error) { return taintNodes{onCreate}, nil }
 
-// Admit adds the taint to a new node.
+// Admit adds the taint not-ready to a new node, unless it has the taint.
 func (taintNodes) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, "", "nodes") {
 		return nil

@@ -215,7 +215,7 @@ type statusError struct {
 	code int
 }
 
-// Error implements error.
+// Error returns the text for the condition Available of the APIService.
 func (e *statusError) Error() string { return fmt.Sprintf("bad status from %v: %d", e.at, e.code) }
 
 // path returns the discovery path of the group and version.

@@ -58,10 +58,11 @@ func (a *Aggregator) countUnavailable(old, s *apiregistrationv1.APIService) {
 // availability is a collector that reports, at each scrape, which APIServices are unavailable.
 type availability struct{ aggregator *Aggregator }
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector. It describes the metric of unavailable APIServices.
 func (availability) Describe(ch chan<- *prometheus.Desc) { ch <- unavailableDesc }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. It sends, for each APIService, 1 if it is unavailable
+// and 0 if it is available.
 func (c availability) Collect(ch chan<- prometheus.Metric) {
 	c.aggregator.mu.Lock()
 	defer c.aggregator.mu.Unlock()

@@ -95,7 +95,8 @@ func (f *frontProxy) AuthenticateRequest(req *http.Request) (*authenticator.Resp
 // configured ones.
 type proxyHeaders []FrontProxy
 
-// clear removes these headers from h.
+// clear removes the headers that name users from h, so that clients cannot impersonate users with
+// them and aggregated servers do not see them.
 func (p proxyHeaders) clear(h http.Header) {
 	for _, f := range p {
 		headerrequest.ClearAuthenticationHeaders(h, headerrequest.StaticStringSlice(f.UsernameHeaders), headerrequest.StaticStringSlice(f.UIDHeaders),

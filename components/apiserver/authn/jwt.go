@@ -189,7 +189,8 @@ func (i *issuers) build(cfg *apiserver.AuthenticationConfiguration) (*generation
 // caContent is a PEM bundle that implements oidc.CAContentProvider.
 type caContent string
 
-// CurrentCABundleContent implements oidc.CAContentProvider.
+// CurrentCABundleContent implements oidc.CAContentProvider. It returns the configured CAs of the
+// issuer, which never change.
 func (c caContent) CurrentCABundleContent() []byte { return []byte(c) }
 
 // AuthenticateToken implements authenticator.Token. It returns the user from the first issuer that

@@ -57,7 +57,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Pods is a source of pods and their changes.
+// Pods is a source of all pods and of their changes, from which the node authorizer learns to which
+// objects the pods of each node refer.
 type Pods interface {
 	// Follow reports all pods that are assigned to a node, and their changes, until ctx is
 	// canceled. It calls set for each such pod and each change, removed when a pod is deleted, and

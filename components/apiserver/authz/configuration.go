@@ -133,6 +133,8 @@ func (a *Authorizer) build(cfg *apiserver.AuthorizationConfiguration) ([]namedAu
 // respond. There are five attempts.
 const webhookBackoff = 500 * time.Millisecond
 
+// webhook returns the authorizer that asks the webhook with the name. cfg contains its connection
+// and what to do if it fails.
 func (a *Authorizer) webhook(name string, cfg *apiserver.WebhookConfiguration) (authorizer.UnconditionalAuthorizer, error) {
 	if cfg == nil || cfg.ConnectionInfo.KubeConfigFile == nil || *cfg.ConnectionInfo.KubeConfigFile == "" {
 		return nil, errors.New("authorization mode Webhook requires a configuration file")

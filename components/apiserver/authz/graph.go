@@ -43,6 +43,7 @@ type podEntry struct {
 	refs []ref
 }
 
+// newGraph returns a graph without pods.
 func newGraph() *graph {
 	return &graph{
 		pods:   map[types.NamespacedName]*podEntry{},
@@ -125,10 +126,12 @@ func (g *graph) retain(is func(namespace, name string) bool) {
 	}
 }
 
+// removed is called when a pod was deleted. It removes the pod and its references.
 func (g *graph) removed(namespace, name string) {
 	g.remove(types.NamespacedName{Namespace: namespace, Name: name})
 }
 
+// remove removes a pod and its references, if it exists.
 func (g *graph) remove(key types.NamespacedName) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

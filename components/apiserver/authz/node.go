@@ -107,6 +107,7 @@ func noOpinion(format string, args ...any) (authorizer.Decision, string, error) 
 	return authorizer.DecisionNoOpinion, fmt.Sprintf(format, args...), nil
 }
 
+// allow returns the decision that a request is allowed.
 func allow() (authorizer.Decision, string, error) { return authorizer.DecisionAllow, "", nil }
 
 // RulesFor implements authorizer.RuleResolver. The permissions of a kubelet depend on its pods and
@@ -216,6 +217,7 @@ func (n *nodeAuthorizer) readNamespaced(ctx context.Context, node string, kind r
 	return n.related(ctx, node, ref{kind, a.GetNamespace(), a.GetName()})
 }
 
+// claim allows a kubelet to read the ResourceClaims of its pods and to write their status.
 func (n *nodeAuthorizer) claim(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "status" {
 		return n.get(ctx, node, refClaim, a)
@@ -264,6 +266,7 @@ func (n *nodeAuthorizer) secretOfVolume(ctx context.Context, node string, secret
 	return false
 }
 
+// attachment allows a kubelet to get the VolumeAttachments of its node.
 func (n *nodeAuthorizer) attachment(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	switch {
 	case a.GetVerb() != "get":
@@ -280,6 +283,8 @@ func (n *nodeAuthorizer) attachment(ctx context.Context, node string, a authoriz
 	return allow()
 }
 
+// serviceAccount allows a kubelet to create tokens for the service accounts of its pods, and to
+// read these service accounts.
 func (n *nodeAuthorizer) serviceAccount(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	verb, sub := a.GetVerb(), a.GetSubresource()
 	switch {
@@ -308,6 +313,8 @@ func selects(a authorizer.Attributes, field, value string) bool {
 	return false
 }
 
+// node allows a kubelet to read its own Node, and to write Nodes and their status. The admission
+// plugin NodeRestriction limits writes to its own Node.
 func (n *nodeAuthorizer) node(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	verb := a.GetVerb()
 	switch a.GetSubresource() {
@@ -334,6 +341,8 @@ func (n *nodeAuthorizer) node(node string, a authorizer.Attributes) (authorizer.
 	return noOpinion("")
 }
 
+// pod allows a kubelet to read the pods of its node, and to create, delete and evict pods and write
+// their status. The admission plugin NodeRestriction limits writes to pods of its node.
 func (n *nodeAuthorizer) pod(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	verb := a.GetVerb()
 	switch a.GetSubresource() {
@@ -365,6 +374,8 @@ func (n *nodeAuthorizer) pod(ctx context.Context, node string, a authorizer.Attr
 	return noOpinion("")
 }
 
+// lease allows a kubelet to read and write the Lease of its node, with which it shows that it is
+// running.
 func (n *nodeAuthorizer) lease(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	switch a.GetVerb() {
 	case "get", "create", "update", "patch", "delete":
@@ -381,6 +392,7 @@ func (n *nodeAuthorizer) lease(node string, a authorizer.Attributes) (authorizer
 	return allow()
 }
 
+// csiNode allows a kubelet to read and write the CSINode of its node.
 func (n *nodeAuthorizer) csiNode(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "" {
 		return noOpinion("cannot authorize CSINode subresources")
@@ -396,6 +408,8 @@ func (n *nodeAuthorizer) csiNode(node string, a authorizer.Attributes) (authoriz
 	return allow()
 }
 
+// resourceSlice allows a kubelet to create ResourceSlices, and to read, change and delete those of
+// its node.
 func (n *nodeAuthorizer) resourceSlice(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "" {
 		return noOpinion("cannot authorize ResourceSlice subresources")

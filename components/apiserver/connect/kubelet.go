@@ -90,6 +90,8 @@ func newKubelets(reg *registry.Registry, cfg KubeletConfig) (*kubelets, error) {
 	return k, nil
 }
 
+// transport returns an HTTP/1.1 transport to kubelets or pods. Upgrades of connections require
+// HTTP/1.1.
 func transport(cfg *tls.Config, dial DialFunc) *http.Transport {
 	return &http.Transport{
 		TLSClientConfig:     cfg,
@@ -151,6 +153,8 @@ func (k *kubelets) get(ctx context.Context, resource, namespace, name string) (a
 	return res.Read(entry)
 }
 
+// pod returns a pod, including all previous writes. It returns an API error if the pod does not
+// exist.
 func (k *kubelets) pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	obj, err := k.get(ctx, "pods", namespace, name)
 	if err != nil {

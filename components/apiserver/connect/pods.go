@@ -26,7 +26,7 @@ import (
 	"hyperkube/internal/serving/upgradeproxy"
 )
 
-// Config is the configuration of Streams.
+// Config is the configuration of Streams, which connect clients with kubelets, pods and Services.
 type Config struct {
 	Registry   *registry.Registry
 	Kubelet    KubeletConfig
@@ -39,6 +39,8 @@ type Config struct {
 	Error func(w http.ResponseWriter, req *http.Request, err error)
 }
 
+// connector serves the streams: it finds the pod and its node, and forwards the request to the
+// kubelet or the pod.
 type connector struct {
 	*kubelets
 	cfg Config
@@ -190,6 +192,7 @@ func newFlushWriter(w http.ResponseWriter) io.Writer {
 	return w
 }
 
+// flushWriter is a response writer that sends each part immediately, for logs that are followed.
 type flushWriter struct {
 	io.Writer
 	flusher http.Flusher
@@ -202,6 +205,7 @@ func (f flushWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// exec connects the client with the kubelet, which runs the command in a container of the pod.
 func (c *connector) exec(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	if err := c.mayUpgrade(req); err != nil {
 		return err
@@ -217,6 +221,8 @@ func (c *connector) exec(w http.ResponseWriter, req *http.Request, call registry
 	return c.remoteCommand(w, req, at, utilproxy.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr, Tty: o.TTY})
 }
 
+// attach connects the client with the kubelet, which attaches to the main process of a container of
+// the pod.
 func (c *connector) attach(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	if err := c.mayUpgrade(req); err != nil {
 		return err
@@ -282,6 +288,7 @@ func (c *connector) upgrade(at *url.URL, required bool) *proxy.UpgradeAwareHandl
 	return h
 }
 
+// responder sends the error of a proxy to the client.
 type responder struct {
 	answer func(w http.ResponseWriter, req *http.Request, err error)
 }
@@ -317,6 +324,7 @@ func (c *connector) mayUpgrade(req *http.Request) error {
 	return rest.Forbidden(attributes, reason)
 }
 
+// unexpected returns the error for options of the wrong type, which the registry never passes.
 func unexpected(o runtime.Object) error {
 	return apierrors.NewInternalError(fmt.Errorf("invalid options object: %T", o))
 }

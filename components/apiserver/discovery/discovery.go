@@ -32,7 +32,7 @@ type Sender interface {
 
 var _ Sender = (*rest.Handler)(nil)
 
-// Config is the configuration of a Handler.
+// Config is the configuration of a Handler, which serves the discovery documents at /api and /apis.
 type Config struct {
 	Registry *registry.Registry
 	Sender   Sender
@@ -161,6 +161,7 @@ func (d *documents) serves(path []string) bool {
 	return len(path) == 1 || d.byGV[gv] != nil
 }
 
+// notFound responds that a path does not exist, with the handler Config.NotFound if it is set.
 func (h *Handler) notFound(w http.ResponseWriter, req *http.Request) {
 	if h.cfg.NotFound != nil {
 		h.cfg.NotFound.ServeHTTP(w, req)
@@ -304,6 +305,7 @@ func (h *Handler) build(all []*registry.Resource) *documents {
 	return d
 }
 
+// etag returns an ETag that is a hash of the content of a discovery document.
 func etag(list *apidiscoveryv2.APIGroupDiscoveryList) string {
 	data, err := list.Marshal()
 	if err != nil {

@@ -31,7 +31,7 @@ import (
 	"hyperkube/components/apiserver/request"
 )
 
-// Config is the configuration of a Chain.
+// Config is the configuration of a Chain: the handlers and checks through which all requests go.
 type Config struct {
 	Authenticator authenticator.Request
 	Authorizer    authorizer.UnconditionalAuthorizer
@@ -95,6 +95,8 @@ func New(cfg Config, next http.Handler) (*Chain, error) {
 	return c, nil
 }
 
+// inProcessUser is the context key of the user of an in-process request, which needs no
+// authentication.
 type inProcessUser struct{}
 
 // WithInProcessUser returns a context whose requests are sent by the user u from within this
@@ -188,7 +190,8 @@ func (c *Chain) serveAudited(w http.ResponseWriter, req *http.Request) {
 // It hides the other request's audit context, because the new request has its own audit event.
 type withoutAuditContext struct{ context.Context } //nolint:containedctx // it implements context.Context
 
-// Value implements context.Context.
+// Value implements context.Context. It returns nil instead of the audit context of the other
+// request.
 func (u withoutAuditContext) Value(key any) any {
 	v := u.Context.Value(key)
 	if _, ok := v.(*audit.AuditContext); ok {
@@ -312,6 +315,7 @@ func (c *Chain) serveLimited(w http.ResponseWriter, req *http.Request) {
 	c.next.ServeHTTP(w, req)
 }
 
+// errNoCredentials means that a request has no credentials and anonymous requests are not allowed.
 var errNoCredentials = errors.New("no credentials")
 
 // authenticate returns the user of a request and removes the bearer token from it, so that neither

@@ -20,7 +20,8 @@ type Guard struct {
 	GoAway float64
 }
 
-// maxGoAway is the maximum of Guard.GoAway.
+// maxGoAway is the maximum fraction of HTTP/2 requests after which the connection is closed
+// (Guard.GoAway).
 const maxGoAway = 0.02
 
 // NewGuard parses the values of --cors-allowed-origins, --strict-transport-security-directives and

@@ -42,7 +42,7 @@ type userLimits struct {
 	users map[string]*userUsage
 }
 
-// userUsage is the pending data of one user.
+// userUsage is the memory that one user's pending request bodies and responses use.
 type userUsage struct {
 	// bodies is the number of pending request bodies, bytes the total size of their received parts.
 	bodies int

@@ -41,7 +41,8 @@ func (w *writer) Later(private int, send func()) {
 	w.privateBytes, w.deferredSend = private, send
 }
 
-// WriteHeader implements http.ResponseWriter.
+// WriteHeader implements http.ResponseWriter. It records the status for metrics and the audit
+// event.
 func (w *writer) WriteHeader(code int) {
 	if w.code == 0 && code >= http.StatusOK {
 		w.begin(code)
@@ -61,7 +62,7 @@ func (w *writer) begin(code int) {
 // noCacheHeader is shared and must not be modified.
 var noCacheHeader = []string{"no-cache, private"}
 
-// Write implements http.ResponseWriter.
+// Write implements http.ResponseWriter. It counts the bytes of the response for metrics.
 func (w *writer) Write(p []byte) (int, error) {
 	if w.code == 0 {
 		w.begin(http.StatusOK)
@@ -71,7 +72,7 @@ func (w *writer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Flush implements http.Flusher.
+// Flush implements http.Flusher. It does nothing if the wrapped writer cannot flush.
 func (w *writer) Flush() {
 	if f, ok := w.ResponseWriter.(http.Flusher); ok {
 		f.Flush()

@@ -109,7 +109,8 @@ type response struct {
 	err      error
 }
 
-// Header implements http.ResponseWriter.
+// Header implements http.ResponseWriter. It returns the headers that the handler may set before the
+// response begins.
 func (w *response) Header() http.Header { return w.header }
 
 // WriteHeader implements http.ResponseWriter. Informational (1xx) responses are ignored.
@@ -119,6 +120,7 @@ func (w *response) WriteHeader(code int) {
 	w.writeHeader(code)
 }
 
+// writeHeader is WriteHeader for callers that hold mu.
 func (w *response) writeHeader(code int) {
 	if w.code != 0 || code < http.StatusOK && code != http.StatusSwitchingProtocols {
 		return

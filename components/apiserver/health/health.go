@@ -14,14 +14,14 @@ import (
 	"time"
 )
 
-// Check is a named health check.
+// Check is a named health check. Its name is that in /healthz, /livez or /readyz.
 type Check struct {
 	Name string
 	// Probe returns nil if the check passes. Its context has a timeout of a few seconds.
 	Probe func(ctx context.Context) error
 }
 
-// Ping returns a check that always passes.
+// Ping returns a check that always passes. It shows that the server responds at all.
 func Ping() Check { return Check{"ping", func(context.Context) error { return nil }} }
 
 // Closed returns a check with the name that passes once the channel done is closed.

@@ -218,7 +218,7 @@ type stream struct {
 	running sync.WaitGroup
 }
 
-// ResultChan implements watch.Interface.
+// ResultChan implements watch.Interface. The channel is closed when the watch ends.
 func (s *stream) ResultChan() <-chan watch.Event { return s.events }
 
 // Stop implements watch.Interface. The watch has stopped when it returns.

@@ -203,7 +203,8 @@ type Answer struct {
 	DryRun, Long bool
 }
 
-// Request records a completed request.
+// Request records a completed request: its number, duration and response size, by verb, resource
+// and status.
 func (m *Metrics) Request(info *apirequest.RequestInfo, a Answer) {
 	k := requestKey{
 		verb: verb(info, a.Method), group: info.APIGroup, version: info.APIVersion, resource: info.Resource,

@@ -34,7 +34,7 @@ const (
 	TypeProtobuf = "application/vnd.kubernetes.protobuf"
 )
 
-// String returns the media type.
+// String returns the media type, such as "application/json".
 func (m Media) String() string {
 	switch m {
 	case YAML:

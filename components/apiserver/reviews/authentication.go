@@ -60,6 +60,7 @@ func (cfg Config) SelfSubjectReview(ctx context.Context, r *authenticationv1.Sel
 	}, nil
 }
 
+// userInfo converts a user to the form in which review responses contain it.
 func userInfo(u user.Info) authenticationv1.UserInfo {
 	info := authenticationv1.UserInfo{Username: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups()}
 	if extra := u.GetExtra(); len(extra) > 0 {

@@ -94,6 +94,7 @@ func (cfg Config) SelfSubjectRulesReview(ctx context.Context, r *authorizationv1
 	return out, nil
 }
 
+// subject returns the user about whom a SubjectAccessReview asks.
 func subject(spec *authorizationv1.SubjectAccessReviewSpec) user.Info {
 	u := &user.DefaultInfo{Name: spec.User, UID: spec.UID, Groups: spec.Groups}
 	if len(spec.Extra) > 0 {
@@ -148,6 +149,8 @@ func evaluationError(err error, attrs authorizer.AttributesRecord) string {
 	return strings.Join(all, "; ")
 }
 
+// resourceAttributes converts the action on a resource that a review asks about to attributes for
+// the authorizer. Invalid selectors result in errors in the attributes.
 func resourceAttributes(u user.Info, in *authorizationv1.ResourceAttributes) authorizer.AttributesRecord {
 	attrs := authorizer.AttributesRecord{
 		User: u, Verb: in.Verb, Namespace: in.Namespace,
@@ -209,6 +212,8 @@ func fieldRequirements(in []metav1.FieldSelectorRequirement) (fields.Requirement
 	return out, utilerrors.NewAggregate(errs)
 }
 
+// labelRequirements converts the label selector of a review. It returns the valid requirements, and
+// errors for the invalid ones.
 func labelRequirements(in []metav1.LabelSelectorRequirement) (labels.Requirements, error) {
 	ops := map[metav1.LabelSelectorOperator]selection.Operator{
 		metav1.LabelSelectorOpIn:           selection.In,

@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/credentials/tokens"
 )
 
-// Config is the configuration of the reviews.
+// Config is the configuration of the review APIs, with which clients check tokens and permissions.
 type Config struct {
 	// Tokens authenticates the tokens of TokenReviews: an *authn.Authenticator.
 	Tokens authenticator.Token

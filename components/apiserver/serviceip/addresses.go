@@ -140,7 +140,7 @@ func (w *write) allocateIP(ctx context.Context, requested string) error {
 	if !in.usable(addr) {
 		return fmt.Errorf("the provided IP (%v) is not in the valid range. The range of valid IPs is %s", addr, in.prefix)
 	}
-	// Read from etcd, because the cache may not have seen the release of the address yet.
+	// Wait until the cache includes all writes, because it may not have seen the release of the address yet.
 	switch _, err := w.cfg.IPAddresses.Get(ctx, addr.String(), -1); {
 	case err == nil:
 		return errTaken

@@ -127,7 +127,7 @@ func (p *ports) choose() (int, error) {
 	return 0, errNoPorts
 }
 
-// count returns the number of allocated ports.
+// count returns the number of allocated ports, for metrics.
 func (p *ports) count() int {
 	n := 0
 	for _, word := range p.bits.Bits() {

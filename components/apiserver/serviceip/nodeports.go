@@ -40,7 +40,7 @@ func (w *write) nodePorts(ctx context.Context) error {
 
 // choosePorts chooses the ports, based on the cached set of allocated ports, and adds the operation
 // that stores the new set. If a requested port is allocated according to the cache, it tries again
-// with the set in etcd.
+// after the cache has caught up with etcd.
 func (w *write) choosePorts(ctx context.Context) error {
 	// Reset to these ports after a failed attempt.
 	before := slices.Clone(w.servicePorts())

@@ -63,8 +63,8 @@ func (c rangeCodec) Decode(data []byte, revision int64) (runtime.Object, error) 
 }
 
 // load returns the set of allocated ports and its entry in the store. revision is 0 for the cache
-// and -1 for the latest state in etcd, see store.ListOptions. If nothing is stored yet, the set is
-// empty and the entry is nil.
+// as it is, and -1 for a cache that includes all previous writes (see store.ListOptions). If
+// nothing is stored yet, the set is empty and the entry is nil.
 func (a *Allocator) load(ctx context.Context, revision int64) (*ports, *store.Entry, error) {
 	e, err := a.ranges.Get(ctx, portsKey, revision)
 	if errors.Is(err, store.ErrNotFound) {

@@ -243,7 +243,7 @@ func (a *Allocator) repairPorts(ctx context.Context) error {
 	}
 }
 
-// services returns all Services, as currently stored in etcd.
+// services returns all Services, including all previous writes.
 func (a *Allocator) services(ctx context.Context) ([]*corev1.Service, error) {
 	page, err := a.cfg.Services.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {

@@ -110,22 +110,28 @@ func (c *conn) appendSettings() {
 	c.appendWindowUpdate(0, receiveWindow-defaultWindow)
 }
 
+// appendWindowUpdate appends a frame that allows the client to send n more bytes on a stream, or on
+// the connection if stream is 0.
 func (o *output) appendWindowUpdate(stream uint32, n int64) {
 	o.appendFrame(4, http2.FrameWindowUpdate, 0, stream)
 	o.out = binary.BigEndian.AppendUint32(o.out, uint32(n))
 }
 
+// appendReset appends a frame that aborts a stream.
 func (o *output) appendReset(stream uint32, code http2.ErrCode) {
 	o.appendFrame(4, http2.FrameRSTStream, 0, stream)
 	o.out = binary.BigEndian.AppendUint32(o.out, uint32(code))
 }
 
+// appendGoAway appends a frame that tells the client to open no new streams. last is the last
+// stream that the server handles.
 func (o *output) appendGoAway(last uint32, code http2.ErrCode) {
 	o.appendFrame(8, http2.FrameGoAway, 0, 0)
 	o.out = binary.BigEndian.AppendUint32(o.out, last)
 	o.out = binary.BigEndian.AppendUint32(o.out, uint32(code))
 }
 
+// appendPing appends a ping, or with ack the response to the client's ping.
 func (o *output) appendPing(ack bool, data [8]byte) {
 	var flags http2.Flags
 	if ack {

@@ -41,7 +41,7 @@ import (
 	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Config is the configuration of Plugins.
+// Config is the configuration of Plugins, which run webhooks and admission policies.
 type Config struct {
 	// Informers provides cached objects. New requests informers from it, so it must not have been
 	// started.
@@ -160,6 +160,7 @@ type webhook interface {
 	initializer.WantsManifestLoaders
 }
 
+// mutatingWebhook creates the plugin MutatingAdmissionWebhook.
 func (p *Plugins) mutatingWebhook(name string) (admission.Interface, error) {
 	w, err := mutatingwebhook.NewMutatingWebhook(p.cfg.file(name))
 	if err != nil {
@@ -170,6 +171,7 @@ func (p *Plugins) mutatingWebhook(name string) (admission.Interface, error) {
 	return w, p.startWebhook(w)
 }
 
+// validatingWebhook creates the plugin ValidatingAdmissionWebhook.
 func (p *Plugins) validatingWebhook(name string) (admission.Interface, error) {
 	w, err := validatingwebhook.NewValidatingAdmissionWebhook(p.cfg.file(name))
 	if err != nil {
@@ -211,6 +213,7 @@ type policy interface {
 	initializer.WantsManifestLoaders
 }
 
+// mutatingPolicy creates the plugin MutatingAdmissionPolicy.
 func (p *Plugins) mutatingPolicy(name string) (admission.Interface, error) {
 	x, err := mutatingpolicy.NewPlugin(p.cfg.file(name))
 	if err != nil {
@@ -221,6 +224,7 @@ func (p *Plugins) mutatingPolicy(name string) (admission.Interface, error) {
 	return x, p.startPolicy(x)
 }
 
+// validatingPolicy creates the plugin ValidatingAdmissionPolicy.
 func (p *Plugins) validatingPolicy(name string) (admission.Interface, error) {
 	x, err := validatingpolicy.NewPlugin(p.cfg.file(name))
 	if err != nil {

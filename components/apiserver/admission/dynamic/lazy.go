@@ -28,7 +28,8 @@ type lazy struct {
 	err    error
 }
 
-// Handles implements admission.Interface.
+// Handles implements admission.Interface. It reports whether the plugin handles the operation,
+// without creating the plugin.
 func (l *lazy) Handles(op admission.Operation) bool { return slices.Contains(l.ops, op) }
 
 // get returns the plugin, which it creates on first use, or nil if no object configures it. It
