@@ -114,7 +114,8 @@ func (c *Collection) Update(expect *Entry, object runtime.Object, ttl int64) Op 
 	return Op{collection: c, key: expect.key, object: object, expect: expect.revision, ttl: ttl, from: expect}
 }
 
-// Delete returns an operation that deletes expect.
+// Delete returns an operation for Store.Commit that deletes the key of the entry expect. The
+// transaction fails with a ConflictError if the key has changed since expect was read.
 func (c *Collection) Delete(expect *Entry) Op {
 	return Op{collection: c, key: expect.key, expect: expect.revision}
 }
@@ -139,7 +140,7 @@ func (c *Collection) Store() *Store { return c.store }
 // that the first read does not have to wait.
 func (c *Collection) Warm() { c.fillOnce.Do(func() { c.store.wantFill(c) }) }
 
-// Len returns the number of entries in the cache.
+// Len returns the number of entries in the cache, which is 0 before it is filled.
 func (c *Collection) Len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

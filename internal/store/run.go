@@ -255,7 +255,8 @@ func (c *Collection) restart() bool {
 	return c.current != nil
 }
 
-// backoff doubles the delay with each retry, from 10 ms to 2 s.
+// backoff is the delay between attempts to reach etcd. It doubles with each attempt, from 10 ms to
+// 2 s.
 type backoff struct{ next time.Duration }
 
 // reset makes the next delay the shortest one, after a success.

@@ -385,7 +385,8 @@ func (w *Watcher) wants(ev *Event) bool {
 	return ev.Current != nil && match(ev.Current) || ev.Previous != nil && match(ev.Previous)
 }
 
-// fail makes Next of all watchers return err, and removes them.
+// fail makes Next of all watchers of the collection return err, and removes the watchers. It is
+// called when the collection is dropped or events were lost.
 func (x *watcherIndex) fail(err error) {
 	end := func(list []*Watcher) {
 		for _, w := range list {

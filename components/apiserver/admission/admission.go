@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Config configures the plugins and the data that they use.
+// Config selects and configures the plugins of a Chain, and contains what they need.
 type Config struct {
 	// Informers provides cached objects. New requests informers from it, so it must not have been
 	// started.

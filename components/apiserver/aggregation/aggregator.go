@@ -36,7 +36,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Config is the configuration of an Aggregator.
+// Config is the configuration of an Aggregator, which proxies requests for the APIs of other
+// servers.
 type Config struct {
 	// Registry contains the resources of this server, including APIServices, Services and
 	// EndpointSlices.

@@ -22,8 +22,9 @@ import (
 	auditwebhook "k8s.io/apiserver/plugin/pkg/audit/webhook"
 )
 
-// Modes of delivering events to a backend: ModeBatch in batches in the background, ModeBlocking and
-// ModeBlockingStrict before the request continues.
+// Modes of delivering events to a backend: ModeBatch delivers them in batches in the background,
+// ModeBlocking delivers each event before the request continues, and ModeBlockingStrict also
+// rejects the request if its event cannot be delivered.
 const (
 	ModeBatch          = "batch"
 	ModeBlocking       = "blocking"

@@ -36,7 +36,7 @@ const (
 	ModeABAC        = "ABAC"
 )
 
-// Config is the configuration of an Authorizer.
+// Config is the configuration of an Authorizer: the modes and what they need.
 type Config struct {
 	// Modes in the order of evaluation. Nil means Node and RBAC.
 	Modes []string

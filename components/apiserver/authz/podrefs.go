@@ -6,7 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// ref identifies an object to which a pod refers.
+// ref identifies an object to which a pod refers, such as a Secret that it mounts. The kubelet of
+// the pod's node may read the object.
 type ref struct {
 	kind            refKind
 	namespace, name string

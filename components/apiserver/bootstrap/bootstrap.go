@@ -28,7 +28,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Config is the configuration of Run.
+// Config is the configuration of Run, which writes the objects that every cluster starts with.
 type Config struct {
 	// Registry contains the resources that are written: those of RBAC, namespaces, priorityclasses
 	// and servicecidrs. Resources that it does not serve are skipped.
@@ -125,7 +125,8 @@ func objects[T api.Object](list []T) []api.Object {
 	return out
 }
 
-// namespaces returns the system namespaces.
+// namespaces returns the namespaces that every cluster has: default, kube-system, kube-public and
+// kube-node-lease.
 func namespaces() []*corev1.Namespace {
 	var out []*corev1.Namespace
 	for _, name := range []string{metav1.NamespaceDefault, kubeSystem, kubePublic, corev1.NamespaceNodeLease} {

@@ -24,7 +24,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// ServiceReconcilerConfig is the configuration of a ServiceReconciler.
+// ServiceReconcilerConfig is the configuration of a ServiceReconciler, which maintains the Service
+// default/kubernetes.
 type ServiceReconcilerConfig struct {
 	// Registry contains the resources services, endpoints and endpointslices. The hooks of services
 	// allocate the Service's IP and node port.

@@ -175,8 +175,8 @@ type Server struct {
 	ready               chan struct{}
 }
 
-// Components that need a client of the server that contains them are passed to it empty and are set
-// before the server runs.
+// Parts that need a client of the server that contains them: an empty wrapper is passed to the server
+// when it is created, and the wrapped part is set before the server runs.
 type (
 	lateAuthenticator struct{ authenticator.Request }
 	lateAuthorizer    struct{ authorizer.Authorizer }

@@ -23,7 +23,8 @@ import (
 	"hyperkube/internal/credentials/pki"
 )
 
-// KubeletConfig configures connections to kubelets.
+// KubeletConfig configures connections to kubelets: the client certificate, the CA and the
+// preferred addresses of nodes.
 type KubeletConfig struct {
 	// ClientCertFile and ClientKeyFile are the client certificate for kubelets. Empty means none.
 	// They are reloaded when they change.

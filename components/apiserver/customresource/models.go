@@ -34,7 +34,8 @@ type publishing struct {
 	types bool
 }
 
-// prefix returns the prefix of references to other schemas in this form.
+// prefix returns the prefix of JSON references to other schemas, which depends on the OpenAPI
+// version.
 func (p publishing) prefix() string {
 	if p.v3 {
 		return v3Prefix

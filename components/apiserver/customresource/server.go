@@ -19,7 +19,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Config is the configuration of a Server.
+// Config is the configuration of a Server, which serves the custom resources of all definitions.
 type Config struct {
 	// Registry contains the resource customresourcedefinitions. The server adds the resources that
 	// the definitions define.

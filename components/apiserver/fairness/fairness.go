@@ -210,6 +210,7 @@ func (t *ticket) header() {
 	h[headerSchema] = []string{string(t.schema.UID)}
 }
 
+// headerLevel and headerSchema are the names of the headers that ticket.header sets, in canonical
 // form.
 var (
 	headerLevel  = http.CanonicalHeaderKey(flowcontrolv1.ResponseHeaderMatchedPriorityLevelConfigurationUID)

@@ -90,7 +90,8 @@ type mode struct {
 	applies func(wanted *user.DefaultInfo, sender user.Info) bool
 }
 
-// modes are tried in this order, from the narrowest to the widest.
+// modes are the impersonation modes in the order in which they are tried, from the narrowest to the
+// widest.
 var modes = []mode{
 	{"associated-node", func(wanted *user.DefaultInfo, sender user.Info) bool {
 		node, ok := nodeOf(wanted.Name)

@@ -59,7 +59,8 @@ func (w *writer) begin(code int) {
 	}
 }
 
-// noCacheHeader is shared and must not be modified.
+// noCacheHeader is the default value of Cache-Control, for all responses. It is shared and must not
+// be modified.
 var noCacheHeader = []string{"no-cache, private"}
 
 // Write implements http.ResponseWriter. It counts the bytes of the response for metrics.

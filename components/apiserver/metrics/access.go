@@ -98,7 +98,7 @@ func (m *Metrics) Unauthenticated(took time.Duration) { m.access.failure.count(t
 // Decision is the result of an authorization check.
 type Decision int
 
-// Authorization results.
+// The results of authorization checks. Failed means that the authorizer returned an error.
 const (
 	Allowed Decision = iota
 	Denied

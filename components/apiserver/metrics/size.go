@@ -21,7 +21,7 @@ func (m *Metrics) RegisterSize(etcds ...*clientv3.Client) { m.registry.MustRegis
 var sizeDesc = prometheus.NewDesc("apiserver_storage_size_bytes",
 	"[STABLE] Size of the storage database file physically allocated in bytes.", []string{"storage_cluster_id"}, nil)
 
-// sizes is the collector of the database sizes of these etcds.
+// sizes is the Prometheus collector of the database sizes of the etcds with these clients.
 type sizes []*clientv3.Client
 
 // Describe implements prometheus.Collector. It describes the metric of database sizes.

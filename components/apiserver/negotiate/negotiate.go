@@ -59,7 +59,8 @@ const (
 	Aggregated
 )
 
-// Format is the negotiated format of a response.
+// Format is the format of a response as negotiated with the Accept header: encoding and
+// representation.
 type Format struct {
 	Media Media
 	As    As

@@ -25,7 +25,7 @@ const (
 	textDeprecated = ". deprecated: use the 'watch' parameter with a list operation instead"
 )
 
-// Media types of request and answer bodies.
+// Media types of request and response bodies in the documents.
 var (
 	bodyTypes  = []string{"application/json", "application/yaml", "application/vnd.kubernetes.protobuf"}
 	watchTypes = append(slices.Clone(bodyTypes), "application/json;stream=watch", "application/vnd.kubernetes.protobuf;stream=watch")

@@ -255,7 +255,8 @@ type item struct {
 // itemsPool contains items for reuse. See itemsOf and items.free.
 var itemsPool = sync.Pool{New: func() any { return new(items) }}
 
-// maxItems is the maximum capacity of items that free returns to the pool.
+// maxItems is the maximum capacity of items that are returned to the pool. Larger ones are left to
+// the garbage collector.
 const maxItems = 1 << 14
 
 // itemsOf returns items with room for n items. The caller must call free.

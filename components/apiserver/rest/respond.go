@@ -28,13 +28,14 @@ import (
 	"hyperkube/internal/store"
 )
 
-// buffers is a pool of buffers for building responses.
+// buffers is a pool of buffers in which responses are built. See getBuffer.
 var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
 // buffer is a byte slice that can be reused. Get one from getBuffer and return it with free.
 type buffer struct{ data []byte }
 
-// maxPooled is the maximum capacity, in bytes, of buffers that free returns to the pool.
+// maxPooled is the maximum capacity, in bytes, of a buffer that is returned to the pool. Larger
+// ones are left to the garbage collector.
 const maxPooled = 1 << 20
 
 // getBuffer returns an empty buffer with a capacity of at least size bytes. The caller must call

@@ -286,7 +286,8 @@ func (w *eventWriter) flush() bool {
 	return !w.failed
 }
 
-// send writes the buffered events to the connection or WebSocket.
+// send writes the buffered events to the connection or WebSocket, and empties the buffer. If that
+// fails, or the watchdog aborts it because the client does not read, it sets w.failed.
 func (w *eventWriter) send() {
 	if len(w.buf) > 0 && !w.failed {
 		var err error

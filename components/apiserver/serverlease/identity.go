@@ -35,7 +35,8 @@ const (
 	cleanupInterval = time.Hour
 )
 
-// Config is the configuration of a LeaseManager.
+// Config is the configuration of a LeaseManager, which maintains the Lease that identifies this API
+// server.
 type Config struct {
 	// Leases of the namespace kube-system.
 	Leases coordination.LeaseInterface

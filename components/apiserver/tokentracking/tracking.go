@@ -28,7 +28,8 @@ const (
 	minRecreateInterval = 30 * time.Minute
 )
 
-// Config is the configuration of a ConfigMapReconciler.
+// Config is the configuration of a ConfigMapReconciler, which maintains the ConfigMap about the
+// tracking of token usage.
 type Config struct {
 	// ConfigMaps is the collection of all ConfigMaps, in which the ConfigMap is watched.
 	ConfigMaps *store.Collection

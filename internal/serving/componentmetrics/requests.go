@@ -39,7 +39,8 @@ type requestLabels struct{ host, method string }
 // request body and size of the response body (answer).
 type observers struct{ duration, size, answer prometheus.Observer }
 
-// NewRequests creates a Requests. Its Wrap adds it to a transport.
+// NewRequests creates a Requests without requests. Requests.Wrap adds it to the transport of a
+// client.
 func NewRequests() *Requests {
 	sizes := []float64{64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216}
 	return &Requests{

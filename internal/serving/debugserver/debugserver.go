@@ -75,7 +75,8 @@ type Check struct {
 	Check func() error
 }
 
-// Server serves the secure port of one component.
+// Server serves the secure port of one component, such as the scheduler: health, metrics and
+// debugging pages.
 type Server struct {
 	cfg   Config
 	tls   *tls.Config

@@ -55,7 +55,8 @@ var buffers = sync.Pool{New: func() any { return new([]byte) }}
 // maxKept is the maximum capacity, in bytes, of an output buffer that is returned to the pool.
 const maxKept = 512 << 10
 
-// keepBuffer returns b to the pool unless it is too large.
+// keepBuffer returns b to buffers, for use by other connections, unless it is too large. The caller
+// must not use it afterwards.
 func keepBuffer(b []byte) {
 	if cap(b) > 0 && cap(b) <= maxKept {
 		b = b[:0]
@@ -117,14 +118,14 @@ func (o *output) appendWindowUpdate(stream uint32, n int64) {
 	o.out = binary.BigEndian.AppendUint32(o.out, uint32(n))
 }
 
-// appendReset appends a frame that aborts a stream.
+// appendReset appends a frame (RST_STREAM) that aborts a stream. code is the reason for the client.
 func (o *output) appendReset(stream uint32, code http2.ErrCode) {
 	o.appendFrame(4, http2.FrameRSTStream, 0, stream)
 	o.out = binary.BigEndian.AppendUint32(o.out, uint32(code))
 }
 
-// appendGoAway appends a frame that tells the client to open no new streams. last is the last
-// stream that the server handles.
+// appendGoAway appends a frame after which the client opens no new streams on the connection. last
+// is the last stream that the server handles, code the reason.
 func (o *output) appendGoAway(last uint32, code http2.ErrCode) {
 	o.appendFrame(8, http2.FrameGoAway, 0, 0)
 	o.out = binary.BigEndian.AppendUint32(o.out, last)

@@ -147,7 +147,8 @@ func (c *Config) file(name string) io.Reader {
 	return nil
 }
 
-// webhook is the interface of the two webhook plugins.
+// webhook contains the methods with which startWebhook initializes the mutating and the validating
+// webhook plugin.
 type webhook interface {
 	admission.Interface
 	admission.InitializationValidator
@@ -200,7 +201,8 @@ func (p *Plugins) startWebhook(w webhook) error {
 	return nil
 }
 
-// policy is the interface of the two policy plugins.
+// policy contains the methods with which startPolicy initializes the mutating and the validating
+// policy plugin.
 type policy interface {
 	admission.Interface
 	admission.InitializationValidator
