@@ -54,7 +54,7 @@ func (b *backend) probe(ctx context.Context) {
 		}
 		wait := probeInterval
 		if err != nil {
-			b.cfg.Log.WarnContext(ctx, "updating availability in APIService status failed, retrying", "apiservice", b.name, "err", err)
+			b.cfg.Log.WarnContext(ctx, "updating availability in APIService status failed, the status may be outdated, retrying", "apiservice", b.name, "err", err)
 		}
 		if err != nil || condition.Reason == reasonFailed {
 			wait = min(probeInterval, probeMinInterval<<min(failures, 10))

@@ -91,7 +91,7 @@ func (b *CABundle) Run(ctx context.Context, log *slog.Logger, changed func()) er
 		}
 		if now := sha256.Sum256(b.PEM()); now != seen {
 			seen = now
-			log.InfoContext(ctx, "CA bundle reloaded", "file", b.path)
+			log.InfoContext(ctx, "CA bundle for client certificates reloaded", "file", b.path)
 			changed()
 		}
 	})

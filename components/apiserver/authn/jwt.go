@@ -235,7 +235,7 @@ func (i *issuers) reload(ctx context.Context) (done bool) {
 	data, err := os.ReadFile(i.file)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
-			i.log.ErrorContext(ctx, "reloading authentication configuration failed, keeping the previous configuration", "file", i.file, "err", err)
+			i.log.ErrorContext(ctx, "reading changed authentication configuration failed, keeping the previous configuration: check the permissions of the file", "file", i.file, "err", err)
 		}
 		return true
 	}
@@ -258,7 +258,7 @@ func (i *issuers) reload(ctx context.Context) (done bool) {
 	if err := next.healthy(ctx); err != nil {
 		next.cancel()
 		if ctx.Err() == nil {
-			i.log.ErrorContext(ctx, "issuer of the new authentication configuration is not healthy, keeping the previous configuration and retrying", "file", i.file, "err", err)
+			i.log.ErrorContext(ctx, "issuer of the new authentication configuration does not respond, keeping the previous configuration and retrying: check that the issuer is reachable", "file", i.file, "err", err)
 		}
 		return false
 	}

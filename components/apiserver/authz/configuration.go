@@ -190,7 +190,7 @@ func (a *Authorizer) followFile(ctx context.Context) error {
 		data, err := os.ReadFile(a.cfg.ConfigFile)
 		if err != nil {
 			if !errors.Is(err, os.ErrNotExist) {
-				log.ErrorContext(ctx, "reloading authorization configuration failed, keeping the previous configuration", "file", a.cfg.ConfigFile, "err", err)
+				log.ErrorContext(ctx, "reading changed authorization configuration failed, keeping the previous configuration: check the permissions of the file", "file", a.cfg.ConfigFile, "err", err)
 			}
 			return
 		}

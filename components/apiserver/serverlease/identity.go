@@ -82,7 +82,7 @@ func (k *LeaseManager) Run(ctx context.Context) error {
 	defer clean.Stop()
 	renewLease := func() {
 		if err := k.renew(ctx, time.Now()); err != nil && ctx.Err() == nil {
-			k.cfg.Log.Warn("renewing lease of this API server failed, retrying in 10 s", "lease", k.name, "err", err)
+			k.cfg.Log.Warn("renewing lease of this API server failed, others regard the server as stopped when the lease expires, retrying in 10 s", "lease", k.name, "err", err)
 		}
 	}
 	cleanLeases := func() {

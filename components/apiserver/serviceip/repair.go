@@ -186,7 +186,7 @@ func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 		}
 		switch _, _, err := a.cfg.Store.Commit(ctx, a.createOp(addr, svc)); {
 		case err == nil:
-			a.log.Warn("missing IPAddress of Service created", "service", svc.Namespace+"/"+svc.Name, "address", ip)
+			a.log.Warn("IPAddress of Service was missing and has been created", "service", svc.Namespace+"/"+svc.Name, "address", ip)
 		case errors.Is(err, store.ErrExists):
 		default:
 			return err
