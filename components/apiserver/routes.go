@@ -35,6 +35,7 @@ type routes struct {
 	prefixes []string // sorted, longest first
 }
 
+// newRoutes returns routes to the handlers, by path. A path that ends with a slash is a prefix.
 func newRoutes(handlers map[string]http.Handler) *routes {
 	r := &routes{exact: handlers}
 	for path := range handlers {
@@ -265,6 +266,7 @@ func acceptsForm(accept, form string) bool {
 	return false
 }
 
+// serveVersion handles requests for /version, the version of the server.
 func (s *Server) serveVersion(w http.ResponseWriter, req *http.Request) {
 	switch {
 	case strings.TrimSuffix(req.URL.Path, "/") != "/version":
@@ -278,6 +280,7 @@ func (s *Server) serveVersion(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
+// writeJSON sends v as indented JSON with the status 200.
 func writeJSON(w http.ResponseWriter, v any) {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

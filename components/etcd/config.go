@@ -26,8 +26,10 @@ type TLS struct {
 	ClientCertAuth bool
 }
 
+// enabled reports whether a certificate is configured, so that the server uses TLS.
 func (t TLS) enabled() bool { return t.CertFile != "" || t.KeyFile != "" }
 
+// info converts the files to the form that etcd's libraries use.
 func (t TLS) info() transport.TLSInfo {
 	return transport.TLSInfo{
 		CertFile: t.CertFile, KeyFile: t.KeyFile,
@@ -222,6 +224,7 @@ func (c *Config) embed(logger *zap.Logger) (*embed.Config, error) {
 	return out, nil
 }
 
+// local returns the default URL of a port that only this machine can reach.
 func local(t TLS, port int) string {
 	scheme := "http"
 	if t.enabled() {
@@ -230,6 +233,7 @@ func local(t TLS, port int) string {
 	return fmt.Sprintf("%s://127.0.0.1:%d", scheme, port)
 }
 
+// parseURLs parses URLs, which must have a scheme and a host.
 func parseURLs(texts []string) ([]url.URL, error) {
 	var out []url.URL
 	for _, text := range texts {

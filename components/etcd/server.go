@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Server is one etcd member.
+// Server is one etcd member, which runs in this process.
 type Server struct {
 	cfg          *embed.Config
 	log          *slog.Logger

@@ -12,7 +12,7 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/mvcc"
 )
 
-// Settings of spaceManager.
+// Settings of spaceManager, which maintains the database of a single member.
 const (
 	// spaceInterval is the interval between checks. A check reads a few numbers.
 	spaceInterval = 30 * time.Second
@@ -101,7 +101,7 @@ func (s *spaceManager) check(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("disarming the NOSPACE alarm: %w", err)
 	}
-	s.log.Info("etcd database has space again, NOSPACE alarm disarmed", "size", db.Size())
+	s.log.Info("etcd database has space again, etcd accepts writes (NOSPACE alarm disarmed)", "size", db.Size())
 	return nil
 }
 

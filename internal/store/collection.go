@@ -55,7 +55,8 @@ type Collection struct {
 	replayed   bool
 }
 
-// fillState is the state of filling the cache.
+// fillState is the state of filling the cache of a collection from etcd. The collection's lock
+// guards it.
 type fillState struct {
 	// filling is set while the collection is read from etcd. Changes are appended to pending until
 	// then.
@@ -82,6 +83,7 @@ type change struct {
 	value []byte
 }
 
+// newCollection returns a collection whose cache is not filled yet.
 func newCollection(s *Store, cfg CollectionConfig) *Collection {
 	c := &Collection{
 		store:     s,
@@ -112,7 +114,8 @@ func (c *Collection) Update(expect *Entry, object runtime.Object, ttl int64) Op 
 	return Op{collection: c, key: expect.key, object: object, expect: expect.revision, ttl: ttl, from: expect}
 }
 
-// Delete returns an operation that deletes expect.
+// Delete returns an operation for Store.Commit that deletes the key of the entry expect. The
+// transaction fails with a ConflictError if the key has changed since expect was read.
 func (c *Collection) Delete(expect *Entry) Op {
 	return Op{collection: c, key: expect.key, expect: expect.revision}
 }
@@ -137,7 +140,7 @@ func (c *Collection) Store() *Store { return c.store }
 // that the first read does not have to wait.
 func (c *Collection) Warm() { c.fillOnce.Do(func() { c.store.wantFill(c) }) }
 
-// Len returns the number of entries in the cache.
+// Len returns the number of entries in the cache, which is 0 before it is filled.
 func (c *Collection) Len() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

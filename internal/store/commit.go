@@ -84,7 +84,8 @@ func (s *Store) Commit(ctx context.Context, ops ...Op) (entries []*Entry, revisi
 	return entries, revision, nil
 }
 
-// prepare checks ops and encodes their objects.
+// prepare validates the operations of a transaction and encodes (and encrypts) their objects. It
+// does not write anything.
 func (s *Store) prepare(ctx context.Context, ops []Op) ([]write, error) {
 	if len(ops) == 0 {
 		return nil, errors.New("empty transaction")

@@ -21,6 +21,7 @@ type indexed struct {
 	entry *Entry
 }
 
+// entryLess is the order of entries in contents: by key.
 func entryLess(a, b *Entry) bool { return a.key < b.key }
 
 func indexedLess(a, b indexed) bool {

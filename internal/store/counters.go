@@ -34,7 +34,7 @@ func (l *lists) add(evaluated, returned int, matched bool) {
 	l.returned.Add(uint64(returned))
 }
 
-// load returns the current values.
+// load returns a copy of the current counts.
 func (l *lists) load() Lists {
 	return Lists{Total: l.total.Load(), Fetched: l.fetched.Load(), Evaluated: l.evaluated.Load(), Returned: l.returned.Load()}
 }

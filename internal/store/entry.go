@@ -42,7 +42,7 @@ type Entry struct {
 	memos   atomic.Pointer[memo]
 }
 
-// plain is a decrypted value.
+// plain is the value of an entry after decryption. Without encryption it is the stored value.
 type plain struct {
 	data []byte
 	// stale is set if a write would encrypt the value differently now.

@@ -34,7 +34,7 @@ type UnsettledError struct {
 	Err error
 }
 
-// Error implements error.
+// Error returns the text of etcd's error.
 func (e *UnsettledError) Error() string { return e.Err.Error() }
 
 // Unwrap returns ErrUnavailable and the error of etcd, for errors.Is and errors.As.
@@ -66,7 +66,7 @@ type CorruptError struct {
 	Err       error
 }
 
-// Error implements error.
+// Error returns a text with the key and whether decryption or decoding failed.
 func (e *CorruptError) Error() string {
 	doing := "decoding"
 	if e.Encrypted {

@@ -16,6 +16,7 @@ func (c *Collection) List(ctx context.Context, opts ListOptions) (*Page, error) 
 	return page, nil
 }
 
+// list is the implementation of List. Its errors do not contain the resource, which List adds.
 func (c *Collection) list(ctx context.Context, opts ListOptions) (*Page, error) {
 	if opts.Exact && opts.Revision > 0 && opts.Revision < c.store.compacted.Load() {
 		return nil, ErrTooOld

@@ -134,7 +134,7 @@ func (c *memoClock) drop(m *memo) {
 	c.remove(m)
 }
 
-// remove is drop for callers that hold mu.
+// remove is like drop, for callers that hold mu.
 func (c *memoClock) remove(m *memo) {
 	if m.next == nil {
 		return

@@ -91,7 +91,7 @@ type currentRevisioner interface {
 	CurrentRevision(ctx context.Context) (int64, error)
 }
 
-// routes maps keys to collections.
+// routes finds the collection of an etcd key: each collection contains the keys below its path.
 type routes struct {
 	byPath map[string]*Collection
 	// depth is the maximum number of slashes in a path.

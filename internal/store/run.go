@@ -255,11 +255,14 @@ func (c *Collection) restart() bool {
 	return c.current != nil
 }
 
-// backoff doubles the delay with each retry, from 10 ms to 2 s.
+// backoff is the delay between attempts to reach etcd. It doubles with each attempt, from 10 ms to
+// 2 s.
 type backoff struct{ next time.Duration }
 
+// reset makes the next delay the shortest one, after a success.
 func (b *backoff) reset() { b.next = 0 }
 
+// wait waits for the current delay or until ctx is canceled, and doubles the delay.
 func (b *backoff) wait(ctx context.Context) {
 	b.next = min(max(2*b.next, 10*time.Millisecond), 2*time.Second)
 	lifecycle.Pause(ctx, b.next)

@@ -54,7 +54,7 @@ type Trimmer interface {
 	DecodeTrimmed(data []byte, revision int64) (runtime.Object, error)
 }
 
-// Config configures a Store.
+// Config is the configuration of a Store: its etcd client, the key prefix and the limits.
 type Config struct {
 	// Client is the etcd client, either over the network or in process.
 	Client *clientv3.Client
@@ -78,7 +78,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// CollectionConfig describes the objects of one resource.
+// CollectionConfig describes the objects of one resource: their keys in etcd, their encoding and
+// their indexes.
 type CollectionConfig struct {
 	Resource schema.GroupResource
 	// Path is the path below the store's prefix, without leading and trailing slash.

@@ -183,6 +183,7 @@ func (w *Watcher) collect(revision int64) (int64, bool) {
 	return revision, false
 }
 
+// key returns the key of the object that has changed.
 func (ev *Event) key() string {
 	if ev.Current != nil {
 		return ev.Current.key
@@ -384,7 +385,8 @@ func (w *Watcher) wants(ev *Event) bool {
 	return ev.Current != nil && match(ev.Current) || ev.Previous != nil && match(ev.Previous)
 }
 
-// fail makes Next of all watchers return err, and removes them.
+// fail makes Next of all watchers of the collection return err, and removes the watchers. It is
+// called when the collection is dropped or events were lost.
 func (x *watcherIndex) fail(err error) {
 	end := func(list []*Watcher) {
 		for _, w := range list {

@@ -10,8 +10,9 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// adminAccess allows claims to request admin access to devices only in namespaces that carry the
-// admin access label. Upstream does this check in the validation of claims, so it always runs.
+// adminAccess allows ResourceClaims and their templates to request admin access to devices only in
+// namespaces that carry the admin access label. Upstream does this check in the validation of
+// claims, so it always runs.
 //
 // https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/#admin-access
 type adminAccess struct {
@@ -23,7 +24,7 @@ func newAdminAccess(cfg *Config) admission.ValidationInterface {
 	return &adminAccess{onCreate, newNamespaces(cfg)}
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a new claim or template with admin access in a namespace without the label.
 func (p *adminAccess) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	var requests []resourcev1.DeviceRequest
 	var name string
@@ -48,8 +49,8 @@ func (p *adminAccess) Validate(ctx context.Context, a admission.Attributes, _ ad
 	return nil
 }
 
-// adminNamespace returns nil if claims in the namespace may request admin access to devices.
-// Otherwise it returns the error of the field at path.
+// adminNamespace returns nil if claims in the namespace with the name may request admin access to
+// devices. Otherwise it returns the error for the field at path.
 func adminNamespace(ctx context.Context, all namespaces, name string, path *field.Path) *field.Error {
 	ns, err := all.get(ctx, name)
 	if err != nil {

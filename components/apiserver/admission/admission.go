@@ -25,9 +25,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Config configures the plugins and the data that they use.
+// Config selects and configures the plugins of a Chain, and contains what they need.
 type Config struct {
-	// Informers must not have been started.
+	// Informers provides cached objects. New requests informers from it, so it must not have been
+	// started.
 	Informers informers.SharedInformerFactory
 	// Kube is a client of this API server with superuser permissions.
 	Kube kubernetes.Interface
@@ -48,30 +49,31 @@ type Config struct {
 	// the name of an upstream plugin runs in its position if that plugin is enabled. All others
 	// always run, after the upstream plugins.
 	Extra map[string]admission.Interface
-	// Last runs after all other plugins: the privilege escalation check. It may be nil.
+	// Last runs after all other plugins. It is the privilege escalation check of RBAC. It may be
+	// nil.
 	Last admission.ValidationInterface
 	// Serves reports whether the API serves a resource. Plugins whose resources are not served are
 	// left out. Nil means that all are served.
 	Serves func(schema.GroupVersionResource) bool
-	// Metrics is the registry for metrics. It may be nil.
+	// Metrics is the Prometheus registry with which metrics are registered. It may be nil.
 	Metrics prometheus.Registerer
 }
 
-// pluginFactory constructs a plugin. It returns nil if the API does not serve the resources that the plugin
-// needs.
+// pluginFactory constructs a plugin. It returns nil if the API does not serve the resources that
+// the plugin needs, and an error if the plugin's configuration is invalid.
 type pluginFactory func(*Config) (admission.Interface, error)
 
-// pluginSpec describes an upstream plugin.
+// pluginSpec describes one of upstream's admission plugins.
 type pluginSpec struct {
 	name string
 	// enabledByDefault reports whether the plugin is enabled by default.
 	enabledByDefault bool
-	// factory is nil for plugins that are constructed elsewhere, and for plugins of features that this
-	// server does not have because their kinds or fields are not served.
+	// factory constructs the plugin. It is nil for plugins in Config.Extra, and for plugins of
+	// features that this server does not have because their kinds or fields are not served.
 	factory pluginFactory
 }
 
-// pluginOrder lists the plugins in upstream's order.
+// pluginOrder lists upstream's plugins in the order in which they run.
 //
 // https://github.com/kubernetes/kubernetes/blob/master/pkg/kubeapiserver/options/plugins.go
 var pluginOrder = []pluginSpec{
@@ -118,7 +120,8 @@ var pluginOrder = []pluginSpec{
 	{"AlwaysDeny", false, newAlwaysDeny},
 }
 
-// Chain runs its plugins in order. It is safe for concurrent use.
+// Chain is the admission of the API server: it runs the enabled plugins in order. It is safe for
+// concurrent use.
 type Chain struct {
 	names    []string
 	mutating []mutating
@@ -146,7 +149,9 @@ var (
 	_ admission.ValidationInterface = (*Chain)(nil)
 )
 
-// New returns a chain and registers its event handlers with the informers.
+// New creates the enabled plugins and returns the chain of them. Plugins request informers, so the
+// caller must start the informers afterwards. It returns an error for unknown plugin names and
+// invalid configurations.
 func New(cfg Config) (*Chain, error) {
 	if cfg.Informers == nil || cfg.Kube == nil {
 		return nil, errors.New("admission requires informers and a client")
@@ -197,7 +202,7 @@ func New(cfg Config) (*Chain, error) {
 	return c, nil
 }
 
-// checkNames returns an error if a name is unknown or is in both lists.
+// checkNames returns an error if a plugin name in one of the flags is unknown or is in both.
 func checkNames(enable, disable []string) error {
 	var errs []error
 	unknown := func(flag string, names []string) {
@@ -222,6 +227,8 @@ func checkNames(enable, disable []string) error {
 	return errors.Join(errs...)
 }
 
+// add appends a plugin to the mutating plugins, the validating ones or both, depending on the
+// interfaces that it implements.
 func (c *Chain) add(name string, plugin admission.Interface) {
 	c.names = append(c.names, name)
 	if m, ok := plugin.(admission.MutationInterface); ok {
@@ -232,18 +239,18 @@ func (c *Chain) add(name string, plugin admission.Interface) {
 	}
 }
 
-// Plugins returns the names of the enabled plugins, in order.
+// Plugins returns the names of the enabled plugins in the order in which they run.
 func (c *Chain) Plugins() []string { return slices.Clone(c.names) }
 
-// Handles implements admission.Interface.
+// Handles implements admission.Interface. It reports whether any plugin handles the operation.
 func (c *Chain) Handles(op admission.Operation) bool {
 	return slices.ContainsFunc(c.mutating, func(p mutating) bool { return p.Handles(op) }) ||
 		slices.ContainsFunc(c.validating, func(p validating) bool { return p.Handles(op) })
 }
 
-// Admit implements admission.MutationInterface. If a webhook or a policy requests reinvocation, all
-// plugins run a second time: built-in plugins see the changes of webhooks, and webhooks see the
-// changes of built-in plugins.
+// Admit runs the mutating plugins, until one rejects the request. If a webhook or a policy requests
+// reinvocation, all mutating plugins run a second time: built-in plugins see the changes of
+// webhooks, and webhooks see the changes of built-in plugins.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/#reinvocation-policy
 func (c *Chain) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
@@ -260,6 +267,7 @@ func (c *Chain) Admit(ctx context.Context, a admission.Attributes, o admission.O
 	return c.admit(ctx, a, o)
 }
 
+// admit runs each mutating plugin once, in order, until one rejects the request.
 func (c *Chain) admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	for _, p := range c.mutating {
 		if !p.Handles(a.GetOperation()) {
@@ -275,7 +283,7 @@ func (c *Chain) admit(ctx context.Context, a admission.Attributes, o admission.O
 	return nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate runs the validating plugins, until one rejects the request.
 func (c *Chain) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) (err error) {
 	start := time.Now()
 	defer func() { c.validateTimer.observe(a.GetOperation(), start, err) }()
@@ -293,10 +301,10 @@ func (c *Chain) Validate(ctx context.Context, a admission.Attributes, o admissio
 	return nil
 }
 
-// operations lists the operations that a plugin handles. Plugins embed it.
+// operations lists the operations that a plugin handles. Plugins embed it to implement Handles.
 type operations []admission.Operation
 
-// Handles implements admission.Interface.
+// Handles implements admission.Interface. It reports whether op is in the list.
 func (ops operations) Handles(op admission.Operation) bool { return slices.Contains(ops, op) }
 
 var (

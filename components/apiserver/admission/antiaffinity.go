@@ -9,14 +9,15 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// hardAntiAffinity allows required pod anti-affinity only with the hostname topology key.
+// hardAntiAffinity is the plugin LimitPodHardAntiAffinityTopology. It allows required pod
+// anti-affinity only with the topology key kubernetes.io/hostname.
 type hardAntiAffinity struct{ operations }
 
 func newHardAntiAffinity(*Config) (admission.Interface, error) {
 	return hardAntiAffinity{onCreateUpdate}, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a pod whose required anti-affinity has another topology key.
 func (hardAntiAffinity) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || !isRequestFor(a, "", "pods") || pod.Spec.Affinity == nil || pod.Spec.Affinity.PodAntiAffinity == nil {

@@ -11,7 +11,8 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// namespaceAutoProvision creates the missing namespaces of new objects.
+// namespaceAutoProvision is the plugin NamespaceAutoProvision. It creates the missing namespaces of
+// new objects.
 type namespaceAutoProvision struct {
 	operations
 	lister corelisters.NamespaceLister
@@ -22,7 +23,7 @@ func newNamespaceAutoProvision(cfg *Config) (admission.Interface, error) {
 	return &namespaceAutoProvision{onCreate, cfg.Informers.Core().V1().Namespaces().Lister(), cfg.Kube}, nil
 }
 
-// Admit implements admission.MutationInterface.
+// Admit creates the namespace of a new object if it does not exist. It does nothing on a dry run.
 func (p *namespaceAutoProvision) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	// A dry run creates nothing.
 	if a.IsDryRun() || a.GetNamespace() == "" || a.GetKind().GroupKind() == corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind() {

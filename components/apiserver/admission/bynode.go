@@ -12,7 +12,8 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// byNode is embedded by plugins that check changes of a pod against the pod's node.
+// byNode is embedded by plugins that check changes of a pod against the capabilities of the node on
+// which the pod runs.
 type byNode struct {
 	operations
 	nodes corelisters.NodeLister
@@ -23,8 +24,9 @@ func newByNode(cfg *Config) byNode {
 	return byNode{onUpdate, cfg.Informers.Core().V1().Nodes().Lister(), cfg.Kube}
 }
 
-// changedOnNode returns the new and old version of a pod that is assigned to a node and whose spec
-// changes through one of the subresources ("" for the pod itself). Otherwise it returns nil.
+// changedOnNode returns the new and the old version of a pod if the request changes the spec of a
+// pod that is assigned to a node, through one of the subresources ("" for the pod itself).
+// Otherwise it returns nil.
 func changedOnNode(a admission.Attributes, subresources ...string) (pod, old *corev1.Pod) {
 	r := a.GetResource()
 	if r.Group != "" || r.Resource != "pods" || !slices.Contains(subresources, a.GetSubresource()) {
@@ -38,8 +40,8 @@ func changedOnNode(a admission.Attributes, subresources ...string) (pod, old *co
 	return pod, old
 }
 
-// nodeOf returns the pod's node, from the API if the cache does not have it. The node must not be
-// modified. If the node does not exist, the returned error rejects the request.
+// nodeOf returns the node of the pod, from the API if the informer does not have it. The node must
+// not be modified. If it does not exist, the error rejects the request.
 func (p byNode) nodeOf(ctx context.Context, a admission.Attributes, pod *corev1.Pod) (*corev1.Node, error) {
 	node, err := p.nodes.Get(pod.Spec.NodeName)
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 	"hyperkube/components/apiserver/authz"
 )
 
-// allowedForSigner reports whether the user is allowed the verb on a signer, by the signer's name or by
-// the wildcard of its domain.
+// allowedForSigner reports whether the user is authorized for the verb on a signer of certificates,
+// either by the signer's name or for all signers of its domain ("example.com/*").
 func allowedForSigner(ctx context.Context, may authorizer.Authorizer, u user.Info, verb, signer string) bool {
 	domain, _, _ := strings.Cut(signer, "/")
 	for _, name := range []string{signer, domain + "/*"} {
@@ -34,8 +34,8 @@ func allowedForSigner(ctx context.Context, may authorizer.Authorizer, u user.Inf
 	return false
 }
 
-// certificateApproval allows the approval of certificate signing requests only to users with the
-// verb "approve" on the signer.
+// certificateApproval is the plugin CertificateApproval. It allows approving certificate signing
+// requests only to users with the verb "approve" on the signer.
 type certificateApproval struct {
 	operations
 	authorizer authorizer.Authorizer
@@ -48,7 +48,8 @@ func newCertificateApproval(cfg *Config) (admission.Interface, error) {
 	return certificateApproval{onUpdate, cfg.Authorizer}, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects an update of the subresource approval if the user may not approve requests for
+// the signer.
 func (p certificateApproval) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isSigningRequest(a) || a.GetSubresource() != "approval" {
 		return nil
@@ -63,8 +64,8 @@ func (p certificateApproval) Validate(ctx context.Context, a admission.Attribute
 	return nil
 }
 
-// certificateSigning allows writing the certificate of signing requests only to users with the verb
-// "sign" on the signer.
+// certificateSigning is the plugin CertificateSigning. It allows issuing certificates only to users
+// with the verb "sign" on the signer.
 type certificateSigning struct {
 	operations
 	authorizer authorizer.Authorizer
@@ -77,7 +78,8 @@ func newCertificateSigning(cfg *Config) (admission.Interface, error) {
 	return certificateSigning{onUpdate, cfg.Authorizer}, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects an update of the certificate or the conditions in a signing request's status if
+// the user may not sign for the signer.
 func (p certificateSigning) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetSubresource() != "status" {
 		return nil
@@ -105,8 +107,8 @@ func (p certificateSigning) Validate(ctx context.Context, a admission.Attributes
 	return nil
 }
 
-// podRequest applies the same check to the status of PodCertificateRequests. Upstream does it in
-// the validation of the kind.
+// podRequest is Validate for the status of PodCertificateRequests. Upstream does this check in the
+// validation of the kind.
 func (p certificateSigning) podRequest(ctx context.Context, a admission.Attributes) error {
 	old, ok := a.GetOldObject().(*certificatesv1.PodCertificateRequest)
 	if !ok {
@@ -123,14 +125,16 @@ func (p certificateSigning) podRequest(ctx context.Context, a admission.Attribut
 		fmt.Sprintf("User %q is not permitted to \"sign\" for signer %q", a.GetUserInfo().GetName(), old.Spec.SignerName))})
 }
 
-// certificateSubject rejects certificate signing requests for the group system:masters.
+// certificateSubject is the plugin CertificateSubjectRestriction. It rejects requests for client
+// certificates of the group system:masters.
 type certificateSubject struct{ operations }
 
 func newCertificateSubject(*Config) (admission.Interface, error) {
 	return certificateSubject{onCreate}, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a new signing request for API clients whose subject contains the group
+// system:masters.
 func (certificateSubject) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isSigningRequest(a) || a.GetSubresource() != "" {
 		return nil
@@ -152,7 +156,8 @@ func (certificateSubject) Validate(_ context.Context, a admission.Attributes, _ 
 	return nil
 }
 
-// certificateRequest parses the PEM-encoded request of csr. The returned error rejects a.
+// certificateRequest parses the PEM-encoded X.509 request in csr. The error rejects the admission
+// request a.
 func certificateRequest(a admission.Attributes, csr *certificatesv1.CertificateSigningRequest) (*x509.CertificateRequest, error) {
 	block, _ := pem.Decode(csr.Spec.Request)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {
@@ -170,8 +175,8 @@ func isSigningRequest(a admission.Attributes) bool {
 	return r.Group == certificatesv1.GroupName && r.Resource == "certificatesigningrequests"
 }
 
-// trustBundleAttest allows writing a signer's trust bundles only to users with the verb "attest" on
-// the signer.
+// trustBundleAttest is the plugin ClusterTrustBundleAttest. It allows writing ClusterTrustBundles
+// of a signer only to users with the verb "attest" on the signer.
 type trustBundleAttest struct {
 	operations
 	authorizer authorizer.Authorizer
@@ -184,7 +189,8 @@ func newTrustBundleAttest(cfg *Config) (admission.Interface, error) {
 	return trustBundleAttest{onCreateUpdate, cfg.Authorizer}, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a new or changed trust bundle if the user may not attest for its signer. Updates
+// that change nothing or only what the garbage collector uses are allowed.
 func (p trustBundleAttest) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, certificatesv1.GroupName, "clustertrustbundles") {
 		return nil

@@ -22,10 +22,10 @@ import (
 	"hyperkube/components/apiserver/rest"
 )
 
-// claimStatusAuthorization checks the permissions for changes of the status of ResourceClaims. Allocation and
-// reservation need the permission for resourceclaims/binding. Device status needs the permission
-// for resourceclaims/driver with the name of the driver, on the client's own node
-// (associated-node:VERB) or on any node (arbitrary-node:VERB).
+// claimStatusAuthorization checks the permissions for changes of the status of ResourceClaims.
+// Changes of the allocation and the reservations need the permission for resourceclaims/binding.
+// Changes of the device status need the permission for resourceclaims/driver with the name of the
+// driver, on the client's own node (associated-node:VERB) or on any node (arbitrary-node:VERB).
 //
 // https://kep.k8s.io/4817
 type claimStatusAuthorization struct {
@@ -38,7 +38,8 @@ func newClaimStatusAuthorization(cfg *Config) *claimStatusAuthorization {
 	return &claimStatusAuthorization{admission.NewHandler(admission.Update), cfg.Authorizer, newNamespaces(cfg)}
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects an update of a claim's status if the user lacks one of the permissions that the
+// changed fields need.
 func (c *claimStatusAuthorization) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	claim, ok := a.GetObject().(*resourcev1.ResourceClaim)
 	if !ok || a.GetSubresource() != "status" {
@@ -89,8 +90,8 @@ func (c *claimStatusAuthorization) Validate(ctx context.Context, a admission.Att
 	return nil
 }
 
-// checkAdminAccess rejects an allocation that grants admin access to devices in namespaces without the admin
-// access label. A claim that already had such a device may keep it.
+// checkAdminAccess returns an error if the new allocation (is) grants admin access to devices in a
+// namespace without the admin access label. If the old allocation (was) already did, it is allowed.
 func (c *claimStatusAuthorization) checkAdminAccess(ctx context.Context, namespace string, is, was *resourcev1.AllocationResult) field.ErrorList {
 	granted := func(a *resourcev1.AllocationResult) int {
 		if a == nil {
@@ -108,8 +109,8 @@ func (c *claimStatusAuthorization) checkAdminAccess(ctx context.Context, namespa
 	return nil
 }
 
-// authorizeDriver returns nil if any of the verbs is allowed for the driver. Otherwise it returns the reason
-// why the first verb is not allowed.
+// authorizeDriver returns nil if the user is authorized for one of the verbs on the driver.
+// Otherwise it returns the error for the first verb.
 func (c *claimStatusAuthorization) authorizeDriver(ctx context.Context, request authorizer.Attributes, verbs []string, driver string) error {
 	var first error
 	for _, verb := range verbs {
@@ -124,7 +125,8 @@ func (c *claimStatusAuthorization) authorizeDriver(ctx context.Context, request 
 	return first
 }
 
-// claimAttributes overrides the verb, subresource, namespace and name of the request.
+// claimAttributes are the attributes of a request with another verb, subresource, namespace and
+// name.
 type claimAttributes struct {
 	authorizer.Attributes
 
@@ -136,7 +138,8 @@ func (a claimAttributes) GetSubresource() string { return a.subresource }
 func (a claimAttributes) GetNamespace() string   { return a.namespace }
 func (a claimAttributes) GetName() string        { return a.name }
 
-// changedDrivers returns the drivers whose device status differs, in order.
+// changedDrivers returns the names of the drivers whose device status differs between the new
+// status (is) and the old one (was), sorted.
 func changedDrivers(is, was []resourcev1.AllocatedDeviceStatus) []string {
 	type key struct{ driver, pool, device, share string }
 	of := func(d *resourcev1.AllocatedDeviceStatus) key {
@@ -180,7 +183,7 @@ func allocatedNode(a *resourcev1.AllocationResult) string {
 	return f.Values[0]
 }
 
-// isOnNode reports whether u is a service account whose token belongs to a pod on the node.
+// isOnNode reports whether u is a service account whose token was issued for a pod on the node.
 func isOnNode(u user.Info, node string) bool {
 	if _, _, err := serviceaccount.SplitUsername(u.GetName()); err != nil {
 		return false

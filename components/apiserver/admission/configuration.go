@@ -14,9 +14,9 @@ import (
 )
 
 // LoadConfiguration reads the file of --admission-control-config-file, an AdmissionConfiguration,
-// and the files that it refers to, relative to its own directory. It returns the plugin
-// configurations by plugin name. A file that contains only the configuration of ImagePolicyWebhook
-// or PodNodeSelector, a format older than AdmissionConfiguration, is accepted as well.
+// and the files that it refers to, relative to its own directory. It returns the configurations by
+// plugin name. A file that contains only the configuration of ImagePolicyWebhook or
+// PodNodeSelector, a format older than AdmissionConfiguration, is accepted as well.
 //
 // https://kubernetes.io/docs/reference/config-api/apiserver-config.v1/
 func LoadConfiguration(path string) (map[string][]byte, error) {
@@ -59,8 +59,8 @@ func LoadConfiguration(path string) (map[string][]byte, error) {
 	return out, nil
 }
 
-// decodeLegacyConfiguration returns the plugin configurations of a file in the unversioned format, or nil if
-// the file does not have that format.
+// decodeLegacyConfiguration returns the configurations by plugin name if the file has the format
+// without apiVersion and kind that precedes AdmissionConfiguration, and nil otherwise.
 func decodeLegacyConfiguration(data []byte) map[string][]byte {
 	var content map[string]any
 	if yaml.Unmarshal(data, &content) != nil {
@@ -74,8 +74,8 @@ func decodeLegacyConfiguration(data []byte) map[string][]byte {
 	return map[string][]byte{"ImagePolicyWebhook": data, "PodNodeSelector": data}
 }
 
-// decodeConfiguration decodes the configuration of a plugin, which must be of kind Configuration in
-// apiVersion. Fields that into does not have are an error.
+// decodeConfiguration decodes the configuration of a plugin into into. It returns an error for
+// another kind than Configuration, another apiVersion, and unknown fields.
 func decodeConfiguration(data []byte, apiVersion string, into any) error {
 	var kind struct {
 		APIVersion string `json:"apiVersion"`

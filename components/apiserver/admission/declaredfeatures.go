@@ -12,8 +12,9 @@ import (
 	"hyperkube/internal/pod/podutil"
 )
 
-// declaredFeatures rejects pod changes that need features that the pod's node does not declare.
-// Nodes may be older than the API server.
+// declaredFeatures is the plugin NodeDeclaredFeatureValidator. It rejects pod changes for which the
+// pod's node needs a feature that it does not declare, because nodes may be older than the API
+// server.
 //
 // https://kep.k8s.io/5328
 type declaredFeatures struct{ byNode }
@@ -22,7 +23,7 @@ func newDeclaredFeatures(cfg *Config) (admission.Interface, error) {
 	return declaredFeatures{newByNode(cfg)}, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a change of a running pod if its node does not declare all needed features.
 func (p declaredFeatures) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, old := changedOnNode(a, "", "resize")
 	if pod == nil {
@@ -43,8 +44,8 @@ func (p declaredFeatures) Validate(ctx context.Context, a admission.Attributes, 
 	return nil
 }
 
-// featuresOfUpdate returns the sorted names of the features that a node needs to change a running
-// pod from old to now.
+// featuresOfUpdate returns the names of the node features that are needed to change a running pod
+// from the spec old to now, sorted.
 func featuresOfUpdate(old, now *corev1.PodSpec) []string {
 	var needed []string
 	if !apiequality.Semantic.DeepEqual(old.Resources, now.Resources) {

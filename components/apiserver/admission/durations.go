@@ -10,13 +10,13 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// durationMetrics contains the histograms of plugin and step durations. If it is nil, nothing is
-// measured. Looking up a series costs more than observing it, so observers are cached.
+// durationMetrics contains the histograms of the durations of plugins and of the two phases (admit
+// and validate). A nil *durationMetrics measures nothing.
 type durationMetrics struct {
 	plugins, steps *prometheus.HistogramVec
 }
 
-// newDurationMetrics registers the histograms with r, which may be nil.
+// newDurationMetrics returns the histograms registered with r, or nil if r is nil.
 func newDurationMetrics(r prometheus.Registerer) (*durationMetrics, error) {
 	if r == nil {
 		return nil, nil
@@ -41,7 +41,8 @@ func newDurationMetrics(r prometheus.Registerer) (*durationMetrics, error) {
 	return d, nil
 }
 
-// timer observes the duration of one plugin or step.
+// timer measures one plugin or one phase. It caches the Prometheus observers, because looking up a
+// series costs more than an observation. A nil timer measures nothing.
 type timer struct {
 	observer func(op admission.Operation, rejected string) prometheus.Observer
 	// admitted are the observers for admitted requests, by the operation's index in all. Each is
@@ -49,8 +50,8 @@ type timer struct {
 	admitted [4]atomic.Pointer[prometheus.Observer]
 }
 
-// plugin returns the timer for one phase of a plugin ("admit" or "validate"), or nil if nothing is
-// measured.
+// plugin returns the timer for a phase ("admit" or "validate") of the plugin with the name, or nil
+// if nothing is measured.
 func (d *durationMetrics) plugin(name, part string) *timer {
 	if d == nil {
 		return nil
@@ -60,7 +61,8 @@ func (d *durationMetrics) plugin(name, part string) *timer {
 	}}
 }
 
-// step returns the timer for one phase of all plugins.
+// step returns the timer for a phase ("admit" or "validate") of all plugins together, or nil if
+// nothing is measured.
 func (d *durationMetrics) step(part string) *timer {
 	if d == nil {
 		return nil
@@ -70,7 +72,8 @@ func (d *durationMetrics) step(part string) *timer {
 	}}
 }
 
-// observe observes a call that started at began and returned err.
+// observe records the duration of a call that started at began and returned err; an error counts as
+// a rejection.
 func (t *timer) observe(op admission.Operation, began time.Time, err error) {
 	if t == nil {
 		return

@@ -17,7 +17,8 @@ import (
 	"k8s.io/utils/lru"
 )
 
-// limitType is the key by which an event rate limit counts.
+// limitType is the kind of key by which an event rate limit counts events: all together, by
+// namespace, by user, or by source and object.
 type limitType string
 
 const (
@@ -27,7 +28,7 @@ const (
 	limitSource    limitType = "SourceAndObject"
 )
 
-// eventLimit is one limit in the plugin's configuration.
+// eventLimit is one limit in the configuration of the plugin EventRateLimit.
 type eventLimit struct {
 	Type limitType `json:"type"`
 	// QPS is the number of events per second for each key, Burst the maximum burst.
@@ -37,7 +38,7 @@ type eventLimit struct {
 	CacheSize int32 `json:"cacheSize,omitempty"`
 }
 
-// eventLimits is the plugin's configuration.
+// eventLimits is the configuration of the plugin EventRateLimit.
 //
 // https://kubernetes.io/docs/reference/config-api/apiserver-eventratelimit.v1alpha1/
 type eventLimits struct {
@@ -70,13 +71,13 @@ func (c *eventLimits) validate() error {
 	return errs.ToAggregate()
 }
 
-// eventRateLimit rejects events that exceed the configured rates.
+// eventRateLimit is the plugin EventRateLimit. It rejects events that exceed the configured rates.
 type eventRateLimit struct {
 	operations
 	meters []*eventMeter
 }
 
-// eventMeter limits the rate of events by key. It is safe for concurrent use.
+// eventMeter counts events for one configured limit. It is safe for concurrent use.
 type eventMeter struct {
 	limit eventLimit
 	// buckets contains a flowcontrol.RateLimiter for each key. It has its own lock.
@@ -109,8 +110,8 @@ func newEventRateLimit(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// Validate implements admission.ValidationInterface. Every meter counts every event, even if
-// another meter has rejected it.
+// Validate rejects an event with an error 429 if one of the limits is exceeded. Every meter counts
+// every event, even if another meter has rejected it.
 func (p *eventRateLimit) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, corev1.GroupName, "events") && !isRequestFor(a, eventsv1.GroupName, "events") {
 		return nil

@@ -24,11 +24,13 @@ import (
 const (
 	// imageAuditPrefix is the prefix of the audit annotations.
 	imageAuditPrefix = "imagepolicywebhook.image-policy.k8s.io/"
-	// imageFailedOpen marks pods that were admitted without a review.
+	// imageFailedOpen is the annotation of pods that were admitted without a review, because the
+	// webhook did not respond.
 	imageFailedOpen = "alpha.image-policy.k8s.io/failed-open"
 )
 
-// imagePolicy asks an external webhook whether the images of a pod are allowed.
+// imagePolicy is the plugin ImagePolicyWebhook. It asks an external webhook whether the images of a
+// pod are allowed.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#imagepolicywebhook
 type imagePolicy struct {
@@ -41,8 +43,8 @@ type imagePolicy struct {
 	failOpen bool
 }
 
-// imagePolicyConfig is the plugin's configuration. For durations, 0 means the default and -1
-// disables the cache or backoff.
+// imagePolicyConfig is the configuration of the plugin ImagePolicyWebhook. For durations, 0 means
+// the default and -1 disables the cache or the backoff.
 type imagePolicyConfig struct {
 	KubeConfigFile string `json:"kubeConfigFile"`
 	// AllowTTL and DenyTTL are the cache lifetimes in seconds.
@@ -92,8 +94,8 @@ func newImagePolicy(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// durationWithin returns n units, which must be greater than least and at most most. For 0 it
-// returns otherwise, for -1 it returns 0.
+// durationWithin returns n units, or an error unless that is greater than least and at most most.
+// For 0 it returns otherwise, for -1 it returns 0.
 func durationWithin(n int64, unit, least, most, otherwise time.Duration) (time.Duration, error) {
 	switch n {
 	case -1:
@@ -108,7 +110,7 @@ func durationWithin(n int64, unit, least, most, otherwise time.Duration) (time.D
 	return d, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a pod, or new ephemeral containers, if the webhook does not allow the images.
 func (p *imagePolicy) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	r, sub := a.GetResource(), a.GetSubresource()
 	if r.Group != "" || r.Resource != "pods" || sub != "" && sub != "ephemeralcontainers" {
@@ -142,6 +144,8 @@ func (p *imagePolicy) Validate(ctx context.Context, a admission.Attributes, _ ad
 	return p.review(ctx, a, pod, &review)
 }
 
+// review decides about a pod by the webhook's response, which may be cached. If the webhook does
+// not respond, the configuration decides.
 func (p *imagePolicy) review(ctx context.Context, a admission.Attributes, pod *corev1.Pod, review *imagepolicy.ImageReview) error {
 	key, err := json.Marshal(review.Spec)
 	if err != nil {
@@ -183,7 +187,8 @@ func (p *imagePolicy) review(ctx context.Context, a admission.Attributes, pod *c
 	}
 }
 
-// callWebhook sends the review to the webhook and fills its status.
+// callWebhook sends the review to the webhook and fills its status with the response. It retries
+// with increasing delays.
 func (p *imagePolicy) callWebhook(ctx context.Context, review *imagepolicy.ImageReview) error {
 	result := p.hook.WithExponentialBackoff(ctx, func() rest.Result {
 		return p.hook.RestClient.Post().Body(review).Do(ctx)

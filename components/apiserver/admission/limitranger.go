@@ -20,7 +20,8 @@ import (
 	"hyperkube/components/apiserver/syncgate"
 )
 
-// limitRanger applies the defaults of a namespace's LimitRanges and enforces their limits.
+// limitRanger is the plugin LimitRanger. It sets the default requests and limits of the namespace's
+// LimitRanges in new pods, and enforces their limits for pods and claims.
 //
 // https://kubernetes.io/docs/concepts/policy/limit-range/
 type limitRanger struct {
@@ -39,7 +40,8 @@ func newLimitRanger(cfg *Config) (admission.Interface, error) {
 	return &limitRanger{operations: onCreateUpdate, lister: inf.Lister(), gate: syncgate.NewGate(inf.Informer().HasSyncedChecker()), kube: cfg.Kube, apiCache: newNamespaceCache[*corev1.LimitRange]()}, nil
 }
 
-// ranges returns the LimitRanges that apply to the request. Most requests have none.
+// ranges returns the LimitRanges of the namespace, sorted by name, if they apply to the request: a
+// new or resized pod, or a claim. Most namespaces have none.
 func (p *limitRanger) ranges(ctx context.Context, a admission.Attributes) ([]*corev1.LimitRange, error) {
 	switch {
 	case a.GetOperation() == admission.Create && isRequestFor(a, "", "pods"):
@@ -67,9 +69,9 @@ func (p *limitRanger) ranges(ctx context.Context, a admission.Attributes) ([]*co
 	return found, nil
 }
 
-// listFromAPI lists the LimitRanges through the API, because a client that has just created the first
-// LimitRange of a namespace expects it to take effect. The caller owns the slice, but the objects
-// are shared.
+// listFromAPI lists the LimitRanges of a namespace through the API. ranges uses it if the informer
+// has none, because a client that has just created the first LimitRange of a namespace expects it
+// to take effect. The caller owns the slice, but the objects are shared.
 func (p *limitRanger) listFromAPI(ctx context.Context, namespace string) ([]*corev1.LimitRange, error) {
 	found, err := p.apiCache.get(namespace, func() (found []*corev1.LimitRange, _ error) {
 		list, err := p.kube.CoreV1().LimitRanges(namespace).List(ctx, metav1.ListOptions{})
@@ -87,7 +89,7 @@ func (p *limitRanger) listFromAPI(ctx context.Context, namespace string) ([]*cor
 	return found, nil
 }
 
-// Admit implements admission.MutationInterface.
+// Admit sets the default requests and limits of the containers of a new pod.
 func (p *limitRanger) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || a.GetOperation() != admission.Create {
@@ -103,7 +105,8 @@ func (p *limitRanger) Admit(ctx context.Context, a admission.Attributes, _ admis
 	return nil
 }
 
-// fillDefaults sets the default requests and limits of containers that do not set them.
+// fillDefaults sets the default requests and limits of lr in the containers that do not set them,
+// and records this in an annotation of the pod.
 func fillDefaults(pod *corev1.Pod, lr *corev1.LimitRange) {
 	requests, limits := corev1.ResourceList{}, corev1.ResourceList{}
 	for i := range lr.Spec.Limits {
@@ -140,6 +143,7 @@ func fillDefaults(pod *corev1.Pod, lr *corev1.LimitRange) {
 	}
 }
 
+// fillList adds the defaults that are missing to list and returns their names, sorted.
 func fillList(list *corev1.ResourceList, defaults corev1.ResourceList) []string {
 	var set []string
 	for k, v := range defaults {
@@ -156,7 +160,7 @@ func fillList(list *corev1.ResourceList, defaults corev1.ResourceList) []string 
 	return set
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a pod or claim that violates a minimum, a maximum or a ratio of a LimitRange.
 func (p *limitRanger) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	ranges, err := p.ranges(ctx, a)
 	if err != nil {
@@ -222,7 +226,8 @@ func checkClaim(lr *corev1.LimitRange, pvc *corev1.PersistentVolumeClaim) []erro
 	return errs
 }
 
-// forEachResource calls check for every resource of a list, sorted by name, and appends the errors.
+// forEachResource calls check for every resource in list, sorted by name. It returns errs with the
+// returned errors appended.
 func forEachResource(errs []error, list corev1.ResourceList, check func(corev1.ResourceName, resource.Quantity) error) []error {
 	names := make([]corev1.ResourceName, 0, len(list))
 	for name := range list {

@@ -18,8 +18,9 @@ import (
 // protectedNamespaces lists the namespaces that cannot be deleted.
 var protectedNamespaces = []string{metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic}
 
-// namespaceLifecycle rejects the creation of objects in namespaces that do not exist or are being
-// deleted, and the deletion of namespaces that the cluster needs.
+// namespaceLifecycle is the plugin NamespaceLifecycle. It rejects the creation of objects in
+// namespaces that do not exist or are being deleted, and the deletion of namespaces that the
+// cluster needs.
 type namespaceLifecycle struct {
 	operations
 	lister corelisters.NamespaceLister
@@ -31,7 +32,8 @@ type namespaceLifecycle struct {
 	deleted map[string]time.Time
 }
 
-// informerBypassTime is how long the informer is bypassed after a deletion.
+// informerBypassTime is how long after the deletion of a namespace was requested the informer is
+// not trusted to know the state of the namespace.
 const informerBypassTime = 30 * time.Second
 
 func newNamespaceLifecycle(cfg *Config) (admission.Interface, error) {
@@ -43,8 +45,9 @@ func newNamespaceLifecycle(cfg *Config) (admission.Interface, error) {
 	}, nil
 }
 
-// Admit implements admission.MutationInterface. The check runs in the mutating phase, before all
-// other plugins, so that no plugin creates anything for a namespace that does not exist.
+// Admit rejects the request if its namespace does not exist, or for a new object is being deleted.
+// It changes nothing. The check runs in the mutating phase, before all other plugins, so that no
+// plugin creates anything for a namespace that does not exist.
 func (p *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	r := a.GetResource()
 	if r.Group == "" && r.Resource == "namespaces" {
@@ -88,6 +91,8 @@ func (p *namespaceLifecycle) Admit(ctx context.Context, a admission.Attributes, 
 	return err
 }
 
+// bypassInformer makes requests in a namespace, whose deletion was requested, read it from the API
+// for a while.
 func (p *namespaceLifecycle) bypassInformer(namespace string) {
 	now := time.Now()
 	p.mu.Lock()
@@ -100,6 +105,8 @@ func (p *namespaceLifecycle) bypassInformer(namespace string) {
 	p.deleted[namespace] = now.Add(informerBypassTime)
 }
 
+// bypassesInformer reports whether the namespace was deleted recently, so that the informer may not
+// know that yet and the namespace must be read from the API server.
 func (p *namespaceLifecycle) bypassesInformer(namespace string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,7 +114,8 @@ func (p *namespaceLifecycle) bypassesInformer(namespace string) bool {
 	return ok && time.Now().Before(until)
 }
 
-// namespaceExists rejects all requests in namespaces that do not exist.
+// namespaceExists is the plugin NamespaceExists. It rejects all requests in namespaces that do not
+// exist.
 type namespaceExists struct {
 	operations
 	lister corelisters.NamespaceLister
@@ -122,7 +130,7 @@ func newNamespaceExists(cfg *Config) (admission.Interface, error) {
 	}, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects the request with a NotFound error if its namespace does not exist.
 func (p *namespaceExists) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetNamespace() == "" || a.GetResource().GroupResource() == corev1.Resource("namespaces") {
 		return nil

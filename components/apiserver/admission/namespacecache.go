@@ -7,16 +7,16 @@ import (
 	"k8s.io/utils/lru"
 )
 
-// As in upstream's server, results from the API are cached this long, for at most this many
-// namespaces.
+// namespaceCacheTTL is how long the results of API requests are cached, for at most namespaceCacheSize
+// namespaces, as in upstream.
 const (
 	namespaceCacheTTL  = 30 * time.Second
 	namespaceCacheSize = 10000
 )
 
-// namespaceCache caches the results of API requests for namespaces of which the informer has no objects. A
-// client that has just created the first object of a namespace expects it to take effect. It is
-// safe for concurrent use.
+// namespaceCache caches the objects of namespaces that were read from the API because the informer
+// has none. The informer may lag behind: a client that has just created the first object of a
+// namespace expects it to take effect. The cache is safe for concurrent use.
 type namespaceCache[T any] struct {
 	entries *lru.Cache // cachedObjects by namespace
 }
@@ -30,8 +30,8 @@ func newNamespaceCache[T any]() *namespaceCache[T] {
 	return &namespaceCache[T]{lru.New(namespaceCacheSize)}
 }
 
-// get returns the cached objects of the namespace, or calls ask and caches the result. The caller
-// owns the slice, but the objects are shared.
+// get returns the cached objects of the namespace. If there are none, it calls ask, which requests
+// them from the API, and caches the result. The caller owns the slice, but the objects are shared.
 func (k *namespaceCache[T]) get(namespace string, ask func() ([]T, error)) ([]T, error) {
 	if said, ok := k.entries.Get(namespace); ok {
 		if said, ok := said.(cachedObjects[T]); ok && time.Now().Before(said.expires) {

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// checkAudience allows token requests for the audiences that the pod's volumes name, including the empty
-// audience (the API server), and for audiences that an RBAC rule allows the node to request.
+// checkAudience rejects a kubelet's token request for a pod unless a volume of the pod names the
+// audience (the empty audience is the API server), or an RBAC rule allows the node to request it.
 //
 // https://kep.k8s.io/4412
 func (p *nodeRestriction) checkAudience(ctx context.Context, a admission.Attributes, req *authenticationv1.TokenRequest, pod *corev1.Pod) error {
@@ -42,8 +42,8 @@ func (p *nodeRestriction) checkAudience(ctx context.Context, a admission.Attribu
 	return forbid(a, "%s is not authorized to request tokens for audience %q", who, want)
 }
 
-// isAuthorized reports whether the node is authorized for verb on resource, with a service account of the
-// request's namespace as the name.
+// isAuthorized reports whether the node is authorized for the verb on a resource, with a service
+// account of the request's namespace as the object name.
 func (p *nodeRestriction) isAuthorized(ctx context.Context, a admission.Attributes, verb, resource, account string) (bool, error) {
 	if p.authorizer == nil {
 		return false, nil
@@ -57,8 +57,9 @@ func (p *nodeRestriction) isAuthorized(ctx context.Context, a admission.Attribut
 	return decision == authorizer.DecisionAllow, err
 }
 
-// requestsAudience reports whether a volume of the pod requests a token for the audience, itself or through
-// its CSI driver. Lookup errors are returned only if no other volume matches.
+// requestsAudience reports whether a volume of the pod requests a token for the audience, itself or
+// through its CSI driver. It returns errors of looking up volumes only if no other volume requests
+// it.
 func (p *nodeRestriction) requestsAudience(ctx context.Context, pod *corev1.Pod, audience string) (bool, error) {
 	var errs []error
 	for i := range pod.Spec.Volumes {
@@ -91,8 +92,8 @@ func (p *nodeRestriction) requestsAudience(ctx context.Context, pod *corev1.Pod,
 	return false, utilerrors.NewAggregate(errs)
 }
 
-// csiDriver returns the name of the CSI driver of a volume, looked up through its claim if it has one,
-// or "" for other volumes.
+// csiDriver returns the name of the CSI driver that provides a volume of the pod, looked up through
+// the volume's claim if it has one. It returns "" for volumes without a CSI driver.
 func (p *nodeRestriction) csiDriver(ctx context.Context, pod *corev1.Pod, v *corev1.Volume) (string, error) {
 	var claim string
 	switch {

@@ -12,8 +12,9 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// podCertificate rejects a node's requests for certificates of pods that do not run on it. Errors
-// other than Forbidden may be caused by a cache that lags behind, so the kubelet retries.
+// podCertificate rejects a kubelet's PodCertificateRequest unless its pod runs on the node and all
+// UIDs and names in it are those of existing objects. Errors other than Forbidden may be caused by
+// a cache that lags behind, so the kubelet retries.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/certificate-signing-requests/#pod-certificate-requests
 func (p *nodeRestriction) podCertificate(ctx context.Context, node string, a admission.Attributes) error {
@@ -72,8 +73,8 @@ func (p *nodeRestriction) podCertificate(ctx context.Context, node string, a adm
 	return p.checkSigner(ctx, a, req, pod)
 }
 
-// checkSigner allows certificate requests for signers that the pod's volumes name, and for signers that
-// an RBAC rule allows the node to request on behalf of the service account.
+// checkSigner rejects a PodCertificateRequest unless a volume of the pod names the signer, or an
+// RBAC rule allows the node to request certificates of the signer for the service account.
 func (p *nodeRestriction) checkSigner(ctx context.Context, a admission.Attributes, req *certificatesv1.PodCertificateRequest, pod *corev1.Pod) error {
 	signer := req.Spec.SignerName
 	for i := range pod.Spec.Volumes {
@@ -96,7 +97,8 @@ func (p *nodeRestriction) checkSigner(ctx context.Context, a admission.Attribute
 	return forbid(a, "pod %q does not mount a podCertificate projected volume for signer %q", a.GetNamespace()+"/"+req.Spec.PodName, signer)
 }
 
-// isMirror reports whether the pod is a mirror pod, that is, represents a static pod.
+// isMirror reports whether the pod is a mirror pod, with which a kubelet represents a static pod in
+// the API.
 func isMirror(pod *corev1.Pod) bool {
 	_, ok := pod.Annotations[corev1.MirrorPodAnnotationKey]
 	return ok

@@ -22,8 +22,8 @@ import (
 	"hyperkube/internal/api/validate"
 )
 
-// nodeRestriction limits kubelets to their own node and its pods where authorization cannot decide
-// from the request alone.
+// nodeRestriction is the plugin NodeRestriction. It limits what kubelets may write to their own
+// node and the pods on it, where authorization cannot decide because it does not see the object.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#noderestriction
 type nodeRestriction struct {
@@ -42,8 +42,8 @@ func newNodeRestriction(cfg *Config) (admission.Interface, error) {
 	}, nil
 }
 
-// Admit implements admission.MutationInterface, as in upstream, although it changes nothing. It
-// must run before plugins that set the fields that it checks.
+// Admit rejects a write by a kubelet that does not concern its own node. It changes nothing, but
+// runs in the mutating phase, as in upstream, before plugins that set the fields that it checks.
 func (p *nodeRestriction) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	u := a.GetUserInfo()
 	node, ok := authz.NodeName(u)
@@ -86,7 +86,8 @@ func (p *nodeRestriction) Admit(ctx context.Context, a admission.Attributes, _ a
 	return nil
 }
 
-// unexpectedType returns the error for an object of an unexpected type.
+// unexpectedType returns the error that rejects a request because obj, or if obj is nil the object
+// of the request, has an unexpected type.
 func unexpectedType(a admission.Attributes, obj any) error {
 	if obj == nil {
 		obj = a.GetObject()
@@ -94,6 +95,8 @@ func unexpectedType(a admission.Attributes, obj any) error {
 	return forbid(a, "unexpected type %T", obj)
 }
 
+// nodeItself rejects a write of another Node than the kubelet's own, and changes of taints, owners
+// and labels that a kubelet must not set.
 func nodeItself(node string, a admission.Attributes) error {
 	name := a.GetName()
 	if meta, ok := a.GetObject().(metav1.Object); ok && name == "" && a.GetOperation() == admission.Create {
@@ -142,7 +145,8 @@ func nodeItself(node string, a admission.Attributes) error {
 	return nil
 }
 
-// forbiddenLabels returns the changed labels that kubelets may not write.
+// forbiddenLabels returns the names of the labels that a kubelet changes but may not change,
+// sorted. old is nil for a new node.
 func forbiddenLabels(labels, old map[string]string) []string {
 	var bad []string
 	check := func(key string) {
@@ -170,6 +174,8 @@ func forbiddenLabels(labels, old map[string]string) []string {
 	return bad
 }
 
+// claimStatus allows a kubelet to change only those fields of a claim's status that change when a
+// volume is expanded on the node.
 func claimStatus(node string, a admission.Attributes) error {
 	if a.GetSubresource() != "status" {
 		return forbid(a, "may only update PVC status")
@@ -201,7 +207,7 @@ func claimStatus(node string, a admission.Attributes) error {
 	return nil
 }
 
-// token allows tokens only for pods that run on the node.
+// token rejects a kubelet's token request unless it is for a pod that runs on the node.
 func (p *nodeRestriction) token(ctx context.Context, node string, a admission.Attributes) error {
 	if a.GetOperation() != admission.Create || a.GetSubresource() != "token" {
 		return nil
@@ -237,6 +243,7 @@ func (p *nodeRestriction) token(ctx context.Context, node string, a admission.At
 	return p.checkAudience(ctx, a, req, pod)
 }
 
+// lease allows a kubelet to write only the Lease of its node.
 func lease(node string, a admission.Attributes) error {
 	if a.GetNamespace() != corev1.NamespaceNodeLease {
 		return forbid(a, "can only access leases in the %q system namespace", corev1.NamespaceNodeLease)
@@ -255,6 +262,7 @@ func lease(node string, a admission.Attributes) error {
 	return nil
 }
 
+// csiNode allows a kubelet to write only the CSINode of its node.
 func csiNode(node string, a admission.Attributes) error {
 	name := a.GetName()
 	if a.GetOperation() == admission.Create {
@@ -270,6 +278,7 @@ func csiNode(node string, a admission.Attributes) error {
 	return nil
 }
 
+// resourceSlice allows a kubelet to create and delete only ResourceSlices of its node.
 func resourceSlice(node string, a admission.Attributes) error {
 	var obj any
 	var what string
@@ -293,7 +302,7 @@ func resourceSlice(node string, a admission.Attributes) error {
 	return nil
 }
 
-// signingRequest rejects a node's requests for certificates of other nodes.
+// signingRequest rejects a kubelet's requests for kubelet certificates of other nodes.
 func signingRequest(node string, a admission.Attributes) error {
 	if a.GetOperation() != admission.Create || a.GetSubresource() != "" {
 		return nil

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
+// find returns a pod from the cache, or from the API if the cache does not have it.
 func (p *nodeRestriction) find(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	if pod, ok := p.pods.Pod(namespace, name); ok {
 		return pod, nil
@@ -19,6 +20,7 @@ func (p *nodeRestriction) find(ctx context.Context, namespace, name string) (*co
 	return p.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
 }
 
+// pod allows a kubelet to create mirror pods on its own node and to delete pods of its node.
 func (p *nodeRestriction) pod(ctx context.Context, node string, a admission.Attributes) error {
 	switch op := a.GetOperation(); op {
 	case admission.Create:
@@ -40,7 +42,8 @@ func (p *nodeRestriction) pod(ctx context.Context, node string, a admission.Attr
 	}
 }
 
-// newPod allows only mirror pods that are assigned to the node and refer to no other objects.
+// newPod rejects a kubelet's new pod unless it is a mirror pod that is assigned to the node, is
+// owned by the node, and refers to no other objects.
 func (p *nodeRestriction) newPod(ctx context.Context, node string, a admission.Attributes) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok {
@@ -83,6 +86,8 @@ func (p *nodeRestriction) newPod(ctx context.Context, node string, a admission.A
 	return nil
 }
 
+// podStatus allows a kubelet to update the status only of pods on its own node, and not the labels
+// or the resource claims in it.
 func podStatus(node string, a admission.Attributes) error {
 	if op := a.GetOperation(); op != admission.Update {
 		return forbid(a, "unexpected operation %q", op)
@@ -113,6 +118,7 @@ func podStatus(node string, a admission.Attributes) error {
 	return nil
 }
 
+// eviction allows a kubelet to evict only pods of its node.
 func (p *nodeRestriction) eviction(ctx context.Context, node string, a admission.Attributes) error {
 	if op := a.GetOperation(); op != admission.Create {
 		return forbid(a, "unexpected operation %s", op)

@@ -14,17 +14,18 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// nodeSelectorAnnotation of a namespace restricts its pods to nodes.
+// nodeSelectorAnnotation is the annotation of a namespace with the node selector for its pods.
 const nodeSelectorAnnotation = "scheduler.alpha.kubernetes.io/node-selector"
 
-// podNodeSelector adds the node selector of the namespace to its pods.
+// podNodeSelector is the plugin PodNodeSelector. It adds the node selector of the namespace to new
+// pods.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#podnodeselector
 type podNodeSelector struct {
 	operations
 	namespaces namespaces
-	// clusterWide applies to namespaces without the annotation. allowed are the only labels that
-	// pods of a namespace may select, if not empty.
+	// clusterWide is the node selector for namespaces without the annotation. allowed contains, by
+	// namespace, the only labels that its pods may select. An empty set allows all.
 	clusterWide labels.Set
 	allowed     map[string]labels.Set
 }
@@ -50,7 +51,8 @@ func newPodNodeSelector(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// Admit implements admission.MutationInterface.
+// Admit merges the namespace's node selector into that of a new pod, and rejects the pod if they
+// conflict.
 func (p *podNodeSelector) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || !isRequestFor(a, "", "pods") {
@@ -66,7 +68,8 @@ func (p *podNodeSelector) Admit(ctx context.Context, a admission.Attributes, _ a
 	return p.check(a, pod, want)
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a pod whose node selector conflicts with that of its namespace. Other plugins
+// may have changed it.
 func (p *podNodeSelector) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || !isRequestFor(a, "", "pods") {
@@ -79,8 +82,8 @@ func (p *podNodeSelector) Validate(ctx context.Context, a admission.Attributes, 
 	return p.check(a, pod, want)
 }
 
-// check rejects a pod whose node selector conflicts with the selector of its namespace, or uses
-// labels that are not allowed in the namespace.
+// check rejects a pod whose node selector conflicts with want, the selector of its namespace, or
+// contains labels that are not allowed in the namespace.
 func (p *podNodeSelector) check(a admission.Attributes, pod *corev1.Pod, want labels.Set) error {
 	if labels.Conflicts(want, pod.Spec.NodeSelector) {
 		return apierrors.NewForbidden(a.GetResource().GroupResource(), pod.Name, fmt.Errorf("pod node label selector conflicts with its namespace node label selector"))
@@ -95,7 +98,8 @@ func (p *podNodeSelector) check(a admission.Attributes, pod *corev1.Pod, want la
 	return nil
 }
 
-// namespaceSelector returns the node selector of a namespace.
+// namespaceSelector returns the node selector in the namespace's annotation, or the cluster-wide
+// one if there is no annotation.
 func (p *podNodeSelector) namespaceSelector(ctx context.Context, name string) (labels.Set, error) {
 	ns, err := p.namespaces.get(ctx, name)
 	if err != nil {
@@ -118,6 +122,8 @@ func newNamespaces(cfg *Config) namespaces {
 	return namespaces{cfg.Informers.Core().V1().Namespaces().Lister(), cfg.Kube}
 }
 
+// get returns the namespace with the name. It is shared and must not be modified. It returns a
+// NotFound error if the namespace does not exist.
 func (n namespaces) get(ctx context.Context, name string) (*corev1.Namespace, error) {
 	if ns, err := n.lister.Get(name); err == nil {
 		return ns, nil

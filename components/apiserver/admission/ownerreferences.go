@@ -14,9 +14,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// ownerReferences allows changes of an object's owners only to users that may delete the object,
-// because the garbage collector could then delete it. It allows setting blockOwnerDeletion only to
-// users that may set finalizers on the owner.
+// ownerReferences is the plugin OwnerReferencesPermissionEnforcement. It allows changes of an
+// object's owners only to users that may delete the object, because the garbage collector could
+// then delete it. It allows setting blockOwnerDeletion only to users that may set finalizers on the
+// owner.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#ownerreferencespermissionenforcement
 type ownerReferences struct {
@@ -32,7 +33,8 @@ func newOwnerReferences(cfg *Config) (admission.Interface, error) {
 	return &ownerReferences{onCreateUpdate, cfg.Authorizer, cfg.Kinds}, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a request that changes owner references if the user lacks the permission to
+// delete the object or to set finalizers on an owner that would be blocked.
 func (p *ownerReferences) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	r := a.GetResource()
 	// A status update of a pod cannot change its owners.
@@ -83,7 +85,8 @@ func ownersOf(obj runtime.Object) []metav1.OwnerReference {
 	return nil
 }
 
-// newlyBlocking returns the owners for which blockOwnerDeletion is set now and was not set before.
+// newlyBlocking returns the owners in owners for which blockOwnerDeletion is set and was not set in
+// before.
 func newlyBlocking(owners, before []metav1.OwnerReference) (out []metav1.OwnerReference) {
 	blocks := func(r metav1.OwnerReference) bool { return ptr.Deref(r.BlockOwnerDeletion, false) }
 	did := map[types.UID]bool{}

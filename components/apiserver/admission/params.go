@@ -18,10 +18,11 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// PolicyParams prevents users from reading objects through the messages of a policy that they are
-// not allowed to read directly. The author of a policy must be allowed to get all objects of the
-// parameter kind. The author of a binding must be allowed to get, or list, the objects that the
-// binding refers to. The check is part of these kinds and therefore always enabled.
+// PolicyParams is an admission plugin that prevents users from reading objects through the messages
+// of an admission policy that they are not allowed to read directly. The author of a policy must be
+// allowed to get all objects of its parameter kind. The author of a binding must be allowed to get,
+// or list, the parameters to which the binding refers. In upstream the check is part of these
+// kinds, so it is always enabled.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/validating-admission-policy/#parameter-resources
 type PolicyParams struct {
@@ -33,7 +34,7 @@ type PolicyParams struct {
 	Resource func(schema.GroupVersionKind) string
 }
 
-// Handles implements admission.Interface.
+// Handles reports whether op is a create or an update.
 func (PolicyParams) Handles(op admission.Operation) bool { return onCreateUpdate.Handles(op) }
 
 func paramKindOf(obj runtime.Object) *admissionv1.ParamKind {
@@ -46,7 +47,7 @@ func paramKindOf(obj runtime.Object) *admissionv1.ParamKind {
 	return nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a policy or binding whose author lacks the permission to read its parameters.
 func (p PolicyParams) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetResource().Group != admissionv1.GroupName || a.GetSubresource() != "" {
 		return nil
@@ -77,7 +78,8 @@ func (p PolicyParams) Validate(ctx context.Context, a admission.Attributes, _ ad
 	return forbidField(a, "paramKind", err)
 }
 
-// forbidField returns an Invalid error for a forbidden value of a field of spec.
+// forbidField returns an Invalid error that forbids the value of the field spec.name because of
+// err.
 func forbidField(a admission.Attributes, name string, err error) error {
 	named := a.GetName()
 	if meta, ok := a.GetObject().(metav1.Object); ok {
@@ -98,8 +100,9 @@ func paramRefOf(obj runtime.Object) (ref *admissionv1.ParamRef, policy string, o
 	return nil, "", false
 }
 
-// binding checks the permissions of the author of a binding. If the parameter kind cannot be
-// determined, the author must be allowed to read all resources.
+// binding returns an error unless the author of a binding may read the parameters ref of the policy
+// with the name. If the parameter kind cannot be determined, the author must be allowed to read all
+// resources.
 func (p PolicyParams) binding(ctx context.Context, a admission.Attributes, ref *admissionv1.ParamRef, policy string) error {
 	u := a.GetUserInfo()
 	if ref == nil || isSuperuser(u) {
@@ -148,7 +151,8 @@ func (p PolicyParams) binding(ctx context.Context, a admission.Attributes, ref *
 	return forbidField(a, "paramRef", err)
 }
 
-// paramKind returns the parameter kind of a binding's policy, or nil if it has none.
+// paramKind returns the parameter kind of the policy with the name, of the type that belongs to the
+// binding, or nil if it has no parameters.
 func (p PolicyParams) paramKind(ctx context.Context, binding runtime.Object, policy string) (*admissionv1.ParamKind, error) {
 	api := p.Kube.AdmissionregistrationV1()
 	if _, ok := binding.(*admissionv1.MutatingAdmissionPolicyBinding); ok {

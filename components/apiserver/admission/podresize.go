@@ -13,13 +13,13 @@ import (
 	resourcehelper "k8s.io/component-helpers/resource"
 )
 
-// Causes of rejections after which autoscalers should not retry.
+// Causes in the error of a rejected resize, by which autoscalers recognize that they should not retry.
 const (
 	causeNodeCapacity metav1.CauseType = "NodeCapacity"
 	causePlatform     metav1.CauseType = "UnsupportedPlatform"
 )
 
-// withCause adds a cause to a status error.
+// withCause adds a cause to the Status of an error and returns the error.
 func withCause(cause metav1.CauseType, err error) error {
 	var status *apierrors.StatusError
 	if errors.As(err, &status) && status.ErrStatus.Details != nil {
@@ -28,7 +28,8 @@ func withCause(cause metav1.CauseType, err error) error {
 	return err
 }
 
-// podResize rejects resizing a pod beyond the capacity of its node.
+// podResize is the plugin PodResizeValidator. It rejects resizing a pod beyond the capacity of its
+// node.
 //
 // https://kubernetes.io/docs/tasks/configure-pod-container/resize-container-resources/
 type podResize struct{ byNode }
@@ -37,7 +38,8 @@ func newPodResize(cfg *Config) (admission.Interface, error) {
 	return podResize{newByNode(cfg)}, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a resize if the pod's requests exceed what the node can allocate, or the node
+// does not run Linux.
 func (p podResize) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, _ := changedOnNode(a, "resize")
 	if pod == nil {

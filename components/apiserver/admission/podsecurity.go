@@ -17,7 +17,8 @@ import (
 	"k8s.io/pod-security-admission/policy"
 )
 
-// podSecurity enforces the Pod Security Standard that the labels of a pod's namespace select.
+// podSecurity is the plugin PodSecurity. It enforces the Pod Security Standard that the labels of a
+// namespace select, for pods and for objects that contain pod templates.
 //
 // https://kubernetes.io/docs/concepts/security/pod-security-admission/
 type podSecurity struct {
@@ -65,7 +66,8 @@ func newPodSecurity(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a pod that violates the level that the namespace enforces. It adds warnings and
+// audit annotations for the levels that the namespace warns about and audits.
 func (p *podSecurity) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !p.subjects[a.GetResource().GroupResource()] {
 		return nil
@@ -100,7 +102,7 @@ func (p *podSecurity) Validate(ctx context.Context, a admission.Attributes, _ ad
 	return err
 }
 
-// podAttributes adapts admission.Attributes to the library's interface.
+// podAttributes adapts admission.Attributes to the interface of the Pod Security library.
 type podAttributes struct{ admission.Attributes }
 
 func (p podAttributes) GetOperation() admissionv1.Operation {

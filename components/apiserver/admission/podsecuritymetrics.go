@@ -18,8 +18,8 @@ type securityMetrics struct {
 	evaluations, exemptions, errors *prometheus.CounterVec
 }
 
-// newSecurityMetrics registers the metrics with r unless r is nil. current is the version of this
-// server.
+// newSecurityMetrics creates the metrics and registers them with r unless r is nil. current is the
+// Kubernetes version of this server; policies of later versions are counted as "future".
 func newSecurityMetrics(r prometheus.Registerer, current psaapi.Version) (*securityMetrics, error) {
 	m := &securityMetrics{
 		current: current,
@@ -49,7 +49,7 @@ func newSecurityMetrics(r prometheus.Registerer, current psaapi.Version) (*secur
 	return m, nil
 }
 
-// RecordEvaluation implements metrics.Recorder.
+// RecordEvaluation counts one evaluation of a policy level with its decision.
 func (m *securityMetrics) RecordEvaluation(d metrics.Decision, by psaapi.LevelVersion, mode metrics.Mode, a psaapi.Attributes) {
 	version := by.Version.String()
 	switch {
@@ -61,17 +61,19 @@ func (m *securityMetrics) RecordEvaluation(d metrics.Decision, by psaapi.LevelVe
 	m.evaluations.WithLabelValues(string(d), string(by.Level), version, string(mode), strings.ToLower(string(a.GetOperation())), resourceLabel(a), a.GetSubresource()).Inc()
 }
 
-// RecordExemption implements metrics.Recorder.
+// RecordExemption counts a request that the configuration exempts from Pod Security.
 func (m *securityMetrics) RecordExemption(a psaapi.Attributes) {
 	m.exemptions.WithLabelValues(strings.ToLower(string(a.GetOperation())), resourceLabel(a), a.GetSubresource()).Inc()
 }
 
-// RecordError implements metrics.Recorder.
+// RecordError counts an error of an evaluation. fatal means that the request was rejected because
+// of it.
 func (m *securityMetrics) RecordError(fatal bool, a psaapi.Attributes) {
 	m.errors.WithLabelValues(strconv.FormatBool(fatal), strings.ToLower(string(a.GetOperation())), resourceLabel(a), a.GetSubresource()).Inc()
 }
 
-// resourceLabel returns the metric label for the type of the checked object.
+// resourceLabel returns the metric label for the kind of the checked object: pod, namespace, or
+// controller for objects that contain a pod template.
 func resourceLabel(a psaapi.Attributes) string {
 	switch a.GetResource().GroupResource() {
 	case corev1.Resource("pods"):

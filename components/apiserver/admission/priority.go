@@ -17,8 +17,8 @@ import (
 	"hyperkube/components/apiserver/syncgate"
 )
 
-// priority sets the priority of pods from their PriorityClass, and rejects a second global default
-// class.
+// priority is the plugin Priority. It sets the priority and preemption policy of pods from their
+// PriorityClass, and rejects a second global default class.
 type priority struct {
 	operations
 	lister schedulinglisters.PriorityClassLister
@@ -39,7 +39,8 @@ func newPriority(cfg *Config) (admission.Interface, error) {
 	}, nil
 }
 
-// Admit implements admission.MutationInterface.
+// Admit sets the priority of a new pod from its PriorityClass, or from the global default class. It
+// rejects a pod whose class does not exist or that contains another priority.
 func (p *priority) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, "", "pods") {
 		return nil
@@ -89,8 +90,8 @@ func (p *priority) Admit(ctx context.Context, a admission.Attributes, _ admissio
 	return nil
 }
 
-// class returns the class of that name. For an empty name it returns the default class, which may
-// be nil.
+// class returns the PriorityClass with the name. For an empty name it returns the global default
+// class, or nil if there is none.
 func (p *priority) class(ctx context.Context, name string) (*schedulingv1.PriorityClass, error) {
 	if name == "" {
 		if err := p.gate.Wait(ctx); err != nil {
@@ -107,8 +108,8 @@ func (p *priority) class(ctx context.Context, name string) (*schedulingv1.Priori
 	return p.kube.SchedulingV1().PriorityClasses().Get(ctx, name, metav1.GetOptions{})
 }
 
-// defaultClass returns the global default class with the lowest value, because a race can create
-// two of them.
+// defaultClass returns the global default class, or nil if there is none. If a race has created
+// several, it returns the one with the lowest value.
 func (p *priority) defaultClass() (*schedulingv1.PriorityClass, error) {
 	all, err := p.lister.List(labels.Everything())
 	if err != nil {
@@ -123,7 +124,7 @@ func (p *priority) defaultClass() (*schedulingv1.PriorityClass, error) {
 	return found, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a PriorityClass with globalDefault if another class is the global default.
 func (p *priority) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, schedulingv1.GroupName, "priorityclasses") {
 		return nil

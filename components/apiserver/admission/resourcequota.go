@@ -36,9 +36,10 @@ const (
 	writtenQuotasSize = 1000
 )
 
-// resourceQuota reserves the resources of a new or changed object in the status of the namespace's
-// ResourceQuotas, or rejects the request. It runs last, so that nothing is reserved for requests
-// that other plugins reject.
+// resourceQuota is the plugin ResourceQuota. It adds the resources of a new or changed object to
+// the usage in the status of the namespace's ResourceQuotas, or rejects the request if a quota
+// would be exceeded. It runs last, so that nothing is reserved for requests that other plugins
+// reject.
 //
 // https://kubernetes.io/docs/concepts/policy/resource-quotas/
 type resourceQuota struct {
@@ -48,7 +49,7 @@ type resourceQuota struct {
 	gate       *syncgate.Gate
 	apiCache   *namespaceCache[*corev1.ResourceQuota]
 	evaluators quotav1.Registry
-	// limited lists resources that may only be used where a quota covers them.
+	// limited lists resources that may only be used in namespaces where a quota limits them.
 	limited []quotaconfig.LimitedResource
 	// written caches quotas as last written by this plugin (type writtenQuota), by namespace and name,
 	// because the informer may lag behind. It has its own lock.
@@ -60,7 +61,7 @@ type resourceQuota struct {
 	locks map[string]*namespaceLock
 }
 
-// writtenQuota is a quota as last written by this plugin.
+// writtenQuota is a quota in the state in which this plugin last wrote it.
 type writtenQuota struct {
 	quota *corev1.ResourceQuota
 	// sequence identifies an uninterrupted sequence of writes by this plugin: it changes when another
@@ -68,10 +69,11 @@ type writtenQuota struct {
 	sequence *writeSequence
 }
 
-// writeSequence is compared by address. It is not empty so that each one has a distinct address.
+// writeSequence identifies a sequence of writes by this plugin, by its address. It has a field so
+// that each one has a distinct address.
 type writeSequence struct{ _ byte }
 
-// namespaceLock is a lock. Sending to its channel acquires it.
+// namespaceLock is a lock that can be awaited with a context. Sending to its channel acquires it.
 type namespaceLock struct {
 	held chan struct{}
 	// users is the number of requests that hold the lock or wait for it. Guarded by
@@ -101,7 +103,8 @@ func newResourceQuota(cfg *Config) (admission.Interface, error) {
 	}, nil
 }
 
-// limitedResources returns the limited resources of the plugin's configuration.
+// limitedResources returns the limited resources in data, the plugin's configuration. It returns an
+// error if the configuration is invalid.
 //
 // https://kubernetes.io/docs/concepts/policy/resource-quotas/#limit-priority-class-consumption-by-default
 func limitedResources(data []byte) ([]quotaconfig.LimitedResource, error) {
@@ -115,7 +118,8 @@ func limitedResources(data []byte) ([]quotaconfig.LimitedResource, error) {
 	return c.LimitedResources, quotavalidation.ValidateConfiguration(c).ToAggregate()
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate reserves what the new or changed object uses in the quotas of its namespace. It returns
+// a Forbidden error if a quota would be exceeded.
 func (p *resourceQuota) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	namespace := a.GetNamespace()
 	if namespace == "" || a.GetOperation() == admission.Create && a.GetKind().GroupKind() == corev1.SchemeGroupVersion.WithKind("Namespace").GroupKind() {
@@ -153,8 +157,8 @@ func (p *resourceQuota) Validate(ctx context.Context, a admission.Attributes, _ 
 	return p.reserve(ctx, a, evaluator, quotas)
 }
 
-// devices returns readers of the device data with which claims are evaluated. It is needed too
-// rarely to justify informers.
+// devices returns functions that read the device classes, pods and claims from which the usage of a
+// ResourceClaim is computed, through the API. They are called too rarely to justify informers.
 func (p *resourceQuota) devices(ctx context.Context) quota.Devices {
 	return quota.Devices{
 		Classes: func() ([]*resourcev1.DeviceClass, error) {
@@ -190,7 +194,8 @@ func pointers[T any](items []T) []*T {
 	return out
 }
 
-// lock acquires the namespace's lock. done releases it.
+// lock acquires the lock of a namespace. The caller must call done to release it. It returns the
+// error of ctx if ctx is done first.
 func (p *resourceQuota) lock(ctx context.Context, namespace string) (done func(), err error) {
 	p.mu.Lock()
 	t := p.locks[namespace]
@@ -217,6 +222,7 @@ func (p *resourceQuota) lock(ctx context.Context, namespace string) (done func()
 }
 
 // find returns the namespace's quotas from the informer or, if the informer has none, from the API.
+// They are shared.
 func (p *resourceQuota) find(ctx context.Context, namespace string) ([]*corev1.ResourceQuota, error) {
 	found, err := p.lister.ResourceQuotas(namespace).List(labels.Everything())
 	if err == nil && len(found) == 0 {
@@ -237,7 +243,8 @@ func (p *resourceQuota) find(ctx context.Context, namespace string) ([]*corev1.R
 	return found, nil
 }
 
-// quotas returns the latest known state of the namespace's quotas, sorted by name.
+// quotas returns copies of the namespace's quotas, sorted by name. If this plugin has written a
+// quota and the informer has not seen that yet, it returns the written state.
 func (p *resourceQuota) quotas(ctx context.Context, namespace string) ([]corev1.ResourceQuota, error) {
 	found, err := p.find(ctx, namespace)
 	if err != nil {
@@ -260,14 +267,15 @@ func (p *resourceQuota) quotas(ctx context.Context, namespace string) ([]corev1.
 	return out, nil
 }
 
-// newer reports whether a has a higher resource version than b.
+// newer reports whether a has a later resource version than b.
 func newer(a, b *corev1.ResourceQuota) bool {
 	c, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
 	return err == nil && c > 0
 }
 
-// reserve checks the request against quotas and writes those whose usage changes. After a write
-// conflict it reads the quota again and repeats the check.
+// reserve adds the usage of the request to quotas and writes those whose usage changes. After a
+// write conflict it reads the quota again and repeats the check. It returns a Forbidden error if a
+// quota would be exceeded. On a dry run it only checks.
 //
 // The reservation is released if the request fails later.
 func (p *resourceQuota) reserve(ctx context.Context, a admission.Attributes, evaluator quotav1.Evaluator, quotas []corev1.ResourceQuota) error {
@@ -313,8 +321,8 @@ func (p *resourceQuota) reserve(ctx context.Context, a admission.Attributes, eva
 	}
 }
 
-// recordWrite caches the written quota, which was made from base, and registers a rollback that releases
-// the reservation if the request fails.
+// recordWrite caches the quota written, which was updated from base, and registers a function that
+// releases the reservation if the request fails.
 func (p *resourceQuota) recordWrite(ctx context.Context, base, written *corev1.ResourceQuota) {
 	key := written.Namespace + "/" + written.Name
 	now := writtenQuota{quota: written, sequence: &writeSequence{}}
@@ -328,9 +336,10 @@ func (p *resourceQuota) recordWrite(ctx context.Context, base, written *corev1.R
 	request.OnFailure(ctx, func(ctx context.Context) { p.release(ctx, key, now.sequence, reserved) })
 }
 
-// release releases a reservation, unless another client has written the quota since. In that case
-// the quota controller has already recalculated the usage without the failed request. If the
-// release fails, the next recalculation corrects the usage.
+// release subtracts the resources reserved from the usage of the quota with the key, because the
+// request has failed. It does nothing if another client has written the quota since the sequence
+// since: the quota controller has then already recalculated the usage without the failed request.
+// If the release fails, the next recalculation corrects the usage.
 func (p *resourceQuota) release(ctx context.Context, key string, since *writeSequence, reserved corev1.ResourceList) {
 	namespace, _, _ := strings.Cut(key, "/")
 	done, err := p.lock(ctx, namespace)

@@ -15,7 +15,8 @@ import (
 	nodelisters "k8s.io/client-go/listers/node/v1"
 )
 
-// runtimeClass sets the overhead and the scheduling constraints of a pod's RuntimeClass.
+// runtimeClass is the plugin RuntimeClass. It sets the overhead and the scheduling constraints of a
+// new pod from its RuntimeClass.
 type runtimeClass struct {
 	operations
 	lister nodelisters.RuntimeClassLister
@@ -29,7 +30,9 @@ func newRuntimeClass(cfg *Config) (admission.Interface, error) {
 	return &runtimeClass{operations: onCreate, lister: cfg.Informers.Node().V1().RuntimeClasses().Lister(), kube: cfg.Kube}, nil
 }
 
-// podAndClass returns the pod and its RuntimeClass. Either may be nil.
+// podAndClass returns the new pod of the request, or nil if the request creates no pod, and its
+// RuntimeClass, or nil if it has none. A class that does not exist is an error that rejects the
+// pod.
 func (p *runtimeClass) podAndClass(ctx context.Context, a admission.Attributes) (*corev1.Pod, *nodev1.RuntimeClass, error) {
 	if !isRequestFor(a, "", "pods") {
 		return nil, nil, nil
@@ -52,7 +55,8 @@ func (p *runtimeClass) podAndClass(ctx context.Context, a admission.Attributes) 
 	return pod, class, nil
 }
 
-// Admit implements admission.MutationInterface.
+// Admit sets the overhead, the node selector and the tolerations of the RuntimeClass in a new pod.
+// It rejects a pod that contradicts them.
 func (p *runtimeClass) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, class, err := p.podAndClass(ctx, a)
 	if err != nil || class == nil {
@@ -81,7 +85,8 @@ func (p *runtimeClass) Admit(ctx context.Context, a admission.Attributes, _ admi
 	return nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a pod whose overhead is not that of its RuntimeClass. Other plugins may have
+// changed it.
 func (p *runtimeClass) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, class, err := p.podAndClass(ctx, a)
 	if err != nil || pod == nil {

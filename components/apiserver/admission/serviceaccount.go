@@ -29,7 +29,8 @@ const (
 	enforceMountable = "kubernetes.io/enforce-mountable-secrets"
 )
 
-// serviceAccounts sets the service account of pods and mounts its token into every container.
+// serviceAccounts is the plugin ServiceAccount. It sets the service account of new pods and mounts
+// its token into every container.
 type serviceAccounts struct {
 	operations
 	lister corelisters.ServiceAccountLister
@@ -49,7 +50,8 @@ func newServiceAccount(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// podToAdmit returns the pod if the request creates a pod or adds containers to one.
+// podToAdmit returns the pod of a request that creates a pod or adds ephemeral containers to one,
+// and false for other requests.
 func (p *serviceAccounts) podToAdmit(a admission.Attributes) (*corev1.Pod, bool) {
 	r := a.GetResource()
 	if r.Group != "" || r.Resource != "pods" {
@@ -69,7 +71,8 @@ func (p *serviceAccounts) podToAdmit(a admission.Attributes) (*corev1.Pod, bool)
 	return pod, ok
 }
 
-// Admit implements admission.MutationInterface.
+// Admit sets the service account, the token volume and the image pull secrets of a new pod. It does
+// not change mirror pods.
 func (p *serviceAccounts) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	pod, ok := p.podToAdmit(a)
 	if !ok || a.GetOperation() != admission.Create {
@@ -102,7 +105,9 @@ func (p *serviceAccounts) Admit(ctx context.Context, a admission.Attributes, o a
 	return p.Validate(ctx, a, o)
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a pod whose service account does not exist, or that uses Secrets which the
+// account does not list although it limits them. Mirror pods must not use service accounts and
+// Secrets.
 func (p *serviceAccounts) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := p.podToAdmit(a)
 	if !ok {
@@ -124,8 +129,8 @@ func (p *serviceAccounts) Validate(ctx context.Context, a admission.Attributes, 
 	return nil
 }
 
-// validateMirror prevents a client with a node's credentials from getting Secrets and tokens
-// mounted into mirror pods.
+// validateMirror rejects a mirror pod that refers to a service account, Secrets or tokens.
+// Otherwise a client with the credentials of a node could get them for any pod.
 func validateMirror(a admission.Attributes, pod *corev1.Pod) error {
 	if pod.Spec.ServiceAccountName != "" {
 		return forbid(a, "a mirror pod may not reference service accounts")
@@ -154,7 +159,8 @@ func validateMirror(a admission.Attributes, pod *corev1.Pod) error {
 	return nil
 }
 
-// limitSecrets allows only Secrets that the service account lists.
+// limitSecrets rejects a pod that uses Secrets which its service account does not list. It applies
+// to accounts with the annotation enforceMountable.
 func limitSecrets(a admission.Attributes, sa *corev1.ServiceAccount, pod *corev1.Pod) error {
 	mountable, pullable := map[string]bool{}, map[string]bool{}
 	for _, s := range sa.Secrets {
@@ -206,8 +212,9 @@ func limitSecrets(a admission.Attributes, sa *corev1.ServiceAccount, pod *corev1
 	return nil
 }
 
-// account returns a service account. A controller creates the one named "default" after the
-// namespace, so the request waits briefly for it.
+// account returns a service account, from the API if the informer does not have it. A controller
+// creates the account "default" shortly after the namespace, so account waits up to accountTimeout
+// for that one. It returns a NotFound error otherwise.
 func (p *serviceAccounts) account(ctx context.Context, namespace, name string) (*corev1.ServiceAccount, error) {
 	if sa, err := p.lister.ServiceAccounts(namespace).Get(name); err == nil {
 		return sa, nil
@@ -245,8 +252,8 @@ func automounts(sa *corev1.ServiceAccount, pod *corev1.Pod) bool {
 	return sa.AutomountServiceAccountToken == nil || *sa.AutomountServiceAccountToken
 }
 
-// mountToken mounts the token volume into all containers that have no other mount at its path. It
-// uses an existing token volume if there is one.
+// mountToken mounts the token volume into all containers that have no other mount at its path, and
+// adds the volume if needed. It uses an existing token volume if there is one.
 func mountToken(spec *corev1.PodSpec) {
 	name, there := "", false
 	for i := range spec.Volumes {
@@ -279,8 +286,8 @@ func mountToken(spec *corev1.PodSpec) {
 	}
 }
 
-// tokenSource returns the projected volume with the token, the CA bundle of the API server's
-// certificate, and the namespace.
+// tokenSource returns the projected volume source for the token of the pod's service account, the
+// CA bundle of the API server's certificate, and the namespace.
 func tokenSource() corev1.VolumeSource {
 	mode, expiration := corev1.ProjectedVolumeSourceDefaultMode, int64(tokenExpiration)
 	return corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{

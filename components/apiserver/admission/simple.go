@@ -8,38 +8,39 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// all is every operation.
+// all contains every admission operation, for plugins that handle all requests.
 var all = operations{admission.Create, admission.Update, admission.Delete, admission.Connect}
 
-// alwaysAdmit does nothing. It exists so that the flags accept its name.
+// alwaysAdmit is the plugin AlwaysAdmit. It does nothing; it exists so that the flags accept its
+// name.
 type alwaysAdmit struct{ operations }
 
 func newAlwaysAdmit(*Config) (admission.Interface, error) { return alwaysAdmit{all}, nil }
 
-// Validate implements admission.ValidationInterface.
+// Validate admits every request.
 func (alwaysAdmit) Validate(context.Context, admission.Attributes, admission.ObjectInterfaces) error {
 	return nil
 }
 
-// alwaysDeny rejects all requests.
+// alwaysDeny is the plugin AlwaysDeny. It rejects all write requests.
 type alwaysDeny struct{ operations }
 
 func newAlwaysDeny(*Config) (admission.Interface, error) { return alwaysDeny{all}, nil }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects every request.
 func (alwaysDeny) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	return admission.NewForbidden(a, errors.New("admission control is denying all modifications"))
 }
 
-// alwaysPullImages sets the pull policy of all images to Always, so that pods can use private
-// images only with valid registry credentials.
+// alwaysPullImages is the plugin AlwaysPullImages. It sets the pull policy of all images to Always,
+// so that pods can use private images only with valid registry credentials.
 type alwaysPullImages struct{ operations }
 
 func newAlwaysPullImages(*Config) (admission.Interface, error) {
 	return alwaysPullImages{onCreateUpdate}, nil
 }
 
-// Admit implements admission.MutationInterface.
+// Admit sets the pull policy of all containers and image volumes of a pod.
 func (alwaysPullImages) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || a.GetResource().Resource != "pods" || a.GetSubresource() != "" && a.GetSubresource() != "ephemeralcontainers" {
@@ -62,14 +63,14 @@ func (alwaysPullImages) Admit(_ context.Context, a admission.Attributes, _ admis
 	return nil
 }
 
-// denyExternalIPs rejects new external IPs of Services.
+// denyExternalIPs is the plugin DenyServiceExternalIPs. It rejects new external IPs of Services.
 type denyExternalIPs struct{ operations }
 
 func newDenyExternalIPs(*Config) (admission.Interface, error) {
 	return denyExternalIPs{onCreateUpdate}, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a Service with an external IP that it did not have before.
 func (denyExternalIPs) Validate(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	svc, ok := a.GetObject().(*corev1.Service)
 	if !ok || !isRequestFor(a, "", "services") {

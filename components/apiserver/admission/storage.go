@@ -26,10 +26,12 @@ var (
 	storageClasses = storagev1.SchemeGroupVersion.WithResource("storageclasses")
 )
 
-// betaClassAnnotation is the former annotation for a claim's storage class.
+// betaClassAnnotation is the annotation that named a claim's storage class before
+// spec.storageClassName existed.
 const betaClassAnnotation = corev1.BetaStorageClassAnnotation
 
-// newestDefault returns the newest default class, and the first by name if several are equally new.
+// newestDefault returns the newest of the classes for which isDefault returns true, and the first
+// by name if several are equally new. It returns false if there is none.
 func newestDefault[T metav1.Object](all []T, isDefault func(T) bool) (T, bool) {
 	defaults := slices.DeleteFunc(slices.Clone(all), func(c T) bool { return !isDefault(c) })
 	if len(defaults) == 0 {
@@ -42,7 +44,8 @@ func newestDefault[T metav1.Object](all []T, isDefault func(T) bool) (T, bool) {
 	}), true
 }
 
-// defaultStorageClass sets the default storage class on claims that do not name one.
+// defaultStorageClass is the plugin DefaultStorageClass. It sets the default storage class in new
+// claims that do not name one.
 type defaultStorageClass struct {
 	operations
 	lister storagelisters.StorageClassLister
@@ -57,7 +60,7 @@ func newDefaultStorageClass(cfg *Config) (admission.Interface, error) {
 	return &defaultStorageClass{operations: onCreate, lister: inf.Lister(), gate: syncgate.NewGate(inf.Informer().HasSyncedChecker())}, nil
 }
 
-// Admit implements admission.MutationInterface.
+// Admit sets the storage class of a new claim that names none, if there is a default class.
 func (p *defaultStorageClass) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pvc, ok := a.GetObject().(*corev1.PersistentVolumeClaim)
 	if !ok || !isRequestFor(a, "", "persistentvolumeclaims") || pvc.Spec.StorageClassName != nil {
@@ -84,7 +87,8 @@ func (p *defaultStorageClass) Admit(ctx context.Context, a admission.Attributes,
 	return nil
 }
 
-// storageInUse adds the finalizer that protects claims and volumes while they are in use.
+// storageInUse is the plugin StorageObjectInUseProtection. It adds the finalizer that keeps claims,
+// volumes and VolumeAttributesClasses from being removed while they are in use.
 type storageInUse struct{ operations }
 
 func newStorageInUse(cfg *Config) (admission.Interface, error) {
@@ -95,7 +99,8 @@ func newStorageInUse(cfg *Config) (admission.Interface, error) {
 	return storageInUse{onCreate}, nil
 }
 
-// Admit implements admission.MutationInterface.
+// Admit adds the finalizer to a new PersistentVolumeClaim, PersistentVolume or
+// VolumeAttributesClass, so that it is not removed while it is in use.
 func (storageInUse) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	add := func(m *metav1.ObjectMeta, finalizer string) {
 		if !slices.Contains(m.Finalizers, finalizer) {
@@ -119,7 +124,8 @@ func (storageInUse) Admit(_ context.Context, a admission.Attributes, _ admission
 	return nil
 }
 
-// claimResize allows claims to grow only if their storage class allows expansion.
+// claimResize is the plugin PersistentVolumeClaimResize. It allows claims to grow only if their
+// storage class allows expansion.
 type claimResize struct {
 	operations
 	lister storagelisters.StorageClassLister
@@ -133,7 +139,8 @@ func newClaimResize(cfg *Config) (admission.Interface, error) {
 	return &claimResize{operations: onUpdate, lister: cfg.Informers.Storage().V1().StorageClasses().Lister(), kube: cfg.Kube}, nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a larger request of a claim that is not bound or whose storage class does not
+// allow expansion.
 func (p *claimResize) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, "", "persistentvolumeclaims") {
 		return nil
@@ -159,6 +166,8 @@ func (p *claimResize) Validate(ctx context.Context, a admission.Attributes, _ ad
 	return nil
 }
 
+// expands reports whether the storage class of the claim allows expansion. It returns false if the
+// claim has, or had, no class.
 func (p *claimResize) expands(ctx context.Context, pvc, old *corev1.PersistentVolumeClaim) bool {
 	className := func(c *corev1.PersistentVolumeClaim) string {
 		if name, ok := c.Annotations[betaClassAnnotation]; ok {
@@ -182,7 +191,8 @@ func (p *claimResize) expands(ctx context.Context, pvc, old *corev1.PersistentVo
 	return ptr.Deref(class.AllowVolumeExpansion, false)
 }
 
-// defaultIngressClass sets the default class on Ingresses that do not name one.
+// defaultIngressClass is the plugin DefaultIngressClass. It sets the default class in new Ingresses
+// that do not name one.
 type defaultIngressClass struct {
 	operations
 	lister networkinglisters.IngressClassLister
@@ -197,7 +207,7 @@ func newDefaultIngressClass(cfg *Config) (admission.Interface, error) {
 	return &defaultIngressClass{operations: onCreate, lister: inf.Lister(), gate: syncgate.NewGate(inf.Informer().HasSyncedChecker())}, nil
 }
 
-// Admit implements admission.MutationInterface.
+// Admit sets the class of a new Ingress that names none, if there is a default class.
 func (p *defaultIngressClass) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	ing, ok := a.GetObject().(*networkingv1.Ingress)
 	if !ok || !isRequestFor(a, networkingv1.GroupName, "ingresses") || ing.Spec.IngressClassName != nil {

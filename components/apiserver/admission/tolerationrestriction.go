@@ -12,14 +12,15 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// Annotations of namespaces that contain tolerations as JSON.
+// Annotations of a namespace with JSON lists of tolerations: those that are added to its pods, and the
+// only ones that its pods may have.
 const (
 	defaultTolerationsAnnotation = "scheduler.alpha.kubernetes.io/defaultTolerations"
 	allowedTolerationsAnnotation = "scheduler.alpha.kubernetes.io/tolerationsWhitelist"
 )
 
-// tolerationRestriction adds the default tolerations of the namespace to its pods and rejects pods
-// with tolerations that the namespace does not allow.
+// tolerationRestriction is the plugin PodTolerationRestriction. It adds the default tolerations of
+// the namespace to its pods and rejects pods with tolerations that the namespace does not allow.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#podtolerationrestriction
 type tolerationRestriction struct {
@@ -29,7 +30,8 @@ type tolerationRestriction struct {
 	clusterWide tolerationLists
 }
 
-// tolerationLists is the plugin's configuration.
+// tolerationLists is the configuration of the plugin PodTolerationRestriction: the tolerations for
+// namespaces without the annotations.
 type tolerationLists struct {
 	metav1.TypeMeta `json:",inline"`
 	Default         []corev1.Toleration `json:"default,omitempty"`
@@ -46,7 +48,8 @@ func newTolerationRestriction(cfg *Config) (admission.Interface, error) {
 	return p, nil
 }
 
-// Admit implements admission.MutationInterface.
+// Admit adds the namespace's default tolerations to a new pod, and a toleration of memory pressure
+// to pods that are not BestEffort. It rejects the pod if a toleration is not allowed.
 func (p *tolerationRestriction) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || !isRequestFor(a, "", "pods") {
@@ -70,7 +73,8 @@ func (p *tolerationRestriction) Admit(ctx context.Context, a admission.Attribute
 	return p.Validate(ctx, a, o)
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate rejects a pod with a toleration that the namespace does not allow. Other plugins may
+// have added it.
 func (p *tolerationRestriction) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	pod, ok := a.GetObject().(*corev1.Pod)
 	if !ok || !isRequestFor(a, "", "pods") || len(pod.Spec.Tolerations) == 0 {
@@ -88,8 +92,8 @@ func (p *tolerationRestriction) Validate(ctx context.Context, a admission.Attrib
 	return nil
 }
 
-// namespaceTolerations returns the tolerations in an annotation of the namespace, or otherwise if the namespace does
-// not have the annotation.
+// namespaceTolerations returns the tolerations in an annotation of the namespace. Without the
+// annotation it returns otherwise.
 func (p *tolerationRestriction) namespaceTolerations(ctx context.Context, namespace, annotation string, otherwise []corev1.Toleration) ([]corev1.Toleration, error) {
 	ns, err := p.namespaces.get(ctx, namespace)
 	if err != nil {
@@ -124,8 +128,8 @@ func hasComputeResources(pod *corev1.Pod) bool {
 	return slices.ContainsFunc(slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers), func(c corev1.Container) bool { return asks(c.Resources) })
 }
 
-// mergeTolerations removes tolerations that another one in the list covers. Of equal ones the first
-// is kept.
+// mergeTolerations returns the tolerations in all without those that another one in the list
+// covers. Of equal ones the first is kept.
 func mergeTolerations(all []corev1.Toleration) []corev1.Toleration {
 	var out []corev1.Toleration
 	for i := range all {
@@ -139,7 +143,8 @@ func mergeTolerations(all []corev1.Toleration) []corev1.Toleration {
 	return out
 }
 
-// covers reports whether wide tolerates everything that t tolerates.
+// covers reports whether the toleration wide tolerates everything that t tolerates, for at least as
+// long.
 func covers(wide, t *corev1.Toleration) bool {
 	switch {
 	case apiequality.Semantic.DeepEqual(wide, t):

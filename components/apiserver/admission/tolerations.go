@@ -9,11 +9,12 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// TolerationSeconds is how long pods stay on a node that is not ready or unreachable.
+// TolerationSeconds is the number of seconds that pods stay on a node that is not ready or
+// unreachable, before they are evicted.
 type TolerationSeconds struct{ NotReady, Unreachable int64 }
 
-// defaultTolerations adds tolerations for the not-ready and unreachable taints, by default for five
-// minutes, to pods that do not have them.
+// defaultTolerations is the plugin DefaultTolerationSeconds. It adds tolerations of the taints
+// not-ready and unreachable, by default for five minutes, to pods that do not tolerate them.
 type defaultTolerations struct {
 	operations
 	seconds TolerationSeconds
@@ -26,7 +27,8 @@ func newDefaultTolerations(cfg *Config) (admission.Interface, error) {
 	return defaultTolerations{onCreateUpdate, TolerationSeconds{300, 300}}, nil
 }
 
-// Admit implements admission.MutationInterface.
+// Admit adds tolerations of the taints not-ready and unreachable to a pod, unless the pod has some
+// for these taints.
 func (p defaultTolerations) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, "", "pods") {
 		return nil
@@ -52,13 +54,13 @@ func (p defaultTolerations) Admit(_ context.Context, a admission.Attributes, _ a
 	return nil
 }
 
-// taintNodes adds the not-ready taint to new nodes, so that no pods are scheduled on them until
-// they are ready.
+// taintNodes is the plugin TaintNodesByCondition. It adds the not-ready taint to new nodes, so that
+// no pods are scheduled on them until they are ready.
 type taintNodes struct{ operations }
 
 func newTaintNodes(*Config) (admission.Interface, error) { return taintNodes{onCreate}, nil }
 
-// Admit implements admission.MutationInterface.
+// Admit adds the taint not-ready to a new node, unless it has the taint.
 func (taintNodes) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, "", "nodes") {
 		return nil
@@ -74,15 +76,15 @@ func (taintNodes) Admit(_ context.Context, a admission.Attributes, _ admission.O
 	return nil
 }
 
-// extendedResourceToleration adds tolerations for dedicated nodes to pods that request an extended
-// resource.
+// extendedResourceToleration is the plugin ExtendedResourceToleration. It adds tolerations to pods
+// that request an extended resource, so that they run on nodes with a taint of the resource's name.
 type extendedResourceToleration struct{ operations }
 
 func newExtendedResourceToleration(*Config) (admission.Interface, error) {
 	return extendedResourceToleration{onCreateUpdate}, nil
 }
 
-// Admit implements admission.MutationInterface.
+// Admit adds a toleration for each extended resource that the containers request.
 func (extendedResourceToleration) Admit(_ context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if !isRequestFor(a, "", "pods") {
 		return nil

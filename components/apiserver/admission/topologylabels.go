@@ -10,8 +10,8 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// podTopologyLabels copies the zone and region labels of a node to the pods that are assigned to
-// it, either on creation or through the binding subresource.
+// podTopologyLabels is the plugin PodTopologyLabels. It copies the zone and region labels of a node
+// to the pods that are assigned to it, either on creation or through the binding subresource.
 //
 // https://kep.k8s.io/4742
 type podTopologyLabels struct {
@@ -24,7 +24,8 @@ func newPodTopologyLabels(cfg *Config) (admission.Interface, error) {
 	return &podTopologyLabels{operations: onCreate, nodes: cfg.Informers.Core().V1().Nodes().Lister(), kube: cfg.Kube}, nil
 }
 
-// Admit implements admission.MutationInterface.
+// Admit copies the node's labels to a new pod that is assigned to a node, or to a Binding, which
+// passes them to the pod.
 func (p *podTopologyLabels) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	r := a.GetResource()
 	if r.Group != "" || r.Resource != "pods" {
@@ -43,8 +44,8 @@ func (p *podTopologyLabels) Admit(ctx context.Context, a admission.Attributes, _
 	return nil
 }
 
-// copy does nothing if the node does not exist: a pod can be assigned to a node that has not
-// registered yet.
+// copy sets the zone and region labels of the node with the name in to. It does nothing if the node
+// does not exist: a pod can be assigned to a node that has not registered yet.
 func (p *podTopologyLabels) copy(ctx context.Context, to *metav1.ObjectMeta, name string) {
 	node, err := p.nodes.Get(name)
 	if err != nil {

@@ -36,7 +36,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Config is the configuration of an Aggregator.
+// Config is the configuration of an Aggregator, which proxies requests for the APIs of other
+// servers.
 type Config struct {
 	// Registry contains the resources of this server, including APIServices, Services and
 	// EndpointSlices.
@@ -47,8 +48,8 @@ type Config struct {
 	// servers. It is called for every connection. If it is nil or returns nil, no certificate is
 	// sent.
 	ClientCert func() (*tls.Certificate, error)
-	// EndpointRouting connects to the pod addresses of other servers instead of the cluster IP of
-	// their Service: --enable-aggregator-routing.
+	// EndpointRouting makes requests for other servers go to the addresses of their pods instead of
+	// the cluster IP of their Service: --enable-aggregator-routing.
 	EndpointRouting bool
 	// ProxyFailed, unless nil, is called for requests that could not be proxied. known reports whether the
 	// other server is known to serve the resource, and code is the response status.
@@ -57,8 +58,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Aggregator tracks the APIServices and proxies requests to their servers. It is safe for
-// concurrent use.
+// Aggregator watches the APIServices, proxies requests for aggregated APIs to their servers, and
+// maintains the APIServices of the APIs that this server serves. It is safe for concurrent use.
 type Aggregator struct {
 	cfg              Config
 	services         *registry.Resource
@@ -82,23 +83,25 @@ type Aggregator struct {
 	probes sync.WaitGroup
 }
 
-// entry is one APIService.
+// entry is one APIService and, if it refers to another server, the connection to it.
 type entry struct {
 	// object is shared and must not be modified.
 	object *apiregistrationv1.APIService
 	// backend is the other server. It is nil for groups that this server serves.
 	backend *backend
-	stop    context.CancelFunc
+	// stop terminates the availability checks of backend.
+	stop context.CancelFunc
 }
 
-// snapshot is the immutable state that requests read.
+// snapshot is the state that requests read without a lock: the servers and the priorities of all
+// group versions. It is immutable.
 type snapshot struct {
 	generation uint64
 	remote     map[schema.GroupVersion]*backend
 	priorities map[schema.GroupVersion]Priority
 }
 
-// New validates cfg and returns an Aggregator.
+// New validates cfg and returns an Aggregator. Requests are only proxied while Run is running.
 func New(cfg Config) (*Aggregator, error) {
 	if cfg.Registry == nil || cfg.REST == nil || cfg.Log == nil {
 		return nil, errors.New("aggregation requires a registry, a client configuration and a logger")
@@ -120,10 +123,11 @@ func New(cfg Config) (*Aggregator, error) {
 	return a, nil
 }
 
-// Ready is closed once all APIServices that existed at startup have been processed.
+// Ready returns a channel that is closed once all APIServices that existed at startup have been
+// processed. Until then it is unknown which APIs other servers serve.
 func (a *Aggregator) Ready() <-chan struct{} { return a.ready }
 
-// retryDelay is the delay before a failed operation is retried.
+// retryDelay is the delay before a failed operation, such as a watch or a write, is retried.
 const retryDelay = time.Second
 
 // Run watches the APIServices until ctx is canceled. All custom resources must be registered
@@ -139,7 +143,7 @@ func (a *Aggregator) Run(ctx context.Context) error {
 			break
 		}
 		if !errors.Is(err, store.ErrTooOld) {
-			a.cfg.Log.WarnContext(ctx, "watching APIServices failed, retrying", "err", err)
+			a.cfg.Log.WarnContext(ctx, "watching APIServices failed, changes of aggregated APIs are not noticed, retrying", "err", err)
 		}
 		lifecycle.Pause(ctx, retryDelay)
 	}
@@ -147,8 +151,8 @@ func (a *Aggregator) Run(ctx context.Context) error {
 }
 
 // follow lists all APIServices, and then processes every change of them and of the resources that
-// this server serves, until ctx is canceled or an error occurs. Goroutines that it starts for them
-// run until life is canceled.
+// this server serves, until ctx is canceled or an error occurs. The availability checks that it
+// starts run until life is canceled, because they continue if follow is called again.
 func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -207,7 +211,7 @@ func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 		changed := a.cfg.Registry.Changed()
 		var again <-chan time.Time
 		if err := r.register(ctx); err != nil && ctx.Err() == nil {
-			a.cfg.Log.WarnContext(ctx, "writing APIServices of the served API groups failed, retrying", "err", err)
+			a.cfg.Log.WarnContext(ctx, "writing APIServices of the API groups of this server failed, their APIServices may be missing or obsolete, retrying", "err", err)
 			again = time.After(retryDelay)
 		}
 		select {
@@ -232,18 +236,19 @@ func (a *Aggregator) follow(ctx, life context.Context, r *registrar) error {
 	}
 }
 
-// read decodes the object of an entry. It returns nil if that fails.
+// read returns the APIService of an entry. It logs errors and returns nil.
 func (a *Aggregator) read(e *store.Entry) *apiregistrationv1.APIService {
 	obj, err := a.services.Read(e)
 	if err != nil {
-		a.cfg.Log.Error("decoding APIService failed, ignoring it", "apiservice", e.Key(), "err", err)
+		a.cfg.Log.Error("decoding APIService in etcd failed, an aggregated API that it describes is not served: repair or delete the APIService", "apiservice", e.Key(), "err", err)
 		return nil
 	}
 	s, _ := obj.(*apiregistrationv1.APIService)
 	return s
 }
 
-// objects returns the APIServices by name. They are shared.
+// objects returns the known APIServices by name. The caller owns the map, but the objects are
+// shared.
 func (a *Aggregator) objects() map[string]*apiregistrationv1.APIService {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -254,6 +259,7 @@ func (a *Aggregator) objects() map[string]*apiregistrationv1.APIService {
 	return out
 }
 
+// object returns the known APIService with the name, or nil. It is shared.
 func (a *Aggregator) object(name string) *apiregistrationv1.APIService {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -263,8 +269,9 @@ func (a *Aggregator) object(name string) *apiregistrationv1.APIService {
 	return nil
 }
 
-// set adds or updates an APIService. For an APIService of another server it starts the probe, or
-// restarts it if the server's settings have changed. The probe runs until life is canceled.
+// set records a new or changed APIService. If it refers to another server, set starts the
+// availability checks of the server, or restarts them if the settings have changed. They run until
+// life is canceled.
 func (a *Aggregator) set(life context.Context, s *apiregistrationv1.APIService) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -291,6 +298,7 @@ func (a *Aggregator) set(life context.Context, s *apiregistrationv1.APIService) 
 	a.probes.Go(func() { next.backend.probe(ctx) })
 }
 
+// forget removes a deleted APIService and stops the availability checks of its server.
 func (a *Aggregator) forget(name string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -300,7 +308,8 @@ func (a *Aggregator) forget(name string) {
 	delete(a.entries, name)
 }
 
-// publish builds the snapshot that requests read from the current state.
+// publish makes the recorded APIServices effective for requests and discovery, by creating a new
+// snapshot.
 func (a *Aggregator) publish() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -323,8 +332,8 @@ func groupVersion(s *apiregistrationv1.APIService) schema.GroupVersion {
 	return schema.GroupVersion{Group: s.Spec.Group, Version: s.Spec.Version}
 }
 
-// Handler returns the handler for a path below /api or /apis if another server serves it, and nil
-// otherwise.
+// Handler returns the handler that proxies requests for a path below /api or /apis, or nil if this
+// server serves the path itself.
 func (a *Aggregator) Handler(path string) http.Handler {
 	remote := a.current.Load().remote
 	if len(remote) == 0 {
@@ -336,7 +345,8 @@ func (a *Aggregator) Handler(path string) http.Handler {
 	return nil
 }
 
-// groupVersionOfPath returns the group and version of /api/VERSION… or /apis/GROUP/VERSION….
+// groupVersionOfPath returns the group and version in a path such as /api/VERSION/… or
+// /apis/GROUP/VERSION/….
 func groupVersionOfPath(path string) schema.GroupVersion {
 	if rest, ok := strings.CutPrefix(path, "/apis/"); ok {
 		group, rest, _ := strings.Cut(rest, "/")
@@ -347,7 +357,7 @@ func groupVersionOfPath(path string) schema.GroupVersion {
 	return schema.GroupVersion{Version: version}
 }
 
-// backends returns the other servers. The caller owns the map.
+// backends returns the other servers by group version. The caller owns the map.
 func (a *Aggregator) backends() map[schema.GroupVersion]*backend {
 	return maps.Clone(a.current.Load().remote)
 }

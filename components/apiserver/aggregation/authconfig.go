@@ -30,27 +30,29 @@ import (
 // front proxies send the user.
 const authConfigMap = "extension-apiserver-authentication"
 
-// AuthConfigPublisherConfig is the configuration of a Trust.
+// AuthConfigPublisherConfig is the configuration of an AuthConfigPublisher.
 type AuthConfigPublisherConfig struct {
 	Registry *registry.Registry
 	// Kube is a client with superuser permissions.
 	Kube kubernetes.Interface
-	// Bundles returns the current CA bundles. Either may be nil. A receive from Changed signals
-	// that they may have changed.
+	// Bundles returns the current CA bundles of client certificates and of front proxies, in PEM.
+	// Either may be nil. A receive from Changed signals that they may have changed.
 	Bundles func() (client, frontProxy []byte)
 	Changed <-chan struct{}
-	// FrontProxy configures the headers and the allowed senders.
+	// FrontProxy configures the headers and the allowed names of front proxies.
 	FrontProxy authn.FrontProxy
 	Log        *slog.Logger
 }
 
-// AuthConfigPublisher maintains the ConfigMap. It keeps the entries of other API servers.
+// AuthConfigPublisher writes this server's CAs and front proxy settings to the ConfigMap
+// extension-apiserver-authentication. It keeps those of other API servers in it.
 type AuthConfigPublisher struct {
 	cfg        AuthConfigPublisherConfig
 	configMaps *registry.Resource
 }
 
-// NewAuthConfigPublisher validates cfg and returns a Trust.
+// NewAuthConfigPublisher validates cfg and returns an AuthConfigPublisher. Run writes the
+// ConfigMap.
 func NewAuthConfigPublisher(cfg AuthConfigPublisherConfig) (*AuthConfigPublisher, error) {
 	if cfg.Registry == nil || cfg.Kube == nil || cfg.Bundles == nil || cfg.Log == nil {
 		return nil, errors.New("publishing the authentication configuration requires a registry, a client, CA bundles and a logger")
@@ -71,13 +73,14 @@ func (t *AuthConfigPublisher) Run(ctx context.Context) error {
 			break
 		}
 		if !errors.Is(err, store.ErrTooOld) && !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) {
-			t.cfg.Log.WarnContext(ctx, "updating authentication ConfigMap of aggregated API servers failed, retrying", "namespace", metav1.NamespaceSystem, "name", authConfigMap, "err", err)
+			t.cfg.Log.WarnContext(ctx, "updating authentication ConfigMap of aggregated API servers failed, they do not trust client certificates of changed CAs, retrying", "namespace", metav1.NamespaceSystem, "name", authConfigMap, "err", err)
 		}
 		lifecycle.Pause(ctx, retryDelay)
 	}
 	return nil
 }
 
+// reconcile writes the ConfigMap after each change until ctx is canceled or an error occurs.
 func (t *AuthConfigPublisher) reconcile(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -108,6 +111,7 @@ func (t *AuthConfigPublisher) reconcile(ctx context.Context) error {
 	}
 }
 
+// write creates or updates the ConfigMap if its data is not the desired one.
 func (t *AuthConfigPublisher) write(ctx context.Context) error {
 	api := t.cfg.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem)
 	has, err := api.Get(ctx, authConfigMap, metav1.GetOptions{})
@@ -135,7 +139,8 @@ func (t *AuthConfigPublisher) write(ctx context.Context) error {
 	return err
 }
 
-// desired returns the desired data: the existing data with this server's entries added.
+// desired returns the desired data of the ConfigMap: the existing data has, with the settings of
+// this server added. It returns an error if an existing list is invalid.
 func (t *AuthConfigPublisher) desired(has map[string]string) (map[string]string, error) {
 	out := map[string]string{}
 	clientCA, proxyCA := t.cfg.Bundles()
@@ -178,7 +183,8 @@ func (t *AuthConfigPublisher) desired(has map[string]string) (map[string]string,
 	return out, nil
 }
 
-// joinCertificates returns the certificates of all bundles without duplicates and expired ones.
+// joinCertificates returns the certificates of all PEM bundles in one bundle, without duplicates
+// and expired ones.
 func joinCertificates(bundles ...[]byte) []byte {
 	var out bytes.Buffer
 	seen := map[string]bool{}

@@ -21,15 +21,17 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Intervals of availability checks, for available and for unavailable servers. Checks must be
-// periodic because network failures cause no event.
+// probeInterval is the interval of the checks of an available server. A server that does not respond
+// is checked after probeMinInterval, and then at increasing intervals. Checks must be periodic because
+// network failures cause no event.
 const (
 	probeInterval    = 30 * time.Second
 	probeMinInterval = 50 * time.Millisecond
 )
 
-// probe checks the availability of the server periodically, and whenever its Service or
-// EndpointSlices change, and writes the result to the APIService's status, until ctx is canceled.
+// probe checks the availability of the other server periodically, and whenever its Service or
+// EndpointSlices change, until ctx is canceled. It writes the result to the status of the
+// APIService and updates the discovery of the server.
 func (b *backend) probe(ctx context.Context) {
 	changed := make(chan struct{}, 1)
 	b.probes.Go(func() {
@@ -52,7 +54,7 @@ func (b *backend) probe(ctx context.Context) {
 		}
 		wait := probeInterval
 		if err != nil {
-			b.cfg.Log.WarnContext(ctx, "updating availability in APIService status failed, retrying", "apiservice", b.name, "err", err)
+			b.cfg.Log.WarnContext(ctx, "updating availability in APIService status failed, the status may be outdated, retrying", "apiservice", b.name, "err", err)
 		}
 		if err != nil || condition.Reason == reasonFailed {
 			wait = min(probeInterval, probeMinInterval<<min(failures, 10))
@@ -78,7 +80,7 @@ func (b *backend) probe(ctx context.Context) {
 	}
 }
 
-// isSlice reports whether an entry is an EndpointSlice of the Service.
+// isSlice reports whether an entry is an EndpointSlice of the server's Service.
 func (b *backend) isSlice(e *store.Entry) bool {
 	obj, err := b.directory.slices.Read(e)
 	if err != nil {
@@ -87,16 +89,18 @@ func (b *backend) isSlice(e *store.Entry) bool {
 	return obj.GetLabels()[discoveryv1.LabelServiceName] == b.service
 }
 
-// follow signals on changed for every change of an object that opts selects, until ctx is canceled.
+// follow sends to changed after every change of an object of res that opts selects, until ctx is
+// canceled. A failed watch is retried.
 func (b *backend) follow(ctx context.Context, res *registry.Resource, opts store.WatchOptions, changed chan<- struct{}) {
 	for res != nil && ctx.Err() == nil {
 		if err := b.watch(ctx, res, opts, changed); ctx.Err() == nil && !errors.Is(err, store.ErrTooOld) {
-			b.cfg.Log.WarnContext(ctx, "watching Service and EndpointSlices of APIService failed, retrying", "apiservice", b.name, "service", b.namespace+"/"+b.service, "err", err)
+			b.cfg.Log.WarnContext(ctx, "watching Service and EndpointSlices of APIService failed, its availability is only checked periodically, retrying", "apiservice", b.name, "service", b.namespace+"/"+b.service, "err", err)
 			lifecycle.Pause(ctx, retryDelay)
 		}
 	}
 }
 
+// watch is follow for one watch. It returns the error that terminates the watch.
 func (b *backend) watch(ctx context.Context, res *registry.Resource, opts store.WatchOptions, changed chan<- struct{}) error {
 	w, err := res.Collection.Watch(ctx, opts)
 	if err != nil {
@@ -127,7 +131,8 @@ const (
 	reasonPassed = "Passed"
 )
 
-// check determines the current condition.
+// check determines the condition Available of the APIService: the Service exists, has the port and
+// ready endpoints, and the server responds.
 func (b *backend) check(ctx context.Context) (apiregistrationv1.APIServiceCondition, error) {
 	no := func(status apiregistrationv1.ConditionStatus, reason, message string, args ...any) (apiregistrationv1.APIServiceCondition, error) {
 		return apiregistrationv1.APIServiceCondition{
@@ -164,14 +169,15 @@ func (b *backend) check(ctx context.Context) (apiregistrationv1.APIServiceCondit
 	return no(apiregistrationv1.ConditionTrue, reasonPassed, "all checks passed")
 }
 
-// serves reports whether a slice has a ready endpoint and the port.
+// serves reports whether an EndpointSlice has a ready endpoint and the port with the name.
 func serves(s *discoveryv1.EndpointSlice, port string) bool {
 	return slices.ContainsFunc(s.Endpoints, func(ep discoveryv1.Endpoint) bool { return isReady(&ep) }) &&
 		slices.ContainsFunc(s.Ports, func(p discoveryv1.EndpointPort) bool { return p.Name != nil && *p.Name == port && p.Port != nil })
 }
 
-// checkReachable requests the discovery document. It sends several requests at the same time because one of
-// several endpoints may not respond. One response is enough.
+// checkReachable returns an error unless the server responds to a request for its discovery
+// document. It sends several requests at the same time, because some of several endpoints may not
+// respond. One response is enough.
 func (b *backend) checkReachable(ctx context.Context) error {
 	const attempts = 5
 	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
@@ -198,7 +204,8 @@ func (b *backend) checkReachable(ctx context.Context) error {
 	return err
 }
 
-// write updates the condition in the APIService's status if it has changed.
+// write updates the condition in the status of the APIService if it has changed. It does nothing if
+// the APIService was deleted or replaced.
 func (b *backend) write(ctx context.Context, condition apiregistrationv1.APIServiceCondition) error {
 	s := b.object(b.name)
 	for range 3 {

@@ -27,12 +27,14 @@ import (
 	"hyperkube/internal/serving/upgradeproxy"
 )
 
-// backend proxies requests for one group and version to another server. It is replaced when its
-// APIService changes. It is safe for concurrent use.
+// backend is the connection to another server that serves one group and version. It proxies
+// requests to the server and tracks its availability. It is replaced when its APIService changes.
+// It is safe for concurrent use.
 type backend struct {
 	*Aggregator
 	directory *directory
-	// name is that of the APIService. The other fields specify the group version and the Service.
+	// name is the name of the APIService. gv, namespace, service and port are its group version and
+	// the Service of the server.
 	name      string
 	gv        schema.GroupVersion
 	namespace string
@@ -58,6 +60,8 @@ type discovered struct {
 	stale bool
 }
 
+// newBackend returns the backend for an APIService that refers to another server. If the APIService
+// has invalid settings, requests fail with the error.
 func (a *Aggregator) newBackend(s *apiregistrationv1.APIService) *backend {
 	b := &backend{
 		Aggregator: a, directory: newDirectory(a.cfg.Registry),
@@ -78,11 +82,13 @@ func (a *Aggregator) newBackend(s *apiregistrationv1.APIService) *backend {
 	return b
 }
 
-// discoveryTimeout limits discovery requests, so that clients that request complete discovery do
-// not wait for an unresponsive server.
+// discoveryTimeout limits requests for discovery documents, so that a client that reads the
+// discovery of all groups does not wait for a server that does not respond.
 const discoveryTimeout = 5 * time.Second
 
-// ServeHTTP proxies a request with the identity of its user.
+// ServeHTTP proxies a request to the other server. The user of the request is in headers, and this
+// server authenticates with its client certificate. It responds with 503 if the server is not
+// available.
 func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	if !b.available.Load() {
 		b.fail(w, req, "service unavailable", http.StatusServiceUnavailable)
@@ -128,13 +134,14 @@ func (b *backend) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	h.ServeHTTP(w, out)
 }
 
-// fail responds with an error in place of the server.
+// fail responds with an error instead of the other server, and counts the failure.
 func (b *backend) fail(w http.ResponseWriter, req *http.Request, text string, code int) {
 	http.Error(w, text, code)
 	b.reportFailure(req, code)
 }
 
-// reportFailure reports a request that the server did not answer to Config.ProxyFailed.
+// reportFailure passes a request to Config.ProxyFailed that failed with the status code because the
+// other server did not respond.
 func (b *backend) reportFailure(req *http.Request, code int) {
 	info, ok := apirequest.RequestInfoFrom(req.Context())
 	if !ok || b.cfg.ProxyFailed == nil {
@@ -148,14 +155,15 @@ func (b *backend) reportFailure(req *http.Request, code int) {
 	b.cfg.ProxyFailed(info, req.Method, known, code)
 }
 
-// unavailable responds for servers that cannot be reached.
+// unavailable responds to a request whose server cannot be reached.
 type unavailable struct {
 	backend *backend
 	// requestErr returns the error of the request's context, if it is done.
 	requestErr func() error
 }
 
-// Error implements proxy.ErrorResponder.
+// Error implements proxy.ErrorResponder. It responds with 504 if the timeout of the request has
+// expired, and otherwise with 503 and err.
 func (u unavailable) Error(w http.ResponseWriter, req *http.Request, err error) {
 	if errors.Is(u.requestErr(), context.DeadlineExceeded) {
 		status := apierrors.NewTimeoutError("request did not complete within the allotted timeout", 0).Status()
@@ -170,12 +178,14 @@ func (u unavailable) Error(w http.ResponseWriter, req *http.Request, err error) 
 	u.backend.fail(w, req, err.Error(), http.StatusServiceUnavailable)
 }
 
+// host returns the address, HOST:PORT, to which the next request is sent.
 func (b *backend) host(ctx context.Context) (string, error) {
 	return b.directory.resolve(ctx, b.namespace, b.service, b.port, b.cfg.EndpointRouting)
 }
 
-// get sends a request with the aggregator's own identity, regardless of the server's availability.
-// The caller closes the body.
+// get sends a GET request to the server with the aggregator's own identity, for discovery and
+// availability checks. It does so even if the server is marked as unavailable. The caller closes
+// the body.
 func (b *backend) get(ctx context.Context, path string, header http.Header) (*http.Response, error) {
 	if b.err != nil {
 		return nil, b.err
@@ -199,13 +209,13 @@ func (b *backend) get(ctx context.Context, path string, header http.Header) (*ht
 	return resp, nil
 }
 
-// statusError is the error for an unexpected HTTP status.
+// statusError is the error for a response of another server with an unexpected HTTP status.
 type statusError struct {
 	at   *url.URL
 	code int
 }
 
-// Error implements error.
+// Error returns the text for the condition Available of the APIService.
 func (e *statusError) Error() string { return fmt.Sprintf("bad status from %v: %d", e.at, e.code) }
 
 // path returns the discovery path of the group and version.

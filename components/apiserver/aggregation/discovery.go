@@ -20,10 +20,12 @@ import (
 
 var _ discovery.Aggregation = (*Aggregator)(nil)
 
-// Generation changes whenever the result of the other discovery methods changes.
+// Generation implements discovery.Aggregation. The result changes whenever that of Priority or
+// Versions changes.
 func (a *Aggregator) Generation() uint64 { return a.current.Load().generation }
 
-// Priority returns the discovery priorities of a group and version.
+// Priority implements discovery.Aggregation. It returns the priorities in the APIService of the
+// group version, or the defaults of built-in groups and custom resources.
 func (a *Aggregator) Priority(gv schema.GroupVersion) (group, version int32) {
 	p, ok := a.builtIn[gv]
 	if set, is := a.current.Load().priorities[gv]; is {
@@ -35,7 +37,8 @@ func (a *Aggregator) Priority(gv schema.GroupVersion) (group, version int32) {
 	return p.Group, p.Version
 }
 
-// Versions returns the groups and versions of other servers.
+// Versions implements discovery.Aggregation. It returns the group versions of other servers. Those
+// of servers that did not respond last are marked as stale.
 func (a *Aggregator) Versions() []discovery.Version {
 	var out []discovery.Version
 	for gv, b := range a.current.Load().remote {
@@ -53,7 +56,8 @@ func (a *Aggregator) Versions() []discovery.Version {
 	return out
 }
 
-// discover requests the server's discovery document and publishes it if it has changed.
+// discover reads the discovery document of the other server and publishes the result if it has
+// changed. If the server does not respond, the last result becomes stale.
 func (b *backend) discover(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
 	defer cancel()
@@ -69,7 +73,7 @@ func (b *backend) discover(ctx context.Context) {
 	}
 }
 
-// markStale marks the discovery result as stale.
+// markStale marks the last discovery result of the server as stale, if there is one.
 func (b *backend) markStale() {
 	old := b.discovered.Load()
 	if old == nil || old.stale {
@@ -79,13 +83,14 @@ func (b *backend) markStale() {
 	b.publish()
 }
 
-// maxDocument limits the size of documents read from a server.
+// maxDocument is the maximum number of bytes that are read of a discovery or OpenAPI document of
+// another server.
 const maxDocument = 64 << 20
 
 const acceptDiscovery = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// fetch returns the discovery of the group and version. It reads the aggregated document, or, from
-// servers that do not have one, the document of this version.
+// fetch returns the discovery of the server's group version. It requests the aggregated document,
+// or, if the server does not have that, the document of this version.
 func (b *backend) fetch(ctx context.Context) (*apidiscoveryv2.APIVersionDiscovery, error) {
 	root := "/apis"
 	if b.gv.Group == "" {
@@ -111,7 +116,8 @@ func (b *backend) fetch(ctx context.Context) (*apidiscoveryv2.APIVersionDiscover
 	return convert(b.gv, list.APIResources)
 }
 
-// read reads one document.
+// read returns the document at a path of the other server in a format that accept allows, and its
+// Content-Type.
 func (b *backend) read(ctx context.Context, path, accept string) (data []byte, contentType string, err error) {
 	resp, err := b.get(ctx, path, http.Header{"Accept": {accept}})
 	if err != nil {
@@ -128,6 +134,8 @@ func (b *backend) read(ctx context.Context, path, accept string) (data []byte, c
 	return data, resp.Header.Get("Content-Type"), nil
 }
 
+// pick returns the group version of this backend from an aggregated discovery document. It returns
+// one without resources if the document does not contain it.
 func (b *backend) pick(all *apidiscoveryv2.APIGroupDiscoveryList) (*apidiscoveryv2.APIVersionDiscovery, error) {
 	for i := range all.Items {
 		for j := range all.Items[i].Versions {
@@ -140,7 +148,8 @@ func (b *backend) pick(all *apidiscoveryv2.APIGroupDiscoveryList) (*apidiscovery
 	return &apidiscoveryv2.APIVersionDiscovery{Version: b.gv.Version}, nil
 }
 
-// complete sets missing kinds, because some clients dereference them without a check.
+// complete sets kinds that are missing in a discovery document, because some clients dereference
+// them without a check.
 func complete(v *apidiscoveryv2.APIVersionDiscovery) {
 	for i := range v.Resources {
 		r := &v.Resources[i]
@@ -155,7 +164,8 @@ func complete(v *apidiscoveryv2.APIVersionDiscovery) {
 	}
 }
 
-// convert converts unaggregated discovery to the aggregated form.
+// convert converts the resources of a group version from unaggregated to aggregated discovery. It
+// returns an error for a resource without a name.
 func convert(gv schema.GroupVersion, resources []metav1.APIResource) (*apidiscoveryv2.APIVersionDiscovery, error) {
 	out := &apidiscoveryv2.APIVersionDiscovery{Version: gv.Version}
 	at := map[string]int{}

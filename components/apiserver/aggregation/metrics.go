@@ -10,7 +10,7 @@ import (
 var unavailableDesc = prometheus.NewDesc("aggregator_unavailable_apiservice",
 	"[ALPHA] Gauge of APIServices which are marked as unavailable broken down by APIService name.", []string{"name"}, nil)
 
-// Collectors returns the metrics of the APIServices.
+// Collectors returns the collectors of the aggregator's metrics, for registration.
 func (a *Aggregator) Collectors() []prometheus.Collector {
 	return []prometheus.Collector{availability{a}, a.unavailableTotal, a.certificateMetrics.names, a.certificateMetrics.signatures}
 }
@@ -42,7 +42,8 @@ func newCertificateMetrics() *certificateMetrics {
 	return o
 }
 
-// countUnavailable counts the transition of an APIService to unavailable.
+// countUnavailable counts an APIService that was available in the version old and is not in the
+// version s.
 func (a *Aggregator) countUnavailable(old, s *apiregistrationv1.APIService) {
 	if old == nil || !helper.IsAPIServiceConditionTrue(old, apiregistrationv1.Available) || helper.IsAPIServiceConditionTrue(s, apiregistrationv1.Available) {
 		return
@@ -54,13 +55,14 @@ func (a *Aggregator) countUnavailable(old, s *apiregistrationv1.APIService) {
 	a.unavailableTotal.WithLabelValues(s.Name, reason).Inc()
 }
 
-// availability collects the availability of all APIServices on each scrape.
+// availability is a collector that reports, at each scrape, which APIServices are unavailable.
 type availability struct{ aggregator *Aggregator }
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector. It describes the metric of unavailable APIServices.
 func (availability) Describe(ch chan<- *prometheus.Desc) { ch <- unavailableDesc }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. It sends, for each APIService, 1 if it is unavailable
+// and 0 if it is available.
 func (c availability) Collect(ch chan<- prometheus.Metric) {
 	c.aggregator.mu.Lock()
 	defer c.aggregator.mu.Unlock()

@@ -17,15 +17,16 @@ import (
 
 var _ openapi.Aggregation = (*Aggregator)(nil)
 
-// document is a server's OpenAPI v2 document.
+// document is another server's OpenAPI v2 document, with its paths and definitions still encoded.
 type document struct {
 	etag        string
 	paths       map[string]json.RawMessage
 	definitions map[string]json.RawMessage
 }
 
-// queryBackends calls ask for all available servers concurrently, and take for each result. It reports
-// whether all servers responded.
+// queryBackends calls ask for all available servers concurrently, and take with each result, one at
+// a time. It returns false if a server did not respond or reported an internal error, so that the
+// results are incomplete.
 func queryBackends[T any](ctx context.Context, a *Aggregator, ask func(*backend, context.Context) (T, error), take func(*backend, T)) bool {
 	ctx, cancel := context.WithTimeout(ctx, discoveryTimeout)
 	defer cancel()
@@ -55,8 +56,8 @@ func queryBackends[T any](ctx context.Context, a *Aggregator, ask func(*backend,
 	return whole
 }
 
-// OpenAPIV3 returns the URLs of other servers' documents by their path below /openapi/v3/. whole is
-// false if a server did not respond.
+// OpenAPIV3 implements openapi.Aggregation. It returns the URLs of other servers' OpenAPI v3
+// documents by their path below /openapi/v3/. whole is false if a server did not respond.
 func (a *Aggregator) OpenAPIV3(ctx context.Context) (paths map[string]string, whole bool) {
 	paths = map[string]string{}
 	whole = queryBackends(ctx, a, (*backend).openAPIV3, func(b *backend, at string) {
@@ -67,7 +68,8 @@ func (a *Aggregator) OpenAPIV3(ctx context.Context) (paths map[string]string, wh
 	return paths, whole
 }
 
-// openAPIV3 returns the URL of the document, or "" if there is none.
+// openAPIV3 returns the URL of the server's OpenAPI v3 document for its group version, or "" if
+// there is none.
 func (b *backend) openAPIV3(ctx context.Context) (string, error) {
 	data, _, err := b.read(ctx, "/openapi/v3", "application/json")
 	if err != nil {
@@ -84,12 +86,12 @@ func (b *backend) openAPIV3(ctx context.Context) (string, error) {
 	return index.Paths[strings.TrimPrefix(b.path(), "/")].ServerRelativeURL, nil
 }
 
-// OpenAPIV3Handler returns the handler for a path below /openapi/v3/ if another server serves it,
-// and nil otherwise.
+// OpenAPIV3Handler implements openapi.Aggregation. It returns the handler that proxies requests for
+// a path below /openapi/v3/, or nil if this server serves the path itself.
 func (a *Aggregator) OpenAPIV3Handler(path string) http.Handler { return a.Handler("/" + path) }
 
-// OpenAPIV2 returns the paths and definitions of other servers. whole is false if a server did not
-// respond.
+// OpenAPIV2 implements openapi.Aggregation. It returns the paths and definitions of other servers'
+// OpenAPI v2 documents, in a stable order. whole is false if a server did not respond.
 func (a *Aggregator) OpenAPIV2(ctx context.Context) (parts []openapi.Part, whole bool) {
 	of := map[string]openapi.Part{}
 	whole = queryBackends(ctx, a, (*backend).openAPIV2, func(b *backend, doc *document) {
@@ -110,7 +112,8 @@ func (a *Aggregator) OpenAPIV2(ctx context.Context) (parts []openapi.Part, whole
 	return parts, whole
 }
 
-// openAPIV2 requests the document unless it is unchanged.
+// openAPIV2 returns the server's OpenAPI v2 document. It only transfers the document if it has
+// changed since the last call.
 func (b *backend) openAPIV2(ctx context.Context) (*document, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

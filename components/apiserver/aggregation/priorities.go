@@ -2,8 +2,8 @@ package aggregation
 
 import "k8s.io/apimachinery/pkg/runtime/schema"
 
-// Priority determines the position of a group, and of a version in its group, in discovery. Higher
-// values come first.
+// Priority determines the position of a group among the groups, and of a version in its group, in
+// discovery. Higher values come first.
 type Priority struct {
 	Group, Version int32
 }
@@ -11,8 +11,8 @@ type Priority struct {
 // customResources is the default priority of groups of custom resources.
 var customResources = Priority{Group: 1000, Version: 100}
 
-// builtIn returns the priorities of Kubernetes' own groups. They are visible to clients, which
-// prefer the first version.
+// builtIn returns the priorities of the groups of Kubernetes, as in upstream. Clients prefer the
+// first version of a group.
 func builtIn() map[schema.GroupVersion]Priority {
 	gv := func(group, version string) schema.GroupVersion {
 		return schema.GroupVersion{Group: group, Version: version}

@@ -14,28 +14,30 @@ import (
 	"k8s.io/kube-aggregator/pkg/apis/apiregistration/v1/helper"
 )
 
-// The label of APIServices that this server manages. APIServices of built-in groups are written at
-// startup, and changes by clients are kept until the next start. APIServices of custom resources
-// follow their definitions.
+// managedLabel is the label of APIServices that this server manages. With the value managedOnStart (built-in
+// groups) they are written at startup, and changes by clients are kept until the next start. With
+// managedAlways (groups of custom resources) they are written whenever the served groups change.
 const (
 	managedLabel   = "kube-aggregator.kubernetes.io/automanaged"
 	managedOnStart = "onstart"
 	managedAlways  = "true"
 )
 
-// registrar maintains an APIService for each group and version that this server serves. It is not
-// safe for concurrent use.
+// registrar creates, updates and deletes the APIServices of the group versions that this server
+// itself serves. It is not safe for concurrent use.
 type registrar struct {
 	*Aggregator
 	// started is true once the APIServices that are written at startup have been written.
 	started bool
 }
 
-// writeConcurrency is how many APIServices are written concurrently.
+// writeConcurrency is the maximum number of APIServices that are written concurrently.
 const writeConcurrency = 8
 
-// register creates or updates APIServices that are missing or wrong, and deletes those that are
-// obsolete.
+// register creates or corrects the APIServices of the served group versions, deletes those of group
+// versions that are not served anymore, and marks APIServices without a server as available. It
+// returns an error if it should be called again. Conflicts with other clients are not an error,
+// because their changes arrive as events.
 func (r *registrar) register(ctx context.Context) error {
 	want := r.desired()
 	have := r.objects()
@@ -98,7 +100,8 @@ func (r *registrar) register(ctx context.Context) error {
 	return nil
 }
 
-// manages reports whether the server may change an APIService now.
+// manages reports whether the server may change or delete an APIService now, according to its
+// managedLabel.
 func (r *registrar) manages(s *apiregistrationv1.APIService) bool {
 	switch s.Labels[managedLabel] {
 	case managedAlways:
@@ -109,12 +112,13 @@ func (r *registrar) manages(s *apiregistrationv1.APIService) bool {
 	return false
 }
 
+// isLocal reports whether the status of an APIService says that this server serves it.
 func isLocal(s *apiregistrationv1.APIService) bool {
 	c := helper.GetAPIServiceConditionByType(s, apiregistrationv1.Available)
 	return c != nil && c.Status == apiregistrationv1.ConditionTrue && c.Reason == "Local"
 }
 
-// desired returns the desired APIServices of the groups that this server serves, by name.
+// desired returns the desired APIServices of the group versions that this server serves, by name.
 func (r *registrar) desired() map[string]*apiregistrationv1.APIService {
 	out := map[string]*apiregistrationv1.APIService{}
 	for _, gv := range r.cfg.Registry.GroupVersions() {

@@ -17,7 +17,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// directory looks up Services and their EndpointSlices.
+// directory looks up the Services of other servers and their EndpointSlices in the watch cache.
 type directory struct {
 	services, slices *registry.Resource
 }
@@ -29,7 +29,8 @@ func newDirectory(reg *registry.Registry) *directory {
 	}
 }
 
-// service returns a Service, or store.ErrNotFound if there is none. The Service is shared.
+// service returns a Service from the cache, or store.ErrNotFound if there is none. The Service is
+// shared.
 func (d *directory) service(ctx context.Context, namespace, name string) (*corev1.Service, error) {
 	if d.services == nil {
 		return nil, store.ErrNotFound
@@ -52,7 +53,7 @@ func (d *directory) service(ctx context.Context, namespace, name string) (*corev
 	return svc, nil
 }
 
-// slicesOf returns the EndpointSlices of a Service. They are shared.
+// slicesOf returns the EndpointSlices of a Service from the cache. They are shared.
 func (d *directory) slicesOf(ctx context.Context, namespace, name string) ([]*discoveryv1.EndpointSlice, error) {
 	if d.slices == nil {
 		return nil, nil
@@ -83,7 +84,9 @@ func portOf(svc *corev1.Service, port int32) (*corev1.ServicePort, bool) {
 	return nil, false
 }
 
-// resolve returns the host and port of a Service, or of one of its endpoints if endpoints is true.
+// resolve returns the address, HOST:PORT, at which a Service can be reached: its cluster IP or
+// external name, or one of its ready endpoints if endpoints is set. It returns an error if the
+// Service, the port or an endpoint does not exist.
 func (d *directory) resolve(ctx context.Context, namespace, name string, port int32, endpoints bool) (string, error) {
 	svc, err := d.service(ctx, namespace, name)
 	if err != nil {
@@ -121,8 +124,8 @@ func (d *directory) resolve(ctx context.Context, namespace, name string, port in
 	return host, nil
 }
 
-// pickEndpoint returns the address of a ready endpoint for a named port, preferably of the given family, or
-// "" if there is none.
+// pickEndpoint returns the address, HOST:PORT, of a random ready endpoint for the port with the
+// name, preferably of the address family, or "" if there is none.
 func pickEndpoint(all []*discoveryv1.EndpointSlice, port string, family discoveryv1.AddressType) string {
 	var preferred, others []string
 	for _, s := range all {

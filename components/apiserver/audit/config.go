@@ -22,8 +22,9 @@ import (
 	auditwebhook "k8s.io/apiserver/plugin/pkg/audit/webhook"
 )
 
-// Modes of delivering events to a backend: ModeBatch in batches in the background, ModeBlocking and
-// ModeBlockingStrict before the request continues.
+// Modes of delivering events to a backend: ModeBatch delivers them in batches in the background,
+// ModeBlocking delivers each event before the request continues, and ModeBlockingStrict also
+// rejects the request if its event cannot be delivered.
 const (
 	ModeBatch          = "batch"
 	ModeBlocking       = "blocking"
@@ -83,6 +84,8 @@ func (c *Config) Flags(f *pflag.FlagSet) {
 	})
 }
 
+// flags adds the flags of a backend, which begin with "audit-" and its name. mode and batch are the
+// defaults.
 func (s *BackendConfig) flags(f *pflag.FlagSet, name, mode string, batch buffered.BatchConfig) {
 	s.Batch = batch
 	at := func(flag string) string { return "audit-" + name + "-" + flag }
@@ -99,6 +102,7 @@ func (s *BackendConfig) flags(f *pflag.FlagSet, name, mode string, batch buffere
 	f.Int64Var(&s.Sizes.MaxEventSize, at("truncate-max-event-size"), 100<<10, "Maximum size of the audit event sent to the underlying backend, in bytes. The request and response of larger events are removed.")
 }
 
+// check validates the flags of the backend with the name. It returns the API version of its events.
 func (s *BackendConfig) check(name string) (schema.GroupVersion, error) {
 	gv, err := schema.ParseGroupVersion(s.Version)
 	switch {
@@ -125,6 +129,8 @@ func (l lenient) ProcessEvents(events ...*event) bool {
 	return true
 }
 
+// wrap adds to a backend what the flags select: batching or leniency, and truncation of large
+// events.
 func (s *BackendConfig) wrap(b audit.Backend, gv schema.GroupVersion) audit.Backend {
 	switch s.Mode {
 	case ModeBatch:
@@ -201,6 +207,8 @@ func (c *Config) logBackend() (audit.Backend, io.Closer, error) {
 	return c.Log.wrap(auditlog.NewBackend(out, c.Format, gv), gv), file, nil
 }
 
+// open opens the audit log: standard output, a plain file, or a file that is rotated when it
+// reaches its maximum size.
 func (c *Config) open() (io.Writer, error) {
 	if c.Path == "-" {
 		return os.Stdout, nil

@@ -52,9 +52,10 @@ type Config struct {
 	Issuers []string
 	// Webhook authenticates bearer tokens after all other authenticators.
 	Webhook Webhook
-	// Tokens are additional authenticators of bearer tokens. They are tried last.
+	// Tokens are further authenticators of bearer tokens. They are tried last.
 	Tokens []authenticator.Token
-	// Audiences are those of the API server. They apply to tokens without audiences.
+	// Audiences are the identifiers of this API server. Tokens that contain no audiences are valid
+	// for them.
 	Audiences authenticator.Audiences
 	// Anonymous authenticates requests without credentials as system:anonymous. If AnonymousPaths
 	// is not empty, this is limited to these paths.
@@ -64,7 +65,7 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Authenticator authenticates requests. It is safe for concurrent use.
+// Authenticator finds out the user of each request. It is safe for concurrent use.
 type Authenticator struct {
 	cfg      Config
 	bundles  []*CABundle
@@ -85,7 +86,9 @@ var (
 	_ authenticator.Token   = (*Authenticator)(nil)
 )
 
-// New reads the files that cfg names and returns an Authenticator.
+// New reads the files that cfg names and returns an Authenticator with the configured
+// authenticators. It returns an error if a file is invalid or settings contradict each other. Run
+// reloads files that may change.
 func New(cfg Config) (*Authenticator, error) {
 	if cfg.Log == nil {
 		return nil, errors.New("authentication requires a logger")
@@ -154,7 +157,8 @@ func New(cfg Config) (*Authenticator, error) {
 	return a, nil
 }
 
-// Run watches the files that may change until ctx is canceled.
+// Run reloads the CA bundles and the authentication configuration when their files change, until
+// ctx is canceled.
 func (a *Authenticator) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, b := range a.bundles {
@@ -168,9 +172,10 @@ func (a *Authenticator) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// ClientCAs returns the CAs that a TLS server announces to its clients, including those of front
-// proxies, or nil if there are none. Call it for every connection (tls.Config.GetConfigForClient),
-// because the CAs may change.
+// ClientCAs returns the CAs of accepted client certificates, including those of front proxies, or
+// nil if there are none. A TLS server announces them to its clients. Call it for every connection
+// (tls.Config.GetConfigForClient), because the CAs may change. It returns the same pool as long as
+// they have not changed.
 func (a *Authenticator) ClientCAs() *x509.CertPool {
 	if len(a.bundles) == 0 {
 		return nil
@@ -190,7 +195,7 @@ func (a *Authenticator) ClientCAs() *x509.CertPool {
 	return next.pool
 }
 
-// joinedPools is a certificate pool made from several files.
+// joinedPools is the pool that ClientCAs has made from the current CA bundles, which are sources.
 type joinedPools struct {
 	sources []*caPool
 	pool    *x509.CertPool
@@ -208,7 +213,8 @@ func (a *Authenticator) CABundles() (client, frontProxy []byte) {
 	return client, frontProxy
 }
 
-// Changed signals that the result of CABundles may have changed. It supports a single receiver.
+// Changed returns a channel that receives a value when the result of CABundles may have changed. It
+// supports a single receiver.
 func (a *Authenticator) Changed() <-chan struct{} { return a.changed }
 
 func (a *Authenticator) notifyChanged() {
@@ -230,6 +236,9 @@ func (a *Authenticator) AuthenticateRequest(req *http.Request) (*authenticator.R
 	return resp, ok, err
 }
 
+// authenticate tries the authenticators in order. It returns the first user found, otherwise the
+// errors of all of them, and without credentials the anonymous user if that is allowed for the
+// path.
 func (a *Authenticator) authenticate(req *http.Request) (*authenticator.Response, bool, error) {
 	var errs []error
 	for _, r := range a.requests {
@@ -252,8 +261,8 @@ func (a *Authenticator) authenticate(req *http.Request) (*authenticator.Response
 	return &authenticator.Response{User: anonymous, Audiences: audiences}, true, nil
 }
 
-// anonymousAllowed reports whether a request without credentials is allowed for a path. Settings in
-// the configuration file take precedence.
+// anonymousAllowed reports whether requests without credentials are allowed for a path. The
+// authentication configuration file takes precedence over the flags.
 func (a *Authenticator) anonymousAllowed(path string) bool {
 	if a.issuers != nil {
 		if cfg := a.issuers.current.Load().anonymous; cfg != nil {
@@ -263,7 +272,8 @@ func (a *Authenticator) anonymousAllowed(path string) bool {
 	return a.cfg.Anonymous && (len(a.cfg.AnonymousPaths) == 0 || slices.Contains(a.cfg.AnonymousPaths, path))
 }
 
-// AuthenticateToken authenticates a bearer token. TokenReview uses it as well.
+// AuthenticateToken authenticates a bearer token, for requests and for TokenReviews. It returns
+// false if no authenticator recognizes the token, and the errors of those that rejected it.
 func (a *Authenticator) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	var errs []error
 	for _, t := range a.tokens {
@@ -278,10 +288,11 @@ func (a *Authenticator) AuthenticateToken(ctx context.Context, token string) (*a
 	return nil, false, utilerrors.NewAggregate(errs)
 }
 
-// anonymous is shared and must not be modified.
+// anonymous is the user of requests without credentials. It is shared and must not be modified.
 var anonymous = &user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}
 
-// authenticated adds the group system:authenticated.
+// authenticated returns resp with the group system:authenticated added, unless the user is
+// anonymous or has it already.
 func authenticated(resp *authenticator.Response) *authenticator.Response {
 	u := resp.User
 	if u.GetName() == user.Anonymous {

@@ -36,7 +36,8 @@ var (
 // errBootstrapToken intentionally has no details because clients see it.
 var errBootstrapToken = errors.New("the bootstrap token is not valid")
 
-// AuthenticateToken implements authenticator.Token.
+// AuthenticateToken implements authenticator.Token. It returns false if the token does not have the
+// format of a bootstrap token or has no Secret, and an error if it is wrong or expired.
 func (b bootstrapTokens) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	m := bootstrapToken.FindStringSubmatch(token)
 	if m == nil {
@@ -57,7 +58,8 @@ func (b bootstrapTokens) AuthenticateToken(ctx context.Context, token string) (*
 	return &authenticator.Response{User: &user.DefaultInfo{Name: "system:bootstrap:" + id, Groups: groups}}, true, nil
 }
 
-// check verifies the token against its Secret and returns the Secret's groups.
+// check verifies a token against its Secret. It returns the groups that the Secret assigns to the
+// user, and false if the token is wrong, expired or not for authentication.
 func (b bootstrapTokens) check(secret *corev1.Secret, id, secretPart string) ([]string, bool) {
 	data := func(key string) string { return string(secret.Data[key]) }
 	switch {

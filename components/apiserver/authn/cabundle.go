@@ -21,14 +21,15 @@ type CABundle struct {
 	current atomic.Pointer[caPool]
 }
 
-// caPool is one version of the file. Cached verification results refer to the pool with which they
-// were made.
+// caPool is one version of a CA bundle file. Cached results of certificate verification refer to
+// the caPool with which they were made, and become invalid with it.
 type caPool struct {
 	pool *x509.CertPool
 	pem  []byte
 }
 
-// LoadCABundle reads the file. Call Run to watch it.
+// LoadCABundle reads the CA bundle file at path. It returns an error if the file contains no
+// certificates. The caller must call Run so that the file is reloaded.
 func LoadCABundle(path string) (*CABundle, error) {
 	b := &CABundle{path: path}
 	if err := b.reload(); err != nil {
@@ -37,9 +38,10 @@ func LoadCABundle(path string) (*CABundle, error) {
 	return b, nil
 }
 
-// PEM returns the current content. It must not be modified.
+// PEM returns the current content of the file. It must not be modified.
 func (b *CABundle) PEM() []byte { return b.current.Load().pem }
 
+// reload reads the file. It keeps the current content if the new one is unchanged or invalid.
 func (b *CABundle) reload() error {
 	data, err := os.ReadFile(b.path)
 	if err != nil {
@@ -85,11 +87,11 @@ func (b *CABundle) Run(ctx context.Context, log *slog.Logger, changed func()) er
 	seen := sha256.Sum256(b.PEM())
 	return configfile.Follow(ctx, b.path, log, func() {
 		if err := b.reload(); err != nil && !errors.Is(err, os.ErrNotExist) {
-			log.ErrorContext(ctx, "reloading CA bundle failed, keeping the previous bundle", "file", b.path, "err", err)
+			log.ErrorContext(ctx, "reloading CA bundle for client certificates failed, keeping the previous bundle: fix the file", "file", b.path, "err", err)
 		}
 		if now := sha256.Sum256(b.PEM()); now != seen {
 			seen = now
-			log.InfoContext(ctx, "CA bundle reloaded", "file", b.path)
+			log.InfoContext(ctx, "CA bundle for client certificates reloaded", "file", b.path)
 			changed()
 		}
 	})

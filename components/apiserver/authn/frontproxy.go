@@ -12,7 +12,8 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 )
 
-// FrontProxy configures which proxies may set the user of a request.
+// FrontProxy configures authenticating proxies, which send requests of users with their own client
+// certificate and the user in headers.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/configure-aggregation-layer/
 type FrontProxy struct {
@@ -26,7 +27,8 @@ type FrontProxy struct {
 	UsernameHeaders, UIDHeaders, GroupHeaders, ExtraHeaderPrefixes []string
 }
 
-// frontProxy authenticates by the headers of requests that are sent with a proxy's certificate.
+// frontProxy authenticates requests of front proxies: after it has verified the proxy's
+// certificate, it takes the user from the headers.
 type frontProxy struct {
 	*verifier
 	names   []string
@@ -48,7 +50,8 @@ func (f FrontProxy) Defaulted() FrontProxy {
 	return f
 }
 
-// errOverlap prevents that a holder of any client certificate can impersonate arbitrary users.
+// errOverlap is the error of New if the client CA could also sign certificates of front proxies and
+// no proxy names are configured. Any client certificate could then set arbitrary users.
 var errOverlap = errors.New("--requestheader-client-ca-file and --client-ca-file contain overlapping certificates; --requestheader-allowed-names must be specified to ensure regular client certificates cannot set authenticating proxy headers for arbitrary users")
 
 // shareCertificate reports whether two PEM bundles have a certificate in common.
@@ -73,7 +76,8 @@ func newFrontProxy(cfg FrontProxy) (*frontProxy, error) {
 	return &frontProxy{verifier: newVerifier(cfg.CA), names: cfg.AllowedNames, headers: headers}, nil
 }
 
-// AuthenticateRequest implements authenticator.Request.
+// AuthenticateRequest implements authenticator.Request. It returns false if the request has no
+// certificate of a front proxy, and an error if the name in the certificate is not allowed.
 func (f *frontProxy) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	// Requests with any client certificate reach this code, most of them signed by another CA.
 	// Those are not an error but are ignored here.
@@ -87,10 +91,12 @@ func (f *frontProxy) AuthenticateRequest(req *http.Request) (*authenticator.Resp
 	return f.headers.AuthenticateRequest(req)
 }
 
-// proxyHeaders lists the headers of front proxies.
+// proxyHeaders are the names of headers in which front proxies send users: the default and the
+// configured ones.
 type proxyHeaders []FrontProxy
 
-// clear removes the headers.
+// clear removes the headers that name users from h, so that clients cannot impersonate users with
+// them and aggregated servers do not see them.
 func (p proxyHeaders) clear(h http.Header) {
 	for _, f := range p {
 		headerrequest.ClearAuthenticationHeaders(h, headerrequest.StaticStringSlice(f.UsernameHeaders), headerrequest.StaticStringSlice(f.UIDHeaders),

@@ -42,7 +42,8 @@ type OIDC struct {
 	RequiredClaims map[string]string
 }
 
-// configuration converts the flags to an AuthenticationConfiguration.
+// configuration converts the --oidc-* flags to an AuthenticationConfiguration. It returns an error
+// if required flags are missing or the CA file cannot be read.
 func (o *OIDC) configuration() (*apiserver.AuthenticationConfiguration, error) {
 	if o.IssuerURL == "" || o.ClientID == "" {
 		return nil, errors.New("oidc-issuer-url and oidc-client-id must be specified together when any oidc-* flags are set")
@@ -82,7 +83,8 @@ func (o *OIDC) configuration() (*apiserver.AuthenticationConfiguration, error) {
 	return &apiserver.AuthenticationConfiguration{JWT: []apiserver.JWTAuthenticator{jwt}}, nil
 }
 
-// parseConfiguration decodes an AuthenticationConfiguration of any version.
+// parseConfiguration decodes an AuthenticationConfiguration of any API version, strictly. It does
+// not validate it.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/authentication/#using-authentication-configuration
 func parseConfiguration(data []byte) (*apiserver.AuthenticationConfiguration, error) {
@@ -102,8 +104,9 @@ func parseConfiguration(data []byte) (*apiserver.AuthenticationConfiguration, er
 	return cfg, nil
 }
 
-// issuers authenticates tokens of OpenID Connect issuers. It implements authenticator.Token. Its
-// authenticators are replaced when the file changes.
+// issuers authenticates tokens of external token issuers (OpenID Connect). It implements
+// authenticator.Token. When the authentication configuration file changes, it replaces its
+// authenticators.
 type issuers struct {
 	file string
 	algs []string
@@ -128,7 +131,8 @@ type generation struct {
 	cancel    context.CancelFunc
 }
 
-// newIssuers reads the file or, if file is empty, uses the flags.
+// newIssuers creates the authenticators that the configuration file specifies or, if file is empty,
+// the flags. disallowed are the issuer names that are reserved for this server's tokens.
 func newIssuers(file string, flags *OIDC, disallowed []string, log *slog.Logger) (*issuers, error) {
 	i := &issuers{file: file, disallowed: disallowed, log: log, compiler: authenticationcel.NewDefaultCompiler()}
 	var cfg *apiserver.AuthenticationConfiguration
@@ -185,10 +189,12 @@ func (i *issuers) build(cfg *apiserver.AuthenticationConfiguration) (*generation
 // caContent is a PEM bundle that implements oidc.CAContentProvider.
 type caContent string
 
-// CurrentCABundleContent implements oidc.CAContentProvider.
+// CurrentCABundleContent implements oidc.CAContentProvider. It returns the configured CAs of the
+// issuer, which never change.
 func (c caContent) CurrentCABundleContent() []byte { return []byte(c) }
 
-// AuthenticateToken implements authenticator.Token.
+// AuthenticateToken implements authenticator.Token. It returns the user from the first issuer that
+// accepts the token, and otherwise the errors of all issuers.
 func (i *issuers) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
 	var errs []error
 	for _, t := range i.current.Load().tokens {
@@ -203,14 +209,16 @@ func (i *issuers) AuthenticateToken(ctx context.Context, token string) (*authent
 	return nil, false, utilerrors.NewAggregate(errs)
 }
 
-// How long the issuers of a new configuration may take to become healthy before the configuration
-// is rejected, and how often their health is polled: the library has no notification for it.
+// healthTimeout is the time that the issuers of a new configuration have to become healthy before the
+// configuration is rejected and tried again. healthPollInterval is the interval at which their health
+// is checked; the library has no notification for it.
 const (
 	healthTimeout      = time.Minute
 	healthPollInterval = 250 * time.Millisecond
 )
 
-// run watches the file until ctx is canceled.
+// run reloads the configuration file when it changes, until ctx is canceled. Then it stops the
+// authenticators.
 func (i *issuers) run(ctx context.Context) error {
 	defer i.cancel()
 	if i.file == "" {
@@ -220,13 +228,14 @@ func (i *issuers) run(ctx context.Context) error {
 	return configfile.FollowRetrying(ctx, i.file, i.log, func() bool { return i.reload(ctx) })
 }
 
-// reload reads the file, and applies a new configuration once its issuers are healthy. It returns
-// false if that should be retried because an issuer may respond later.
+// reload reads the configuration file and, if it has changed, replaces the authenticators once the
+// new issuers are healthy. An invalid file is logged and ignored. It returns false if it should be
+// called again because an issuer may respond later.
 func (i *issuers) reload(ctx context.Context) (done bool) {
 	data, err := os.ReadFile(i.file)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
-			i.log.ErrorContext(ctx, "reloading authentication configuration failed, keeping the previous configuration", "file", i.file, "err", err)
+			i.log.ErrorContext(ctx, "reading changed authentication configuration failed, keeping the previous configuration: check the permissions of the file", "file", i.file, "err", err)
 		}
 		return true
 	}
@@ -243,13 +252,13 @@ func (i *issuers) reload(ctx context.Context) (done bool) {
 	}
 	if err != nil {
 		i.lastRead = data // an invalid file is not retried
-		i.log.ErrorContext(ctx, "reloading authentication configuration failed, keeping the previous configuration", "file", i.file, "err", err)
+		i.log.ErrorContext(ctx, "reloading authentication configuration failed, keeping the previous configuration: fix the file", "file", i.file, "err", err)
 		return true
 	}
 	if err := next.healthy(ctx); err != nil {
 		next.cancel()
 		if ctx.Err() == nil {
-			i.log.ErrorContext(ctx, "issuer of the new authentication configuration is not healthy, keeping the previous configuration and retrying", "file", i.file, "err", err)
+			i.log.ErrorContext(ctx, "issuer of the new authentication configuration does not respond, keeping the previous configuration and retrying: check that the issuer is reachable", "file", i.file, "err", err)
 		}
 		return false
 	}
@@ -260,7 +269,8 @@ func (i *issuers) reload(ctx context.Context) (done bool) {
 	return true
 }
 
-// healthy waits until all issuers are healthy.
+// healthy waits until all issuers are healthy, which means that their keys were fetched. It returns
+// the errors of those that are not after healthTimeout.
 func (g *generation) healthy(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
@@ -280,7 +290,7 @@ func (g *generation) healthy(ctx context.Context) error {
 	}
 }
 
-// anonymousAllowed reports whether cfg allows a request without credentials for a path.
+// anonymousAllowed reports whether cfg allows requests without credentials for a path.
 func anonymousAllowed(cfg *apiserver.AnonymousAuthConfig, path string) bool {
 	if !cfg.Enabled {
 		return false

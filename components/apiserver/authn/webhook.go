@@ -23,10 +23,12 @@ type Webhook struct {
 	CacheTTL time.Duration
 }
 
-// webhookBackoff is the first delay before a request to an unresponsive server is retried. There
-// are five attempts.
+// webhookBackoff is the delay before the first retry of a request to a webhook that does not
+// respond. There are five attempts.
 const webhookBackoff = 500 * time.Millisecond
 
+// newWebhook returns the authenticator that sends tokens to the configured webhook and caches the
+// responses. audiences are those of the API server.
 func newWebhook(cfg Webhook, audiences authenticator.Audiences) (authenticator.Token, error) {
 	if cfg.Version == "" {
 		cfg.Version = "v1beta1"

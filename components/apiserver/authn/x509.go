@@ -25,12 +25,12 @@ import (
 // with the certificate closes.
 type verifier struct {
 	bundle *CABundle
-	// cache contains a *verdict for each weak.Pointer[x509.Certificate].
+	// cache contains a *verification for each weak.Pointer[x509.Certificate].
 	cache sync.Map
 	now   func() time.Time
 }
 
-// verification is a cached verification result.
+// verification is the cached result of verifying a client certificate.
 type verification struct {
 	pool *caPool
 	// until is when the first certificate of the chain expires. Failures are cached only briefly
@@ -43,12 +43,13 @@ type verification struct {
 	err  error
 }
 
-// failureTTL is how long a failure is cached.
+// failureTTL is how long the failure to verify a certificate is cached.
 const failureTTL = time.Minute
 
 func newVerifier(bundle *CABundle) *verifier { return &verifier{bundle: bundle, now: time.Now} }
 
-// verify returns nil and no error if there is no certificate.
+// verify returns the result of verifying the client certificate of a TLS connection, from the cache
+// if possible. It returns nil and no error if the client has sent no certificate.
 func (v *verifier) verify(state *tls.ConnectionState) (*verification, error) {
 	if state == nil || len(state.PeerCertificates) == 0 {
 		return nil, nil
@@ -104,11 +105,12 @@ func (v *verifier) verify(state *tls.ConnectionState) (*verification, error) {
 	return known, nil
 }
 
-// clientCert authenticates by client certificates. The common name is the user name, the
+// clientCert authenticates requests by client certificates. The common name is the user name, the
 // organizations are its groups.
 type clientCert struct{ *verifier }
 
-// AuthenticateRequest implements authenticator.Request.
+// AuthenticateRequest implements authenticator.Request. It returns false if there is no certificate
+// or it has no common name, and an error if it cannot be verified.
 func (c clientCert) AuthenticateRequest(req *http.Request) (*authenticator.Response, bool, error) {
 	known, err := c.verify(req.TLS)
 	if known == nil || err != nil {
@@ -135,7 +137,8 @@ func userOf(cert *x509.Certificate) (*authenticator.Response, error) {
 	}}), nil
 }
 
-// uidOf returns Kubernetes' UID attribute of the subject.
+// uidOf returns the UID of the user from the subject attribute that Kubernetes has defined for it,
+// or "" if the certificate has none.
 func uidOf(cert *x509.Certificate) (string, error) {
 	var uid string
 	found := 0

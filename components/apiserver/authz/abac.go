@@ -16,12 +16,13 @@ import (
 	"sigs.k8s.io/json"
 )
 
-// abac authorizes by a file of policies, one JSON object per line.
+// abac is the authorizer of the mode ABAC: a list of policies from a file with one JSON object per
+// line.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/abac/
 type abac []abacPolicy
 
-// abacPolicy is one line. Empty fields match nothing, "*" matches everything.
+// abacPolicy is one line of a policy file. An empty field matches nothing, "*" matches everything.
 type abacPolicy struct {
 	metav1.TypeMeta `json:",inline"`
 	Spec            abacSpec `json:"spec"`
@@ -37,7 +38,8 @@ type abacSpec struct {
 	NonResourcePath string `json:"nonResourcePath,omitempty"`
 }
 
-// legacyPolicy is a line in the unversioned format. Empty fields match everything.
+// legacyPolicy is a line of a policy file in the format without apiVersion and kind. An empty field
+// matches everything.
 type legacyPolicy struct {
 	metav1.TypeMeta `json:",inline"`
 	User            string `json:"user,omitempty"`
@@ -47,7 +49,7 @@ type legacyPolicy struct {
 	Namespace       string `json:"namespace,omitempty"`
 }
 
-// convert converts the line to the current format.
+// convert returns the policy in the current format.
 func (f legacyPolicy) convert() abacPolicy {
 	spec := abacSpec{User: f.User, Group: f.Group, Readonly: f.Readonly, APIGroup: "*", Resource: f.Resource, Namespace: f.Namespace}
 	if f.User == "" && f.Group == "" {
@@ -67,6 +69,8 @@ func (f legacyPolicy) convert() abacPolicy {
 
 const abacVersion = "abac.authorization.kubernetes.io/v1beta1"
 
+// loadABAC reads the policy file of --authorization-policy-file. It returns an error if a line is
+// invalid.
 func loadABAC(path string) (abac, error) {
 	if path == "" {
 		return nil, errors.New("authorization-mode ABAC's authorization policy file not passed")
@@ -127,7 +131,8 @@ func parsePolicy(line []byte) (abacPolicy, error) {
 	return p, nil
 }
 
-// Authorize implements authorizer.UnconditionalAuthorizer.
+// Authorize implements authorizer.UnconditionalAuthorizer. It allows a request that a policy
+// allows, and has no opinion about others.
 func (p abac) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	for i := range p {
 		if p[i].subject(a.GetUser()) && (!p[i].Spec.Readonly || a.IsReadOnly()) && p[i].object(a) {
@@ -137,6 +142,7 @@ func (p abac) Authorize(_ context.Context, a authorizer.Attributes) (authorizer.
 	return authorizer.DecisionNoOpinion, "No policy matched.", nil
 }
 
+// subject reports whether the policy applies to the user u.
 func (p *abacPolicy) subject(u user.Info) bool {
 	if u == nil || p.Spec.User == "" && p.Spec.Group == "" {
 		return false
@@ -148,6 +154,7 @@ func (p *abacPolicy) subject(u user.Info) bool {
 	return g == "" || slices.Contains(u.GetGroups(), g)
 }
 
+// object reports whether the policy applies to the resource or path of the request.
 func (p *abacPolicy) object(a authorizer.Attributes) bool {
 	is := func(want, s string) bool { return want == "*" || want == s }
 	if a.IsResourceRequest() {
@@ -161,7 +168,8 @@ func (p *abacPolicy) object(a authorizer.Attributes) bool {
 	return any && strings.HasPrefix(a.GetPath(), strings.TrimRight(prefix, "*"))
 }
 
-// RulesFor implements authorizer.RuleResolver.
+// RulesFor implements authorizer.RuleResolver. It lists the permissions that the policies grant u
+// in a namespace.
 func (p abac) RulesFor(_ context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	var res []authorizer.ResourceRuleInfo
 	var urls []authorizer.NonResourceRuleInfo

@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// Authorization modes.
+// The values of --authorization-mode.
 const (
 	ModeAlwaysAllow = "AlwaysAllow"
 	ModeAlwaysDeny  = "AlwaysDeny"
@@ -36,7 +36,7 @@ const (
 	ModeABAC        = "ABAC"
 )
 
-// Config is the configuration of an Authorizer.
+// Config is the configuration of an Authorizer: the modes and what they need.
 type Config struct {
 	// Modes in the order of evaluation. Nil means Node and RBAC.
 	Modes []string
@@ -57,20 +57,24 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Pods is a source of pods and their changes.
+// Pods is a source of all pods and of their changes, from which the node authorizer learns to which
+// objects the pods of each node refer.
 type Pods interface {
-	// Follow calls set for all pods that are assigned to a node and when one of them changes,
-	// removed when a pod is deleted, and listed once all existing pods have been passed to set. It
-	// may list again after an interruption. Pods for which the function is returns false were
-	// deleted in the meantime. All calls are made by one goroutine, and the callbacks must not
-	// retain a pod. Follow returns when ctx is canceled.
+	// Follow reports all pods that are assigned to a node, and their changes, until ctx is
+	// canceled. It calls set for each such pod and each change, removed when a pod is deleted, and
+	// listed once set was called for all existing pods. After an interruption it may start again.
+	// listed gets a function that reports whether a pod exists; pods for which it returns false
+	// were deleted meanwhile. All calls are made by one goroutine, and the callbacks must not
+	// retain a pod.
 	Follow(ctx context.Context, set func(*corev1.Pod), removed func(namespace, name string), listed func(is func(namespace, name string) bool)) error
 }
 
-// Authorizer authorizes requests. It is safe for concurrent use.
+// Authorizer decides whether users are allowed to make requests, with the configured modes in
+// order. It is safe for concurrent use.
 type Authorizer struct {
 	cfg Config
-	// chain is evaluated in order. It is replaced when the file changes.
+	// chain contains the authorizers in the order of evaluation. It is replaced when the
+	// configuration file changes.
 	chain atomic.Pointer[[]namedAuthorizer]
 	// The authorizers of the enabled modes, nil if disabled.
 	rbac *RBAC
@@ -87,8 +91,9 @@ var (
 	_ authorizer.RuleResolver = (*Authorizer)(nil)
 )
 
-// New returns an authorizer and registers event handlers with the informers that it needs, which
-// must not have been started.
+// New returns an authorizer for the modes in the flags or the configuration file. It requests
+// informers, so the caller must start them afterwards, and then call Run. It returns an error if
+// the configuration is invalid.
 func New(cfg Config) (*Authorizer, error) {
 	a := &Authorizer{cfg: cfg, compiler: sync.OnceValue(authorizationcel.NewDefaultCompiler)}
 	var modes *apiserver.AuthorizationConfiguration
@@ -134,8 +139,8 @@ func New(cfg Config) (*Authorizer, error) {
 	return a, nil
 }
 
-// prepare creates the authorizer of the Node, RBAC or ABAC mode. The other modes need no preparation.
-// It is called once per mode.
+// prepare creates the authorizer of the mode Node, RBAC or ABAC. The other modes need no
+// preparation. It is called once per mode, by New.
 func (a *Authorizer) prepare(mode string) error {
 	if (mode == ModeNode || mode == ModeRBAC) && (a.cfg.Informers == nil || a.cfg.Kube == nil) {
 		return fmt.Errorf("authorization mode %s requires informers and a client", mode)
@@ -160,18 +165,20 @@ type namedAuthorizer struct {
 	name string
 }
 
-// fixedDecision returns the same decision for all requests.
+// fixedDecision is the authorizer of the modes AlwaysAllow and AlwaysDeny. It returns the same
+// decision for all requests.
 type fixedDecision struct {
 	decision authorizer.Decision
 	reason   string
 }
 
-// Authorize implements authorizer.UnconditionalAuthorizer.
+// Authorize implements authorizer.UnconditionalAuthorizer. It returns the fixed decision.
 func (a fixedDecision) Authorize(context.Context, authorizer.Attributes) (authorizer.Decision, string, error) {
 	return a.decision, a.reason, nil
 }
 
-// RulesFor implements authorizer.RuleResolver.
+// RulesFor implements authorizer.RuleResolver. It lists all permissions if everything is allowed,
+// and none otherwise.
 func (a fixedDecision) RulesFor(context.Context, user.Info, string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	if a.decision != authorizer.DecisionAllow {
 		return nil, nil, false, nil
@@ -180,18 +187,22 @@ func (a fixedDecision) RulesFor(context.Context, user.Info, string) ([]authorize
 	return res, urls, false, nil
 }
 
+// allRules returns rules that allow everything.
 func allRules() ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo) {
 	all := []string{"*"}
 	return []authorizer.ResourceRuleInfo{&authorizer.DefaultResourceRuleInfo{Verbs: all, APIGroups: all, Resources: all}},
 		[]authorizer.NonResourceRuleInfo{&authorizer.DefaultNonResourceRuleInfo{Verbs: all, NonResourceURLs: all}}
 }
 
-// isSuperuser reports whether u may do everything regardless of the configuration.
+// isSuperuser reports whether u is in the group system:masters, which may do everything regardless
+// of the configuration.
 func isSuperuser(u user.Info) bool {
 	return u != nil && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
 }
 
-// Authorize implements authorizer.Authorizer.
+// Authorize implements authorizer.Authorizer. It allows everything to superusers. Otherwise it
+// returns the decision of the first mode that has an opinion, or no opinion, which means that the
+// request is not allowed, with the reasons of all modes.
 func (a *Authorizer) Authorize(ctx context.Context, attrs authorizer.Attributes) (authorizer.Decision, string, error) {
 	u := attrs.GetUser()
 	if u == nil {
@@ -217,18 +228,21 @@ func (a *Authorizer) Authorize(ctx context.Context, attrs authorizer.Attributes)
 	return authorizer.DecisionNoOpinion, strings.Join(reasons, "\n"), utilerrors.NewAggregate(errs)
 }
 
-// ConditionsAwareAuthorize is like Authorize, because conditions are not supported.
+// ConditionsAwareAuthorize implements authorizer.Authorizer. It is like Authorize, because
+// conditional decisions are not supported.
 func (a *Authorizer) ConditionsAwareAuthorize(ctx context.Context, attrs authorizer.Attributes) authorizer.ConditionsAwareDecision {
 	return authorizer.ConditionsAwareDecisionFromParts(a.Authorize(ctx, attrs))
 }
 
-// EvaluateConditions always fails, because conditions are not supported.
+// EvaluateConditions implements authorizer.Authorizer. It always fails, because conditional
+// decisions are not supported.
 func (a *Authorizer) EvaluateConditions(context.Context, authorizer.ConditionsAwareDecision, authorizer.ConditionsData) (authorizer.Decision, string, error) {
 	return authorizer.DecisionDeny, "", authorizer.ErrorConditionEvaluationNotSupported
 }
 
-// RulesFor lists the permissions of u in a namespace, for SelfSubjectRulesReview. The list is
-// incomplete (true) if a mode cannot list its rules.
+// RulesFor implements authorizer.RuleResolver: it lists the permissions of u in a namespace, for
+// SelfSubjectRulesReview. The bool is true if the list is incomplete because a mode cannot list its
+// rules.
 func (a *Authorizer) RulesFor(ctx context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	var res []authorizer.ResourceRuleInfo
 	var urls []authorizer.NonResourceRuleInfo
@@ -249,8 +263,8 @@ func (a *Authorizer) RulesFor(ctx context.Context, u user.Info, namespace string
 	return res, urls, incomplete, utilerrors.NewAggregate(errs)
 }
 
-// Ready reports whether all informers that the authorizer uses have synced. Earlier requests wait
-// for that.
+// Ready reports whether all informers that the authorizer uses have synced. Requests that need the
+// informers wait until then.
 func (a *Authorizer) Ready() bool {
 	return (a.rbac == nil || a.rbac.gate.Ready()) && (a.node == nil || a.node.gate.Ready())
 }

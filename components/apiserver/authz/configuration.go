@@ -23,7 +23,7 @@ import (
 	"hyperkube/internal/base/configfile"
 )
 
-// Webhook configures the Webhook mode of the flags: another server that authorizes requests.
+// Webhook configures the webhook of the flags: another server that decides about requests.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/webhook/
 type Webhook struct {
@@ -36,7 +36,8 @@ type Webhook struct {
 	AuthorizedTTL, UnauthorizedTTL time.Duration
 }
 
-// configurationFromFlags converts the flags to an AuthorizationConfiguration.
+// configurationFromFlags returns the AuthorizationConfiguration that is equivalent to the flags, so
+// that both are processed in the same way.
 func configurationFromFlags(modes []string, hook Webhook) *apiserver.AuthorizationConfiguration {
 	out := &apiserver.AuthorizationConfiguration{}
 	for _, mode := range modes {
@@ -61,7 +62,8 @@ func configurationFromFlags(modes []string, hook Webhook) *apiserver.Authorizati
 	return out
 }
 
-// defaultName returns the name of an authorizer that is configured by flags.
+// defaultName returns the name of the authorizer of a mode that flags configure. It occurs in the
+// reasons of decisions.
 func defaultName(mode string) string {
 	if mode == ModeWebhook {
 		return "default"
@@ -69,7 +71,8 @@ func defaultName(mode string) string {
 	return string(bytes.ToLower([]byte(mode)))
 }
 
-// parseConfiguration decodes an AuthorizationConfiguration of any version.
+// parseConfiguration decodes and validates an AuthorizationConfiguration of any API version.
+// compiler compiles the match conditions of webhooks.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/authorization/#using-configuration-file-for-authorization
 func parseConfiguration(data []byte, compiler authorizationcel.Compiler) (*apiserver.AuthorizationConfiguration, error) {
@@ -84,8 +87,8 @@ func parseConfiguration(data []byte, compiler authorizationcel.Compiler) (*apise
 	return cfg, nil
 }
 
-// build creates the chain of cfg. Modes that use informers or files must have been enabled at
-// startup.
+// build returns the authorizers that cfg specifies, in order. It returns an error for modes that
+// prepare has not created at startup, because they use informers or files.
 func (a *Authorizer) build(cfg *apiserver.AuthorizationConfiguration) ([]namedAuthorizer, error) {
 	var chain []namedAuthorizer
 	absent := func(mode string) error {
@@ -126,10 +129,12 @@ func (a *Authorizer) build(cfg *apiserver.AuthorizationConfiguration) ([]namedAu
 	return chain, nil
 }
 
-// webhookBackoff is the first delay before a request to an unresponsive server is retried. There
-// are five attempts.
+// webhookBackoff is the delay before the first retry of a request to a webhook that does not
+// respond. There are five attempts.
 const webhookBackoff = 500 * time.Millisecond
 
+// webhook returns the authorizer that asks the webhook with the name. cfg contains its connection
+// and what to do if it fails.
 func (a *Authorizer) webhook(name string, cfg *apiserver.WebhookConfiguration) (authorizer.UnconditionalAuthorizer, error) {
 	if cfg == nil || cfg.ConnectionInfo.KubeConfigFile == nil || *cfg.ConnectionInfo.KubeConfigFile == "" {
 		return nil, errors.New("authorization mode Webhook requires a configuration file")
@@ -161,8 +166,9 @@ func (a *Authorizer) webhook(name string, cfg *apiserver.WebhookConfiguration) (
 	return w, nil
 }
 
-// Run watches the configuration file, if there is one, until ctx is canceled. If the new content is
-// invalid, Run logs an error and keeps the previous configuration.
+// Run maintains the pods of the mode Node, and reloads the configuration file when it changes,
+// until ctx is canceled. If the new content is invalid, Run logs an error and keeps the previous
+// configuration.
 func (a *Authorizer) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	if a.node != nil && a.cfg.Pods != nil {
@@ -172,6 +178,8 @@ func (a *Authorizer) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
+// followFile reloads the configuration file when it changes, until ctx is canceled. It only waits
+// for ctx if there is no file.
 func (a *Authorizer) followFile(ctx context.Context) error {
 	if a.cfg.ConfigFile == "" {
 		<-ctx.Done()
@@ -182,7 +190,7 @@ func (a *Authorizer) followFile(ctx context.Context) error {
 		data, err := os.ReadFile(a.cfg.ConfigFile)
 		if err != nil {
 			if !errors.Is(err, os.ErrNotExist) {
-				log.ErrorContext(ctx, "reloading authorization configuration failed, keeping the previous configuration", "file", a.cfg.ConfigFile, "err", err)
+				log.ErrorContext(ctx, "reading changed authorization configuration failed, keeping the previous configuration: check the permissions of the file", "file", a.cfg.ConfigFile, "err", err)
 			}
 			return
 		}
@@ -196,7 +204,7 @@ func (a *Authorizer) followFile(ctx context.Context) error {
 			chain, err = a.build(cfg)
 		}
 		if err != nil {
-			log.ErrorContext(ctx, "reloading authorization configuration failed, keeping the previous configuration", "file", a.cfg.ConfigFile, "err", err)
+			log.ErrorContext(ctx, "reloading authorization configuration failed, keeping the previous configuration: fix the file", "file", a.cfg.ConfigFile, "err", err)
 			return
 		}
 		a.chain.Store(&chain)

@@ -21,8 +21,8 @@ import (
 	"k8s.io/component-helpers/auth/rbac/validation"
 )
 
-// Escalation rejects writes of roles and bindings through which a user would grant more permissions
-// than the user has. It is a validating admission plugin.
+// Escalation is an admission plugin that rejects writes of roles and bindings through which a user
+// would grant more permissions than the user has.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/rbac/#privilege-escalation-prevention-and-bootstrapping
 type Escalation struct {
@@ -33,7 +33,8 @@ type Escalation struct {
 
 var _ admission.ValidationInterface = (*Escalation)(nil)
 
-// Escalation returns the escalation check, an *Escalation, or nil if RBAC is not enabled.
+// Escalation returns the plugin that prevents privilege escalation, an *Escalation, or nil if the
+// mode RBAC is not enabled.
 func (a *Authorizer) Escalation() admission.ValidationInterface {
 	if a.rbac == nil {
 		return nil
@@ -41,12 +42,13 @@ func (a *Authorizer) Escalation() admission.ValidationInterface {
 	return &Escalation{rbac: a.rbac, kube: a.cfg.Kube, authorizer: a}
 }
 
-// Handles implements admission.Interface.
+// Handles reports whether op is a create or an update.
 func (*Escalation) Handles(op admission.Operation) bool {
 	return op == admission.Create || op == admission.Update
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate returns a Forbidden error if a role contains rules, or a binding refers to a role with
+// rules, that the user does not have and has no permission to escalate or bind.
 func (e *Escalation) Validate(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
 	if a.GetResource().Group != rbacv1.GroupName || a.GetSubresource() != "" || isSuperuser(a.GetUserInfo()) {
 		return nil
@@ -68,9 +70,10 @@ func (e *Escalation) Validate(ctx context.Context, a admission.Attributes, _ adm
 	return nil
 }
 
-// OnlyGarbageCollectionFields reports whether an update changes only owner references, finalizers and managed
-// fields, that is, what garbage collection uses. All other changes need the permissions that the
-// object grants: a label alone can aggregate a role's rules into another role.
+// OnlyGarbageCollectionFields reports whether an update from old to obj changes only owner
+// references, finalizers and managed fields, which garbage collection and storage migration write.
+// All other changes need the permissions that the object grants: a label alone can aggregate a
+// role's rules into another role.
 func OnlyGarbageCollectionFields(obj, old runtime.Object) bool {
 	if obj == nil || old == nil {
 		return false
@@ -92,17 +95,20 @@ func OnlyGarbageCollectionFields(obj, old runtime.Object) bool {
 	return equality.Semantic.DeepEqual(changed, old)
 }
 
-// aggregates reports whether a role has an aggregation rule. role may be nil.
+// aggregates reports whether a ClusterRole has an aggregation rule. role may be nil.
 func aggregates(role *rbacv1.ClusterRole) bool {
 	return role != nil && role.AggregationRule != nil && len(role.AggregationRule.ClusterRoleSelectors) > 0
 }
 
-// clusterAdminRules is the set of rules that only a cluster administrator has.
+// clusterAdminRules are rules that cover every request. Only a cluster administrator has them.
 var clusterAdminRules = []rbacv1.PolicyRule{
 	{Verbs: []string{"*"}, APIGroups: []string{"*"}, Resources: []string{"*"}},
 	{Verbs: []string{"*"}, NonResourceURLs: []string{"*"}},
 }
 
+// role returns a Forbidden error if a role with the rules grants permissions that the user does not
+// have, unless the user has the verb "escalate". aggregates is set if the role has or had an
+// aggregation rule.
 func (e *Escalation) role(ctx context.Context, a admission.Attributes, name string, rules []rbacv1.PolicyRule, aggregates bool) error {
 	// Use the name in the request: a new role has no name in the path.
 	escalates := a.GetName()
@@ -126,6 +132,8 @@ func (e *Escalation) role(ctx context.Context, a admission.Attributes, name stri
 	return nil
 }
 
+// binding returns a Forbidden error if the role ref grants permissions that the user does not have,
+// unless the user has the verb "bind" on the role. namespace is empty for a ClusterRoleBinding.
 func (e *Escalation) binding(ctx context.Context, a admission.Attributes, name, namespace string, ref *rbacv1.RoleRef) error {
 	resource := "roles"
 	if ref.Kind == "ClusterRole" {
@@ -144,8 +152,8 @@ func (e *Escalation) binding(ctx context.Context, a admission.Attributes, name, 
 	return nil
 }
 
-// rules returns the stored rules of a role. It bypasses the informers because the role is often
-// created or changed right before the binding.
+// rules returns the rules of the role ref, read from the API: the role is often created or changed
+// right before the binding, so informers may not have it yet.
 func (e *Escalation) rules(ctx context.Context, ref *rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
 	if ref.Kind == "ClusterRole" {
 		role, err := e.kube.RbacV1().ClusterRoles().Get(ctx, ref.Name, metav1.GetOptions{})
@@ -164,7 +172,8 @@ func (e *Escalation) rules(ctx context.Context, ref *rbacv1.RoleRef, namespace s
 	return e.rbac.RoleRules(ref, namespace) // returns the error for an invalid reference
 }
 
-// allowed reports whether the user holds the verb that bypasses the check.
+// allowed reports whether the user has the verb ("escalate" or "bind") on the role, which makes the
+// check unnecessary.
 func (e *Escalation) allowed(ctx context.Context, a admission.Attributes, verb, resource, name string) bool {
 	decision, _, _ := e.authorizer.Authorize(ctx, authorizer.AttributesRecord{
 		User: a.GetUserInfo(), Verb: verb, Namespace: a.GetNamespace(),
@@ -173,7 +182,8 @@ func (e *Escalation) allowed(ctx context.Context, a admission.Attributes, verb, 
 	return decision == authorizer.DecisionAllow
 }
 
-// checkCovered returns nil if u holds all rules in the namespace.
+// checkCovered returns nil if u has all the rules in the namespace (cluster-wide if it is empty),
+// and otherwise an error that lists the missing ones.
 func (e *Escalation) checkCovered(ctx context.Context, u user.Info, namespace string, rules []rbacv1.PolicyRule) error {
 	own, resolveErr := e.rbac.PolicyRules(ctx, u, namespace)
 	ok, missing := validation.Covers(own, rules)
@@ -193,7 +203,7 @@ func (e *Escalation) checkCovered(ctx context.Context, u user.Info, namespace st
 	return errors.New(msg)
 }
 
-// compact merges rules that differ only in their verbs.
+// compact merges rules that differ only in their verbs, for shorter error messages.
 func compact(rules []rbacv1.PolicyRule) []rbacv1.PolicyRule {
 	at := map[string]int{}
 	var out []rbacv1.PolicyRule

@@ -15,10 +15,12 @@ import (
 	"hyperkube/internal/base/broadcast"
 )
 
-// graph records the objects to which the pods of each node refer.
+// graph records which objects the pods of each node refer to, so that the mode Node can decide
+// whether a kubelet may read an object.
 type graph struct {
 	mu sync.RWMutex // guards all fields below
-	// pods contains the counted references of each pod that is assigned to a node.
+	// pods contains, for each pod that is assigned to a node, its references as they are counted in
+	// nodes.
 	pods map[types.NamespacedName]*podEntry
 	// nodes counts, for each node, the pods that refer to an object.
 	nodes map[string]map[ref]int
@@ -28,18 +30,20 @@ type graph struct {
 	filled chan struct{}
 }
 
-// Name implements cache.DoneChecker.
+// Name implements cache.DoneChecker. The name is part of the error if a request waits too long.
 func (g *graph) Name() string { return "the graph of nodes and pods" }
 
-// Done implements cache.DoneChecker.
+// Done implements cache.DoneChecker. The channel is closed once the graph contains all pods.
 func (g *graph) Done() <-chan struct{} { return g.filled }
 
+// podEntry is the node of a pod and the objects to which the pod refers.
 type podEntry struct {
 	node string
 	// refs are the references to other objects.
 	refs []ref
 }
 
+// newGraph returns a graph without pods.
 func newGraph() *graph {
 	return &graph{
 		pods:   map[types.NamespacedName]*podEntry{},
@@ -72,6 +76,8 @@ func (g *graph) handler() cache.ResourceEventHandler {
 	}
 }
 
+// set adds a pod that is assigned to a node, or updates its references. All calls are made by one
+// goroutine.
 func (g *graph) set(pod *corev1.Pod) {
 	if pod.Spec.NodeName == "" {
 		return
@@ -105,10 +111,11 @@ func (g *graph) set(pod *corev1.Pod) {
 	g.changed.Send()
 }
 
-// intern returns an interned copy of s.
+// intern returns a copy of s that is shared by all equal strings, to save memory.
 func intern(s string) string { return unique.Make(s).Value() }
 
-// retain removes the pods that do not exist anymore.
+// retain removes the pods for which is returns false, because they were deleted while the watch was
+// interrupted.
 func (g *graph) retain(is func(namespace, name string) bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -119,17 +126,19 @@ func (g *graph) retain(is func(namespace, name string) bool) {
 	}
 }
 
+// removed is called when a pod was deleted. It removes the pod and its references.
 func (g *graph) removed(namespace, name string) {
 	g.remove(types.NamespacedName{Namespace: namespace, Name: name})
 }
 
+// remove removes a pod and its references, if it exists.
 func (g *graph) remove(key types.NamespacedName) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.dropLocked(key)
 }
 
-// dropLocked removes a pod. The caller must hold the lock.
+// dropLocked removes a pod and its references, if it exists. The caller holds mu.
 func (g *graph) dropLocked(key types.NamespacedName) {
 	entry := g.pods[key]
 	if entry == nil {
@@ -147,9 +156,9 @@ func (g *graph) dropLocked(key types.NamespacedName) {
 	}
 }
 
-// has reports whether a pod of the node refers to r. A kubelet can receive a pod, and request its
-// objects, before the graph contains the pod. Therefore has waits up to patience for a reference
-// before it returns false.
+// has reports whether a pod of the node refers to the object r. A kubelet can receive a pod, and
+// request its objects, before the graph contains the pod. Therefore has waits up to patience for
+// the reference before it returns false.
 func (g *graph) has(ctx context.Context, node string, r ref, patience time.Duration) bool {
 	var timeout <-chan time.Time
 	for {
@@ -176,7 +185,7 @@ func (g *graph) has(ctx context.Context, node string, r ref, patience time.Durat
 	}
 }
 
-// hasLocked is has without waiting. The caller must hold the lock.
+// hasLocked is has without waiting. The caller holds mu.
 func (g *graph) hasLocked(node string, r ref) bool {
 	if r.kind == refPod {
 		entry := g.pods[types.NamespacedName{Namespace: r.namespace, Name: r.name}]
@@ -185,7 +194,7 @@ func (g *graph) hasLocked(node string, r ref) bool {
 	return g.nodes[node][r] > 0
 }
 
-// claims returns the claims to which the node's pods refer.
+// claims returns the PersistentVolumeClaims to which the node's pods refer.
 func (g *graph) claims(node string) []ref {
 	g.mu.RLock()
 	defer g.mu.RUnlock()

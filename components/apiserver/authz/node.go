@@ -20,17 +20,19 @@ import (
 	"hyperkube/components/apiserver/syncgate"
 )
 
-// nodeAuthorizer allows kubelets to read the objects to which their pods refer, and to write their
-// own objects. The NodeRestriction admission plugin limits what they may change in those objects.
+// nodeAuthorizer is the authorizer of the mode Node. It allows kubelets to read the objects to
+// which their pods refer, and to write their own objects. The NodeRestriction admission plugin
+// limits what they may change in those objects.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/node/
 type nodeAuthorizer struct {
 	graph *graph
 	kube  kubernetes.Interface
 	gate  *syncgate.Gate
-	// fixed contains the permissions of all nodes.
+	// fixed contains the permissions that all nodes have, regardless of their pods.
 	fixed ruleSet
-	// pendingPodTimeout is how long a rejection is delayed in case the pod is not in the graph yet.
+	// pendingPodTimeout is how long the rejection of a request is delayed, because the graph may
+	// not contain a new pod yet.
 	pendingPodTimeout time.Duration
 }
 
@@ -40,7 +42,8 @@ const (
 	leaseNamespace = corev1.NamespaceNodeLease
 )
 
-// newNodeAuthorizer returns a nodeAuthorizer. If pods is nil, it reads pods from an informer.
+// newNodeAuthorizer returns a nodeAuthorizer. If pods is nil, it reads pods from an informer of
+// inf. Otherwise the caller must call follow.
 func newNodeAuthorizer(inf informers.SharedInformerFactory, kube kubernetes.Interface, pods Pods) (*nodeAuthorizer, error) {
 	n := &nodeAuthorizer{graph: newGraph(), kube: kube, pendingPodTimeout: 100 * time.Millisecond}
 	n.fixed.add(nodeRules, "")
@@ -56,7 +59,7 @@ func newNodeAuthorizer(inf informers.SharedInformerFactory, kube kubernetes.Inte
 	return n, nil
 }
 
-// follow keeps the graph up to date until ctx is canceled.
+// follow updates the graph with the pods that pods reports, until ctx is canceled.
 func (n *nodeAuthorizer) follow(ctx context.Context, pods Pods) error {
 	first := true
 	return pods.Follow(ctx, n.graph.set, n.graph.removed, func(is func(namespace, name string) bool) {
@@ -69,12 +72,14 @@ func (n *nodeAuthorizer) follow(ctx context.Context, pods Pods) error {
 	})
 }
 
-// isNode reports whether u is a kubelet, with or without a node name.
+// isNode reports whether u is a kubelet: a user system:node:NAME in the group system:nodes. The
+// name may be empty.
 func isNode(u user.Info) bool {
 	return slices.Contains(u.GetGroups(), nodesGroup) && strings.HasPrefix(u.GetName(), nodeUserPrefix)
 }
 
-// NodeName returns the name of the node whose kubelet u is.
+// NodeName returns the name of the node whose kubelet u is, which may be empty, and false if u is
+// not a kubelet.
 func NodeName(u user.Info) (string, bool) {
 	if u == nil || !isNode(u) {
 		return "", false
@@ -96,15 +101,17 @@ var nodeRules = []rbacv1.PolicyRule{
 	{Verbs: []string{"get", "list", "watch"}, APIGroups: []string{"node.k8s.io"}, Resources: []string{"runtimeclasses"}},
 }
 
-// noOpinion returns the "no opinion" decision with a reason.
+// noOpinion returns the decision "no opinion", which lets the next mode decide, with a formatted
+// reason.
 func noOpinion(format string, args ...any) (authorizer.Decision, string, error) {
 	return authorizer.DecisionNoOpinion, fmt.Sprintf(format, args...), nil
 }
 
+// allow returns the decision that a request is allowed.
 func allow() (authorizer.Decision, string, error) { return authorizer.DecisionAllow, "", nil }
 
-// RulesFor implements authorizer.RuleResolver. A node's permissions depend on its pods and cannot
-// be listed.
+// RulesFor implements authorizer.RuleResolver. The permissions of a kubelet depend on its pods and
+// cannot be listed, which is reported as an error. It returns no rules for other users.
 func (n *nodeAuthorizer) RulesFor(_ context.Context, u user.Info, _ string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	if u == nil || !isNode(u) {
 		return nil, nil, false, nil
@@ -112,7 +119,8 @@ func (n *nodeAuthorizer) RulesFor(_ context.Context, u user.Info, _ string) ([]a
 	return nil, nil, true, errors.New("node authorizer does not support user rule resolution")
 }
 
-// Authorize implements authorizer.UnconditionalAuthorizer.
+// Authorize implements authorizer.UnconditionalAuthorizer. It only decides about requests of
+// kubelets. It allows a request or has no opinion.
 func (n *nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	u := a.GetUser()
 	if !isNode(u) {
@@ -161,11 +169,13 @@ func (n *nodeAuthorizer) Authorize(ctx context.Context, a authorizer.Attributes)
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
+// unrelated returns the decision for an object that no pod of the node refers to.
 func unrelated(node string) (authorizer.Decision, string, error) {
 	return noOpinion("no relationship found between node '%s' and this object", node)
 }
 
-// related allows the request if the graph contains a reference to r.
+// related allows a request for the object r if a pod of the node refers to it, directly or, for a
+// Secret, through a persistent volume.
 func (n *nodeAuthorizer) related(ctx context.Context, node string, r ref) (authorizer.Decision, string, error) {
 	if r.name == "" {
 		return noOpinion("No Object name found")
@@ -179,6 +189,7 @@ func (n *nodeAuthorizer) related(ctx context.Context, node string, r ref) (autho
 	return unrelated(node)
 }
 
+// get allows a kubelet to get a single object of a kind to which one of its pods refers.
 func (n *nodeAuthorizer) get(ctx context.Context, node string, kind refKind, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetVerb() != "get" {
 		return noOpinion("can only get individual resources of this type")
@@ -189,8 +200,8 @@ func (n *nodeAuthorizer) get(ctx context.Context, node string, kind refKind, a a
 	return n.related(ctx, node, ref{kind, a.GetNamespace(), a.GetName()})
 }
 
-// readNamespaced is for resources that kubelets watch individually. A list or watch that is limited
-// to one name counts as reading that object.
+// readNamespaced allows a kubelet to get, list or watch a single object of a kind to which one of
+// its pods refers. It is used for kinds whose objects kubelets watch individually.
 func (n *nodeAuthorizer) readNamespaced(ctx context.Context, node string, kind refKind, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	switch a.GetVerb() {
 	case "get", "list", "watch":
@@ -206,6 +217,7 @@ func (n *nodeAuthorizer) readNamespaced(ctx context.Context, node string, kind r
 	return n.related(ctx, node, ref{kind, a.GetNamespace(), a.GetName()})
 }
 
+// claim allows a kubelet to read the ResourceClaims of its pods and to write their status.
 func (n *nodeAuthorizer) claim(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "status" {
 		return n.get(ctx, node, refClaim, a)
@@ -217,8 +229,8 @@ func (n *nodeAuthorizer) claim(ctx context.Context, node string, a authorizer.At
 	return noOpinion("can only get/update/patch this type")
 }
 
-// volume allows volumes that are bound to a claim of one of the node's pods. Such requests are
-// rare, so volumes are read through the API.
+// volume allows a kubelet to get a persistent volume that is bound to a claim of one of its pods.
+// Such requests are rare, so volumes are read through the API.
 func (n *nodeAuthorizer) volume(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	switch {
 	case a.GetVerb() != "get":
@@ -235,7 +247,8 @@ func (n *nodeAuthorizer) volume(ctx context.Context, node string, a authorizer.A
 	return n.related(ctx, node, ref{refClaim, pv.Spec.ClaimRef.Namespace, pv.Spec.ClaimRef.Name})
 }
 
-// secretOfVolume reports whether a volume of one of the node's pods refers to the Secret.
+// secretOfVolume reports whether a persistent volume that is bound to a claim of one of the node's
+// pods refers to the Secret.
 func (n *nodeAuthorizer) secretOfVolume(ctx context.Context, node string, secret ref) bool {
 	for _, c := range n.graph.claims(node) {
 		pvc, err := n.kube.CoreV1().PersistentVolumeClaims(c.namespace).Get(ctx, c.name, metav1.GetOptions{})
@@ -253,6 +266,7 @@ func (n *nodeAuthorizer) secretOfVolume(ctx context.Context, node string, secret
 	return false
 }
 
+// attachment allows a kubelet to get the VolumeAttachments of its node.
 func (n *nodeAuthorizer) attachment(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	switch {
 	case a.GetVerb() != "get":
@@ -269,6 +283,8 @@ func (n *nodeAuthorizer) attachment(ctx context.Context, node string, a authoriz
 	return allow()
 }
 
+// serviceAccount allows a kubelet to create tokens for the service accounts of its pods, and to
+// read these service accounts.
 func (n *nodeAuthorizer) serviceAccount(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	verb, sub := a.GetVerb(), a.GetSubresource()
 	switch {
@@ -283,7 +299,7 @@ func (n *nodeAuthorizer) serviceAccount(ctx context.Context, node string, a auth
 	return n.related(ctx, node, ref{refServiceAccount, a.GetNamespace(), a.GetName()})
 }
 
-// selects reports whether the request is limited to field = value.
+// selects reports whether the field selector of the request requires that the field has the value.
 func selects(a authorizer.Attributes, field, value string) bool {
 	reqs, err := a.GetFieldSelector()
 	if err != nil {
@@ -297,6 +313,8 @@ func selects(a authorizer.Attributes, field, value string) bool {
 	return false
 }
 
+// node allows a kubelet to read its own Node, and to write Nodes and their status. The admission
+// plugin NodeRestriction limits writes to its own Node.
 func (n *nodeAuthorizer) node(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	verb := a.GetVerb()
 	switch a.GetSubresource() {
@@ -323,6 +341,8 @@ func (n *nodeAuthorizer) node(node string, a authorizer.Attributes) (authorizer.
 	return noOpinion("")
 }
 
+// pod allows a kubelet to read the pods of its node, and to create, delete and evict pods and write
+// their status. The admission plugin NodeRestriction limits writes to pods of its node.
 func (n *nodeAuthorizer) pod(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	verb := a.GetVerb()
 	switch a.GetSubresource() {
@@ -354,6 +374,8 @@ func (n *nodeAuthorizer) pod(ctx context.Context, node string, a authorizer.Attr
 	return noOpinion("")
 }
 
+// lease allows a kubelet to read and write the Lease of its node, with which it shows that it is
+// running.
 func (n *nodeAuthorizer) lease(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	switch a.GetVerb() {
 	case "get", "create", "update", "patch", "delete":
@@ -370,6 +392,7 @@ func (n *nodeAuthorizer) lease(node string, a authorizer.Attributes) (authorizer
 	return allow()
 }
 
+// csiNode allows a kubelet to read and write the CSINode of its node.
 func (n *nodeAuthorizer) csiNode(node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "" {
 		return noOpinion("cannot authorize CSINode subresources")
@@ -385,6 +408,8 @@ func (n *nodeAuthorizer) csiNode(node string, a authorizer.Attributes) (authoriz
 	return allow()
 }
 
+// resourceSlice allows a kubelet to create ResourceSlices, and to read, change and delete those of
+// its node.
 func (n *nodeAuthorizer) resourceSlice(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "" {
 		return noOpinion("cannot authorize ResourceSlice subresources")
@@ -407,8 +432,9 @@ func (n *nodeAuthorizer) resourceSlice(ctx context.Context, node string, a autho
 	return noOpinion("only the following verbs are allowed for a ResourceSlice: get, watch, list, create, update, patch, delete, deletecollection")
 }
 
-// podCertificate allows requests of the node itself. Requests by name are rare, because kubelets
-// list and watch them, so the object is read through the API.
+// podCertificate allows a kubelet to create PodCertificateRequests and to read those of its
+// node. Requests by name are rare, because kubelets list and watch, so the object is read through
+// the API.
 func (n *nodeAuthorizer) podCertificate(ctx context.Context, node string, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if a.GetSubresource() != "" {
 		return noOpinion("nodes may not access the status subresource of PodCertificateRequests")

@@ -6,7 +6,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// ref identifies an object to which a pod of a node refers.
+// ref identifies an object to which a pod refers, such as a Secret that it mounts. The kubelet of
+// the pod's node may read the object.
 type ref struct {
 	kind            refKind
 	namespace, name string
@@ -23,8 +24,8 @@ const (
 	refResourceClaim
 )
 
-// podRefs returns the objects that the kubelet reads for a pod, except for the pod itself. It may
-// contain duplicates.
+// podRefs returns the objects that a kubelet reads to run the pod, except for the pod itself. It
+// may contain duplicates. It returns none for mirror pods.
 func podRefs(pod *corev1.Pod) []ref {
 	var refs []ref
 	// Mirror pods represent static pods. Their references are ignored, because a client with a
@@ -66,7 +67,7 @@ func podRefs(pod *corev1.Pod) []ref {
 }
 
 // volumeSecrets returns the Secrets to which a persistent volume refers. A reference without a
-// namespace is in the namespace of the claim.
+// namespace is in the namespace of the claim. A volume that is not bound has none.
 func volumeSecrets(pv *corev1.PersistentVolume) []ref {
 	if pv.Spec.ClaimRef == nil {
 		return nil

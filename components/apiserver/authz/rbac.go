@@ -22,7 +22,7 @@ import (
 	"hyperkube/components/apiserver/syncgate"
 )
 
-// RBAC authorizes by roles and bindings.
+// RBAC is the authorizer of the mode RBAC: it allows what roles grant to a user through bindings.
 //
 // Bindings are indexed by subject, so the cost of finding the bindings of a user does not depend on
 // their total number. The rules of a user in a namespace are resolved at the first request and
@@ -44,6 +44,7 @@ type RBAC struct {
 	resolved atomic.Pointer[resolved]
 }
 
+// resolved contains the cached rule sets for one version of all roles and bindings.
 type resolved struct {
 	version uint64
 	mu      sync.RWMutex // guards sets
@@ -52,15 +53,15 @@ type resolved struct {
 	sets map[string]*ruleSet
 }
 
-// maxResolved limits the size of resolved.sets. An entry takes a few kilobytes at most, because the
-// rules themselves are shared.
+// maxResolved is the maximum number of cached rule sets. Each takes a few kilobytes at most,
+// because the rules themselves are shared.
 const maxResolved = 10_000
 
-// subjectIndex is the name of the index of bindings by subject.
+// subjectIndex is the name of the informer index that finds bindings by subject.
 const subjectIndex = "hyperkube-rbac-subject"
 
-// NewRBAC returns an RBAC authorizer and registers with the informers, which must not have been
-// started.
+// NewRBAC returns an RBAC authorizer. It requests informers from inf and adds an index to them, so
+// they must be started afterwards.
 func NewRBAC(inf informers.SharedInformerFactory) (*RBAC, error) {
 	in := inf.Rbac().V1()
 	r := &RBAC{
@@ -98,8 +99,8 @@ func NewRBAC(inf informers.SharedInformerFactory) (*RBAC, error) {
 	return r, nil
 }
 
-// subjectsOf returns the index values of a binding: "u:name" and "g:name", prefixed with the
-// namespace for a RoleBinding.
+// subjectsOf returns the values of a binding in subjectIndex: the namespace of a RoleBinding (empty
+// for a ClusterRoleBinding), and the result of subjectValue for each subject.
 func subjectsOf(obj any) ([]string, error) {
 	var subjects []rbacv1.Subject
 	var namespace string
@@ -120,7 +121,8 @@ func subjectsOf(obj any) ([]string, error) {
 	return values, nil
 }
 
-// subjectValue returns the index value of a subject, or "" for an invalid subject.
+// subjectValue returns "u:NAME" for a user or service account and "g:NAME" for a group, or "" for
+// an invalid subject. namespace is that of a service account that names none.
 func subjectValue(s *rbacv1.Subject, namespace string) string {
 	switch s.Kind {
 	case rbacv1.UserKind:
@@ -139,7 +141,9 @@ func subjectValue(s *rbacv1.Subject, namespace string) string {
 	return ""
 }
 
-// Authorize implements authorizer.UnconditionalAuthorizer. It never denies.
+// Authorize implements authorizer.UnconditionalAuthorizer. It allows what a ClusterRoleBinding, or
+// a RoleBinding of the request's namespace, grants. It has no opinion about other requests; it
+// never denies.
 func (r *RBAC) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
 	if err := r.gate.Wait(ctx); err != nil {
 		return authorizer.DecisionNoOpinion, "", err
@@ -163,8 +167,8 @@ func (r *RBAC) Authorize(ctx context.Context, a authorizer.Attributes) (authoriz
 	return authorizer.DecisionNoOpinion, "", nil
 }
 
-// rules returns the rules granted to u by the RoleBindings of a namespace, or by
-// ClusterRoleBindings if namespace is empty.
+// rules returns the rules that the RoleBindings of a namespace grant to u, or the
+// ClusterRoleBindings if namespace is empty. The result is cached until a role or binding changes.
 func (r *RBAC) rules(u user.Info, namespace string) *ruleSet {
 	// Names of users and groups come from clients and may contain any byte. Length prefixes make
 	// the keys of different users distinct.
@@ -200,6 +204,7 @@ func (r *RBAC) rules(u user.Info, namespace string) *ruleSet {
 	return set
 }
 
+// resolve computes the result of rules from the informers.
 func (r *RBAC) resolve(u user.Info, namespace string) *ruleSet {
 	set := &ruleSet{}
 	values := make([]string, 0, 1+len(u.GetGroups()))
@@ -231,15 +236,16 @@ func (r *RBAC) resolve(u user.Info, namespace string) *ruleSet {
 	return set
 }
 
-// anyBinding is a RoleBinding or a ClusterRoleBinding. The namespace of a ClusterRoleBinding is
-// empty. The fields are used in messages.
+// anyBinding is a RoleBinding or a ClusterRoleBinding. kind and name occur in the reasons of
+// decisions. The namespace of a ClusterRoleBinding is empty.
 type anyBinding struct {
 	kind, name, namespace string
 	role                  *rbacv1.RoleRef
 	subjects              []rbacv1.Subject
 }
 
-// grant adds to set the rules that b grants to the subject with the index value.
+// grant adds the rules that the binding b grants to the subject with the index value to set, or an
+// error if the role does not exist.
 func (r *RBAC) grant(set *ruleSet, b anyBinding, value string) {
 	rules, err := r.RoleRules(b.role, b.namespace)
 	if err != nil {
@@ -263,8 +269,9 @@ func (r *RBAC) grant(set *ruleSet, b anyBinding, value string) {
 	set.add(rules, fmt.Sprintf("RBAC: allowed by %s %q of %s %q to %s", b.kind, b.name, b.role.Kind, b.role.Name, who))
 }
 
-// RoleRules returns the rules of a role. They must not be modified. namespace is that of the
-// binding.
+// RoleRules returns the rules of the role ref from the informers. They must not be modified.
+// namespace is that of the binding, empty for a ClusterRoleBinding. It returns an error if the role
+// does not exist or the reference is invalid.
 func (r *RBAC) RoleRules(ref *rbacv1.RoleRef, namespace string) ([]rbacv1.PolicyRule, error) {
 	switch ref.Kind {
 	case "ClusterRole":
@@ -286,8 +293,8 @@ func (r *RBAC) RoleRules(ref *rbacv1.RoleRef, namespace string) ([]rbacv1.Policy
 	return nil, fmt.Errorf("unsupported role reference kind: %q", ref.Kind)
 }
 
-// PolicyRules returns all rules that u has, cluster-wide and in the namespace, and an error that
-// names roles that do not exist.
+// PolicyRules returns all rules that u has cluster-wide and in the namespace. The error names roles
+// that bindings refer to but that do not exist; the rules are valid nevertheless.
 func (r *RBAC) PolicyRules(ctx context.Context, u user.Info, namespace string) ([]rbacv1.PolicyRule, error) {
 	if err := r.gate.Wait(ctx); err != nil {
 		return nil, err
@@ -307,7 +314,7 @@ func (r *RBAC) PolicyRules(ctx context.Context, u user.Info, namespace string) (
 	return rules, utilerrors.NewAggregate(errs)
 }
 
-// RulesFor implements authorizer.RuleResolver.
+// RulesFor implements authorizer.RuleResolver. It lists the rules of PolicyRules.
 func (r *RBAC) RulesFor(ctx context.Context, u user.Info, namespace string) ([]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error) {
 	rules, err := r.PolicyRules(ctx, u, namespace)
 	var res []authorizer.ResourceRuleInfo
@@ -326,7 +333,7 @@ func (r *RBAC) RulesFor(ctx context.Context, u user.Info, namespace string) ([]a
 	return res, nonRes, false, err
 }
 
-// describe formats a rule for error messages.
+// describe returns a rule as text for error messages, as in upstream.
 func describe(r *rbacv1.PolicyRule) string {
 	var parts []string
 	part := func(name string, list []string) {

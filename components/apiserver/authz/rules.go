@@ -8,14 +8,15 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 )
 
-// grant is a rule with its origin.
+// grant is one RBAC rule that a user has, and the binding and role from which the user has it.
 type grant struct {
 	rule *rbacv1.PolicyRule // part of a shared object, must not be modified
 	// reason is returned to clients that ask why a request is allowed.
 	reason string
 }
 
-// ruleSet contains all rules of a user in one scope. It is immutable after construction.
+// ruleSet contains all rules that a user has cluster-wide or in one namespace. It is immutable
+// after construction.
 type ruleSet struct {
 	// byResource contains the grants by each resource that they name: "pods", "pods/log", "*",
 	// "*/scale".
@@ -28,6 +29,7 @@ type ruleSet struct {
 	errs []error
 }
 
+// add adds rules that a user has for the reason. It is called only during construction.
 func (s *ruleSet) add(rules []rbacv1.PolicyRule, reason string) {
 	for i := range rules {
 		g := grant{rule: &rules[i], reason: reason}
@@ -47,7 +49,7 @@ func (s *ruleSet) add(rules []rbacv1.PolicyRule, reason string) {
 	}
 }
 
-// allows reports whether the set allows a request, and the reason.
+// allows reports whether a rule in the set allows the request, and returns the reason of that rule.
 func (s *ruleSet) allows(a authorizer.Attributes) (string, bool) {
 	if !a.IsResourceRequest() {
 		return find(s.urls, func(r *rbacv1.PolicyRule) bool { return ruleCoversURL(r, a.GetVerb(), a.GetPath()) })
@@ -79,6 +81,8 @@ func (s *ruleSet) allows(a authorizer.Attributes) (string, bool) {
 	return find(s.byResource["*"], covers)
 }
 
+// find returns the reason of the first grant whose rule covers the request, and whether there is
+// one.
 func find(grants []grant, covers func(*rbacv1.PolicyRule) bool) (string, bool) {
 	for i := range grants {
 		if covers(grants[i].rule) {
@@ -98,6 +102,8 @@ func matches(list []string, s string) bool {
 	return false
 }
 
+// ruleCoversURL reports whether a rule allows the verb on a non-resource path. Its URLs may end
+// with "*".
 func ruleCoversURL(r *rbacv1.PolicyRule, verb, path string) bool {
 	if !matches(r.Verbs, verb) {
 		return false

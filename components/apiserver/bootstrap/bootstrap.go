@@ -28,30 +28,35 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Config is the configuration of Run.
+// Config is the configuration of Run, which writes the objects that every cluster starts with.
 type Config struct {
 	// Registry contains the resources that are written: those of RBAC, namespaces, priorityclasses
 	// and servicecidrs. Resources that it does not serve are skipped.
 	Registry *registry.Registry
-	// ServiceCIDRs is the default range of Service IPs: one, or one per IP family.
+	// ServiceCIDRs are the configured Service ranges of the cluster: one, or one per IP family. If
+	// it is empty, no ServiceCIDR is written.
 	ServiceCIDRs []string
 	// Log receives messages about written objects. Nil means slog's default.
 	Log *slog.Logger
 }
 
-// defaultServiceCIDR is the name of the ServiceCIDR object for the configured ranges.
+// defaultServiceCIDR is the name of the ServiceCIDR object that contains the configured Service
+// ranges.
 const defaultServiceCIDR = "kubernetes"
 
 const (
-	// maxAttempts limits retries when other API servers write the same objects.
+	// maxAttempts limits how often a write is tried again when other API servers write the same
+	// objects.
 	maxAttempts = 5
 	// retryDelay is the delay before a failed operation is retried.
 	retryDelay = time.Second
 )
 
-// Run writes missing objects and returns when all of them exist. Existing objects are not changed,
-// even if they cannot be decoded, except RBAC objects that lack rules or subjects and have not
-// opted out by their annotation. Run retries while etcd is unavailable or slow.
+// Run writes the missing initial objects and returns when all of them exist. It does not change
+// existing objects, even if they cannot be decoded, with two exceptions: RBAC and flow control
+// objects that differ from the defaults and have not opted out by their annotation, and the
+// ServiceCIDR of a cluster that becomes dual-stack. Run retries while etcd is unavailable or slow,
+// until ctx is canceled.
 func Run(ctx context.Context, cfg Config) error {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -69,7 +74,7 @@ func Run(ctx context.Context, cfg Config) error {
 		case errors.As(err, &conflict) && conflicts < maxAttempts:
 			conflicts++ // another API server was faster: check again
 		case errors.Is(err, store.ErrUnavailable) && ctx.Err() == nil:
-			cfg.Log.Warn("writing initial cluster objects timed out, retrying", "err", err)
+			cfg.Log.Warn("writing initial cluster objects failed because etcd is unavailable or slow, this API server is not ready, retrying in a second", "err", err)
 			lifecycle.Pause(ctx, retryDelay)
 		default:
 			return fmt.Errorf("writing initial cluster objects: %w", err)
@@ -77,7 +82,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 }
 
-// desiredObjects describes the objects of one resource that must exist.
+// desiredObjects contains the objects of one resource that must exist.
 type desiredObjects struct {
 	gvr     schema.GroupVersionResource
 	objects []api.Object
@@ -86,6 +91,8 @@ type desiredObjects struct {
 	reconcile func(existing, wanted api.Object) api.Object
 }
 
+// desiredResources returns all initial objects, by resource. They are new copies, which the caller
+// may modify.
 func desiredResources(cfg Config) []desiredObjects {
 	policy := DefaultPolicy()
 	rbac := func(resource string) schema.GroupVersionResource {
@@ -109,6 +116,7 @@ func desiredResources(cfg Config) []desiredObjects {
 	return all
 }
 
+// objects converts a list of objects of one type to a list of API objects.
 func objects[T api.Object](list []T) []api.Object {
 	out := make([]api.Object, len(list))
 	for i, o := range list {
@@ -117,6 +125,8 @@ func objects[T api.Object](list []T) []api.Object {
 	return out
 }
 
+// namespaces returns the namespaces that every cluster has: default, kube-system, kube-public and
+// kube-node-lease.
 func namespaces() []*corev1.Namespace {
 	var out []*corev1.Namespace
 	for _, name := range []string{metav1.NamespaceDefault, kubeSystem, kubePublic, corev1.NamespaceNodeLease} {
@@ -125,6 +135,7 @@ func namespaces() []*corev1.Namespace {
 	return out
 }
 
+// serviceCIDR returns the ServiceCIDR object for the configured ranges, with the condition Ready.
 func serviceCIDR(cidrs []string) *networkingv1.ServiceCIDR {
 	return &networkingv1.ServiceCIDR{
 		ObjectMeta: metav1.ObjectMeta{Name: defaultServiceCIDR},
@@ -138,7 +149,8 @@ func serviceCIDR(cidrs []string) *networkingv1.ServiceCIDR {
 	}
 }
 
-// writeMissing writes missing objects once and returns the number of writes.
+// writeMissing writes the missing objects once, without retries, and returns the number of writes.
+// An error may occur after a part of the objects was written.
 func writeMissing(ctx context.Context, cfg Config) (int, error) {
 	all := desiredResources(cfg)
 	ops := make([][]store.Op, len(all))
@@ -161,8 +173,8 @@ func writeMissing(ctx context.Context, cfg Config) (int, error) {
 	return commit(ctx, ops)
 }
 
-// missing returns the operations that create or repair the objects of w. Objects that cannot be
-// decoded are skipped.
+// missing returns the operations that create or repair the objects of w. It logs and skips existing
+// objects that cannot be decoded.
 func missing(ctx context.Context, res *registry.Resource, w desiredObjects, log *slog.Logger) ([]store.Op, error) {
 	page, err := res.Collection.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {
@@ -186,7 +198,7 @@ func missing(ctx context.Context, res *registry.Resource, w desiredObjects, log 
 		existing, err := e.Object()
 		if err != nil {
 			// Do not fail: the server must run so that an operator can delete the object.
-			log.ErrorContext(ctx, "decoding initial cluster object failed, leaving it unchanged", "resource", res.Plural, "key", key, "err", err)
+			log.ErrorContext(ctx, "decoding initial cluster object in etcd failed, it has no effect and is left unchanged: delete it and restart the API server, which writes it again", "resource", res.Plural, "key", key, "err", err)
 			continue
 		}
 		if repaired := w.reconcile(existing.(api.Object), obj); repaired != nil {
@@ -200,7 +212,8 @@ func missing(ctx context.Context, res *registry.Resource, w desiredObjects, log 
 	return ops, nil
 }
 
-// prepare completes a new object as a create request through the API does.
+// prepare completes a new object as a create request through the API does: default values, managed
+// fields, generation, UID and creation time. It modifies and returns obj. The status is kept.
 func prepare(ctx context.Context, res *api.Resource, obj api.Object) api.Object {
 	given := obj.DeepCopyObject()
 	res.Default(obj)
@@ -219,9 +232,10 @@ func prepare(ctx context.Context, res *api.Resource, obj api.Object) api.Object 
 	return obj
 }
 
-// commit executes all operations. A transaction contains at most one operation per resource and
-// belongs to one store, so there are as many rounds as the longest list has operations. The
-// transactions run concurrently, so that etcd can sync many of them with one disk write.
+// commit executes all operations and returns their number. ops contains a list per resource. A
+// transaction contains at most one operation per resource and belongs to one store, so there are as
+// many rounds as the longest list has operations. The transactions run concurrently, so that etcd
+// can sync many of them with one disk write.
 func commit(ctx context.Context, ops [][]store.Op) (int, error) {
 	written := 0
 	group, ctx := errgroup.WithContext(ctx)

@@ -2,11 +2,12 @@ package bootstrap
 
 import rbacv1 "k8s.io/api/rbac/v1"
 
-// controllerPrefix is the prefix of controller roles. The rest of the name is the controller's
-// service account in kube-system.
+// controllerPrefix is the prefix of the names of the controllers' roles. The rest of the name is
+// the controller's service account in kube-system.
 const controllerPrefix = "system:controller:"
 
-// controllerRoles returns the roles of the individual controllers and their bindings.
+// controllerRoles returns the ClusterRoles of the individual controllers, and the bindings of these
+// roles to the controllers' service accounts.
 func controllerRoles() (roles []*rbacv1.ClusterRole, bindings []*rbacv1.ClusterRoleBinding) {
 	for _, c := range controllers() {
 		name := controllerPrefix + c.account
@@ -16,11 +17,15 @@ func controllerRoles() (roles []*rbacv1.ClusterRole, bindings []*rbacv1.ClusterR
 	return roles, bindings
 }
 
+// controller is a controller of the controller manager: its service account in kube-system, and its
+// permissions.
 type controller struct {
 	account string
 	rules   []rbacv1.PolicyRule
 }
 
+// controllers returns all controllers with their permissions, which are upstream's unless a comment
+// says otherwise.
 func controllers() []controller {
 	var all []controller
 	add := func(account string, rules ...rbacv1.PolicyRule) {

@@ -24,9 +24,11 @@ import (
 //
 // https://kubernetes.io/docs/concepts/cluster-administration/flow-control/#defaults
 
+// flowGroup is the API group and version of the objects of API Priority and Fairness.
 var flowGroup = flowcontrolv1.SchemeGroupVersion
 
-// flowControlObjects returns the objects that must exist.
+// flowControlObjects returns the default FlowSchemas and PriorityLevelConfigurations, which must
+// exist.
 func flowControlObjects() []desiredObjects {
 	var levels []*flowcontrolv1.PriorityLevelConfiguration
 	for _, p := range slices.Concat(defaults.MandatoryPriorityLevelConfigurations, defaults.SuggestedPriorityLevelConfigurations) {
@@ -44,8 +46,9 @@ func flowControlObjects() []desiredObjects {
 	}
 }
 
-// levelFoundCondition returns the condition that the FlowSchema controller would set, because the priority
-// levels are written together with the schemas.
+// levelFoundCondition returns the condition of a FlowSchema which says that its priority level
+// exists. Otherwise the FlowSchema controller would set it. It is correct from the start, because
+// the priority levels are written together with the schemas.
 func levelFoundCondition(s *flowcontrolv1.FlowSchema) flowcontrolv1.FlowSchemaCondition {
 	return flowcontrolv1.FlowSchemaCondition{
 		Type:               flowcontrolv1.FlowSchemaConditionDangling,
@@ -57,6 +60,9 @@ func levelFoundCondition(s *flowcontrolv1.FlowSchema) flowcontrolv1.FlowSchemaCo
 	}
 }
 
+// reconcileFlowSchema returns the existing FlowSchema with the default spec, if it is reconciled
+// automatically, and with the annotation that says whether it is. It returns nil if nothing
+// changes.
 func reconcileFlowSchema(existing, wanted api.Object) api.Object {
 	is, want := existing.(*flowcontrolv1.FlowSchema), wanted.(*flowcontrolv1.FlowSchema)
 	mandatory := slices.ContainsFunc(defaults.MandatoryFlowSchemas, func(s *flowcontrolv1.FlowSchema) bool { return s.Name == is.Name })
@@ -74,6 +80,7 @@ func reconcileFlowSchema(existing, wanted api.Object) api.Object {
 	return out
 }
 
+// reconcilePriorityLevel is like reconcileFlowSchema for a PriorityLevelConfiguration.
 func reconcilePriorityLevel(existing, wanted api.Object) api.Object {
 	is, want := existing.(*flowcontrolv1.PriorityLevelConfiguration), wanted.(*flowcontrolv1.PriorityLevelConfiguration)
 	mandatory := slices.ContainsFunc(defaults.MandatoryPriorityLevelConfigurations,
@@ -97,8 +104,8 @@ func reconcilePriorityLevel(existing, wanted api.Object) api.Object {
 	return out
 }
 
-// isAutoUpdated reports whether the spec of a suggested object is reconciled: by its annotation or,
-// without one, if the spec has never changed.
+// isAutoUpdated reports whether the spec of a suggested object is reconciled automatically:
+// according to its annotation or, without a valid one, if the spec has never been changed.
 func isAutoUpdated(obj api.Object) bool {
 	if auto, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey]); err == nil {
 		return auto
@@ -106,11 +113,14 @@ func isAutoUpdated(obj api.Object) bool {
 	return obj.GetGeneration() == 1
 }
 
+// hasAutoUpdate reports whether the annotation about automatic reconciliation exists and has the
+// value auto.
 func hasAutoUpdate(obj api.Object, auto bool) bool {
 	is, err := strconv.ParseBool(obj.GetAnnotations()[flowcontrolv1.AutoUpdateAnnotationKey])
 	return err == nil && is == auto
 }
 
+// setAutoUpdate sets the annotation about automatic reconciliation to auto.
 func setAutoUpdate(obj api.Object, auto bool) {
 	annotations := obj.GetAnnotations()
 	if annotations == nil {
@@ -120,9 +130,10 @@ func setAutoUpdate(obj api.Object, auto bool) {
 	obj.SetAnnotations(annotations)
 }
 
-// ReconcileFlowControl reconciles the default configuration of API Priority and Fairness: it creates
-// missing objects, updates those that are reconciled automatically, and deletes obsolete suggested
-// objects that operators have not taken over.
+// ReconcileFlowControl reconciles the default configuration of API Priority and Fairness: it
+// creates missing objects, updates those that are reconciled automatically, and deletes
+// automatically reconciled objects that are not defaults of this release anymore. It tries again
+// after conflicts with other writers. DefaultsReconciler of package fairness calls it.
 func ReconcileFlowControl(ctx context.Context, reg *registry.Registry) error {
 	var err error
 	for range maxAttempts {
@@ -136,6 +147,7 @@ func ReconcileFlowControl(ctx context.Context, reg *registry.Registry) error {
 	return fmt.Errorf("reconciling default flow control configuration: %w", err)
 }
 
+// reconcileFlowControlOnce is one attempt of ReconcileFlowControl.
 func reconcileFlowControlOnce(ctx context.Context, reg *registry.Registry) error {
 	var ops [][]store.Op
 	for _, w := range flowControlObjects() {
@@ -157,8 +169,8 @@ func reconcileFlowControlOnce(ctx context.Context, reg *registry.Registry) error
 	return err
 }
 
-// obsoleteDeletions returns operations that delete automatically reconciled objects that are no longer
-// suggested.
+// obsoleteDeletions returns operations that delete those objects of a resource that are reconciled
+// automatically but are not in w. They were defaults of an earlier release.
 func obsoleteDeletions(ctx context.Context, res *registry.Resource, w desiredObjects) ([]store.Op, error) {
 	page, err := res.Collection.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {

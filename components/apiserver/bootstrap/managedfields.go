@@ -36,7 +36,8 @@ const (
 	readyFields    = `{"f:status":{"f:conditions":{"k:{\"type\":\"Ready\"}":{".":{},"f:lastTransitionTime":{},"f:message":{},"f:status":{},"f:type":{}}}}}`
 )
 
-// setManagedFields sets the managed fields of a new, defaulted object.
+// setManagedFields sets the managed fields of a new object that already has its default values. If
+// they cannot be computed, it does not set any.
 func setManagedFields(res *api.Resource, obj api.Object) {
 	manager := serverManager
 	var entries []metav1.ManagedFieldsEntry
@@ -70,11 +71,12 @@ func setManagedFields(res *api.Resource, obj api.Object) {
 	obj.SetManagedFields(entries)
 }
 
-// fieldTree is a tree of fields, keyed by their names in managed fields.
+// fieldTree is a set of fields in the format of managed fields: the keys are names such as
+// "f:spec", the values the fields below.
 type fieldTree map[string]fieldTree
 
 // ownedFields returns the fields that the creator of obj owns: all that an empty object does not
-// have, except for system metadata.
+// have, without system metadata and status.
 func ownedFields(obj api.Object) fieldTree {
 	out := fieldTree{}
 	fieldsOf(out, reflect.ValueOf(obj).Elem(), true, false)
@@ -94,8 +96,9 @@ func ownedFields(obj api.Object) fieldTree {
 	return out
 }
 
-// fieldsOf adds the fields of a struct to out. At the top level of an object it skips metadata and
-// status. fresh means that an empty object does not have the struct.
+// fieldsOf adds the fields of the struct v that are set to out. top means that v is a whole object,
+// of which metadata and status are skipped. fresh means that an empty object does not have this
+// struct, so that the struct itself is owned.
 func fieldsOf(out fieldTree, v reflect.Value, top, fresh bool) {
 	for i := range v.NumField() {
 		name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("json"), ",")
@@ -130,7 +133,8 @@ func fieldsOf(out fieldTree, v reflect.Value, top, fresh bool) {
 	}
 }
 
-// portFields adds the ports of a Service, a list with keys.
+// portFields adds the fields of a Service's ports to out. This list has keys, so each port has a
+// name such as k:{"port":443,"protocol":"TCP"}.
 func portFields(out fieldTree, ports []corev1.ServicePort) {
 	out["."] = fieldTree{}
 	for i := range ports {

@@ -6,7 +6,7 @@ import (
 	"hyperkube/internal/credentials/pki"
 )
 
-// Policy contains all RBAC objects that a cluster starts with. The caller owns the objects.
+// Policy contains all RBAC objects with which a cluster starts. The caller owns the objects.
 type Policy struct {
 	ClusterRoles        []*rbacv1.ClusterRole
 	ClusterRoleBindings []*rbacv1.ClusterRoleBinding
@@ -14,8 +14,8 @@ type Policy struct {
 	RoleBindings        []*rbacv1.RoleBinding
 }
 
-// DefaultPolicy returns upstream's policy with the additional permissions of this project's
-// components. See
+// DefaultPolicy returns a new copy of upstream's RBAC policy with the additional permissions of
+// this project's components. See
 // https://kubernetes.io/docs/reference/access-authn-authz/rbac/#default-roles-and-role-bindings
 func DefaultPolicy() Policy {
 	roles, bindings := controllerRoles()
@@ -27,8 +27,8 @@ func DefaultPolicy() Policy {
 	}
 }
 
-// nodeRules returns the permissions of kubelets. The Node authorizer further restricts them to
-// objects related to the kubelet's own node.
+// nodeRules returns the permissions of kubelets in the role system:node. The Node authorizer
+// further restricts them to objects related to the kubelet's own node.
 func nodeRules() []rbacv1.PolicyRule {
 	return []rbacv1.PolicyRule{
 		rule("create", "authentication.k8s.io", "tokenreviews"),
@@ -62,11 +62,13 @@ func nodeRules() []rbacv1.PolicyRule {
 	}
 }
 
+// clusterRoles returns all ClusterRoles except those of the controllers.
 func clusterRoles() []*rbacv1.ClusterRole {
 	return append(userRoles(), componentRoles()...)
 }
 
-// userRoles returns the roles for users and for API discovery.
+// userRoles returns the ClusterRoles for users (such as admin, edit and view), for API discovery
+// and for monitoring.
 func userRoles() []*rbacv1.ClusterRole {
 	return []*rbacv1.ClusterRole{
 		clusterRole("cluster-admin",
@@ -130,7 +132,8 @@ func userRoles() []*rbacv1.ClusterRole {
 	}
 }
 
-// componentRoles returns the roles for components of the cluster and for common add-ons.
+// componentRoles returns the ClusterRoles for components of the cluster, such as nodes and the
+// scheduler, and for common add-ons.
 func componentRoles() []*rbacv1.ClusterRole {
 	const (
 		signerClient  = "kubernetes.io/kube-apiserver-client"
@@ -245,6 +248,8 @@ func componentRoles() []*rbacv1.ClusterRole {
 	}
 }
 
+// clusterRoleBindings returns the bindings of ClusterRoles to groups, users and service accounts,
+// except those of the controllers.
 func clusterRoleBindings() []*rbacv1.ClusterRoleBinding {
 	const authenticated, unauthenticated = "system:authenticated", "system:unauthenticated"
 	return []*rbacv1.ClusterRoleBinding{
@@ -267,15 +272,18 @@ func clusterRoleBindings() []*rbacv1.ClusterRoleBinding {
 }
 
 const (
-	// kubeletClients is the role of API servers at kubelets.
+	// kubeletClients is the name of the role with which API servers access kubelets, and of its
+	// binding.
 	kubeletClients = "system:hyperkube:kubelet-clients"
 
 	kubeSystem = "kube-system"
 	kubePublic = "kube-public"
-	// authReader allows reading the configuration of front proxy authentication.
+	// authReader is the name of the role that allows aggregated servers to read the authentication
+	// configuration (ConfigMap extension-apiserver-authentication).
 	authReader = "extension-apiserver-authentication-reader"
 )
 
+// namespaceRoles returns the Roles in the namespaces kube-system and kube-public.
 func namespaceRoles() []*rbacv1.Role {
 	leader := func(component string) *rbacv1.Role {
 		return role(kubeSystem, "system::leader-locking-"+component,
@@ -298,6 +306,7 @@ func namespaceRoles() []*rbacv1.Role {
 	}
 }
 
+// namespaceRoleBindings returns the bindings of the Roles of namespaceRoles.
 func namespaceRoleBindings() []*rbacv1.RoleBinding {
 	controller := func(namespace, name string) *rbacv1.RoleBinding {
 		full := controllerPrefix + name

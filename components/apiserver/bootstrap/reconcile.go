@@ -16,18 +16,24 @@ import (
 // nothing is removed, and objects with the annotation rbac.authorization.kubernetes.io/autoupdate:
 // "false" are not changed. The library computes the result, and the store writes it.
 
+// reconcileClusterRole returns the existing ClusterRole with the missing rules and labels of
+// wanted, or nil if nothing changes.
 func reconcileClusterRole(existing, wanted api.Object) api.Object {
 	return reconcileRules(
 		reconciliation.ClusterRoleRuleOwner{ClusterRole: existing.(*rbacv1.ClusterRole)},
 		reconciliation.ClusterRoleRuleOwner{ClusterRole: wanted.(*rbacv1.ClusterRole)})
 }
 
+// reconcileRole returns the existing Role with the missing rules of wanted, or nil if nothing
+// changes.
 func reconcileRole(existing, wanted api.Object) api.Object {
 	return reconcileRules(
 		reconciliation.RoleRuleOwner{Role: existing.(*rbacv1.Role)},
 		reconciliation.RoleRuleOwner{Role: wanted.(*rbacv1.Role)})
 }
 
+// reconcileRules returns the existing role with what it lacks of wanted. It returns nil if nothing
+// changes or the role has opted out by its annotation.
 func reconcileRules(existing, wanted reconciliation.RuleOwner) api.Object {
 	opts := reconciliation.ReconcileRoleOptions{Role: wanted, Client: oneRole{existing}}
 	result, err := opts.Run()
@@ -38,18 +44,24 @@ func reconcileRules(existing, wanted reconciliation.RuleOwner) api.Object {
 	return result.Role.GetObject().(api.Object)
 }
 
+// reconcileClusterRoleBinding returns the existing ClusterRoleBinding with the missing subjects of
+// wanted, or nil if nothing changes.
 func reconcileClusterRoleBinding(existing, wanted api.Object) api.Object {
 	return reconcileSubjects(
 		reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: existing.(*rbacv1.ClusterRoleBinding)},
 		reconciliation.ClusterRoleBindingAdapter{ClusterRoleBinding: wanted.(*rbacv1.ClusterRoleBinding)})
 }
 
+// reconcileRoleBinding returns the existing RoleBinding with the missing subjects of wanted, or nil
+// if nothing changes.
 func reconcileRoleBinding(existing, wanted api.Object) api.Object {
 	return reconcileSubjects(
 		reconciliation.RoleBindingAdapter{RoleBinding: existing.(*rbacv1.RoleBinding)},
 		reconciliation.RoleBindingAdapter{RoleBinding: wanted.(*rbacv1.RoleBinding)})
 }
 
+// reconcileSubjects returns the existing binding with the missing subjects of wanted. It returns
+// nil if nothing changes or the binding has opted out by its annotation.
 func reconcileSubjects(existing, wanted reconciliation.RoleBinding) api.Object {
 	opts := reconciliation.ReconcileRoleBindingOptions{RoleBinding: wanted, Client: oneBinding{existing}}
 	result, err := opts.Run()
@@ -59,37 +71,48 @@ func reconcileSubjects(existing, wanted reconciliation.RoleBinding) api.Object {
 	return result.RoleBinding.GetObject().(api.Object)
 }
 
-// oneRole is a read-only client that returns a single role.
+// oneRole is the client that upstream's library gets: it returns the existing role, whichever is
+// requested, and cannot write.
 type oneRole struct{ reconciliation.RuleOwner }
 
+// Get returns the role.
 func (r oneRole) Get(_, _ string) (reconciliation.RuleOwner, error) { return r.RuleOwner, nil }
 
+// Create returns an error. The library does not call it in a dry run.
 func (oneRole) Create(reconciliation.RuleOwner) (reconciliation.RuleOwner, error) {
 	return nil, errReadOnly()
 }
 
+// Update returns an error. The library does not call it in a dry run.
 func (oneRole) Update(reconciliation.RuleOwner) (reconciliation.RuleOwner, error) {
 	return nil, errReadOnly()
 }
 
-// oneBinding is a read-only client that returns a single binding.
+// oneBinding is the client that upstream's library gets: it returns the existing binding, whichever
+// is requested, and cannot write.
 type oneBinding struct{ reconciliation.RoleBinding }
 
+// Get returns the binding.
 func (b oneBinding) Get(_, _ string) (reconciliation.RoleBinding, error) { return b.RoleBinding, nil }
 
+// Create returns an error. The library does not call it in a dry run.
 func (oneBinding) Create(reconciliation.RoleBinding) (reconciliation.RoleBinding, error) {
 	return nil, errReadOnly()
 }
 
+// Update returns an error. The library does not call it in a dry run.
 func (oneBinding) Update(reconciliation.RoleBinding) (reconciliation.RoleBinding, error) {
 	return nil, errReadOnly()
 }
 
+// Delete returns an error. The library does not call it in a dry run.
 func (oneBinding) Delete(_, _ string, _ types.UID) error { return errReadOnly() }
 
+// errReadOnly returns the error of writes with oneRole and oneBinding.
 func errReadOnly() error { return apierrors.NewBadRequest("read only") }
 
-// reconcileServiceCIDR adds the second IP family when the cluster becomes dual-stack.
+// reconcileServiceCIDR returns the existing ServiceCIDR with the range of the second IP family if
+// the cluster has become dual-stack. Otherwise it returns nil. Existing ranges never change.
 func reconcileServiceCIDR(existing, wanted api.Object) api.Object {
 	is, want := existing.(*networkingv1.ServiceCIDR), wanted.(*networkingv1.ServiceCIDR)
 	if len(is.Spec.CIDRs) != 1 || len(want.Spec.CIDRs) != 2 || is.Spec.CIDRs[0] != want.Spec.CIDRs[0] {

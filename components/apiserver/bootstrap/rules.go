@@ -22,7 +22,9 @@ const (
 	readWrite  = read + " " + write
 )
 
-// rule grants verbs on resources of groups, limited to the given names, if any.
+// rule returns a rule that grants verbs on resources of API groups. The first three arguments are
+// lists separated by spaces. If names are given, the rule is limited to the objects with these
+// names.
 func rule(verbs, groups, resources string, names ...string) rbacv1.PolicyRule {
 	gs := strings.Fields(groups)
 	for i, g := range gs {
@@ -39,24 +41,27 @@ func rule(verbs, groups, resources string, names ...string) rbacv1.PolicyRule {
 	}
 }
 
-// paths grants get on non-resource paths.
+// paths returns a rule that grants get on the given paths, separated by spaces, which are not
+// resources.
 func paths(list string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{Verbs: []string{"get"}, NonResourceURLs: sorted(list)}
 }
 
-// recordEvents is the permission of components that record events.
+// recordEvents returns the permission to write events, which most components need.
 func recordEvents() rbacv1.PolicyRule {
 	return rule("create patch update", "core events.k8s.io", "events")
 }
 
+// sorted returns the words of a list that is separated by spaces, in alphabetical order, as in
+// upstream's policy.
 func sorted(list string) []string {
 	words := strings.Fields(list)
 	slices.Sort(words)
 	return words
 }
 
-// meta returns the metadata of an initial object, which is reconciled on startup unless its
-// annotation is set to "false".
+// meta returns the metadata of an initial RBAC object. Its annotation says that the object is
+// reconciled at each start. A user can set it to "false" to opt out.
 func meta(namespace, name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace:   namespace,
@@ -66,16 +71,18 @@ func meta(namespace, name string) metav1.ObjectMeta {
 	}
 }
 
+// clusterRole returns a ClusterRole with the given rules.
 func clusterRole(name string, rules ...rbacv1.PolicyRule) *rbacv1.ClusterRole {
 	return &rbacv1.ClusterRole{ObjectMeta: meta("", name), Rules: rules}
 }
 
-// aggregateTo returns the label that aggregates a role's rules into another role: "admin", "edit"
-// or "view".
+// aggregateTo returns the name of the label with which a ClusterRole's rules are aggregated into
+// another role: "admin", "edit" or "view".
 func aggregateTo(role string) string { return "rbac.authorization.k8s.io/aggregate-to-" + role }
 
-// aggregated returns a role whose rules the aggregation controller collects. The role itself is
-// aggregated into the role to, unless that is empty.
+// aggregated returns a ClusterRole without own rules. The aggregation controller collects the rules
+// of all roles that have the label for name. The role is itself aggregated into the role to, unless
+// that is "".
 func aggregated(name, to string) *rbacv1.ClusterRole {
 	r := clusterRole(name)
 	r.AggregationRule = &rbacv1.AggregationRule{ClusterRoleSelectors: []metav1.LabelSelector{
@@ -87,14 +94,15 @@ func aggregated(name, to string) *rbacv1.ClusterRole {
 	return r
 }
 
-// part returns a role whose rules are aggregated into the role to.
+// part returns a ClusterRole whose rules are aggregated into the role to.
 func part(to string, rules ...rbacv1.PolicyRule) *rbacv1.ClusterRole {
 	r := clusterRole("system:aggregate-to-"+to, rules...)
 	r.Labels[aggregateTo(to)] = "true"
 	return r
 }
 
-// bindCluster returns a ClusterRoleBinding of a ClusterRole to subjects, with the role's name.
+// bindCluster returns a ClusterRoleBinding of a ClusterRole to subjects. The binding has the name
+// of the role.
 func bindCluster(role string, subjects ...rbacv1.Subject) *rbacv1.ClusterRoleBinding {
 	return &rbacv1.ClusterRoleBinding{
 		ObjectMeta: meta("", role),
@@ -103,11 +111,12 @@ func bindCluster(role string, subjects ...rbacv1.Subject) *rbacv1.ClusterRoleBin
 	}
 }
 
+// role returns a Role with the given rules.
 func role(namespace, name string, rules ...rbacv1.PolicyRule) *rbacv1.Role {
 	return &rbacv1.Role{ObjectMeta: meta(namespace, name), Rules: rules}
 }
 
-// bind returns a RoleBinding of a Role in the same namespace to subjects.
+// bind returns a RoleBinding with the given name, of a Role in the same namespace to subjects.
 func bind(namespace, name, role string, subjects ...rbacv1.Subject) *rbacv1.RoleBinding {
 	return &rbacv1.RoleBinding{
 		ObjectMeta: meta(namespace, name),
@@ -116,15 +125,17 @@ func bind(namespace, name, role string, subjects ...rbacv1.Subject) *rbacv1.Role
 	}
 }
 
+// user returns a user as a subject of a binding.
 func user(name string) rbacv1.Subject {
 	return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: name}
 }
 
+// group returns a group as a subject of a binding.
 func group(name string) rbacv1.Subject {
 	return rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: name}
 }
 
-// account returns a service account of kube-system as a subject.
+// account returns a service account of kube-system as a subject of a binding.
 func account(name string) rbacv1.Subject {
 	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: name}
 }

@@ -19,33 +19,37 @@ import (
 	"hyperkube/internal/base/lifecycle"
 )
 
-// serverTTL is the lifetime of a server's key in seconds. A server that has disappeared is removed
-// from the endpoints after that time.
+// serverTTL is the lifetime, in seconds, of the etcd key that each API server keeps. A server that
+// has stopped without deleting its key is removed from the endpoints of the Service kubernetes
+// after that time.
 const serverTTL = 15
 
-// serverTracker tracks the API servers of an etcd cluster. Each server keeps a key named after its
-// address, with a lease, at the same place as upstream's servers.
+// serverTracker tracks which API servers of an etcd cluster are running. Each server keeps a key
+// named after its address, with a lease, at the same place in etcd as upstream's servers.
 type serverTracker struct {
 	client *clientv3.Client
 	prefix string // prefix of the keys
 	self   netip.Addr
 	log    *slog.Logger
-	// changed is called with the sorted addresses of all servers whenever they have changed.
+	// changed is called with the sorted addresses of all running servers, at the start and whenever
+	// keys change.
 	changed func([]netip.Addr)
 }
 
-// Run maintains this server's key and calls changed until ctx is canceled. Then it deletes the key,
-// so that the other servers notice immediately.
+// Run keeps this server's key alive and calls changed until ctx is canceled. Then it deletes the
+// key, so that the other servers notice immediately that this one stops. It retries every second
+// after errors.
 func (s *serverTracker) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		if err := s.follow(ctx); err != nil && ctx.Err() == nil {
-			s.log.Warn("maintaining the API server's address in etcd failed, will retry", "address", s.self, "err", err)
+			s.log.Warn("maintaining the key of this API server in etcd failed, its address may be missing in the endpoints of the Service default/kubernetes, retrying in a second", "address", s.self, "err", err)
 			lifecycle.Pause(ctx, retryDelay)
 		}
 	}
 }
 
-// follow is one attempt of Run. It returns on error.
+// follow is one attempt of Run: it creates the lease and the key, and calls changed after each
+// change of keys. It returns an error if etcd fails, the lease expires or the key is deleted.
 func (s *serverTracker) follow(ctx context.Context) error {
 	lease, err := s.client.Grant(ctx, serverTTL)
 	if err != nil {
@@ -85,7 +89,8 @@ func (s *serverTracker) follow(ctx context.Context) error {
 	}
 }
 
-// wait returns when a key under the prefix has changed.
+// wait returns nil when a key of some server changes at or after revision. It returns an error if
+// the watch fails or the lease is lost, which is when alive is closed.
 func (s *serverTracker) wait(ctx context.Context, revision int64, alive <-chan *clientv3.LeaseKeepAliveResponse) error {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
@@ -107,7 +112,8 @@ func (s *serverTracker) wait(ctx context.Context, revision int64, alive <-chan *
 	}
 }
 
-// serversOf returns the addresses that the keys of list contain.
+// serversOf returns the sorted addresses of the servers whose keys are in list. It ignores keys
+// that are not addresses.
 func serversOf(list *clientv3.GetResponse) []netip.Addr {
 	var addrs []netip.Addr
 	for _, kv := range list.Kvs {
@@ -119,7 +125,8 @@ func serversOf(list *clientv3.GetResponse) []netip.Addr {
 	return addrs
 }
 
-// encodeServer returns the value of a server's key, in the format of upstream's servers.
+// encodeServer returns the value of a server's key: an Endpoints object in Protobuf, as upstream's
+// servers write and read it.
 func encodeServer(addr netip.Addr) ([]byte, error) {
 	ep := &corev1.Endpoints{Subsets: []corev1.EndpointSubset{{Addresses: []corev1.EndpointAddress{{IP: addr.String()}}}}}
 	ep.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Endpoints"))

@@ -24,29 +24,31 @@ import (
 	"hyperkube/internal/store"
 )
 
-// ServiceReconcilerConfig is the configuration of a ServiceReconciler.
+// ServiceReconcilerConfig is the configuration of a ServiceReconciler, which maintains the Service
+// default/kubernetes.
 type ServiceReconcilerConfig struct {
-	// Registry contains services, endpoints and endpointslices. The hooks of services allocate the
-	// Service's IP.
+	// Registry contains the resources services, endpoints and endpointslices. The hooks of services
+	// allocate the Service's IP and node port.
 	Registry *registry.Registry
-	// ServiceIP is the IP of the Service: the first one of the default range.
+	// ServiceIP is the cluster IP of the Service: the first one of the default Service range.
 	ServiceIP netip.Addr
 	// Advertise is the address at which pods reach this API server.
 	Advertise netip.AddrPort
-	// Etcd contains the keys of the cluster's other API servers, below Prefix. If it is nil, this
-	// server is the only endpoint.
+	// Etcd contains, below Prefix, the keys with which the API servers of the cluster announce
+	// themselves. All announced servers are endpoints. If it is nil, this server is the only
+	// endpoint.
 	Etcd   *clientv3.Client
 	Prefix string
 	// NoEndpoints disables the management of Endpoints and EndpointSlice.
 	NoEndpoints bool
-	// NodePort of the Service at its creation. Zero means none.
+	// NodePort is the node port that the Service gets when it is created. Zero means none.
 	NodePort int32
 	// Log receives errors. Nil means slog's default.
 	Log *slog.Logger
 }
 
-// ServiceReconciler reconciles the Service "kubernetes" in the namespace "default", through which pods reach
-// the API, and its Endpoints and EndpointSlice.
+// ServiceReconciler maintains the Service "kubernetes" in the namespace "default", through which
+// pods reach the API, with its Endpoints and EndpointSlice.
 type ServiceReconciler struct {
 	cfg   ServiceReconcilerConfig
 	log   *slog.Logger
@@ -62,7 +64,8 @@ type ServiceReconciler struct {
 // kubernetes is the name of the Service, its Endpoints and its EndpointSlice.
 const kubernetes = "kubernetes"
 
-// NewServiceReconciler validates cfg and returns a ServiceReconciler.
+// NewServiceReconciler validates cfg and returns a ServiceReconciler. It returns an error if one of
+// the resources is not served.
 func NewServiceReconciler(cfg ServiceReconcilerConfig) (*ServiceReconciler, error) {
 	if !cfg.ServiceIP.IsValid() || !cfg.Advertise.IsValid() {
 		return nil, fmt.Errorf("Service kubernetes: invalid address: %s, %s", cfg.ServiceIP, cfg.Advertise)
@@ -87,11 +90,12 @@ func NewServiceReconciler(cfg ServiceReconcilerConfig) (*ServiceReconciler, erro
 	return k, nil
 }
 
-// Ready is closed once all three objects have been written for the first time.
+// Ready is closed when the objects have been written for the first time.
 func (k *ServiceReconciler) Ready() <-chan struct{} { return k.ready }
 
-// Run writes the objects if they are missing or wrong, now and after every change, until ctx is
-// canceled.
+// Run writes the objects if they are missing or wrong, first at the start and then after every
+// change of the objects or of the running API servers, until ctx is canceled. It retries every
+// second after errors.
 func (k *ServiceReconciler) Run(ctx context.Context) error {
 	started := false
 	if k.cfg.Etcd != nil {
@@ -120,13 +124,14 @@ func (k *ServiceReconciler) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
-		k.log.Warn("reconciling Service default/kubernetes failed, retrying", "err", err)
+		k.log.Warn("reconciling Service default/kubernetes and its endpoints failed, pods may not reach the API server, retrying in a second", "err", err)
 		lifecycle.Pause(ctx, retryDelay)
 	}
 	return nil
 }
 
-// setServers sets the addresses of the running API servers.
+// setServers sets the addresses of the running API servers, and triggers a reconciliation if they
+// have changed.
 func (k *ServiceReconciler) setServers(addrs []netip.Addr) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -140,13 +145,15 @@ func (k *ServiceReconciler) setServers(addrs []netip.Addr) {
 	}
 }
 
+// addresses returns the addresses of the running API servers. The caller must not modify them.
 func (k *ServiceReconciler) addresses() []netip.Addr {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.servers
 }
 
-// reconcile writes the objects, calls done, and repeats both whenever one of the objects has changed.
+// reconcile writes the objects and calls done, and repeats both whenever one of the objects or the
+// running servers change. It returns the first error.
 func (k *ServiceReconciler) reconcile(ctx context.Context, done func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -176,7 +183,8 @@ func (k *ServiceReconciler) reconcile(ctx context.Context, done func()) error {
 	}
 }
 
-// reconcileOnce reconciles the three objects.
+// reconcileOnce writes each of the three objects if it is missing or wrong. With NoEndpoints it
+// only writes the Service.
 func (k *ServiceReconciler) reconcileOnce(ctx context.Context) error {
 	if err := k.ensure(ctx, k.services, k.service); err != nil || k.cfg.NoEndpoints {
 		return err
@@ -188,7 +196,8 @@ func (k *ServiceReconciler) reconcileOnce(ctx context.Context) error {
 }
 
 // ensure calls make on a copy of the stored object, or on an empty object if there is none, and
-// writes the result if it differs.
+// writes the result if it differs. It tries again after conflicts with other writers. It only logs
+// that the stored object cannot be decoded.
 func (k *ServiceReconciler) ensure(ctx context.Context, res *registry.Resource, make func(obj api.Object)) error {
 	key := res.Key(metav1.NamespaceDefault, kubernetes)
 	for {
@@ -247,6 +256,7 @@ func (k *ServiceReconciler) ensure(ctx context.Context, res *registry.Resource, 
 	}
 }
 
+// label sets a label of an object.
 func label(obj metav1.Object, key, value string) {
 	labels := obj.GetLabels()
 	if labels == nil {
@@ -256,6 +266,8 @@ func label(obj metav1.Object, key, value string) {
 	obj.SetLabels(labels)
 }
 
+// service sets the desired labels and spec of the Service. It keeps the type and node port of an
+// existing Service.
 func (k *ServiceReconciler) service(obj api.Object) {
 	svc := obj.(*corev1.Service)
 	label(svc, "provider", "kubernetes")
@@ -286,6 +298,8 @@ func (k *ServiceReconciler) service(obj api.Object) {
 	svc.Spec.SessionAffinity = corev1.ServiceAffinityNone
 }
 
+// endpointsObject sets the desired labels and addresses of the Endpoints: those of all running API
+// servers.
 func (k *ServiceReconciler) endpointsObject(obj api.Object) {
 	ep := obj.(*corev1.Endpoints)
 	// The slice is written here, so it must not be mirrored from the Endpoints.
@@ -300,6 +314,8 @@ func (k *ServiceReconciler) endpointsObject(obj api.Object) {
 	}}
 }
 
+// slice sets the desired labels and endpoints of the EndpointSlice: the addresses of all running
+// API servers.
 func (k *ServiceReconciler) slice(obj api.Object) {
 	s := obj.(*discoveryv1.EndpointSlice)
 	label(s, discoveryv1.LabelServiceName, kubernetes)

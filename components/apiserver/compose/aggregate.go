@@ -7,8 +7,8 @@ import (
 	"hyperkube/components/apiserver/aggregation"
 )
 
-// aggregate creates the aggregator for other servers' APIs, and the publisher of the authentication
-// configuration that those servers read.
+// aggregate creates the aggregator, which proxies requests for the APIs of other servers, and the
+// publisher of the authentication configuration that these servers read. It is a part of New.
 func (s *Server) aggregate() error {
 	cfg, reg := s.cfg, s.server.Registry()
 	var cert func() (*tls.Certificate, error)

@@ -11,12 +11,14 @@ import (
 	"k8s.io/client-go/util/keyutil"
 )
 
-// defaultCertDir is the default of --cert-dir, which is used without --tls-cert-file.
+// defaultCertDir is the default of --cert-dir, where the serving certificate is if --tls-cert-file
+// is not given.
 const defaultCertDir = "/var/run/kubernetes"
 
-// certificate sets the serving certificate of cfg: that of --tls-cert-file, or else apiserver.crt
-// and apiserver.key in --cert-dir. If neither file exists, a self-signed certificate is generated.
-// Controller test environments (envtest) rely on that.
+// certificate sets the files of the serving certificate in cfg: those of --tls-cert-file and
+// --tls-private-key-file, or else apiserver.crt and apiserver.key in --cert-dir. If these do not
+// exist, it generates a self-signed certificate there. Controller test environments (envtest) rely
+// on that.
 func (o *options) certificate(cfg *Config) error {
 	if o.certFile != "" || o.keyFile != "" {
 		if o.certFile == "" || o.keyFile == "" {

@@ -78,7 +78,7 @@ type options struct {
 	more                       moreOptions
 }
 
-// NewCommand returns the command kube-apiserver.
+// NewCommand returns the command kube-apiserver, which runs an API server with an external etcd.
 func NewCommand() *cobra.Command {
 	o := &options{nodePorts: utilnet.PortRange{Base: 30000, Size: 2768}}
 	cmd := &cobra.Command{
@@ -94,6 +94,7 @@ func NewCommand() *cobra.Command {
 	return cmd
 }
 
+// flags adds the flags whose values are fields of options to f.
 func (o *options) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&o.etcdServers, "etcd-servers", nil, "List of etcd servers to connect with (scheme://ip:port), comma separated.")
 	f.StringVar(&o.etcdCA, "etcd-cafile", "", "SSL Certificate Authority file used to secure etcd communication.")
@@ -144,6 +145,8 @@ func (o *options) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.ignoredPrivileged, "allow-privileged", true, "Accepted and ignored: privileged containers are controlled by Pod Security Admission.")
 }
 
+// run runs the API server until ctx is canceled. flags are the values of the command's flags, which
+// the server shows at /flagz.
 func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	level := new(slog.LevelVar)
 	zpages.SetVerbosity(level, o.verbosity)
@@ -178,8 +181,8 @@ func (o *options) run(ctx context.Context, flags zpages.Flags) error {
 	return server.Run(ctx)
 }
 
-// config reads the files that the flags name. It does not set Etcd and Listener. The encryption
-// providers stop when ctx is canceled.
+// config converts the flags to a Config, and reads the files of keys and encryption that they name.
+// It does not set Etcd and Listener. The encryption providers stop when ctx is canceled.
 func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) {
 	cfg := Config{
 		EtcdPrefix: o.etcdPrefix, EventTTL: o.eventTTL, Shared: true,
@@ -254,7 +257,9 @@ func (o *options) config(ctx context.Context, log *slog.Logger) (Config, error) 
 	return cfg, nil
 }
 
-// address returns the address that this server advertises.
+// address returns the IP address that this server advertises: that of --advertise-address, or else
+// of --bind-address, or else of the host's default interface. It returns an error if other hosts
+// cannot reach any of them.
 func (o *options) address() (netip.Addr, error) {
 	given, err := parseAddr(o.advertise)
 	if err != nil {
@@ -279,7 +284,7 @@ func (o *options) address() (netip.Addr, error) {
 	return address, errors.New("this host has no address that other hosts can reach: specify --advertise-address")
 }
 
-// parseAddr parses an address. "" means the unspecified IPv4 address.
+// parseAddr parses an IP address. "" is the unspecified IPv4 address (0.0.0.0).
 func parseAddr(text string) (netip.Addr, error) {
 	if text == "" {
 		return netip.IPv4Unspecified(), nil
@@ -287,7 +292,7 @@ func parseAddr(text string) (netip.Addr, error) {
 	return netip.ParseAddr(text)
 }
 
-// dial connects to the main etcd.
+// dial connects to the main etcd, which --etcd-servers names.
 func (o *options) dial() (*clientv3.Client, error) {
 	if len(o.etcdServers) == 0 {
 		return nil, errors.New("--etcd-servers must be specified")
@@ -295,10 +300,12 @@ func (o *options) dial() (*clientv3.Client, error) {
 	return o.dialTo(o.etcdServers)
 }
 
-// etcdTimeout is how long an etcd may be unresponsive before the connection is closed.
+// etcdTimeout is how long an etcd may be unresponsive before the connection to it is closed. Then
+// the client connects to another member.
 const etcdTimeout = 10 * time.Second
 
-// isDirect reports whether all servers are reached over TCP without a proxy.
+// isDirect reports whether all etcd servers are reached over TCP without a proxy. Only then the
+// connections can use our own dialer.
 func isDirect(servers []string) bool {
 	for _, server := range servers {
 		u, err := url.Parse(server)
@@ -314,7 +321,7 @@ func isDirect(servers []string) bool {
 	return true
 }
 
-// dialTo connects to an etcd over the network.
+// dialTo connects to the members of one etcd cluster over the network, with the TLS flags for etcd.
 func (o *options) dialTo(servers []string) (*clientv3.Client, error) {
 	cfg := clientv3.Config{
 		Endpoints:            servers,

@@ -20,12 +20,14 @@ import (
 	"hyperkube/internal/store"
 )
 
-// componentTimeout limits the health check of one component.
+// componentTimeout limits how long a request for ComponentStatuses waits for the health checks of
+// all components.
 const componentTimeout = 5 * time.Second
 
-// components serves ComponentStatuses: the health of the scheduler and the controller manager on
-// this host, from their /healthz, and of the etcds. In `hyperkube up`, which runs them in this
-// process, cfg.Components is called instead.
+// components makes the registry serve ComponentStatuses: the health of the scheduler and the
+// controller manager on this host, from their /healthz, and of the main etcd. In `hyperkube up`,
+// which runs the components in this process, the functions in cfg.Components are called instead of
+// /healthz.
 func (s *Server) components(reg *registry.Registry) error {
 	looks := map[string]func(context.Context) (string, error){}
 	maps.Copy(looks, s.cfg.Components)
@@ -69,8 +71,8 @@ func (s *Server) components(reg *registry.Registry) error {
 	return reg.Compute(schema.GroupResource{Resource: "componentstatuses"}, list)
 }
 
-// healthz returns a health check for a component on this host. It does not verify the certificate,
-// which is self-signed.
+// healthz returns a health check that requests the URL of a component on this host. It does not
+// verify the certificate, which is self-signed. The result is the response body.
 func healthz(url string) func(context.Context) (string, error) {
 	client := &http.Client{Transport: &http.Transport{
 		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // no secrets are sent to it

@@ -72,17 +72,21 @@ type Config struct {
 	// certificate and its key.
 	Listener          net.Listener
 	CertFile, KeyFile string
-	// ClientCAFile verifies client certificates.
+	// ClientCAFile contains the CAs of client certificates. Empty disables authentication with
+	// certificates.
 	ClientCAFile string
-	// FrontProxyCAFile verifies front proxies, which authenticate users themselves.
+	// FrontProxyCAFile contains the CAs of the client certificates of front proxies, which
+	// authenticate users themselves and name them in headers. FrontProxy contains the names of
+	// these headers.
 	FrontProxyCAFile string
 	FrontProxy       authn.FrontProxy
 	// ProxyCertFile and ProxyKeyFile are the client certificate with which requests are proxied to
 	// aggregated servers. If empty, no certificate is sent.
 	ProxyCertFile, ProxyKeyFile string
-	// EndpointRouting connects to aggregated servers at their pod addresses.
+	// EndpointRouting connects to aggregated servers at the addresses of their pods instead of
+	// their cluster IP.
 	EndpointRouting bool
-	// TokenFile is a CSV file of static tokens.
+	// TokenFile is a CSV file of static tokens with their users.
 	TokenFile string
 	// BootstrapTokens enables authentication with the bootstrap tokens of joining nodes.
 	BootstrapTokens bool
@@ -90,25 +94,29 @@ type Config struct {
 	// RBAC grants to system:anonymous: health and version.
 	NoAnonymous bool
 
-	// Issuers of service account tokens. The first one issues new tokens. Key signs tokens, Keys
-	// verify them.
+	// Issuers are the accepted issuers of service account tokens. The first one is that of new
+	// tokens. Key signs new tokens, Keys verify all tokens.
 	Issuers []string
 	Key     crypto.Signer
 	Keys    *tokens.KeySet
-	// Audiences of the API server. Nil means the first issuer.
+	// Audiences are the identifiers of this API server in tokens. Nil means the first issuer.
 	Audiences []string
 
 	Security
 
-	// AuthorizationModes in order. Nil means Node and RBAC.
+	// AuthorizationModes are the authorizers in the order in which they are asked. Nil means Node
+	// and RBAC.
 	AuthorizationModes []string
-	// EnableAdmission and DisableAdmission are names of admission plugins.
+	// EnableAdmission and DisableAdmission are the names of admission plugins that are enabled or
+	// disabled in addition to the defaults.
 	EnableAdmission, DisableAdmission []string
-	// AdmissionConfigFile is an AdmissionConfiguration. Empty means none.
+	// AdmissionConfigFile is the file with the AdmissionConfiguration of the plugins. Empty means
+	// none.
 	AdmissionConfigFile string
-	// TolerationSeconds of pods that do not set them. Nil means five minutes each.
+	// TolerationSeconds are added to pods: how long they tolerate that their node is not ready or
+	// unreachable. Nil means five minutes each.
 	TolerationSeconds *admission.TolerationSeconds
-	// Disabled reports whether a resource is disabled. It may be nil.
+	// Disabled reports whether a built-in resource is not served. Nil means that all are served.
 	Disabled func(schema.GroupVersionResource) bool
 
 	// ServiceCIDRs are the default ranges of Service IPs: one, or one per IP family. NodePorts is
@@ -135,8 +143,8 @@ type Config struct {
 	Limits   apiserver.Limits
 	Audit    audit.Config
 
-	// Components are health checks of the scheduler and the controller-manager, by these names.
-	// Missing ones are checked over HTTPS on this host.
+	// Components are the health checks of the components "scheduler" and "controller-manager", for
+	// ComponentStatuses. Missing ones are checked over HTTPS on this host.
 	Components map[string]func(context.Context) (string, error)
 
 	Kubelet   apiserver.KubeletConfig
@@ -148,7 +156,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Server is the complete API server.
+// Server is the complete API server: the HTTP server with everything that it needs for
+// authentication, authorization and admission, and the components that maintain its own objects.
 type Server struct {
 	cfg                 Config
 	server              *apiserver.Server
@@ -166,8 +175,8 @@ type Server struct {
 	ready               chan struct{}
 }
 
-// Components that need a client of the server that contains them are passed to it empty and are set
-// before the server runs.
+// Parts that need a client of the server that contains them: an empty wrapper is passed to the server
+// when it is created, and the wrapped part is set before the server runs.
 type (
 	lateAuthenticator struct{ authenticator.Request }
 	lateAuthorizer    struct{ authorizer.Authorizer }
@@ -175,8 +184,8 @@ type (
 	lateAggregation   struct{ *aggregation.Aggregator }
 )
 
-// New validates cfg and assembles a Server. Nothing runs yet, but clients can be created
-// immediately. Their requests wait for Run.
+// New validates cfg and assembles a Server. Nothing runs before Run is called, but clients can be
+// created immediately. Their requests wait for Run.
 func New(cfg Config) (*Server, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -241,7 +250,8 @@ func New(cfg Config) (*Server, error) {
 	return s, nil
 }
 
-// external returns the external host and port of this server, or "".
+// external returns the host and port with which clients outside of the cluster reach this server,
+// for generated URLs. It returns "" if neither External nor Advertise is set.
 func (c *Config) external() string {
 	switch {
 	case c.External == "" && c.Advertise.IsValid():
@@ -255,8 +265,9 @@ func (c *Config) external() string {
 	return net.JoinHostPort(c.External, strconv.Itoa(int(c.Advertise.Port())))
 }
 
-// discovery returns the OpenID discovery documents with which other parties verify service account
-// tokens. It returns no documents if the issuer is not a suitable URL.
+// discovery returns handlers of the OpenID discovery documents, by path, with which other parties
+// verify service account tokens. It returns none, and logs the reason, if the issuer is not a
+// suitable URL.
 func (c *Config) discovery() map[string]http.Handler {
 	host := c.external()
 	if host == "" {
@@ -268,7 +279,7 @@ func (c *Config) discovery() map[string]http.Handler {
 	}
 	docs, err := tokens.NewDiscovery(c.Issuers[0], uri, c.Keys)
 	if err != nil {
-		c.Log.Warn("OpenID discovery of service account issuer disabled", "issuer", c.Issuers[0], "err", err)
+		c.Log.Warn("OpenID discovery of service account issuer disabled, other parties cannot verify service account tokens with it: correct the issuer, the JWKS URI or the keys", "issuer", c.Issuers[0], "err", err)
 		return map[string]http.Handler{}
 	}
 	return map[string]http.Handler{
@@ -277,7 +288,9 @@ func (c *Config) discovery() map[string]http.Handler {
 	}
 }
 
-// secure creates the authenticator, the authorizer and the admission chain.
+// secure creates the authenticator, the authorizer and the admission chain, sets them in the
+// arguments, which the HTTP server already has, and adds the review APIs such as TokenReview. It is
+// a part of New.
 func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *lateAdmission) error {
 	cfg, reg := s.cfg, s.server.Registry()
 	audiences := cfg.Audiences
@@ -366,7 +379,9 @@ func (s *Server) secure(who *lateAuthenticator, may *lateAuthorizer, admit *late
 	})...)
 }
 
-// extend adds hooks to the writes of individual resources.
+// extend adds to the registry what this package provides: allocation of Service IPs and node ports
+// when Services are written, and ComponentStatuses. apiserver.New calls it before anything is
+// served.
 func (s *Server) extend(reg *registry.Registry) error {
 	collection := func(group, resource string) schema.GroupResource {
 		return schema.GroupResource{Group: group, Resource: resource}
@@ -390,35 +405,39 @@ func (s *Server) extend(reg *registry.Registry) error {
 	return reg.AddHook(collection("", "services"), s.addresses.Hook)
 }
 
-// Clients returns clients that act as a user within this process. Their informers are fed from the
-// watch cache, without managed fields. agent is the user agent, which becomes the name of the field
-// manager.
+// Clients returns clients that act as the given user within this process, without network
+// connections. Their informers are fed directly from the watch cache, without managed fields. agent
+// is the user agent, which becomes the name of the field manager.
 func (s *Server) Clients(agent, userName string, groups ...string) (*client.Clients, error) {
 	return s.MeasuredClients(nil, agent, userName, groups...)
 }
 
-// MeasuredClients is like Clients but records request metrics in requests. If requests is nil, the
-// clients have their own metrics.
+// MeasuredClients is like Clients, but records the metrics of requests in requests, which several
+// clients may share. If requests is nil, the clients have their own metrics.
 func (s *Server) MeasuredClients(requests *componentmetrics.Requests, agent, userName string, groups ...string) (*client.Clients, error) {
 	return s.clients(s.source.Trimmed(), requests, agent, userName, groups...)
 }
 
+// clients returns clients whose informers are fed by source. See Clients and MeasuredClients for
+// the other parameters.
 func (s *Server) clients(source client.Source, requests *componentmetrics.Requests, agent, userName string, groups ...string) (*client.Clients, error) {
 	cfg := s.ClientConfig(userName, groups...)
 	cfg.UserAgent = agent
 	return client.New(client.Config{REST: cfg, Source: source, Requests: requests})
 }
 
-// ClientConfig returns the client configuration of a user within this process.
+// ClientConfig returns the configuration of a client that acts as the given user within this
+// process. Its requests are handled directly, without a network connection, and without
+// authentication because the user is known.
 func (s *Server) ClientConfig(userName string, groups ...string) *clientrest.Config {
 	return s.server.ClientConfig(userName, groups...)
 }
 
-// Serves reports whether a resource is served.
+// Serves reports whether the server serves a resource, built-in or custom.
 func (s *Server) Serves(gvr schema.GroupVersionResource) bool {
 	return s.server.Registry().Lookup(gvr) != nil
 }
 
-// Ready is closed once the server answers requests, including authorization, and the initial
+// Ready is closed when the server answers requests, including authorization, and the initial
 // cluster objects exist.
 func (s *Server) Ready() <-chan struct{} { return s.ready }

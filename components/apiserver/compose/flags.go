@@ -24,7 +24,7 @@ import (
 	"hyperkube/internal/base/compatflags"
 )
 
-// moreOptions are rarely used flags.
+// moreOptions contains the values of rarely used flags.
 type moreOptions struct {
 	overrides               []string
 	compaction              time.Duration
@@ -36,6 +36,7 @@ type moreOptions struct {
 	runtimeConfig           cliflag.ConfigurationMap
 }
 
+// flags adds the flags of moreOptions to f, and those that are accepted but have no effect.
 func (o *moreOptions) flags(f *pflag.FlagSet) {
 	o.runtimeConfig = cliflag.ConfigurationMap{}
 	f.StringSliceVar(&o.overrides, "etcd-servers-overrides", nil, "Per-resource etcd servers overrides, comma separated. The individual override format: group/resource#servers, where servers are URLs, semicolon separated.")
@@ -51,7 +52,9 @@ func (o *moreOptions) flags(f *pflag.FlagSet) {
 	compatflags.Add(f, slices.Concat(compatflags.Logging(), compatflags.Metrics(), compatflags.Versions(), acceptedFlags)...)
 }
 
-// acceptedFlags lists upstream's flags whose behavior is fixed or does not exist here.
+// acceptedFlags lists upstream's flags that this server accepts so that existing configurations
+// work, although their behavior is fixed or does not exist here. Why is the explanation for users.
+// Only lists the values that are accepted, all if it is nil.
 var acceptedFlags = []compatflags.Flag{
 	{Name: "admission-control", Why: "plugins are selected by --enable-admission-plugins and --disable-admission-plugins", Only: []string{""}},
 	{Name: "watch-cache", Why: "everything is served from the watch cache", Only: []string{"true"}, Bool: true},
@@ -89,7 +92,7 @@ var acceptedFlags = []compatflags.Flag{
 	{Name: "coordinated-leadership-retry-period", Why: "coordinated leader election is not supported"},
 }
 
-// apply sets the fields of cfg from the flags.
+// apply validates the flags and sets the corresponding fields of cfg.
 func (o *moreOptions) apply(cfg *Config) error {
 	cfg.CompactionInterval = o.compaction
 	if o.compaction == 0 {
@@ -120,8 +123,10 @@ func (o *moreOptions) apply(cfg *Config) error {
 	return err
 }
 
-// disabledResources parses --runtime-config. It returns an error if an API is enabled that this server
-// does not have, because clients would not find it: only stable versions are served.
+// disabledResources parses the entries of --runtime-config (asked) and returns a function that
+// reports whether a resource is disabled, or nil if none is. It returns an error if an entry
+// enables an API that this server does not have, because clients would not find it: only stable
+// versions are served.
 func disabledResources(asked map[string]string) (func(schema.GroupVersionResource) bool, error) {
 	served := map[string]bool{}
 	for _, r := range catalog.Resources() {
@@ -165,7 +170,8 @@ func disabledResources(asked map[string]string) (func(schema.GroupVersionResourc
 	}, nil
 }
 
-// dialOverrides connects to the etcds of individual resources.
+// dialOverrides connects to the etcds of --etcd-servers-overrides, which store individual
+// resources. Resources with the same servers share a client.
 func (o *options) dialOverrides() (map[schema.GroupResource]*clientv3.Client, error) {
 	apart := map[schema.GroupResource]*clientv3.Client{}
 	made := map[string]*clientv3.Client{}
@@ -189,14 +195,15 @@ func (o *options) dialOverrides() (map[schema.GroupResource]*clientv3.Client, er
 	return apart, nil
 }
 
-// closeOverrides closes the clients that dialOverrides returned.
+// closeOverrides closes the clients that dialOverrides has returned.
 func closeOverrides(apart map[schema.GroupResource]*clientv3.Client) {
 	for _, c := range apart {
 		_ = c.Close() // a second close is harmless
 	}
 }
 
-// listen opens the listener for API requests.
+// listen opens the TCP listener for API requests at addr, with the socket options that the flags
+// select.
 func (o *moreOptions) listen(ctx context.Context, addr string) (net.Listener, error) {
 	cfg := net.ListenConfig{Control: func(_, _ string, conn syscall.RawConn) error {
 		var errs []error

@@ -38,7 +38,8 @@ var startHooks = []string{
 	"apiservice-openapiv3-controller",
 }
 
-// readyChecks returns the checks of whether all parts have started.
+// readyChecks returns the health checks with upstream's names that pass when all parts of the
+// server have started.
 //
 // https://kubernetes.io/docs/reference/using-api/health-checks/
 func (s *Server) readyChecks() []health.Check {
@@ -52,7 +53,8 @@ func (s *Server) readyChecks() []health.Check {
 	return checks
 }
 
-// encryptionChecks returns the checks of the encryption providers.
+// encryptionChecks returns the health checks of the encryption providers, such as KMS plugins.
+// There are none without encryption.
 func (s *Server) encryptionChecks() (out []health.Check) {
 	for _, c := range s.cfg.Encryption.Checks() {
 		out = append(out, health.Check{Name: c.Name, Probe: c.Check})

@@ -21,16 +21,19 @@ const (
 	defaultMutatingInFlight = 200
 )
 
-// InFlight limits the number of concurrent requests.
+// InFlight limits the number of requests that are handled concurrently, apart from long-running
+// ones.
 type InFlight struct {
-	// NoFairness limits requests without regard to their user:
-	// --enable-priority-and-fairness=false.
+	// NoFairness disables API Priority and Fairness (--enable-priority-and-fairness=false):
+	// requests are limited without regard to their user.
 	NoFairness bool
-	// Reading and Mutating limit the respective requests. With API Priority and Fairness only their
-	// sum is used. Zero means 400 and 200, a negative value means no limit.
+	// Reading and Mutating limit the requests that read and that change something, respectively.
+	// With API Priority and Fairness only their sum is used. Zero means 400 and 200, a negative
+	// value means no limit.
 	Reading, Mutating int
 }
 
+// orDefault returns the effective limits. Zero means no limit.
 func (f InFlight) orDefault() (reading, mutating int) {
 	pick := func(n, otherwise int) int {
 		if n == 0 {
@@ -41,15 +44,17 @@ func (f InFlight) orDefault() (reading, mutating int) {
 	return pick(f.Reading, defaultInFlight), pick(f.Mutating, defaultMutatingInFlight)
 }
 
-// lateLimiter is set before the server runs.
+// lateLimiter is a limiter that is passed to the HTTP server before the actual limiter exists. The
+// actual one is set before the server runs.
 type lateLimiter struct{ filters.Limiter }
 
-// Serve implements filters.Limiter.
+// Serve implements filters.Limiter. It calls the actual limiter.
 func (l *lateLimiter) Serve(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info, next http.Handler) {
 	l.Limiter.Serve(w, req, info, u, next)
 }
 
-// limit creates the request limiter.
+// limit creates the request limiter and sets it in late. It is API Priority and Fairness, unless
+// that is disabled or there is no limit. It is a part of New.
 func (s *Server) limit(late *lateLimiter) error {
 	reading, mutating := s.cfg.InFlight.orDefault()
 	if s.cfg.InFlight.NoFairness || reading+mutating == 0 {
@@ -77,7 +82,7 @@ func (s *Server) limit(late *lateLimiter) error {
 	return nil
 }
 
-// limitOptions contains the flags for request limits.
+// limitOptions contains the values of the flags that limit requests and connections.
 type limitOptions struct {
 	fairness                  bool
 	reading, mutating         int
@@ -90,6 +95,7 @@ type limitOptions struct {
 	shutdownDelay, livezGrace time.Duration
 }
 
+// flags adds the flags of limitOptions to f.
 func (o *limitOptions) flags(f *pflag.FlagSet) {
 	f.BoolVar(&o.fairness, "enable-priority-and-fairness", true, "If true, replace the max-in-flight handler with an enhanced one that queues and dispatches with priority and fairness.")
 	f.IntVar(&o.reading, "max-requests-inflight", defaultInFlight, "The maximum number of non-mutating requests in flight at a given time, 0 for no limit. If --enable-priority-and-fairness is true, this and --max-mutating-requests-inflight are summed to determine the server's total concurrency limit.")
@@ -106,7 +112,8 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 	f.DurationVar(&o.livezGrace, "livez-grace-period", 0, "The maximum amount of time it should take for apiserver to complete its startup sequence and become live. Until then /livez ignores unfinished post-start hooks.")
 }
 
-// apply sets the fields of cfg from the flags.
+// apply validates the flags and sets the corresponding fields of cfg. In flags, zero means no limit
+// of requests in flight.
 func (o *limitOptions) apply(cfg *Config) error {
 	none := func(n int) int {
 		if n == 0 {
@@ -127,7 +134,8 @@ func (o *limitOptions) apply(cfg *Config) error {
 	return nil
 }
 
-// debugPaths serves the debug pages of API Priority and Fairness.
+// debugPaths returns a handler for the debug pages of API Priority and Fairness. It responds with
+// 404 if that is disabled.
 func (s *Server) debugPaths() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if s.fairness == nil || !strings.HasPrefix(req.URL.Path, fairness.DebugPath) {

@@ -21,10 +21,11 @@ import (
 	"hyperkube/internal/store"
 )
 
-// lateAdmission is set before the server runs.
+// lateAdmission is an admission chain that is passed to the HTTP server before the actual chain
+// exists. The actual one is set before the server runs.
 type lateAdmission struct{ utiladmission.Interface }
 
-// Admit implements admission.MutationInterface.
+// Admit implements admission.MutationInterface. It calls the actual chain.
 func (l *lateAdmission) Admit(ctx context.Context, a utiladmission.Attributes, o utiladmission.ObjectInterfaces) error {
 	if m, ok := l.Interface.(utiladmission.MutationInterface); ok {
 		return m.Admit(ctx, a, o)
@@ -32,7 +33,7 @@ func (l *lateAdmission) Admit(ctx context.Context, a utiladmission.Attributes, o
 	return nil
 }
 
-// Validate implements admission.ValidationInterface.
+// Validate implements admission.ValidationInterface. It calls the actual chain.
 func (l *lateAdmission) Validate(ctx context.Context, a utiladmission.Attributes, o utiladmission.ObjectInterfaces) error {
 	if v, ok := l.Interface.(utiladmission.ValidationInterface); ok {
 		return v.Validate(ctx, a, o)
@@ -40,12 +41,15 @@ func (l *lateAdmission) Validate(ctx context.Context, a utiladmission.Attributes
 	return nil
 }
 
-// StopTimeout implements lifecycle.StopTimeouter. About a dozen components stop before the HTTP server.
-// Most of them stop immediately, but some first notify etcd or other servers.
+// StopTimeout implements lifecycle.StopTimeouter: Run returns within this time after its context is
+// canceled. About a dozen components stop before the HTTP server. Most of them stop immediately,
+// but some first notify etcd or other servers.
 func (s *Server) StopTimeout() time.Duration { return s.server.StopTimeout() + 20*time.Second }
 
-// Run serves until ctx is canceled. It starts the store, then the informers that authentication,
-// authorization and admission use, and then writes the initial cluster objects.
+// Run serves until ctx is canceled, and then stops all parts in reverse order. It starts the HTTP
+// server and the store, authentication and authorization, writes the initial cluster objects, and
+// then starts the informers that authentication, authorization and admission use. It returns an
+// error if a part fails.
 func (s *Server) Run(ctx context.Context) error {
 	group := &lifecycle.Group{}
 	background := context.WithoutCancel(ctx)
@@ -99,9 +103,9 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // bootstrap writes the initial cluster objects, closes written, and starts the components that
-// reconcile these objects. Requests that depend on an informer wait for it themselves. The
-// informers start only after all objects are written, so that when the server reports ready, no
-// request is rejected because an informer does not have a role yet.
+// maintain these objects in group, with the context background. Requests that depend on an informer
+// wait for it themselves. The informers start only after all objects are written, so that when the
+// server reports ready, no request is rejected because an informer does not have a role yet.
 func (s *Server) bootstrap(ctx context.Context, group *lifecycle.Group, background context.Context, written chan<- struct{}) error {
 	var cidrs []string
 	for _, c := range s.cfg.ServiceCIDRs {
@@ -151,7 +155,8 @@ func (s *Server) bootstrap(ctx context.Context, group *lifecycle.Group, backgrou
 	return nil
 }
 
-// publishIdentity publishes the identity of this server in a Lease.
+// publishIdentity starts the component that publishes the identity of this server in a Lease, by
+// which others see which API servers are running.
 func (s *Server) publishIdentity(group *lifecycle.Group, background context.Context) error {
 	hostname, err := hostname()
 	if err != nil {
@@ -167,6 +172,7 @@ func (s *Server) publishIdentity(group *lifecycle.Group, background context.Cont
 	return nil
 }
 
+// hostname returns the host's name in lower case.
 func hostname() (string, error) {
 	name, err := os.Hostname()
 	if err != nil {
@@ -175,7 +181,8 @@ func hostname() (string, error) {
 	return strings.ToLower(name), nil
 }
 
-// serverID returns the identity of this server.
+// serverID returns the identity of this server, which is derived from the host's name: the name of
+// its Lease.
 func serverID() (string, error) {
 	name, err := hostname()
 	if err != nil {
@@ -184,5 +191,6 @@ func serverID() (string, error) {
 	return serverlease.Name(name), nil
 }
 
-// firstAddress returns the first usable address of a range.
+// firstAddress returns the first usable address of a Service range, which is the cluster IP of the
+// Service kubernetes.
 func firstAddress(p netip.Prefix) netip.Addr { return p.Masked().Addr().Next() }

@@ -19,19 +19,20 @@ import (
 // Security contains the authentication and authorization settings that most clusters leave at their
 // defaults.
 type Security struct {
-	// AuthenticationConfigFile configures token issuers and anonymous requests. OIDC is an
-	// alternative with a single issuer. Both are optional.
+	// AuthenticationConfigFile is the file that configures token issuers and anonymous requests.
+	// OIDC is an alternative with a single issuer. Both are optional.
 	AuthenticationConfigFile string
 	OIDC                     *authn.OIDC
 	TokenWebhook             authn.Webhook
-	// AuthorizationConfigFile replaces AuthorizationModes.
+	// AuthorizationConfigFile is the file that configures the authorizers. It replaces
+	// AuthorizationModes.
 	AuthorizationConfigFile string
 	AuthorizationWebhook    authz.Webhook
 	// PolicyFile is the policy file of the ABAC mode.
 	PolicyFile string
 
-	// JWKSURI is the URL of the public keys of service account tokens. The default is a URL of this
-	// server.
+	// JWKSURI is the URL of the public keys of service account tokens, for the OpenID discovery
+	// document. Empty means a URL of this server.
 	JWKSURI string
 	// MaxTokenExpiration limits the requested lifetime of service account tokens. Zero means no
 	// limit. NoExtendedExpiration disables the extended lifetime of tokens that admission adds to
@@ -42,7 +43,7 @@ type Security struct {
 	TLS apiserver.TLSConfig
 }
 
-// securityOptions contains the flags for Security.
+// securityOptions contains the values of the flags for Security.
 type securityOptions struct {
 	authenticationConfig, authorizationConfig string
 	policyFile                                string
@@ -58,6 +59,7 @@ type securityOptions struct {
 	set                                       *pflag.FlagSet
 }
 
+// flags adds the flags of securityOptions to f.
 func (o *securityOptions) flags(f *pflag.FlagSet) {
 	o.set = f
 	f.StringVar(&o.authenticationConfig, "authentication-config", "", "File with Authentication Configuration to configure the JWT Token authenticator or the anonymous authenticator.")
@@ -88,7 +90,7 @@ func (o *securityOptions) flags(f *pflag.FlagSet) {
 	f.Var(cliflag.NewNamedCertKeyArray(&o.sni), "tls-sni-cert-key", "A pair of x509 certificate and private key file paths, optionally suffixed with a list of domain patterns: cert,key[:name,name]. If no domain patterns are provided, the names of the certificate are used. Can be specified multiple times.")
 }
 
-// config converts the flags to a Security.
+// config validates the flags and converts them to a Security.
 func (o *securityOptions) config() (Security, error) {
 	out := Security{
 		AuthenticationConfigFile: o.authenticationConfig, TokenWebhook: o.tokenHook,
@@ -133,7 +135,8 @@ func (o *securityOptions) config() (Security, error) {
 	return out, nil
 }
 
-// clientCAs returns the CAs that are announced to clients, or nil before the authenticator is set.
+// clientCAs returns the CAs of client certificates, which the server announces to clients in TLS
+// handshakes. It returns nil before the authenticator is set.
 func (l *lateAuthenticator) clientCAs() *x509.CertPool {
 	if a, ok := l.Request.(*authn.Authenticator); ok {
 		return a.ClientCAs()

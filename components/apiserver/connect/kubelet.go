@@ -23,7 +23,8 @@ import (
 	"hyperkube/internal/credentials/pki"
 )
 
-// KubeletConfig configures connections to kubelets.
+// KubeletConfig configures connections to kubelets: the client certificate, the CA and the
+// preferred addresses of nodes.
 type KubeletConfig struct {
 	// ClientCertFile and ClientKeyFile are the client certificate for kubelets. Empty means none.
 	// They are reloaded when they change.
@@ -40,12 +41,15 @@ type KubeletConfig struct {
 
 var defaultAddressTypes = []string{"Hostname", "InternalDNS", "InternalIP", "ExternalDNS", "ExternalIP"}
 
-// kubelets resolves nodes and connects to their kubelets. It is safe for concurrent use.
+// kubelets looks up nodes and pods, and contains the transports to kubelets and pods. It is safe
+// for concurrent use.
 type kubelets struct {
 	registry *registry.Registry
 	types    []string
+	// verified connects to kubelets. It verifies their certificates if a CA is configured.
 	verified http.RoundTripper
-	// insecure does not verify certificates, for clients that request that.
+	// insecure connects to kubelets without verifying their certificates, for clients that request
+	// that.
 	insecure http.RoundTripper
 	// podTransport connects to pods and does not verify certificates, because pods have no trusted ones.
 	podTransport http.RoundTripper
@@ -87,6 +91,8 @@ func newKubelets(reg *registry.Registry, cfg KubeletConfig) (*kubelets, error) {
 	return k, nil
 }
 
+// transport returns an HTTP/1.1 transport to kubelets or pods. Upgrades of connections require
+// HTTP/1.1.
 func transport(cfg *tls.Config, dial DialFunc) *http.Transport {
 	return &http.Transport{
 		TLSClientConfig:     cfg,
@@ -100,7 +106,8 @@ func transport(cfg *tls.Config, dial DialFunc) *http.Transport {
 	}
 }
 
-// kubeletURL returns the https URL of a node's kubelet, without a path.
+// kubeletURL returns the https URL of the kubelet on the node with the name, without a path. It
+// returns an error if the node does not exist or has no address of the configured types.
 func (k *kubelets) kubeletURL(ctx context.Context, name string) (*url.URL, error) {
 	obj, err := k.get(ctx, "nodes", "", name)
 	if err != nil {
@@ -121,6 +128,7 @@ func (k *kubelets) kubeletURL(ctx context.Context, name string) (*url.URL, error
 	return &url.URL{Scheme: "https", Host: net.JoinHostPort(host, strconv.Itoa(port))}, nil
 }
 
+// address returns the address of the first configured type that the node has.
 func (k *kubelets) address(node *corev1.Node) (string, error) {
 	for _, t := range k.types {
 		for _, a := range node.Status.Addresses {
@@ -132,7 +140,8 @@ func (k *kubelets) address(node *corev1.Node) (string, error) {
 	return "", fmt.Errorf("no preferred addresses found; known addresses: %v", node.Status.Addresses)
 }
 
-// get returns the latest version of an object of core/v1. The object is shared.
+// get returns the latest version of an object of the core group. The object is shared. The error is
+// a Status error, such as NotFound.
 func (k *kubelets) get(ctx context.Context, resource, namespace, name string) (any, error) {
 	res := k.registry.Lookup(corev1.SchemeGroupVersion.WithResource(resource))
 	if res == nil {
@@ -145,6 +154,8 @@ func (k *kubelets) get(ctx context.Context, resource, namespace, name string) (a
 	return res.Read(entry)
 }
 
+// pod returns a pod, including all previous writes. It returns an API error if the pod does not
+// exist.
 func (k *kubelets) pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	obj, err := k.get(ctx, "pods", namespace, name)
 	if err != nil {
@@ -157,7 +168,9 @@ func (k *kubelets) pod(ctx context.Context, namespace, name string) (*corev1.Pod
 	return pod, nil
 }
 
-// container returns the name of the container to which a request refers.
+// container returns the name of the container to which a request refers: wanted if the pod has it,
+// or without wanted the only or default container. It returns a BadRequest error if the name is
+// wrong or ambiguous.
 func container(wanted string, pod *corev1.Pod) (string, error) {
 	if wanted != "" {
 		if slices.Contains(containerNames(pod), wanted) {

@@ -15,14 +15,16 @@ import (
 	"hyperkube/components/apiserver/request"
 )
 
-// query parses options from URL parameters and records the first error.
+// query parses options from the parameters of a request's URL and keeps the first error.
 type query struct {
 	url.Values
 	err error
 }
 
+// flag returns a boolean parameter, false if it is missing.
 func (q *query) flag(name string) bool { return request.IsTrue(q.Values, name) }
 
+// integer returns an integer parameter, or nil if it is missing. If it is invalid, q.err is set.
 func (q *query) integer(name string) *int64 {
 	s := q.Get(name)
 	if s == "" {
@@ -35,6 +37,7 @@ func (q *query) integer(name string) *int64 {
 	return &n
 }
 
+// time returns a parameter that is a time, or nil if it is missing. If it is invalid, q.err is set.
 func (q *query) time(name string) *metav1.Time {
 	s := q.Get(name)
 	if s == "" {
@@ -47,6 +50,7 @@ func (q *query) time(name string) *metav1.Time {
 	return &t
 }
 
+// execOptions parses the query of an exec request.
 func execOptions(values url.Values, _ string) (runtime.Object, error) {
 	q := &query{Values: values}
 	return &corev1.PodExecOptions{
@@ -55,6 +59,7 @@ func execOptions(values url.Values, _ string) (runtime.Object, error) {
 	}, q.err
 }
 
+// attachOptions parses the query of an attach request.
 func attachOptions(values url.Values, _ string) (runtime.Object, error) {
 	q := &query{Values: values}
 	return &corev1.PodAttachOptions{
@@ -63,6 +68,8 @@ func attachOptions(values url.Values, _ string) (runtime.Object, error) {
 	}, q.err
 }
 
+// portForwardOptions parses the query of a port-forward request. It returns a BadRequest error if a
+// port is invalid.
 func portForwardOptions(values url.Values, _ string) (runtime.Object, error) {
 	o := &corev1.PodPortForwardOptions{}
 	for _, v := range values["ports"] {
@@ -77,6 +84,7 @@ func portForwardOptions(values url.Values, _ string) (runtime.Object, error) {
 	return o, nil
 }
 
+// logOptions parses the query of a request for a container's log.
 func logOptions(values url.Values, _ string) (runtime.Object, error) {
 	q := &query{Values: values}
 	o := &corev1.PodLogOptions{
@@ -99,7 +107,8 @@ func logOptions(values url.Values, _ string) (runtime.Object, error) {
 	return o, nil
 }
 
-// validateLog validates the log options for the named pod.
+// validateLog returns an Invalid error if the options of a log request are invalid or contradict
+// each other. pod is the name of the pod.
 func validateLog(pod string, o *corev1.PodLogOptions) error {
 	var errs field.ErrorList
 	if n := o.TailLines; n != nil && *n < 0 {
@@ -131,19 +140,26 @@ func validateLog(pod string, o *corev1.PodLogOptions) error {
 	return apierrors.NewInvalid(corev1.SchemeGroupVersion.WithKind("PodLogOptions").GroupKind(), pod, errs)
 }
 
+// podProxyOptions returns the options for proxying a request to a pod. path is the path in the
+// request to the pod.
 func podProxyOptions(_ url.Values, path string) (runtime.Object, error) {
 	return &corev1.PodProxyOptions{Path: path}, nil
 }
 
+// serviceProxyOptions returns the options for proxying a request to a Service. path is the path in
+// the request to the Service.
 func serviceProxyOptions(_ url.Values, path string) (runtime.Object, error) {
 	return &corev1.ServiceProxyOptions{Path: path}, nil
 }
 
+// nodeProxyOptions returns the options for proxying a request to a kubelet. path is the path in the
+// request to the kubelet.
 func nodeProxyOptions(_ url.Values, path string) (runtime.Object, error) {
 	return &corev1.NodeProxyOptions{Path: path}, nil
 }
 
-// streamQuery returns the kubelet's query parameters for the requested streams.
+// streamQuery returns the query parameters of an exec or attach request to a kubelet: the streams
+// to connect, and the command.
 func streamQuery(stdin, stdout, stderr, tty bool, command []string) url.Values {
 	v := url.Values{}
 	for name, on := range map[string]bool{
@@ -159,6 +175,7 @@ func streamQuery(stdin, stdout, stderr, tty bool, command []string) url.Values {
 	return v
 }
 
+// logQuery returns the query parameters of a request to a kubelet for a container's log.
 func logQuery(o *corev1.PodLogOptions) url.Values {
 	v := url.Values{}
 	flag := func(name string, on bool) {
@@ -186,6 +203,7 @@ func logQuery(o *corev1.PodLogOptions) url.Values {
 	return v
 }
 
+// badRequest returns an API error with the status 400.
 func badRequest(format string, args ...any) error {
 	return apierrors.NewBadRequest(fmt.Sprintf(format, args...))
 }

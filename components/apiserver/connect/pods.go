@@ -26,7 +26,7 @@ import (
 	"hyperkube/internal/serving/upgradeproxy"
 )
 
-// Config is the configuration of Streams.
+// Config is the configuration of Streams, which connect clients with kubelets, pods and Services.
 type Config struct {
 	Registry   *registry.Registry
 	Kubelet    KubeletConfig
@@ -35,16 +35,19 @@ type Config struct {
 	MaxBytesPerSec int64
 	// Metrics counts requests for logs. It may be nil.
 	Metrics *metrics.Metrics
-	// Error responds with a Status. It is used for errors after a request has been forwarded.
+	// Error responds with a Status. It is called if connecting to a kubelet or pod fails.
 	Error func(w http.ResponseWriter, req *http.Request, err error)
 }
 
+// connector serves the streams: it finds the pod and its node, and forwards the request to the
+// kubelet or the pod.
 type connector struct {
 	*kubelets
 	cfg Config
 }
 
-// Streams returns all subresources of this package whose resources are served.
+// Streams returns the registry streams of this package (log, exec, attach, portforward and proxy)
+// for the resources that are served. It returns an error if a certificate or CA file is unusable.
 func Streams(cfg Config) ([]*registry.Stream, error) {
 	k, err := newKubelets(cfg.Registry, cfg.Kubelet)
 	if err != nil {
@@ -71,7 +74,9 @@ func Streams(cfg Config) ([]*registry.Stream, error) {
 	return out, nil
 }
 
-// podURL returns the kubelet URL of the given path for one of a pod's containers.
+// podURL returns the URL at the pod's kubelet for an operation, path ("exec", …), on a container of
+// the pod. wanted is the container that the client requests, or "" for the default one. It returns
+// a BadRequest error if the pod has no node yet.
 func (c *connector) podURL(ctx context.Context, call registry.StreamCall, path, wanted string, query url.Values) (*url.URL, error) {
 	pod, err := c.pod(ctx, call.Namespace, call.Name)
 	if err != nil {
@@ -93,7 +98,8 @@ func (c *connector) podURL(ctx context.Context, call registry.StreamCall, path, 
 	return u, nil
 }
 
-// log streams a container's log.
+// log responds with the log of a container, which it reads from the kubelet. A pod without a node
+// has no log, which is not an error.
 func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	opts, ok := call.Options.(*corev1.PodLogOptions)
 	if !ok {
@@ -159,7 +165,8 @@ func (c *connector) log(w http.ResponseWriter, req *http.Request, call registry.
 	return nil
 }
 
-// backendError converts a kubelet's error response.
+// backendError converts the error response of a kubelet to a log request to a Status error with the
+// kubelet's message.
 func backendError(resp *http.Response, call registry.StreamCall) error {
 	const most = 50 * 1024
 	text := "unable to read the body"
@@ -175,7 +182,8 @@ func backendError(resp *http.Response, call registry.StreamCall) error {
 	return apierrors.NewGenericServerResponse(resp.StatusCode, http.MethodGet, schema.GroupResource{Resource: "pods/log"}, call.Name, text, 0, false)
 }
 
-// newFlushWriter returns a writer that flushes after every write.
+// newFlushWriter returns a writer that sends each write to the client immediately, for logs that
+// are followed.
 func newFlushWriter(w http.ResponseWriter) io.Writer {
 	if f, ok := w.(http.Flusher); ok {
 		f.Flush()
@@ -184,18 +192,20 @@ func newFlushWriter(w http.ResponseWriter) io.Writer {
 	return w
 }
 
+// flushWriter is a response writer that sends each part immediately, for logs that are followed.
 type flushWriter struct {
 	io.Writer
 	flusher http.Flusher
 }
 
-// Write implements io.Writer.
+// Write implements io.Writer. It flushes after the write.
 func (f flushWriter) Write(p []byte) (int, error) {
 	n, err := f.Writer.Write(p)
 	f.flusher.Flush()
 	return n, err
 }
 
+// exec connects the client with the kubelet, which runs the command in a container of the pod.
 func (c *connector) exec(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	if err := c.mayUpgrade(req); err != nil {
 		return err
@@ -211,6 +221,8 @@ func (c *connector) exec(w http.ResponseWriter, req *http.Request, call registry
 	return c.remoteCommand(w, req, at, utilproxy.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr, Tty: o.TTY})
 }
 
+// attach connects the client with the kubelet, which attaches to the main process of a container of
+// the pod.
 func (c *connector) attach(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	if err := c.mayUpgrade(req); err != nil {
 		return err
@@ -226,9 +238,9 @@ func (c *connector) attach(w http.ResponseWriter, req *http.Request, call regist
 	return c.remoteCommand(w, req, at, utilproxy.Options{Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr, Tty: o.TTY})
 }
 
-// remoteCommand connects the client's streams with those of the kubelet. SPDY and old WebSocket
-// protocols are forwarded unchanged. WebSocket v5 is translated to SPDY, which every kubelet
-// supports.
+// remoteCommand connects the client's streams of exec or attach with the kubelet at the URL at.
+// SPDY and old WebSocket protocols are forwarded unchanged. WebSocket v5 is translated to SPDY,
+// which every kubelet supports.
 func (c *connector) remoteCommand(w http.ResponseWriter, req *http.Request, at *url.URL, opts utilproxy.Options) error {
 	raw := c.upgrade(at, true)
 	translate := utilproxy.NewStreamTranslatorHandler(at, c.verified, c.cfg.MaxBytesPerSec, opts)
@@ -236,6 +248,8 @@ func (c *connector) remoteCommand(w http.ResponseWriter, req *http.Request, at *
 	return nil
 }
 
+// portForward connects the client with the kubelet of the pod, which forwards connections to ports
+// of the pod.
 func (c *connector) portForward(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	if err := c.mayUpgrade(req); err != nil {
 		return err
@@ -266,23 +280,26 @@ func (c *connector) portForward(w http.ResponseWriter, req *http.Request, call r
 	return nil
 }
 
-// upgrade returns a handler that forwards upgrade requests unchanged.
+// upgrade returns a handler that forwards requests to the kubelet at the URL at, including upgraded
+// connections. required means that requests without an upgrade are rejected.
 func (c *connector) upgrade(at *url.URL, required bool) *proxy.UpgradeAwareHandler {
 	h := upgradeproxy.NewHandler(at, c.verified, false, required, responder{c.cfg.Error})
 	h.UseLocationHost, h.MaxBytesPerSec = true, c.cfg.MaxBytesPerSec
 	return h
 }
 
+// responder sends the error of a proxy to the client.
 type responder struct {
 	answer func(w http.ResponseWriter, req *http.Request, err error)
 }
 
-// Error implements proxy.ErrorResponder.
+// Error implements proxy.ErrorResponder. It responds with a Status for err.
 func (r responder) Error(w http.ResponseWriter, req *http.Request, err error) { r.answer(w, req, err) }
 
-// mayUpgrade checks whether the user of a WebSocket request may also "create". A WebSocket starts
-// with a GET request, regardless of what is done over it. Check it before the pod and its node are
-// read, so that errors do not describe them.
+// mayUpgrade returns a Forbidden error if the user of a WebSocket request is not authorized for the
+// verb "create". A WebSocket starts with a GET request, for which "get" was authorized, but it may
+// also be used for writing. Call it before the pod and its node are read, so that errors do not
+// reveal them.
 func (c *connector) mayUpgrade(req *http.Request) error {
 	if req.Method != http.MethodGet || !wsstream.IsWebSocketRequest(req) || c.cfg.Authorizer == nil {
 		return nil
@@ -307,6 +324,7 @@ func (c *connector) mayUpgrade(req *http.Request) error {
 	return rest.Forbidden(attributes, reason)
 }
 
+// unexpected returns the error for options of the wrong type, which the registry never passes.
 func unexpected(o runtime.Object) error {
 	return apierrors.NewInternalError(fmt.Errorf("invalid options object: %T", o))
 }

@@ -24,7 +24,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// splitServiceName splits "scheme:name:port". Scheme and port are optional.
+// splitServiceName splits the name in the path of a Service proxy, "scheme:name:port", of which
+// scheme and port are optional. It returns a BadRequest error if the name is malformed.
 func splitServiceName(id string) (scheme, name, port string, err error) {
 	scheme, name, port, ok := utilnet.SplitSchemeNamePort(id)
 	if !ok {
@@ -33,7 +34,8 @@ func splitServiceName(id string) (scheme, name, port string, err error) {
 	return scheme, name, port, nil
 }
 
-// podProxy forwards a request to a pod.
+// podProxy forwards a request for pods/proxy to the IP address of the pod. The port can be a number
+// or the name of a container port; the default is the first container port.
 func (c *connector) podProxy(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	scheme, name, port, ok := utilnet.SplitSchemeNamePort(call.Name)
 	if !ok {
@@ -78,7 +80,7 @@ func (c *connector) podProxy(w http.ResponseWriter, req *http.Request, call regi
 	return c.forward(w, req, &url.URL{Scheme: scheme, Host: host}, call, false)
 }
 
-// serviceProxy forwards a request to one of a Service's endpoints.
+// serviceProxy forwards a request for services/proxy to a random ready endpoint of the Service.
 func (c *connector) serviceProxy(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	scheme, name, port, err := splitServiceName(call.Name)
 	if err != nil {
@@ -113,7 +115,8 @@ func (c *connector) serviceProxy(w http.ResponseWriter, req *http.Request, call 
 	return c.forward(w, req, &url.URL{Scheme: scheme, Host: host}, call, false)
 }
 
-// endpoint returns a random ready endpoint of a Service's port.
+// endpoint returns the host and port of a random ready endpoint for the named port of a Service. It
+// returns a ServiceUnavailable error if there is none.
 func (c *connector) endpoint(ctx context.Context, namespace, service, port string) (string, error) {
 	none := apierrors.NewServiceUnavailable(fmt.Sprintf("no endpoints available for service %q", service))
 	res := c.registry.Lookup(discoveryv1.SchemeGroupVersion.WithResource("endpointslices"))
@@ -158,7 +161,8 @@ func (c *connector) endpoint(ctx context.Context, namespace, service, port strin
 	return hosts[rand.IntN(len(hosts))], nil
 }
 
-// endpointsFallback returns the ready addresses of a Service's port from its Endpoints object.
+// endpointsFallback returns the ready addresses for the named port of a Service from its Endpoints
+// object, as host:port. It returns none if there is no such object.
 func (c *connector) endpointsFallback(ctx context.Context, namespace, service, port string) ([]string, error) {
 	obj, err := c.get(ctx, "endpoints", namespace, service)
 	if apierrors.IsNotFound(err) {
@@ -187,7 +191,8 @@ func (c *connector) endpointsFallback(ctx context.Context, namespace, service, p
 	return hosts, nil
 }
 
-// nodeProxy forwards a request to a kubelet.
+// nodeProxy forwards a request for nodes/proxy to the kubelet of the node, or to another port of
+// the node.
 func (c *connector) nodeProxy(w http.ResponseWriter, req *http.Request, call registry.StreamCall) error {
 	scheme, name, port, ok := utilnet.SplitSchemeNamePort(call.Name)
 	if !ok {
@@ -205,8 +210,8 @@ func (c *connector) nodeProxy(w http.ResponseWriter, req *http.Request, call reg
 	return c.forward(w, req, at, call, true)
 }
 
-// checkAddress checks an IP address of a pod or an endpoint before the API server connects to it. The dialer checks
-// the addresses of names.
+// checkAddress returns an error if the API server must not connect to host, the IP address of a pod
+// or an endpoint. It returns nil for names; the dialer checks their addresses.
 func checkAddress(host string) error {
 	addr, err := netip.ParseAddr(host)
 	if err != nil {
@@ -215,8 +220,9 @@ func checkAddress(host string) error {
 	return proxyable(addr)
 }
 
-// forward forwards a request and its response. It rewrites links in HTML so that they refer to the
-// proxy.
+// forward forwards a request of one of the proxy subresources to the URL at, and the response to
+// the client. It rewrites links in HTML so that they refer to the proxy. kubelet is set if the
+// destination is a kubelet, which gets the client certificate of the API server.
 func (c *connector) forward(w http.ResponseWriter, req *http.Request, at *url.URL, call registry.StreamCall, kubelet bool) error {
 	if call.Path == "" && !strings.HasSuffix(req.URL.Path, "/") && (req.Method == http.MethodGet || req.Method == http.MethodHead) && !httpstream.IsUpgradeRequest(req) {
 		// Relative links of the page need the trailing slash.

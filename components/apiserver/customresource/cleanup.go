@@ -19,18 +19,24 @@ import (
 )
 
 const (
-	// manager is the field manager of this package's writes, as in upstream.
+	// manager is the name of the field manager that owns the status fields that this package
+	// writes, as in upstream.
 	manager = "kube-apiserver"
-	// maxAttempts limits retries after write conflicts.
+	// maxAttempts limits how often a write is tried again after a conflict with another writer.
 	maxAttempts = 20
-	// deletionTimeout is how long to wait for instances with finalizers before the condition reports them.
+	// deletionTimeout is how long the cleanup waits for any change of the remaining custom
+	// resources, which have finalizers. Then it reports them in the condition Terminating and
+	// deletes again.
 	deletionTimeout = time.Minute
-	// deletionConcurrency is the number of instances that are deleted concurrently.
+	// deletionConcurrency is the number of custom resources of one definition that are deleted
+	// concurrently.
 	deletionConcurrency = 16
 )
 
-// update applies change to a definition, retries after conflicts, and returns the stored result. If
-// change returns false, or the definition is deleted before or by the update, update returns nil.
+// update applies change to the current version of a CustomResourceDefinition, writes it with its
+// status and returns the stored result. After a conflict it starts again with the current version.
+// It returns nil if change returns false, if the definition does not exist anymore, or if the write
+// removes the last finalizer of a deleted definition, which deletes it.
 func (s *Server) update(ctx context.Context, name string, change func(*crd) bool) (*crd, error) {
 	entry, err := s.definitions.Collection.Get(ctx, name, -1)
 	if errors.Is(err, store.ErrNotFound) {
@@ -75,7 +81,8 @@ func (s *Server) update(ctx context.Context, name string, change func(*crd) bool
 	return nil, fmt.Errorf("definition %s is always changed by others", name)
 }
 
-// updateManagedFields updates the managed fields of the status.
+// updateManagedFields returns d with managed fields that record manager as the owner of the status
+// fields that differ from old.
 func (s *Server) updateManagedFields(d, old *crd) (api.Object, error) {
 	fields, err := s.cfg.Fields.For(s.definitions.Resource, "status")
 	if err != nil {
@@ -89,8 +96,9 @@ func (s *Server) updateManagedFields(d, old *crd) (api.Object, error) {
 	return obj, nil
 }
 
-// startCleanup starts deleting the instances of a terminating definition, unless that is running
-// already.
+// startCleanup starts a goroutine that deletes the custom resources of a deleted definition and
+// then removes the definition's finalizer. It retries every second after an error. It does nothing
+// if a cleanup of this definition (by UID) was started before.
 func (s *Server) startCleanup(ctx context.Context, d *crd) {
 	uid := string(d.UID)
 	if s.cleaning[uid] {
@@ -104,14 +112,16 @@ func (s *Server) startCleanup(ctx context.Context, d *crd) {
 			if err == nil || ctx.Err() != nil {
 				return
 			}
-			s.cfg.Log.Error("deleting custom resources of a deleted CustomResourceDefinition failed, retrying", "crd", d.Name, "err", err)
+			s.cfg.Log.Error("deleting the custom resources of a deleted CustomResourceDefinition failed, the definition remains until a retry (every second) succeeds", "crd", d.Name, "err", err)
 			s.setTerminating(ctx, d, apiextensionsv1.ConditionTrue, "InstanceDeletionFailed", fmt.Sprintf("could not issue all deletes: %v", err))
 			lifecycle.Pause(ctx, time.Second)
 		}
 	})
 }
 
-// setTerminating sets the condition Terminating.
+// setTerminating writes the condition Terminating of the definition d, to show the progress of the
+// cleanup to users. It does nothing if another definition with the same name (another UID) exists
+// by now. It only logs errors.
 func (s *Server) setTerminating(ctx context.Context, d *crd, status apiextensionsv1.ConditionStatus, reason, message string) {
 	_, err := s.update(ctx, d.Name, func(now *crd) bool {
 		if now.UID != d.UID {
@@ -121,10 +131,14 @@ func (s *Server) setTerminating(ctx context.Context, d *crd, status apiextension
 		return true
 	})
 	if err != nil && ctx.Err() == nil {
-		s.cfg.Log.Error("writing Terminating condition of CustomResourceDefinition failed", "crd", d.Name, "err", err)
+		s.cfg.Log.Error("writing condition Terminating of CustomResourceDefinition failed, users do not see the progress of its deletion; the deletion continues", "crd", d.Name, "err", err)
 	}
 }
 
+// cleanup deletes all custom resources of a deleted definition, if it was ever established, and
+// waits until they do not exist anymore. Then it removes the definition's finalizer, so that the
+// definition itself is deleted. collection contains the custom resources, nil if the definition was
+// never served.
 func (s *Server) cleanup(ctx context.Context, d *crd, collection *store.Collection) error {
 	reason, message := "NeverEstablished", "resource was never established"
 	if collection != nil && apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) {
@@ -145,7 +159,9 @@ func (s *Server) cleanup(ctx context.Context, d *crd, collection *store.Collecti
 	return err
 }
 
-// deleteInstances deletes all instances and returns when none are left.
+// deleteInstances deletes all custom resources in collection and returns when none is left. Those
+// with finalizers remain until other components remove their finalizers. Every minute without a
+// change, it sets the condition Terminating and deletes the remaining ones again.
 func (s *Server) deleteInstances(ctx context.Context, d *crd, collection *store.Collection) error {
 	asked := false
 	for {
@@ -174,7 +190,8 @@ func (s *Server) deleteInstances(ctx context.Context, d *crd, collection *store.
 	}
 }
 
-// waitChange returns at the next change of a collection.
+// waitChange returns after the next change in a collection after the revision since. It returns
+// context.DeadlineExceeded if there is none within deletionTimeout.
 func waitChange(ctx context.Context, collection *store.Collection, since int64) error {
 	ctx, cancel := context.WithTimeout(ctx, deletionTimeout)
 	defer cancel()
@@ -189,6 +206,7 @@ func waitChange(ctx context.Context, collection *store.Collection, since int64) 
 	return err
 }
 
+// deleteAll calls deleteOne concurrently for all entries. It returns the first error.
 func (s *Server) deleteAll(ctx context.Context, collection *store.Collection, entries []*store.Entry) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(deletionConcurrency)
@@ -198,8 +216,9 @@ func (s *Server) deleteAll(ctx context.Context, collection *store.Collection, en
 	return group.Wait()
 }
 
-// deleteOne deletes an instance, or sets its deletion timestamp if it has finalizers. An instance
-// that cannot be decoded is deleted.
+// deleteOne deletes one custom resource, or sets its deletion timestamp if it has finalizers. It
+// deletes a custom resource that cannot be decoded. It tries again after conflicts with other
+// writers.
 func (s *Server) deleteOne(ctx context.Context, collection *store.Collection, e *store.Entry) error {
 	for range maxAttempts {
 		op := collection.Delete(e)

@@ -13,17 +13,20 @@ import (
 	"hyperkube/internal/api"
 )
 
-// coerceOptions contains options of coerce.
+// coerceOptions are the options of definition.coerce. The zero value is for objects from clients
+// whose unknown fields are dropped silently.
 type coerceOptions struct {
-	// report collects the paths of unknown fields.
+	// report means that coerce returns the paths of unknown fields, for field validation.
 	report bool
-	// stored means that the object comes from etcd, which may contain objects written before
-	// validation existed. Invalid parts are repaired instead of rejected.
+	// stored means that the object was read from etcd. It may have been written before its
+	// validation existed, so invalid metadata is dropped instead of rejected.
 	stored bool
 }
 
-// coerce removes fields from obj that the schema of its version does not have, nulls where they are
-// not allowed, and invalid metadata.
+// coerce makes a custom resource match the schema of its version: it removes fields that the schema
+// does not have, and nulls where the schema does not allow them, and checks or repairs the metadata
+// of the object and of embedded resources. It modifies o. unknown contains the paths of the removed
+// fields if how.report is set.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#field-pruning
 func (d *definition) coerce(o api.Object, how coerceOptions) (unknown []string, err error) {
@@ -81,7 +84,8 @@ func (d *definition) coerce(o api.Object, how coerceOptions) (unknown []string, 
 	return unknown, nil
 }
 
-// structural returns the schema of a version, or nil if there is none.
+// structural returns the structural schema of the version with this name, or nil if the version
+// does not exist or has no schema.
 func (d *definition) structural(name string) (*structuralschema.Structural, error) {
 	v := d.versions[name]
 	if v == nil {
@@ -94,9 +98,12 @@ func (d *definition) structural(name string) (*structuralschema.Structural, erro
 	return c.structural, nil
 }
 
-// setDefaults sets the default values of missing fields.
+// setDefaults sets the default values that the schema has for missing fields of obj. Like
+// definition.setDefaults, it uses the schema of obj's own version.
 func (v *kindVersion) setDefaults(obj api.Object) { v.of.setDefaults(obj) }
 
+// setDefaults sets the default values that the schema of o's version has for missing fields. It
+// does nothing if the schema is invalid.
 func (d *definition) setDefaults(o api.Object) {
 	obj := unstructuredOf(o)
 	// coerce has already reported the error.
@@ -105,7 +112,8 @@ func (d *definition) setDefaults(o api.Object) {
 	}
 }
 
-// load converts a stored object to the served form.
+// load prepares an object that was read from etcd for clients: it removes what the schema of its
+// version does not allow, and sets default values. It modifies obj.
 func (d *definition) load(obj api.Object) error {
 	if _, err := d.coerce(obj, coerceOptions{stored: true}); err != nil {
 		return err
@@ -114,8 +122,8 @@ func (d *definition) load(obj api.Object) error {
 	return nil
 }
 
-// convertTo returns obj converted to another version, without fields that this version does not
-// have. The result is always a new object.
+// convertTo returns o converted to another version of the definition, without the fields that this
+// version does not have. The result is always a new object.
 func (d *definition) convertTo(o api.Object, version string) (api.Object, error) {
 	out, err := d.convertRaw(o, version)
 	if err != nil || unstructuredOf(o).GroupVersionKind().Version == version {
@@ -127,7 +135,9 @@ func (d *definition) convertTo(o api.Object, version string) (api.Object, error)
 	return out, nil
 }
 
-// convertRaw is convertTo without pruning.
+// convertRaw is like convertTo, but keeps fields that the schema of the new version does not have.
+// It returns an error if one of the versions is not in the definition, or if the conversion webhook
+// fails.
 func (d *definition) convertRaw(o api.Object, version string) (api.Object, error) {
 	obj := unstructuredOf(o)
 	from := obj.GroupVersionKind()
@@ -145,7 +155,8 @@ func (d *definition) convertRaw(o api.Object, version string) (api.Object, error
 	return asObject(d.convert(obj, to))
 }
 
-// asObject prevents that a nil pointer becomes a non-nil interface.
+// asObject returns obj as an api.Object, or nil after an error. Without it, a nil pointer would
+// become an interface that is not nil.
 func asObject(obj *unstructured.Unstructured, err error) (api.Object, error) {
 	if err != nil {
 		return nil, err
@@ -153,7 +164,8 @@ func asObject(obj *unstructured.Unstructured, err error) (api.Object, error) {
 	return obj, nil
 }
 
-// toStored prunes what admission has added and converts obj to the storage version.
+// toStored returns obj as it is stored: in the storage version, without fields that the schema does
+// not have, which admission may have added. It may modify obj.
 func (v *kindVersion) toStored(obj api.Object) (api.Object, error) {
 	if v.gvk.Version != v.of.storage {
 		return v.of.convertTo(obj, v.of.storage)
@@ -164,8 +176,8 @@ func (v *kindVersion) toStored(obj api.Object) (api.Object, error) {
 	return obj, nil
 }
 
-// fromStored returns a shared object converted to this version, or itself if it already has this
-// version.
+// fromStored returns an object from the store in this version. The argument is shared and not
+// modified. The result is the argument itself if it already has this version.
 func (v *kindVersion) fromStored(obj api.Object) (api.Object, error) {
 	if obj.GetObjectKind().GroupVersionKind().Version == v.gvk.Version {
 		return obj, nil

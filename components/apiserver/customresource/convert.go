@@ -11,24 +11,26 @@ import (
 	"k8s.io/apiserver/pkg/util/webhook"
 )
 
-// converter converts an object to another version. It may modify and return its argument.
+// converter converts a custom resource to another version of its definition. It may modify and
+// return its argument.
 type converter func(obj *unstructured.Unstructured, to schema.GroupVersion) (*unstructured.Unstructured, error)
 
-// convertNone implements the conversion strategy None.
+// convertNone is the converter for the conversion strategy None: it only sets apiVersion.
 func convertNone(obj *unstructured.Unstructured, to schema.GroupVersion) (*unstructured.Unstructured, error) {
 	obj.SetAPIVersion(to.String())
 	return obj, nil
 }
 
-// webhooks creates converters that call webhooks, and caches their clients.
+// webhooks creates converters that call conversion webhooks. The library's factory, which caches
+// the HTTP clients of all webhooks, is created at first use.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definition-versioning/#webhook-conversion
 type webhooks struct {
 	factory func() (*conversion.CRConverterFactory, error)
 }
 
-// newWebhooks resolves Services with resolver. wrap adds credentials for webhook calls. It may be
-// nil.
+// newWebhooks returns webhooks. resolver resolves Services in the webhook configurations to
+// addresses. wrap adds credentials to webhook calls; nil adds none.
 func newWebhooks(resolver webhook.ServiceResolver, wrap webhook.AuthenticationInfoResolverWrapper) *webhooks {
 	if wrap == nil {
 		wrap = func(r webhook.AuthenticationInfoResolver) webhook.AuthenticationInfoResolver { return r }
@@ -38,6 +40,7 @@ func newWebhooks(resolver webhook.ServiceResolver, wrap webhook.AuthenticationIn
 	})}
 }
 
+// converter returns the converter that calls the conversion webhook of crd.
 func (w *webhooks) converter(crd *apiextensionsv1.CustomResourceDefinition) (converter, error) {
 	factory, err := w.factory()
 	if err != nil {

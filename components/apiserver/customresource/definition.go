@@ -18,12 +18,14 @@ import (
 	"hyperkube/internal/api"
 )
 
-// definition is one version of a CustomResourceDefinition with the state needed to serve it.
-// Expensive parts are created at first use. It is immutable and safe for concurrent use.
+// definition is one state of a CustomResourceDefinition (its spec and accepted names), with what is
+// needed to serve its custom resources. Expensive parts, such as compiled schemas, are created at
+// first use. A changed CustomResourceDefinition results in a new definition. It is immutable and
+// safe for concurrent use.
 type definition struct {
 	crd   *apiextensionsv1.CustomResourceDefinition // shared
 	names apiextensionsv1.CustomResourceDefinitionNames
-	// storage is the storage version.
+	// storage is the name of the version in which objects are stored in etcd.
 	storage  string
 	versions map[string]*kindVersion
 	convert  converter
@@ -32,7 +34,8 @@ type definition struct {
 	equivalents func() runtime.EquivalentResourceMapper
 }
 
-// kindVersion is one version of a definition.
+// kindVersion is one version of a definition: its spec, and its schema and validators, which are
+// compiled at first use.
 type kindVersion struct {
 	*apiextensionsv1.CustomResourceDefinitionVersion
 	of     *definition
@@ -41,8 +44,9 @@ type kindVersion struct {
 	checks func() (*checks, error)
 }
 
-// newDefinition returns the definition of a CustomResourceDefinition whose names have been accepted
-// at least once. remote creates webhook converters.
+// newDefinition returns the definition for crd, whose names must have been accepted at least once.
+// It returns an error if it has no accepted names or no storage version. remote creates the
+// converter that calls crd's conversion webhook; it is called at the first conversion.
 func newDefinition(crd *apiextensionsv1.CustomResourceDefinition, remote func(*apiextensionsv1.CustomResourceDefinition) (converter, error)) (*definition, error) {
 	d := &definition{crd: crd, names: crd.Status.AcceptedNames, versions: map[string]*kindVersion{}}
 	if d.names.Plural == "" || d.names.Singular == "" || d.names.Kind == "" || d.names.ListKind == "" {
@@ -81,7 +85,9 @@ func newDefinition(crd *apiextensionsv1.CustomResourceDefinition, remote func(*a
 	return d, nil
 }
 
-// resources returns the served versions, the preferred one first.
+// resources returns an api.Resource for each served version, the preferred version first.
+// terminating means that the definition is being deleted, and early that it is not yet in discovery
+// (see served).
 func (d *definition) resources(terminating, early bool) []*api.Resource {
 	var out []*api.Resource
 	for _, v := range d.versions {
@@ -95,6 +101,8 @@ func (d *definition) resources(terminating, early bool) []*api.Resource {
 	return out
 }
 
+// makeEquivalents returns a mapper that knows that the resources of all versions are the same
+// objects. Webhooks and policies with the match policy Equivalent use it.
 func (d *definition) makeEquivalents() runtime.EquivalentResourceMapper {
 	all := runtime.NewEquivalentResourceRegistry()
 	for _, v := range d.versions {
@@ -110,7 +118,8 @@ func (d *definition) makeEquivalents() runtime.EquivalentResourceMapper {
 	return all
 }
 
-// withStatus returns the names of the versions that have a status subresource.
+// withStatus returns the names of the versions that have a status subresource, in the order of the
+// definition.
 func (d *definition) withStatus() []string {
 	var names []string
 	for i := range d.crd.Spec.Versions {
@@ -121,12 +130,14 @@ func (d *definition) withStatus() []string {
 	return names
 }
 
-// remote reports whether a webhook converts objects.
+// remote reports whether conversions between versions call a webhook.
 func (d *definition) remote() bool {
 	c := d.crd.Spec.Conversion
 	return c != nil && c.Strategy == apiextensionsv1.WebhookConverter
 }
 
+// resource returns the api.Resource with which the registry serves this version. See resources for
+// the parameters.
 func (v *kindVersion) resource(terminating, early bool) *api.Resource {
 	d := v.of
 	res := &api.Resource{
@@ -191,7 +202,8 @@ func (v *kindVersion) resource(terminating, early bool) *api.Resource {
 	return res
 }
 
-// deprecation returns the warning for a deprecated version, and "" for others.
+// deprecation returns the warning that clients get when they use a deprecated version. It returns
+// "" if the version is not deprecated.
 func (v *kindVersion) deprecation() string {
 	if !v.Deprecated {
 		return ""
@@ -213,7 +225,8 @@ func (v *kindVersion) deprecation() string {
 	return text
 }
 
-// unstructuredOf returns the unstructured object. It is never nil.
+// unstructuredOf returns obj as unstructured object. The result is never nil: for another type,
+// which does not happen for custom resources, it is an empty object.
 func unstructuredOf(obj api.Object) *unstructured.Unstructured {
 	u, ok := obj.(*unstructured.Unstructured)
 	if !ok {

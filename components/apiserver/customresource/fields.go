@@ -9,7 +9,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// fields returns the function that extracts selectable fields from an object, and their names.
+// fields returns a function that extracts from an object the values that field selectors compare,
+// and the names of the supported fields: name, namespace and the selectable fields of the version.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#crd-selectable-fields
 func (v *kindVersion) fields(namespaced bool) (func(api.Object) fields.Set, []string) {

@@ -24,13 +24,18 @@ const (
 	kindExtension = "x-kubernetes-group-version-kind"
 )
 
-// publishing selects the use of a schema.
+// publishing selects the form of a published schema: OpenAPI v2 or v3 for clients, or the form for
+// server-side apply.
 type publishing struct {
+	// v3 selects OpenAPI v3 instead of v2.
 	v3 bool
-	// types means that the schema is for server-side apply, which only needs the structure.
+	// types means that the schema is for server-side apply, which needs only the structure and no
+	// value validations.
 	types bool
 }
 
+// prefix returns the prefix of JSON references to other schemas, which depends on the OpenAPI
+// version.
 func (p publishing) prefix() string {
 	if p.v3 {
 		return v3Prefix
@@ -38,8 +43,9 @@ func (p publishing) prefix() string {
 	return v2Prefix
 }
 
-// ref returns a reference to a published schema. Siblings of a reference are only valid in v2, so
-// in v3 the reference is within an allOf.
+// ref returns a schema that refers to the published schema with the name model and has its own
+// description. In OpenAPI v3 a reference cannot have a description beside it, so there the
+// reference is within an allOf.
 func (p publishing) ref(model, description string) spec.Schema {
 	ref := spec.RefSchema(p.prefix() + model)
 	if !p.v3 || p.types {
@@ -59,7 +65,8 @@ func modelName(group, version, kind string) string {
 	return strings.Join(parts, ".") + "." + version + "." + kind
 }
 
-// models returns the published schemas of a version.
+// models returns the schemas of the objects and lists of this version for the OpenAPI documents, as
+// JSON.
 func (v *kindVersion) models(v3 bool) (*api.Models, error) {
 	p := publishing{v3: v3}
 	object, err := v.published(p)
@@ -83,7 +90,9 @@ func (v *kindVersion) models(v3 bool) (*api.Models, error) {
 	return out, nil
 }
 
-// published returns the schema of the objects.
+// published returns the schema of the objects in the given form, with the properties apiVersion,
+// kind and metadata. For a schema that is missing or cannot be published it is an object with any
+// content.
 func (v *kindVersion) published(p publishing) (*spec.Schema, error) {
 	s, err := v.publishable()
 	if err != nil {
@@ -112,7 +121,8 @@ func (v *kindVersion) published(p publishing) (*spec.Schema, error) {
 	return out, nil
 }
 
-// publishable returns the schema if it can be published, and nil if it is not structural.
+// publishable returns the structural schema of the version. It returns nil if there is no schema,
+// or if it is not structural or has invalid types and therefore cannot be published.
 func (v *kindVersion) publishable() (*structuralschema.Structural, error) {
 	props, err := v.properties()
 	if err != nil || props == nil || validation.SchemaHasInvalidTypes(props) {
@@ -125,6 +135,7 @@ func (v *kindVersion) publishable() (*structuralschema.Structural, error) {
 	return s, nil
 }
 
+// list returns the schema of lists of the objects, whose own schema has the name model.
 func (v *kindVersion) list(p publishing, model string) *spec.Schema {
 	names := v.of.names
 	items := spec.ArrayProperty(spec.RefSchema(p.prefix() + model))
@@ -139,6 +150,8 @@ func (v *kindVersion) list(p publishing, model string) *spec.Schema {
 	return out
 }
 
+// selectable adds the extension with the names of the selectable fields to a schema, so that
+// clients know which field selectors work.
 func (v *kindVersion) selectable(out *spec.Schema) {
 	if len(v.SelectableFields) == 0 {
 		return
@@ -150,7 +163,7 @@ func (v *kindVersion) selectable(out *spec.Schema) {
 	out.AddExtension("x-kubernetes-selectable-fields", fields)
 }
 
-// typeMeta adds the properties kind and apiVersion.
+// typeMeta adds the properties kind and apiVersion to a schema.
 func typeMeta(out *spec.Schema) {
 	docs := metav1.TypeMeta{}.SwaggerDoc()
 	for _, name := range []string{"apiVersion", "kind"} {
@@ -158,7 +171,8 @@ func typeMeta(out *spec.Schema) {
 	}
 }
 
-// embedded adds type and object metadata to the schemas of embedded resources.
+// embedded adds the properties kind, apiVersion and metadata to all parts of a schema that are
+// embedded resources (x-kubernetes-embedded-resource).
 func embedded(s *spec.Schema, p publishing) {
 	if s == nil {
 		return

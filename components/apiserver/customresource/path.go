@@ -11,18 +11,23 @@ import (
 	"k8s.io/client-go/util/jsonpath"
 )
 
-// path is a JSONPath. Most paths are just a sequence of names, which are evaluated without the
-// library, because its parsed paths are not safe for concurrent use.
+// path is a JSONPath of a selectable field or a printer column. Most paths are only a sequence of
+// field names: they are evaluated without the JSONPath library, because its parsed paths are not
+// safe for concurrent use.
 type path struct {
 	text string
-	// names, unless nil, is the complete path.
+	// names are the field names of a path that consists only of them. Nil means that the library
+	// must evaluate the path.
 	names []string
-	// parsed contains *jsonpath.JSONPath values.
+	// parsed contains *jsonpath.JSONPath values for reuse. Each is used by one goroutine at a time.
 	parsed sync.Pool
 }
 
+// simplePath matches paths that consist only of field names, such as ".spec.size".
 var simplePath = regexp.MustCompile(`^(\.[A-Za-z_][A-Za-z0-9_]*)+$`)
 
+// parsePath parses a path, such as ".spec.size" or ".status.conditions[0].type". It returns an
+// error for invalid syntax.
 func parsePath(text string) (*path, error) {
 	p := &path{text: text}
 	if simplePath.MatchString(text) {
@@ -37,6 +42,7 @@ func parsePath(text string) (*path, error) {
 	return p, nil
 }
 
+// parse parses the path with the library. Missing fields are then not an error during evaluation.
 func (p *path) parse() (*jsonpath.JSONPath, error) {
 	j := jsonpath.New(p.text)
 	j.AllowMissingKeys(true)
@@ -46,7 +52,7 @@ func (p *path) parse() (*jsonpath.JSONPath, error) {
 	return j, nil
 }
 
-// find returns the first value at the path, or false if there is none.
+// find returns the first value at the path in an object, or false if there is none.
 func (p *path) find(content map[string]any) (any, bool) {
 	if p.names != nil {
 		var at any = content
@@ -79,7 +85,8 @@ func (p *path) find(content map[string]any) (any, bool) {
 	return results[0][0].Interface(), true
 }
 
-// formatValue formats a value as the library does.
+// formatValue formats the value of a printer column like the JSONPath library. It returns false if
+// the value cannot be formatted.
 func formatValue(value any) (string, bool) {
 	if s, ok := value.(string); ok {
 		return s, true

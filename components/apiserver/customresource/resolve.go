@@ -16,11 +16,13 @@ import (
 	"hyperkube/internal/store"
 )
 
-// services resolves a webhook's Service to its cluster IP, which the service proxy of this node
-// forwards.
+// services is the default resolver of the Services of conversion webhooks. It returns the cluster
+// IP, which the service proxy of this node forwards to an endpoint.
 type services struct{ registry *registry.Registry }
 
-// ResolveEndpoint implements webhook.ServiceResolver.
+// ResolveEndpoint implements webhook.ServiceResolver. It returns the URL with the cluster IP, or
+// the external name, of the Service. It returns an error if the Service does not exist, is headless
+// or does not have the port.
 func (s services) ResolveEndpoint(namespace, name string, port int32) (*url.URL, error) {
 	res := s.registry.Lookup(schema.GroupVersionResource{Version: "v1", Resource: "services"})
 	if res == nil {

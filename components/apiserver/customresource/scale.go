@@ -10,10 +10,13 @@ import (
 	"hyperkube/internal/api"
 )
 
-// splitPath splits a simple path such as ".spec.replicas".
+// splitPath splits a path that consists only of field names, such as ".spec.replicas", into these
+// names.
 func splitPath(path string) []string { return strings.Split(strings.TrimPrefix(path, "."), ".") }
 
-// scale maps objects to Scale with the paths of the definition.
+// scale returns the functions with which the scale subresource reads and sets the replicas of
+// custom resources, at the paths that the definition contains. The version must have a scale
+// subresource.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#scale-subresource
 func (v *kindVersion) scale() *api.Scale {
@@ -60,7 +63,9 @@ func (v *kindVersion) scale() *api.Scale {
 	}
 }
 
-// unreadable returns an error if a value at the paths does not have the type of its field in Scale.
+// unreadable returns an error if the value at one of the paths does not have the type of the
+// corresponding field of Scale: a number for spec and status, a string for selector. A nil selector
+// is not checked.
 func unreadable(obj *unstructured.Unstructured, spec, status, selector []string) error {
 	for _, path := range [][]string{spec, status} {
 		if _, _, err := unstructured.NestedInt64(obj.Object, path...); err != nil {

@@ -12,22 +12,25 @@ import (
 	celconfig "k8s.io/apiserver/pkg/apis/cel"
 )
 
-// compiled contains the schema of a version in the forms that reads need.
+// compiled contains the schema of a version in the forms that are needed to read and default
+// objects. Writes also need checks.
 type compiled struct {
-	// props is the original schema, or nil if there is none.
+	// props is the original schema in the library's internal form, or nil if the version has none.
 	props *internal.JSONSchemaProps
-	// structural is the structural schema, or nil if there is none.
+	// structural is the structural schema, which pruning and defaulting use. It is nil if the
+	// version has no schema.
 	structural *structuralschema.Structural
 }
 
-// checks contains the validators for writes.
+// checks contains the compiled validators that writes need. status is for the status subresource.
 type checks struct {
 	schema, status validation.SchemaValidator
 	// rules contains the CEL validation rules. It is nil if there are none.
 	rules *cel.Validator
 }
 
-// properties returns a copy of the schema in the library's internal form.
+// properties returns a copy of the schema in the library's internal form. It returns nil if the
+// version has no schema.
 func (v *kindVersion) properties() (*internal.JSONSchemaProps, error) {
 	if v.Schema == nil || v.Schema.OpenAPIV3Schema == nil {
 		return nil, nil
@@ -39,6 +42,8 @@ func (v *kindVersion) properties() (*internal.JSONSchemaProps, error) {
 	return out.OpenAPIV3Schema, nil
 }
 
+// compile creates the result of v.schema. It returns an error if the schema is not structural,
+// unless the definition preserves unknown fields.
 func (v *kindVersion) compile() (*compiled, error) {
 	props, err := v.properties()
 	if err != nil || props == nil {
@@ -60,6 +65,7 @@ func (v *kindVersion) compile() (*compiled, error) {
 	return &compiled{props: props, structural: s}, nil
 }
 
+// compileChecks creates the result of v.checks, including the CEL validation rules.
 func (v *kindVersion) compileChecks() (*checks, error) {
 	c, err := v.schema()
 	if err != nil {

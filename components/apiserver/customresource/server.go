@@ -19,19 +19,23 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Config is the configuration of a Server.
+// Config is the configuration of a Server, which serves the custom resources of all definitions.
 type Config struct {
-	// Registry contains the definitions. The server adds the resources that they define.
+	// Registry contains the resource customresourcedefinitions. The server adds the resources that
+	// the definitions define.
 	Registry *registry.Registry
-	// Fields maintains managed fields.
+	// Fields maintains managed fields: of the definitions' status here, and of custom resources in
+	// the REST handlers.
 	Fields *fieldmanager.Managers
-	// Resolver resolves the Services of conversion webhooks. Nil means by cluster IP.
+	// Resolver resolves the Services of conversion webhooks to addresses. Nil means their cluster
+	// IPs.
 	Resolver webhook.ServiceResolver
 	// Log may be nil.
 	Log *slog.Logger
 }
 
-// Server serves the resources of CustomResourceDefinitions.
+// Server serves the custom resources of all CustomResourceDefinitions, and maintains the status of
+// the definitions.
 type Server struct {
 	cfg         Config
 	definitions *registry.Resource
@@ -40,26 +44,26 @@ type Server struct {
 
 	// The following fields are only used by Run.
 
-	// known contains the current definitions by name.
+	// known contains the current CustomResourceDefinitions by name.
 	known map[string]*crd
-	// served contains what has been added to the registry, by definition name.
+	// served contains what the server has added to the registry, by the name of the definition.
 	served map[string]*served
 	// cleaning contains the UIDs of definitions whose instances are being deleted.
 	cleaning map[string]bool
 	cleaners sync.WaitGroup
 }
 
-// served is a definition as added to the registry.
+// served is a definition whose resources have been added to the registry.
 type served struct {
 	*definition
 	resources   []*api.Resource
 	terminating bool
-	// early means that the resource is served but the condition Established has not been written
-	// yet. Discovery does not include it.
+	// early means that the resource is served although the condition Established has not been
+	// written yet. Discovery does not include it. See sync.
 	early bool
 }
 
-// New validates cfg and returns a Server. Nothing is served before Run.
+// New validates cfg and returns a Server. Nothing is served before Run is called.
 func New(cfg Config) (*Server, error) {
 	if cfg.Registry == nil || cfg.Fields == nil {
 		return nil, errors.New("custom resources require a registry and field managers")
@@ -80,10 +84,12 @@ func New(cfg Config) (*Server, error) {
 	}, nil
 }
 
-// Ready is closed once all definitions that existed at startup are served.
+// Ready is closed when the custom resources of all definitions that existed at startup are served.
 func (s *Server) Ready() <-chan struct{} { return s.ready }
 
-// Run serves the definitions until ctx is canceled.
+// Run adds and removes custom resources according to the definitions until ctx is canceled or the
+// store is stopped, for which it returns nil. It returns an error if the definitions cannot be
+// listed or watched.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.cleaners.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -101,6 +107,9 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
+// follow lists all definitions, adds their resources to the registry, closes ready, and then
+// handles each change. It returns the error that ends the watch, such as store.ErrTooOld if it must
+// be called again.
 func (s *Server) follow(ctx context.Context) error {
 	page, err := s.definitions.Collection.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {
@@ -145,10 +154,11 @@ func (s *Server) follow(ctx context.Context) error {
 	}
 }
 
+// read decodes a definition. It returns nil after it has logged an error.
 func (s *Server) read(e *store.Entry) *crd {
 	obj, err := s.definitions.Read(e)
 	if err != nil {
-		s.cfg.Log.Error("decoding CustomResourceDefinition failed, ignoring it", "key", e.Key(), "err", err)
+		s.cfg.Log.Error("decoding CustomResourceDefinition failed, its custom resources are not served or keep their previous definition: repair or delete the stored definition", "key", e.Key(), "err", err)
 		return nil
 	}
 	d, ok := obj.(*crd)
@@ -158,6 +168,9 @@ func (s *Server) read(e *store.Entry) *crd {
 	return d
 }
 
+// event handles the creation, change or deletion of a definition. After a deletion or a change of
+// accepted names, it also updates the other definitions of the group, because they may be waiting
+// for a name that is free now.
 func (s *Server) event(ctx context.Context, ev *store.Event) {
 	if ev.Current == nil {
 		if d := s.read(ev.Previous); d != nil {
@@ -184,6 +197,7 @@ func (s *Server) event(ctx context.Context, ev *store.Event) {
 	}
 }
 
+// syncGroup calls sync for all definitions of a group except the one named but.
 func (s *Server) syncGroup(ctx context.Context, group, but string) {
 	for name, d := range s.known {
 		if d.Spec.Group == group && name != but {
@@ -192,10 +206,10 @@ func (s *Server) syncGroup(ctx context.Context, group, but string) {
 	}
 }
 
-// sync updates the status of a definition. A definition that becomes established is served before
-// its status is written, but is included in discovery only afterwards. Otherwise a client that
-// waits for it in discovery, and then reads and updates the definition, would conflict with the
-// status update.
+// sync writes the status of a definition if it is not as desired, and starts the cleanup of a
+// deleted definition. A definition that becomes established is served before its status is written,
+// but is included in discovery only afterwards. Otherwise a client that waits for it in discovery,
+// and then reads and updates the definition, would conflict with the status update.
 func (s *Server) sync(ctx context.Context, name string) {
 	d := s.known[name]
 	wish := d.DeepCopy()
@@ -211,7 +225,7 @@ func (s *Server) sync(ctx context.Context, name string) {
 		})
 		if err != nil {
 			if ctx.Err() == nil {
-				s.cfg.Log.Error("writing CustomResourceDefinition status failed", "crd", name, "err", err)
+				s.cfg.Log.Error("writing status of CustomResourceDefinition failed, clients do not see whether it is established; it is written at the definition's next change or the next start", "crd", name, "err", err)
 			}
 			return
 		}
@@ -226,10 +240,12 @@ func (s *Server) sync(ctx context.Context, name string) {
 	}
 }
 
-// serve updates the registry if the definition has changed.
+// serve updates the registry to the current state of the definition with the name, which must be in
+// known.
 func (s *Server) serve(name string) { s.serveAs(s.known[name], false) }
 
-// serveAs is serve for a given definition. early means that its status has not been written yet.
+// serveAs updates the registry so that the resources of d are served. It does nothing if d has no
+// accepted names or nothing has changed. early means that the status of d has not been written yet.
 func (s *Server) serveAs(d *crd, early bool) {
 	if !apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) && !apihelpers.IsCRDConditionTrue(d, apiextensionsv1.NamesAccepted) {
 		return
@@ -249,7 +265,7 @@ func (s *Server) serveAs(d *crd, early bool) {
 	} else {
 		var err error
 		if now.definition, err = newDefinition(d, s.webhooks.converter); err != nil {
-			s.cfg.Log.Error("custom resource of CustomResourceDefinition cannot be served", "crd", d.Name, "err", err)
+			s.cfg.Log.Error("CustomResourceDefinition cannot be served, its custom resources remain unavailable or unchanged: correct the definition", "crd", d.Name, "err", err)
 			return
 		}
 	}
@@ -266,7 +282,7 @@ func (s *Server) serveAs(d *crd, early bool) {
 	s.served[d.Name] = now
 }
 
-// forget removes a definition and its resources.
+// forget removes a definition from known, and its resources from the registry.
 func (s *Server) forget(name string) {
 	delete(s.known, name)
 	if before := s.served[name]; before != nil {
@@ -276,6 +292,8 @@ func (s *Server) forget(name string) {
 	}
 }
 
+// forgetFields removes the cached field managers of resources that have been replaced or removed.
+// before may be nil.
 func (s *Server) forgetFields(before *served) {
 	if before == nil {
 		return

@@ -20,9 +20,13 @@ type (
 	condition = apiextensionsv1.CustomResourceDefinitionCondition
 )
 
-// takenNames contains the names that the definitions of a group use.
+// takenNames contains the accepted names of all definitions of a group: in resources the plural,
+// singular and short names, in kinds the kinds and list kinds. Two definitions cannot have the same
+// name.
 type takenNames struct{ resources, kinds map[string]bool }
 
+// takenNamesOf returns the accepted names of the definitions of a group, among all definitions by
+// name.
 func takenNamesOf(group string, all map[string]*crd) takenNames {
 	t := takenNames{map[string]bool{}, map[string]bool{}}
 	for _, d := range all {
@@ -38,8 +42,9 @@ func takenNamesOf(group string, all map[string]*crd) takenNames {
 	return t
 }
 
-// updateStatus sets the desired status of d: accepted names, the condition Established and conditions
-// about problems. It modifies d.
+// updateStatus sets the desired status of d: the accepted names, the condition Established, and
+// conditions about problems. t are the names that definitions of the group, including d, use. It
+// only modifies d and writes nothing.
 func updateStatus(d *crd, t takenNames) {
 	if !equality.Semantic.DeepEqual(d.Spec.Names, d.Status.AcceptedNames) {
 		names, accepted := acceptNames(d, t)
@@ -63,20 +68,24 @@ func updateStatus(d *crd, t takenNames) {
 	}
 }
 
-// setCondition sets a condition unless an equivalent one exists.
+// setCondition sets a condition of d, unless d already has an equivalent one, whose transition time
+// is then kept.
 func setCondition(d *crd, c condition) {
 	if !apihelpers.IsCRDConditionEquivalent(&c, apihelpers.FindCRDCondition(d, c.Type)) {
 		apihelpers.SetCRDCondition(d, c)
 	}
 }
 
+// removeCondition removes the condition of the type what, if d has it.
 func removeCondition(d *crd, what apiextensionsv1.CustomResourceDefinitionConditionType) {
 	if apihelpers.FindCRDCondition(d, what) != nil {
 		apihelpers.RemoveCRDCondition(d, what)
 	}
 }
 
-// acceptNames accepts each requested name that no other definition of the group uses.
+// acceptNames returns the names that d may use: each requested name if no other definition uses it,
+// otherwise the one that was accepted before. The condition NamesAccepted is false if a name was
+// refused.
 func acceptNames(d *crd, t takenNames) (apiextensionsv1.CustomResourceDefinitionNames, condition) {
 	want, have := &d.Spec.Names, &d.Status.AcceptedNames
 	got := *have.DeepCopy()
@@ -131,6 +140,8 @@ func acceptNames(d *crd, t takenNames) (apiextensionsv1.CustomResourceDefinition
 	return got, c
 }
 
+// free returns an error if the requested name want is used by another definition. have is the name
+// that was accepted before, which is always free.
 func free(want, have string, used map[string]bool) error {
 	if want != have && used[want] {
 		return fmt.Errorf("%q is already in use", want)
@@ -138,11 +149,12 @@ func free(want, have string, used map[string]bool) error {
 	return nil
 }
 
-// errBundle is the error for an invalid CA bundle of a conversion webhook.
+// errBundle is the error for an invalid CA bundle of a conversion webhook. Such a definition does
+// not become established.
 var errBundle = errors.New("The conversion webhook CABundle is invalid") //nolint:staticcheck // the text is upstream's
 
-// establish sets the condition Established once the names have been accepted. The condition is
-// never revoked.
+// establish sets the condition Established once the names have been accepted. From then on the
+// resource is served. The condition is never revoked.
 func establish(d *crd) {
 	if !apihelpers.IsCRDConditionTrue(d, apiextensionsv1.NamesAccepted) || apihelpers.IsCRDConditionTrue(d, apiextensionsv1.Established) {
 		return
@@ -158,8 +170,8 @@ func establish(d *crd) {
 	setCondition(d, c)
 }
 
-// nonStructural returns a condition that describes violations in schemas that v1beta1 allowed, or
-// nil if there are none.
+// nonStructural returns the condition NonStructuralSchema, which lists violations in schemas that
+// were allowed before apiextensions.k8s.io/v1. It returns nil if there are none.
 func nonStructural(d *crd) *condition {
 	c := &condition{Type: apiextensionsv1.NonStructuralSchema, Status: apiextensionsv1.ConditionUnknown}
 	if d.Generation > 0 && !d.Spec.PreserveUnknownFields && apihelpers.FindCRDCondition(d, apiextensionsv1.NonStructuralSchema) == nil &&
@@ -196,8 +208,8 @@ func nonStructural(d *crd) *condition {
 	return c
 }
 
-// approvalCondition returns the condition about the API approval annotation for a definition in a group of
-// the Kubernetes community, and nil for other groups.
+// approvalCondition returns the condition about the API approval annotation of a definition in a
+// group of the Kubernetes community, such as *.k8s.io. It returns nil for other groups.
 //
 // https://github.com/kubernetes/enhancements/pull/1111
 func approvalCondition(d *crd) *condition {

@@ -15,8 +15,11 @@ import (
 	"hyperkube/internal/api"
 )
 
+// hasStatus reports whether the version has a status subresource.
 func (v *kindVersion) hasStatus() bool { return v.Subresources != nil && v.Subresources.Status != nil }
 
+// prepareCreate prepares a new object before validation: it removes the status if there is a status
+// subresource, and sets the generation to 1.
 func (v *kindVersion) prepareCreate(_ context.Context, o api.Object) {
 	obj := unstructuredOf(o)
 	if v.hasStatus() {
@@ -25,8 +28,9 @@ func (v *kindVersion) prepareCreate(_ context.Context, o api.Object) {
 	obj.SetGeneration(1)
 }
 
-// prepareUpdate resets the status if there is a status subresource. Changes of anything but
-// metadata increment the generation.
+// prepareUpdate prepares a changed object before validation. If there is a status subresource, it
+// restores the status of before. It increments the generation if anything except the metadata has
+// changed.
 func (v *kindVersion) prepareUpdate(_ context.Context, o, before api.Object) {
 	obj, old := unstructuredOf(o), unstructuredOf(before)
 	if v.hasStatus() {
@@ -41,6 +45,7 @@ func (v *kindVersion) prepareUpdate(_ context.Context, o, before api.Object) {
 	}
 }
 
+// withoutMetadata returns a shallow copy of an object's content without metadata.
 func withoutMetadata(content map[string]any) map[string]any {
 	out := make(map[string]any, len(content))
 	for name, value := range content {
@@ -51,7 +56,8 @@ func withoutMetadata(content map[string]any) map[string]any {
 	return out
 }
 
-// prepareStatus resets everything except the status and its managed fields.
+// prepareStatus prepares an object that was written through the status subresource: it restores
+// everything from before except the status and the managed fields.
 func prepareStatus(_ context.Context, o, before api.Object) {
 	obj := unstructuredOf(o)
 	status, ok := obj.Object["status"]
@@ -65,10 +71,11 @@ func prepareStatus(_ context.Context, o, before api.Object) {
 	}
 }
 
-// ownFinalizers are Kubernetes' own finalizers without a domain.
+// ownFinalizers are Kubernetes' own finalizers without a domain, for which clients get no warning.
 var ownFinalizers = []string{metav1.FinalizerOrphanDependents, metav1.FinalizerDeleteDependents, string(corev1.FinalizerKubernetes)}
 
-// warnings returns warnings about new finalizers whose names are not domain-qualified.
+// warnings returns warnings for the client about finalizers that obj has in addition to old and
+// whose names are not domain-qualified. old is nil if obj is new.
 func (v *kindVersion) warnings(_ context.Context, obj, old api.Object) []string {
 	added := slices.Clone(obj.GetFinalizers())
 	if old != nil {

@@ -11,13 +11,14 @@ import (
 	"hyperkube/internal/api"
 )
 
-// ageColumn is the default column of definitions without columns.
+// ageColumn is the only column, apart from the name, of definitions that define no printer columns.
 var ageColumn = apiextensionsv1.CustomResourceColumnDefinition{
 	Name: "Age", Type: "date", JSONPath: ".metadata.creationTimestamp",
 	Description: metav1.ObjectMeta{}.SwaggerDoc()["creationTimestamp"],
 }
 
-// table returns the columns, and a function that returns the row of an object.
+// table returns the columns of tables of this version (for kubectl get), and a function that
+// returns the cells of an object.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#additional-printer-columns
 func (v *kindVersion) table() ([]metav1.TableColumnDefinition, func(api.Object) []any) {
@@ -57,7 +58,8 @@ func (v *kindVersion) table() ([]metav1.TableColumnDefinition, func(api.Object) 
 	}
 }
 
-// formatCell formats a value for a column. It returns nil if the type does not match.
+// formatCell returns the cell for a value in a column of the given type. It returns nil if the
+// value does not have this type.
 func formatCell(columnType string, value any) any {
 	if columnType == "string" {
 		if text, ok := formatValue(value); ok {

@@ -8,8 +8,8 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// metadataTypes is the schema of metadata for server-side apply: it defines which lists and objects
-// are sets, maps or atomic.
+// metadataTypes is the schema of an object's metadata for server-side apply: it defines which lists
+// and objects are sets, maps or atomic.
 const metadataTypes = `{
 "ObjectMeta": {"type": "object", "properties": {
   "annotations": {"type": "object", "additionalProperties": {"type": "string"}},
@@ -38,8 +38,8 @@ const metadataTypes = `{
   "kind": {"type": "string"}, "name": {"type": "string"}, "uid": {"type": "string", "default": ""}}}
 }`
 
-// makeTypes returns the schemas with which server-side apply merges objects of all versions.
-// Without a schema, field types are deduced from the object.
+// makeTypes returns a converter with the schemas of all versions, which server-side apply uses to
+// merge custom resources. The types of fields without a schema are deduced from the object.
 func (d *definition) makeTypes() (managedfields.TypeConverter, error) {
 	var known map[string]*spec.Schema
 	if err := json.Unmarshal([]byte(metadataTypes), &known); err != nil {

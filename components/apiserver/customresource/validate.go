@@ -21,7 +21,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// validators returns the compiled schema and validators.
+// validators returns the compiled schema and the validators, or the error that compiling them
+// caused as the error for the client.
 func (v *kindVersion) validators() (*compiled, *checks, field.ErrorList) {
 	s, err := v.schema()
 	if err == nil {
@@ -33,6 +34,8 @@ func (v *kindVersion) validators() (*compiled, *checks, field.ErrorList) {
 	return nil, nil, field.ErrorList{field.InternalError(nil, err)}
 }
 
+// validateCreate validates a new object: metadata, schema, values at the paths of the scale
+// subresource, embedded resources, lists that are sets or maps, and CEL rules.
 func (v *kindVersion) validateCreate(ctx context.Context, o api.Object) field.ErrorList {
 	obj := unstructuredOf(o)
 	s, c, errs := v.validators()
@@ -50,7 +53,8 @@ func (v *kindVersion) validateCreate(ctx context.Context, o api.Object) field.Er
 	return v.validateRules(ctx, errs, obj, nil)
 }
 
-// validateUpdate ignores errors in unchanged parts of the object.
+// validateUpdate validates a changed object. Errors in parts that are the same as in before are
+// ignored (validation ratcheting).
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#validation-ratcheting
 func (v *kindVersion) validateUpdate(ctx context.Context, o, before api.Object) field.ErrorList {
@@ -76,18 +80,21 @@ func (v *kindVersion) validateUpdate(ctx context.Context, o, before api.Object) 
 	return v.validateRules(ctx, errs, obj, old, cel.WithRatcheting(pair))
 }
 
-// validateMeta validates the metadata of a changed object. As in upstream, an error that the
-// validation of custom resources also finds is reported twice.
+// validateMeta validates the metadata of a changed object. As in upstream, an error that the later
+// validation of the object also finds is reported twice.
 func (v *kindVersion) validateMeta(obj, old *unstructured.Unstructured) field.ErrorList {
 	at := field.NewPath("metadata")
 	errs := apivalidation.ValidateObjectMetaAccessor(obj, v.namespaced(), pathvalidation.ValidatePathSegmentName, at)
 	return append(errs, apivalidation.ValidateObjectMetaAccessorUpdate(obj, old, at)...)
 }
 
+// namespaced reports whether the custom resources have a namespace.
 func (v *kindVersion) namespaced() bool {
 	return v.of.crd.Spec.Scope == apiextensionsv1.NamespaceScoped
 }
 
+// validateStatus validates an object that was written through the status subresource. Errors in
+// unchanged parts are ignored.
 func (v *kindVersion) validateStatus(ctx context.Context, o, before api.Object) field.ErrorList {
 	obj, old := unstructuredOf(o), unstructuredOf(before)
 	s, c, errs := v.validators()
@@ -115,8 +122,9 @@ func (v *kindVersion) validateStatus(ctx context.Context, o, before api.Object) 
 	return v.validateRules(ctx, errs, obj, old, cel.WithRatcheting(pair))
 }
 
-// validateRules adds the errors of the schema's CEL rules. The rules require that the object
-// matches the schema.
+// validateRules appends the errors of the schema's CEL rules to errs. The rules can only be
+// evaluated if the object matches the schema: after errors such as a wrong type it appends a note
+// that the rules were not checked. old is nil if obj is new.
 //
 // https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions/#validation-rules
 func (v *kindVersion) validateRules(ctx context.Context, errs field.ErrorList, obj, old *unstructured.Unstructured, options ...cel.Option) field.ErrorList {
@@ -139,6 +147,7 @@ func (v *kindVersion) validateRules(ctx context.Context, errs field.ErrorList, o
 	return append(errs, more...)
 }
 
+// validateType returns errors if obj does not have the kind and apiVersion of this version.
 func (v *kindVersion) validateType(obj *unstructured.Unstructured) field.ErrorList {
 	var errs field.ErrorList
 	if kind := obj.GetKind(); kind != v.gvk.Kind {
@@ -150,6 +159,8 @@ func (v *kindVersion) validateType(obj *unstructured.Unstructured) field.ErrorLi
 	return errs
 }
 
+// validateScaleSpec validates the value at the scale subresource's path of the desired replicas. It
+// returns nil if there is no scale subresource.
 func (v *kindVersion) validateScaleSpec(obj *unstructured.Unstructured) field.ErrorList {
 	if v.Subresources == nil || v.Subresources.Scale == nil {
 		return nil
@@ -157,6 +168,8 @@ func (v *kindVersion) validateScaleSpec(obj *unstructured.Unstructured) field.Er
 	return validateReplicas(obj, v.Subresources.Scale.SpecReplicasPath)
 }
 
+// validateScaleStatus validates the values at the scale subresource's paths of the actual replicas
+// and the label selector. It returns nil if there is no scale subresource.
 func (v *kindVersion) validateScaleStatus(obj *unstructured.Unstructured) field.ErrorList {
 	if v.Subresources == nil || v.Subresources.Scale == nil {
 		return nil
@@ -171,6 +184,8 @@ func (v *kindVersion) validateScaleStatus(obj *unstructured.Unstructured) field.
 	return errs
 }
 
+// validateReplicas returns an error if the value at path is not an integer between 0 and 2³¹-1. A
+// missing value is valid.
 func validateReplicas(obj *unstructured.Unstructured, path string) field.ErrorList {
 	n, _, err := unstructured.NestedInt64(obj.Object, splitPath(path)...)
 	switch {

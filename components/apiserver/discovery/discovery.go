@@ -24,7 +24,7 @@ import (
 	"hyperkube/components/apiserver/rest"
 )
 
-// Sender sends an object in the negotiated format.
+// Sender sends responses: objects in the negotiated format, or errors. It is a *rest.Handler.
 type Sender interface {
 	SendObject(w http.ResponseWriter, req *http.Request, format negotiate.Format, code int, obj runtime.Object) error
 	Error(w http.ResponseWriter, req *http.Request, err error)
@@ -32,7 +32,7 @@ type Sender interface {
 
 var _ Sender = (*rest.Handler)(nil)
 
-// Config is the configuration of a Handler.
+// Config is the configuration of a Handler, which serves the discovery documents at /api and /apis.
 type Config struct {
 	Registry *registry.Registry
 	Sender   Sender
@@ -47,18 +47,20 @@ type Config struct {
 	NotFound http.Handler
 }
 
-// Aggregation provides the APIs of other servers. Its methods must be safe for concurrent use.
+// Aggregation provides the APIs of aggregated API servers and the order of all groups. Its methods
+// must be safe for concurrent use.
 type Aggregation interface {
-	// Generation changes whenever the result of the other methods changes.
+	// Generation returns a number that changes whenever the result of the other methods changes.
 	Generation() uint64
-	// Priority returns the priorities of a version. Higher ones come first.
+	// Priority returns the priority of a group, and that of the version in the group. Higher ones
+	// are listed first.
 	Priority(gv schema.GroupVersion) (group, version int32)
-	// Versions returns the versions of other servers. They replace versions of the same name in the
-	// registry.
+	// Versions returns the group versions of aggregated servers. They replace those of the same
+	// name in the registry.
 	Versions() []Version
 }
 
-// Version is a version that another server serves.
+// Version is a group version that an aggregated API server serves, with its resources.
 type Version struct {
 	Group     string
 	Discovery apidiscoveryv2.APIVersionDiscovery
@@ -71,7 +73,8 @@ type Handler struct {
 	cached     atomic.Pointer[documents]
 }
 
-// documents contains the discovery documents. They are rebuilt when the served resources change.
+// documents are the discovery responses for the resources that are served at one time. They are
+// built again when the resources or the aggregated APIs change.
 type documents struct {
 	resources []*registry.Resource // the served resources at that time
 	// generation of the aggregation at that time
@@ -84,10 +87,11 @@ type documents struct {
 	etags      map[string]string
 }
 
-// New returns a Handler.
+// New returns a Handler that serves the discovery of the resources in cfg.Registry.
 func New(cfg Config) *Handler { return &Handler{cfg: cfg} }
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP responds to /api, /apis, /apis/GROUP and the paths of versions with their discovery
+// document. Other paths are passed to Config.NotFound.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
 	// Group paths respond to all methods, as in upstream.
@@ -147,7 +151,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// serves reports whether there is a document for /api, or for the version in the path.
+// serves reports whether there is a document for the path, split at its slashes: for /api and /apis
+// always, otherwise if the version exists.
 func (d *documents) serves(path []string) bool {
 	gv := schema.GroupVersion{Version: path[len(path)-1]}
 	if len(path) == 3 {
@@ -156,6 +161,7 @@ func (d *documents) serves(path []string) bool {
 	return len(path) == 1 || d.byGV[gv] != nil
 }
 
+// notFound responds that a path does not exist, with the handler Config.NotFound if it is set.
 func (h *Handler) notFound(w http.ResponseWriter, req *http.Request) {
 	if h.cfg.NotFound != nil {
 		h.cfg.NotFound.ServeHTTP(w, req)
@@ -164,7 +170,8 @@ func (h *Handler) notFound(w http.ResponseWriter, req *http.Request) {
 	http.Error(w, "404 page not found", http.StatusNotFound)
 }
 
-// aggregated sends an aggregated document, or 304 if the client already has it.
+// aggregated sends list, the discovery of all groups, or 304 if the client already has the document
+// with this etag.
 func (h *Handler) aggregated(w http.ResponseWriter, req *http.Request, format negotiate.Format, list *apidiscoveryv2.APIGroupDiscoveryList, etag string) {
 	header := w.Header()
 	header.Set("Vary", "Accept")
@@ -182,18 +189,19 @@ func (h *Handler) aggregated(w http.ResponseWriter, req *http.Request, format ne
 	}
 }
 
-// contentType overrides the Content-Type of a response.
+// contentType is a ResponseWriter that replaces the Content-Type that the handler sets.
 type contentType struct {
 	http.ResponseWriter
 	value string
 }
 
-// WriteHeader implements http.ResponseWriter.
+// WriteHeader implements http.ResponseWriter. It sets the Content-Type.
 func (c contentType) WriteHeader(code int) {
 	c.Header().Set("Content-Type", c.value)
 	c.ResponseWriter.WriteHeader(code)
 }
 
+// documents returns the current documents. It builds them if the served resources have changed.
 func (h *Handler) documents() *documents {
 	all := h.cfg.Registry.Resources()
 	var generation uint64
@@ -213,11 +221,13 @@ func (h *Handler) documents() *documents {
 	return d
 }
 
-// sameSlice reports whether a and b are the same slice.
+// sameSlice reports whether a and b are the same slice, not only equal ones.
 func sameSlice(a, b []*registry.Resource) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
+// build creates the documents of the resources all, without custom resources that are not
+// established yet.
 func (h *Handler) build(all []*registry.Resource) *documents {
 	visible := slices.DeleteFunc(slices.Clone(all), func(r *registry.Resource) bool { return r.Custom != nil && r.Custom.NotEstablished })
 	d := &documents{
@@ -295,6 +305,7 @@ func (h *Handler) build(all []*registry.Resource) *documents {
 	return d
 }
 
+// etag returns an ETag that is a hash of the content of a discovery document.
 func etag(list *apidiscoveryv2.APIGroupDiscoveryList) string {
 	data, err := list.Marshal()
 	if err != nil {
@@ -304,7 +315,8 @@ func etag(list *apidiscoveryv2.APIGroupDiscoveryList) string {
 	return `"` + strings.ToUpper(hex.EncodeToString(sum[:])) + `"`
 }
 
-// describe returns the discovery entries of a resource and its subresources.
+// describe returns the discovery entries of a resource and its subresources: as a list for the
+// discovery of a single version, and as one entry for aggregated discovery.
 func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIResourceDiscovery) {
 	scope := apidiscoveryv2.ScopeCluster
 	if res.Scope {
@@ -369,8 +381,8 @@ func describe(res *registry.Resource) ([]metav1.APIResource, apidiscoveryv2.APIR
 	return plain, whole
 }
 
-// groupKind returns a kind for the document of a resource's version. Built-in resources omit group
-// and version if they are those of the resource.
+// groupKind returns gvk as the responseKind of res in aggregated discovery. For built-in resources,
+// group and version are omitted if they are those of the resource.
 func groupKind(res *registry.Resource, gvk schema.GroupVersionKind) *metav1.GroupVersionKind {
 	if res.Custom == nil && gvk.GroupVersion() == res.GroupVersion() {
 		return &metav1.GroupVersionKind{Kind: gvk.Kind}
@@ -378,8 +390,8 @@ func groupKind(res *registry.Resource, gvk schema.GroupVersionKind) *metav1.Grou
 	return &metav1.GroupVersionKind{Group: gvk.Group, Version: gvk.Version, Kind: gvk.Kind}
 }
 
-// storageHash returns a hash of the stored kind, with which clients detect resources that share
-// their storage.
+// storageHash returns storageVersionHash, a hash of the kind in which the resource is stored.
+// Clients use it to detect resources that share their storage.
 func storageHash(res *registry.Resource) string {
 	gvk := res.GVK()
 	if res.StoredAs != nil {

@@ -38,7 +38,7 @@ import (
 // dump_queues.
 const DebugPath = "/debug/api_priority_and_fairness/"
 
-// Config is the configuration of a Limiter.
+// Config is the configuration of a Limiter, which implements API Priority and Fairness.
 type Config struct {
 	// Informers provide the configuration. The caller starts them. Until they have synced,
 	// upstream's mandatory configuration applies.
@@ -169,6 +169,7 @@ func (l *Limiter) queueNote(req *http.Request) fairqueuing.QueueNoteFn {
 	return l.mutating
 }
 
+// ignoreQueue is the default of Config.Queued. It does nothing.
 func ignoreQueue(bool) {}
 
 // TooMany responds with 429 and asks the client to retry after a number of seconds.
@@ -209,6 +210,7 @@ func (t *ticket) header() {
 	h[headerSchema] = []string{string(t.schema.UID)}
 }
 
+// headerLevel and headerSchema are the names of the headers that ticket.header sets, in canonical
 // form.
 var (
 	headerLevel  = http.CanonicalHeaderKey(flowcontrolv1.ResponseHeaderMatchedPriorityLevelConfigurationUID)

@@ -19,25 +19,26 @@ import (
 	"hyperkube/internal/api"
 )
 
-// lastApplied is the annotation that the library maintains for clients that switch from client-side
-// apply to server-side apply.
+// lastApplied is the annotation of kubectl's client-side apply. The library maintains it for
+// objects whose clients switch to server-side apply, so the fast path is not used for these.
 const lastApplied = "kubectl.kubernetes.io/last-applied-configuration"
 
-// By describes the writer of an object.
+// By describes who writes an object: the field manager's name, and the resource and subresource
+// that it writes.
 type By struct {
-	// Resource and Subresource are the target of the write. If Resource is nil, no fast path is
-	// used.
+	// Resource and Subresource are the target of the write. If Resource is nil, the write is always
+	// handled by the library, without a fast path.
 	Resource    *api.Resource
 	Subresource string
-	// Fields is the library's field manager for both.
+	// Fields is the library's field manager for this resource and subresource.
 	Fields *Manager
-	// Manager is the name of the field manager.
+	// Manager is the name of the field manager, as in managed fields.
 	Manager string
 }
 
-// entryIndex returns the index of the writer's entry for operation. It returns -1 if there is none, and if
-// the library must handle the write: the library converts entries of other versions, and merges
-// duplicate entries.
+// entryIndex returns the index of the managed fields entry of this writer for operation. It returns
+// -1 if there is none, or if the library must handle the write because some entry is of another
+// version or format, or is a duplicate: the library converts and merges such entries.
 func (b *By) entryIndex(entries []metav1.ManagedFieldsEntry, operation metav1.ManagedFieldsOperationType) int {
 	version := b.Resource.GroupVersion().String()
 	mine := -1
@@ -56,8 +57,8 @@ func (b *By) entryIndex(entries []metav1.ManagedFieldsEntry, operation metav1.Ma
 	return mine
 }
 
-// schema returns a converter of objects to typed values, and the filter of the fields that b may
-// write. A nil filter means all fields.
+// schema returns what the fast paths need: a converter from objects to typed values, and the filter
+// of the fields that b may write. A nil filter means all fields.
 func (m *Managers) schema(b *By) (managedfields.TypeConverter, fieldpath.Filter, error) {
 	types, err := m.types()
 	if err != nil {
@@ -70,9 +71,11 @@ func (m *Managers) schema(b *By) (managedfields.TypeConverter, fieldpath.Filter,
 	return types, reset[fieldpath.APIVersion(b.Resource.GroupVersion().String())], nil
 }
 
-// Applied applies config to live. Usually a client applies the same fields as before. Then no field
-// is removed from live, and Applied skips the library's check for that. The result is the same as
-// that of the library's Apply (TestReapplied). Applied takes ownership of config.
+// Applied returns the result of the server-side apply of config to live. force takes over fields of
+// other managers instead of returning a conflict error. Usually a client applies the same fields as
+// before. Then no field must be removed from live, and Applied skips the library's expensive check
+// for that. The result is the same as that of the library's Apply (see TestReapplied). Applied
+// takes ownership of config.
 func (m *Managers) Applied(by By, live api.Object, config *unstructured.Unstructured, force bool) (runtime.Object, error) {
 	if by.Resource != nil {
 		if obj := m.reapplied(&by, live, config); obj != nil {
@@ -82,7 +85,9 @@ func (m *Managers) Applied(by By, live api.Object, config *unstructured.Unstruct
 	return by.Fields.Apply(live, config, by.Manager, force)
 }
 
-// reapplied implements the fast path. It returns nil if the fast path is not applicable.
+// reapplied is the fast path of Applied: the fields of config are exactly those that the manager
+// owns already, and no other manager owns a changed one. It returns nil if it is not applicable,
+// and then the library must apply config.
 func (m *Managers) reapplied(by *By, live api.Object, config *unstructured.Unstructured) api.Object {
 	res := by.Resource
 	if res.Custom != nil || config.GroupVersionKind() != res.GVK() {
@@ -142,7 +147,8 @@ func (m *Managers) reapplied(by *By, live api.Object, config *unstructured.Unstr
 	return obj
 }
 
-// covers reports whether the fields of wanted are exactly those that e owns.
+// covers reports whether the fields of wanted that pass filter are exactly those that the managed
+// fields entry e owns.
 func (m *Managers) covers(wanted *typed.TypedValue, filter fieldpath.Filter, e *metav1.ManagedFieldsEntry) bool {
 	set, err := wanted.ToFieldSet()
 	if err != nil {
@@ -155,7 +161,7 @@ func (m *Managers) covers(wanted *typed.TypedValue, filter fieldpath.Filter, e *
 	return err == nil && bytes.Equal(data, e.FieldsV1.GetRawBytes())
 }
 
-// objectOf converts a typed value to an object of res.
+// objectOf converts a typed value, the result of a merge, to a Go object of the resource.
 func objectOf(types managedfields.TypeConverter, tree *typed.TypedValue, res *api.Resource) (api.Object, error) {
 	made, err := types.TypedToObject(tree)
 	if err != nil {
@@ -172,8 +178,9 @@ func objectOf(types managedfields.TypeConverter, tree *typed.TypedValue, res *ap
 	return obj, nil
 }
 
-// hasConflicts reports whether another manager than that of entries[mine] owns a changed field, or has
-// fields of an outdated schema. The library handles these cases.
+// hasConflicts reports whether the fast path must not be used, because an entry other than
+// entries[mine] owns a changed field, is invalid, or contains fields that must be adapted to the
+// current schema. The library handles these cases.
 func hasConflicts(entries []metav1.ManagedFieldsEntry, mine int, live *typed.TypedValue, changes *fieldpath.Set) bool {
 	for i := range entries {
 		if i == mine {
@@ -193,8 +200,9 @@ func hasConflicts(entries []metav1.ManagedFieldsEntry, mine int, live *typed.Typ
 	return false
 }
 
-// withoutUnapplied returns obj without managed fields and without parts that are not in config, such as the
-// status, and a function that copies these parts to another object.
+// withoutUnapplied returns a shallow copy of obj without managed fields and without the top-level
+// parts that config does not have, such as the status. This makes the merge cheaper. restore copies
+// these parts to the merged object.
 func withoutUnapplied(obj api.Object, config map[string]any) (less api.Object, restore func(api.Object)) {
 	from := reflect.ValueOf(obj).Elem()
 	copied := reflect.New(from.Type())
@@ -228,7 +236,8 @@ func withoutUnapplied(obj api.Object, config map[string]any) (less api.Object, r
 	}
 }
 
-// compareEntries is the sort order of managed fields.
+// compareEntries is the order in which managed fields entries are stored: by operation, time,
+// manager, version and subresource.
 func compareEntries(a, b metav1.ManagedFieldsEntry) int {
 	seconds := func(e *metav1.ManagedFieldsEntry) int64 {
 		if e.Time == nil {

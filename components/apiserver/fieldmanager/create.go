@@ -15,7 +15,8 @@ import (
 	"hyperkube/internal/api"
 )
 
-// unowned returns the system fields, which no manager owns.
+// unowned returns the fields that no manager owns, because the server sets them: apiVersion, kind
+// and parts of the metadata such as name and UID.
 func unowned() *fieldpath.Set {
 	set := fieldpath.NewSet(fieldpath.MakePathOrDie("apiVersion"), fieldpath.MakePathOrDie("kind"), fieldpath.MakePathOrDie("metadata"))
 	for _, name := range []string{
@@ -28,7 +29,8 @@ func unowned() *fieldpath.Set {
 
 // Created records manager as the owner of all fields of a new object. The result is the same as
 // that of Manager.Update with an empty live object, at half the cost, because there is nothing to
-// compare.
+// compare. It usually modifies and returns obj. If the fields cannot be determined, the object is
+// stored without managed fields.
 func (m *Managers) Created(res *api.Resource, obj api.Object, manager string) (api.Object, error) {
 	if len(obj.GetManagedFields()) > 0 || res.Custom != nil {
 		// The client sent managed fields, or the schema is specific to the resource.
@@ -60,8 +62,9 @@ func (m *Managers) Created(res *api.Resource, obj api.Object, manager string) (a
 	return obj, nil
 }
 
-// ownedBy returns the fields that the creator of obj owns, in the stored form, or nil if there are
-// none.
+// ownedBy returns the fields that the creator of obj owns, encoded as in managed fields. It returns
+// nil if there are none. It uses the plan of the type, or the library for values that plans do not
+// support.
 func (m *Managers) ownedBy(res *api.Resource, obj api.Object) (*metav1.FieldsV1, error) {
 	p, err := m.plan(res, obj)
 	if err != nil {
@@ -74,7 +77,8 @@ func (m *Managers) ownedBy(res *api.Resource, obj api.Object) (*metav1.FieldsV1,
 	return owned, err
 }
 
-// plan returns the plan for new objects of a resource.
+// plan returns the cached plan that encodes the fields of new objects of a resource. It creates the
+// plan at the first call. obj is any object of the resource.
 func (m *Managers) plan(res *api.Resource, obj api.Object) (*plan, error) {
 	m.mu.RLock()
 	p := m.plans[res]
@@ -97,7 +101,8 @@ func (m *Managers) plan(res *api.Resource, obj api.Object) (*plan, error) {
 	return p, nil
 }
 
-// ownedByLibrary is ownedBy with the library.
+// ownedByLibrary returns the same as ownedBy, but with the library, which supports all values and
+// is slower.
 func (m *Managers) ownedByLibrary(res *api.Resource, obj api.Object) (*metav1.FieldsV1, error) {
 	types, err := m.types()
 	if err != nil {
@@ -134,8 +139,9 @@ func (m *Managers) ownedByLibrary(res *api.Resource, obj api.Object) (*metav1.Fi
 	return owned, nil
 }
 
-// differencesFromEmpty returns those fields of a new object that differ from an empty one, including maps and
-// lists that the empty object does not have.
+// differencesFromEmpty returns the fields of set in which a new object differs from an empty object
+// of the resource, including maps and lists that the empty object does not have. The fields of an
+// empty object are not owned. fields is the new object.
 func differencesFromEmpty(types managedfields.TypeConverter, res *api.Resource, set *fieldpath.Set, fields *typed.TypedValue) (*fieldpath.Set, error) {
 	empty := res.New()
 	empty.GetObjectKind().SetGroupVersionKind(res.GVK())
@@ -148,8 +154,9 @@ func differencesFromEmpty(types managedfields.TypeConverter, res *api.Resource, 
 	return set.Difference(same), nil
 }
 
-// collectEqual traverses a set together with the values of both objects, and collects the fields that are
-// equal. before is nil where the empty object has no value.
+// collectEqual walks through set together with the values of the new (now) and the empty object
+// (before) at the path at. It inserts the fields that are equal into same, and maps and lists that
+// only the new object has into set. before is nil where the empty object has no value.
 func collectEqual(set, same *fieldpath.Set, at fieldpath.Path, now, before value.Value) {
 	field := func(pe fieldpath.PathElement) (a, b value.Value) {
 		if pe.FieldName == nil || before == nil || !before.IsMap() || now == nil || !now.IsMap() {

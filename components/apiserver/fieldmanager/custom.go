@@ -11,7 +11,9 @@ import (
 	"hyperkube/internal/api"
 )
 
-// newCustom returns the field manager of a custom resource, based on the schema of its definition.
+// newCustom returns the field manager of a custom resource at a subresource. It uses the schema of
+// the resource's definition. reset contains the filters of the fields that writes may own, by
+// version.
 func newCustom(res *api.Resource, subresource string, reset map[fieldpath.APIVersion]fieldpath.Filter) (*Manager, error) {
 	types, err := res.Custom.Types()
 	if err != nil {
@@ -21,11 +23,11 @@ func newCustom(res *api.Resource, subresource string, reset map[fieldpath.APIVer
 	return managedfields.NewDefaultCRDFieldManager(ordered{types}, kind, kind, creator{res}, res.GVK(), res.GroupVersion(), subresource, reset)
 }
 
-// customKind converts between the versions of a definition.
+// customKind converts custom resources between the versions of their definition, for the library.
 type customKind struct{ kindOf }
 
-// ConvertToVersion implements runtime.ObjectConvertor. It returns objects of the desired version
-// unchanged.
+// ConvertToVersion implements runtime.ObjectConvertor. It keeps fields that the schema of the new
+// version does not have. It returns objects of the desired version unchanged.
 func (k customKind) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
 	obj, ok := in.(api.Object)
 	if !ok {

@@ -23,10 +23,13 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Manager maintains managed fields and applies configurations for one resource at one subresource.
+// Manager is the library's field manager: it maintains the managed fields and applies
+// configurations for one resource and subresource.
 type Manager = managedfields.FieldManager
 
-// Managers creates and caches field managers. It is safe for concurrent use.
+// Managers creates and caches the field managers of all resources. Created, Updated and Applied are
+// faster than the library's methods in common cases and have the same results. It is safe for
+// concurrent use.
 type Managers struct {
 	types    func() (managedfields.TypeConverter, error)
 	siblings func(*api.Resource) []*api.Resource
@@ -40,14 +43,16 @@ type Managers struct {
 	filters map[key]map[fieldpath.APIVersion]fieldpath.Filter
 }
 
+// key identifies a field manager. The subresource is "" for the resource itself.
 type key struct {
 	resource    *api.Resource
 	subresource string
 }
 
-// New returns Managers. Loading the schema of all types takes tens of milliseconds at first use.
-// served returns all served resources: resources of the same kind and group are versions of the
-// same objects, and each entry of managed fields is compared in its own version. served may be nil.
+// New returns Managers. Loading the schema of all built-in types takes tens of milliseconds at
+// first use, see Warm. served returns all resources that are served. It is needed because objects
+// can be written in several versions of their group, and each entry of managed fields is compared
+// in its own version. served may be nil if no resource has several versions.
 func New(served func() []*api.Resource) *Managers {
 	return &Managers{
 		siblings: func(res *api.Resource) []*api.Resource {
@@ -76,10 +81,12 @@ func New(served func() []*api.Resource) *Managers {
 	}
 }
 
-// Warm loads the schema of all types in advance.
+// Warm loads the schema of all built-in types, so that the first write does not need to wait for
+// it. Errors occur again, and are reported, at the first write.
 func (m *Managers) Warm() { _, _ = m.types() }
 
-// Forget removes cached data of a custom resource that is not served anymore.
+// Forget removes the cached field managers of a custom resource that is not served anymore or has
+// been replaced.
 func (m *Managers) Forget(res *api.Resource) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -95,8 +102,9 @@ func (m *Managers) Forget(res *api.Resource) {
 	}
 }
 
-// For returns the manager of a resource at a subresource, "" for the resource itself. Objects
-// passed to the manager must have their kind set.
+// For returns the field manager of a resource at a subresource, or of the resource itself if
+// subresource is "". It is created at the first call. Objects passed to the manager must have their
+// kind set.
 func (m *Managers) For(res *api.Resource, subresource string) (*Manager, error) {
 	k := key{res, subresource}
 	m.mu.RLock()
@@ -133,8 +141,9 @@ func (m *Managers) For(res *api.Resource, subresource string) (*Manager, error) 
 	return f, nil
 }
 
-// resetFields returns filters of the fields that a write to the subresource resets and therefore
-// does not own. It returns nil if there are none.
+// resetFields returns filters that exclude the fields which a write to the subresource does not
+// change, such as the status in a write of the main resource, and which the writer therefore does
+// not own. The key is the version. It returns nil if all fields can be written.
 func (m *Managers) resetFields(res *api.Resource, subresource string) (map[fieldpath.APIVersion]fieldpath.Filter, error) {
 	k := key{res, subresource}
 	m.mu.RLock()
@@ -167,7 +176,8 @@ func (m *Managers) resetFields(res *api.Resource, subresource string) (map[field
 	return filters, nil
 }
 
-// resetBy returns the filter for one version, or nil.
+// resetBy returns the filter of resetFields for one version. It returns nil if all fields can be
+// written.
 func resetBy(res *api.Resource, subresource string) (fieldpath.Filter, error) {
 	reset := res.Update.ResetFields
 	if v, ok := res.Views[subresource]; ok && subresource != "" {
@@ -191,7 +201,7 @@ func resetBy(res *api.Resource, subresource string) (fieldpath.Filter, error) {
 	return fieldpath.NewExcludeSetFilter(set), nil
 }
 
-// kindOf converts, defaults and creates objects of one kind.
+// kindOf converts, defaults and creates objects of one built-in kind, for the library.
 type kindOf struct {
 	*api.Resource
 
@@ -199,7 +209,7 @@ type kindOf struct {
 	others []*api.Resource
 }
 
-// version returns the resource of one of the kind's versions, or nil.
+// version returns the resource for a version of the kind, or nil if that version is not served.
 func (k kindOf) version(gvk schema.GroupVersionKind) *api.Resource {
 	if gvk == k.GVK() {
 		return k.Resource
@@ -213,7 +223,7 @@ func (k kindOf) version(gvk schema.GroupVersionKind) *api.Resource {
 }
 
 // ConvertToVersion implements runtime.ObjectConvertor. It converts the unstructured result of an
-// apply to the Go type, and objects between versions of the kind through the stored version. It
+// apply to the Go type, and objects to another version of the kind, through the stored version. It
 // returns objects of the desired version unchanged.
 func (k kindOf) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
 	gvk, ok := gv.KindForGroupVersionKinds([]schema.GroupVersionKind{k.GVK()})
@@ -255,35 +265,39 @@ func (k kindOf) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (
 	return obj, nil
 }
 
-// Convert is not called by the field manager.
+// Convert implements runtime.ObjectConvertor. It always returns an error, because field managers do
+// not call it.
 func (k kindOf) Convert(in, out, context any) error {
 	return fmt.Errorf("converting %T to %T: not needed", in, out)
 }
 
-// ConvertFieldLabel is not called by the field manager.
+// ConvertFieldLabel implements runtime.ObjectConvertor. Field managers do not call it.
 func (k kindOf) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string) (string, string, error) {
 	return label, value, nil
 }
 
-// Default sets default values.
+// Default implements runtime.ObjectDefaulter: it sets the default values of missing fields after an
+// apply.
 func (k kindOf) Default(in runtime.Object) {
 	if obj, ok := in.(api.Object); ok {
 		k.Resource.Default(obj)
 	}
 }
 
-// creator creates empty objects with their kind set.
+// creator creates empty objects of one resource with their kind set, for the library.
 type creator struct{ resource *api.Resource }
 
-// New returns an empty object of the only kind.
+// New implements runtime.ObjectCreater. It returns an empty object of the resource, whatever kind
+// is requested.
 func (c creator) New(schema.GroupVersionKind) (runtime.Object, error) {
 	obj := c.resource.New()
 	obj.GetObjectKind().SetGroupVersionKind(c.resource.GVK())
 	return obj, nil
 }
 
-// Name returns the name of the field manager for a write: the client's parameter, or the first part
-// of its user agent.
+// Name returns the name of the field manager for a write: the request parameter fieldManager if it
+// is set, otherwise the first part of the user agent, such as "kubectl", without unprintable
+// characters and limited to the maximum length.
 func Name(fieldManager, userAgent string) string {
 	if fieldManager != "" {
 		return fieldManager
@@ -312,8 +326,8 @@ func Name(fieldManager, userAgent string) string {
 	return b.String()
 }
 
-// SameButTimes reports whether two lists of managed fields are equal except for the times of their
-// entries.
+// SameButTimes reports whether two lists of managed fields are equal if the times of their entries
+// are ignored.
 func SameButTimes(a, b []metav1.ManagedFieldsEntry) bool {
 	if len(a) != len(b) {
 		return false
@@ -334,8 +348,7 @@ func SameButTimes(a, b []metav1.ManagedFieldsEntry) bool {
 	return true
 }
 
-// SameTimes reports whether the entries of two otherwise equal lists of managed fields have the
-// same times.
+// SameTimes reports whether two lists of managed fields have the same length and the same times.
 func SameTimes(a, b []metav1.ManagedFieldsEntry) bool {
 	return slices.EqualFunc(a, b, func(x, y metav1.ManagedFieldsEntry) bool { return x.Time.Equal(y.Time) })
 }

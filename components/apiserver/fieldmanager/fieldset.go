@@ -12,17 +12,20 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 )
 
-// errUnplanned means that a value is not supported by plans. The library handles it.
+// errUnplanned means that an object contains a value that plans do not support. The library must
+// encode its fields.
 var errUnplanned = errors.New("not in the plan")
 
-// fieldWriter encodes field sets according to plans.
+// fieldWriter encodes the fields of one object in the format of managed fields (FieldsV1),
+// according to the plan of its type. err is errUnplanned if the object contains an unsupported
+// value.
 type fieldWriter struct {
 	buf []byte
 	err error
 }
 
-// begin writes the label of an element, which ends with a brace, and returns the position to which
-// the caller truncates if nothing follows.
+// begin writes the label of a field, which ends with an opening brace. It returns the previous
+// length of the buffer, to which the caller truncates if it turns out that the field is not owned.
 func (w *fieldWriter) begin(label string) int {
 	at := len(w.buf)
 	w.comma()
@@ -30,15 +33,18 @@ func (w *fieldWriter) begin(label string) int {
 	return at
 }
 
+// comma writes a comma unless the next element is the first one in its braces.
 func (w *fieldWriter) comma() {
 	if n := len(w.buf); n > 0 && w.buf[n-1] != '{' {
 		w.buf = append(w.buf, ',')
 	}
 }
 
+// fail records that the library must encode the object.
 func (w *fieldWriter) fail() { w.err = errUnplanned }
 
-// object returns the field set of an object. It is empty if no field is owned.
+// object returns the encoded fields of an object. The result is empty if no field is owned. It is
+// in w.buf and valid until the writer is used again.
 func (w *fieldWriter) object(p *plan, v reflect.Value) ([]byte, error) {
 	w.buf = append(w.buf, '{')
 	if p.kind != record {
@@ -55,8 +61,8 @@ func (w *fieldWriter) object(p *plan, v reflect.Value) ([]byte, error) {
 	return w.buf, nil
 }
 
-// record writes the fields of a struct and returns the number of fields that are present in its
-// JSON.
+// record writes the owned fields of the struct v. It returns the number of fields that are present
+// in the JSON of v, owned or not.
 func (w *fieldWriter) record(p *plan, v reflect.Value) (present int) {
 	for i := range p.fields {
 		f := &p.fields[i]
@@ -78,6 +84,8 @@ func (w *fieldWriter) record(p *plan, v reflect.Value) (present int) {
 	return present
 }
 
+// field writes the field f of a struct, whose value is v, with everything below it. It writes
+// nothing if neither the field nor anything below it is owned.
 func (w *fieldWriter) field(f *fieldPlan, v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Pointer, reflect.Slice, reflect.Map, reflect.Interface:
@@ -130,7 +138,7 @@ func (w *fieldWriter) field(f *fieldPlan, v reflect.Value) {
 	}
 }
 
-// isZero reports whether v has the same JSON as the zero value of its type.
+// isZero reports whether the JSON of v is the same as that of the zero value of its type.
 func isZero(v reflect.Value) bool {
 	switch v.Kind() {
 	case reflect.Slice, reflect.Map:
@@ -151,8 +159,8 @@ func isZero(v reflect.Value) bool {
 	return v.IsZero()
 }
 
-// element writes an item of a list or a value of a map after its label. The owner of a field in the
-// element also owns the element.
+// element writes the content of a list item or map value, after its label and opening brace. The
+// owner of a field in the element also owns the element itself.
 func (w *fieldWriter) element(p *plan, v reflect.Value) {
 	if p.kind == record {
 		if v.Kind() == reflect.Pointer {
@@ -173,6 +181,7 @@ func (w *fieldWriter) element(p *plan, v reflect.Value) {
 	w.buf = append(w.buf, '}')
 }
 
+// mapping writes the elements of a map, sorted by key.
 func (w *fieldWriter) mapping(p *plan, v reflect.Value) {
 	var few [16]string
 	names := few[:0]
@@ -201,6 +210,7 @@ func (w *fieldWriter) mapping(p *plan, v reflect.Value) {
 	}
 }
 
+// set writes the items of a list of strings that is a set, sorted and without duplicates.
 func (w *fieldWriter) set(v reflect.Value) {
 	items := make([]string, v.Len())
 	for i := range items {
@@ -217,17 +227,21 @@ func (w *fieldWriter) set(v reflect.Value) {
 	}
 }
 
-// item is a list item with its keys.
+// item is the position of an item in a keyed list, with the values of the fields that identify it,
+// in the order of plan.keys.
 type item struct {
 	index int
 	keys  [4]itemKey
 }
 
+// itemKey is the value of one identifying field: text for strings, number for integers.
 type itemKey struct {
 	text   string
 	number int64
 }
 
+// keyed writes the items of a list whose items are identified by key fields, such as containers by
+// name, sorted by keys. Of items with the same keys only the item itself is owned, not its fields.
 func (w *fieldWriter) keyed(p *plan, v reflect.Value) {
 	if len(p.keys) > len(item{}.keys) {
 		w.fail()
@@ -294,7 +308,8 @@ func (w *fieldWriter) keyed(p *plan, v reflect.Value) {
 	}
 }
 
-// needsNoEscape reports whether a string needs no escaping in JSON.
+// needsNoEscape reports whether the JSON of the string s is s in quotes, without escape sequences.
+// Plans only support such strings.
 func needsNoEscape(s string) bool {
 	for i := range len(s) {
 		switch c := s[i]; {
@@ -305,10 +320,11 @@ func needsNoEscape(s string) bool {
 	return true
 }
 
-// writerPool is a pool of fieldWriters and their buffers.
+// writerPool is a pool of fieldWriters, whose buffers are reused. It is safe for concurrent use.
 type writerPool struct{ pool sync.Pool }
 
-// fields returns the field set of an object according to a plan, or nil if no field is owned.
+// fields returns the fields of the object v that its creator owns, according to the plan of its
+// type. It returns nil if no field is owned, and errUnplanned if the library must encode them.
 func (p *writerPool) fields(of *plan, v reflect.Value) (*metav1.FieldsV1, error) {
 	w, _ := p.pool.Get().(*fieldWriter)
 	if w == nil {

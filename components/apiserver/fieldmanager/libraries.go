@@ -12,20 +12,24 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
-// byGroup converts the types of one group with a separate schema, which is in another library. It
-// is loaded at first use.
+// byGroup is a TypeConverter that uses a separate schema for the types of one API group, and
+// another converter for the other groups. The schema is in another library and is loaded at first
+// use.
 type byGroup struct {
 	managedfields.TypeConverter
 	group     string
 	converter func() managedfields.TypeConverter
 }
 
-// withLibraries adds the groups that k8s.io/api does not contain.
+// withLibraries returns a converter that also supports the groups apiregistration.k8s.io and
+// apiextensions.k8s.io, whose types are not in k8s.io/api.
 func withLibraries(others managedfields.TypeConverter) managedfields.TypeConverter {
 	others = withGroup(others, apiregistrationv1.GroupName, apiregistrationv1.AddToScheme, aggregationtypes.NewTypeConverter)
 	return withGroup(others, apiextensionsv1.GroupName, apiextensionsv1.AddToScheme, extensiontypes.NewTypeConverter)
 }
 
+// withGroup returns a converter that uses converter for the types of group, and others for all
+// other groups. addTo adds the types of the group to a scheme.
 func withGroup(others managedfields.TypeConverter, group string, addTo func(*runtime.Scheme) error, converter func(*runtime.Scheme) managedfields.TypeConverter) byGroup {
 	return byGroup{others, group, sync.OnceValue(func() managedfields.TypeConverter {
 		s := runtime.NewScheme()
@@ -35,7 +39,8 @@ func withGroup(others managedfields.TypeConverter, group string, addTo func(*run
 	})}
 }
 
-// ObjectToTyped implements managedfields.TypeConverter with the schema of the object's group.
+// ObjectToTyped implements managedfields.TypeConverter. It selects the schema by the API group of
+// the object's kind.
 func (g byGroup) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
 	if obj.GetObjectKind().GroupVersionKind().Group == g.group {
 		return g.converter().ObjectToTyped(obj, opts...)

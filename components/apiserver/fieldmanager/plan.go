@@ -11,8 +11,9 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 )
 
-// plan encodes the fields of a Go type as a managed fields set, without creating a fieldpath.Set
-// first. It is built once per type. Its output is byte for byte the same as the library's.
+// plan describes how to encode the fields of a Go type in the format of managed fields, directly
+// from a Go value, without creating a fieldpath.Set first. This makes creations faster. A plan is
+// built once per type from its schema. The output is byte for byte the same as the library's.
 type plan struct {
 	kind   planKind
 	fields []fieldPlan // of a record
@@ -21,20 +22,25 @@ type plan struct {
 	typ    reflect.Type
 }
 
+// planKind is the kind of values that a plan encodes.
 type planKind int
 
 const (
-	// unplanned values are handled by the library.
+	// unplanned values are not supported. The library must encode the object.
 	unplanned planKind = iota
-	// leaf values are atomic.
+	// leaf values are owned as a whole: scalars, and atomic maps and lists.
 	leaf
+	// record values are structs whose fields are owned separately.
 	record
+	// mapping values are maps whose elements are owned separately.
 	mapping
+	// keyed values are lists whose items are identified by key fields.
 	keyed
+	// set values are lists of strings that are owned separately.
 	set
 )
 
-// fieldPlan is one field of a record.
+// fieldPlan is the plan of one field of a struct.
 type fieldPlan struct {
 	*value.FieldCacheEntry
 	label string // `"f:name":{`
@@ -49,7 +55,7 @@ type fieldPlan struct {
 	index int
 }
 
-// keyPlan is a field that identifies items of a list.
+// keyPlan is a key field: it identifies, possibly with others, the items of a list.
 type keyPlan struct {
 	*value.FieldCacheEntry
 	label string // `\"name\":`
@@ -57,20 +63,24 @@ type keyPlan struct {
 	defaultValue string
 }
 
-// planner creates plans.
+// planner creates the plans of a type and of all types in it. known contains those already created,
+// so that each is created once and types may be recursive.
 type planner struct {
 	schema *schema.Schema
 	known  map[planKey]*plan
 }
 
+// planKey identifies a plan: the Go type, the name of its schema type ("" for unnamed ones, which
+// are not in planner.known), and the parameter zero of planFor.
 type planKey struct {
 	typ  reflect.Type
 	ref  string
 	zero bool
 }
 
-// newPlan returns the plan for objects of a type, without the fields of skip, and without the
-// fields of without and everything below them.
+// newPlan returns the plan for objects of the type typ with the schema s and ref. It leaves out the
+// fields of skip, which no manager owns, and the fields at the paths in without with everything
+// below them, which the write resets.
 func newPlan(s *schema.Schema, ref schema.TypeRef, typ reflect.Type, skip *fieldpath.Set, without [][]string) *plan {
 	p := planner{schema: s, known: map[planKey]*plan{}}
 	root := p.planFor(typ, ref, true)
@@ -93,7 +103,8 @@ func newPlan(s *schema.Schema, ref schema.TypeRef, typ reflect.Type, skip *field
 	return root
 }
 
-// find returns the field at a path if empty objects have it, or nil.
+// find returns the field at a path. It returns nil if the path does not exist or leads through a
+// map or a list.
 func (p *plan) find(path []string) *fieldPlan {
 	if p.kind != record {
 		return nil
@@ -111,8 +122,8 @@ func (p *plan) find(path []string) *fieldPlan {
 	return nil
 }
 
-// remove removes a field from a plan. If an empty object does not have all parents of the field, the
-// parent becomes unplanned.
+// remove removes the field at a path from the plan, so that it is never owned. If an empty object
+// does not have a parent of the field, that parent becomes unplanned instead.
 func (p *plan) remove(path []string) {
 	if p.kind != record {
 		return
@@ -138,7 +149,8 @@ func (p *plan) remove(path []string) {
 	}
 }
 
-// planFor returns the plan of a type. zero means that an empty object has a zero value in its place.
+// planFor returns the plan of a type, which may be a pointer, with the schema ref. zero means that
+// an empty object contains a zero value of this type at this place, whose fields are not owned.
 func (p *planner) planFor(typ reflect.Type, ref schema.TypeRef, zero bool) *plan {
 	pointer := typ.Kind() == reflect.Pointer
 	if pointer {
@@ -190,6 +202,7 @@ func (p *planner) planFor(typ reflect.Type, ref schema.TypeRef, zero bool) *plan
 	return out
 }
 
+// record makes out the plan of a struct with the schema m. See planFor for zero.
 func (p *planner) record(out *plan, m *schema.Map, zero bool) {
 	out.kind = record
 	for _, entry := range value.TypeReflectEntryOf(out.typ).OrderedFields() {
@@ -212,6 +225,8 @@ func (p *planner) record(out *plan, m *schema.Map, zero bool) {
 	}
 }
 
+// keyed makes out the plan of a list with key fields. out remains unplanned if the items are not
+// structs, or the keys are neither strings nor integers.
 func (p *planner) keyed(out *plan, list *schema.List) {
 	elem := out.typ.Elem()
 	if elem.Kind() != reflect.Struct || value.TypeReflectEntryOf(elem).CanConvertToUnstructured() {

@@ -10,9 +10,11 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/typed"
 )
 
-// scaleKind is not part of the schema that client-go publishes.
+// scaleKind is the kind of the scale subresource's objects. It is not part of the schema that
+// client-go publishes, so scaleSchema defines it.
 var scaleKind = schema.GroupVersionKind{Group: "autoscaling", Version: "v1", Kind: "Scale"}
 
+// scaleSchema is the schema of Scale for server-side apply, in the format of client-go's schema.
 const scaleSchema = `types:
 - name: io.k8s.api.autoscaling.v1.Scale
   map:
@@ -115,12 +117,13 @@ const scaleSchema = `types:
     elementRelationship: separable
 `
 
-// withScale adds the schema of Scale to another converter.
+// withScale is a TypeConverter that supports Scale, and all types of another converter.
 type withScale struct {
 	managedfields.TypeConverter
 	scale managedfields.TypeConverter
 }
 
+// newWithScale returns a converter that supports Scale and the types of others.
 func newWithScale(others managedfields.TypeConverter) (withScale, error) {
 	parser, err := typed.NewParser(typed.YAMLObject(scaleSchema))
 	if err != nil {
@@ -129,7 +132,8 @@ func newWithScale(others managedfields.TypeConverter) (withScale, error) {
 	return withScale{others, managedfields.NewSchemeTypeConverter(scheme.Scheme, parser)}, nil
 }
 
-// ObjectToTyped implements managedfields.TypeConverter with the schema of the object's kind.
+// ObjectToTyped implements managedfields.TypeConverter. It uses scaleSchema for Scale and the other
+// converter for all other kinds.
 func (w withScale) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
 	if obj.GetObjectKind().GroupVersionKind() == scaleKind {
 		return w.scale.ObjectToTyped(obj, opts...)

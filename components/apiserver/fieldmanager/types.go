@@ -11,9 +11,10 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/value"
 )
 
-// unvalidatedConverter is a TypeConverter that does not validate Go objects against their schema, because the
-// schema was generated from their Go type. Unstructured objects come from clients and are
-// validated.
+// unvalidatedConverter is a TypeConverter that does not validate Go objects against their schema,
+// because the schema was generated from their Go types. It validates unstructured objects, which
+// come from clients. It remembers the schema of each kind after its first object. It is safe for
+// concurrent use.
 type unvalidatedConverter struct {
 	managedfields.TypeConverter
 
@@ -21,16 +22,19 @@ type unvalidatedConverter struct {
 	known map[gvkschema.GroupVersionKind]schemaOf
 }
 
+// schemaOf is the schema of one kind: all types, and the reference to the kind's type.
 type schemaOf struct {
 	schema *schema.Schema
 	ref    schema.TypeRef
 }
 
+// newUnvalidatedConverter returns an unvalidatedConverter with the schemas of t.
 func newUnvalidatedConverter(t managedfields.TypeConverter) *unvalidatedConverter {
 	return &unvalidatedConverter{TypeConverter: t, known: map[gvkschema.GroupVersionKind]schemaOf{}}
 }
 
-// ObjectToTyped implements managedfields.TypeConverter.
+// ObjectToTyped implements managedfields.TypeConverter. It validates obj only if it is unstructured
+// or the first object of its kind.
 func (t *unvalidatedConverter) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
 	if _, ok := obj.(runtime.Unstructured); ok {
 		return t.TypeConverter.ObjectToTyped(obj, opts...)

@@ -14,10 +14,10 @@ import (
 	"hyperkube/internal/api"
 )
 
-// Updated records in obj which fields the update of live has changed. The result is the same as
-// that of the library's UpdateNoErrors, with two shortcuts: the library only compares the parts
-// that differ, because often only the status changes. And if the writer already owns all changed
-// fields, only the time of its entry changes.
+// Updated returns obj, the new state of live, with managed fields that record by as the owner of
+// the changed fields. The result is the same as that of the library's UpdateNoErrors, with two
+// shortcuts: the library only compares the parts that differ, because often only the status
+// changes. And if the writer already owns all changed fields, only the time of its entry changes.
 func (m *Managers) Updated(by By, live, obj api.Object) runtime.Object {
 	lessLive, lessObj := differingParts(live, obj)
 	if lessObj == nil {
@@ -34,8 +34,10 @@ func (m *Managers) Updated(by By, live, obj api.Object) runtime.Object {
 	return obj
 }
 
-// updatedSameOwner implements the second shortcut of Updated. It returns false and does not change obj
-// if other managers own changed fields. lessLive and lessObj contain the parts that differ.
+// updatedSameOwner is the second shortcut of Updated: it sets the managed fields of obj to those of
+// live with a new time. It returns false and does not change obj if the shortcut is not applicable,
+// for example because the writer does not own all changed fields. lessLive and lessObj contain only
+// the parts that differ.
 func (m *Managers) updatedSameOwner(by *By, live, obj, lessLive, lessObj api.Object) bool {
 	entries := live.GetManagedFields()
 	if by.Resource.Custom != nil || len(entries) == 0 || len(entries) > maxUpdaters || by.Manager == "" {
@@ -90,8 +92,8 @@ func (m *Managers) updatedSameOwner(by *By, live, obj, lessLive, lessObj api.Obj
 	return true
 }
 
-// hasDuplicates reports whether two entries have the same manager, which is possible for scale. The library
-// keeps the last one.
+// hasDuplicates reports whether two entries have the same manager, operation and subresource, which
+// is possible after writes of the scale subresource. The library keeps the last one.
 func hasDuplicates(entries []metav1.ManagedFieldsEntry) bool {
 	for i := range entries {
 		for j := range entries[:i] {
@@ -105,10 +107,11 @@ func hasDuplicates(entries []metav1.ManagedFieldsEntry) bool {
 	return false
 }
 
-// maxUpdaters is the number of entries up to which the library does not merge entries.
+// maxUpdaters is the number of entries up to which the library does not merge old entries of
+// updates into one.
 const maxUpdaters = 10
 
-// plainOf returns obj without managed fields. It shares the rest.
+// plainOf returns obj without managed fields. If obj has some, it is a shallow copy.
 func plainOf(obj api.Object) api.Object {
 	if obj.GetManagedFields() == nil {
 		return obj
@@ -121,7 +124,7 @@ func plainOf(obj api.Object) api.Object {
 	return out
 }
 
-// sameEntries reports whether two lists of managed fields are equal.
+// sameEntries reports whether two lists of managed fields are equal, including the times.
 func sameEntries(a, b []metav1.ManagedFieldsEntry) bool {
 	if !SameButTimes(a, b) {
 		return false
@@ -134,8 +137,9 @@ func sameEntries(a, b []metav1.ManagedFieldsEntry) bool {
 	return true
 }
 
-// differingParts returns a and b without the parts that are equal, except for their metadata. It returns
-// nil if there is nothing to leave out. The results share memory with a and b.
+// differingParts returns shallow copies of a and b without the top-level parts, such as spec and
+// status, that are equal in both. The metadata is always included. It returns nil if all parts
+// differ or the types do. The results share memory with a and b.
 func differingParts(a, b api.Object) (lessA, lessB api.Object) {
 	t := reflect.TypeOf(a)
 	if t != reflect.TypeOf(b) || t.Kind() != reflect.Pointer || t.Elem().Kind() != reflect.Struct {

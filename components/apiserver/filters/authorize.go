@@ -16,7 +16,8 @@ import (
 	"hyperkube/components/apiserver/rest"
 )
 
-// authorize checks whether u is authorized for a request. Authorization started at began.
+// authorize returns nil if the user u is authorized for the request, and the error response
+// otherwise. began is the time at which authorization started, for metrics.
 func (c *Chain) authorize(ctx context.Context, info *apirequest.RequestInfo, u user.Info, began time.Time) error {
 	return c.decide(ctx, attributesOf(info, u), began)
 }
@@ -52,14 +53,14 @@ func attributesOf(info *apirequest.RequestInfo, u user.Info) *authorizer.Attribu
 	return a
 }
 
-// Audit annotations of the authorization decision.
+// Keys of the audit annotations that contain the authorization decision and its reason.
 const (
 	decisionKey = "authorization.k8s.io/decision"
 	reasonKey   = "authorization.k8s.io/reason"
 )
 
-// decide returns nil if the authorizer allows the request, and the error response otherwise. It
-// adds the decision to the audit event.
+// decide asks the authorizer about a. It returns nil if the request is allowed, and the error
+// response otherwise. It adds the decision to the audit event and to the metrics.
 func (c *Chain) decide(ctx context.Context, a authorizer.Attributes, began time.Time) error {
 	decision, reason, err := c.cfg.Authorizer.Authorize(ctx, a)
 	took := time.Since(began)

@@ -7,16 +7,19 @@ import (
 )
 
 const (
-	// serverDrains is how much of an unread body net/http discards by itself, which keeps the connection usable.
+	// serverDrains is the size of an unread request body that net/http discards by itself, so that
+	// the connection remains usable.
 	serverDrains = 256 << 10
-	// maxDrained is how much of an unread body is discarded, drainTime how long that may take.
+	// maxDrained is the number of bytes of an unread request body that drain discards at most,
+	// drainTime the time that this may take.
 	maxDrained = 16 << 20
 	drainTime  = 10 * time.Second
 )
 
-// drain discards a bounded amount of the rest of the request body after an error response over HTTP/1. A client that
-// sends all of its body before it reads would not see the response otherwise: closing a connection with unread data
-// resets it. Package h2 handles this for HTTP/2.
+// drain discards the unread part of the request body, within limits, after an error response over
+// HTTP/1. Otherwise a client that sends its complete body before it reads would not see the
+// response, because closing a connection with unread data resets it. Package h2 handles this for
+// HTTP/2.
 func drain(w *writer, req *http.Request) {
 	if req.ProtoMajor != 1 || w.code < http.StatusBadRequest || w.hijacked || req.Body == nil ||
 		req.ContentLength >= 0 && req.ContentLength <= serverDrains {

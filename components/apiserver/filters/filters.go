@@ -31,11 +31,12 @@ import (
 	"hyperkube/components/apiserver/request"
 )
 
-// Config is the configuration of a Chain.
+// Config is the configuration of a Chain: the handlers and checks through which all requests go.
 type Config struct {
 	Authenticator authenticator.Request
 	Authorizer    authorizer.UnconditionalAuthorizer
-	// Audiences are the accepted token audiences. They are passed to Authenticator in the context.
+	// Audiences are the identifiers of this server. A token is accepted if it is valid for one of
+	// them. Authenticator finds them in the context.
 	Audiences authenticator.Audiences
 	Metrics   *metrics.Metrics
 	// Timeout of requests that are not long-running. Zero means one minute.
@@ -46,7 +47,7 @@ type Config struct {
 	Auditor Auditor
 	// Guard contains settings for browsers and load balancers.
 	Guard Guard
-	// Error sends a Status.
+	// Error responds to a request with the Status for err.
 	Error func(w http.ResponseWriter, req *http.Request, err error)
 	Log   *slog.Logger
 }
@@ -56,16 +57,18 @@ type Limiter interface {
 	Serve(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info, next http.Handler)
 }
 
-// Auditor records requests. The request context contains the user and RequestInfo.
+// Auditor writes audit events of requests. The request context contains the user and RequestInfo.
 type Auditor interface {
 	// Serve calls next and records the request.
 	Serve(w http.ResponseWriter, req *http.Request, received time.Time, next http.Handler)
-	// Refused is like Serve for a request that is rejected early, for example because
-	// authentication failed. message describes the error.
+	// Refused calls next, which rejects the request, and records the rejection. It is used for
+	// requests that are rejected early, for example because authentication has failed. message
+	// describes the error.
 	Refused(w http.ResponseWriter, req *http.Request, received time.Time, message string, next http.Handler)
 }
 
-// Chain passes requests to the next handler if they are well-formed, authenticated and authorized.
+// Chain is an http.Handler that authenticates, audits, limits and authorizes requests, and passes
+// those that are allowed to the next handler.
 type Chain struct {
 	cfg  Config
 	next http.Handler
@@ -75,7 +78,7 @@ type Chain struct {
 	userLimits             userLimits
 }
 
-// New returns a chain in front of next.
+// New validates cfg and returns a chain that passes requests to next.
 func New(cfg Config, next http.Handler) (*Chain, error) {
 	if cfg.Authenticator == nil || cfg.Authorizer == nil || cfg.Metrics == nil || cfg.Error == nil {
 		return nil, errors.New("the filter chain requires an authenticator, an authorizer, metrics and an error writer")
@@ -92,15 +95,18 @@ func New(cfg Config, next http.Handler) (*Chain, error) {
 	return c, nil
 }
 
+// inProcessUser is the context key of the user of an in-process request, which needs no
+// authentication.
 type inProcessUser struct{}
 
-// WithInProcessUser marks the requests of a context as sent by u from within the process. They are not
-// authenticated.
+// WithInProcessUser returns a context whose requests are sent by the user u from within this
+// process. The chain does not authenticate them.
 func WithInProcessUser(ctx context.Context, u user.Info) context.Context {
 	return context.WithValue(ctx, inProcessUser{}, u)
 }
 
-// ServeHTTP passes a request through the chain.
+// ServeHTTP parses and authenticates the request, sets its deadline, and continues with auditing,
+// impersonation, limits and authorization. Each step responds itself if it rejects the request.
 func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	start := time.Now()
 	w := &writer{ResponseWriter: rw}
@@ -173,7 +179,8 @@ func (c *Chain) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	c.serveUser(w, req)
 }
 
-// serveAudited continues after the audit event has been created.
+// serveAudited handles an authenticated request after the Auditor has created its audit event. The
+// Auditor calls it.
 func (c *Chain) serveAudited(w http.ResponseWriter, req *http.Request) {
 	c.cfg.Metrics.ObserveStage(metrics.Audit, time.Since(ownWriter(w).entered))
 	c.serveUser(w, req)
@@ -183,7 +190,8 @@ func (c *Chain) serveAudited(w http.ResponseWriter, req *http.Request) {
 // It hides the other request's audit context, because the new request has its own audit event.
 type withoutAuditContext struct{ context.Context } //nolint:containedctx // it implements context.Context
 
-// Value implements context.Context.
+// Value implements context.Context. It returns nil instead of the audit context of the other
+// request.
 func (u withoutAuditContext) Value(key any) any {
 	v := u.Context.Value(key)
 	if _, ok := v.(*audit.AuditContext); ok {
@@ -192,8 +200,8 @@ func (u withoutAuditContext) Value(key any) any {
 	return v
 }
 
-// timeout returns the timeout of a request that is not long-running: the client's parameter, up to
-// the server's limit.
+// timeout returns the timeout of a request that is not long-running: the client's query parameter,
+// up to the server's limit. It returns a BadRequest error if the parameter is invalid.
 func (c *Chain) timeout(query url.Values) (time.Duration, error) {
 	s := query.Get("timeout")
 	if s == "" {
@@ -209,15 +217,15 @@ func (c *Chain) timeout(query url.Values) (time.Duration, error) {
 	return min(d, c.cfg.Timeout), nil
 }
 
-// clearDeadlines removes the read and write deadlines of a connection or stream, which apply to the bodies
-// and responses of other requests.
+// clearDeadlines removes the read and write deadlines that the HTTP server has set for the
+// connection or stream. It is called for long-running requests.
 func clearDeadlines(w *writer) {
 	rc := http.NewResponseController(w.ResponseWriter)
 	_ = rc.SetReadDeadline(time.Time{})  // in-process requests have none
 	_ = rc.SetWriteDeadline(time.Time{}) // see above
 }
 
-// refuse responds with err and records that in the audit log.
+// refuse responds with err and records the rejection with message in the audit log.
 func (c *Chain) refuse(w http.ResponseWriter, req *http.Request, start time.Time, message string, err error) {
 	if c.cfg.Auditor == nil {
 		c.cfg.Error(w, req, err)
@@ -228,8 +236,8 @@ func (c *Chain) refuse(w http.ResponseWriter, req *http.Request, start time.Time
 	}))
 }
 
-// serveUser handles an authenticated request: it impersonates another user if the request asks for
-// that, and then calls serveEffectiveUser.
+// serveUser handles an authenticated request. With impersonation headers it continues as the
+// impersonated user, and otherwise as the authenticated one.
 func (c *Chain) serveUser(w http.ResponseWriter, req *http.Request) {
 	if impersonates(req.Header) {
 		c.serveAs(w, req)
@@ -239,8 +247,9 @@ func (c *Chain) serveUser(w http.ResponseWriter, req *http.Request) {
 	c.serveEffectiveUser(w, req)
 }
 
-// serveEffectiveUser handles a request whose user is known, after impersonation. It applies API
-// Priority and Fairness, and then calls serveLimited.
+// serveEffectiveUser handles a request after impersonation. It reads the request body, waits for
+// seats of API Priority and Fairness, and then calls serveLimited. A deferred response is sent
+// after the seats are released.
 func (c *Chain) serveEffectiveUser(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	u, _ := apirequest.UserFrom(ctx)
@@ -269,7 +278,7 @@ func (c *Chain) serveEffectiveUser(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// ownWriter returns the chain's writer, which an auditor may have wrapped.
+// ownWriter returns the chain's writer in w, which an auditor may have wrapped.
 func ownWriter(w http.ResponseWriter) *writer {
 	for {
 		if own, ok := w.(*writer); ok {
@@ -283,7 +292,8 @@ func ownWriter(w http.ResponseWriter) *writer {
 	}
 }
 
-// serveLimited continues after the limiter.
+// serveLimited authorizes a request that has its seats, and calls the next handler. The Limiter
+// calls it.
 func (c *Chain) serveLimited(w http.ResponseWriter, req *http.Request) {
 	ctx := req.Context()
 	own := ownWriter(w)
@@ -305,8 +315,12 @@ func (c *Chain) serveLimited(w http.ResponseWriter, req *http.Request) {
 	c.next.ServeHTTP(w, req)
 }
 
+// errNoCredentials means that a request has no credentials and anonymous requests are not allowed.
 var errNoCredentials = errors.New("no credentials")
 
+// authenticate returns the user of a request and removes the bearer token from it, so that neither
+// aggregated servers nor logs contain the token. It returns an error if there are no or wrong
+// credentials.
 func (c *Chain) authenticate(ctx context.Context, req *http.Request) (user.Info, error) {
 	if u, ok := ctx.Value(inProcessUser{}).(user.Info); ok {
 		return u, nil
@@ -335,7 +349,8 @@ func (c *Chain) authenticate(ctx context.Context, req *http.Request) (user.Info,
 	return resp.User, nil
 }
 
-// recover handles a panic of the handler, so that one request cannot crash the server.
+// recover handles a panic of the handler, so that one request cannot crash the server: it logs the
+// panic and responds with 500 if the response has not started. It must be deferred directly.
 func (c *Chain) recover(w *writer, req *http.Request) {
 	v := recover()
 	if v == nil {
@@ -344,14 +359,14 @@ func (c *Chain) recover(w *writer, req *http.Request) {
 	if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(v) // the server uses this value to abort a response
 	}
-	c.cfg.Log.ErrorContext(req.Context(), "handler of request panicked", "method", req.Method, "path", req.URL.Path,
+	c.cfg.Log.ErrorContext(req.Context(), "handler of API request panicked, the request failed with 500: report this bug with the stack", "method", req.Method, "path", req.URL.Path,
 		"panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 	if w.code == 0 && !w.hijacked {
 		http.Error(w, "This request caused apiserver to panic. Look in the logs for details.", http.StatusInternalServerError)
 	}
 }
 
-// auditID returns the client's audit ID, or a new one.
+// auditID returns the audit ID that the client has sent, if it is valid, or a new one.
 func auditID(req *http.Request) string {
 	if id := req.Header.Get("Audit-ID"); id != "" && len(id) <= 64 && !strings.ContainsAny(id, "\r\n") {
 		return id

@@ -20,11 +20,12 @@ type Guard struct {
 	GoAway float64
 }
 
-// maxGoAway is the maximum of Guard.GoAway.
+// maxGoAway is the maximum fraction of HTTP/2 requests after which the connection is closed
+// (Guard.GoAway).
 const maxGoAway = 0.02
 
-// NewGuard parses the flag values: origin patterns, and the directives of the header
-// Strict-Transport-Security.
+// NewGuard parses the values of --cors-allowed-origins, --strict-transport-security-directives and
+// --goaway-chance. It returns an error if one is invalid.
 func NewGuard(origins, directives []string, goAway float64) (Guard, error) {
 	g := Guard{TransportSecurity: strings.Join(directives, "; "), GoAway: goAway}
 	if goAway < 0 || goAway > maxGoAway {
@@ -45,9 +46,11 @@ func NewGuard(origins, directives []string, goAway float64) (Guard, error) {
 	return g, nil
 }
 
+// on reports whether any of the settings has an effect.
 func (g *Guard) on() bool { return g.GoAway > 0 || g.TransportSecurity != "" || len(g.Origins) > 0 }
 
-// apply sets response headers. It returns true if the response is complete.
+// apply sets the configured response headers. It returns true if it has also sent the response,
+// which it does for CORS preflight requests.
 func (g *Guard) apply(w http.ResponseWriter, req *http.Request) bool {
 	h := w.Header()
 	if g.TransportSecurity != "" {
@@ -79,7 +82,8 @@ func (g *Guard) apply(w http.ResponseWriter, req *http.Request) bool {
 	return false
 }
 
-// authenticationMethods describes the authentication methods that a request used, for the audit log.
+// authenticationMethods returns a text for the audit log that lists the kinds of credentials of a
+// request whose authentication failed.
 func authenticationMethods(req *http.Request) string {
 	var means []string
 	if _, _, ok := req.BasicAuth(); ok {

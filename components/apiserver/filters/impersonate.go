@@ -37,8 +37,9 @@ func impersonates(h http.Header) bool {
 	return false
 }
 
-// serveAs handles a request with impersonation headers. The sender must be allowed to impersonate
-// the user, either for this kind of request in one of the constrained modes, or for all requests.
+// serveAs handles a request with impersonation headers: it continues as the impersonated user if
+// the sender is allowed to impersonate it, either for this kind of request in one of the
+// constrained modes, or for all requests. Otherwise it responds with 403.
 //
 // https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/
 // https://kep.k8s.io/5284
@@ -81,13 +82,16 @@ func (c *Chain) serveAs(w http.ResponseWriter, req *http.Request) {
 	c.cfg.Error(w, req, first)
 }
 
-// mode is an impersonation mode. The name of the unconstrained mode is empty.
+// mode is an impersonation mode: a set of permissions with which a sender may impersonate certain
+// users. applies reports whether the mode can be used for the user wanted; nil means always. The
+// name of the unconstrained mode is empty.
 type mode struct {
 	name    string
 	applies func(wanted *user.DefaultInfo, sender user.Info) bool
 }
 
-// modes are ordered from the narrowest to the widest.
+// modes are the impersonation modes in the order in which they are tried, from the narrowest to the
+// widest.
 var modes = []mode{
 	{"associated-node", func(wanted *user.DefaultInfo, sender user.Info) bool {
 		node, ok := nodeOf(wanted.Name)
@@ -108,6 +112,8 @@ var modes = []mode{
 	{},
 }
 
+// nameOnly reports whether the sender wants to impersonate only a name, without UID, groups and
+// extra values.
 func nameOnly(u *user.DefaultInfo) bool {
 	return u.UID == "" && len(u.Groups) == 0 && len(u.Extra) == 0
 }
@@ -123,7 +129,8 @@ func nodeOf(name string) (string, bool) {
 	return node, ok && len(apivalidation.NameIsDNSSubdomain(node, false)) == 0
 }
 
-// verb returns the verb that the sender needs for each attribute of the user.
+// verb returns the verb that the sender needs for each attribute of the user in a constrained mode,
+// and "" for the unconstrained mode.
 func (m mode) verb() string {
 	if m.name == "" {
 		return ""
@@ -131,11 +138,12 @@ func (m mode) verb() string {
 	return "impersonate:" + m.name
 }
 
-// label returns the metric label of the mode.
+// label returns the value of the metric label for the mode.
 func (m mode) label() string { return cmp.Or(m.name, "legacy") }
 
-// impersonatedUser returns the impersonated user, or nil if there is none. It removes the headers, so
-// that no later handler sees them.
+// impersonatedUser returns the user in the impersonation headers, or nil if there is none, and
+// removes the headers, so that no later handler sees them. It returns a BadRequest error for
+// attributes without a user name.
 func impersonatedUser(h http.Header) (*user.DefaultInfo, error) {
 	u := &user.DefaultInfo{
 		Name: h.Get(authenticationv1.ImpersonateUserHeader), UID: h.Get(authenticationv1.ImpersonateUIDHeader),
@@ -169,7 +177,9 @@ func impersonatedUser(h http.Header) (*user.DefaultInfo, error) {
 	return u, nil
 }
 
-// impersonate returns the impersonated user if the sender is allowed all its attributes in a mode.
+// impersonate returns the user wanted, with the groups that it has implicitly, if the sender of the
+// request has the permissions for all its attributes that the mode requires. Otherwise it returns a
+// Forbidden error.
 func (c *Chain) impersonate(ctx context.Context, m mode, request *authorizer.AttributesRecord, wanted *user.DefaultInfo) (*user.DefaultInfo, error) {
 	sender := request.User
 	if m.name == "associated-node" {
@@ -235,7 +245,8 @@ func (c *Chain) impersonate(ctx context.Context, m mode, request *authorizer.Att
 	return &out, nil
 }
 
-// checkPermission checks one permission of a mode.
+// checkPermission returns nil if the sender has the permission a, which the mode requires, and a
+// Forbidden error otherwise.
 func (c *Chain) checkPermission(ctx context.Context, m mode, a *authorizer.AttributesRecord) error {
 	began := time.Now()
 	err := rest.Allowed(ctx, c.cfg.Authorizer, a)
@@ -243,11 +254,12 @@ func (c *Chain) checkPermission(ctx context.Context, m mode, a *authorizer.Attri
 	return err
 }
 
-// wildcardThreshold is the number of groups, or extra values, from which on a constrained mode checks the
-// permission for all of them ("*") before checking each.
+// wildcardThreshold is the number of groups, or of extra values, from which on the permission for
+// all of them ("*") is checked before that for each. It only applies to constrained modes.
 const wildcardThreshold = 4
 
-// checkGroups checks the permission for each group.
+// checkGroups returns an error unless ask allows impersonating each of the groups. a contains the
+// other attributes of the permission.
 func checkGroups(m mode, a authorizer.AttributesRecord, groups []string, ask func(authorizer.AttributesRecord) error) error {
 	a.Resource = "groups"
 	if m.name != "" {
@@ -270,7 +282,8 @@ func checkGroups(m mode, a authorizer.AttributesRecord, groups []string, ask fun
 	return nil
 }
 
-// checkExtra checks the permission for each extra value.
+// checkExtra returns an error unless ask allows impersonating each of the extra values. a contains
+// the other attributes of the permission.
 func checkExtra(m mode, a authorizer.AttributesRecord, extra map[string][]string, ask func(authorizer.AttributesRecord) error) error {
 	a.Resource = "userextras"
 	keys := slices.Sorted(maps.Keys(extra))
@@ -297,7 +310,8 @@ func checkExtra(m mode, a authorizer.AttributesRecord, extra map[string][]string
 	return nil
 }
 
-// validExtra rejects extra values that constrained modes do not allow.
+// validExtra returns an error if constrained modes do not allow the key or the values of an extra
+// attribute.
 func validExtra(key string, values []string) error {
 	switch {
 	case key == "":

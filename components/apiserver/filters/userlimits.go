@@ -42,7 +42,7 @@ type userLimits struct {
 	users map[string]*userUsage
 }
 
-// userUsage is the pending data of one user.
+// userUsage is the memory that one user's pending request bodies and responses use.
 type userUsage struct {
 	// bodies is the number of pending request bodies, bytes the total size of their received parts.
 	bodies int
@@ -57,8 +57,8 @@ type slowResponse struct {
 	cut     func() // aborts the response
 }
 
-// usageOf returns the share of a user, which the caller must pass to removeIfEmpty after changes. The
-// caller must hold the lock.
+// usageOf returns the usage of a user and adds it if needed. After changing it, the caller must
+// pass it to removeIfEmpty. The caller holds mu.
 func (s *userLimits) usageOf(name string) *userUsage {
 	u := s.users[name]
 	if u == nil {
@@ -71,21 +71,23 @@ func (s *userLimits) usageOf(name string) *userUsage {
 	return u
 }
 
-// removeIfEmpty removes an empty share. The caller must hold the lock.
+// removeIfEmpty removes the usage of a user without pending data. The caller holds mu.
 func (s *userLimits) removeIfEmpty(name string, u *userUsage) {
 	if u.bodies == 0 && len(u.slow) == 0 {
 		delete(s.users, name)
 	}
 }
 
-// tooManyBodies rejects a body. It is never sent to clients.
+// tooManyBodies is the error with which readAhead stops reading a body because the user has too
+// many pending bodies. Clients get the response 429 instead.
 type tooManyBodies struct{}
 
 func (tooManyBodies) Error() string { return "too many bodies are waited for" }
 
-// readAhead reads the request body before the request gets seats, and counts it until begun is called,
-// which may be called multiple times. It returns false if it has responded with 429. Bodies of
-// unauthenticated users are not read ahead, because most of these requests are rejected.
+// readAhead reads the body of a write request before the request waits for seats, so that slow
+// clients do not occupy seats. The body counts against the user's limits until begun is called,
+// which may be called several times. It returns false if the limits are exceeded and it has
+// responded with 429. Bodies of unauthenticated users and large bodies are not read ahead.
 func (s *userLimits) readAhead(w http.ResponseWriter, req *http.Request, info *apirequest.RequestInfo, u user.Info) (begun func(), ok bool) {
 	if req.Body == nil || req.Body == http.NoBody || req.ContentLength == 0 || req.ContentLength > maxBody ||
 		!info.IsResourceRequest || request.LongRunning(info) || slices.Contains(u.GetGroups(), user.AllUnauthenticated) {
@@ -134,7 +136,9 @@ func (s *userLimits) readAhead(w http.ResponseWriter, req *http.Request, info *a
 	return begun, true
 }
 
-// send sends a response to a user. A slow response may be aborted if the user has too many of them.
+// send calls send, which writes the response to a user. If that takes longer than slowAfter, the
+// response counts as slow. If the user has too many slow responses, the oldest ones are aborted.
+// private is the number of bytes of memory that only this response uses.
 func (s *userLimits) send(w http.ResponseWriter, name string, private int, send func()) {
 	a := &slowResponse{private: private, cut: func() {
 		// in-process writers have no deadline and need none

@@ -15,7 +15,8 @@ const (
 	truncatedWarningRunes = 256
 )
 
-// warnings adds warnings to the response header, each one once.
+// warnings collects the warnings of a request in the Warning header of its response, each text
+// once.
 type warnings struct {
 	mu      sync.Mutex
 	header  http.Header
@@ -26,7 +27,8 @@ type warnings struct {
 
 type addedWarning struct{ agent, text string }
 
-// AddWarning adds a warning. It has no effect after the header has been sent.
+// AddWarning adds a warning to the response header. It has no effect after the header has been
+// sent. Long warnings are truncated if their total size exceeds the limit.
 func (r *warnings) AddWarning(agent, text string) {
 	if text == "" {
 		return
@@ -54,6 +56,7 @@ func (r *warnings) AddWarning(agent, text string) {
 	}
 }
 
+// write adds one warning to the header, truncated if truncation has started. The caller holds mu.
 func (r *warnings) write(agent, text string) {
 	n := utf8.RuneCountInString(text)
 	if r.cutting && n > truncatedWarningRunes {

@@ -10,16 +10,19 @@ import (
 	"hyperkube/internal/serving/gracefulclose"
 )
 
-// writer records the status and size of a response.
+// writer is the ResponseWriter of the chain. It records the status and size of the response for
+// metrics, and can defer sending the response until the seats are released.
 type writer struct {
 	http.ResponseWriter
 	code     int
 	hijacked bool
 	// size is the number of bytes of the response body so far.
 	size int
-	// passed means that the limiter has passed the request.
+	// passed is set when the limiter has passed on the request. A status 429 then comes from
+	// another handler.
 	passed bool
-	// canDefer means that deferredSend is called after the request has released its seats.
+	// canDefer is set while the request has seats. Later then stores the function in deferredSend,
+	// which the chain calls after the seats are released.
 	canDefer     bool
 	deferredSend func()
 	privateBytes int
@@ -29,7 +32,7 @@ type writer struct {
 	onSeats func()
 }
 
-// Later implements request.Sender.
+// Later implements request.Sender. It calls send immediately if the request has no seats.
 func (w *writer) Later(private int, send func()) {
 	if !w.canDefer {
 		send()
@@ -38,7 +41,8 @@ func (w *writer) Later(private int, send func()) {
 	w.privateBytes, w.deferredSend = private, send
 }
 
-// WriteHeader implements http.ResponseWriter.
+// WriteHeader implements http.ResponseWriter. It records the status for metrics and the audit
+// event.
 func (w *writer) WriteHeader(code int) {
 	if w.code == 0 && code >= http.StatusOK {
 		w.begin(code)
@@ -46,8 +50,8 @@ func (w *writer) WriteHeader(code int) {
 	w.ResponseWriter.WriteHeader(code)
 }
 
-// begin is called before anything is sent. It disables caching unless the handler has set
-// Cache-Control.
+// begin records the status before anything is sent. It disables caching of the response unless the
+// handler has set Cache-Control.
 func (w *writer) begin(code int) {
 	w.code = code
 	if h := w.Header(); len(h["Cache-Control"]) == 0 {
@@ -55,10 +59,11 @@ func (w *writer) begin(code int) {
 	}
 }
 
-// noCacheHeader is shared and must not be modified.
+// noCacheHeader is the default value of Cache-Control, for all responses. It is shared and must not
+// be modified.
 var noCacheHeader = []string{"no-cache, private"}
 
-// Write implements http.ResponseWriter.
+// Write implements http.ResponseWriter. It counts the bytes of the response for metrics.
 func (w *writer) Write(p []byte) (int, error) {
 	if w.code == 0 {
 		w.begin(http.StatusOK)
@@ -68,14 +73,15 @@ func (w *writer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Flush implements http.Flusher.
+// Flush implements http.Flusher. It does nothing if the wrapped writer cannot flush.
 func (w *writer) Flush() {
 	if f, ok := w.ResponseWriter.(http.Flusher); ok {
 		f.Flush()
 	}
 }
 
-// Hijack implements http.Hijacker.
+// Hijack implements http.Hijacker. The connection loses no written data when it is closed (see
+// gracefulclose).
 func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	h, ok := w.ResponseWriter.(http.Hijacker)
 	if !ok {
@@ -90,9 +96,10 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return conn, rw, err
 }
 
-// Unwrap supports http.ResponseController.
+// Unwrap returns the wrapped writer, for http.ResponseController.
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
+// status returns the response status, which is 200 if the handler has not set it.
 func (w *writer) status() int {
 	if w.code == 0 {
 		return http.StatusOK

@@ -16,19 +16,21 @@ import (
 	"sync"
 )
 
-// Transport is an http.RoundTripper that calls a handler. It is safe for concurrent use.
+// Transport is an http.RoundTripper whose requests are handled by an http.Handler in the same
+// process. It is safe for concurrent use.
 type Transport struct {
 	// Handler handles the requests.
 	Handler http.Handler
 	// Context, unless nil, adds values such as the user to the context of every request.
 	Context func(context.Context) context.Context
 	// Short, unless nil, reports whether the response to a request is short and not streamed. Such
-	// a request is handled in the caller's goroutine, which is cheaper. Its response cannot be
-	// streamed.
+	// a request is handled in the caller's goroutine, which is cheaper, and RoundTrip returns when
+	// the response is complete.
 	Short func(*http.Request) bool
 }
 
-// RoundTrip passes req to the handler and returns once the response header is available.
+// RoundTrip passes req to the handler and returns the response as soon as its header is available.
+// Canceling the context of req cancels that of the handler.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithCancel(req.Context())
 	if t.Context != nil {
@@ -63,6 +65,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	return w.result()
 }
 
+// serve calls the handler and completes the response. A panic of the handler becomes an error of
+// the request.
 func (t *Transport) serve(w *response, req *http.Request) {
 	defer w.finish()
 	defer func() {
@@ -75,11 +79,13 @@ func (t *Transport) serve(w *response, req *http.Request) {
 	t.Handler.ServeHTTP(w, req)
 }
 
-// maxGrow limits the buffer that is allocated for an announced body.
+// maxGrow limits the size, in bytes, of the buffer that is allocated for the Content-Length of a
+// response.
 const maxGrow = 64 << 20
 
-// response implements http.ResponseWriter. It buffers the body until the first flush. A response
-// that is complete before that is returned without a pipe.
+// response implements http.ResponseWriter. It collects the body until the handler flushes it for
+// the first time; from then on the body is streamed through a pipe. A response that is complete
+// before that is returned without a pipe.
 type response struct {
 	req *http.Request
 	// ctx is the handler's context. Data written after it is done is never read.
@@ -103,16 +109,18 @@ type response struct {
 	err      error
 }
 
-// Header implements http.ResponseWriter.
+// Header implements http.ResponseWriter. It returns the headers that the handler may set before the
+// response begins.
 func (w *response) Header() http.Header { return w.header }
 
-// WriteHeader implements http.ResponseWriter.
+// WriteHeader implements http.ResponseWriter. Informational (1xx) responses are ignored.
 func (w *response) WriteHeader(code int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.writeHeader(code)
 }
 
+// writeHeader is WriteHeader for callers that hold mu.
 func (w *response) writeHeader(code int) {
 	if w.code != 0 || code < http.StatusOK && code != http.StatusSwitchingProtocols {
 		return
@@ -124,7 +132,8 @@ func (w *response) writeHeader(code int) {
 	}
 }
 
-// Write implements http.ResponseWriter.
+// Write implements http.ResponseWriter. After the first flush it blocks until the client has read
+// p.
 func (w *response) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	w.writeHeader(http.StatusOK)
@@ -137,7 +146,8 @@ func (w *response) Write(p []byte) (int, error) {
 	return pipe.Write(p)
 }
 
-// Flush implements http.Flusher.
+// Flush implements http.Flusher. The first call starts streaming and lets RoundTrip return. It does
+// nothing for short responses.
 func (w *response) Flush() {
 	w.mu.Lock()
 	w.writeHeader(http.StatusOK)
@@ -161,7 +171,7 @@ func (w *response) Flush() {
 	}
 }
 
-// start lets RoundTrip return. The caller must hold mu.
+// start lets RoundTrip return the response. The caller holds mu.
 func (w *response) start() {
 	if !w.started {
 		w.started = true
@@ -169,12 +179,15 @@ func (w *response) start() {
 	}
 }
 
+// abort makes the request, or reading the rest of its body, fail with err.
 func (w *response) abort(err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.err = err
 }
 
+// finish completes the response after the handler has returned, except if the handler has hijacked
+// the connection.
 func (w *response) finish() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -193,6 +206,7 @@ func (w *response) finish() {
 	w.cancel()
 }
 
+// result returns the response as RoundTrip returns it. The header must be available.
 func (w *response) result() (*http.Response, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -219,13 +233,13 @@ func (w *response) result() (*http.Response, error) {
 	return resp, nil
 }
 
-// stream is a body that is still being written. Closing it cancels the request.
+// stream is the body of a response that is still being written. Closing it cancels the request.
 type stream struct {
 	*io.PipeReader
 	cancel context.CancelFunc
 }
 
-// Close cancels the request.
+// Close cancels the context of the handler and closes the pipe.
 func (s *stream) Close() error {
 	s.cancel()
 	return s.PipeReader.Close()
@@ -270,7 +284,8 @@ func (w *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return server, bufio.NewReadWriter(bufio.NewReader(server), bufio.NewWriter(server)), nil
 }
 
-// connection is a hijacked connection with its read buffer.
+// connection is the client's end of a hijacked connection. Bytes that were read with the response
+// header are in reader.
 type connection struct {
 	net.Conn
 	reader *bufio.Reader
@@ -280,7 +295,7 @@ type connection struct {
 // Read implements net.Conn. It returns buffered data first.
 func (c *connection) Read(p []byte) (int, error) { return c.reader.Read(p) }
 
-// Close cancels the request.
+// Close cancels the context of the handler and closes the connection.
 func (c *connection) Close() error {
 	c.cancel()
 	return c.Conn.Close()

@@ -14,17 +14,17 @@ import (
 	"time"
 )
 
-// Check is a named health check.
+// Check is a named health check. Its name is that in /healthz, /livez or /readyz.
 type Check struct {
 	Name string
 	// Probe returns nil if the check passes. Its context has a timeout of a few seconds.
 	Probe func(ctx context.Context) error
 }
 
-// Ping returns a check that always passes.
+// Ping returns a check that always passes. It shows that the server responds at all.
 func Ping() Check { return Check{"ping", func(context.Context) error { return nil }} }
 
-// Closed returns a check that passes once a channel is closed.
+// Closed returns a check with the name that passes once the channel done is closed.
 func Closed(name string, done <-chan struct{}) Check {
 	return Check{name, func(context.Context) error {
 		select {
@@ -36,7 +36,7 @@ func Closed(name string, done <-chan struct{}) Check {
 	}}
 }
 
-// Grace returns a check that always passes until the given time, and then behaves like c.
+// Grace returns a check that always passes until the time until, and then has the result of c.
 func Grace(c Check, until time.Time) Check {
 	return Check{c.Name, func(ctx context.Context) error {
 		err := c.Probe(ctx)
@@ -47,15 +47,15 @@ func Grace(c Check, until time.Time) Check {
 	}}
 }
 
-// Handler serves the checks below one path.
+// Handler serves one health endpoint and its individual checks below it.
 type Handler struct {
 	path   string
 	checks []Check
 	log    *slog.Logger
 }
 
-// New returns the handler of a path, such as "/livez". log receives the reasons of failures, which
-// are withheld from clients. It may be nil.
+// New returns the handler of a health endpoint with the path, such as "/livez". log receives the
+// reasons of failures, which clients do not see. It may be nil.
 func New(path string, log *slog.Logger, checks ...Check) *Handler {
 	if log == nil {
 		log = slog.Default()
@@ -63,7 +63,8 @@ func New(path string, log *slog.Logger, checks ...Check) *Handler {
 	return &Handler{path: path, checks: checks, log: log}
 }
 
-// ServeHTTP runs all checks, or the one that the path names.
+// ServeHTTP runs all checks, except excluded ones, or only the one that the path names. It responds
+// with 500 if one fails.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	name := strings.TrimSuffix(h.path[1:], "/")

@@ -22,7 +22,8 @@ type Pods struct {
 	log      *slog.Logger
 }
 
-// NewPods returns a reader of the pods that reg serves. log may be nil.
+// NewPods returns a reader of the pods that reg serves. It returns an error if reg does not serve
+// pods. log may be nil.
 func NewPods(reg *registry.Registry, log *slog.Logger) (*Pods, error) {
 	if log == nil {
 		log = slog.Default()
@@ -34,8 +35,9 @@ func NewPods(reg *registry.Registry, log *slog.Logger) (*Pods, error) {
 	return &Pods{resource: resource, log: log}, nil
 }
 
-// Pod returns a pod from the cache without blocking. If it returns false, callers should query the
-// API, because the cache may lag behind. The pod is shared and must not be modified.
+// Pod returns a pod from the watch cache without blocking. It returns false if the pod is not in
+// the cache or unreadable. The cache may lag behind, so callers should then ask the API. The pod is
+// shared and must not be modified.
 func (p *Pods) Pod(namespace, name string) (*corev1.Pod, bool) {
 	e := p.resource.Collection.Cached(p.resource.Key(namespace, name))
 	if e == nil {
@@ -49,8 +51,8 @@ func (p *Pods) Pod(namespace, name string) (*corev1.Pod, bool) {
 	return pod, ok
 }
 
-// ListPods returns the pods of a namespace from the cache. They are shared and must not be
-// modified.
+// ListPods returns the pods of a namespace from the watch cache, without unreadable ones. They are
+// shared and must not be modified.
 func (p *Pods) ListPods(ctx context.Context, namespace string) ([]*corev1.Pod, error) {
 	page, err := p.resource.Collection.List(ctx, store.ListOptions{Prefix: namespace + "/"})
 	if err != nil {
@@ -65,22 +67,23 @@ func (p *Pods) ListPods(ctx context.Context, namespace string) ([]*corev1.Pod, e
 	return pods, nil
 }
 
-// read decodes a pod that is used only once. It logs decoding errors and returns nil.
+// read decodes a pod that the caller uses only once. It logs errors and returns nil.
 func (p *Pods) read(e *store.Entry) *corev1.Pod {
 	obj, err := p.resource.Peek(e)
 	if err != nil {
-		p.log.Error("decoding pod failed, ignoring it", "pod", e.Key(), "err", err)
+		p.log.Error("decoding pod in etcd failed, ignoring it in authorization and admission: repair or delete the pod", "pod", e.Key(), "err", err)
 		return nil
 	}
 	pod, _ := obj.(*corev1.Pod)
 	return pod
 }
 
-// Follow calls set for all pods that are assigned to a node, and again when one of them changes,
-// removed when a pod is deleted, even if it was not passed to set, and listed once all existing
-// pods have been passed to set. If the watch expires, Follow starts again, including the calls of
-// set and listed. Pods for which the function is returns false were deleted in the meantime. All
-// calls are made by one goroutine. Follow returns when ctx is canceled.
+// Follow reports all pods that are assigned to a node, and their changes, until ctx is canceled. It
+// calls set for each such pod and each change, removed when a pod is deleted (even if it was not
+// passed to set), and listed once set was called for all existing pods. listed gets a function that
+// reports whether a pod exists; pods for which it returns false were deleted meanwhile. If the
+// watch expires, Follow starts again with calls of set and listed. All calls are made by one
+// goroutine.
 func (p *Pods) Follow(ctx context.Context, set func(*corev1.Pod), removed func(namespace, name string), listed func(is func(namespace, name string) bool)) error {
 	for ctx.Err() == nil {
 		err := p.follow(ctx, set, removed, listed)
@@ -91,6 +94,7 @@ func (p *Pods) Follow(ctx context.Context, set func(*corev1.Pod), removed func(n
 	return nil
 }
 
+// follow is Follow until the first error, such as store.ErrTooOld.
 func (p *Pods) follow(ctx context.Context, set func(*corev1.Pod), removed func(namespace, name string), listed func(func(namespace, name string) bool)) error {
 	collection := p.resource.Collection
 	page, err := collection.List(ctx, store.ListOptions{})

@@ -26,17 +26,20 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Source implements client.Source for a registry.
+// Source implements client.Source: it feeds informers from the watch cache of the API server in the
+// same process. It is safe for concurrent use.
 type Source struct {
 	registry *registry.Registry
 	log      *slog.Logger
 
 	mu sync.Mutex
-	// keepManagedFields records the kinds for which a consumer needs complete objects.
+	// keepManagedFields contains, for each requested kind, whether an informer needs objects with
+	// their managed fields.
 	keepManagedFields map[schema.GroupVersionKind]*atomic.Bool
 }
 
-// New returns a source for the resources that reg serves.
+// New returns a source for the resources that reg serves. log receives errors about unreadable
+// objects; it may be nil.
 func New(reg *registry.Registry, log *slog.Logger) *Source {
 	if log == nil {
 		log = slog.Default()
@@ -44,7 +47,8 @@ func New(reg *registry.Registry, log *slog.Logger) *Source {
 	return &Source{registry: reg, log: log, keepManagedFields: map[schema.GroupVersionKind]*atomic.Bool{}}
 }
 
-// ListWatch implements client.Source.
+// ListWatch implements client.Source. The objects of the kind are complete, from then on also for
+// Trimmed.
 func (s *Source) ListWatch(gvk schema.GroupVersionKind) (cache.ListerWatcher, bool) {
 	l, ok := s.listWatch(gvk)
 	if !ok {
@@ -54,6 +58,7 @@ func (s *Source) ListWatch(gvk schema.GroupVersionKind) (cache.ListerWatcher, bo
 	return l, true
 }
 
+// listWatch returns a listWatch of a kind, or false if the registry does not serve or store it.
 func (s *Source) listWatch(gvk schema.GroupVersionKind) (*listWatch, bool) {
 	resource := s.registry.Kind(gvk)
 	if resource == nil || resource.Collection == nil {
@@ -74,10 +79,11 @@ func (s *Source) listWatch(gvk schema.GroupVersionKind) (*listWatch, bool) {
 // that are also requested from the Source itself are not trimmed, so that no object is kept twice.
 type Trimmed struct{ source *Source }
 
-// Trimmed returns the source of trimmed objects.
+// Trimmed returns a source of the same objects without managed fields.
 func (s *Source) Trimmed() Trimmed { return Trimmed{s} }
 
-// ListWatch implements client.Source.
+// ListWatch implements client.Source. The objects of the kind have no managed fields, unless the
+// Source itself is asked for the same kind.
 func (t Trimmed) ListWatch(gvk schema.GroupVersionKind) (cache.ListerWatcher, bool) {
 	l, ok := t.source.listWatch(gvk)
 	if !ok {
@@ -97,8 +103,8 @@ type listWatch struct {
 	log               *slog.Logger
 }
 
-// current returns l for the currently served resource: the definition of a custom resource may have
-// changed or been deleted.
+// current returns a copy of l with the resource that is served now, because the definition of a
+// custom resource may have changed. It returns a NotFound error if the kind is not served anymore.
 func (l *listWatch) current() (*listWatch, error) {
 	resource := l.registry.Kind(l.kind)
 	if resource == nil {
@@ -109,18 +115,18 @@ func (l *listWatch) current() (*listWatch, error) {
 	return &again, nil
 }
 
-// List implements cache.ListerWatcher.
+// List implements cache.ListerWatcher. It is ListWithContext without a context.
 func (l *listWatch) List(opts metav1.ListOptions) (runtime.Object, error) {
 	return l.ListWithContext(context.Background(), opts)
 }
 
-// Watch implements cache.ListerWatcher.
+// Watch implements cache.ListerWatcher. It is WatchWithContext without a context.
 func (l *listWatch) Watch(opts metav1.ListOptions) (watch.Interface, error) {
 	return l.WatchWithContext(context.Background(), opts)
 }
 
-// ListWithContext returns all objects. The items of the list are shallow copies of the shared
-// objects.
+// ListWithContext returns a list of all objects that includes all previous writes. The items are
+// shallow copies of the shared objects. The options are ignored.
 func (l *listWatch) ListWithContext(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
 	l, err := l.current()
 	if err != nil {
@@ -148,8 +154,8 @@ func (l *listWatch) ListWithContext(ctx context.Context, _ metav1.ListOptions) (
 	return list, nil
 }
 
-// read decodes the object of an entry. It logs errors and returns nil, so that one undecodable
-// object does not affect the others.
+// read returns the decoded, shared object of an entry. It logs errors and returns nil, so that one
+// unreadable object does not affect the others.
 func (l *listWatch) read(e *store.Entry) api.Object {
 	read := l.resource.Trimmed
 	if l.keepManagedFields.Load() {
@@ -157,13 +163,15 @@ func (l *listWatch) read(e *store.Entry) api.Object {
 	}
 	obj, err := read(e)
 	if err != nil {
-		l.log.Error("decoding object failed, ignoring it", "resource", l.resource.GroupResource().String(), "key", e.Key(), "err", err)
+		l.log.Error("decoding object in etcd failed, informers of this process do not contain it: repair or delete the object", "resource", l.resource.GroupResource().String(), "key", e.Key(), "err", err)
 		return nil
 	}
 	return obj
 }
 
-// WatchWithContext sends the initial objects, if requested, a bookmark, and then all changes.
+// WatchWithContext starts a watch. It first sends the existing objects if opts requests them or
+// contains no resource version, with a bookmark after them if requested, and then all changes. It
+// returns an Expired error if the resource version is too old.
 func (l *listWatch) WatchWithContext(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
 	l, err := l.current()
 	if err != nil {
@@ -202,7 +210,7 @@ func (l *listWatch) WatchWithContext(ctx context.Context, opts metav1.ListOption
 	return s, nil
 }
 
-// stream is one watch.
+// stream is one watch of a listWatch. A goroutine sends its events until it is stopped.
 type stream struct {
 	*listWatch
 	cancel  context.CancelFunc
@@ -210,7 +218,7 @@ type stream struct {
 	running sync.WaitGroup
 }
 
-// ResultChan implements watch.Interface.
+// ResultChan implements watch.Interface. The channel is closed when the watch ends.
 func (s *stream) ResultChan() <-chan watch.Event { return s.events }
 
 // Stop implements watch.Interface. The watch has stopped when it returns.
@@ -219,6 +227,8 @@ func (s *stream) Stop() {
 	s.running.Wait()
 }
 
+// run sends the initial entries, the bookmark at the revision since if streamed is set, and then
+// the changes that w reports. If w fails, it sends an Expired error.
 func (s *stream) run(ctx context.Context, w *store.Watcher, initial []*store.Entry, since int64, streamed bool) {
 	for _, e := range initial {
 		if obj := s.read(e); obj != nil && !s.send(ctx, watch.Event{Type: watch.Added, Object: obj}) {
@@ -251,7 +261,8 @@ func (s *stream) run(ctx context.Context, w *store.Watcher, initial []*store.Ent
 	}
 }
 
-// event converts an event to the form that informers expect.
+// event converts a change to a watch event. It returns false if the object is unreadable. A deleted
+// object has the revision of the deletion.
 func (s *stream) event(e *store.Event) (watch.Event, bool) {
 	if e.Current == nil {
 		obj := s.read(e.Previous)
@@ -273,6 +284,7 @@ func (s *stream) event(e *store.Event) (watch.Event, bool) {
 	return watch.Event{Type: watch.Modified, Object: obj}, true
 }
 
+// send sends an event. It returns false if ctx is done first.
 func (s *stream) send(ctx context.Context, e watch.Event) bool {
 	select {
 	case s.events <- e:

@@ -8,7 +8,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// access contains the metrics of authentication and authorization.
+// access contains the metrics of authentication (users, attempts, authenticated, expiration) and
+// authorization (decisions, authorized). The remaining fields are the metrics of individual label
+// values, which are looked up once because each request counts in them.
 type access struct {
 	users                            *prometheus.CounterVec
 	attempts, decisions              *prometheus.CounterVec
@@ -19,17 +21,20 @@ type access struct {
 	other, email                     prometheus.Counter
 }
 
-// outcome contains the metrics of one result.
+// outcome contains the metrics of one possible result of an authentication or authorization: how
+// often it occurred, and how long that took.
 type outcome struct {
 	n    prometheus.Counter
 	took prometheus.Observer
 }
 
+// count records one result, which took the given time.
 func (o outcome) count(took time.Duration) {
 	o.n.Inc()
 	o.took.Observe(took.Seconds())
 }
 
+// newAccess creates the metrics, without registering them.
 func newAccess() *access {
 	result, buckets := []string{"result"}, prometheus.ExponentialBuckets(0.001, 2, 15)
 	a := &access{
@@ -64,12 +69,14 @@ func newAccess() *access {
 	return a
 }
 
+// collectors returns all metrics for registration.
 func (a *access) collectors() []prometheus.Collector {
 	return []prometheus.Collector{a.users, a.attempts, a.decisions, a.authenticated, a.authorized, a.expiration}
 }
 
-// Authenticated counts an authenticated request. certificate is the client certificate, or nil if
-// the user authenticated in another way.
+// Authenticated counts a request whose user was authenticated. certificate is the client
+// certificate, or nil if the user authenticated in another way. took is how long the authentication
+// took. As in upstream, only some well-known user names are counted by name.
 func (m *Metrics) Authenticated(user string, certificate *x509.Certificate, now time.Time, took time.Duration) {
 	m.access.success.count(took)
 	switch {
@@ -85,13 +92,13 @@ func (m *Metrics) Authenticated(user string, certificate *x509.Certificate, now 
 	}
 }
 
-// Unauthenticated counts a request whose authentication failed.
+// Unauthenticated counts a request whose authentication failed after the time took.
 func (m *Metrics) Unauthenticated(took time.Duration) { m.access.failure.count(took) }
 
 // Decision is the result of an authorization check.
 type Decision int
 
-// Authorization results.
+// The results of authorization checks. Failed means that the authorizer returned an error.
 const (
 	Allowed Decision = iota
 	Denied
@@ -99,7 +106,7 @@ const (
 	Failed
 )
 
-// Authorized counts an authorization result.
+// Authorized counts the result d of an authorization check, which took the given time.
 func (m *Metrics) Authorized(d Decision, took time.Duration) {
 	o := [...]*outcome{Allowed: &m.access.allowed, Denied: &m.access.denied, NoOpinion: &m.access.noOpinion, Failed: &m.access.fail}[d]
 	o.count(took)

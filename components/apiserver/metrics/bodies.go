@@ -7,14 +7,17 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// bodies contains the metrics of request body sizes.
+// bodies contains the metrics of the sizes of request bodies. known caches the metrics by their
+// labels.
 type bodies struct {
 	sizes *prometheus.HistogramVec
 	known sync.Map // of prometheus.Observer by bodyKey
 }
 
+// bodyKey contains the labels of one metric of body sizes.
 type bodyKey struct{ group, resource, verb string }
 
+// newBodies creates the metrics, without registering them.
 func newBodies() *bodies {
 	return &bodies{sizes: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "apiserver_request_body_size_bytes", Help: "[ALPHA] Apiserver request body size in bytes broken out by resource and verb.",
@@ -22,7 +25,8 @@ func newBodies() *bodies {
 	}, []string{"group", "resource", "verb"})}
 }
 
-// Body records the size in bytes of the body of a request for a served resource.
+// Body records the size in bytes of the body of a request for a served resource. It does nothing if
+// m is nil.
 func (m *Metrics) Body(info *apirequest.RequestInfo, size int) {
 	if m == nil {
 		return

@@ -8,14 +8,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// connections contains the metrics of incoming connections, and of connections to kubelets for
-// logs.
+// connections counts failed TLS handshakes of clients, and connections to kubelets for the logs of
+// containers.
 type connections struct {
 	handshakes   prometheus.Counter
 	logs         *prometheus.CounterVec
 	distrustLogs prometheus.Counter
 }
 
+// newConnections creates the metrics, without registering them.
 func newConnections() *connections {
 	return &connections{
 		handshakes: prometheus.NewCounter(prometheus.CounterOpts{
@@ -31,12 +32,13 @@ func newConnections() *connections {
 	}
 }
 
+// collectors returns all metrics for registration.
 func (c *connections) collectors() []prometheus.Collector {
 	return []prometheus.Collector{c.handshakes, c.logs, c.distrustLogs}
 }
 
-// Logs counts a request for a container's log. insecure means that the kubelet's certificate is not
-// verified.
+// Logs counts a request for a container's log. insecure means that the client asked not to verify
+// the kubelet's certificate. It does nothing if m is nil.
 func (m *Metrics) Logs(insecure bool) {
 	if m == nil {
 		return
@@ -48,8 +50,8 @@ func (m *Metrics) Logs(insecure bool) {
 	m.connections.logs.WithLabelValues(usage).Inc()
 }
 
-// LogsDistrusted counts a log request that failed because the kubelet's certificate was not
-// trusted.
+// LogsDistrusted counts a request for a container's log that failed because the kubelet's
+// certificate was not trusted. It does nothing if m is nil.
 func (m *Metrics) LogsDistrusted() {
 	if m != nil {
 		m.connections.distrustLogs.Inc()
@@ -57,17 +59,20 @@ func (m *Metrics) LogsDistrusted() {
 }
 
 // Handshakes returns a writer for the error log of a net/http server. It counts failed TLS
-// handshakes and forwards all lines to log. net/http reports such failures in no other way.
+// handshakes and forwards all lines to log at debug level. net/http reports such failures in no
+// other way.
 func (m *Metrics) Handshakes(log *slog.Logger) io.Writer {
 	return &handshakes{m.connections.handshakes, slog.NewLogLogger(log.Handler(), slog.LevelDebug).Writer()}
 }
 
+// handshakes is the writer that Handshakes returns.
 type handshakes struct {
 	failed prometheus.Counter
 	next   io.Writer
 }
 
-// Write implements io.Writer. It expects one line.
+// Write implements io.Writer. line is one message of net/http, which it counts if it reports a
+// failed TLS handshake.
 func (h *handshakes) Write(line []byte) (int, error) {
 	if bytes.Contains(line, []byte("http: TLS handshake error")) {
 		h.failed.Inc()

@@ -7,7 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// etcd contains the metrics of requests to etcd.
+// etcd contains the metrics of the store: requests to etcd, waits for the watch cache, the initial
+// reads of the cache, and leases. known and waited cache metrics by their labels.
 type etcd struct {
 	duration         *prometheus.HistogramVec
 	requests, errors *prometheus.CounterVec
@@ -18,14 +19,17 @@ type etcd struct {
 	leases           prometheus.Histogram
 }
 
+// etcdKey contains the labels of one metric. The operation is "" in etcd.waited.
 type etcdKey struct{ operation, group, resource string }
 
+// etcdMetrics contains the metrics of one kind of request to etcd.
 type etcdMetrics struct {
 	duration prometheus.Observer
 	requests prometheus.Counter
 	lists    prometheus.Observer // nil unless it is a list
 }
 
+// newEtcd creates the metrics, without registering them.
 func newEtcd() *etcd {
 	labels := []string{"operation", "group", "resource"}
 	buckets := []float64{0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 45, 60}
@@ -54,12 +58,14 @@ func newEtcd() *etcd {
 	}
 }
 
+// collectors returns all metrics for registration.
 func (e *etcd) collectors() []prometheus.Collector {
 	return []prometheus.Collector{e.duration, e.requests, e.errors, e.lists, e.waits, e.fills, e.leases}
 }
 
-// Etcd records a request to etcd: get, list, create, update or delete. It is safe for concurrent
-// use.
+// Etcd records a request of the store to etcd. operation is get, list, create, update or delete,
+// group and resource are those of the objects, and err is the error of a failed request. It is safe
+// for concurrent use.
 func (m *Metrics) Etcd(operation, group, resource string, took time.Duration, err error) {
 	k := etcdKey{operation, group, resource}
 	known, ok := m.etcd.known.Load(k)
@@ -81,8 +87,8 @@ func (m *Metrics) Etcd(operation, group, resource string, took time.Duration, er
 	}
 }
 
-// Waited records a read that waited for the cache to catch up with etcd. It is safe for concurrent
-// use.
+// Waited records a read that waited for the watch cache to catch up with etcd. It is safe for
+// concurrent use.
 func (m *Metrics) Waited(group, resource string, took time.Duration) {
 	k := etcdKey{group: group, resource: resource}
 	known, ok := m.etcd.waited.Load(k)
@@ -92,17 +98,18 @@ func (m *Metrics) Waited(group, resource string, took time.Duration) {
 	known.(prometheus.Observer).Observe(took.Seconds())
 }
 
-// Filled records how long it took to read all objects of a resource into the cache. It is safe for
-// concurrent use.
+// Filled records how long it took to read all objects of a resource from etcd into the watch cache.
+// It is safe for concurrent use.
 func (m *Metrics) Filled(group, resource string, took time.Duration) {
 	m.etcd.fills.WithLabelValues(group, resource).Observe(took.Seconds())
 }
 
-// Leased records the number of objects that share one etcd lease. It is safe for concurrent use.
+// Leased records the number of objects that share one etcd lease because they expire at about the
+// same time. It is safe for concurrent use.
 func (m *Metrics) Leased(objects int) { m.etcd.leases.Observe(float64(objects)) }
 
-// unvalidated returns upstream's counters of validation mismatches, which cannot occur here because
-// each object is validated in only one way.
+// unvalidated returns upstream's counters of mismatches between its two ways of validation. They
+// are always zero, because here each object is validated in only one way.
 func unvalidated() []prometheus.Collector {
 	counter := func(name, help string) prometheus.Collector {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: "apiserver_validation_declarative_validation_" + name, Help: help})

@@ -6,15 +6,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// impersonation contains the metrics of impersonated requests.
+// impersonation contains the metrics of requests with impersonation headers, and of the
+// authorization checks that they require.
 type impersonation struct{ attempts, checks outcomes }
 
-// outcomes contains metrics by mode and decision.
+// outcomes contains the number and the duration of attempts or checks, by impersonation mode and
+// decision (allowed or denied).
 type outcomes struct {
 	n    *prometheus.CounterVec
 	took *prometheus.HistogramVec
 }
 
+// newImpersonation creates the metrics, without registering them.
 func newImpersonation() *impersonation {
 	of := func(name, what string) outcomes {
 		labels := []string{"mode", "decision"}
@@ -34,10 +37,12 @@ func newImpersonation() *impersonation {
 	}
 }
 
+// collectors returns all metrics for registration.
 func (i *impersonation) collectors() []prometheus.Collector {
 	return []prometheus.Collector{i.attempts.n, i.attempts.took, i.checks.n, i.checks.took}
 }
 
+// count records one attempt or check, which took the given time.
 func (o outcomes) count(mode string, allowed bool, took time.Duration) {
 	decision := "denied"
 	if allowed {
@@ -47,13 +52,14 @@ func (o outcomes) count(mode string, allowed bool, took time.Duration) {
 	o.took.WithLabelValues(mode, decision).Observe(took.Seconds())
 }
 
-// Impersonated counts an impersonated request with the mode that allowed it, or no mode if it was
-// not allowed.
+// Impersonated counts a request with impersonation headers. mode is the impersonation mode that
+// allowed it, or "" if none did. took is the time of all authorization checks for it.
 func (m *Metrics) Impersonated(mode string, allowed bool, took time.Duration) {
 	m.impersonation.attempts.count(mode, allowed, took)
 }
 
-// ImpersonationChecked counts one authorization check for an impersonation mode.
+// ImpersonationChecked counts one authorization check for an impersonation mode. Impersonated
+// counts the request itself.
 func (m *Metrics) ImpersonationChecked(mode string, allowed bool, took time.Duration) {
 	m.impersonation.checks.count(mode, allowed, took)
 }

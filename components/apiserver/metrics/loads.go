@@ -2,13 +2,15 @@ package metrics
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// loads contains the numbers of requests in flight and in queues.
+// loads contains the numbers of requests that are being handled (in flight) and that wait in queues
+// of API Priority and Fairness. Long-running requests are not included.
 type loads struct {
 	inflight, queued               *prometheus.GaugeVec
 	readOnly, mutating             prometheus.Gauge
 	queuedReadOnly, queuedMutating prometheus.Gauge
 }
 
+// newLoads creates the metrics, without registering them.
 func newLoads() *loads {
 	l := &loads{
 		inflight: prometheus.NewGaugeVec(prometheus.GaugeOpts{
@@ -24,6 +26,7 @@ func newLoads() *loads {
 	return l
 }
 
+// collectors returns all metrics for registration.
 func (l *loads) collectors() []prometheus.Collector {
 	return []prometheus.Collector{l.inflight, l.queued}
 }

@@ -15,11 +15,12 @@ import (
 	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Metrics contains the metrics of one API server. It is safe for concurrent use.
+// Metrics contains the metrics of one API server in a separate registry. It is safe for concurrent
+// use.
 type Metrics struct {
-	// Served reports whether a resource is served. Requests for other resources are counted without
-	// their names, because clients could use any number of names, and invalid ones. Nil means that
-	// all are served. It must be set before requests arrive.
+	// Served reports whether the resource of a request is served. Requests for other resources are
+	// counted without the resource's name: clients could use any number of names, and each would
+	// create metrics. Nil means that all are served. It must be set before requests arrive.
 	Served func(*apirequest.RequestInfo) bool
 
 	registry      *prometheus.Registry
@@ -38,7 +39,7 @@ type Metrics struct {
 	discoveries   prometheus.Counter
 }
 
-// New returns Metrics, including those of the Go runtime and the process.
+// New returns Metrics whose registry also contains the metrics of the Go runtime and the process.
 func New() *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
@@ -70,15 +71,17 @@ func New() *Metrics {
 	return m
 }
 
-// Registry returns the registry for further metrics of the server.
+// Registry returns the registry, in which other parts of the server register their metrics.
 func (m *Metrics) Registry() *prometheus.Registry { return m.registry }
 
-// Handler returns a handler that serves all metrics.
+// Handler returns a handler that serves all metrics of the registry and those that upstream's
+// libraries register globally.
 func (m *Metrics) Handler() http.Handler {
 	return componentmetrics.Handler(componentmetrics.PageWithLibraries(m.registry))
 }
 
-// scope returns the scope label of a request: resource, namespace or cluster.
+// scope returns the label scope of a request: resource, namespace or cluster, or "" if it is not
+// for a resource.
 func scope(info *apirequest.RequestInfo) string {
 	switch {
 	case !info.IsResourceRequest:
@@ -91,7 +94,9 @@ func scope(info *apirequest.RequestInfo) string {
 	return "cluster"
 }
 
-// verb returns the verb label of a request, in upper case as in upstream.
+// verb returns the label verb of a request in upper case, as in upstream. method is the HTTP
+// method, which is the verb of a request that is not for a resource. Unknown verbs and methods are
+// "other".
 func verb(info *apirequest.RequestInfo, method string) string {
 	if !info.IsResourceRequest {
 		switch method {
@@ -121,7 +126,8 @@ func verb(info *apirequest.RequestInfo, method string) string {
 	return "other"
 }
 
-// InFlight counts a request that is not long-running until the returned function is called.
+// InFlight counts a request that is not long-running as in flight, until the caller calls the
+// returned function.
 func (m *Metrics) InFlight(readOnly bool) func() {
 	g := m.loads.mutating
 	if readOnly {
@@ -131,7 +137,8 @@ func (m *Metrics) InFlight(readOnly bool) func() {
 	return g.Dec
 }
 
-// Queued counts a request that enters or leaves a queue.
+// Queued counts a request that enters (waits is true) or leaves (false) a queue of API Priority and
+// Fairness.
 func (m *Metrics) Queued(readOnly, waits bool) {
 	g := m.loads.queuedMutating
 	if readOnly {
@@ -144,10 +151,11 @@ func (m *Metrics) Queued(readOnly, waits bool) {
 	}
 }
 
-// Discovered counts a rebuild of the discovery documents.
+// Discovered counts that the discovery documents were built again.
 func (m *Metrics) Discovered() { m.discoveries.Inc() }
 
-// Terminated counts a request that the server rejected or aborted to protect itself.
+// Terminated counts a request that the server rejected or aborted to protect itself, for example
+// after a timeout or because of too many requests. code is the response status.
 func (m *Metrics) Terminated(info *apirequest.RequestInfo, method string, code int) {
 	k := runningKey{verb(info, method), info.APIGroup, info.APIVersion, info.Resource, info.Subresource, scope(info)}
 	if unknown(m.Served, info) {
@@ -156,8 +164,9 @@ func (m *Metrics) Terminated(info *apirequest.RequestInfo, method string, code i
 	m.terminated.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "apiserver", strconv.Itoa(code)).Inc()
 }
 
-// ProxyFailed counts a request for an aggregated server that could not be proxied. The metric includes the
-// resource only if the server is known to serve it.
+// ProxyFailed counts a request for an aggregated API that could not be sent to its server. known
+// means that this server is known to serve the resource. Only then the metric contains the
+// resource, which otherwise the client could choose freely. code is the response status.
 func (m *Metrics) ProxyFailed(info *apirequest.RequestInfo, method string, known bool, code int) {
 	k := runningKey{verb: verb(info, method), group: info.APIGroup, version: info.APIVersion, scope: scope(info)}
 	if known {
@@ -166,7 +175,7 @@ func (m *Metrics) ProxyFailed(info *apirequest.RequestInfo, method string, known
 	m.terminated.WithLabelValues(k.verb, k.group, k.version, k.resource, k.subresource, k.scope, "aggregator", strconv.Itoa(code)).Inc()
 }
 
-// Self counts a request that the server sent to itself.
+// Self counts a request that the server sent to itself, with a client within the process.
 func (m *Metrics) Self(info *apirequest.RequestInfo, method string) {
 	if unknown(m.Served, info) || !info.IsResourceRequest {
 		m.self.WithLabelValues(verb(info, method), "", "", "").Inc()
@@ -175,12 +184,13 @@ func (m *Metrics) Self(info *apirequest.RequestInfo, method string) {
 	m.self.WithLabelValues(verb(info, method), info.APIGroup, info.Resource, info.Subresource).Inc()
 }
 
-// Deprecated records the use of a deprecated API.
+// Deprecated records the use of a deprecated API. removed is the release in which it is removed,
+// such as "1.37", or "".
 func (m *Metrics) Deprecated(info *apirequest.RequestInfo, removed string) {
 	m.deprecated.WithLabelValues(info.APIGroup, info.APIVersion, info.Resource, info.Subresource, removed).Set(1)
 }
 
-// Answer describes the response to a request.
+// Answer describes a completed request and its response, for the metrics of requests.
 type Answer struct {
 	// Method is the HTTP method, Code the response status.
 	Method string
@@ -189,11 +199,12 @@ type Answer struct {
 	Size int
 	// Took is the duration from the receipt of the request to the end of the response.
 	Took time.Duration
-	// DryRun is set for dry-run requests, Long for long-running ones.
+	// DryRun is set for dry-run requests, Long for long-running ones such as watches.
 	DryRun, Long bool
 }
 
-// Request records a completed request.
+// Request records a completed request: its number, duration and response size, by verb, resource
+// and status.
 func (m *Metrics) Request(info *apirequest.RequestInfo, a Answer) {
 	k := requestKey{
 		verb: verb(info, a.Method), group: info.APIGroup, version: info.APIVersion, resource: info.Resource,
@@ -218,7 +229,8 @@ func (m *Metrics) Request(info *apirequest.RequestInfo, a Answer) {
 	}
 }
 
-// LongRunning counts a long-running request until the returned function is called.
+// LongRunning counts a long-running request, such as a watch, as active until the caller calls the
+// returned function.
 func (m *Metrics) LongRunning(info *apirequest.RequestInfo, method string) func() {
 	k := runningKey{verb(info, method), info.APIGroup, info.APIVersion, info.Resource, info.Subresource, scope(info)}
 	if unknown(m.Served, info) {
@@ -229,7 +241,8 @@ func (m *Metrics) LongRunning(info *apirequest.RequestInfo, method string) func(
 	return g.Dec
 }
 
-// unknown reports whether a request is for a resource that is not served, see Metrics.Served.
+// unknown reports whether a request is for a resource that is not served according to served. See
+// Metrics.Served.
 func unknown(served func(*apirequest.RequestInfo) bool, info *apirequest.RequestInfo) bool {
 	return info.IsResourceRequest && served != nil && !served(info)
 }

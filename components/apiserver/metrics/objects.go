@@ -8,22 +8,26 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Stored contains the number of a resource's objects and their approximate total size in etcd.
+// Stored contains the numbers of one resource in the store: its objects, their approximate total
+// size in etcd, and counts of cache operations.
 type Stored struct {
 	Group, Resource string
 	Objects, Bytes  int
-	// Counts of cache operations, and the cache's Revision.
+	// Counts are the counts of operations of the resource's watch cache, Revision is the revision
+	// of its current state.
 	store.Counts
 
 	Revision int64
 }
 
-// RegisterStored registers the metrics of stored objects. stored is called on each scrape and must be
-// fast.
+// RegisterStored registers the metrics of stored objects. stored returns the current numbers of all
+// resources. It is called for each scrape and must be fast.
 func (m *Metrics) RegisterStored(stored func() iter.Seq[Stored]) {
 	m.registry.MustRegister(storedCollector(stored))
 }
 
+// storedCollector is the collector of the metrics of stored objects. The function returns the
+// numbers of all resources.
 type storedCollector func() iter.Seq[Stored]
 
 // The metrics of stored objects. The second one is the deprecated name of the first.
@@ -63,14 +67,15 @@ var (
 		"[ALPHA] Counter for consistent reads from cache.", []string{"group", "resource", "success", "fallback"}, nil)
 )
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector. It describes the metrics of stored objects and the
+// watch cache.
 func (c storedCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{resourceObjects, storageObjects, resourceSize, storageEvents, cacheReceived, cacheDispatched, cacheInitializations, cacheRevision, cacheReads, cacheCapacity, listTotal, listFetched, listEvaluated, listReturned, slowWatchers} {
 		ch <- d
 	}
 }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. It sends the metrics of all resources.
 func (c storedCollector) Collect(ch chan<- prometheus.Metric) {
 	for s := range c() {
 		name := s.Resource
@@ -98,8 +103,8 @@ func (c storedCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectLists sends the metrics of lists served from the cache or from etcd. The index label is
-// always empty.
+// collectLists sends the counts l of lists of a resource that were served from one source: from is
+// "watchcache" or "etcd". The label index is always empty.
 func collectLists(ch chan<- prometheus.Metric, s Stored, from string, l store.Lists) {
 	if l.Total == 0 {
 		return

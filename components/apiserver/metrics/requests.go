@@ -7,7 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// requests contains the metrics of requests by verb and resource. It is safe for concurrent use.
+// requests contains the metrics of requests by verb and resource: number, duration, sizes of
+// responses, and active long-running requests. It is safe for concurrent use.
 type requests struct {
 	total    *prometheus.CounterVec
 	duration *prometheus.HistogramVec
@@ -21,14 +22,17 @@ type requests struct {
 	running   map[runningKey]prometheus.Gauge
 }
 
+// requestKey contains the labels of a completed request.
 type requestKey struct {
 	verb, group, version, resource, subresource, scope string
 	dryRun                                             bool
 	code                                               int
 }
 
+// runningKey contains the labels of an active long-running request.
 type runningKey struct{ verb, group, version, resource, subresource, scope string }
 
+// requestMetrics contains the metrics of completed requests with the same labels.
 type requestMetrics struct {
 	total    prometheus.Counter
 	duration prometheus.Observer
@@ -36,9 +40,11 @@ type requestMetrics struct {
 	sli, size prometheus.Observer
 }
 
-// maxKept limits the size of the cache, because clients choose some of the labels.
+// maxKept is the maximum number of cached metrics per kind, because clients choose some of the
+// labels. Further ones are looked up by their labels each time.
 const maxKept = 8192
 
+// newRequests creates the metrics, without registering them.
 func newRequests() *requests {
 	labels := []string{"verb", "group", "version", "resource", "subresource", "scope", "component"}
 	return &requests{
@@ -71,12 +77,13 @@ func newRequests() *requests {
 	}
 }
 
+// collectors returns all metrics for registration.
 func (r *requests) collectors() []prometheus.Collector {
 	return []prometheus.Collector{r.total, r.duration, r.sli, r.sizes, r.watchers}
 }
 
-// of returns the metrics of a completed request. long is set for long-running requests, resource for
-// requests for resources.
+// of returns the metrics for completed requests with the labels k. long means that the requests are
+// long-running, resource that they are for resources.
 func (r *requests) of(k requestKey, long, resource bool) *requestMetrics {
 	r.mu.RLock()
 	m := r.completed[k]
@@ -106,7 +113,7 @@ func (r *requests) of(k requestKey, long, resource bool) *requestMetrics {
 	return m
 }
 
-// longRunning returns the gauge of running long-running requests.
+// longRunning returns the gauge of active long-running requests with the labels k.
 func (r *requests) longRunning(k runningKey) prometheus.Gauge {
 	r.mu.RLock()
 	g := r.running[k]

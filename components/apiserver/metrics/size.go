@@ -9,23 +9,26 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// sizeTimeout limits the status request to an etcd.
+// sizeTimeout is how long a scrape waits for the status of each etcd.
 const sizeTimeout = 2 * time.Second
 
-// RegisterSize registers the metric of the database sizes of etcds, the main one first. They are
-// queried on each scrape.
+// RegisterSize registers the metric of the database sizes of the etcds. The main etcd is the first
+// one. They are queried for each scrape.
 func (m *Metrics) RegisterSize(etcds ...*clientv3.Client) { m.registry.MustRegister(sizes(etcds)) }
 
+// sizeDesc is the metric of an etcd's database size. Its label is etcd-0 for the main etcd, etcd-1
+// for the next one, and so on.
 var sizeDesc = prometheus.NewDesc("apiserver_storage_size_bytes",
 	"[STABLE] Size of the storage database file physically allocated in bytes.", []string{"storage_cluster_id"}, nil)
 
-// sizes implements prometheus.Collector.
+// sizes is the Prometheus collector of the database sizes of the etcds with these clients.
 type sizes []*clientv3.Client
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector. It describes the metric of database sizes.
 func (sizes) Describe(ch chan<- *prometheus.Desc) { ch <- sizeDesc }
 
-// Collect implements prometheus.Collector. It omits an etcd that does not respond.
+// Collect implements prometheus.Collector. It queries each etcd for its database size, and omits
+// those that do not respond.
 func (s sizes) Collect(ch chan<- prometheus.Metric) {
 	for i, client := range s {
 		endpoint := ""

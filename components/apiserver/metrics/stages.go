@@ -6,10 +6,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Stage is a stage of the filter chain.
+// Stage is a step of handling a request whose duration is measured.
 type Stage int
 
-// The stages in their order.
+// The stages in the order in which a request passes through them.
 const (
 	Authentication Stage = iota
 	Audit
@@ -30,6 +30,7 @@ type stages struct {
 	each [len(stageNames)]prometheus.Observer
 }
 
+// newStages creates the metrics, without registering them.
 func newStages() *stages {
 	s := &stages{took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "apiserver_request_filter_duration_seconds", Help: "[ALPHA] Request filter latency distribution in seconds, for each filter type",
@@ -41,5 +42,5 @@ func newStages() *stages {
 	return s
 }
 
-// ObserveStage records how long a request was in a stage.
+// ObserveStage records how long a request was in a stage, without the time in later stages.
 func (m *Metrics) ObserveStage(s Stage, took time.Duration) { m.stages.each[s].Observe(took.Seconds()) }

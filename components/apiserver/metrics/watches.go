@@ -7,13 +7,15 @@ import (
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// watches contains the metrics of watch events.
+// watches contains the metrics of watches: number and sizes of events, initial objects, and the
+// duration of streamed lists.
 type watches struct {
 	events      *prometheus.CounterVec
 	initial     *prometheus.CounterVec
 	sizes, list *prometheus.HistogramVec
 }
 
+// newWatches creates the metrics, without registering them.
 func newWatches() *watches {
 	labels := []string{"group", "version", "resource"}
 	return &watches{
@@ -31,17 +33,19 @@ func newWatches() *watches {
 	}
 }
 
+// collectors returns all metrics for registration.
 func (w *watches) collectors() []prometheus.Collector {
 	return []prometheus.Collector{w.events, w.initial, w.sizes, w.list}
 }
 
-// Watch counts the events of one watch. The zero value does nothing.
+// Watch counts the events of the watches of one resource. The zero value does nothing.
 type Watch struct {
 	events prometheus.Counter
 	sizes  prometheus.Observer
 }
 
-// Watch returns the metrics for a watch of a served resource.
+// Watch returns the metrics with which a watch of a served resource counts its events. It may be
+// called on nil.
 func (m *Metrics) Watch(info *apirequest.RequestInfo) Watch {
 	if m == nil {
 		return Watch{}
@@ -52,7 +56,7 @@ func (m *Metrics) Watch(info *apirequest.RequestInfo) Watch {
 	}
 }
 
-// Event counts an event with its size in bytes.
+// Event counts an event that was sent to the client, with its size in bytes.
 func (w Watch) Event(size int) {
 	if w.events == nil {
 		return
@@ -61,14 +65,15 @@ func (w Watch) Event(size int) {
 	w.sizes.Observe(float64(size))
 }
 
-// Initial counts the initial objects of a watch.
+// Initial counts the existing objects with which a watch starts. It does nothing if m is nil.
 func (m *Metrics) Initial(info *apirequest.RequestInfo, objects int) {
 	if m != nil && objects > 0 {
 		m.watches.initial.WithLabelValues(info.APIGroup, info.Resource).Add(float64(objects))
 	}
 }
 
-// Listed records the duration of a streamed list.
+// Listed records how long it took to send the initial objects of a watch that streams a list
+// (sendInitialEvents). It does nothing if m is nil.
 func (m *Metrics) Listed(info *apirequest.RequestInfo, took time.Duration) {
 	if m != nil {
 		m.watches.list.WithLabelValues(info.APIGroup, info.APIVersion, info.Resource, scope(info)).Observe(took.Seconds())

@@ -17,10 +17,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Media is an encoding.
+// Media is the encoding of a request or response body.
 type Media uint8
 
-// Encodings
+// The encodings of API objects.
 const (
 	JSON Media = iota
 	YAML
@@ -34,7 +34,7 @@ const (
 	TypeProtobuf = "application/vnd.kubernetes.protobuf"
 )
 
-// String returns the media type.
+// String returns the media type, such as "application/json".
 func (m Media) String() string {
 	switch m {
 	case YAML:
@@ -45,10 +45,11 @@ func (m Media) String() string {
 	return TypeJSON
 }
 
-// As is the representation of an object.
+// As is the representation of objects in a response.
 type As uint8
 
-// Objects are sent unchanged, as rows of a table, or as partial metadata.
+// The representations: the object itself, a table with a row per object, the metadata of an object or
+// of the items of a list, and aggregated discovery.
 const (
 	Object As = iota
 	Table
@@ -58,7 +59,8 @@ const (
 	Aggregated
 )
 
-// Format is the negotiated format of a response.
+// Format is the format of a response as negotiated with the Accept header: encoding and
+// representation.
 type Format struct {
 	Media Media
 	As    As
@@ -71,10 +73,10 @@ type Format struct {
 
 // Endpoint describes the formats that an endpoint supports.
 type Endpoint struct {
-	// Protobuf means that objects have a protobuf encoding.
+	// Protobuf is set if the objects have a protobuf encoding.
 	Protobuf bool
-	// Metadata means that objects have metadata, so tables and partial metadata are supported.
-	// Tableless excludes tables.
+	// Metadata is set if the objects have metadata, so that the client may request tables and partial
+	// metadata. Tableless excludes tables.
 	Metadata, Tableless bool
 	// Aggregated means that aggregated discovery is supported.
 	Aggregated bool
@@ -85,14 +87,15 @@ type Endpoint struct {
 	Routed, Streams bool
 }
 
-// Clients send the same header with each request, so the results are cached, up to a limit.
+// cacheKey identifies a cached result. Clients send the same Accept header with each request, so
+// results are cached, up to a limit.
 type cacheKey struct {
 	header   string
 	endpoint Endpoint
 }
 
-// Negotiator negotiates formats and caches the results. The zero value is ready to use. It is safe
-// for concurrent use.
+// Negotiator determines response formats from Accept headers and caches the results. The zero value
+// is ready to use. It is safe for concurrent use.
 type Negotiator struct {
 	mu    sync.RWMutex
 	known map[cacheKey]Format
@@ -100,7 +103,8 @@ type Negotiator struct {
 
 const maxKnown = 512
 
-// Response negotiates the format of the response to req.
+// Response returns the format of the response to req: the first one in the Accept header that the
+// endpoint supports. It returns an error 406 if there is none.
 func (n *Negotiator) Response(req *http.Request, endpoint Endpoint) (Format, error) {
 	key := cacheKey{req.Header.Get("Accept"), endpoint}
 	n.mu.RLock()
@@ -123,6 +127,8 @@ func (n *Negotiator) Response(req *http.Request, endpoint Endpoint) (Format, err
 	return f, nil
 }
 
+// accept returns the first format in an Accept header that the endpoint supports. An empty header
+// means JSON.
 func accept(header string, endpoint Endpoint) (Format, bool) {
 	if header == "" {
 		return Format{Version: "v1"}, true
@@ -151,7 +157,8 @@ func accept(header string, endpoint Endpoint) (Format, bool) {
 	return Format{}, false
 }
 
-// offer reports whether the endpoint supports a media type with these parameters.
+// offer returns the format for a media type with parameters such as as=Table. It returns false if
+// the endpoint does not support it.
 func offer(media Media, params map[string]string, endpoint Endpoint) (Format, bool) {
 	f := Format{Media: media, Version: "v1"}
 	switch {
@@ -194,8 +201,8 @@ func offer(media Media, params map[string]string, endpoint Endpoint) (Format, bo
 	return f, false
 }
 
-// pretty reports whether JSON should be indented: on request, or for browsers and command-line HTTP
-// clients.
+// pretty reports whether a JSON response should be indented: if the query requests it, or for
+// browsers, curl and wget.
 func pretty(req *http.Request) bool {
 	if strings.Contains(req.URL.RawQuery, "pretty") {
 		if s := req.URL.Query().Get("pretty"); s != "" {
@@ -207,7 +214,8 @@ func pretty(req *http.Request) bool {
 	return strings.HasPrefix(agent, "curl") || strings.HasPrefix(agent, "Wget") || strings.HasPrefix(agent, "Mozilla/5.0")
 }
 
-// Body returns the encoding of the request body.
+// Body returns the encoding of the request body according to its Content-Type; JSON if there is
+// none. protobuf is set if the endpoint accepts protobuf. It returns an error 415 for other types.
 func Body(req *http.Request, protobuf bool) (Media, error) {
 	header := req.Header.Get("Content-Type")
 	switch header {
@@ -247,12 +255,15 @@ func supported(e Endpoint) []string {
 	return out
 }
 
-// statusError is an error with a Status.
+// statusError is an error that contains the Status to send to the client. It implements
+// apierrors.APIStatus.
 type statusError struct{ status metav1.Status }
 
 func (e *statusError) Error() string         { return e.status.Message }
 func (e *statusError) Status() metav1.Status { return e.status }
 
+// notAcceptable returns upstream's error 406 for an Accept header that contains no format that the
+// endpoint supports.
 func notAcceptable(header string, e Endpoint) error {
 	types := []string{TypeJSON, TypeYAML, TypeProtobuf}
 	if e.Routed && !Named(header, types...) {
@@ -276,12 +287,13 @@ func notAcceptable(header string, e Endpoint) error {
 	return NotAcceptable(fmt.Sprintf("only the following media types are accepted: %s", strings.Join(supported(e), ", ")))
 }
 
-// Named reports whether an Accept header contains one of types or a wildcard, regardless of
-// parameters.
+// Named reports whether an Accept header contains one of the media types or */*, regardless of
+// parameters. It returns true for an empty header.
 func Named(header string, types ...string) bool {
 	return header == "" || named(header, append(types, "*/*"))
 }
 
+// named reports whether a header contains one of the media types, regardless of parameters.
 func named(header string, types []string) bool {
 	for clause := range strings.SplitSeq(header, ",") {
 		name, _, _ := strings.Cut(clause, ";")
@@ -292,8 +304,8 @@ func named(header string, types []string) bool {
 	return false
 }
 
-// NoRoute returns the error for an Accept header that contains none of the types that a path
-// serves.
+// NoRoute returns the error 406 of upstream's router for an Accept header that contains none of
+// types, the media types that a path serves.
 func NoRoute(types ...string) error {
 	return &statusError{metav1.Status{
 		Status:  metav1.StatusFailure,
@@ -304,7 +316,9 @@ func NoRoute(types ...string) error {
 	}}
 }
 
-// Patch returns the media type of a patch, which must be one of taken. routed is as in Endpoint.
+// Patch returns the media type of a patch from the Content-Type. It returns an error 415 unless the
+// type is one of taken. routed is set for built-in resources, for which upstream has another
+// message.
 func Patch(req *http.Request, routed bool, taken []string) (string, error) {
 	header := req.Header.Get("Content-Type")
 	if routed && !named(header, taken) {
@@ -323,7 +337,8 @@ func Patch(req *http.Request, routed bool, taken []string) (string, error) {
 	return media, nil
 }
 
-// NotAcceptable returns the error for a response that is not available in the requested format.
+// NotAcceptable returns the error 406 with a message, for a response that is not available in the
+// format that the client accepts.
 func NotAcceptable(message string) error {
 	return &statusError{metav1.Status{
 		Status:  metav1.StatusFailure,
@@ -333,7 +348,7 @@ func NotAcceptable(message string) error {
 	}}
 }
 
-// unsupported returns the error for a body of an unsupported format.
+// unsupported returns the error 415 for a request body that has none of the accepted media types.
 func unsupported(accepted []string) error {
 	return &statusError{metav1.Status{
 		Status:  metav1.StatusFailure,

@@ -12,34 +12,39 @@ import (
 	"strings"
 )
 
-// Aggregation provides the documents of other servers. Its methods must be safe for concurrent use.
+// Aggregation provides the OpenAPI documents of aggregated API servers. Its methods must be safe
+// for concurrent use.
 type Aggregation interface {
-	// Generation changes when the documents may have changed.
+	// Generation returns a number that is different when the documents may have changed.
 	Generation() uint64
-	// OpenAPIV3 returns the URLs of the v3 documents, by group and version in the form
-	// "apis/GROUP/VERSION". whole is false if a server did not respond, which may be temporary.
+	// OpenAPIV3 returns the URLs of the servers' v3 documents. The keys are "apis/GROUP/VERSION".
+	// whole is false if a server did not respond, so that a part may be missing temporarily.
 	OpenAPIV3(ctx context.Context) (paths map[string]string, whole bool)
-	// OpenAPIV3Handler returns the handler of one of these documents, or nil if it is not that of
-	// another server.
+	// OpenAPIV3Handler returns a handler that serves the v3 document with this name
+	// ("apis/GROUP/VERSION") from the server that provides it, or nil if no aggregated server does.
 	OpenAPIV3Handler(name string) http.Handler
-	// OpenAPIV2 returns the additions to the v2 document. whole is as for OpenAPIV3.
+	// OpenAPIV2 returns what each server adds to the v2 document. whole has the same meaning as for
+	// OpenAPIV3.
 	OpenAPIV2(ctx context.Context) (parts []Part, whole bool)
 }
 
-// Part is what another server adds to the v2 document.
+// Part is what one aggregated server adds to the v2 document: paths, and the schemas (definitions)
+// that they use.
 type Part struct {
 	Paths       map[string]json.RawMessage
 	Definitions map[string]json.RawMessage
-	// Hidden are paths of its document that do not belong to its groups and are not added.
+	// Hidden contains paths of the server's document that do not belong to its API groups. They are
+	// not added, and neither are definitions that only they use.
 	Hidden map[string]json.RawMessage
 }
 
-// Aggregate sets the source of other servers' documents. It must be called before the handler
-// serves requests.
+// Aggregate sets the source of the documents of aggregated servers. It must be called before the
+// handler serves requests.
 func (h *Handler) Aggregate(a Aggregation) { h.aggregation = a }
 
-// merge adds the documents of other servers to an overall document. It returns nil if there is
-// nothing to add. whole is false if something may be missing.
+// merge adds the documents of aggregated servers to data, the v2 document or the list of v3
+// documents at path. It returns nil for other paths and if there is nothing to add. whole is false
+// if something may be missing, because a server did not respond.
 func (h *Handler) merge(ctx context.Context, path string, data []byte) (merged []byte, whole bool, err error) {
 	// The result is cached for all clients, so it must not be canceled together with this request.
 	ctx = context.WithoutCancel(ctx)
@@ -59,9 +64,10 @@ func (h *Handler) merge(ctx context.Context, path string, data []byte) (merged [
 	return merged, whole, err
 }
 
-// mergeV2 adds paths, the definitions that they refer to, and unreferenced definitions. Other
-// servers may contain types of other releases: a definition whose name exists already is added as
-// NAME_v2, unless both are equal.
+// mergeV2 adds the paths of other servers to a v2 document, with the definitions that they refer to
+// and definitions that nothing refers to. Existing paths are kept. Other servers may contain types
+// of other releases: a definition whose name exists already is added as NAME_v2, unless both are
+// equal.
 func mergeV2(data []byte, parts []Part) ([]byte, error) {
 	var doc map[string]json.RawMessage
 	var paths, definitions map[string]json.RawMessage
@@ -115,8 +121,9 @@ func mergeV2(data []byte, parts []Part) ([]byte, error) {
 	return json.Marshal(doc)
 }
 
-// conflictRenames returns new names for those wanted definitions whose names exist already for different
-// definitions. document contains all definitions that wanted ones may refer to.
+// conflictRenames returns new names for those wanted definitions whose names exist already for
+// different definitions. existing are the definitions of the merged document, document those of the
+// added document, to which the wanted ones may refer.
 func conflictRenames(existing, document, wanted map[string]json.RawMessage) map[string]string {
 	out := map[string]string{}
 	for name, definition := range wanted {
@@ -138,7 +145,8 @@ func conflictRenames(existing, document, wanted map[string]json.RawMessage) map[
 	return out
 }
 
-// sameDefinition compares definitions, except for their kinds.
+// sameDefinition reports whether two definitions are equal, apart from the extension that names
+// their kinds.
 func sameDefinition(a, b json.RawMessage) bool {
 	var of [2]map[string]any
 	for i, raw := range []json.RawMessage{a, b} {
@@ -150,7 +158,8 @@ func sameDefinition(a, b json.RawMessage) bool {
 	return reflect.DeepEqual(of[0], of[1])
 }
 
-// renameReferences replaces the names of renamed models in references.
+// renameReferences replaces the names of definitions in all references in raw. renamed maps old to
+// new names.
 func renameReferences(raw json.RawMessage, renamed map[string]string) json.RawMessage {
 	if len(renamed) == 0 {
 		return raw
@@ -164,7 +173,7 @@ func renameReferences(raw json.RawMessage, renamed map[string]string) json.RawMe
 	})
 }
 
-// references returns the names of the models to which JSON refers.
+// references returns the names of the definitions to which the JSON refers.
 func references(raw []byte) []string {
 	var out []string
 	for _, m := range reference.FindAllSubmatch(raw, -1) {
@@ -173,6 +182,7 @@ func references(raw []byte) []string {
 	return out
 }
 
+// mergeV3 adds the URLs of other servers' documents, by name, to the list of v3 documents.
 func mergeV3(data []byte, others map[string]string) ([]byte, error) {
 	var doc struct {
 		Paths map[string]map[string]string `json:"paths"`
@@ -186,7 +196,7 @@ func mergeV3(data []byte, others map[string]string) ([]byte, error) {
 	return json.Marshal(doc)
 }
 
-// contentETag returns an ETag based on the content.
+// contentETag returns an ETag that is a hash of the content.
 func contentETag(data []byte) string {
 	return fmt.Sprintf("%q", strings.ToUpper(fmt.Sprintf("%x", sha256.Sum256(data))))
 }

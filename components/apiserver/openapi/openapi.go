@@ -30,45 +30,49 @@ import (
 	"hyperkube/components/apiserver/request"
 )
 
+// packed contains the generated schemas of all published kinds, compressed. See unpack.
+//
 //go:generate ../../../scripts/generate-openapi
 //go:embed schemas.json.zst
 var packed []byte
 
-// Registry provides the served resources.
+// Registry provides the resources that the server currently serves, and their groups and versions.
 type Registry interface {
 	Resources() []*registry.Resource
 	GroupVersions() []schema.GroupVersion
 }
 
-// Handler serves /openapi/v2, /openapi/v3 and the paths below it.
+// Handler serves the OpenAPI documents at /openapi/v2, /openapi/v3 and the paths below it. It
+// builds each document at its first request and caches it.
 type Handler struct {
 	registry    Registry
 	version     string
 	aggregation Aggregation
 
 	mu sync.Mutex // guards all fields below
-	// documents is a cache by path and format. It is cleared when the served resources change.
+	// documents is the cache of built documents. The key is the path and the format. It is cleared
+	// when the served resources change.
 	documents map[string]*document
 	served    []*registry.Resource
-	// generation of the aggregation when the documents were made.
+	// generation is the generation of the aggregation when the documents were built.
 	generation uint64
 }
 
-// document is one document in one format.
+// document is a built document in one format.
 type document struct {
 	data []byte
 	etag string
 	made time.Time
-	// until is when the document must be rebuilt because another server did not respond. Zero means
-	// only when the served resources change.
+	// until is when the document must be built again because an aggregated server did not respond.
+	// Zero means that it is valid until the served resources change.
 	until time.Time
 }
 
-// incompleteTTL is how long a document without another server's part is cached.
+// incompleteTTL is how long a document that lacks the part of an unresponsive server is cached.
 const incompleteTTL = 30 * time.Second
 
-// New returns a handler for the resources of reg. The documents contain the minor version of
-// version, e.g. "1.37" for "v1.37.2".
+// New returns a handler for the resources of reg. version is the server's version: the documents
+// contain its minor version, e.g. "1.37" for "v1.37.2".
 func New(reg Registry, version string) *Handler {
 	if parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3); len(parts) == 3 {
 		version = parts[0] + "." + parts[1]
@@ -86,7 +90,9 @@ const (
 	mimeProtoV3Old = "application/com.github.proto-openapi.spec.v3@v1.0+protobuf"
 )
 
-// ServeHTTP implements http.Handler.
+// ServeHTTP serves the document at the request's path, in JSON or Protobuf. Clients can avoid
+// downloads with ETags, and with the hash in the URLs of v3 documents. It forwards requests for v3
+// documents of aggregated servers.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	switch r.URL.Path {
@@ -166,7 +172,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	request.SendLater(w, 0, func() { _, _ = w.Write(doc.data) })
 }
 
-// known reports whether the client already has the document.
+// known reports whether the client already has this version of the document, according to the
+// request's headers.
 func (d *document) known(h http.Header) bool {
 	if match := h.Get("If-None-Match"); match != "" {
 		return match == "*" || strings.Contains(match, d.etag)
@@ -175,7 +182,8 @@ func (d *document) known(h http.Header) bool {
 	return err == nil && !d.made.Truncate(time.Second).After(since)
 }
 
-// acceptable reports whether v2 is available in one of the formats in accept.
+// acceptable reports whether the v2 document is available in one of the formats of an Accept
+// header.
 func acceptable(accept string) bool {
 	if accept == "" {
 		return true
@@ -190,6 +198,8 @@ func acceptable(accept string) bool {
 	return false
 }
 
+// wantsProto reports whether the first supported format in an Accept header is Protobuf, for the v2
+// document.
 func wantsProto(accept string) bool {
 	for part := range strings.SplitSeq(accept, ",") {
 		// Package mime does not accept "@".
@@ -204,7 +214,8 @@ func wantsProto(accept string) bool {
 	return false
 }
 
-// formatV3 returns the format of a v3 document for an Accept header, or "" if none is acceptable.
+// formatV3 returns the media type in which a v3 document is sent for an Accept header. It returns
+// "" if no format is acceptable.
 func formatV3(accept string) string {
 	if accept == "" {
 		return mimeJSON
@@ -223,8 +234,9 @@ func formatV3(accept string) string {
 	return ""
 }
 
-// document returns a document from the cache, or builds it. It returns nil if there is no document
-// at that path.
+// document returns the document at a path in the format form, from the cache or newly built. It
+// returns nil if there is no document at that path. It drops the cache if the served resources or
+// aggregated documents have changed.
 func (h *Handler) document(ctx context.Context, path, form string) (*document, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -268,7 +280,7 @@ func (h *Handler) document(ctx context.Context, path, form string) (*document, e
 	return doc, nil
 }
 
-// protobuf converts a JSON document to gnostic's protobuf form.
+// protobuf converts a JSON document to the Protobuf format form, which the library gnostic defines.
 func protobuf(form string, data []byte) ([]byte, error) {
 	if form == mimeProtoV3 {
 		doc, err := openapi_v3.ParseDocument(data)
@@ -284,8 +296,9 @@ func protobuf(form string, data []byte) ([]byte, error) {
 	return proto.Marshal(doc)
 }
 
-// etag returns an ETag based on the inputs of a document, so that the document need not be built
-// for it.
+// etag returns the ETag of the document at a path. It is a hash of what determines the document, so
+// that the list of v3 documents can contain the hashes of all documents without building them. The
+// caller must hold h.mu.
 func (h *Handler) etag(path string) string {
 	sum := sha256.New()
 	sum.Write(packed)
@@ -301,6 +314,8 @@ func (h *Handler) etag(path string) string {
 	return fmt.Sprintf("%q", strings.ToUpper(fmt.Sprintf("%x", sum.Sum(nil))))
 }
 
+// groupPath returns the path of a group and version without leading slash, such as "apis/apps/v1"
+// or "api/v1". It is also the name of the v3 document.
 func groupPath(gv schema.GroupVersion) string {
 	if gv.Group == "" {
 		return "api/" + gv.Version
@@ -308,6 +323,8 @@ func groupPath(gv schema.GroupVersion) string {
 	return "apis/" + gv.Group + "/" + gv.Version
 }
 
+// make builds the JSON document at a path, without the parts of aggregated servers. It returns nil
+// if there is none. The caller must hold h.mu.
 func (h *Handler) make(path string) ([]byte, error) {
 	switch path {
 	case "/openapi/v2":
@@ -322,7 +339,8 @@ func (h *Handler) make(path string) ([]byte, error) {
 	return nil, nil
 }
 
-// index returns the list of v3 documents.
+// index returns the list of v3 documents with their URLs, which contain the hashes of the
+// documents.
 func (h *Handler) index() ([]byte, error) {
 	paths := map[string]any{}
 	for name := range h.sections() {
@@ -332,12 +350,13 @@ func (h *Handler) index() ([]byte, error) {
 	return json.Marshal(map[string]any{"paths": paths})
 }
 
-// security describes the authentication of clients.
+// security is the part of the v3 documents that describes how clients authenticate.
 var security = members{{"BearerToken", members{
 	{"type", "apiKey"}, {"description", "Bearer Token authentication"}, {"name", "authorization"}, {"in", "header"},
 }}}
 
-// documentV3 returns the v3 document of a group and version.
+// documentV3 builds the v3 document of a group and version. name is the name of the document. gv is
+// nil for documents about paths that are not resources.
 func (h *Handler) documentV3(name string, gv *schema.GroupVersion) ([]byte, error) {
 	schemas, err := unpack()
 	if err != nil {
@@ -372,8 +391,9 @@ func (h *Handler) documentV3(name string, gv *schema.GroupVersion) ([]byte, erro
 	return json.Marshal(members{{"openapi", "3.0.0"}, {"info", info}, {"paths", items}, {"components", components}})
 }
 
-// kindsOfGroup removes those kinds of a model that do not belong to the group and version of a v3
-// document. Common models, such as DeleteOptions, have a kind in every group.
+// kindsOfGroup returns a schema without those kinds in its extension
+// x-kubernetes-group-version-kind that do not belong to the group and version of a v3 document.
+// Common types, such as DeleteOptions, have a kind in every group. A nil gv keeps all.
 func (h *Handler) kindsOfGroup(model json.RawMessage, gv *schema.GroupVersion) (json.RawMessage, error) {
 	at := bytes.Index(model, []byte(`"`+kindExtension+`":`))
 	if at < 0 || gv == nil {
@@ -416,12 +436,12 @@ func (h *Handler) kindsOfGroup(model json.RawMessage, gv *schema.GroupVersion) (
 	return append(out, "]}"...), nil
 }
 
-// info returns the title and version of the documents.
+// info returns the part info of the documents: title and version.
 func (h *Handler) info() members {
 	return members{{"title", "Kubernetes"}, {"version", h.version}}
 }
 
-// documentV2 returns the v2 document.
+// documentV2 builds the v2 document, which contains all groups and versions.
 func (h *Handler) documentV2() ([]byte, error) {
 	schemas, err := unpack()
 	if err != nil {
@@ -450,6 +470,9 @@ func (h *Handler) documentV2() ([]byte, error) {
 	})
 }
 
+// unpack decompresses the generated schemas. The result is by OpenAPI version ("v2" or "v3") and
+// name. It is a new copy, which the caller may modify. The schemas are not kept in memory between
+// builds.
 func unpack() (map[string]map[string]json.RawMessage, error) {
 	zip, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1))
 	if err != nil {
@@ -467,9 +490,11 @@ func unpack() (map[string]map[string]json.RawMessage, error) {
 	return schemas, nil
 }
 
+// reference matches a reference to a schema in JSON. The submatch is the schema's name.
 var reference = regexp.MustCompile(`"\$ref":\s*"#/(?:definitions|components/schemas)/([^"]+)"`)
 
-// closure returns the named models and all models to which they refer.
+// closure returns the schemas with the given names and all schemas to which they refer, directly or
+// indirectly. It ignores names that do not exist.
 func closure(all map[string]json.RawMessage, names []string) map[string]json.RawMessage {
 	out := map[string]json.RawMessage{}
 	for len(names) > 0 {

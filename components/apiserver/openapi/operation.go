@@ -13,45 +13,51 @@ import (
 	"strings"
 )
 
-// operation is an API operation, independent of the OpenAPI version.
+// operation is an API operation (a method at a path), in a form that is independent of the OpenAPI
+// version.
 type operation struct {
 	path, method string
 	id, text     string
 	tag          string
 	action       string // "" for paths that are not resources
 	kind         groupVersionKind
-	// consumes and produces are media types.
+	// consumes and produces are the media types of the request body and the response.
 	consumes, produces []string
 	parameters         []parameter
-	// body is the model of the request body, or "" if there is none.
+	// body is the name of the schema of the request body, or "" if there is none.
 	body         string
 	bodyRequired bool
-	// answer is the model of the response, or "" for text.
+	// answer is the name of the schema of the response, or "" for text.
 	answer string
-	// answers are status codes in addition to 200, e.g. 201.
+	// answers are the status codes of successful responses in addition to 200, e.g. 201.
 	answers []int
 }
 
+// groupVersionKind is the kind that an operation returns or changes.
 type groupVersionKind struct{ group, version, kind string }
 
-// parameter is a query or path parameter.
+// parameter is a query or path parameter (in) with its type (kind) and description (text).
 type parameter struct{ name, in, kind, text string }
 
+// answerTexts are the descriptions of responses by status code.
 var answerTexts = map[int]string{200: "OK", 201: "Created", 202: "Accepted", 401: "Unauthorized"}
 
-// paths collects the operations of a document.
+// paths collects the operations of a document while it is built.
 type paths struct {
 	v3 bool
-	// operations by path, in the order of addition.
+	// operations are the operations by path, in the order in which they were added.
 	operations map[string][]*operation
-	// models are the schemas to which the operations refer.
+	// models are the names of the schemas to which the operations refer.
 	models []string
-	// custom contains the schemas of custom resources.
+	// custom contains the schemas of custom resources by name. Those of built-in kinds are in
+	// packed.
 	custom map[string]json.RawMessage
 }
 
+// newPaths returns paths without operations, for a v3 document or the v2 document.
 func newPaths(v3 bool) *paths { return &paths{v3: v3, operations: map[string][]*operation{}} }
 
+// add adds an operation, and the schemas of its request body and response.
 func (p *paths) add(op *operation) {
 	p.operations[op.path] = append(p.operations[op.path], op)
 	for _, model := range []string{op.body, op.answer} {
@@ -61,21 +67,23 @@ func (p *paths) add(op *operation) {
 	}
 }
 
-// with adds the schemas of custom resources to all. The caller must own the map.
+// with adds the schemas of custom resources to all and returns it. It modifies all.
 func (p *paths) with(all map[string]json.RawMessage) map[string]json.RawMessage {
 	maps.Copy(all, p.custom)
 	return all
 }
 
-// members are the members of a JSON object in a fixed order, so that equal documents are equal byte
-// for byte.
+// members are the members of a JSON object in a fixed order. Because of the order, documents with
+// the same content are the same byte for byte.
 type members []member
 
+// member is a name and value in a JSON object.
 type member struct {
 	name  string
 	value any
 }
 
+// MarshalJSON implements json.Marshaler. It keeps the order of the members.
 func (m members) MarshalJSON() ([]byte, error) {
 	var out bytes.Buffer
 	out.WriteByte('{')
@@ -95,7 +103,7 @@ func (m members) MarshalJSON() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// encode is json.Marshal without HTML escapes.
+// encode returns the JSON of v like json.Marshal, but does not escape HTML characters.
 func encode(v any) ([]byte, error) {
 	var out bytes.Buffer
 	e := json.NewEncoder(&out)
@@ -106,10 +114,11 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSuffix(out.Bytes(), []byte("\n")), nil
 }
 
-// methods is the order of methods in a path item.
+// methods are the HTTP methods in the order in which a document contains the operations of a path.
 var methods = []string{"get", "put", "post", "delete", "options", "head", "patch"}
 
-// items returns the path items by path. It adds shared v2 parameters to shared, by name.
+// items returns the part paths of the document: the operations and common parameters of each path.
+// It adds parameters that several operations of a v2 document use to shared, by name.
 func (p *paths) items(shared map[string]any) (map[string]any, error) {
 	out := make(map[string]any, len(p.operations))
 	for path, ops := range p.operations {
@@ -143,9 +152,11 @@ func (p *paths) items(shared map[string]any) (map[string]any, error) {
 	return out, nil
 }
 
+// nameIn identifies a parameter by its name and place (query or path).
 type nameIn struct{ name, in string }
 
-// commonParameters returns the parameters that all operations of a path have.
+// commonParameters returns the parameters that all operations of a path have. The document contains
+// them once for the path.
 func commonParameters(ops []*operation) map[nameIn]parameter {
 	count := map[nameIn]int{}
 	common := map[nameIn]parameter{}
@@ -160,11 +171,14 @@ func commonParameters(ops []*operation) map[nameIn]parameter {
 	return common
 }
 
+// sorted sorts parameters in place by name and returns them.
 func sorted(all []parameter) []parameter {
 	slices.SortFunc(all, func(a, b parameter) int { return cmp.Or(strings.Compare(a.name, b.name), strings.Compare(a.in, b.in)) })
 	return all
 }
 
+// item returns the JSON object of one operation. common are the parameters that the path contains
+// for all operations. See items for shared.
 func (p *paths) item(op *operation, common map[nameIn]parameter, shared map[string]any) (members, error) {
 	own := slices.DeleteFunc(slices.Clone(op.parameters), func(x parameter) bool {
 		_, ok := common[nameIn{x.name, x.in}]
@@ -232,6 +246,7 @@ func (p *paths) item(op *operation, common map[nameIn]parameter, shared map[stri
 	return out, nil
 }
 
+// responses returns the part responses of an operation.
 func (p *paths) responses(op *operation) members {
 	var out members
 	for _, code := range append([]int{200}, op.answers...) {
@@ -246,7 +261,7 @@ func (p *paths) responses(op *operation) members {
 	return append(out, member{"401", members{{"description", answerTexts[401]}}})
 }
 
-// schema returns a reference to a model.
+// schema returns a reference to the schema with the name model, or the type string if model is "".
 func (p *paths) schema(model string) members {
 	switch {
 	case model == "":
@@ -257,6 +272,7 @@ func (p *paths) schema(model string) members {
 	return members{{"$ref", "#/definitions/" + model}}
 }
 
+// content returns the v3 description of a body that has the same schema in several media types.
 func (p *paths) content(schema members, types []string) map[string]any {
 	out := make(map[string]any, len(types))
 	for _, t := range types {
@@ -265,6 +281,8 @@ func (p *paths) content(schema members, types []string) map[string]any {
 	return out
 }
 
+// parameter returns the JSON object of a parameter, or in v2 a reference to it after it has added
+// the parameter to shared.
 func (p *paths) parameter(x parameter, shared map[string]any) (any, error) {
 	var out members
 	if !p.v3 {
@@ -293,7 +311,8 @@ func (p *paths) parameter(x parameter, shared map[string]any) (any, error) {
 	return append(out, member{"schema", members{{"type", x.kind}, {"uniqueItems", true}}}), nil
 }
 
-// body returns the v2 parameter of the request body.
+// body returns the v2 parameter for the request body of an operation. v3 has a separate description
+// of bodies instead.
 func (p *paths) body(op *operation, shared map[string]any) (any, error) {
 	out := members{{"name", "body"}, {"in", "body"}}
 	if op.bodyRequired {
@@ -306,8 +325,8 @@ func (p *paths) body(op *operation, shared map[string]any) (any, error) {
 	return share("body", out, shared)
 }
 
-// share moves a parameter to the document's shared parameters, with a name that contains a hash of
-// its content.
+// share adds a parameter to shared, the parameters of the whole document, and returns a reference
+// to it. Its name contains a hash of its content, so that equal parameters are added once.
 func share(name string, x members, shared map[string]any) (any, error) {
 	data, err := json.Marshal(x)
 	if err != nil {

@@ -25,7 +25,7 @@ const (
 	textDeprecated = ". deprecated: use the 'watch' parameter with a list operation instead"
 )
 
-// Media types of request and answer bodies.
+// Media types of request and response bodies in the documents.
 var (
 	bodyTypes  = []string{"application/json", "application/yaml", "application/vnd.kubernetes.protobuf"}
 	watchTypes = append(slices.Clone(bodyTypes), "application/json;stream=watch", "application/vnd.kubernetes.protobuf;stream=watch")
@@ -37,7 +37,7 @@ var (
 	anyType          = []string{"*/*"}
 )
 
-// modelOf returns the name of a Go type's schema, or "" if it has none.
+// modelOf returns the name of the schema of a Go type, or "" if it has none.
 func modelOf(obj runtime.Object) string {
 	if named, ok := obj.(interface{ OpenAPIModelName() string }); ok {
 		return named.OpenAPIModelName()
@@ -45,8 +45,9 @@ func modelOf(obj runtime.Object) string {
 	return ""
 }
 
-// modelsOf returns the names of the schemas of a resource's objects and lists, or "" if there are
-// none.
+// modelsOf returns the names of the schemas of a resource's objects and lists. They are "" if there
+// are none, and then the resource is not in the document. It adds the schemas of a custom resource
+// to p.custom.
 func (p *paths) modelsOf(r *registry.Resource) (model, listModel string) {
 	if r.Custom != nil {
 		// Skip a definition that cannot be published, so that the others are published.
@@ -66,7 +67,7 @@ func (p *paths) modelsOf(r *registry.Resource) (model, listModel string) {
 	return modelOf(r.New()), listModel
 }
 
-// resourceOperations contains what the operations on a resource have in common.
+// resourceOperations contains what the operations of one resource have in common.
 type resourceOperations struct {
 	*registry.Resource
 	model, listModel string
@@ -77,7 +78,7 @@ type resourceOperations struct {
 	tag        string
 }
 
-// resource adds the operations on a resource and its subresources.
+// resource adds all operations of a resource and its subresources.
 func (p *paths) resource(r *registry.Resource) {
 	w := resourceOperations{Resource: r, tag: tag(r.Group, r.Version)}
 	w.model, w.listModel = p.modelsOf(r)
@@ -121,13 +122,17 @@ func (p *paths) resource(r *registry.Resource) {
 	}
 }
 
+// kindOfGVK converts a kind to the form that operations contain.
 func kindOfGVK(gvk schema.GroupVersionKind) groupVersionKind {
 	return groupVersionKind{gvk.Group, gvk.Version, gvk.Kind}
 }
 
+// kindOfResource returns the kind of the resource's objects.
 func kindOfResource(w resourceOperations) groupVersionKind { return kindOfGVK(w.GVK()) }
 
-// newOperation returns an operation on a resource with its path parameters.
+// newOperation returns an operation of a resource with its ID and path parameters. method is the
+// HTTP method, verb the Kubernetes action, name the first word of the ID (such as "read"), sub the
+// subresource or "", and kind the kind of the operation.
 func (w resourceOperations) newOperation(method, verb, name, path, sub string, kind groupVersionKind) *operation {
 	op := &operation{
 		path: path, method: method, action: verb, kind: kind, tag: w.tag,
@@ -156,9 +161,10 @@ func (w resourceOperations) newOperation(method, verb, name, path, sub string, k
 	return op
 }
 
+// query adds query parameters to the operation.
 func (op *operation) query(more []parameter) { op.parameters = append(op.parameters, more...) }
 
-// verb adds the operations of a verb on the resource itself.
+// verb adds the operations of a verb, such as "list", on the resource itself.
 func (p *paths) verb(w resourceOperations, verb string) {
 	switch verb {
 	case "list":
@@ -193,6 +199,7 @@ func (p *paths) verb(w resourceOperations, verb string) {
 	}
 }
 
+// list adds the list operation at a path, which is for one namespace or for all.
 func (p *paths) list(w resourceOperations, path string) {
 	op := w.newOperation("get", "list", "list", path, "", kindOfResource(w))
 	op.text, op.answer = "list objects of kind "+w.Kind, w.listModel
@@ -206,7 +213,8 @@ func (p *paths) list(w resourceOperations, path string) {
 	p.add(op)
 }
 
-// watches adds the deprecated watch paths of built-in kinds.
+// watches adds the deprecated paths for watching built-in kinds, which begin with /watch after the
+// version.
 func (p *paths) watches(w resourceOperations) {
 	if w.Custom != nil {
 		return
@@ -228,7 +236,8 @@ func (p *paths) watches(w resourceOperations) {
 		", filtered to a single item with the 'fieldSelector' parameter.")
 }
 
-// create adds a POST of a new object or of a subresource.
+// create adds the POST of a new object, or of the subresource sub at the path below the
+// collection's path. model is the name of the schema of the request and the response.
 func (p *paths) create(w resourceOperations, below, sub, model string, kind groupVersionKind) {
 	op := w.newOperation("post", "post", "create", w.base+below, sub, kind)
 	op.text = "create" + article(w.Kind) + w.Kind
@@ -240,7 +249,8 @@ func (p *paths) create(w resourceOperations, below, sub, model string, kind grou
 	p.add(op)
 }
 
-// object adds a verb for single objects, or for a subresource view of them.
+// object adds the operation of a verb (get, update or patch) on single objects, or on their
+// subresource sub. It ignores other verbs. model and kind are those of the body.
 func (p *paths) object(w resourceOperations, verb, sub, model string, kind groupVersionKind) {
 	path, of := w.base+"/{name}", "the specified "+w.Kind
 	if sub != "" {
@@ -273,7 +283,8 @@ func (p *paths) object(w resourceOperations, verb, sub, model string, kind group
 	p.add(op)
 }
 
-// stream adds the operations of a subresource that connects to a container or another server.
+// stream adds the operations of a subresource that connects to a container or another server, such
+// as log, exec or proxy.
 func (p *paths) stream(w resourceOperations, name string, s *registry.Stream) {
 	kind, path := kindOfGVK(s.Kind), w.base+"/{name}/"+name
 	if name == "log" {
@@ -304,7 +315,8 @@ func (p *paths) stream(w resourceOperations, name string, s *registry.Stream) {
 	}
 }
 
-// article returns the article before a noun, surrounded by spaces.
+// article returns the indefinite article for a noun, surrounded by spaces. For a plural it is only
+// a space.
 func article(noun string) string {
 	switch {
 	case !strings.HasSuffix(noun, "ss") && strings.HasSuffix(noun, "s"):
@@ -315,7 +327,8 @@ func article(noun string) string {
 	return " a "
 }
 
-// tag returns the tag of operations, e.g. "apps_v1" or "core_v1".
+// tag returns the tag of a group's operations, by which clients group them, e.g. "apps_v1" or
+// "core_v1".
 func tag(group, version string) string {
 	out := groupName(group, false)
 	if version != "" {
@@ -324,7 +337,8 @@ func tag(group, version string) string {
 	return out
 }
 
-// groupName returns the form of a group in operation IDs, e.g. "rbacAuthorization".
+// groupName returns the form of an API group in operation IDs and tags, e.g. "rbacAuthorization"
+// for "rbac.authorization.k8s.io".
 func groupName(group string, upperFirst bool) string {
 	if group == "" {
 		group = "core"
@@ -338,7 +352,8 @@ func groupName(group string, upperFirst bool) string {
 	return strings.Join(words, "")
 }
 
-// operationID returns a document-wide unique ID, e.g. "patchAppsV1NamespacedDeploymentStatus".
+// operationID returns the ID of an operation, which is unique in the document, e.g.
+// "patchAppsV1NamespacedDeploymentStatus". rest is its last part.
 func operationID(group, version, name, rest string) string {
 	if name == "deletecollection" {
 		name, rest = "delete", "Collection"+rest
@@ -346,6 +361,7 @@ func operationID(group, version, name, rest string) string {
 	return name + groupName(group, true) + upper(version) + rest
 }
 
+// upper returns a word with its first letter in upper case.
 func upper(word string) string {
 	if word == "" {
 		return ""
@@ -353,7 +369,8 @@ func upper(word string) string {
 	return strings.ToUpper(word[:1]) + word[1:]
 }
 
-// general adds paths that are not resources: discovery, version and OpenID documents.
+// general adds the operation at a path that is not a resource: discovery, version and OpenID
+// documents.
 func (p *paths) general(path string) {
 	op := &operation{path: path + "/", method: "get", produces: bodyTypes, consumes: bodyTypes}
 	parts := strings.Split(strings.TrimPrefix(path, "/"), "/")
@@ -387,8 +404,8 @@ func (p *paths) general(path string) {
 	p.add(op)
 }
 
-// sections returns the names of all v3 documents, with the group version that they contain, or nil
-// for paths that are not resources.
+// sections returns the names of all v3 documents. The value is the group and version in the
+// document, or nil for documents about paths that are not resources. The caller must hold h.mu.
 func (h *Handler) sections() map[string]*schema.GroupVersion {
 	out := map[string]*schema.GroupVersion{
 		"version": nil, ".well-known/openid-configuration": nil, "openid/v1/jwks": nil, "api": nil, "apis": nil,
@@ -402,8 +419,8 @@ func (h *Handler) sections() map[string]*schema.GroupVersion {
 	return out
 }
 
-// custom reports whether a group contains only custom resources. The discovery of such groups is
-// not documented.
+// custom reports whether an API group contains only custom resources. As in upstream, the documents
+// do not include the discovery paths of such groups. The caller must hold h.mu.
 func (h *Handler) custom(group string) bool {
 	for _, r := range h.served {
 		if r.Group == group && r.Custom == nil {
@@ -413,7 +430,7 @@ func (h *Handler) custom(group string) bool {
 	return true
 }
 
-// section adds the operations of one document.
+// section adds the operations of the v3 document with this name to p. See sections for gv.
 func (h *Handler) section(p *paths, name string, gv *schema.GroupVersion) {
 	if gv == nil {
 		p.general("/" + name)

@@ -9,11 +9,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// documented is a type with descriptions of its fields.
+// documented is a Go type with descriptions of its fields, which are generated.
 type documented interface{ SwaggerDoc() map[string]string }
 
-// queryParameters returns the fields of options as query parameters, except for those in but. Fields that
-// are objects are skipped.
+// queryParameters returns the fields of an options type as query parameters, without those in but
+// and without fields that are objects.
 func queryParameters(options documented, but ...string) []parameter {
 	texts := options.SwaggerDoc()
 	var out []parameter
@@ -30,7 +30,8 @@ func queryParameters(options documented, but ...string) []parameter {
 	return out
 }
 
-// kindOf returns the OpenAPI name of a type, or "" for types that are not allowed in a query.
+// kindOf returns the OpenAPI name of a Go type, such as "integer". It returns "" for types that are
+// not allowed in a query.
 func kindOf(t reflect.Type) string {
 	if t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
 		t = t.Elem()
@@ -62,12 +63,14 @@ var (
 	pathParameter      = parameter{"path", "path", "string", "path to the resource"}
 )
 
-// deleteCollectionQuery returns the parameters of deletecollection for built-in kinds.
+// deleteCollectionQuery returns the query parameters of deletecollection for built-in kinds: those
+// of delete and of list.
 func deleteCollectionQuery() []parameter {
 	return slices.Concat(deleteQuery, queryParameters(metav1.ListOptions{}, "watch", "allowWatchBookmarks"))
 }
 
-// streamQuery returns the parameters of a stream with the given kind of options.
+// streamQuery returns the query parameters of a streaming subresource. kind is the kind of its
+// options, such as "PodExecOptions".
 func streamQuery(kind string) []parameter {
 	switch kind {
 	case "PodExecOptions":

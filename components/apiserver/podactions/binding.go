@@ -51,6 +51,8 @@ func Actions(reg *registry.Registry) []*registry.Action {
 	return out
 }
 
+// bindAction returns the registry's action for POST of a Binding to a resource or subresource:
+// bindings or pods/binding.
 func bindAction(resource schema.GroupVersionResource, subresource string) *registry.Action {
 	return &registry.Action{
 		Resource: resource, Subresource: subresource, Kind: bindingKind,
@@ -104,6 +106,7 @@ func unnamed(b *corev1.Binding) error {
 	return apierrors.NewBadRequest("Name parameter required.")
 }
 
+// validateBinding returns the errors of a Binding: its target must be a valid Node name.
 func validateBinding(b *corev1.Binding) field.ErrorList {
 	var errs field.ErrorList
 	if kind := b.Target.Kind; kind != "" && kind != "Node" {

@@ -34,8 +34,10 @@ const maxDisrupted = 2000
 // other writers.
 const maxAttempts = 20
 
+// budgets is the resource of PodDisruptionBudgets, which limit evictions.
 var budgets = policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets")
 
+// evictAction returns the registry's action for POST to pods/eviction.
 func evictAction(reg *registry.Registry) *registry.Action {
 	e := &evictor{reg}
 	return &registry.Action{
@@ -46,6 +48,7 @@ func evictAction(reg *registry.Registry) *registry.Action {
 	}
 }
 
+// evictor evicts pods whose resource is in the registry.
 type evictor struct{ registry *registry.Registry }
 
 // run handles a POST to pods/eviction: it deletes the pod if its PodDisruptionBudget allows that,
@@ -213,6 +216,7 @@ func checkPreconditions(p *corev1.Pod, must *metav1.Preconditions) error {
 	return nil
 }
 
+// pod returns the pod of an eviction, including all previous writes.
 func (e *evictor) pod(ctx context.Context, call registry.ActionCall) (*corev1.Pod, error) {
 	res := e.registry.Lookup(pods)
 	entry, err := res.Collection.Get(ctx, res.Key(call.Namespace, call.Name), -1)
@@ -240,7 +244,7 @@ func finished(pod *corev1.Pod) bool {
 // does not support.
 type multipleBudgetsError struct{}
 
-// Error implements error.
+// Error returns upstream's text.
 func (*multipleBudgetsError) Error() string {
 	return "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."
 }

@@ -35,7 +35,7 @@ type Action struct {
 	Run func(ctx context.Context, call ActionCall) (runtime.Object, error)
 }
 
-// ActionCall is a request for an Action.
+// ActionCall is a request for an Action, such as an eviction, as its function gets it.
 type ActionCall struct {
 	// Namespace and Name are from the path. If the path has no name, it is the name in the body.
 	Namespace, Name string

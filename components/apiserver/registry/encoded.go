@@ -12,6 +12,7 @@ import (
 	"hyperkube/internal/store"
 )
 
+// Slots of Entry.Memo for the encoded forms of an object, relative to Resource.slot. Each served
 // version of a resource has its own slots.
 const (
 	slotJSON = iota

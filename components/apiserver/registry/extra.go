@@ -37,7 +37,7 @@ type Stream struct {
 	Serve func(w http.ResponseWriter, req *http.Request, call StreamCall) error
 }
 
-// StreamCall is a request for a Stream.
+// StreamCall is a request for a Stream, such as exec, as its function gets it.
 type StreamCall struct {
 	Namespace, Name string
 	// Path after the subresource, with its leading slash. For proxies.
@@ -69,6 +69,7 @@ func (r *Resource) Computed() func(context.Context) ([]api.Object, error) {
 	return r.extra.computed
 }
 
+// newExtra returns an extra without hooks, actions and streams.
 func newExtra() *extra {
 	return &extra{
 		actions: map[schema.GroupVersionResource]map[string]*Action{},

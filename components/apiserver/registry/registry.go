@@ -27,7 +27,7 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Config is the configuration of a Registry.
+// Config is the configuration of a Registry, which contains the resources that the server serves.
 type Config struct {
 	// Store contains all objects, except those of built-in resources for which StoreOverride returns
 	// another store. Those cannot be written in one transaction with others. StoreOverride may be nil.
@@ -131,6 +131,7 @@ func (r *Registry) Add(resources ...*api.Resource) error {
 	return nil
 }
 
+// makeResource creates the Resource for res with its codec and its collection in the store.
 func (r *Registry) makeResource(t *table, res *api.Resource) (*Resource, error) {
 	out := &Resource{
 		Resource: res,
@@ -197,7 +198,8 @@ func (r *Registry) storeOf(gr schema.GroupResource) *store.Store {
 	return r.cfg.Store
 }
 
-// deprecated.
+// kubernetesMajor and kubernetesMinor are the Kubernetes version that determines which API versions
+// are deprecated.
 const kubernetesMajor, kubernetesMinor = 1, 37
 
 // BuiltIn reports whether the registry contains a built-in resource, not a custom one, of the API

@@ -82,5 +82,5 @@ func (b *Body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close closes the original request body.
+// Close closes the client's request body. The data that was read remains available.
 func (b *Body) Close() error { return b.rest.Close() }

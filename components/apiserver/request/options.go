@@ -68,6 +68,8 @@ func CheckListOptions(o *internalversion.ListOptions) error {
 	return nil
 }
 
+// integer parses a query parameter. It returns 0 if the parameter is missing, and a BadRequest
+// error if it is not a number.
 func integer(query url.Values, name string) (int64, error) {
 	s := query.Get(name)
 	if s == "" {
@@ -163,6 +165,8 @@ func CheckDeleteOptions(o *metav1.DeleteOptions) error {
 	return invalid("DeleteOptions", metav1validation.ValidateDeleteOptions(o))
 }
 
+// invalid returns an Invalid error (422) about options of the given kind, or nil if there are no
+// errors.
 func invalid(kind string, errs field.ErrorList) error {
 	if len(errs) == 0 {
 		return nil

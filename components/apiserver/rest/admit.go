@@ -24,6 +24,8 @@ type review struct {
 // admitter calls the admission plugins and webhooks for the writes of a request.
 type admitter struct{ *call }
 
+// attributes returns the description of a write for admission plugins. A review without kind is
+// about an object of the requested resource.
 func (c admitter) attributes(r review) admission.Attributes {
 	user, _ := apirequest.UserFrom(c.ctx)
 	if r.kind.Kind == "" {
@@ -51,12 +53,15 @@ func (c admitter) runValidating(ctx context.Context, r review) error {
 	return c.validate.Validate(ctx, c.attributes(r), c.objects())
 }
 
+// createOptionsOf converts the options of an update that creates a missing object to those of a
+// creation, for admission.
 func createOptionsOf(o *metav1.UpdateOptions) *metav1.CreateOptions {
 	c := &metav1.CreateOptions{DryRun: o.DryRun, FieldManager: o.FieldManager, FieldValidation: o.FieldValidation}
 	c.SetGroupVersionKind(metav1.SchemeGroupVersion.WithKind("CreateOptions"))
 	return c
 }
 
+// updateOptionsOf converts the options of a patch to those of an update, for admission.
 func updateOptionsOf(o *metav1.PatchOptions) *metav1.UpdateOptions {
 	u := &metav1.UpdateOptions{DryRun: o.DryRun, FieldManager: o.FieldManager, FieldValidation: o.FieldValidation}
 	u.SetGroupVersionKind(metav1.SchemeGroupVersion.WithKind("UpdateOptions"))

@@ -25,7 +25,7 @@ const (
 	maxAttempts = 100
 )
 
-// creator handles creates.
+// creator handles the creation of objects (POST to a collection).
 type creator struct{ *call }
 
 // create handles a POST of an object: it decodes and validates the object, calls admission, stores

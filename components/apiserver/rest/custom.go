@@ -152,6 +152,8 @@ func (o customObjects) GetEquivalentResourceMapper() runtime.EquivalentResourceM
 	return o.res.Custom.Equivalents()
 }
 
+// customCreator creates empty custom resources, and objects of other groups with the wrapped
+// creator. It is a part of customObjects.
 type customCreator struct {
 	others runtime.ObjectCreater
 	group  string
@@ -168,6 +170,8 @@ func (o customCreator) New(gvk schema.GroupVersionKind) (runtime.Object, error) 
 	return obj, nil
 }
 
+// customDefaulter sets default values of custom resources, and of other objects with the wrapped
+// defaulter. It is a part of customObjects.
 type customDefaulter struct {
 	others runtime.ObjectDefaulter
 	res    *api.Resource
@@ -185,6 +189,8 @@ func (o customDefaulter) Default(in runtime.Object) {
 	o.others.Default(in)
 }
 
+// customConvertor converts custom resources, and other objects with the wrapped convertor. It is a
+// part of customObjects.
 type customConvertor struct {
 	runtime.ObjectConvertor
 	res *api.Resource

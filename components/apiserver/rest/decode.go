@@ -52,6 +52,8 @@ func (c bodyDecoder) readBody() ([]byte, error) {
 	return c.body.data, c.body.err
 }
 
+// readAll reads the request body. It returns an error 413 if the body is larger than the limit, and
+// 400 if it cannot be read completely.
 func (c bodyDecoder) readAll() ([]byte, error) {
 	limit := c.cfg.MaxBody
 	if b, ok := c.req.Body.(*request.Body); ok && int64(len(b.Data)) <= limit {
@@ -90,6 +92,7 @@ func (c bodyDecoder) readAll() ([]byte, error) {
 // fields are handled: Ignore, Warn or Strict.
 type strictness string
 
+// fieldValidation returns the strictness for the query parameter fieldValidation. "" means Warn.
 func fieldValidation(s string) strictness {
 	if s == "" {
 		return metav1.FieldValidationWarn
@@ -97,6 +100,7 @@ func fieldValidation(s string) strictness {
 	return strictness(s)
 }
 
+// enabled reports whether unknown and duplicate fields are reported in any way.
 func (s strictness) enabled() bool { return s != metav1.FieldValidationIgnore }
 
 // decode decodes a request body in the format of its Content-Type into the empty object into, and
@@ -110,6 +114,8 @@ func (c bodyDecoder) decode(data []byte, into runtime.Object, gvk schema.GroupVe
 	return c.decodeAs(media, data, into, gvk, strict)
 }
 
+// decodeAs is like decode for a body in the format media. Large bodies wait for a CPU slot, so that
+// they do not delay other requests.
 func (c bodyDecoder) decodeAs(media negotiate.Media, data []byte, into runtime.Object, gvk schema.GroupVersionKind, strict strictness) error {
 	if len(data) > slotThreshold {
 		done, err := c.cpuSlots.acquire(c.ctx)
@@ -283,6 +289,8 @@ func internalPackage(group string) string {
 	return name
 }
 
+// decodeProto decodes a Protobuf body with its envelope into the object into. It returns the kind
+// that the envelope contains. Errors have the same text as upstream's.
 func decodeProto(data []byte, into runtime.Object) (schema.GroupVersionKind, error) {
 	var gvk schema.GroupVersionKind
 	m, ok := into.(interface{ Unmarshal([]byte) error })
@@ -320,6 +328,7 @@ func decodeProto(data []byte, into runtime.Object) (schema.GroupVersionKind, err
 // that of Go's JSON decoder.
 const maxDepth = 10000
 
+// decodeYAML decodes a YAML body into the object into. See decodeJSON for the results.
 func decodeYAML(data []byte, into runtime.Object, strict strictness) (schema.GroupVersionKind, []error, error) {
 	converted, err := yaml.YAMLToJSON(data)
 	if err != nil {
@@ -336,6 +345,8 @@ func decodeYAML(data []byte, into runtime.Object, strict strictness) (schema.Gro
 	return gvk, append(strictErrs, more...), err
 }
 
+// decodeJSON decodes a JSON body into the object into. It returns the kind that the body contains,
+// and the errors about unknown and duplicate fields, unless strict says to ignore these.
 func decodeJSON(data []byte, into runtime.Object, strict strictness) (schema.GroupVersionKind, []error, error) {
 	if u, ok := into.(*unstructured.Unstructured); ok {
 		return decodeUnstructured(data, u, strict)

@@ -27,7 +27,7 @@ import (
 	"hyperkube/components/apiserver/registry"
 )
 
-// Config is the configuration of a Handler.
+// Config is the configuration of a Handler, which handles all requests for resources.
 type Config struct {
 	Registry *registry.Registry
 	// Fields updates the managed fields of objects and performs server-side apply.

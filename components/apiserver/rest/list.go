@@ -107,6 +107,7 @@ func (c lister) answerList(format negotiate.Format, page *store.Page, meta table
 	return c.responder().write(format, http.StatusOK, data)
 }
 
+// tableOf returns the encoded table for the entries of a page. Large tables wait for a CPU slot.
 func (c lister) tableOf(format negotiate.Format, page *store.Page, meta tableMeta) ([]byte, error) {
 	done, err := c.waitToEncode(len(page.Entries))
 	if err != nil {
@@ -245,22 +246,27 @@ func (c lister) fillJSON(items []item, entries []*store.Entry, metadata bool) (s
 // free.
 type items struct{ items []item }
 
+// item is the encoded form of one item of a list.
 type item struct {
 	data     []byte
 	revision int64 // only for protobuf
 }
 
+// itemsPool contains items for reuse. See itemsOf and items.free.
 var itemsPool = sync.Pool{New: func() any { return new(items) }}
 
-// maxItems is the maximum capacity of items that free returns to the pool.
+// maxItems is the maximum capacity of items that are returned to the pool. Larger ones are left to
+// the garbage collector.
 const maxItems = 1 << 14
 
+// itemsOf returns items with room for n items. The caller must call free.
 func itemsOf(n int) *items {
 	i := itemsPool.Get().(*items)
 	i.items = slices.Grow(i.items[:0], n)[:n]
 	return i
 }
 
+// free returns i to the pool. The caller must not use it afterwards.
 func (i *items) free() {
 	clear(i.items) // the items keep entries in memory
 	if cap(i.items) <= maxItems {

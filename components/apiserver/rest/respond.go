@@ -28,14 +28,18 @@ import (
 	"hyperkube/internal/store"
 )
 
-// buffers is a pool of buffers for building responses.
+// buffers is a pool of buffers in which responses are built. See getBuffer.
 var buffers = sync.Pool{New: func() any { return new(buffer) }}
 
+// buffer is a byte slice that can be reused. Get one from getBuffer and return it with free.
 type buffer struct{ data []byte }
 
-// maxPooled is the maximum capacity, in bytes, of buffers that free returns to the pool.
+// maxPooled is the maximum capacity, in bytes, of a buffer that is returned to the pool. Larger
+// ones are left to the garbage collector.
 const maxPooled = 1 << 20
 
+// getBuffer returns an empty buffer with a capacity of at least size bytes. The caller must call
+// free.
 func getBuffer(size int) *buffer {
 	b := buffers.Get().(*buffer)
 	if cap(b.data) < size {
@@ -45,6 +49,7 @@ func getBuffer(size int) *buffer {
 	return b
 }
 
+// free returns b to the pool, unless it is very large. The caller must not use its data afterwards.
 func (b *buffer) free() {
 	if cap(b.data) <= maxPooled {
 		buffers.Put(b)
@@ -118,6 +123,7 @@ func (c responder) rawOf(e *store.Entry, metadata bool) ([]byte, error) {
 	return raw, err
 }
 
+// jsonOf returns the JSON of an entry's object, or of its metadata only.
 func (c responder) jsonOf(e *store.Entry, metadata bool) ([]byte, error) {
 	if metadata {
 		return c.res.MetadataJSON(e, 0)
@@ -260,6 +266,7 @@ func encode(format negotiate.Format, obj runtime.Object) ([]byte, error) {
 	return data, nil
 }
 
+// write sends an encoded response to the request. See Handler.write.
 func (c responder) write(format negotiate.Format, code int, data []byte) error {
 	return c.Handler.write(c.w, c.req, format, code, data)
 }
@@ -343,6 +350,8 @@ const compressThreshold = 128 << 10
 // compressor compresses responses. It reuses gzip writers, which are expensive to create.
 type compressor struct{ pool sync.Pool }
 
+// write sends data compressed with gzip. It reports no errors of sending, because they only concern
+// this client.
 func (p *compressor) write(w http.ResponseWriter, data []byte) error {
 	z, ok := p.pool.Get().(*gzip.Writer)
 	if ok {
@@ -362,6 +371,7 @@ func (p *compressor) write(w http.ResponseWriter, data []byte) error {
 	return nil
 }
 
+// wantsGzip reports whether the client accepts responses compressed with gzip.
 func wantsGzip(req *http.Request) bool {
 	for _, v := range req.Header.Values("Accept-Encoding") {
 		for part := range strings.SplitSeq(v, ",") {

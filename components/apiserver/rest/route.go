@@ -76,7 +76,8 @@ func (c *call) checkPathName() error {
 	return nil
 }
 
-// dispatch calls the handler of the request's verb or subresource.
+// dispatch handles the request: it calls the reader, lister, creator and so on for the request's
+// verb or subresource.
 func (c router) dispatch() error {
 	if c.info.Verb != "update" { // decodeUpdate checks the name
 		if err := c.checkPathName(); err != nil {

@@ -23,6 +23,7 @@ import (
 	"hyperkube/internal/api"
 )
 
+// scaleKind is the kind of the scale subresource of all resources.
 var scaleKind = autoscalingv1.SchemeGroupVersion.WithKind("Scale")
 
 // scaleResource describes the kind Scale for the field manager and for tables. It is not a resource
@@ -63,7 +64,7 @@ func customScaleRow(obj api.Object) []any {
 	return cells
 }
 
-// scaler handles the scale subresource.
+// scaler handles requests for the scale subresource of a resource.
 type scaler struct{ *call }
 
 // scale handles a request for the scale subresource, which reads and changes the number of replicas
@@ -175,6 +176,7 @@ func fieldPath(names []string) fieldpath.Path {
 	return path
 }
 
+// updateScale handles a PUT of the scale subresource: it sets the replicas of the object.
 func (c scaler) updateScale(format negotiate.Format) error {
 	opts, err := request.UpdateOptions(c.query)
 	if err != nil {
@@ -209,6 +211,7 @@ func (c scaler) updateScale(format negotiate.Format) error {
 	})
 }
 
+// patchScale handles a PATCH of the scale subresource, of any patch type.
 func (c scaler) patchScale(format negotiate.Format) error {
 	kindOf, err := c.changer().patchType()
 	if err != nil {
@@ -237,6 +240,8 @@ func (c scaler) patchScale(format negotiate.Format) error {
 	})
 }
 
+// asScale returns obj as a Scale. It returns the first of errs that is not nil, so that results can
+// be passed directly.
 func asScale(obj any, errs ...error) (*autoscalingv1.Scale, error) {
 	for _, err := range errs {
 		if err != nil {

@@ -145,6 +145,8 @@ func (c responder) appendRowConditions(dst []byte, obj api.Object) ([]byte, erro
 	return append(append(dst, `,"conditions":`...), data...), nil
 }
 
+// appendRowObject appends the object of a table row to dst: the complete object, its metadata or
+// null, as the client requests with include.
 func (c responder) appendRowObject(dst []byte, format negotiate.Format, include metav1.IncludeObjectPolicy, row tableRow) ([]byte, error) {
 	switch include {
 	case metav1.IncludeNone:

@@ -33,7 +33,8 @@ import (
 // duration is random, up to twice as long, so that not all watches are closed at the same time.
 const minWatch = 30 * time.Minute
 
-// watchServer handles watch requests.
+// watchServer handles watch requests: it sends the changes of objects until the client disconnects
+// or the watch times out.
 type watchServer struct{ *call }
 
 // watch handles a watch request: it checks the options, and sends events until the timeout, the
@@ -250,6 +251,7 @@ type eventWriter struct {
 	watchdog *watchdog
 }
 
+// newEventWriter returns the writer that encodes and sends the events of the request's watch.
 func (c watchServer) newEventWriter(format negotiate.Format) *eventWriter {
 	f, _ := c.w.(http.Flusher)
 	return &eventWriter{call: c.call, format: format, flusher: f, headers: true, metrics: c.cfg.Metrics.Watch(c.info), watchdog: newWatchdog(c.w, c.cfg.SlowReader)}
@@ -284,7 +286,8 @@ func (w *eventWriter) flush() bool {
 	return !w.failed
 }
 
-// send writes the buffered events to the connection or WebSocket.
+// send writes the buffered events to the connection or WebSocket, and empties the buffer. If that
+// fails, or the watchdog aborts it because the client does not read, it sets w.failed.
 func (w *eventWriter) send() {
 	if len(w.buf) > 0 && !w.failed {
 		var err error
@@ -342,6 +345,8 @@ func (w *eventWriter) entry(event watch.EventType, e *store.Entry, gone int64) {
 	}
 }
 
+// append encodes an event and appends it to the buffer. gone is the revision at which the object of
+// e was deleted, or 0 if it was not.
 func (w *eventWriter) append(event watch.EventType, e *store.Entry, gone int64) error {
 	revision := e.Revision()
 	if gone != 0 {
@@ -384,6 +389,8 @@ func (w *eventWriter) append(event watch.EventType, e *store.Entry, gone int64) 
 	return nil
 }
 
+// table appends an event that contains a table with the given rows. Only the first table of a watch
+// contains the column definitions.
 func (w *eventWriter) table(event watch.EventType, rows []tableRow, revision int64) error {
 	table, err := w.responder().appendTable(nil, w.format, rows, tableMeta{revision: revision, remaining: -1}, w.headers)
 	if err != nil {

@@ -26,7 +26,8 @@ func newWatchdog(w http.ResponseWriter, limit time.Duration) *watchdog {
 	return &watchdog{deadline: http.NewResponseController(w), limit: limit}
 }
 
-// arm starts the timer. Call it before each write.
+// arm starts the timer that aborts a write on which the client does not make progress. It must be
+// called before each write.
 func (d *watchdog) arm() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -12,7 +12,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// TokenReview authenticates a token. It sets the status of r and returns r.
+// TokenReview handles a TokenReview request: it authenticates the token in r, sets the status of r
+// and returns r. A wrong token is not an error but reported in the status.
 func (cfg Config) TokenReview(ctx context.Context, r *authenticationv1.TokenReview) (*authenticationv1.TokenReview, error) {
 	if r.Spec.Token == "" {
 		return nil, apierrors.NewBadRequest("token is required for TokenReview in authentication")
@@ -45,8 +46,8 @@ func (cfg Config) TokenReview(ctx context.Context, r *authenticationv1.TokenRevi
 	return r, nil
 }
 
-// SelfSubjectReview returns the user's own attributes. The result contains nothing of the request
-// except its kind.
+// SelfSubjectReview handles a SelfSubjectReview request (kubectl auth whoami): it returns the
+// attributes of the requesting user. The result contains nothing of the request except its kind.
 func (cfg Config) SelfSubjectReview(ctx context.Context, r *authenticationv1.SelfSubjectReview) (*authenticationv1.SelfSubjectReview, error) {
 	u, ok := request.UserFrom(ctx)
 	if !ok {
@@ -59,6 +60,7 @@ func (cfg Config) SelfSubjectReview(ctx context.Context, r *authenticationv1.Sel
 	}, nil
 }
 
+// userInfo converts a user to the form in which review responses contain it.
 func userInfo(u user.Info) authenticationv1.UserInfo {
 	info := authenticationv1.UserInfo{Username: u.GetName(), UID: u.GetUID(), Groups: u.GetGroups()}
 	if extra := u.GetExtra(); len(extra) > 0 {

@@ -18,7 +18,8 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// SubjectAccessReview checks whether a user is authorized. It sets the status of r and returns r.
+// SubjectAccessReview handles a SubjectAccessReview request: it checks whether the user in r is
+// authorized for the action in r, sets the status of r and returns r.
 func (cfg Config) SubjectAccessReview(ctx context.Context, r *authorizationv1.SubjectAccessReview) (*authorizationv1.SubjectAccessReview, error) {
 	status, err := cfg.review(ctx, subject(&r.Spec), r.Spec.ResourceAttributes, r.Spec.NonResourceAttributes)
 	if err != nil {
@@ -28,8 +29,9 @@ func (cfg Config) SubjectAccessReview(ctx context.Context, r *authorizationv1.Su
 	return r, nil
 }
 
-// SelfSubjectAccessReview checks whether the requesting user is authorized. It sets the status of r
-// and returns r.
+// SelfSubjectAccessReview handles a SelfSubjectAccessReview request (kubectl auth can-i): it checks
+// whether the requesting user is authorized for the action in r, sets the status of r and returns
+// r.
 func (cfg Config) SelfSubjectAccessReview(ctx context.Context, r *authorizationv1.SelfSubjectAccessReview) (*authorizationv1.SelfSubjectAccessReview, error) {
 	u, ok := request.UserFrom(ctx)
 	if !ok {
@@ -43,8 +45,8 @@ func (cfg Config) SelfSubjectAccessReview(ctx context.Context, r *authorizationv
 	return r, nil
 }
 
-// LocalSubjectAccessReview checks whether a user is authorized in the namespace of the request. It
-// sets the status of r and returns r.
+// LocalSubjectAccessReview is SubjectAccessReview for actions in one namespace, that of the
+// request. It returns a BadRequest error if r names another namespace.
 func (cfg Config) LocalSubjectAccessReview(ctx context.Context, namespace string, r *authorizationv1.LocalSubjectAccessReview) (*authorizationv1.LocalSubjectAccessReview, error) {
 	if namespace == "" {
 		return nil, apierrors.NewBadRequest("namespace is required on this type: " + namespace)
@@ -60,7 +62,8 @@ func (cfg Config) LocalSubjectAccessReview(ctx context.Context, namespace string
 	return r, nil
 }
 
-// SelfSubjectRulesReview lists the permissions of the requesting user in a namespace.
+// SelfSubjectRulesReview handles a SelfSubjectRulesReview request (kubectl auth can-i --list): it
+// returns the permissions of the requesting user in a namespace.
 func (cfg Config) SelfSubjectRulesReview(ctx context.Context, r *authorizationv1.SelfSubjectRulesReview) (*authorizationv1.SelfSubjectRulesReview, error) {
 	u, ok := request.UserFrom(ctx)
 	if !ok {
@@ -91,6 +94,7 @@ func (cfg Config) SelfSubjectRulesReview(ctx context.Context, r *authorizationv1
 	return out, nil
 }
 
+// subject returns the user about whom a SubjectAccessReview asks.
 func subject(spec *authorizationv1.SubjectAccessReviewSpec) user.Info {
 	u := &user.DefaultInfo{Name: spec.User, UID: spec.UID, Groups: spec.Groups}
 	if len(spec.Extra) > 0 {
@@ -102,6 +106,8 @@ func subject(spec *authorizationv1.SubjectAccessReviewSpec) user.Info {
 	return u
 }
 
+// review asks the authorizer whether u may perform the action, on a resource (res) or a path
+// (other). It returns a BadRequest error if both are nil.
 func (cfg Config) review(ctx context.Context, u user.Info, res *authorizationv1.ResourceAttributes, other *authorizationv1.NonResourceAttributes) (authorizationv1.SubjectAccessReviewStatus, error) {
 	var attrs authorizer.AttributesRecord
 	switch {
@@ -122,7 +128,8 @@ func (cfg Config) review(ctx context.Context, u user.Info, res *authorizationv1.
 	return status, nil
 }
 
-// evaluationError describes the parts of a review that could not be evaluated.
+// evaluationError returns the text for status.evaluationError: the authorizer's error err, and
+// selectors in the reviewed attributes that were ignored because they are invalid.
 func evaluationError(err error, attrs authorizer.AttributesRecord) string {
 	var all []string
 	if err != nil {
@@ -142,6 +149,8 @@ func evaluationError(err error, attrs authorizer.AttributesRecord) string {
 	return strings.Join(all, "; ")
 }
 
+// resourceAttributes converts the action on a resource that a review asks about to attributes for
+// the authorizer. Invalid selectors result in errors in the attributes.
 func resourceAttributes(u user.Info, in *authorizationv1.ResourceAttributes) authorizer.AttributesRecord {
 	attrs := authorizer.AttributesRecord{
 		User: u, Verb: in.Verb, Namespace: in.Namespace,
@@ -178,9 +187,9 @@ func resourceAttributes(u user.Info, in *authorizationv1.ResourceAttributes) aut
 	return attrs
 }
 
-// fieldRequirements converts the supported requirements, and returns an error for the others. The
-// caller may use the result despite the error: without a requirement, the reviewed request covers
-// more objects, never fewer.
+// fieldRequirements converts the requirements of a reviewed request's field selector. It returns
+// the supported ones and an error for the others. The caller may use the result despite the error:
+// without a requirement, the reviewed request covers more objects, never fewer.
 func fieldRequirements(in []metav1.FieldSelectorRequirement) (fields.Requirements, error) {
 	var out fields.Requirements
 	var errs []error
@@ -203,6 +212,8 @@ func fieldRequirements(in []metav1.FieldSelectorRequirement) (fields.Requirement
 	return out, utilerrors.NewAggregate(errs)
 }
 
+// labelRequirements converts the label selector of a review. It returns the valid requirements, and
+// errors for the invalid ones.
 func labelRequirements(in []metav1.LabelSelectorRequirement) (labels.Requirements, error) {
 	ops := map[metav1.LabelSelectorOperator]selection.Operator{
 		metav1.LabelSelectorOpIn:           selection.In,

@@ -17,11 +17,11 @@ import (
 	"hyperkube/internal/credentials/tokens"
 )
 
-// Config is the configuration of the reviews.
+// Config is the configuration of the review APIs, with which clients check tokens and permissions.
 type Config struct {
-	// Tokens authenticates tokens: an *authn.Authenticator.
+	// Tokens authenticates the tokens of TokenReviews: an *authn.Authenticator.
 	Tokens authenticator.Token
-	// Audiences are those of the API server.
+	// Audiences are the identifiers of the API server, which apply to TokenReviews without audiences.
 	Audiences authenticator.Audiences
 	// Authorizer authorizes requests, Rules lists permissions. Both are an *authz.Authorizer.
 	Authorizer authorizer.Authorizer
@@ -30,7 +30,8 @@ type Config struct {
 	Issuer *tokens.Issuer
 }
 
-// Actions returns the actions of all reviews, and serviceaccounts/token.
+// Actions returns the registry actions that handle all reviews, and serviceaccounts/token if an
+// issuer is configured.
 func Actions(cfg Config) []*registry.Action {
 	authn, authz := authenticationv1.SchemeGroupVersion, authorizationv1.SchemeGroupVersion
 	actions := []*registry.Action{
@@ -59,7 +60,8 @@ func Actions(cfg Config) []*registry.Action {
 	return actions
 }
 
-// action returns the action of a review of type T.
+// action returns the registry action of a review resource, whose kind has the Go type T. run
+// handles the decoded request.
 func action[T any, P interface {
 	*T
 	runtime.Object
@@ -78,7 +80,8 @@ func action[T any, P interface {
 	}
 }
 
-// tokenRequest returns the action of serviceaccounts/token.
+// tokenRequest returns the registry action of serviceaccounts/token, which issues a token for a
+// service account.
 func (cfg Config) tokenRequest() *registry.Action {
 	a := action(authenticationv1.SchemeGroupVersion, "", "TokenRequest", func(ctx context.Context, call registry.ActionCall, r *authenticationv1.TokenRequest) (runtime.Object, error) {
 		if call.Validate != nil {

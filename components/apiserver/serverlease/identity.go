@@ -24,18 +24,19 @@ import (
 )
 
 const (
-	// label of API server Leases, and its value for kube-apiserver.
+	// label marks the Leases of API servers; server is its value for kube-apiserver.
 	label  = "apiserver.kubernetes.io/identity"
 	server = "kube-apiserver"
 
-	// duration is the validity of a Lease, interval the time between renewals, and sweep the
-	// interval at which expired Leases of other servers are deleted.
+	// duration is the validity of a Lease, renewInterval the time between renewals, and
+	// cleanupInterval the interval at which expired Leases of other servers are deleted.
 	duration        = time.Hour
 	renewInterval   = 10 * time.Second
 	cleanupInterval = time.Hour
 )
 
-// Config is the configuration of a LeaseManager.
+// Config is the configuration of a LeaseManager, which maintains the Lease that identifies this API
+// server.
 type Config struct {
 	// Leases of the namespace kube-system.
 	Leases coordination.LeaseInterface
@@ -45,7 +46,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// LeaseManager maintains this server's Lease.
+// LeaseManager creates and renews the Lease of this API server, and deletes expired Leases of
+// others.
 type LeaseManager struct {
 	cfg    Config
 	name   string
@@ -54,7 +56,7 @@ type LeaseManager struct {
 	last *coordinationv1.Lease
 }
 
-// New validates cfg and returns a LeaseManager.
+// New validates cfg and returns a LeaseManager. Run writes the Lease.
 func New(cfg Config) (*LeaseManager, error) {
 	if cfg.Leases == nil || cfg.Hostname == "" {
 		return nil, errors.New("API server identity requires a lease client and a hostname")
@@ -66,25 +68,26 @@ func New(cfg Config) (*LeaseManager, error) {
 	return &LeaseManager{cfg: cfg, name: name, holder: name + "_" + string(uuid.NewUUID())}, nil
 }
 
-// Name returns the name of the Lease of the API server on a host.
+// Name returns the name of the Lease of the API server on the host with this name.
 func Name(hostname string) string {
 	sum := sha256.Sum256([]byte(hostname))
 	return "apiserver-" + strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:16]))
 }
 
-// Run maintains the Lease until ctx is canceled.
+// Run renews the Lease and deletes expired ones at their intervals, until ctx is canceled. Failures
+// are logged and retried at the next interval.
 func (k *LeaseManager) Run(ctx context.Context) error {
 	renew, clean := time.NewTicker(renewInterval), time.NewTicker(cleanupInterval)
 	defer renew.Stop()
 	defer clean.Stop()
 	renewLease := func() {
 		if err := k.renew(ctx, time.Now()); err != nil && ctx.Err() == nil {
-			k.cfg.Log.Warn("renewing lease of this API server failed, will retry", "lease", k.name, "err", err)
+			k.cfg.Log.Warn("renewing lease of this API server failed, others regard the server as stopped when the lease expires, retrying in 10 s", "lease", k.name, "err", err)
 		}
 	}
 	cleanLeases := func() {
 		if err := k.clean(ctx, time.Now()); err != nil && ctx.Err() == nil {
-			k.cfg.Log.Warn("deleting expired leases of other API servers failed, will retry", "err", err)
+			k.cfg.Log.Warn("deleting expired leases of other API servers failed, they remain listed, retrying in 1 h", "err", err)
 		}
 	}
 	renewLease()
@@ -101,7 +104,7 @@ func (k *LeaseManager) Run(ctx context.Context) error {
 	}
 }
 
-// renew writes the Lease, and creates it again if it was deleted.
+// renew writes the Lease with the renewal time now. It creates the Lease if it does not exist.
 func (k *LeaseManager) renew(ctx context.Context, now time.Time) error {
 	var err error
 	lease := k.last
@@ -122,7 +125,8 @@ func (k *LeaseManager) renew(ctx context.Context, now time.Time) error {
 	return err
 }
 
-// clearOnError clears the last written Lease if err means that it may be outdated.
+// clearOnError makes the next renewal read the Lease first if err is not nil, because the last
+// written Lease may be outdated. It returns err.
 func (k *LeaseManager) clearOnError(err error) error {
 	if err != nil {
 		k.last = nil
@@ -130,7 +134,7 @@ func (k *LeaseManager) clearOnError(err error) error {
 	return err
 }
 
-// desired returns the desired state of lease.
+// desired returns a copy of lease with this server's name, labels, holder and the renewal time now.
 func (k *LeaseManager) desired(lease *coordinationv1.Lease, now time.Time) *coordinationv1.Lease {
 	out := lease.DeepCopy()
 	out.Name = k.name
@@ -144,7 +148,7 @@ func (k *LeaseManager) desired(lease *coordinationv1.Lease, now time.Time) *coor
 	return out
 }
 
-// clean deletes the Leases of servers that have expired.
+// clean deletes the Leases of API servers that had expired at now.
 func (k *LeaseManager) clean(ctx context.Context, now time.Time) error {
 	all, err := k.cfg.Leases.List(ctx, metav1.ListOptions{LabelSelector: labels.Set{label: server}.String()})
 	if err != nil {

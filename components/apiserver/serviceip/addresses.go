@@ -18,7 +18,8 @@ import (
 	"hyperkube/internal/store"
 )
 
-// managedBy is the label value of IPAddress objects that this package manages.
+// managedBy is the value of the label managed-by of IPAddress objects that this package creates. It
+// does not delete or restore IPAddress objects without it.
 const managedBy = "ipallocator.k8s.io"
 
 // Upstream's errors for unavailable addresses.
@@ -28,7 +29,8 @@ var (
 	errOutsideRanges = errors.New("the provided network does not match the current range")
 )
 
-// addresses allocates and releases addresses to reach the desired state of w.obj.
+// addresses adds the operations that allocate the missing cluster IPs of w.obj and release those of
+// w.old that w.obj does not use anymore. It sets the chosen addresses in w.obj.
 func (w *write) addresses(ctx context.Context) error {
 	is, was := w.obj, w.old
 	switch {
@@ -57,7 +59,8 @@ func (w *write) addresses(ctx context.Context) error {
 	return nil
 }
 
-// addressesOf returns the addresses that are allocated to a Service.
+// addressesOf returns the cluster IPs that are allocated to a Service. It returns nil for headless
+// Services and those of type ExternalName.
 func addressesOf(svc *corev1.Service) []string {
 	if svc.Spec.Type == corev1.ServiceTypeExternalName || headless(svc) {
 		return nil
@@ -68,7 +71,8 @@ func addressesOf(svc *corev1.Service) []string {
 	return svc.Spec.ClusterIPs
 }
 
-// allocateAll allocates an address of each family.
+// allocateAll allocates a cluster IP of each family in w.obj's ipFamilies, unless the Service is
+// headless or of type ExternalName.
 func (w *write) allocateAll(ctx context.Context) error {
 	spec := &w.obj.Spec
 	if spec.Type == corev1.ServiceTypeExternalName || len(spec.ClusterIPs) > 0 && spec.ClusterIPs[0] == corev1.ClusterIPNone {
@@ -85,7 +89,8 @@ func (w *write) allocateAll(ctx context.Context) error {
 	return nil
 }
 
-// allocate allocates clusterIPs[i], or any address if that is empty.
+// allocate allocates the address that is requested in clusterIPs[i] of w.obj, or chooses an address
+// if that is empty.
 func (w *write) allocate(ctx context.Context, i int) error {
 	spec := &w.obj.Spec
 	began := time.Now()
@@ -111,7 +116,8 @@ func (w *write) allocate(ctx context.Context, i int) error {
 	return nil
 }
 
-// allocateIP allocates a specific address.
+// allocateIP adds the operation that allocates a specific address. It returns an error for the
+// client if the address is in use or in no Service range.
 func (w *write) allocateIP(ctx context.Context, requested string) error {
 	addr, err := parse(requested)
 	if err != nil {
@@ -134,7 +140,7 @@ func (w *write) allocateIP(ctx context.Context, requested string) error {
 	if !in.usable(addr) {
 		return fmt.Errorf("the provided IP (%v) is not in the valid range. The range of valid IPs is %s", addr, in.prefix)
 	}
-	// Read from etcd, because the cache may not have seen the release of the address yet.
+	// Wait until the cache includes all writes, because it may not have seen the release of the address yet.
 	switch _, err := w.cfg.IPAddresses.Get(ctx, addr.String(), -1); {
 	case err == nil:
 		return errTaken
@@ -145,7 +151,9 @@ func (w *write) allocateIP(ctx context.Context, requested string) error {
 	return nil
 }
 
-// choose returns a random free address of a family, according to the cache.
+// choose returns a random address of the family f for which the cache has no IPAddress object. If
+// another server has allocated it in the meantime, the transaction fails and the write of the
+// Service is tried again. It returns errFull if there is none.
 func (a *Allocator) choose(ctx context.Context, f corev1.IPFamily) (netip.Addr, error) {
 	ranges, err := a.cidrs(ctx, f)
 	if err != nil {
@@ -164,7 +172,8 @@ func (a *Allocator) choose(ctx context.Context, f corev1.IPFamily) (netip.Addr, 
 	return netip.Addr{}, errFull
 }
 
-// cidrs returns the ranges of a family, the default one first.
+// cidrs returns the ranges of a family from which addresses may be allocated: the configured one,
+// if any, and then those of ready ServiceCIDR objects.
 func (a *Allocator) cidrs(ctx context.Context, f corev1.IPFamily) ([]allocationRange, error) {
 	var out []allocationRange
 	add := func(prefix netip.Prefix) {
@@ -205,8 +214,8 @@ func (a *Allocator) cidrs(ctx context.Context, f corev1.IPFamily) ([]allocationR
 	return out, nil
 }
 
-// ready reports whether addresses may be allocated from a range: it is not being deleted, and its
-// condition Ready is not False.
+// ready reports whether new addresses may be allocated from the ranges of a ServiceCIDR: it is not
+// being deleted, and its condition Ready is not False.
 func ready(c *networkingv1.ServiceCIDR) bool {
 	if c.DeletionTimestamp != nil {
 		return false
@@ -219,7 +228,8 @@ func ready(c *networkingv1.ServiceCIDR) bool {
 	return true
 }
 
-// free deletes the IPAddress objects of w.old.
+// free adds operations that delete the IPAddress objects of the given addresses if they are
+// allocated to w.old.
 func (w *write) free(ctx context.Context, ips []string) error {
 	for _, ip := range ips {
 		addr, err := parse(ip)
@@ -247,12 +257,14 @@ func (w *write) free(ctx context.Context, ips []string) error {
 	return nil
 }
 
-// allocatedTo reports whether an address is allocated to a Service.
+// allocatedTo reports whether the IPAddress a refers to the Service as its parent.
 func allocatedTo(a *networkingv1.IPAddress, svc *corev1.Service) bool {
 	ref := a.Spec.ParentRef
 	return ref != nil && ref.Group == "" && ref.Resource == "services" && ref.Namespace == svc.Namespace && ref.Name == svc.Name
 }
 
+// createOp returns the operation that creates the IPAddress object for an address of a Service. The
+// transaction fails if the object exists, so no address is allocated twice.
 func (a *Allocator) createOp(addr netip.Addr, svc *corev1.Service) store.Op {
 	obj := &networkingv1.IPAddress{
 		ObjectMeta: metav1.ObjectMeta{
@@ -274,8 +286,8 @@ func (a *Allocator) createOp(addr netip.Addr, svc *corev1.Service) store.Op {
 	return a.cfg.IPAddresses.Create(addr.String(), obj, 0)
 }
 
-// addressFields returns managed fields with the API server as the owner of all fields of an
-// IPAddress.
+// addressFields returns the managed fields of a new IPAddress, with the API server as the owner of
+// all its fields.
 func addressFields() []metav1.ManagedFieldsEntry {
 	const fields = `{"f:metadata":{"f:labels":{".":{},"f:ipaddress.kubernetes.io/ip-family":{},"f:ipaddress.kubernetes.io/managed-by":{}}},` +
 		`"f:spec":{"f:parentRef":{".":{},"f:name":{},"f:namespace":{},"f:resource":{}}}}`
@@ -288,7 +300,7 @@ func addressFields() []metav1.ManagedFieldsEntry {
 	}}
 }
 
-// parse parses an IP. It accepts leading zeros, which old Services may have.
+// parse parses an IP address of a Service. It accepts leading zeros, which old Services may have.
 func parse(ip string) (netip.Addr, error) {
 	parsed, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(ip))
 	if !ok {

@@ -8,11 +8,11 @@ import (
 	"hyperkube/internal/base/broadcast"
 )
 
-// allocationQueue serializes port allocations that are based on the same stored version. Only one allocation
-// per version can be committed, so the next one waits until the watch sees a newer version. The
-// wait is limited, because an allocation may never be committed: the request may be a dry run, or
-// may be rejected for another reason. This only improves performance. Transaction conditions
-// guarantee correctness.
+// allocationQueue serializes node port allocations that are based on the same stored version of the
+// allocated ports. Only one allocation per version can be committed, so the next one waits until
+// the watch sees a newer version. The wait is limited, because an allocation may never be
+// committed: the request may be a dry run, or may be rejected for another reason. The queue only
+// improves performance. Transaction conditions guarantee correctness.
 type allocationQueue struct {
 	mu sync.Mutex
 	// chosen is the revision on which the current allocation is based, valid until deadline.
@@ -22,16 +22,18 @@ type allocationQueue struct {
 	changed broadcast.Broadcast
 }
 
-// commitTimeout is how long other allocations wait for the commit. It is longer than a transaction takes
-// on a slow disk.
+// commitTimeout is how long other allocations wait for the commit of the current one. It is longer
+// than a transaction takes on a slow disk.
 const commitTimeout = 50 * time.Millisecond
 
+// newAllocationQueue returns a queue without a current allocation.
 func newAllocationQueue() *allocationQueue {
 	return &allocationQueue{chosen: -1}
 }
 
-// wait waits until no other allocation is based on the revision that current returns, which is that
-// of the cache. It returns that revision.
+// wait waits until the caller may allocate ports, because no other allocation is based on the
+// revision that current returns, or that one has timed out. current returns the revision of the
+// allocated ports in the cache. wait returns the revision for release. The error is that of ctx.
 func (t *allocationQueue) wait(ctx context.Context, current func() int64) (int64, error) {
 	for {
 		t.mu.Lock()
@@ -55,7 +57,8 @@ func (t *allocationQueue) wait(ctx context.Context, current func() int64) (int64
 	}
 }
 
-// release ends an allocation that does not write anything.
+// release ends the allocation that wait started at the revision, if it writes nothing, so that the
+// next one does not need to wait for the timeout.
 func (t *allocationQueue) release(revision int64) {
 	t.mu.Lock()
 	if t.chosen == revision {
@@ -65,7 +68,8 @@ func (t *allocationQueue) release(revision int64) {
 	t.notify()
 }
 
-// notify wakes the waiting allocations because there is a newer version.
+// notify wakes the waiting allocations. It is called when the watch has seen a newer version of the
+// allocated ports.
 func (t *allocationQueue) notify() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -6,15 +6,16 @@ import (
 	"net/netip"
 )
 
-// allocationRange is a range of addresses. Its lower part is reserved for explicitly requested addresses until
-// the upper part is exhausted. See
+// allocationRange is a range of addresses for Services. Chosen addresses are from its upper part
+// while that has free ones, so that users can request specific addresses in the lower part.
+//
 // https://kubernetes.io/docs/concepts/services-networking/cluster-ip-allocation/
 type allocationRange struct {
 	prefix netip.Prefix
 	// size is the number of usable addresses. The first one follows the address of the prefix. At
 	// most maxSize addresses of a large range are used.
 	size uint64
-	// lower is the size of the lower part.
+	// lower is the number of addresses in the lower part.
 	lower uint64
 }
 
@@ -22,6 +23,8 @@ type allocationRange struct {
 // also limits how many addresses a search for a free one examines.
 const maxSize = 1 << 20
 
+// newAllocationRange returns the range of a prefix. It excludes the prefix's own address and the
+// IPv4 broadcast address.
 func newAllocationRange(prefix netip.Prefix) allocationRange {
 	hostBits := prefix.Addr().BitLen() - prefix.Bits()
 	b := allocationRange{prefix: prefix, size: maxSize}
@@ -40,8 +43,8 @@ func newAllocationRange(prefix netip.Prefix) allocationRange {
 	return b
 }
 
-// reservedSize returns the size of the lower part according to upstream's rule: size/step within bounds,
-// and zero if the range is small.
+// reservedSize returns the size of the lower part of a range with size elements, by upstream's
+// rule: size/step, at least least and at most most, and zero if size is less than least.
 func reservedSize(size, least, most, step uint64) uint64 {
 	if size < least {
 		return 0
@@ -49,7 +52,7 @@ func reservedSize(size, least, most, step uint64) uint64 {
 	return min(max(size/step, least), most)
 }
 
-// at returns the address with an index in [0, size).
+// at returns the address with the index n, which is in [0, size).
 func (b allocationRange) at(n uint64) netip.Addr {
 	raw := b.prefix.Addr().As16()
 	carry := n + 1
@@ -61,8 +64,8 @@ func (b allocationRange) at(n uint64) netip.Addr {
 	return netip.AddrFrom16(raw).Unmap()
 }
 
-// usable reports whether an address in the prefix may be allocated. For a large range this includes
-// addresses that are never chosen at random.
+// usable reports whether an address in the prefix may be allocated if a client requests it. For a
+// large range this includes addresses after the first maxSize ones, which are never chosen.
 func (b allocationRange) usable(addr netip.Addr) bool {
 	if addr == b.prefix.Addr() {
 		return false
@@ -75,7 +78,7 @@ func (b allocationRange) usable(addr netip.Addr) bool {
 }
 
 // choose returns a random address for which free returns true, from the upper part if possible. It
-// returns false if there is none.
+// returns false if no address is free.
 func (b allocationRange) choose(free func(netip.Addr) bool) (netip.Addr, bool) {
 	if addr, ok := b.search(b.lower, b.size, free); ok {
 		return addr, true
@@ -83,7 +86,8 @@ func (b allocationRange) choose(free func(netip.Addr) bool) (netip.Addr, bool) {
 	return b.search(0, b.lower, free)
 }
 
-// search searches [from, to), starting at a random index.
+// search returns an address with an index in [from, to) for which free returns true. It starts at a
+// random index and examines each address once.
 func (b allocationRange) search(from, to uint64, free func(netip.Addr) bool) (netip.Addr, bool) {
 	n := to - from
 	if to <= from {

@@ -18,8 +18,8 @@ var (
 	errNoPorts   = errors.New("range is full")
 )
 
-// ports is the set of allocated node ports. It is stored in upstream's format: bit n of a
-// big-endian number is the n-th port of the range.
+// ports is the set of node ports that are allocated to Services. Its stored form is upstream's
+// bitmap: bit n of a big-endian number is the n-th port of the range.
 type ports struct {
 	within utilnet.PortRange
 	bits   *big.Int
@@ -27,17 +27,20 @@ type ports struct {
 	notes []portNote
 }
 
+// portNote is the result of one allocation: whether the port was requested (static) or chosen
+// (dynamic), and the error.
 type portNote struct {
 	scope string
 	err   error
 }
 
+// newPorts returns an empty set for the ports of a range.
 func newPorts(within utilnet.PortRange) *ports {
 	return &ports{within: within, bits: new(big.Int)}
 }
 
-// parsePorts decodes a stored set. It drops ports outside of within, which exist only if the range
-// was changed.
+// parsePorts decodes the stored set of ports. It ignores ports outside of the range within, which
+// are stored only if the range was changed.
 func parsePorts(stored *corev1.RangeAllocation, within utilnet.PortRange) (*ports, error) {
 	p := newPorts(within)
 	was := within
@@ -55,11 +58,12 @@ func parsePorts(stored *corev1.RangeAllocation, within utilnet.PortRange) (*port
 	return p, nil
 }
 
-// store returns the set in its stored form.
+// store returns the set as the object that is stored in etcd.
 func (p *ports) store() *corev1.RangeAllocation {
 	return &corev1.RangeAllocation{Range: p.within.String(), Data: p.bits.Bytes()}
 }
 
+// set marks a port of the range as allocated or free.
 func (p *ports) set(port int, used bool) {
 	bit := uint(0)
 	if used {
@@ -68,16 +72,18 @@ func (p *ports) set(port int, used bool) {
 	p.bits.SetBit(p.bits, port-p.within.Base, bit)
 }
 
-// used reports whether a port of the range is allocated.
+// used reports whether a port is allocated. The port must be in the range.
 func (p *ports) used(port int) bool { return p.bits.Bit(port-p.within.Base) == 1 }
 
-// take allocates a port.
+// take allocates a port that a client requested. It returns an error if the port is allocated or
+// not in the range.
 func (p *ports) take(port int) error {
 	err := p.mark(port)
 	p.notes = append(p.notes, portNote{static, err})
 	return err
 }
 
+// mark is like take without recording the result for metrics.
 func (p *ports) mark(port int) error {
 	if !p.within.Contains(port) {
 		return fmt.Errorf("provided port is not in the valid range. The range of valid ports is %s", p.within.String())
@@ -89,15 +95,15 @@ func (p *ports) mark(port int) error {
 	return nil
 }
 
-// free releases a port. A port outside of the range is ignored.
+// free releases a port. It ignores a port outside of the range.
 func (p *ports) free(port int) {
 	if p.within.Contains(port) {
 		p.set(port, false)
 	}
 }
 
-// choose allocates a random free port, from the upper part of the range if possible, because the
-// lower part is reserved for explicitly requested ports.
+// choose allocates a random free port, from the upper part of the range if possible, so that the
+// lower part remains for explicitly requested ports. It returns errNoPorts if all are allocated.
 func (p *ports) choose() (int, error) {
 	lower := 0
 	if p.within.Size > 16 {
@@ -121,7 +127,7 @@ func (p *ports) choose() (int, error) {
 	return 0, errNoPorts
 }
 
-// count returns the number of allocated ports.
+// count returns the number of allocated ports, for metrics.
 func (p *ports) count() int {
 	n := 0
 	for _, word := range p.bits.Bits() {
@@ -130,8 +136,8 @@ func (p *ports) count() int {
 	return n
 }
 
-// equal reports whether two sets have the same stored form.
+// equal reports whether two sets have the same range and the same allocated ports.
 func (p *ports) equal(o *ports) bool { return p.within == o.within && p.bits.Cmp(o.bits) == 0 }
 
-// clone returns a copy.
+// clone returns a copy of the set, without notes.
 func (p *ports) clone() *ports { return &ports{within: p.within, bits: new(big.Int).Set(p.bits)} }

@@ -11,11 +11,12 @@ import (
 	netutils "k8s.io/utils/net"
 )
 
-// invalid returns the error for an invalid Service.
+// invalid returns the API error (422) for a Service with invalid fields.
 func invalid(svc *corev1.Service, errs ...*field.Error) error {
 	return apierrors.NewInvalid(schema.GroupKind{Kind: "Service"}, svc.Name, errs)
 }
 
+// policyOf returns the IP family policy of a Service, or "" if it is not set.
 func policyOf(svc *corev1.Service) corev1.IPFamilyPolicy {
 	if svc.Spec.IPFamilyPolicy == nil {
 		return ""
@@ -23,9 +24,11 @@ func policyOf(svc *corev1.Service) corev1.IPFamilyPolicy {
 	return *svc.Spec.IPFamilyPolicy
 }
 
+// headless reports whether a Service has no cluster IP by its own choice ("None").
 func headless(svc *corev1.Service) bool { return svc.Spec.ClusterIP == corev1.ClusterIPNone }
 
-// needsAddress reports whether Services of this type have cluster IPs or are headless.
+// needsAddress reports whether Services of this type have cluster IPs or are headless. Those of
+// type ExternalName do not.
 func needsAddress(svc *corev1.Service) bool {
 	switch svc.Spec.Type {
 	case corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer:
@@ -34,15 +37,18 @@ func needsAddress(svc *corev1.Service) bool {
 	return false
 }
 
-// unchangedPreference reports whether an update leaves the addresses of a PreferDualStack Service
-// unchanged. Such a Service does not gain or lose a family because the cluster has.
+// unchangedPreference reports whether an update leaves the type, the addresses and the families of
+// a PreferDualStack Service unchanged. Such a Service keeps its families even if the cluster has
+// gained or lost an IP family since. was is nil if the Service is new.
 func unchangedPreference(is, was *corev1.Service) bool {
 	return was != nil && is.Spec.Type == was.Spec.Type && needsAddress(is) &&
 		policyOf(is) == corev1.IPFamilyPolicyPreferDualStack && policyOf(was) == corev1.IPFamilyPolicyPreferDualStack &&
 		slices.Equal(is.Spec.ClusterIPs, was.Spec.ClusterIPs) && slices.Equal(is.Spec.IPFamilies, was.Spec.IPFamilies)
 }
 
-// initFamilies sets ipFamilyPolicy and ipFamilies of a new or changed Service. See
+// initFamilies sets missing values of ipFamilyPolicy and ipFamilies in w.obj. It returns an error
+// for the client if the policy, the families and the requested cluster IPs do not match each other
+// or the families of the cluster. See
 // https://kubernetes.io/docs/concepts/services-networking/dual-stack/#services
 func (w *write) initFamilies() error {
 	is, was := w.obj, w.old
@@ -121,7 +127,8 @@ func (w *write) initFamilies() error {
 	return nil
 }
 
-// defaultPolicy sets a missing policy to that of the old Service, or to a default.
+// defaultPolicy sets a missing ipFamilyPolicy to that of the old Service, or to SingleStack. The
+// default of a headless Service without a selector (selectorless) is RequireDualStack.
 func (w *write) defaultPolicy(selectorless bool) {
 	if w.obj.Spec.IPFamilyPolicy != nil {
 		return
@@ -136,7 +143,8 @@ func (w *write) defaultPolicy(selectorless bool) {
 	w.obj.Spec.IPFamilyPolicy = &policy
 }
 
-// inferFamilies sets missing families according to the requested addresses.
+// inferFamilies appends the families of requested cluster IPs that ipFamilies lacks. It returns
+// errors for those that the cluster does not have.
 func (w *write) inferFamilies() field.ErrorList {
 	var errs field.ErrorList
 	spec := &w.obj.Spec
@@ -161,8 +169,11 @@ func (w *write) inferFamilies() field.ErrorList {
 	return errs
 }
 
+// defaultFamily returns the family of the first configured range, which Services get if they
+// request none.
 func (a *Allocator) defaultFamily() corev1.IPFamily { return family(a.cfg.CIDRs[0].Addr()) }
 
+// other returns the other IP family.
 func other(f corev1.IPFamily) corev1.IPFamily {
 	if f == corev1.IPv4Protocol {
 		return corev1.IPv6Protocol
@@ -170,7 +181,8 @@ func other(f corev1.IPFamily) corev1.IPFamily {
 	return corev1.IPv4Protocol
 }
 
-// droppedSecond reports whether only the second element of a list was removed.
+// droppedSecond reports whether is equals was except that the second of the two elements was
+// removed.
 func droppedSecond[T comparable](is, was []T) bool {
 	return len(is) == 1 && len(was) == 2 && is[0] == was[0]
 }

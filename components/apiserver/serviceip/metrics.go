@@ -18,13 +18,14 @@ const (
 	dynamic = "dynamic"
 )
 
-// allocation is an address or port that a write requested.
+// allocation is an address or port that a write has requested, for metrics: the range of the
+// address, the scope (static or dynamic), and how long the allocation of an address took.
 type allocation struct {
 	cidr, scope string // an empty cidr means a port
 	took        time.Duration
 }
 
-// counts contains upstream's allocation metrics.
+// counts contains upstream's metrics about allocations. Its metrics are created at first use.
 type counts struct {
 	once                    sync.Once
 	addresses, addressFails *prometheus.CounterVec
@@ -33,7 +34,7 @@ type counts struct {
 	took                    *prometheus.HistogramVec
 }
 
-// vectors creates the metrics at first use.
+// vectors returns c after it has created the metrics at the first call.
 func (c *counts) vectors() *counts {
 	c.once.Do(func() {
 		counter := func(name, help string, labels ...string) *prometheus.CounterVec {
@@ -54,7 +55,9 @@ func (c *counts) vectors() *counts {
 	return c
 }
 
-// recordAddress records the result of allocating an address of a family. address may be "".
+// recordAddress records the result err of allocating an address of the family f, for updateMetrics.
+// The metrics are by range: that of the address or, if address is "" or in no range, the first one.
+// began is the start of the allocation.
 func (w *write) recordAddress(ctx context.Context, scope, address string, f corev1.IPFamily, began time.Time, err error) {
 	a := allocation{scope: scope, took: time.Since(began)}
 	ranges, _ := w.cidrs(ctx, f) // best effort
@@ -76,7 +79,7 @@ func (w *write) recordAddress(ctx context.Context, scope, address string, f core
 	}
 }
 
-// recordPort records the result of allocating a port.
+// recordPort records the result of allocating a node port, for updateMetrics.
 func (w *write) recordPort(scope string, err error) {
 	if err != nil {
 		w.failed = append(w.failed, allocation{scope: scope})
@@ -85,7 +88,8 @@ func (w *write) recordPort(scope string, err error) {
 	}
 }
 
-// updateMetrics updates the metrics with the recorded results.
+// updateMetrics adds the recorded allocations to the metrics. It is called once at the end of each
+// attempt to write a Service.
 func (w *write) updateMetrics() {
 	if len(w.got) == 0 && len(w.failed) == 0 {
 		return
@@ -108,7 +112,8 @@ func (w *write) updateMetrics() {
 	}
 }
 
-// scrapeTimeout limits the time to read the cache for a scrape.
+// scrapeTimeout limits how long a scrape of the metrics waits for the caches of IPAddresses and
+// ports.
 const scrapeTimeout = time.Second
 
 var (
@@ -122,7 +127,8 @@ var (
 		"[ALPHA] Gauge measuring the number of available NodePorts for Services", nil, nil)
 )
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector. It describes the allocation counters, and the numbers
+// of used and free addresses and ports.
 func (a *Allocator) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{addressesUsed, addressesFree, portsUsed, portsFree} {
 		ch <- d
@@ -133,7 +139,8 @@ func (a *Allocator) Describe(ch chan<- *prometheus.Desc) {
 	}
 }
 
-// Collect implements prometheus.Collector. It counts the allocated addresses and ports.
+// Collect implements prometheus.Collector. It counts the used and free addresses and ports in the
+// caches. It omits them if a cache is not available within scrapeTimeout.
 func (a *Allocator) Collect(ch chan<- prometheus.Metric) {
 	c := a.counts.vectors()
 	for _, v := range []prometheus.Collector{c.addresses, c.addressFails, c.ports, c.portFails, c.portRepairErrors, c.took} {
@@ -160,8 +167,8 @@ type usage struct {
 	used uint64
 }
 
-// inUse counts the addresses in the cache. An address is counted for the first range that contains
-// it.
+// inUse returns all Service ranges with the number of IPAddress objects in them, according to the
+// cache. An address is counted only for the first range that contains it.
 func (a *Allocator) inUse(ctx context.Context) ([]usage, error) {
 	var all []usage
 	for _, f := range []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol} {

@@ -13,7 +13,9 @@ import (
 	"hyperkube/internal/store"
 )
 
-// nodePorts allocates and releases ports to reach the desired state of w.obj.
+// nodePorts adds the operation that allocates the missing node ports of w.obj and releases those of
+// w.old that w.obj does not use anymore. It sets the chosen ports in w.obj. It waits until no other
+// allocation is in progress, see allocationQueue.
 func (w *write) nodePorts(ctx context.Context) error {
 	if !w.portsChange() {
 		return nil
@@ -36,7 +38,9 @@ func (w *write) nodePorts(ctx context.Context) error {
 	return err
 }
 
-// choosePorts selects the ports and adds the operation that stores them.
+// choosePorts chooses the ports, based on the cached set of allocated ports, and adds the operation
+// that stores the new set. If a requested port is allocated according to the cache, it tries again
+// after the cache has caught up with etcd.
 func (w *write) choosePorts(ctx context.Context) error {
 	// Reset to these ports after a failed attempt.
 	before := slices.Clone(w.servicePorts())
@@ -64,6 +68,8 @@ func (w *write) choosePorts(ctx context.Context) error {
 	}
 }
 
+// storePorts adds the operation that replaces the stored set was by is, unless they are equal.
+// entry is the store's entry of was, nil if none is stored yet.
 func (w *write) storePorts(was, is *ports, entry *store.Entry) error {
 	if is.equal(was) {
 		return nil
@@ -76,8 +82,9 @@ func (w *write) storePorts(was, is *ports, entry *store.Entry) error {
 	return nil
 }
 
-// pick sets the ports of w.obj and updates set to the state after the write. Ports that the write
-// releases cannot be allocated in the same write.
+// pick sets the node ports of w.obj and changes set to the allocated ports after the write. Ports
+// that the write releases cannot be allocated in the same write. The error may be a *portError or a
+// *healthError.
 func (w *write) pick(set *ports) error {
 	is, was := w.obj, w.old
 	var had []int32
@@ -129,23 +136,30 @@ func (w *write) pick(set *ports) error {
 	return nil
 }
 
-// portError is an error with the path and value of the port.
+// portError is an error about a requested port, with the path of its field and its value.
 type portError struct {
 	path  *field.Path
 	value int32
 	err   error
 }
 
+// Error returns the message of the cause.
 func (e *portError) Error() string { return e.err.Error() }
+
+// Unwrap returns the cause.
 func (e *portError) Unwrap() error { return e.err }
 
-// healthError is an error about the health check node port.
+// healthError is an error about healthCheckNodePort, the port where load balancers check a node.
 type healthError struct{ err error }
 
+// Error returns the message of the cause.
 func (e *healthError) Error() string { return e.err.Error() }
+
+// Unwrap returns the cause.
 func (e *healthError) Unwrap() error { return e.err }
 
-// portError converts err to an error for the client.
+// portError converts an error of pick to the API error for the client: 422 for a *portError, 500
+// for others.
 func (w *write) portError(err error) error {
 	if at := (*portError)(nil); errors.As(err, &at) {
 		return invalid(w.obj, field.Invalid(at.path, at.value, at.err.Error()))
@@ -156,8 +170,8 @@ func (w *write) portError(err error) error {
 	return apierrors.NewInternalError(fmt.Errorf("failed to allocate a nodePort: %w", err))
 }
 
-// pickNew allocates the ports of a new Service. Entries with the same port number, such as TCP and
-// UDP of DNS, share a node port.
+// pickNew allocates the requested and the missing node ports of a new Service in set. Entries with
+// the same port number, such as TCP and UDP of DNS, share a node port.
 func pickNew(svc *corev1.Service, set *ports) error {
 	shared := map[int32]int32{}
 	for i := range svc.Spec.Ports {
@@ -191,7 +205,8 @@ func pickNew(svc *corev1.Service, set *ports) error {
 	return nil
 }
 
-// pickChanged allocates the new ports of a changed Service.
+// pickChanged allocates the new node ports of a changed Service in set. had are the ports that the
+// Service had before the change, which it may keep.
 func pickChanged(svc *corev1.Service, had []int32, set *ports) error {
 	type used struct {
 		protocol corev1.Protocol
@@ -225,6 +240,8 @@ func pickChanged(svc *corev1.Service, had []int32, set *ports) error {
 	return nil
 }
 
+// pickHealth allocates the requested healthCheckNodePort of a Service in set, or chooses one. The
+// error is a *healthError.
 func pickHealth(svc *corev1.Service, set *ports) error {
 	if requested := svc.Spec.HealthCheckNodePort; requested != 0 {
 		if err := set.take(int(requested)); err != nil {
@@ -240,7 +257,8 @@ func pickHealth(svc *corev1.Service, set *ports) error {
 	return nil
 }
 
-// portsChange reports whether a write affects ports. Most writes do not.
+// portsChange reports whether the write may allocate or release node ports. Most writes do not, and
+// then neither need the queue nor the stored set.
 func (w *write) portsChange() bool {
 	is, was := w.obj, w.old
 	concerned := func(svc *corev1.Service) bool { return svc != nil && (hasNodePorts(svc) || needsHealthPort(svc)) }
@@ -259,6 +277,7 @@ func (w *write) portsChange() bool {
 	return allocates(is) && slices.ContainsFunc(is.Spec.Ports, func(p corev1.ServicePort) bool { return p.NodePort == 0 })
 }
 
+// servicePorts returns spec.ports of w.obj, or nil on delete.
 func (w *write) servicePorts() []corev1.ServicePort {
 	if w.obj == nil {
 		return nil
@@ -266,6 +285,7 @@ func (w *write) servicePorts() []corev1.ServicePort {
 	return w.obj.Spec.Ports
 }
 
+// healthPort returns healthCheckNodePort of w.obj, or 0 on delete.
 func (w *write) healthPort() int32 {
 	if w.obj == nil {
 		return 0
@@ -273,23 +293,26 @@ func (w *write) healthPort() int32 {
 	return w.obj.Spec.HealthCheckNodePort
 }
 
+// setHealthPort sets healthCheckNodePort of w.obj. It does nothing on delete.
 func (w *write) setHealthPort(port int32) {
 	if w.obj != nil {
 		w.obj.Spec.HealthCheckNodePort = port
 	}
 }
 
+// free releases the ports of list in set.
 func free(set *ports, list []int32) {
 	for _, p := range list {
 		set.free(int(p))
 	}
 }
 
+// hasNodePorts reports whether Services of this type may have node ports.
 func hasNodePorts(svc *corev1.Service) bool {
 	return svc.Spec.Type == corev1.ServiceTypeNodePort || svc.Spec.Type == corev1.ServiceTypeLoadBalancer
 }
 
-// allocates reports whether ports are allocated automatically.
+// allocates reports whether missing node ports of the Service are allocated automatically.
 func allocates(svc *corev1.Service) bool {
 	switch svc.Spec.Type {
 	case corev1.ServiceTypeNodePort:
@@ -300,11 +323,13 @@ func allocates(svc *corev1.Service) bool {
 	return false
 }
 
-// needsHealthPort reports whether load balancers check each node for local endpoints.
+// needsHealthPort reports whether a Service has a healthCheckNodePort, where load balancers check
+// whether a node has local endpoints.
 func needsHealthPort(svc *corev1.Service) bool {
 	return svc.Spec.Type == corev1.ServiceTypeLoadBalancer && svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 }
 
+// portsOf returns the node ports of a Service that are set, without healthCheckNodePort.
 func portsOf(svc *corev1.Service) []int32 {
 	var out []int32
 	for i := range svc.Spec.Ports {
@@ -315,6 +340,8 @@ func portsOf(svc *corev1.Service) []int32 {
 	return out
 }
 
+// requestedPort returns the node port that is requested for the first entry with the number port
+// that requests one, or 0 if none does.
 func requestedPort(port int32, all []corev1.ServicePort) int32 {
 	for i := range all {
 		if all[i].Port == port && all[i].NodePort != 0 {
@@ -324,6 +351,7 @@ func requestedPort(port int32, all []corev1.ServicePort) int32 {
 	return 0
 }
 
+// nodePortPath returns the path of the node port of spec.ports[i].
 func nodePortPath(i int) *field.Path {
 	return field.NewPath("spec", "ports").Index(i).Child("nodePort")
 }

@@ -16,9 +16,12 @@ import (
 	"hyperkube/internal/store"
 )
 
-// portsKey is the key of the allocated ports, below "ranges".
+// portsKey is the key of the object with the allocated node ports in the collection of
+// rangesConfig. The complete key in etcd ends with "ranges/servicenodeports".
 const portsKey = "servicenodeports"
 
+// rangesConfig returns the configuration of the internal collection that contains the set of
+// allocated node ports. Its objects are not served to clients.
 func rangesConfig() store.CollectionConfig {
 	return store.CollectionConfig{
 		Resource: schema.GroupResource{Resource: "rangeallocations"},
@@ -27,10 +30,11 @@ func rangesConfig() store.CollectionConfig {
 	}
 }
 
-// rangeCodec encodes RangeAllocations, which are not an API resource.
+// rangeCodec encodes and decodes RangeAllocations for the store. They are not an API resource, so
+// the codec of the registry does not support them.
 type rangeCodec struct{ kind *wire.Kind }
 
-// Encode implements store.Codec.
+// Encode implements store.Codec. It returns the Protobuf form of a RangeAllocation.
 func (c rangeCodec) Encode(obj runtime.Object) ([]byte, error) {
 	r, ok := obj.(*corev1.RangeAllocation)
 	if !ok {
@@ -39,7 +43,8 @@ func (c rangeCodec) Encode(obj runtime.Object) ([]byte, error) {
 	return c.kind.Store(r)
 }
 
-// Decode implements store.Codec.
+// Decode implements store.Codec. It returns the RangeAllocation that data contains as Protobuf or
+// JSON.
 func (c rangeCodec) Decode(data []byte, revision int64) (runtime.Object, error) {
 	out := &corev1.RangeAllocation{}
 	if bytes.HasPrefix(data, []byte(wire.Magic)) {
@@ -57,8 +62,9 @@ func (c rangeCodec) Decode(data []byte, revision int64) (runtime.Object, error) 
 	return out, nil
 }
 
-// load returns the allocated ports at a revision (see store.ListOptions) and their entry, which is
-// nil if it does not exist yet.
+// load returns the set of allocated ports and its entry in the store. revision is 0 for the cache
+// as it is, and -1 for a cache that includes all previous writes (see store.ListOptions). If
+// nothing is stored yet, the set is empty and the entry is nil.
 func (a *Allocator) load(ctx context.Context, revision int64) (*ports, *store.Entry, error) {
 	e, err := a.ranges.Get(ctx, portsKey, revision)
 	if errors.Is(err, store.ErrNotFound) {
@@ -71,6 +77,7 @@ func (a *Allocator) load(ctx context.Context, revision int64) (*ports, *store.En
 	return p, e, err
 }
 
+// portsOf decodes the set of allocated ports in an entry of the store.
 func (a *Allocator) portsOf(e *store.Entry) (*ports, error) {
 	obj, err := e.Object()
 	if err != nil {
@@ -79,7 +86,8 @@ func (a *Allocator) portsOf(e *store.Entry) (*ports, error) {
 	return parsePorts(obj.(*corev1.RangeAllocation), a.cfg.NodePorts)
 }
 
-// storeOp returns the operation that replaces e, which may be nil, with p.
+// storeOp returns the operation that stores the set p. It replaces the entry e, and the transaction
+// fails if e is outdated. A nil e means that nothing is stored yet; then it fails if something is.
 func (a *Allocator) storeOp(p *ports, e *store.Entry) (store.Op, error) {
 	next := p.store()
 	if e == nil {

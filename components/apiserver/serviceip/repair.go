@@ -14,8 +14,9 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Run repairs inconsistencies, and restores addresses of Services that are deleted manually, until
-// ctx is canceled.
+// Run repairs differences between the Services and their allocated addresses and ports when it
+// starts, and then restores IPAddress objects that are deleted although their Service uses them. It
+// also wakes allocations that wait for a newer set of ports. It returns nil when ctx is canceled.
 func (a *Allocator) Run(ctx context.Context) error {
 	var done sync.WaitGroup
 	defer done.Wait()
@@ -24,7 +25,7 @@ func (a *Allocator) Run(ctx context.Context) error {
 	// repair, and the repair restores those deleted before.
 	repair := func() {
 		if err := a.Repair(ctx); err != nil && ctx.Err() == nil {
-			a.log.Error("repairing IPAddresses and node port allocations of Services failed", "err", err)
+			a.log.Error("repairing IPAddresses and node port allocations of Services failed, addresses or ports may be lost or allocated twice; the repair is repeated when the watch or the server restarts", "err", err)
 		}
 	}
 	a.watch(ctx, a.cfg.IPAddresses, repair, func(ev store.Event) {
@@ -35,22 +36,24 @@ func (a *Allocator) Run(ctx context.Context) error {
 	return nil
 }
 
-// retryDelay is the delay before a failed watch is restarted.
+// retryDelay is the delay before a failed watch is started again.
 const retryDelay = time.Second
 
-// watch calls f for each event of a collection until ctx is canceled. It calls begun each time
-// after it has started the watch.
+// watch calls f for each event of the collection c until ctx is canceled. It restarts a failed
+// watch. It calls begun each time after the watch has started, so that the caller can handle
+// changes that it may have missed.
 func (a *Allocator) watch(ctx context.Context, c *store.Collection, begun func(), f func(store.Event)) {
 	for ctx.Err() == nil {
 		err := watchOnce(ctx, c, begun, f)
 		if ctx.Err() != nil {
 			return
 		}
-		a.log.Debug("watching allocations of Service addresses or node ports failed, retrying", "err", err)
+		a.log.Debug("watching IPAddresses or node port allocations of Services ended, restarting the watch in a second", "err", err)
 		lifecycle.Pause(ctx, retryDelay)
 	}
 }
 
+// watchOnce is one watch of the function watch. It returns the error that ended it.
 func watchOnce(ctx context.Context, c *store.Collection, begun func(), f func(store.Event)) error {
 	w, err := c.Watch(ctx, store.WatchOptions{})
 	if err != nil {
@@ -69,7 +72,8 @@ func watchOnce(ctx context.Context, c *store.Collection, begun func(), f func(st
 	}
 }
 
-// restore recreates an address that was deleted although its Service still uses it.
+// restore recreates the deleted IPAddress object in the entry gone if its Service still exists and
+// uses the address. Otherwise the address could be allocated to another Service.
 func (a *Allocator) restore(ctx context.Context, gone *store.Entry) {
 	obj, err := gone.Object()
 	if err != nil {
@@ -90,12 +94,13 @@ func (a *Allocator) restore(ctx context.Context, gone *store.Entry) {
 		return
 	}
 	if err := a.restoreAll(ctx, svc.(*corev1.Service)); err != nil && ctx.Err() == nil {
-		a.log.Error("restoring deleted IPAddress of Service failed", "service", e.Key(), "address", ip.Name, "err", err)
+		a.log.Error("restoring deleted IPAddress of Service failed, the address may be allocated to another Service until the next repair (at the next start)", "service", e.Key(), "address", ip.Name, "err", err)
 	}
 }
 
-// Repair reconciles the allocated addresses and ports with the existing Services. It may run
-// concurrently with anything else.
+// Repair makes the allocated addresses and ports match the existing Services: it releases those
+// that no Service uses and allocates those that are missing. It may run concurrently with writes of
+// Services.
 func (a *Allocator) Repair(ctx context.Context) error {
 	if err := a.repairAddresses(ctx); err != nil {
 		return fmt.Errorf("repairing service addresses: %w", err)
@@ -107,6 +112,8 @@ func (a *Allocator) Repair(ctx context.Context) error {
 	return nil
 }
 
+// repairAddresses deletes the IPAddress objects of this package that no Service uses, and creates
+// the missing ones.
 func (a *Allocator) repairAddresses(ctx context.Context) error {
 	// Read the addresses first: if a Service is not in the later list, it was deleted and its
 	// address was deleted with it or leaked.
@@ -154,12 +161,13 @@ func (a *Allocator) repairAddresses(ctx context.Context) error {
 	return nil
 }
 
-// restoreAll creates the missing addresses of a Service.
+// restoreAll creates the missing IPAddress objects of a Service. It only logs cluster IPs that are
+// invalid or belong to another object.
 func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 	for _, ip := range addressesOf(svc) {
 		addr, err := parse(ip)
 		if err != nil {
-			a.log.Error("Service has an invalid cluster IP, ignoring it", "service", svc.Namespace+"/"+svc.Name, "address", ip, "err", err)
+			a.log.Error("Service has an invalid cluster IP, no IPAddress is allocated for it: recreate the Service", "service", svc.Namespace+"/"+svc.Name, "address", ip, "err", err)
 			continue
 		}
 		e, err := a.cfg.IPAddresses.Get(ctx, addr.String(), 0)
@@ -178,7 +186,7 @@ func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 		}
 		switch _, _, err := a.cfg.Store.Commit(ctx, a.createOp(addr, svc)); {
 		case err == nil:
-			a.log.Warn("missing IPAddress of Service created", "service", svc.Namespace+"/"+svc.Name, "address", ip)
+			a.log.Warn("IPAddress of Service was missing and has been created", "service", svc.Namespace+"/"+svc.Name, "address", ip)
 		case errors.Is(err, store.ErrExists):
 		default:
 			return err
@@ -187,8 +195,9 @@ func (a *Allocator) restoreAll(ctx context.Context, svc *corev1.Service) error {
 	return nil
 }
 
-// repairPorts stores the ports of all Services if others are stored. A concurrent change of ports
-// modifies the same object, so the commit conflicts and the repair is repeated.
+// repairPorts stores the ports of all Services as the allocated ports, if the stored ones differ. A
+// concurrent change of ports modifies the same object, so the commit conflicts and the repair is
+// repeated.
 func (a *Allocator) repairPorts(ctx context.Context) error {
 	for {
 		is, entry, err := a.load(ctx, -1)
@@ -234,6 +243,7 @@ func (a *Allocator) repairPorts(ctx context.Context) error {
 	}
 }
 
+// services returns all Services, including all previous writes.
 func (a *Allocator) services(ctx context.Context) ([]*corev1.Service, error) {
 	page, err := a.cfg.Services.List(ctx, store.ListOptions{Revision: -1})
 	if err != nil {

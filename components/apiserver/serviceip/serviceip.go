@@ -28,16 +28,18 @@ import (
 	"hyperkube/internal/store"
 )
 
-// Config is the configuration of an Allocator.
+// Config is the configuration of an Allocator, which allocates cluster IPs and node ports of
+// Services.
 type Config struct {
-	// Store contains all collections.
+	// Store is the store that contains the collections below, and to which Repair commits.
 	Store *store.Store
-	// Services and IPAddresses are the collections of those resources.
+	// Services and IPAddresses are the collections of these resources.
 	Services, IPAddresses *store.Collection
-	// ServiceCIDRs contains ranges in addition to CIDRs. It may be nil.
+	// ServiceCIDRs is the collection of ServiceCIDR objects, which define ranges in addition to
+	// CIDRs. It may be nil.
 	ServiceCIDRs *store.Collection
-	// CIDRs are the default ranges: one, or one per family. The first one's family is the default
-	// of Services.
+	// CIDRs are the configured Service ranges: one, or one per family. The family of the first one
+	// is the default family of Services.
 	CIDRs []netip.Prefix
 	// NodePorts is the range of node ports. Zero means 30000-32767.
 	NodePorts utilnet.PortRange
@@ -45,7 +47,8 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Allocator allocates addresses and ports. It is safe for concurrent use.
+// Allocator allocates cluster IPs and node ports to Services, as a part of the transactions that
+// write the Services. It is safe for concurrent use.
 type Allocator struct {
 	cfg    Config
 	ranges *store.Collection
@@ -54,7 +57,7 @@ type Allocator struct {
 	counts counts
 }
 
-// New validates cfg and starts to fill the caches that Hook needs.
+// New validates cfg and returns an Allocator. It starts to fill the caches that Hook needs.
 func New(cfg Config) (*Allocator, error) {
 	if cfg.Store == nil || cfg.Services == nil || cfg.IPAddresses == nil {
 		return nil, errors.New("service addresses: a store and the collections of services and ipaddresses are required")
@@ -93,8 +96,10 @@ func New(cfg Config) (*Allocator, error) {
 	return a, nil
 }
 
-// Hook is a registry.Hook for Services. It sets missing families, addresses and node ports of obj,
-// allocates explicitly requested ones, and releases those of old that obj does not have anymore.
+// Hook is the registry.Hook for Services: it is called for each attempt to write a Service, and the
+// returned operations become part of the write's transaction. It sets missing families, cluster IPs
+// and node ports of obj, allocates explicitly requested ones, and releases those of old that obj
+// does not have anymore. obj is nil on delete, old is nil on create.
 func (a *Allocator) Hook(ctx context.Context, obj, old api.Object) ([]store.Op, error) {
 	is, _ := obj.(*corev1.Service)
 	was, _ := old.(*corev1.Service)
@@ -114,7 +119,7 @@ func (a *Allocator) Hook(ctx context.Context, obj, old api.Object) ([]store.Op, 
 	return w.ops, nil
 }
 
-// write is one attempt to write a Service.
+// write is one attempt to write a Service. After a conflict, the next attempt is a new write.
 type write struct {
 	*Allocator
 	// obj is nil on delete, old is nil on create.
@@ -124,7 +129,7 @@ type write struct {
 	got, failed []allocation
 }
 
-// family returns the family of an address or range.
+// family returns the IP family of an address.
 func family(a netip.Addr) corev1.IPFamily {
 	if a.Is4() {
 		return corev1.IPv4Protocol
@@ -132,7 +137,7 @@ func family(a netip.Addr) corev1.IPFamily {
 	return corev1.IPv6Protocol
 }
 
-// configured reports whether the cluster has a Service range of a family.
+// configured reports whether the cluster has a configured Service range of the family f.
 func (a *Allocator) configured(f corev1.IPFamily) bool {
 	for _, c := range a.cfg.CIDRs {
 		if family(c.Addr()) == f {

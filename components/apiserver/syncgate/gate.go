@@ -12,20 +12,20 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// waitTimeout is the maximum time that a request waits.
+// waitTimeout is the maximum time that a request waits at a Gate.
 const waitTimeout = 10 * time.Second
 
-// Gate opens when informers have synced. It is safe for concurrent use.
+// Gate blocks requests until a set of informers has synced. It is safe for concurrent use.
 type Gate struct {
 	open   atomic.Bool
 	checks []cache.DoneChecker
 }
 
-// NewGate returns a gate that opens when all checks are done.
+// NewGate returns a gate that opens when the informers of all checks have synced.
 func NewGate(checks ...cache.DoneChecker) *Gate { return &Gate{checks: checks} }
 
-// Wait returns nil once the gate is open. If ctx ends or ten seconds pass before that, it returns
-// an error that names the missing informer.
+// Wait returns nil once the gate is open. If ctx is done or waitTimeout passes before that, it
+// returns an error that names the informer that has not synced.
 func (g *Gate) Wait(ctx context.Context) error {
 	if g.open.Load() {
 		return nil
@@ -45,7 +45,7 @@ func (g *Gate) Wait(ctx context.Context) error {
 	return nil
 }
 
-// Ready reports whether the gate is open, for a health check.
+// Ready reports whether all informers have synced, without waiting, for a health check.
 func (g *Gate) Ready() bool {
 	for _, c := range g.checks {
 		if !cache.IsDone(c) {

@@ -21,16 +21,17 @@ import (
 	"hyperkube/internal/store"
 )
 
-// The delay after a failure, and the minimum time between two creations: servers without tracking
-// delete the ConfigMap.
+// retryDelay is the delay after a failure. minRecreateInterval is the minimum time between two
+// creations of the ConfigMap, because API servers without tracking delete it.
 const (
 	retryDelay          = time.Second
 	minRecreateInterval = 30 * time.Minute
 )
 
-// Config is the configuration of a ConfigMapReconciler.
+// Config is the configuration of a ConfigMapReconciler, which maintains the ConfigMap about the
+// tracking of token usage.
 type Config struct {
-	// ConfigMaps is the collection to watch.
+	// ConfigMaps is the collection of all ConfigMaps, in which the ConfigMap is watched.
 	ConfigMaps *store.Collection
 	// Kube is a client with superuser permissions.
 	Kube kubernetes.Interface
@@ -39,13 +40,13 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// ConfigMapReconciler maintains the ConfigMap.
+// ConfigMapReconciler maintains the ConfigMap kube-apiserver-legacy-service-account-token-tracking.
 type ConfigMapReconciler struct {
 	cfg     Config
 	created time.Time // time of the last creation
 }
 
-// New validates cfg and returns a ConfigMapReconciler.
+// New validates cfg and returns a ConfigMapReconciler. Run writes the ConfigMap.
 func New(cfg Config) (*ConfigMapReconciler, error) {
 	if cfg.ConfigMaps == nil || cfg.Kube == nil || cfg.Log == nil {
 		return nil, errors.New("token tracking requires ConfigMaps, a client and a logger")
@@ -56,7 +57,8 @@ func New(cfg Config) (*ConfigMapReconciler, error) {
 	return &ConfigMapReconciler{cfg: cfg}, nil
 }
 
-// Run writes the ConfigMap now and after every change by another client, until ctx is canceled.
+// Run writes the ConfigMap now, and again after another client has deleted it or made its date
+// invalid, until ctx is canceled.
 func (k *ConfigMapReconciler) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		err := k.reconcile(ctx)
@@ -64,13 +66,14 @@ func (k *ConfigMapReconciler) Run(ctx context.Context) error {
 			break
 		}
 		if !errors.Is(err, store.ErrTooOld) {
-			k.cfg.Log.WarnContext(ctx, "updating ConfigMap with the start of token usage tracking failed, retrying", "err", err)
+			k.cfg.Log.WarnContext(ctx, "updating ConfigMap with the start of token usage tracking failed, unused legacy tokens are not deleted, retrying", "err", err)
 		}
 		lifecycle.Pause(ctx, retryDelay)
 	}
 	return nil
 }
 
+// reconcile writes the ConfigMap after each change until ctx is canceled or an error occurs.
 func (k *ConfigMapReconciler) reconcile(ctx context.Context) error {
 	w, err := k.cfg.ConfigMaps.Watch(ctx, store.WatchOptions{Key: metav1.NamespaceSystem + "/" + tokens.TrackingName})
 	if err != nil {
@@ -97,8 +100,8 @@ func (k *ConfigMapReconciler) reconcile(ctx context.Context) error {
 	}
 }
 
-// write creates or updates the ConfigMap. It returns how long to wait if the ConfigMap may not be
-// created yet.
+// write creates the ConfigMap, or sets its date if that is missing or invalid. wait is positive if
+// the ConfigMap may only be created after that time.
 func (k *ConfigMapReconciler) write(ctx context.Context) (wait time.Duration, err error) {
 	api, now := k.cfg.Kube.CoreV1().ConfigMaps(metav1.NamespaceSystem), k.cfg.Now()
 	today := now.UTC().Format(tokens.Day)

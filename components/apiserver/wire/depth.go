@@ -2,9 +2,10 @@ package wire
 
 import "google.golang.org/protobuf/encoding/protowire"
 
-// DeeperThan reports whether messages in data may be nested more than most levels deep. It only parses
-// the wire format: any field that could be a message is treated as one. Decoders of recursive types
-// use the stack for each level, and Go terminates a process whose stack has grown too large.
+// DeeperThan reports whether the protobuf messages in data may be nested more than most levels
+// deep. Decoders of recursive types need stack for each level, and Go terminates a process whose
+// stack becomes too large, so such data must be rejected. DeeperThan only parses the wire format:
+// it treats any field that could be a message as one.
 func DeeperThan(data []byte, most int) bool {
 	// The remaining data of each enclosing message.
 	var rest [][]byte

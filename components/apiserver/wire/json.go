@@ -1,7 +1,7 @@
 package wire
 
-// Untyped removes the leading type meta of this kind from a JSON object. Other JSON is returned
-// unchanged. The result shares no memory with data unless it is data.
+// Untyped removes the kind and apiVersion of k from the beginning of a JSON object. JSON that does
+// not start with them is returned unchanged. Otherwise the result is a copy.
 func (k *Kind) Untyped(data []byte) []byte {
 	if len(data) <= len(k.json) || string(data[:len(k.json)]) != string(k.json) {
 		return data
@@ -14,7 +14,8 @@ func (k *Kind) Untyped(data []byte) []byte {
 	return append(append(out, '{'), rest...)
 }
 
-// AppendJSON appends the JSON object untyped with leading type meta.
+// AppendJSON appends a complete JSON object to dst: kind and apiVersion of k, and the fields of
+// untyped, a JSON object without them.
 func (k *Kind) AppendJSON(dst, untyped []byte) []byte {
 	dst = append(dst, k.json...)
 	if len(untyped) > 2 {
@@ -24,7 +25,7 @@ func (k *Kind) AppendJSON(dst, untyped []byte) []byte {
 	return append(dst, '}')
 }
 
-// JSONSize returns the number of bytes that AppendJSON appends.
+// JSONSize returns the number of bytes that AppendJSON appends for untyped.
 func (k *Kind) JSONSize(untyped []byte) int {
 	if len(untyped) > 2 {
 		return len(k.json) + len(untyped)
@@ -32,7 +33,8 @@ func (k *Kind) JSONSize(untyped []byte) int {
 	return len(k.json) + 1
 }
 
-// AppendJSONEvent appends a JSON watch event, terminated by a newline as in upstream.
+// AppendJSONEvent appends a JSON watch event of type event (ADDED, …) to dst. untyped is the JSON
+// of the object without kind and apiVersion. A newline terminates the event, as in upstream.
 func (k *Kind) AppendJSONEvent(dst []byte, event string, untyped []byte) []byte {
 	dst = append(dst, `{"type":"`...)
 	dst = append(dst, event...)
@@ -41,7 +43,7 @@ func (k *Kind) AppendJSONEvent(dst []byte, event string, untyped []byte) []byte 
 	return append(dst, '}', '\n')
 }
 
-// AppendJSONEventObject is AppendJSONEvent for JSON that contains its type meta.
+// AppendJSONEventObject is AppendJSONEvent for the JSON of an object with kind and apiVersion.
 func AppendJSONEventObject(dst []byte, event string, object []byte) []byte {
 	dst = append(dst, `{"type":"`...)
 	dst = append(dst, event...)
@@ -50,8 +52,10 @@ func AppendJSONEventObject(dst []byte, event string, object []byte) []byte {
 	return append(dst, '}', '\n')
 }
 
-// AppendJSONListHead appends the beginning of a list up to the opening bracket of its items. A
-// negative remaining is omitted. next must not need escaping, which is true for continue tokens.
+// AppendJSONListHead appends the beginning of a list of kind k up to the opening bracket of its
+// items. revision is the list's resourceVersion; zero, for objects that are not stored, omits all
+// list metadata. next is the continue token, which needs no escaping. A negative remaining
+// (remainingItemCount) is omitted.
 func (k *Kind) AppendJSONListHead(dst []byte, revision int64, next string, remaining int64) []byte {
 	return k.appendListHead(dst, revision, next, remaining, false)
 }
@@ -82,6 +86,6 @@ func (k *Kind) appendListHead(dst []byte, revision int64, next string, remaining
 	return append(dst, `},"items":[`...)
 }
 
-// AppendJSONHead appends the beginning of an object, its type meta, without a trailing comma or
-// brace.
+// AppendJSONHead appends the opening brace, kind and apiVersion of an object, without a trailing
+// comma.
 func (k *Kind) AppendJSONHead(dst []byte) []byte { return append(dst, k.json...) }

@@ -1,7 +1,8 @@
 package wire
 
-// LookupField returns the field of a raw object with the field numbers in path, without decoding anything
-// else. It returns nil if the field is not set. The result is a subslice of raw.
+// LookupField returns the value of the field of a protobuf message at path, the field numbers from
+// the outermost message inwards, without decoding anything else. It returns nil if the field is not
+// set, and an error if raw is malformed. The result is a subslice of raw.
 func LookupField(raw []byte, path []int) ([]byte, error) {
 	var found []byte
 	for data := raw; len(data) > 0; {
@@ -28,14 +29,14 @@ func LookupField(raw []byte, path []int) ([]byte, error) {
 	return found, nil
 }
 
-// Labels reads the labels of a raw object without decoding it. It implements labels.Labels of
-// apimachinery. Malformed labels are ignored.
+// Labels reads the labels of an object from its protobuf message without decoding it. It implements
+// labels.Labels of apimachinery. Malformed labels are ignored.
 type Labels struct{ raw []byte }
 
-// LabelsOf returns the labels of a raw object. They share its memory.
+// LabelsOf returns the labels of the object with the protobuf message raw. They share its memory.
 func LabelsOf(raw []byte) Labels { return Labels{raw} }
 
-// Has reports whether a label exists.
+// Has reports whether the object has the label.
 func (l Labels) Has(label string) bool {
 	_, ok := l.Lookup(label)
 	return ok
@@ -80,7 +81,8 @@ func (l Labels) Lookup(label string) (value string, ok bool) {
 	return value, ok
 }
 
-// mapEntry parses an entry of a map of strings.
+// mapEntry parses an entry of a protobuf map with string keys and values. ok is false if it is
+// malformed.
 func mapEntry(data []byte) (key, value []byte, ok bool) {
 	for len(data) > 0 {
 		number, field, _, rest, err := nextField(data)

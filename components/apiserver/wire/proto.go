@@ -14,7 +14,8 @@ type Sized interface {
 	MarshalToSizedBuffer(data []byte) (int, error)
 }
 
-// Store returns the bytes of obj for etcd: upstream's envelope followed by the Level.
+// Store returns the bytes of obj to write to etcd: upstream's protobuf envelope with the message of
+// obj, followed by the current Level.
 func (k *Kind) Store(obj Sized) ([]byte, error) {
 	size := obj.Size()
 	head := len(k.proto) + 1 + uvarintLen(size)
@@ -28,20 +29,21 @@ func (k *Kind) Store(obj Sized) ([]byte, error) {
 	return append(data, storedEnd...), nil
 }
 
-// storedEnd is what Store appends after the object: empty contentEncoding and contentType, and the
-// Level.
+// storedEnd is what Store appends after the message of the object: empty contentEncoding and
+// contentType, and the Level.
 var storedEnd = binary.AppendUvarint(binary.AppendUvarint([]byte{3<<3 | 2, 0, 4<<3 | 2, 0}, levelField<<3), Level)
 
-// Envelope is the envelope of a protobuf object.
+// Envelope is the decoded envelope (runtime.Unknown) around the protobuf message of an object.
 type Envelope struct {
 	APIVersion, Kind string
-	// Raw is the object, a subslice of the parsed data.
+	// Raw is the protobuf message of the object, a subslice of the parsed data.
 	Raw []byte
-	// Level of the program that wrote it. Zero for other programs.
+	// Level is the Level of the program that wrote the data. Zero for upstream's API server.
 	Level uint64
 }
 
-// ParseEnvelope parses the envelope of data, which must start with Magic.
+// ParseEnvelope parses the envelope of a protobuf object without decoding the object. It returns
+// ErrEnvelope if data does not start with Magic or is malformed.
 func ParseEnvelope(data []byte) (Envelope, error) {
 	var e Envelope
 	data, ok := bytes.CutPrefix(data, []byte(Magic))
@@ -70,8 +72,9 @@ func ParseEnvelope(data []byte) (Envelope, error) {
 	return e, err
 }
 
-// Raw returns the object in stored bytes, and whether it was written with this Level. It is like
-// ParseEnvelope without allocations.
+// Raw returns the protobuf message of an object in bytes from etcd. current reports whether it was
+// written with the current Level, so that it can be served unchanged. Raw is like ParseEnvelope
+// without allocations.
 func Raw(data []byte) (raw []byte, current bool, err error) {
 	from, to, current, err := bounds(data)
 	if err != nil {
@@ -80,12 +83,15 @@ func Raw(data []byte) (raw []byte, current bool, err error) {
 	return data[from:to:to], current, nil
 }
 
-// Current returns the position of the object in stored bytes, if it was written with this Level.
+// Current returns the range of the protobuf message in bytes from etcd. ok is false if they were
+// not written with the current Level, so that the object must be decoded and defaulted.
 func Current(data []byte) (from, to int, ok bool) {
 	from, to, current, err := bounds(data)
 	return from, to, current && err == nil
 }
 
+// bounds returns the range of the protobuf message in data, which includes the envelope, and
+// whether it was written with the current Level.
 func bounds(data []byte) (from, to int, current bool, err error) {
 	rest, ok := bytes.CutPrefix(data, []byte(Magic))
 	if !ok {
@@ -113,7 +119,8 @@ func bounds(data []byte) (from, to int, current bool, err error) {
 	return from, to, level == Level, nil
 }
 
-// ownBounds is bounds for data that Store has written.
+// ownBounds returns the range of the protobuf message in data without the Magic if Store has
+// written it with the current Level. Otherwise ok is false. It is faster than parsing all fields.
 func ownBounds(data []byte) (from, to int, ok bool) {
 	if len(data) < 2 || data[0] != tagTypeMeta || data[1] >= 0x80 || len(data) < 3+int(data[1]) {
 		return 0, 0, false
@@ -131,6 +138,8 @@ func ownBounds(data []byte) (from, to int, ok bool) {
 	return from, to, string(data[to:]) == string(storedEnd)
 }
 
+// fields calls f for each field of a protobuf message, with the parameters as nextField returns
+// them.
 func fields(data []byte, f func(number int, value []byte, n uint64) error) error {
 	for len(data) > 0 {
 		number, value, n, rest, err := nextField(data)
@@ -145,7 +154,9 @@ func fields(data []byte, f func(number int, value []byte, n uint64) error) error
 	return nil
 }
 
-// nextField parses the next field of data. value is set for length-delimited fields, n for varints.
+// nextField parses the first field of a protobuf message and returns its number and the remaining
+// data. value is set for length-delimited fields, n for varints. It returns ErrEnvelope if the
+// field is malformed.
 func nextField(data []byte) (number int, value []byte, n uint64, rest []byte, err error) {
 	tag, size := binary.Uvarint(data)
 	if size <= 0 || tag>>3 == 0 || tag>>3 > 1<<29 {
@@ -180,8 +191,8 @@ func nextField(data []byte) (number int, value []byte, n uint64, rest []byte, er
 	return 0, nil, 0, nil, ErrEnvelope
 }
 
-// Metadata returns only the metadata fields of a raw object, including tags: the raw form of its
-// PartialObjectMetadata.
+// Metadata returns the metadata field of an object's protobuf message, including its tag. This is
+// the message of the object's PartialObjectMetadata.
 func Metadata(raw []byte) ([]byte, error) {
 	var out []byte
 	for data := raw; len(data) > 0; {
@@ -205,7 +216,7 @@ func Metadata(raw []byte) ([]byte, error) {
 // fieldManaged is the field number of ObjectMeta.managedFields.
 const fieldManaged = 17
 
-// AppendUnmanaged appends a raw object without its managed fields.
+// AppendUnmanaged appends the protobuf message raw of an object without its managed fields to dst.
 func AppendUnmanaged(dst, raw []byte) ([]byte, error) {
 	for data := raw; len(data) > 0; {
 		number, metadata, _, rest, err := nextField(data)
@@ -231,7 +242,8 @@ func AppendUnmanaged(dst, raw []byte) ([]byte, error) {
 	return dst, nil
 }
 
-// fieldsExceptManaged calls keep for all fields of a raw ObjectMeta, including tags, except managedFields.
+// fieldsExceptManaged calls keep for each field, including its tag, of a protobuf ObjectMeta except
+// managedFields.
 func fieldsExceptManaged(metadata []byte, keep func(field []byte)) error {
 	for data := metadata; len(data) > 0; {
 		number, _, _, rest, err := nextField(data)
@@ -246,7 +258,7 @@ func fieldsExceptManaged(metadata []byte, keep func(field []byte)) error {
 	return nil
 }
 
-// versionSize returns the number of bytes that appendVersion appends.
+// versionSize returns the number of bytes that appendVersion appends for revision.
 func versionSize(revision int64) int {
 	if revision == 0 {
 		return 0
@@ -258,8 +270,9 @@ func versionSize(revision int64) int {
 	return 4 + digits
 }
 
-// appendVersion appends another metadata field to a raw object. The field contains only the
-// resource version, and decoders merge the two. It appends nothing for zero.
+// appendVersion appends a second metadata field to the protobuf message of an object. It contains
+// only revision as the resource version; decoders merge both metadata fields. It appends nothing
+// for zero.
 func appendVersion(dst []byte, revision int64) []byte {
 	size := versionSize(revision)
 	if size == 0 {
@@ -269,14 +282,14 @@ func appendVersion(dst []byte, revision int64) []byte {
 	return strconv.AppendInt(dst, revision, 10)
 }
 
-// Size returns the number of bytes that AppendProto appends.
+// Size returns the number of bytes that AppendProto appends for raw and revision.
 func (k *Kind) Size(raw []byte, revision int64) int {
 	n := len(raw) + versionSize(revision)
 	return len(k.proto) + 1 + uvarintLen(n) + n + 4
 }
 
-// AppendProto appends a complete protobuf object, made of the raw object and the revision as its
-// resource version (zero means none).
+// AppendProto appends a complete protobuf object of kind k to dst: the envelope with the message
+// raw, and revision as its resource version (zero means none).
 func (k *Kind) AppendProto(dst, raw []byte, revision int64) []byte {
 	dst = append(dst, k.proto...)
 	dst = append(dst, tagRaw)
@@ -286,8 +299,9 @@ func (k *Kind) AppendProto(dst, raw []byte, revision int64) []byte {
 	return append(dst, 3<<3|2, 0, 4<<3|2, 0)
 }
 
-// ProtoList encodes a list into one buffer. The envelope starts with the total size, so all items
-// must be counted before anything is written.
+// ProtoList encodes a list of objects as protobuf. The encoding starts with the total size in
+// bytes, so the caller first calls Count for all items, and then Head, Item for all items, and
+// Tail.
 type ProtoList struct {
 	kind *Kind
 	meta []byte
@@ -295,22 +309,24 @@ type ProtoList struct {
 	n    int
 }
 
-// NewProtoList returns a list with the raw ListMeta meta.
+// NewProtoList returns a list of kind kind without items. meta is its metadata as ListMeta returns
+// it.
 func NewProtoList(kind *Kind, meta []byte) *ProtoList {
 	return &ProtoList{kind: kind, meta: meta, size: 1 + uvarintLen(len(meta)) + len(meta)}
 }
 
-// Count adds the size of an item.
+// Count adds the size of an item with the protobuf message raw and the resource version revision.
 func (l *ProtoList) Count(raw []byte, revision int64) {
 	n := len(raw) + versionSize(revision)
 	l.size += 1 + uvarintLen(n) + n
 	l.n++
 }
 
-// Len returns the number of counted items.
+// Len returns the number of items for which Count was called.
 func (l *ProtoList) Len() int { return l.n }
 
-// Head appends everything before the items.
+// Head appends the part of the encoding before the items to dst. Count must have been called for
+// all items.
 func (l *ProtoList) Head(dst []byte) []byte {
 	dst = append(dst, l.kind.proto...)
 	dst = append(dst, tagRaw)
@@ -320,7 +336,7 @@ func (l *ProtoList) Head(dst []byte) []byte {
 	return append(dst, l.meta...)
 }
 
-// Item appends a counted item.
+// Item appends an item to dst. Count must have been called with the same raw and revision.
 func (l *ProtoList) Item(dst, raw []byte, revision int64) []byte {
 	dst = append(dst, tagItems)
 	dst = binary.AppendUvarint(dst, uint64(len(raw)+versionSize(revision)))
@@ -328,15 +344,17 @@ func (l *ProtoList) Item(dst, raw []byte, revision int64) []byte {
 	return appendVersion(dst, revision)
 }
 
-// Tail appends everything after the items.
+// Tail appends the part of the encoding after the items to dst.
 func (l *ProtoList) Tail(dst []byte) []byte { return append(dst, 3<<3|2, 0, 4<<3|2, 0) }
 
-// Size returns the size of the complete list.
+// Size returns the size of the complete encoding in bytes, for Content-Length. Count must have been
+// called for all items.
 func (l *ProtoList) Size() int {
 	return len(l.kind.proto) + 1 + uvarintLen(l.size) + l.size + 4
 }
 
-// ListMeta appends a raw metav1.ListMeta. A negative remaining is omitted.
+// ListMeta appends the protobuf message of a list's metadata to dst: the resource version, the
+// continue token next, and the number of remaining items, which is omitted if negative.
 func ListMeta(dst []byte, revision int64, next string, remaining int64) []byte {
 	dst = append(dst, 1<<3|2, 0) // selfLink
 	var digits []byte
@@ -352,19 +370,22 @@ func ListMeta(dst []byte, revision int64, next string, remaining int64) []byte {
 	return dst
 }
 
-// AppendProtoEvent appends a protobuf watch event: its length in four bytes, and a
-// metav1.WatchEvent that contains the object.
+// AppendProtoEvent appends a protobuf watch event to dst: the length in four bytes, and a
+// metav1.WatchEvent of type event (ADDED, …) that contains an object. raw is the protobuf message
+// of the object, and revision its resource version.
 func (k *Kind) AppendProtoEvent(dst []byte, event string, raw []byte, revision int64) []byte {
 	object := k.Size(raw, revision)
 	dst = eventHead(dst, event, object)
 	return k.AppendProto(dst, raw, revision)
 }
 
-// AppendProtoEventObject is AppendProtoEvent for an object with its envelope.
+// AppendProtoEventObject is AppendProtoEvent for a complete protobuf object, which includes its
+// envelope.
 func AppendProtoEventObject(dst []byte, event string, object []byte) []byte {
 	return append(eventHead(dst, event, len(object)), object...)
 }
 
+// eventHead appends the part of a protobuf watch event before the object, which has object bytes.
 func eventHead(dst []byte, event string, object int) []byte {
 	extension := 1 + uvarintLen(object) + object
 	frame := 1 + uvarintLen(len(event)) + len(event) + 1 + uvarintLen(extension) + extension

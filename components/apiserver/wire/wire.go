@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Magic is the prefix of every protobuf object outside of a list.
+// Magic is the prefix of every protobuf object of Kubernetes, except of the items of a list.
 const Magic = "k8s\x00"
 
 // Field numbers and tags of the envelope, runtime.Unknown, and of fields that all objects have.
@@ -28,15 +28,16 @@ const (
 	levelField = 1000
 )
 
-// Level identifies the fields and defaults that the writer of stored bytes supports. Bytes with the
-// current level can be served unchanged. It must be raised with every change of a published type,
-// of a default, or of an Adopt function.
+// Level identifies the version of the fields and defaults with which stored bytes were written.
+// Bytes with the current level can be served unchanged; others must be decoded and defaulted first.
+// It must be raised with every change of a built-in type, of a default, or of an Adopt function.
 const Level = 1_37_02_04
 
 // ErrEnvelope is the error for bytes that are not a protobuf object.
 var ErrEnvelope = errors.New("malformed protobuf envelope")
 
-// Kind is a kind with precomputed encodings of its type meta. It is immutable.
+// Kind is a group, version and kind with the precomputed JSON and protobuf of its type meta. It is
+// immutable.
 type Kind struct {
 	schema.GroupVersionKind
 	apiVersion string
@@ -46,7 +47,7 @@ type Kind struct {
 	proto []byte
 }
 
-// NewKind returns the Kind of gvk.
+// NewKind returns the Kind of gvk. Create it once and reuse it.
 func NewKind(gvk schema.GroupVersionKind) *Kind {
 	apiVersion := gvk.GroupVersion().String()
 	k := &Kind{GroupVersionKind: gvk, apiVersion: apiVersion}

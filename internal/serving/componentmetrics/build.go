@@ -25,14 +25,16 @@ var (
 		"[BETA] This metric records the data about the stage and enablement of a k8s feature.", []string{"name", "stage"}, nil)
 )
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector. It describes the metrics of the build, the versions and
+// the feature gates.
 func (build) Describe(ch chan<- *prometheus.Desc) {
 	ch <- buildDesc
 	ch <- versionsDesc
 	ch <- featureDesc
 }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. It sends the build information, the versions and the
+// feature gates, which never change.
 func (b build) Collect(ch chan<- prometheus.Metric) {
 	v := version.Get()
 	ch <- prometheus.MustNewConstMetric(buildDesc, prometheus.GaugeValue, 1,

@@ -14,10 +14,11 @@ func NewLeaders() *Leaders {
 	}, []string{"name"})}
 }
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector. It describes the metric of leader election.
 func (l *Leaders) Describe(ch chan<- *prometheus.Desc) { l.status.Describe(ch) }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. It sends whether this process is the leader, for each
+// lease.
 func (l *Leaders) Collect(ch chan<- prometheus.Metric) { l.status.Collect(ch) }
 
 // SetLeader records whether this process holds the lease with the name.

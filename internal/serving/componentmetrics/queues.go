@@ -45,7 +45,7 @@ func NewQueues() *Queues {
 	}
 }
 
-// Describe implements prometheus.Collector.
+// Describe implements prometheus.Collector. It describes the metrics of all work queues.
 func (q *Queues) Describe(ch chan<- *prometheus.Desc) {
 	for _, c := range []prometheus.Collector{q.depth, q.adds, q.retries, q.latency, q.work} {
 		c.Describe(ch)
@@ -54,7 +54,8 @@ func (q *Queues) Describe(ch chan<- *prometheus.Desc) {
 	ch <- q.old
 }
 
-// Collect implements prometheus.Collector.
+// Collect implements prometheus.Collector. It computes how long the workers have been processing
+// their keys, and sends the metrics of all work queues.
 func (q *Queues) Collect(ch chan<- prometheus.Metric) {
 	for _, c := range []prometheus.Collector{q.depth, q.adds, q.retries, q.latency, q.work} {
 		c.Collect(ch)
@@ -85,6 +86,7 @@ func (w *Worker) Begin() { w.set(time.Now()) }
 // End records that the worker has processed the key of the last Begin. A nil Worker does nothing.
 func (w *Worker) End() { w.set(time.Time{}) }
 
+// set records when the worker began the key that it processes; zero means that it processes none.
 func (w *Worker) set(t time.Time) {
 	if w == nil {
 		return
@@ -94,6 +96,7 @@ func (w *Worker) set(t time.Time) {
 	w.since = t
 }
 
+// took returns how long the worker has been processing its current key, or 0 if it processes none.
 func (w *Worker) took() time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -145,17 +148,19 @@ func (s *tickless) NewTicker(d time.Duration) clock.Ticker {
 	return s.RealClock.NewTicker(d)
 }
 
+// ticklessTicker is a ticker that never ticks. Its channel is closed when the queue is shut down.
 type ticklessTicker struct{ c <-chan time.Time }
 
 // C implements clock.Ticker. The channel is closed when the queue is shut down.
 func (t ticklessTicker) C() <-chan time.Time { return t.c }
 
-// Stop implements clock.Ticker.
+// Stop implements clock.Ticker. It does nothing, because the ticker never ticks.
 func (ticklessTicker) Stop() {}
 
 // provider implements workqueue.MetricsProvider: it returns the metrics of q for a queue.
 type provider struct{ q *Queues }
 
+// unset is a gauge that ignores its value. Queues computes the metric instead.
 type unset struct{}
 
 // Set implements workqueue.SettableGaugeMetric. It ignores the value, because Queues computes the

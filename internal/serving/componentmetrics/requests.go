@@ -25,16 +25,22 @@ type Requests struct {
 	observers sync.Map // requestLabels to observers
 }
 
+// responseLabels contains the labels of a counter of responses. The code is 0 if there was no
+// response.
 type responseLabels struct {
 	host, method string
 	code         int
 }
 
+// requestLabels contains the labels of the histograms of requests.
 type requestLabels struct{ host, method string }
 
+// observers contains the histograms for requests with the same labels: duration, size of the
+// request body and size of the response body (answer).
 type observers struct{ duration, size, answer prometheus.Observer }
 
-// NewRequests creates a Requests. Its Wrap adds it to a transport.
+// NewRequests creates a Requests without requests. Requests.Wrap adds it to the transport of a
+// client.
 func NewRequests() *Requests {
 	sizes := []float64{64, 256, 512, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216}
 	return &Requests{
@@ -80,6 +86,7 @@ func (r *Requests) Collect(ch chan<- prometheus.Metric) {
 // Wrap returns a transport that sends requests with next and records them.
 func (r *Requests) Wrap(next http.RoundTripper) http.RoundTripper { return &measured{r, next} }
 
+// measured is the transport that Wrap returns.
 type measured struct {
 	r    *Requests
 	next http.RoundTripper
@@ -133,6 +140,7 @@ func (b *responseBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// counter returns the counter of responses with the labels k.
 func (r *Requests) counter(k responseLabels) prometheus.Counter {
 	if c, ok := r.counters.Load(k); ok {
 		return c.(prometheus.Counter)
@@ -146,6 +154,7 @@ func (r *Requests) counter(k responseLabels) prometheus.Counter {
 	return c
 }
 
+// observersOf returns the histograms of requests with the labels k.
 func (r *Requests) observersOf(k requestLabels) observers {
 	if o, ok := r.observers.Load(k); ok {
 		return o.(observers)

@@ -27,7 +27,7 @@ import (
 	"hyperkube/internal/serving/zpages"
 )
 
-// Config configures a Server.
+// Config is the configuration of a Server: what the port of a component serves and to whom.
 type Config struct {
 	// Component is the component name used in errors.
 	Component string
@@ -68,14 +68,15 @@ type Config struct {
 	Paths map[string]http.Handler
 }
 
-// Check is a named check of a health endpoint.
+// Check is a named health check of a component, for /healthz, /livez and /readyz.
 type Check struct {
 	Name string
 	// Check returns why the check fails, or nil. It must be safe for concurrent use.
 	Check func() error
 }
 
-// Server serves the secure port of one component.
+// Server serves the secure port of one component, such as the scheduler: health, metrics and
+// debugging pages.
 type Server struct {
 	cfg   Config
 	tls   *tls.Config
@@ -151,6 +152,8 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
+// certificate reads the configured serving certificate, or generates a self-signed one if none is
+// configured.
 func (s *Server) certificate() (tls.Certificate, error) {
 	if s.cfg.CertFile != "" {
 		cert, err := tls.LoadX509KeyPair(s.cfg.CertFile, s.cfg.KeyFile)
@@ -170,6 +173,8 @@ func (s *Server) certificate() (tls.Certificate, error) {
 	return tls.X509KeyPair(pem, key)
 }
 
+// handler returns the handler of all pages of the port: metrics, health, debugging and
+// configuration.
 func (s *Server) handler() http.Handler {
 	slis := componentmetrics.NewHealth()
 	open := http.NewServeMux()

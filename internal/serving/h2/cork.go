@@ -52,7 +52,7 @@ func (c *corked) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// hold starts collecting the bytes of writes.
+// hold starts to collect the bytes that are written, so that they are sent in one packet later.
 func (c *corked) hold() {
 	c.mu.Lock()
 	c.held = collected.Get().(*[]byte)

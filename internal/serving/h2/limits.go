@@ -91,7 +91,8 @@ func (l *limits) overhead(n int) error {
 // normally causes some. The caller holds the connection's lock.
 func (l *limits) allowOverhead(n int) { l.overheadFrames.n = max(0, l.overheadFrames.n-n) }
 
-// recentIDs contains the last 64 stream identifiers that were added.
+// recentIDs contains the last 64 stream identifiers that were added: those of streams that were
+// reset recently, for which the client may still send frames.
 type recentIDs struct {
 	ids  [64]uint32
 	next int

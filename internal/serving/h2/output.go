@@ -55,7 +55,8 @@ var buffers = sync.Pool{New: func() any { return new([]byte) }}
 // maxKept is the maximum capacity, in bytes, of an output buffer that is returned to the pool.
 const maxKept = 512 << 10
 
-// keepBuffer returns b to the pool unless it is too large.
+// keepBuffer returns b to buffers, for use by other connections, unless it is too large. The caller
+// must not use it afterwards.
 func keepBuffer(b []byte) {
 	if cap(b) > 0 && cap(b) <= maxKept {
 		b = b[:0]
@@ -110,22 +111,28 @@ func (c *conn) appendSettings() {
 	c.appendWindowUpdate(0, receiveWindow-defaultWindow)
 }
 
+// appendWindowUpdate appends a frame that allows the client to send n more bytes on a stream, or on
+// the connection if stream is 0.
 func (o *output) appendWindowUpdate(stream uint32, n int64) {
 	o.appendFrame(4, http2.FrameWindowUpdate, 0, stream)
 	o.out = binary.BigEndian.AppendUint32(o.out, uint32(n))
 }
 
+// appendReset appends a frame (RST_STREAM) that aborts a stream. code is the reason for the client.
 func (o *output) appendReset(stream uint32, code http2.ErrCode) {
 	o.appendFrame(4, http2.FrameRSTStream, 0, stream)
 	o.out = binary.BigEndian.AppendUint32(o.out, uint32(code))
 }
 
+// appendGoAway appends a frame after which the client opens no new streams on the connection. last
+// is the last stream that the server handles, code the reason.
 func (o *output) appendGoAway(last uint32, code http2.ErrCode) {
 	o.appendFrame(8, http2.FrameGoAway, 0, 0)
 	o.out = binary.BigEndian.AppendUint32(o.out, last)
 	o.out = binary.BigEndian.AppendUint32(o.out, uint32(code))
 }
 
+// appendPing appends a ping, or with ack the response to the client's ping.
 func (o *output) appendPing(ack bool, data [8]byte) {
 	var flags http2.Flags
 	if ack {

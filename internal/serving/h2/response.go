@@ -39,7 +39,8 @@ type response struct {
 	announced []string
 }
 
-// Header implements http.ResponseWriter.
+// Header implements http.ResponseWriter. After the response has begun, changes only have an effect
+// on trailers.
 func (w *response) Header() http.Header {
 	if w.header == nil {
 		w.header = make(http.Header, 8)
@@ -137,7 +138,7 @@ func (w *response) buffer(p []byte) bool {
 	return true
 }
 
-// WriteString implements io.StringWriter.
+// WriteString implements io.StringWriter. It is the same as Write.
 func (w *response) WriteString(s string) (int, error) { return w.Write([]byte(s)) }
 
 // Flush implements http.Flusher: it sends what the handler has written so far.

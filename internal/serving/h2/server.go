@@ -157,7 +157,7 @@ func (w *workers) work(st *stream) {
 	}
 }
 
-// connected counts a new connection.
+// connected counts a new connection. Idle workers are only kept while there are connections.
 func (w *workers) connected() {
 	w.mu.Lock()
 	w.conns++

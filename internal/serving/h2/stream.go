@@ -438,7 +438,8 @@ func (st *stream) onTrailer(f *http2.MetaHeadersFrame) error {
 	return nil
 }
 
-// body is the http.Request.Body of a stream.
+// body is the http.Request.Body of a stream, from which the handler reads the data that the client
+// sends.
 type body struct {
 	stream *stream
 	// expectContinue is set when the client waits for a 100 Continue response.

@@ -42,7 +42,8 @@ func FlagsOf(set *pflag.FlagSet) Flags {
 	return out
 }
 
-// statusz is the response of /statusz.
+// statusz is the response of /statusz, as a structured object: versions, start time and paths of
+// the component.
 type statusz struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -54,7 +55,7 @@ type statusz struct {
 	Paths             []string    `json:"paths"`
 }
 
-// flagz is the response of /flagz.
+// flagz is the response of /flagz, as a structured object: the values of the component's flags.
 type flagz struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`

@@ -41,9 +41,10 @@ import (
 	"hyperkube/internal/serving/componentmetrics"
 )
 
-// Config is the configuration of Plugins.
+// Config is the configuration of Plugins, which run webhooks and admission policies.
 type Config struct {
-	// Informers must not have been started.
+	// Informers provides cached objects. New requests informers from it, so it must not have been
+	// started.
 	Informers informers.SharedInformerFactory
 	// Kube and Dynamic are clients of this API server with superuser permissions.
 	Kube    kubernetes.Interface
@@ -58,7 +59,8 @@ type Config struct {
 	Requests *componentmetrics.Requests
 }
 
-// Plugins contains the four plugins. Use New to create it.
+// Plugins contains the four plugins for mutating and validating webhooks and policies. Use New to
+// create it.
 type Plugins struct {
 	cfg    Config
 	static *manifests
@@ -68,7 +70,9 @@ type Plugins struct {
 	all    map[string]admission.Interface
 }
 
-// New returns the plugins and registers event handlers for the objects that configure them.
+// New returns the plugins. It requests informers for the objects that configure them, so the caller
+// must start the informers afterwards. It returns an error if a configuration file or a static
+// manifest is invalid.
 func New(cfg Config) (*Plugins, error) {
 	if cfg.Informers == nil || cfg.Kube == nil || cfg.Dynamic == nil || cfg.Authorizer == nil || cfg.Registry == nil {
 		return nil, errors.New("dynamic admission requires informers, clients, an authorizer and a registry")
@@ -124,17 +128,18 @@ func New(cfg Config) (*Plugins, error) {
 	return p, nil
 }
 
-// All returns the plugins by upstream's names. The map is shared.
+// All returns the plugins by upstream's names, for Config.Extra of package admission. The map is
+// shared.
 func (p *Plugins) All() map[string]admission.Interface { return p.all }
 
-// Run blocks until ctx is canceled and then stops the plugins.
+// Run blocks until ctx is canceled and then stops the goroutines and informers of the plugins.
 func (p *Plugins) Run(ctx context.Context) error {
 	<-ctx.Done()
 	close(p.stop)
 	return nil
 }
 
-// file returns the configuration of a plugin, or nil if it has none.
+// file returns a reader of the configuration of the plugin with the name, or nil if it has none.
 func (c *Config) file(name string) io.Reader {
 	if data := c.Files[name]; len(data) > 0 {
 		return bytes.NewReader(data)
@@ -142,7 +147,8 @@ func (c *Config) file(name string) io.Reader {
 	return nil
 }
 
-// webhook is the interface of the two webhook plugins.
+// webhook contains the methods with which startWebhook initializes the mutating and the validating
+// webhook plugin.
 type webhook interface {
 	admission.Interface
 	admission.InitializationValidator
@@ -155,6 +161,7 @@ type webhook interface {
 	initializer.WantsManifestLoaders
 }
 
+// mutatingWebhook creates the plugin MutatingAdmissionWebhook.
 func (p *Plugins) mutatingWebhook(name string) (admission.Interface, error) {
 	w, err := mutatingwebhook.NewMutatingWebhook(p.cfg.file(name))
 	if err != nil {
@@ -165,6 +172,7 @@ func (p *Plugins) mutatingWebhook(name string) (admission.Interface, error) {
 	return w, p.startWebhook(w)
 }
 
+// validatingWebhook creates the plugin ValidatingAdmissionWebhook.
 func (p *Plugins) validatingWebhook(name string) (admission.Interface, error) {
 	w, err := validatingwebhook.NewValidatingAdmissionWebhook(p.cfg.file(name))
 	if err != nil {
@@ -175,6 +183,7 @@ func (p *Plugins) validatingWebhook(name string) (admission.Interface, error) {
 	return w, p.startWebhook(w)
 }
 
+// startWebhook initializes a webhook plugin and starts the informers that it needs.
 func (p *Plugins) startWebhook(w webhook) error {
 	w.SetServiceResolver(newServices(p.cfg.Informers))
 	if p.cfg.Requests != nil {
@@ -192,7 +201,8 @@ func (p *Plugins) startWebhook(w webhook) error {
 	return nil
 }
 
-// policy is the interface of the two policy plugins.
+// policy contains the methods with which startPolicy initializes the mutating and the validating
+// policy plugin.
 type policy interface {
 	admission.Interface
 	admission.InitializationValidator
@@ -205,6 +215,7 @@ type policy interface {
 	initializer.WantsManifestLoaders
 }
 
+// mutatingPolicy creates the plugin MutatingAdmissionPolicy.
 func (p *Plugins) mutatingPolicy(name string) (admission.Interface, error) {
 	x, err := mutatingpolicy.NewPlugin(p.cfg.file(name))
 	if err != nil {
@@ -215,6 +226,7 @@ func (p *Plugins) mutatingPolicy(name string) (admission.Interface, error) {
 	return x, p.startPolicy(x)
 }
 
+// validatingPolicy creates the plugin ValidatingAdmissionPolicy.
 func (p *Plugins) validatingPolicy(name string) (admission.Interface, error) {
 	x, err := validatingpolicy.NewPlugin(p.cfg.file(name))
 	if err != nil {
@@ -224,6 +236,7 @@ func (p *Plugins) validatingPolicy(name string) (admission.Interface, error) {
 	return x, p.startPolicy(x)
 }
 
+// startPolicy initializes a policy plugin and starts the informers that it needs.
 func (p *Plugins) startPolicy(x policy) error {
 	x.SetExternalKubeClientSet(p.cfg.Kube)
 	x.SetExternalKubeInformerFactory(p.cfg.Informers)
@@ -239,7 +252,7 @@ func (p *Plugins) startPolicy(x policy) error {
 	return nil
 }
 
-// instrumented returns a wrapper that measures requests to webhooks.
+// instrumented returns a wrapper that records requests to webhooks in by.
 func instrumented(by *componentmetrics.Requests) webhookutil.AuthenticationInfoResolverWrapper {
 	return func(how webhookutil.AuthenticationInfoResolver) webhookutil.AuthenticationInfoResolver {
 		wrap := func(cfg *rest.Config, err error) (*rest.Config, error) {

@@ -13,7 +13,8 @@ import (
 	"hyperkube/components/apiserver/syncgate"
 )
 
-// lazy is a plugin that is created when it is first needed. It is safe for concurrent use.
+// lazy is a plugin that is created when the first object that configures it appears. It is safe for
+// concurrent use.
 type lazy struct {
 	name string
 	ops  []admission.Operation
@@ -27,10 +28,13 @@ type lazy struct {
 	err    error
 }
 
-// Handles implements admission.Interface.
+// Handles implements admission.Interface. It reports whether the plugin handles the operation,
+// without creating the plugin.
 func (l *lazy) Handles(op admission.Operation) bool { return slices.Contains(l.ops, op) }
 
-// get returns the plugin, or nil if no object configures it.
+// get returns the plugin, which it creates on first use, or nil if no object configures it. It
+// returns an error that rejects the request if the informer has not synced in time or the plugin
+// cannot be created.
 func (l *lazy) get(ctx context.Context, a admission.Attributes) (admission.Interface, error) {
 	if err := l.gate.Wait(ctx); err != nil {
 		return nil, admission.NewForbidden(a, fmt.Errorf("not yet ready to handle request"))
@@ -51,7 +55,7 @@ func (l *lazy) get(ctx context.Context, a admission.Attributes) (admission.Inter
 
 type mutating struct{ *lazy }
 
-// Admit implements admission.MutationInterface.
+// Admit calls the plugin if an object configures it.
 func (m mutating) Admit(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	p, err := m.get(ctx, a)
 	if err != nil || p == nil {
@@ -62,7 +66,7 @@ func (m mutating) Admit(ctx context.Context, a admission.Attributes, o admission
 
 type validating struct{ *lazy }
 
-// Validate implements admission.ValidationInterface.
+// Validate calls the plugin if an object configures it.
 func (v validating) Validate(ctx context.Context, a admission.Attributes, o admission.ObjectInterfaces) error {
 	p, err := v.get(ctx, a)
 	if err != nil || p == nil {

@@ -25,14 +25,16 @@ import (
 	"hyperkube/internal/api/admissionregistration"
 )
 
-// manifests loads webhooks and policies from files in a directory of this machine, in addition to
-// those of the API. They are in effect from the first request on, clients cannot delete them
-// through the API, and the API reserves their names. The plugins watch the directories themselves.
+// manifests loads webhook configurations and policies from files in a directory of this machine, in
+// addition to those of the API. They are in effect from the first request on, and clients cannot
+// delete them through the API, which also reserves their names. The plugins watch the directories
+// themselves.
 //
 // https://kep.k8s.io/5793
 type manifests struct {
 	file func(plugin string) io.Reader
-	// find returns a resource of the group, or nil if it is not served.
+	// find returns the resource with the plural name in the group admissionregistration.k8s.io, or
+	// nil if it is not served.
 	find    func(plural string) *api.Resource
 	decoder runtime.Decoder
 }
@@ -46,9 +48,9 @@ func newManifests(file func(plugin string) io.Reader, find func(plural string) *
 	return &manifests{file, find, serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()}, nil
 }
 
-// directory returns the manifest directory from the plugin's configuration, or "" if there is none. It
-// returns an error if the configuration or a manifest is invalid, because the plugins are created
-// later and the server should fail at startup.
+// directory returns the manifest directory in the configuration of a plugin, or "" if there is
+// none. It returns an error if the configuration or a manifest is invalid: the plugins load the
+// manifests later, but the server should fail at startup.
 func (m *manifests) directory(plugin string) (string, error) {
 	file := m.file(plugin)
 	if file == nil {
@@ -92,7 +94,7 @@ func (m *manifests) directory(plugin string) (string, error) {
 	return dir, nil
 }
 
-// loaders returns the functions with which the plugins load the manifests.
+// loaders returns the functions with which the plugins load manifests from a directory.
 func (m *manifests) loaders() *initializer.ManifestLoaders {
 	return &initializer.ManifestLoaders{
 		LoadValidatingWebhookManifests: func(dir string) ([]*admissionv1.ValidatingWebhookConfiguration, string, error) {
@@ -126,8 +128,9 @@ func (m *manifests) loaders() *initializer.ManifestLoaders {
 	}
 }
 
-// manifestItems returns a function that extracts objects of one kind, and lists of them, from manifests,
-// and defaults and validates them as the API does. For objects of another kind the function returns
+// manifestItems returns a function that extracts the objects of one kind from a decoded manifest,
+// which is an object or a list, and defaults and validates them as the API does. plural is the
+// resource of the kind, items returns the items of a list. For another kind the function returns
 // the error other, or a generic error if other is nil.
 func manifestItems[T, L any, P interface {
 	*T
@@ -161,7 +164,8 @@ func manifestItems[T, L any, P interface {
 	}
 }
 
-// defaultAndValidate defaults and validates an object.
+// defaultAndValidate sets the defaults of an object from a manifest and validates it. plural is the
+// resource of its kind.
 func (m *manifests) defaultAndValidate(plural string, obj api.Object) error {
 	res := m.find(plural)
 	if res == nil {

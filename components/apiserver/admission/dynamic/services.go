@@ -11,9 +11,9 @@ import (
 	"hyperkube/components/apiserver/syncgate"
 )
 
-// services resolves Services to one of their endpoints, so that webhooks do not depend on a service
-// proxy on the API server's machine. If that fails, as for Services without a selector, it resolves
-// them to their cluster IP.
+// services finds the address of a webhook's Service: one of its endpoints, so that webhooks do not
+// depend on a service proxy on the API server's machine. If there is none, as for Services without
+// a selector, it uses the cluster IP.
 type services struct {
 	lister corelisters.ServiceLister
 	slices proxy.EndpointSliceGetter
@@ -28,7 +28,8 @@ func newServices(f informers.SharedInformerFactory) *services {
 	return s
 }
 
-// ResolveEndpoint implements webhook.ServiceResolver.
+// ResolveEndpoint implements webhook.ServiceResolver. It returns the URL for a port of a Service.
+// It waits until the informers have synced.
 func (s *services) ResolveEndpoint(namespace, name string, port int32) (*url.URL, error) {
 	// The interface has no context. The gate's timeout limits the wait.
 	if err := s.gate.Wait(context.Background()); err != nil {

@@ -17,30 +17,32 @@ import (
 	"hyperkube/internal/api"
 )
 
-// New returns the interfaces with which admission creates, converts and defaults objects of
-// built-in kinds. The result is safe for concurrent use.
+// New returns the interfaces with which webhooks and policies create, convert and default objects
+// of the built-in kinds in reg. The result is safe for concurrent use.
 func New(reg *registry.Registry) admission.ObjectInterfaces { return objects{reg} }
 
 type objects struct{ registry *registry.Registry }
 
-// GetObjectCreater implements admission.ObjectInterfaces.
+// GetObjectCreater returns client-go's scheme, which creates objects of all built-in kinds.
 func (objects) GetObjectCreater() runtime.ObjectCreater { return scheme.Scheme }
 
-// GetObjectTyper implements admission.ObjectInterfaces.
+// GetObjectTyper returns client-go's scheme, which knows the kinds of all built-in types.
 func (objects) GetObjectTyper() runtime.ObjectTyper { return scheme.Scheme }
 
-// GetObjectDefaulter implements admission.ObjectInterfaces.
+// GetObjectDefaulter returns o itself; see Default.
 func (o objects) GetObjectDefaulter() runtime.ObjectDefaulter { return o }
 
-// GetObjectConvertor implements admission.ObjectInterfaces.
+// GetObjectConvertor returns a convertor between the served versions of each kind.
 func (o objects) GetObjectConvertor() runtime.ObjectConvertor { return convertor{o} }
 
-// GetEquivalentResourceMapper implements admission.ObjectInterfaces.
+// GetEquivalentResourceMapper returns a mapper that finds the resources which serve the same
+// objects in other versions or groups.
 func (o objects) GetEquivalentResourceMapper() runtime.EquivalentResourceMapper {
 	return equivalents(o)
 }
 
-// resource returns the resource of a built-in object, or nil.
+// resource returns the registry's resource for the type of a built-in object, or nil if it is not
+// served.
 func (o objects) resource(obj runtime.Object) *registry.Resource {
 	kinds, _, err := scheme.Scheme.ObjectKinds(obj)
 	if err != nil || len(kinds) == 0 {
@@ -49,7 +51,8 @@ func (o objects) resource(obj runtime.Object) *registry.Resource {
 	return o.registry.Kind(kinds[0])
 }
 
-// Default implements runtime.ObjectDefaulter.
+// Default sets the default values of a built-in object. It does nothing for objects whose kind is
+// not served.
 func (o objects) Default(in runtime.Object) {
 	obj, ok := in.(api.Object)
 	if !ok {
@@ -60,10 +63,12 @@ func (o objects) Default(in runtime.Object) {
 	}
 }
 
-// equivalents finds resources that share a collection and therefore serve the same objects.
+// equivalents finds resources that share a collection in the store and therefore serve the same
+// objects, so that a webhook for one of them is also called for the others.
 type equivalents struct{ registry *registry.Registry }
 
-// EquivalentResourcesFor implements runtime.EquivalentResourceMapper.
+// EquivalentResourcesFor returns the resources, including gvr itself, that serve the same objects
+// as gvr and have the subresource.
 func (e equivalents) EquivalentResourcesFor(gvr schema.GroupVersionResource, subresource string) []schema.GroupVersionResource {
 	r := e.registry.Lookup(gvr)
 	if r == nil || r.Collection == nil {
@@ -78,7 +83,7 @@ func (e equivalents) EquivalentResourcesFor(gvr schema.GroupVersionResource, sub
 	return out
 }
 
-// KindFor implements runtime.EquivalentResourceMapper.
+// KindFor returns the kind of a resource or subresource, or an empty kind if it is not served.
 func (e equivalents) KindFor(gvr schema.GroupVersionResource, subresource string) schema.GroupVersionKind {
 	r := e.registry.Lookup(gvr)
 	if r == nil {
@@ -106,7 +111,8 @@ func (e equivalents) KindFor(gvr schema.GroupVersionResource, subresource string
 // share memory with the input.
 type convertor struct{ objects objects }
 
-// Convert implements runtime.ObjectConvertor. The apiVersion and kind of out are kept.
+// Convert converts in to the type of out and stores the result in out. The apiVersion and kind of
+// out are kept.
 func (c convertor) Convert(in, out, _ any) error {
 	from, ok1 := in.(runtime.Object)
 	to, ok2 := out.(runtime.Object)
@@ -147,7 +153,8 @@ func copyIfSameType(from, to runtime.Object) bool {
 	return true
 }
 
-// convertVersion converts an object to another version of its kind through the stored version.
+// convertVersion converts an object to the version of the type of to, through the version in which
+// the kind is stored. It returns an error if the two types are not versions of one kind.
 func (c convertor) convertVersion(from, to runtime.Object) (runtime.Object, error) {
 	source, target := c.objects.resource(from), c.objects.resource(to)
 	obj, ok := from.(api.Object)
@@ -168,7 +175,8 @@ func (c convertor) convertVersion(from, to runtime.Object) (runtime.Object, erro
 	return obj, nil
 }
 
-// ConvertToVersion implements runtime.ObjectConvertor.
+// ConvertToVersion returns in as an object of the group and version that gv accepts for its kind.
+// It returns an error if gv accepts none.
 func (c convertor) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
 	kinds := []schema.GroupVersionKind{in.GetObjectKind().GroupVersionKind()}
 	if _, ok := in.(*unstructured.Unstructured); !ok {
@@ -192,7 +200,7 @@ func (c convertor) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner
 	return out, nil
 }
 
-// ConvertFieldLabel implements runtime.ObjectConvertor.
+// ConvertFieldLabel returns label and value unchanged: all versions have the same field selectors.
 func (convertor) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string) (string, string, error) {
 	return label, value, nil
 }

@@ -70,7 +70,9 @@ func main() {
 	fmt.Printf("%d schemas, %d bytes, %d packed\n", len(out["v3"]), len(data), len(packed))
 }
 
-// kindsByModel maps the names of models to the kinds that use them.
+// kindsByModel returns the kinds that each Go type represents, as values of the extension
+// x-kubernetes-group-version-kind. The key is the name of the type's schema. Common types, such as
+// DeleteOptions, have a kind in every group.
 func kindsByModel() map[string][]any {
 	found := map[string][]schema.GroupVersionKind{}
 	known := runtime.NewScheme()
@@ -104,7 +106,8 @@ func kindsByModel() map[string][]any {
 	return out
 }
 
-// finish returns the schema for one version of OpenAPI, with the properties in the library's order.
+// finish returns the JSON of a type's schema for one OpenAPI version ("v2" or "v3"), with the
+// extension that names its kinds. The properties are in the library's order.
 func finish(version string, d common.OpenAPIDefinition, kinds []any) (json.RawMessage, error) {
 	schema := d.Schema
 	if v2, ok := schema.Extensions[common.ExtensionV2Schema]; ok {

@@ -7,8 +7,8 @@ import (
 	"k8s.io/kube-openapi/pkg/validation/spec"
 )
 
-// WithoutDefaults removes default values, which v2 has never contained. It does not modify its
-// argument. Parts without defaults are shared with the result.
+// WithoutDefaults returns a schema without default values, which OpenAPI v2 documents have never
+// contained. It does not modify its argument. The result shares the parts that have no defaults.
 func WithoutDefaults(schema *spec.Schema) *spec.Schema {
 	walker := schemamutation.Walker{
 		SchemaCallback: func(s *spec.Schema) *spec.Schema {
