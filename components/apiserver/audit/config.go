@@ -72,7 +72,7 @@ func (c *Config) Flags(f *pflag.FlagSet) {
 	f.StringVar(&c.Path, "audit-log-path", "", "If set, all requests coming to the apiserver will be logged to this file. '-' means standard out.")
 	f.IntVar(&c.MaxAge, "audit-log-maxage", 366, "The maximum number of days to retain old audit log files. Zero means no limit.")
 	f.IntVar(&c.MaxBackups, "audit-log-maxbackup", 100, "The maximum number of old audit log files to retain. Zero means no limit.")
-	f.IntVar(&c.MaxSize, "audit-log-maxsize", 100, "The maximum size in megabytes of the audit log file before it gets rotated. Zero means 100.")
+	f.IntVar(&c.MaxSize, "audit-log-maxsize", 100, "The maximum size in megabytes of the audit log file before it gets rotated. Zero disables rotation by size.")
 	f.StringVar(&c.Format, "audit-log-format", auditlog.FormatJson, "Format of saved audits: json or legacy.")
 	f.BoolVar(&c.Compress, "audit-log-compress", false, "If set, the rotated log files will be compressed using gzip.")
 	c.Log.flags(f, "log", ModeBlocking, buffered.BatchConfig{BufferSize: 10000, MaxBatchSize: 1})

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
@@ -197,12 +198,13 @@ func TestSeccompFilter(t *testing.T) {
 			t.Skip("the program is for x86")
 		}
 		id := n.startContainer(pod, shell("bits", "exec sleep 1000", n.defaultSeccomp()))
-		if _, err := n.exec(id, 60, "test", "-x", "/probe/i386"); err != nil {
-			t.Fatal(err)
+		// A kernel may have been configured or started without support for 32-bit programs.
+		if err := exec.Command(n.path("probe", "i386")).Run(); errors.Is(err, unix.ENOEXEC) {
+			t.Skip("this kernel does not execute 32-bit programs")
 		}
 		out, err := n.exec(id, 60, "/probe/i386")
 		if err != nil {
-			t.Skip("this kernel does not execute 32-bit programs:", err)
+			t.Fatal(err)
 		}
 		if out.ExitCode != int32(unix.EPERM+unix.ENOSYS) {
 			t.Errorf("it exits with %d", out.ExitCode)

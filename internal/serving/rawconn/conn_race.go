@@ -6,7 +6,7 @@ import "net"
 
 // Conn returns c. With raw system calls, the race detector would not see that a read happens after
 // the write of the other end.
-func (p *Pace) Conn(c net.Conn) net.Conn {
+func (p *MonitorWaker) Conn(c net.Conn) net.Conn {
 	p.use()
 	return c
 }

@@ -72,8 +72,13 @@ static void check(ssize_t size)
 		fail("unexpected message", EPROTO);
 }
 
-// forward forwards one message. It returns 0 if the sender has closed its end.
-static int forward(int from, int to)
+enum result { FORWARDED, CLOSED, EXECUTING };
+
+// forward forwards one message. It returns CLOSED if the sender has closed its end, and EXECUTING if a socket of this
+// thread is not open: the init code closes all file descriptors of the process before it executes the container's
+// program, and does not wait until this thread has noticed the end of the init code's socket. The number may already
+// refer to another file.
+static enum result forward(int from, int to)
 {
 	union {
 		struct cmsghdr header;
@@ -88,7 +93,9 @@ static int forward(int from, int to)
 		size = recvmsg(from, &message, MSG_CMSG_CLOEXEC);
 	while (size < 0 && errno == EINTR);
 	if (size == 0 || (size < 0 && errno == ECONNRESET))
-		return 0;
+		return CLOSED;
+	if (size < 0 && (errno == EBADF || errno == ENOTSOCK))
+		return EXECUTING;
 	if (size < 0)
 		fail("receiving message", errno);
 	if (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
@@ -101,6 +108,8 @@ static int forward(int from, int to)
 	do
 		sent = sendmsg(to, &message, MSG_NOSIGNAL);
 	while (sent < 0 && errno == EINTR);
+	if (sent < 0 && (errno == EBADF || errno == ENOTSOCK))
+		return EXECUTING;
 	// If the receiver has closed its end, the sender notices it.
 	if (sent < 0 && errno != EPIPE && errno != ECONNRESET)
 		fail("forwarding message", errno);
@@ -113,7 +122,7 @@ static int forward(int from, int to)
 			close(fd);
 		}
 	}
-	return 1;
+	return FORWARDED;
 }
 
 static void *run(void *unused)
@@ -126,11 +135,15 @@ static void *run(void *unused)
 				continue;
 			fail("waiting for message", errno);
 		}
-		if (wait[OUTER].revents && !forward(state.outer, state.inner)) {
+		enum result outer = wait[OUTER].revents ? forward(state.outer, state.inner) : FORWARDED;
+		enum result inner = wait[INNER].revents ? forward(state.inner, state.outer) : FORWARDED;
+		if (outer == EXECUTING || inner == EXECUTING)
+			return NULL;
+		if (outer == CLOSED) {
 			shutdown(state.inner, SHUT_WR);
 			wait[OUTER].fd = -1;
 		}
-		if (wait[INNER].revents && !forward(state.inner, state.outer))
+		if (inner == CLOSED)
 			break;
 	}
 	// The init code has closed its end. It expects that the parent notices it.

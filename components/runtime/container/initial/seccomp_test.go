@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -44,6 +45,9 @@ func actAsInit() bool {
 			runtime.Gosched()
 			select {} // until the test kills it
 		}
+		if string(buffer[:n]) == "execute" {
+			closeAndAnswer(sock + 1) // the other end of the socket, which the thread uses
+		}
 		if string(buffer[:n]) == "large" {
 			_ = unix.Send(sock, bytes.Repeat([]byte("x"), 200_000), 0)
 			continue
@@ -52,6 +56,32 @@ func actAsInit() bool {
 		_, mode, _ := strings.Cut(string(status), "Seccomp:\t")
 		_ = unix.Sendmsg(sock, fmt.Appendf(nil, "%s mode %.1s descriptors %t", buffer[:n], mode, controls > 0), nil, nil, 0)
 	}
+}
+
+// closeAndAnswer closes the socket of the thread that forwards messages, as the init code does before it executes the
+// container's program, and reports that to the test. When the thread has ended, it answers another message.
+func closeAndAnswer(socket int) {
+	const outer = 3
+	before := threads()
+	unix.Close(socket)
+	_ = unix.Send(outer, []byte("closed"), 0)
+	for now := threads(); !slices.ContainsFunc(before, func(id string) bool { return !slices.Contains(now, id) }); now = threads() {
+		runtime.Gosched() // there is no event for the end of a detached thread
+	}
+	buffer := make([]byte, 100)
+	if n, _, err := unix.Recvfrom(outer, buffer, 0); err == nil {
+		_ = unix.Send(outer, append([]byte("received "), buffer[:n]...), 0)
+	}
+}
+
+// threads returns the IDs of the threads of this process.
+func threads() []string {
+	entries, _ := os.ReadDir("/proc/self/task")
+	var ids []string
+	for _, e := range entries {
+		ids = append(ids, e.Name())
+	}
+	return ids
 }
 
 // startInit starts actAsInit with a filter and returns the parent's end of the sync socket.
@@ -139,6 +169,23 @@ func TestFilterIsLoaded(t *testing.T) {
 	}
 	if got := answer(t, sock); got != "" {
 		t.Errorf("got %s after the end", got)
+	}
+}
+
+// TestClosedSocket checks that the process continues if the init code has closed the socket of the thread before the
+// thread has ended, because it is about to execute the container's program.
+func TestClosedSocket(t *testing.T) {
+	sock := startInit(t, allowAll())
+	// A message with a file descriptor is forwarded without a check.
+	send(t, sock, "execute", 0)
+	if got := answer(t, sock); got != "closed" {
+		t.Fatalf("got %s", got)
+	}
+	// The thread receives at most the first message.
+	send(t, sock, "a message", 0)
+	send(t, sock, "a message", 0)
+	if got := answer(t, sock); got != "received a message" {
+		t.Errorf("got %s", got)
 	}
 }
 
